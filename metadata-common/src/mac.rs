@@ -1,0 +1,94 @@
+//! Ethernet addresses (IEEE 802-2014 §8.2).
+
+/// An Ethernet (MAC) address, in the order of the wire.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(pub [u8; Mac::LEN]);
+
+impl Mac {
+    /// Octets in an address.
+    pub const LEN: usize = 6;
+    /// All ones: every station.
+    pub const BROADCAST: Self = Self([0xff; Self::LEN]);
+    /// The address xdp-imds gives in ARP and neighbour advertisements: locally administered, the same on
+    /// every port, so that a guest that migrates keeps a valid neighbour entry.
+    pub const SERVICE: Self = Self([0x02, 0xa9, 0xfe, 0xa9, 0xfe, 0xfe]);
+
+    /// True for group addresses, broadcast among them: never a station's own address.
+    #[must_use]
+    pub const fn is_group(self) -> bool {
+        self.0[0] & 1 == 1
+    }
+}
+
+#[cfg(feature = "std")]
+mod text {
+    use super::Mac;
+    use std::fmt;
+    use std::str::FromStr;
+
+    impl fmt::Display for Mac {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let [a, b, c, d, e, g] = self.0;
+            write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+        }
+    }
+
+    /// Why a text is no MAC address.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct ParseMacError(std::string::String);
+
+    impl fmt::Display for ParseMacError {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "expected a MAC address as six hex octets (52:54:00:12:34:56), found `{}`", self.0)
+        }
+    }
+
+    impl std::error::Error for ParseMacError {}
+
+    impl FromStr for Mac {
+        type Err = ParseMacError;
+
+        /// Reads six two-digit hex octets joined by colons, in either case.
+        fn from_str(text: &str) -> Result<Self, Self::Err> {
+            let refuse = || ParseMacError(text.into());
+            let mut octets = [0; Mac::LEN];
+            let mut parts = text.split(':');
+            for octet in &mut octets {
+                let part = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()));
+                *octet = u8::from_str_radix(part.ok_or_else(refuse)?, 16).map_err(|_| refuse())?;
+            }
+            if parts.next().is_some() { Err(refuse()) } else { Ok(Mac(octets)) }
+        }
+    }
+}
+
+#[cfg(feature = "std")]
+pub use text::ParseMacError;
+
+#[cfg(test)]
+mod tests {
+    use super::Mac;
+    use std::string::ToString;
+
+    #[test]
+    fn text_round_trips_in_lower_case() {
+        let mac: Mac = "52:54:00:AB:cd:0f".parse().expect("a valid address");
+        assert_eq!(mac.to_string(), "52:54:00:ab:cd:0f");
+    }
+
+    #[test]
+    fn malformed_text_is_refused() {
+        for text in [
+            "",
+            "52:54:00:12:34",
+            "52:54:00:12:34:56:78",
+            "52-54-00-12-34-56",
+            "5:54:00:12:34:56",
+            "+2:54:00:12:34:56",
+            "zz:54:00:12:34:56",
+        ] {
+            assert!(text.parse::<Mac>().is_err(), "{text} was taken");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The maps between kernel and user space: names, limits, keys and values.
+//!
+//! Only integers and byte arrays cross this boundary, every padding byte is a named field, and each
+//! layout is asserted while compiling.
+
+/// Index of one identity (a port and a MAC) in every per-guest table, kernel and user side.
+pub type Slot = u32;
+
+/// Identities one node can hold: slots run from 0 to `MAX_SLOTS - 1`.
+pub const MAX_SLOTS: u32 = 16_384;
+
+/// Ports (taps) one node can own.
+pub const MAX_PORTS: u32 = 16_384;
+
+/// Hubs one node can run, one worker each.
+pub const MAX_HUBS: u32 = 64;
+
+/// Metadata addresses of one family a node can serve.
+pub const MAX_SERVED: u32 = 32;
+
+/// Names of maps and globals, as they stand in the object.
+pub mod name {
+    /// `HASH` [`PortKey`](super::PortKey) → [`Port`](super::Port): the ports we own.
+    pub const PORTS: &str = "PORTS";
+    /// `HASH` [`IdentityKey`](super::IdentityKey) → [`Identity`](super::Identity): who may speak on a port.
+    pub const IDENTITIES: &str = "IDENTITIES";
+    /// `ARRAY` slot → [`Guest`](super::Guest): where an answer goes.
+    pub const GUESTS: &str = "GUESTS";
+    /// `DEVMAP_HASH` slot → ifindex of the guest's port, inserted from inside the port's namespace.
+    pub const GUEST_DEVICES: &str = "GUEST_DEVICES";
+    /// `DEVMAP` hub number → ifindex of the hub's outer veth.
+    pub const HUBS: &str = "HUBS";
+    /// `XSKMAP` receive queue of a hub's inner veth → AF_XDP socket.
+    pub const SOCKETS: &str = "SOCKETS";
+    /// `HASH` IPv4 address (4 octets, wire order) → 1: the addresses served.
+    pub const SERVED_V4: &str = "SERVED_V4";
+    /// `HASH` IPv6 address (16 octets, wire order) → 1: the addresses served.
+    pub const SERVED_V6: &str = "SERVED_V6";
+    /// `PERCPU_ARRAY` verdict → count of frames.
+    pub const COUNTERS: &str = "COUNTERS";
+    /// Global constant of one program instance: the number the agent gave the namespace it is loaded for.
+    pub const NETNS: &str = "NETNS";
+}
+
+/// Names of the programs in the object.
+pub mod program {
+    /// On each VM's tap: classify, identify, limit, stamp, redirect to the hub.
+    pub const PORT: &str = "port";
+    /// On the hub's inner veth: into the AF_XDP socket.
+    pub const SOCKET: &str = "socket";
+    /// On the hub tap: from the stamp to the guest's port.
+    pub const HUB: &str = "hub";
+}
+
+/// A port: interface indexes collide across namespaces, so the namespace is part of the key.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortKey {
+    /// The number the agent gave the namespace (its program instance's `NETNS`).
+    pub netns: u32,
+    /// Interface index within that namespace.
+    pub ifindex: u32,
+}
+
+/// The limits and the token bucket of a port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Nanoseconds one frame costs; 0 means no limit.
+    pub frame_ns: u64,
+    /// Nanoseconds of credit a full bucket holds.
+    pub depth_ns: u64,
+    /// State, kernel clock: when the bucket will be full again.
+    pub full_at_ns: u64,
+}
+
+/// A MAC on a port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IdentityKey {
+    /// The port.
+    pub port: PortKey,
+    /// The source MAC, in wire order.
+    pub mac: [u8; 6],
+    /// Always zero.
+    pub reserved: [u8; 2],
+}
+
+/// Who an identity is and which hub serves it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The slot stamped on its frames.
+    pub slot: Slot,
+    /// Index into `HUBS`.
+    pub hub: u32,
+}
+
+/// The other way round: the MAC an answer to a slot is sent to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guest {
+    /// The guest's MAC, in wire order.
+    pub mac: [u8; 6],
+    /// 1 when the slot is in use, else 0.
+    pub live: u16,
+}
+
+const _: () = {
+    assert!(size_of::<PortKey>() == 8);
+    assert!(size_of::<Port>() == 24);
+    assert!(size_of::<IdentityKey>() == 16);
+    assert!(size_of::<Identity>() == 8);
+    assert!(size_of::<Guest>() == 8);
+};

@@ -1,0 +1,1 @@
+//! The control side: joins feed, store and steer.

@@ -1,0 +1,1 @@
+//! One file per dialect: a record in, paths and responses out.

@@ -1,0 +1,70 @@
+//! A parsed request, borrowed from the connection's receive buffer.
+
+/// The request methods a metadata service meets (RFC 9110 §9); every other token is [`Method::Other`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Method {
+    /// GET
+    Get,
+    /// HEAD: answered as GET, without the body.
+    Head,
+    /// POST
+    Post,
+    /// PUT
+    Put,
+    /// PATCH
+    Patch,
+    /// DELETE
+    Delete,
+    /// OPTIONS
+    Options,
+    /// Any other method.
+    Other,
+}
+
+/// Header fields of a request, in the order received.
+#[derive(Clone, Copy, Debug)]
+pub struct Headers<'a> {
+    fields: &'a [httparse::Header<'a>],
+}
+
+impl<'a> Headers<'a> {
+    /// Wraps parsed fields.
+    #[must_use]
+    pub fn new(fields: &'a [httparse::Header<'a>]) -> Self {
+        Self { fields }
+    }
+
+    /// The first value of a field, by case-insensitive name (RFC 9110 §5.1), white space trimmed.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&'a [u8]> {
+        self.fields.iter().find(|f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value.trim_ascii())
+    }
+
+    /// True when the field is present, also with an empty value.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+}
+
+/// A request target after normalisation: empty segments dropped, escapes decoded, query cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// `/` for the root, else `/a/b` without a trailing slash.
+    pub path: &'a str,
+    /// What followed the first `?`, undecoded; empty when there was none.
+    pub query: &'a str,
+}
+
+/// One request, complete with its body.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The method.
+    pub method: Method,
+    /// The normalised target.
+    pub target: Target<'a>,
+    /// The header fields.
+    pub headers: Headers<'a>,
+    /// The body; empty for a request without one.
+    pub body: &'a [u8],
+}

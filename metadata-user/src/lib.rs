@@ -1,0 +1,24 @@
+//! xdp-imds: the instance metadata service of a hypervisor node.
+//!
+//! The path of one request runs through the modules in this order: [`steer`] (kernel side, loaded and
+//! filled) → [`afxdp`] → [`link`] → [`stack`] → [`serve`] → [`http`] → [`store`], and back by the hub
+//! tap. [`feed`] → [`record`] → [`dialect`] → [`store`] is the way of a VM record. [`worker`] owns the
+//! thread, the clock and the waiting; nothing from `link` inwards knows a file descriptor or reads a
+//! clock.
+
+pub mod afxdp;
+pub mod agent;
+pub mod config;
+pub mod dialect;
+pub mod feed;
+pub mod http;
+pub mod link;
+pub mod metrics;
+pub mod port;
+pub mod record;
+pub mod serve;
+pub mod stack;
+pub mod steer;
+pub mod store;
+pub mod time;
+pub mod worker;

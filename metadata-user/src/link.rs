@@ -1,0 +1,1 @@
+//! Frames to the stack and back.

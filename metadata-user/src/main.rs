@@ -1,0 +1,2 @@
+//! The xdp-imds command.
+fn main() {}

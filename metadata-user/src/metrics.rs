@@ -1,0 +1,1 @@
+//! Kernel and user counters joined, as Prometheus text.

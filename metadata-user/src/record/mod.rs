@@ -1,0 +1,1 @@
+//! The VM record, its validation and derivations.

@@ -1,0 +1,66 @@
+//! The seam between TCP and what is said over it.
+//!
+//! The stack owns connections and knows no HTTP; [`Service`] and [`Exchange`] know HTTP and no packets.
+//! What is to be sent crosses the seam as immutable shared bytes, so that an implementation of TCP may
+//! copy them into a send buffer or keep the reference and slice it again to retransmit.
+
+use bytes::Bytes;
+use metadata_common::maps::Slot;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::time::Now;
+
+/// Takes complete Ethernet frames towards the guest. A frame that cannot be sent is lost, as on any wire.
+pub trait Transmit {
+    /// Sends one frame.
+    fn send(&mut self, frame: &[u8]);
+}
+
+/// Who opened a connection, and to what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The identity the kernel decided on.
+    pub slot: Slot,
+    /// The address and port the guest connected to.
+    pub local: (IpAddr, u16),
+    /// The guest's claimed address and port: for logs and dialect rules, never for identity.
+    pub remote: (IpAddr, u16),
+}
+
+/// Opens an exchange for each new connection.
+pub trait Service {
+    /// The state of one connection.
+    type Exchange: Exchange;
+    /// True when the service listens on `port`.
+    fn listens(&self, port: u16) -> bool;
+    /// A connection was established.
+    fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
+}
+
+/// What the stack is to do with a connection next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Send these bytes, then ask again once all of them are in the send buffer.
+    Send(Bytes),
+    /// Nothing to send. Ask again when bytes arrive, or at the deadline (same clock as `Now::mono`).
+    Wait {
+        /// When to call [`Exchange::next`] again at the latest.
+        until: Option<Duration>,
+    },
+    /// Everything has been handed over: send FIN after it and read no further.
+    Close,
+    /// Give the connection up: send RST.
+    Abort,
+}
+
+/// One connection's conversation.
+pub trait Exchange {
+    /// Takes received bytes, in order; returns how many were taken. What is not taken stays in the
+    /// receive window and is offered again after the next [`Step::Wait`].
+    fn receive(&mut self, now: Now, bytes: &[u8]) -> usize;
+    /// The guest has sent FIN: no more bytes will come (half-close, the answer may still be sent).
+    fn finish(&mut self, now: Now);
+    /// What to do next; called until it answers [`Step::Wait`], [`Step::Close`] or [`Step::Abort`].
+    fn next(&mut self, now: Now) -> Step;
+}

@@ -1,0 +1,1 @@
+//! Load, attach, fill the maps, detach. The only room that names aya.

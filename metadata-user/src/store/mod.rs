@@ -1,0 +1,1 @@
+//! Slot to responses; readers never wait.

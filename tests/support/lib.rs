@@ -1,0 +1,1 @@
+//! Namespaces, taps and pretend guests for the statements in this crate, the demo and the lab.

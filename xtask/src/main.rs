@@ -1,0 +1,2 @@
+//! `cargo xtask <verb>`: build, test, demo and lab.
+fn main() {}
