@@ -6,9 +6,14 @@
 //! kernel, in unit tests and under the fuzzer.
 #![no_std]
 
-#[cfg(feature = "std")]
+#[cfg(any(test, feature = "std"))]
 extern crate std;
 
+pub mod bucket;
+pub mod classify;
+pub mod decide;
 pub mod mac;
 pub mod maps;
 pub mod stamp;
+pub mod verdict;
+pub mod wire;

@@ -21,7 +21,7 @@ impl Mac {
     }
 }
 
-#[cfg(feature = "std")]
+#[cfg(any(test, feature = "std"))]
 mod text {
     use super::Mac;
     use std::fmt;
@@ -63,7 +63,7 @@ mod text {
     }
 }
 
-#[cfg(feature = "std")]
+#[cfg(any(test, feature = "std"))]
 pub use text::ParseMacError;
 
 #[cfg(test)]

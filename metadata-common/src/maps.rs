@@ -106,6 +106,61 @@ pub struct Guest {
     pub live: u16,
 }
 
+/// Lays integers and octets out one after the other, as `repr(C)` does with these types.
+macro_rules! join {
+    ($($part:expr),+) => {{
+        let mut whole = [0; _];
+        let mut rest: &mut [u8] = &mut whole;
+        $(
+            let (place, left) = rest.split_at_mut($part.len());
+            place.copy_from_slice(&$part);
+            rest = left;
+        )+
+        let _ = rest;
+        whole
+    }};
+}
+
+impl PortKey {
+    /// As the kernel reads it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 8] {
+        join!(self.netns.to_ne_bytes(), self.ifindex.to_ne_bytes())
+    }
+}
+
+impl Port {
+    /// As the kernel reads it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 24] {
+        join!(self.frame_ns.to_ne_bytes(), self.depth_ns.to_ne_bytes(), self.full_at_ns.to_ne_bytes())
+    }
+}
+
+impl IdentityKey {
+    /// As the kernel reads it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 16] {
+        join!(self.port.to_bytes(), self.mac, self.reserved)
+    }
+}
+
+impl Identity {
+    /// As the kernel reads it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 8] {
+        join!(self.slot.to_ne_bytes(), self.hub.to_ne_bytes())
+    }
+}
+
+impl Guest {
+    /// As the kernel reads it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 8] {
+        join!(self.mac, self.live.to_ne_bytes())
+    }
+}
+
 const _: () = {
     assert!(size_of::<PortKey>() == 8);
     assert!(size_of::<Port>() == 24);
@@ -113,3 +168,24 @@ const _: () = {
     assert!(size_of::<Identity>() == 8);
     assert!(size_of::<Guest>() == 8);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::{Guest, Identity, IdentityKey, Port, PortKey};
+
+    #[test]
+    fn bytes_stand_where_the_layout_puts_them() {
+        let port = PortKey { netns: 1, ifindex: 2 };
+        assert_eq!(port.to_bytes(), [1u32.to_ne_bytes(), 2u32.to_ne_bytes()].concat()[..]);
+        let key = IdentityKey { port, mac: [3, 4, 5, 6, 7, 8], reserved: [0; 2] }.to_bytes();
+        assert_eq!(key[..8], port.to_bytes());
+        assert_eq!(key[8..], [3, 4, 5, 6, 7, 8, 0, 0]);
+        let identity = Identity { slot: 9, hub: 10 }.to_bytes();
+        assert_eq!(identity, [9u32.to_ne_bytes(), 10u32.to_ne_bytes()].concat()[..]);
+        let guest = Guest { mac: [1, 2, 3, 4, 5, 6], live: 1 }.to_bytes();
+        assert_eq!(guest[..6], [1, 2, 3, 4, 5, 6]);
+        assert_eq!(guest[6..], 1u16.to_ne_bytes());
+        let limits = Port { frame_ns: 1, depth_ns: 2, full_at_ns: 3 }.to_bytes();
+        assert_eq!(limits, [1u64.to_ne_bytes(), 2u64.to_ne_bytes(), 3u64.to_ne_bytes()].concat()[..]);
+    }
+}

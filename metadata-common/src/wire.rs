@@ -1,0 +1,164 @@
+//! Where the fields the classifier reads stand, and the values it knows.
+//!
+//! Offsets count octets from the start of the header they belong to; numbers are in host order.
+
+/// Ethernet (IEEE 802.3-2022 §3.1.1) and its VLAN tags (IEEE 802.1Q-2022 §9).
+pub mod ethernet {
+    /// Octets before the payload of an untagged frame.
+    pub const HEADER: usize = 14;
+    /// Destination address, 6 octets.
+    pub const DESTINATION: usize = 0;
+    /// Source address, 6 octets.
+    pub const SOURCE: usize = 6;
+    /// Type, 2 octets.
+    pub const TYPE: usize = 12;
+    /// Octets a VLAN tag puts before the type it carries.
+    pub const TAG: usize = 4;
+    /// VLAN tags the classifier looks behind: one customer and one service tag.
+    pub const MAX_TAGS: usize = 2;
+
+    /// IPv4 (RFC 894).
+    pub const IPV4: u16 = 0x0800;
+    /// ARP (RFC 826).
+    pub const ARP: u16 = 0x0806;
+    /// IPv6 (RFC 2464 §3).
+    pub const IPV6: u16 = 0x86dd;
+    /// A customer VLAN tag (IEEE 802.1Q-2022 table 9-1).
+    pub const CUSTOMER_TAG: u16 = 0x8100;
+    /// A service VLAN tag, once 802.1ad (IEEE 802.1Q-2022 table 9-1).
+    pub const SERVICE_TAG: u16 = 0x88a8;
+}
+
+/// ARP for IPv4 over Ethernet (RFC 826, "Packet format").
+pub mod arp {
+    /// Octets of a whole packet.
+    pub const LEN: usize = 28;
+    /// Hardware type Ethernet, protocol IPv4, address lengths 6 and 4: how such a packet begins.
+    pub const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
+    /// Operation, 2 octets: 1 asks, 2 answers.
+    pub const OPERATION: usize = 6;
+    /// Sender hardware address, 6 octets.
+    pub const SENDER_MAC: usize = 8;
+    /// Sender protocol address, 4 octets.
+    pub const SENDER_IP: usize = 14;
+    /// Target hardware address, 6 octets.
+    pub const TARGET_MAC: usize = 18;
+    /// Target protocol address, 4 octets.
+    pub const TARGET_IP: usize = 24;
+}
+
+/// IPv4 (RFC 791 §3.1).
+pub mod ipv4 {
+    /// Octets of a header without options.
+    pub const HEADER: usize = 20;
+    /// Version and header length without options, as they stand in the first octet.
+    pub const VERSION_IHL: u8 = 0x45;
+    /// The version.
+    pub const VERSION: u8 = 4;
+    /// The shortest header, in 32-bit words.
+    pub const MIN_IHL: u8 = 5;
+    /// Total length of the datagram, 2 octets.
+    pub const TOTAL_LENGTH: usize = 2;
+    /// Flags and fragment offset, 2 octets.
+    pub const FRAGMENT: usize = 6;
+    /// Of those: "more fragments" and the offset. Zero in a whole datagram.
+    pub const FRAGMENT_BITS: u16 = 0x3fff;
+    /// Time to live, 1 octet.
+    pub const TTL: usize = 8;
+    /// Protocol, 1 octet.
+    pub const PROTOCOL: usize = 9;
+    /// Header checksum, 2 octets.
+    pub const CHECKSUM: usize = 10;
+    /// Source address, 4 octets.
+    pub const SOURCE: usize = 12;
+    /// Destination address, 4 octets.
+    pub const DESTINATION: usize = 16;
+}
+
+/// IPv6 (RFC 8200 §3).
+pub mod ipv6 {
+    /// Octets of the fixed header.
+    pub const HEADER: usize = 40;
+    /// The version.
+    pub const VERSION: u8 = 6;
+    /// Payload length, 2 octets.
+    pub const PAYLOAD_LENGTH: usize = 4;
+    /// Next header, 1 octet.
+    pub const NEXT_HEADER: usize = 6;
+    /// Hop limit, 1 octet.
+    pub const HOP_LIMIT: usize = 7;
+    /// Source address, 16 octets.
+    pub const SOURCE: usize = 8;
+    /// Destination address, 16 octets.
+    pub const DESTINATION: usize = 24;
+}
+
+/// Protocol and next-header numbers (IANA "Assigned Internet Protocol Numbers").
+pub mod protocol {
+    /// IPv6 hop-by-hop options (RFC 8200 §4.3).
+    pub const HOP_BY_HOP: u8 = 0;
+    /// ICMP (RFC 792).
+    pub const ICMP: u8 = 1;
+    /// TCP (RFC 9293).
+    pub const TCP: u8 = 6;
+    /// UDP (RFC 768).
+    pub const UDP: u8 = 17;
+    /// IPv6 routing header (RFC 8200 §4.4).
+    pub const ROUTING: u8 = 43;
+    /// IPv6 fragment header (RFC 8200 §4.5).
+    pub const FRAGMENT: u8 = 44;
+    /// Encapsulating security payload (RFC 4303).
+    pub const ESP: u8 = 50;
+    /// Authentication header (RFC 4302).
+    pub const AH: u8 = 51;
+    /// ICMPv6 (RFC 4443).
+    pub const ICMPV6: u8 = 58;
+    /// IPv6 destination options (RFC 8200 §4.6).
+    pub const DESTINATION_OPTIONS: u8 = 60;
+    /// Mobility header (RFC 6275 §6.1).
+    pub const MOBILITY: u8 = 135;
+    /// Host identity protocol (RFC 7401 §5.1).
+    pub const HIP: u8 = 139;
+    /// Shim6 (RFC 5533 §5.1).
+    pub const SHIM6: u8 = 140;
+    /// First of two numbers for experiments, extension headers among them (RFC 3692, RFC 7045 §4).
+    pub const EXPERIMENT_1: u8 = 253;
+    /// The second of them.
+    pub const EXPERIMENT_2: u8 = 254;
+
+    /// True for a next header that is an IPv6 extension header (IANA "IPv6 Extension Header Types",
+    /// RFC 7045 §4), the fragment header excepted.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_extension(next_header: u8) -> bool {
+        matches!(
+            next_header,
+            HOP_BY_HOP
+                | ROUTING
+                | ESP
+                | AH
+                | DESTINATION_OPTIONS
+                | MOBILITY
+                | HIP
+                | SHIM6
+                | EXPERIMENT_1
+                | EXPERIMENT_2
+        )
+    }
+}
+
+/// Neighbour solicitation (RFC 4861 §4.3), an ICMPv6 message.
+pub mod neighbour {
+    /// ICMPv6 type of a solicitation.
+    pub const SOLICITATION: u8 = 135;
+    /// Octets up to the end of the target address.
+    pub const LEN: usize = 24;
+    /// Type, 1 octet.
+    pub const TYPE: usize = 0;
+    /// Code, 1 octet: 0.
+    pub const CODE: usize = 1;
+    /// Target address, 16 octets.
+    pub const TARGET: usize = 8;
+    /// The hop limit of a solicitation no router has touched (RFC 4861 §7.1.1).
+    pub const HOP_LIMIT: u8 = 255;
+}

@@ -1,0 +1,138 @@
+//! The maps, and how `metadata-common` looks things up in them.
+
+use aya_ebpf::Global;
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, XskMap};
+use aya_ebpf::programs::XdpContext;
+use metadata_common::classify::Served;
+use metadata_common::decide;
+use metadata_common::mac::Mac;
+use metadata_common::maps::{
+    self, Guest, Identity, IdentityKey, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, PortKey, Slot,
+};
+use metadata_common::verdict::Verdict;
+
+/// The number of the namespace this instance is loaded for; the loader sets it.
+#[unsafe(no_mangle)]
+static NETNS: Global<u32> = Global::new(0);
+
+#[map]
+static PORTS: HashMap<PortKey, maps::Port> = HashMap::with_max_entries(MAX_PORTS, 0);
+#[map]
+static IDENTITIES: HashMap<IdentityKey, Identity> = HashMap::with_max_entries(MAX_SLOTS, 0);
+#[map]
+static GUESTS: Array<u64> = Array::with_max_entries(MAX_SLOTS, 0);
+#[map]
+pub(crate) static GUEST_DEVICES: DevMapHash = DevMapHash::with_max_entries(MAX_SLOTS, 0);
+#[map]
+pub(crate) static HUBS: DevMap = DevMap::with_max_entries(MAX_HUBS, 0);
+#[map]
+pub(crate) static SOCKETS: XskMap = XskMap::with_max_entries(MAX_HUBS, 0);
+#[map]
+static SERVED_V4: HashMap<[u8; 4], u32> = HashMap::with_max_entries(MAX_SERVED, 0);
+#[map]
+static SERVED_V6: HashMap<[u8; 16], u32> = HashMap::with_max_entries(MAX_SERVED, 0);
+#[map]
+static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT, 0);
+
+/// Adds one to a verdict's counter; how many this CPU has counted, this frame among them.
+#[inline(always)]
+pub(crate) fn count(verdict: Verdict) -> u64 {
+    let Some(counter) = COUNTERS.get_ptr_mut(verdict.index()) else {
+        return 0;
+    };
+    // SAFETY: the map returned this pointer to a live, aligned u64 of this CPU, which no other CPU
+    // writes; an XDP program is not preempted by another on its CPU.
+    let counter = unsafe { &mut *counter };
+    *counter += 1;
+    *counter
+}
+
+/// The namespace and interface a frame came in by, with the tables about it.
+pub(crate) struct Ingress {
+    key: PortKey,
+}
+
+impl Ingress {
+    #[inline(always)]
+    pub(crate) fn of(context: &XdpContext) -> Self {
+        Self { key: PortKey { netns: NETNS.load(), ifindex: context.ingress_ifindex() as u32 } }
+    }
+
+    pub(crate) fn key(&self) -> PortKey {
+        self.key
+    }
+}
+
+impl Served for Ingress {
+    #[inline(always)]
+    fn serves_v4(&self, address: [u8; 4]) -> bool {
+        SERVED_V4.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn serves_v6(&self, address: [u8; 16]) -> bool {
+        SERVED_V6.get_ptr(address).is_some()
+    }
+}
+
+impl decide::Tables for Ingress {
+    type Bucket = Bucket;
+
+    #[inline(always)]
+    fn port(&self) -> Option<Bucket> {
+        PORTS.get_ptr_mut(self.key).map(Bucket)
+    }
+
+    #[inline(always)]
+    fn identity(&self, source: Mac) -> Option<Identity> {
+        let found = IDENTITIES.get_ptr(IdentityKey { port: self.key, mac: source.0, reserved: [0; 2] })?;
+        // SAFETY: the map returned this pointer to a live, aligned Identity. User space replaces entries
+        // whole, and never reuses a slot for another guest while frames of the former may be under way.
+        Some(unsafe { found.read() })
+    }
+
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        // SAFETY: the helper takes nothing and has no precondition.
+        unsafe { bpf_ktime_get_ns() }
+    }
+}
+
+/// A port's entry in `PORTS`.
+///
+/// Other CPUs and user space may write it meanwhile, so it is only ever copied, never referred to. A
+/// copy torn between an old and a new limit misjudges one frame.
+pub(crate) struct Bucket(*mut maps::Port);
+
+impl decide::Bucket for Bucket {
+    #[inline(always)]
+    fn load(&self) -> maps::Port {
+        // SAFETY: the map returned this pointer to a live, aligned Port; the kernel keeps the memory
+        // until the program ends, and any octets are a Port.
+        unsafe { self.0.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn store(&self, full_at_ns: u64) {
+        // SAFETY: as in `load`; the field lies inside the Port.
+        let place = unsafe { &raw mut (*self.0).full_at_ns };
+        // SAFETY: as in `load`; one aligned u64.
+        unsafe { place.write_volatile(full_at_ns) };
+    }
+}
+
+/// The guests by slot.
+pub(crate) struct Guests;
+
+impl decide::Guests for Guests {
+    #[inline(always)]
+    fn guest(&self, slot: Slot) -> Option<Guest> {
+        let place = GUESTS.get_ptr(slot)?;
+        // One load of the whole entry, so that a guest being replaced is never seen by halves.
+        // SAFETY: the map returned this pointer to a live, aligned u64.
+        let [a, b, c, d, e, f, live @ ..] = unsafe { place.read_volatile() }.to_ne_bytes();
+        Some(Guest { mac: [a, b, c, d, e, f], live: u16::from_ne_bytes(live) })
+    }
+}
