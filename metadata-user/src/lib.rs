@@ -8,6 +8,7 @@
 
 pub mod afxdp;
 pub mod agent;
+pub mod check;
 pub mod config;
 pub mod dialect;
 pub mod feed;

@@ -21,6 +21,23 @@ pub enum Method {
     Other,
 }
 
+impl Method {
+    /// Reads a method token; case matters (RFC 9110 §9.1).
+    #[must_use]
+    pub fn from_token(token: &str) -> Self {
+        match token {
+            "GET" => Self::Get,
+            "HEAD" => Self::Head,
+            "POST" => Self::Post,
+            "PUT" => Self::Put,
+            "PATCH" => Self::Patch,
+            "DELETE" => Self::Delete,
+            "OPTIONS" => Self::Options,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// Header fields of a request, in the order received.
 #[derive(Clone, Copy, Debug)]
 pub struct Headers<'a> {
@@ -38,6 +55,18 @@ impl<'a> Headers<'a> {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&'a [u8]> {
         self.fields.iter().find(|f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value.trim_ascii())
+    }
+
+    /// Every value of a field, in the order received, white space trimmed.
+    pub fn all<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'a [u8]> + 's {
+        self.fields.iter().filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value.trim_ascii())
+    }
+
+    /// True when a field that is a comma-separated list (RFC 9110 §5.6.1) contains `token`, in any case.
+    #[must_use]
+    pub fn has_token(&self, name: &str, token: &str) -> bool {
+        let mut items = self.all(name).flat_map(|value| value.split(|octet| *octet == b','));
+        items.any(|item| item.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
     }
 
     /// True when the field is present, also with an empty value.

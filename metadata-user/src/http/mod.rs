@@ -1,7 +1,13 @@
 //! HTTP/1.0 and 1.1 as a metadata service needs it (RFC 9110, RFC 9112).
 
+pub mod body;
+pub mod date;
+mod error;
 mod message;
+pub mod parse;
 mod response;
+pub mod target;
 
+pub use error::RequestError;
 pub use message::{Headers, Method, Request, Target};
 pub use response::{Response, Status};

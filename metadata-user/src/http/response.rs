@@ -44,6 +44,7 @@ pub struct Response {
     status: Status,
     head: Bytes,
     body: Bytes,
+    closes: bool,
 }
 
 impl Response {
@@ -71,7 +72,7 @@ impl Response {
             field("Content-Length", &body.len());
         }
         let head = format!("HTTP/1.1 {} {}\r\n{head}", status.0, status.reason());
-        Self { status, head: head.into(), body }
+        Self { status, head: head.into(), body, closes: false }
     }
 
     /// The short text error every dialect without a form of its own uses: the reason phrase and a newline.
@@ -79,6 +80,19 @@ impl Response {
     pub fn error(status: Status, fields: &[(&str, &str)]) -> Self {
         let body = format!("{}\n", status.reason());
         Self::new(status, Some("text/plain; charset=utf-8"), fields, body.into())
+    }
+
+    /// The same response, after which the connection closes: our FIN goes with the last of it, so that
+    /// TIME-WAIT is ours and the client can use its port again at once.
+    #[must_use]
+    pub fn and_close(self) -> Self {
+        Self { closes: true, ..self }
+    }
+
+    /// True when the connection closes after this response, whatever the client would like.
+    #[must_use]
+    pub fn closes(&self) -> bool {
+        self.closes
     }
 
     /// The status.

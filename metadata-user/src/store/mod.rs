@@ -1,1 +1,14 @@
 //! Slot to responses; readers never wait.
+//!
+//! The control side renders a VM's record into [`Responses`] and publishes them under the VM's slot; the
+//! packet path looks the slot up and gets bytes ready to send. A record is replaced by swapping one
+//! pointer, so an exchange in flight keeps what it started with and a reader never meets a lock. The
+//! [`Interner`] makes equal responses of different VMs one allocation.
+
+mod intern;
+mod responses;
+mod table;
+
+pub use intern::Interner;
+pub use responses::{Condition, Guard, Responses, ResponsesBuilder, Route};
+pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};

@@ -1,0 +1,75 @@
+//! NoCloud over HTTP: four documents under `/v1/`, the seed `ds=nocloud;s=http://169.254.169.254/v1/`.
+//!
+//! Clients retry a document that is 404 ten times, a second apart, and without user-data give the boot up:
+//! what does not exist is 204 unless the record asks for 404. No header can be asked for, since no client
+//! can send one: these paths are open by design.
+
+use serde_json::{Map, Value};
+
+use super::Dialect;
+use super::nocloud_network;
+use super::sheet::{Sheet, YAML};
+use super::yaml;
+use crate::http::{Response, Status};
+use crate::record::network::Mode;
+use crate::record::vm::Payload;
+use crate::record::{self, AbsentSeed, RESERVED_KEYS, Record};
+
+pub(super) const DIALECT: Dialect = Dialect { name: record::Dialect::NoCloud, render };
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let meta_data = sheet.found(YAML, yaml::document(&meta_data(record)));
+    sheet.open("/v1/meta-data", meta_data);
+    for (path, payload) in [("/v1/user-data", &record.user_data), ("/v1/vendor-data", &record.vendor_data)] {
+        let response = payload.as_ref().map(|payload: &Payload| sheet.payload(payload));
+        let response = response.unwrap_or_else(|| absent(record, sheet));
+        sheet.open(path, response);
+    }
+    let network = match network_config(record) {
+        Some(text) => sheet.found(YAML, text),
+        None => absent(record, sheet),
+    };
+    sheet.open("/v1/network-config", network);
+}
+
+fn absent(record: &Record, sheet: &mut Sheet<'_>) -> Response {
+    sheet.share(match record.serve.absent_seed {
+        AbsentSeed::NoContent => Response::new(Status(204), None, &[], bytes::Bytes::new()),
+        AbsentSeed::NotFound => Response::error(Status(404), &[]),
+    })
+}
+
+fn meta_data(record: &Record) -> Value {
+    let mut document = Map::new();
+    for (key, value) in &record.metadata.0 {
+        if !RESERVED_KEYS.contains(&key.as_str()) {
+            document.insert(key.clone(), value.as_str().into());
+        }
+    }
+    let mut own = |key: &str, value: Value| document.insert(key.to_owned(), value);
+    own("instance-id", record.instance_id().into());
+    own("local-hostname", record.hostname.fqdn().into());
+    own("instance-type", record.instance_type().into());
+    own("availability-zone", record.placement.zone.as_str().into());
+    own("region", record.placement.region.as_str().into());
+    if !record.ssh_keys.is_empty() {
+        own("public-keys", record.ssh_keys.iter().map(|key| key.key.as_str()).collect());
+    }
+    if record.serve.legacy_eni && record.network.mode == Mode::Auto && !record.network.nics.is_empty() {
+        own("network-interfaces", nocloud_network::interfaces(&record.network).into());
+    }
+    document.into()
+}
+
+/// The network document; `None` when the guest shall decide by itself.
+fn network_config(record: &Record) -> Option<String> {
+    let network = &record.network;
+    match (network.mode, &network.raw) {
+        (Mode::Auto, _) if !network.nics.is_empty() => {
+            Some(yaml::document(&nocloud_network::version_2(network)))
+        }
+        (Mode::Raw, Some(Value::String(text))) => Some(text.clone()),
+        (Mode::Raw, Some(mapping)) => Some(yaml::document(mapping)),
+        _ => None,
+    }
+}

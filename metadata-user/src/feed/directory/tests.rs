@@ -1,0 +1,270 @@
+//! What a directory tells.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use super::{load, names, watch, watch_at_most};
+use crate::feed::{FeedError, FeedEvent};
+
+const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
+/// Long enough for any event that is to come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn named(name: &str) -> String {
+    FULL.replacen("name: web-1", &format!("name: {name}"), 1)
+}
+
+/// Puts a file in place the way writers should: written elsewhere, renamed.
+fn put(dir: &Path, name: &str, text: &str) {
+    let draft = dir.join(format!(".{name}.draft"));
+    fs::write(&draft, text).expect("the draft is written");
+    fs::rename(draft, dir.join(name)).expect("the draft is renamed");
+}
+
+struct Feed {
+    events: mpsc::Receiver<FeedEvent>,
+}
+
+impl Feed {
+    fn start(dir: &Path) -> Self {
+        let (tx, events) = mpsc::channel(4);
+        tokio::spawn(watch(dir.to_owned(), tx));
+        Self { events }
+    }
+
+    /// The next event in short: `+key=vm name`, `-key`, `!key`, `.`.
+    async fn next(&mut self) -> String {
+        let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
+        match event.expect("the feed runs") {
+            FeedEvent::Upsert { key, record } => format!("+{key}={}", record.vm.name),
+            FeedEvent::Remove { key } => format!("-{key}"),
+            FeedEvent::Rejected { key, .. } => format!("!{key}"),
+            FeedEvent::Synced => ".".into(),
+        }
+    }
+
+    async fn expect(&mut self, wanted: &[&str]) {
+        for wanted in wanted {
+            assert_eq!(self.next().await, *wanted);
+        }
+    }
+}
+
+fn dir() -> TempDir {
+    tempfile::tempdir().expect("a directory is made")
+}
+
+#[tokio::test]
+async fn what_is_there_is_told_before_synced_and_what_is_no_record_is_not() {
+    let dir = dir();
+    for name in ["b.yaml", "a.json.yml", ".hidden.yaml", "c.yaml~", "c.yaml.swp", "#c.yaml#", "README"] {
+        put(dir.path(), name, &named("vm"));
+    }
+    put(dir.path(), "z.yaml", "schema: 1\n");
+    fs::create_dir(dir.path().join("d")).expect("a directory is made");
+    Feed::start(dir.path()).expect(&["+a.json.yml=vm", "+b.yaml=vm", "!z.yaml", "."]).await;
+}
+
+#[tokio::test]
+async fn changes_are_told_however_they_are_written() {
+    let dir = dir();
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["."]).await;
+    put(dir.path(), "a.yaml", &named("renamed"));
+    feed.expect(&["+a.yaml=renamed"]).await;
+    fs::write(dir.path().join("a.yaml"), named("in-place")).expect("the record is written");
+    feed.expect(&["+a.yaml=in-place"]).await;
+    fs::rename(dir.path().join("a.yaml"), dir.path().join("b.yaml")).expect("the record is renamed");
+    feed.expect(&["-a.yaml", "+b.yaml=in-place"]).await;
+    fs::remove_file(dir.path().join("b.yaml")).expect("the record is removed");
+    feed.expect(&["-b.yaml"]).await;
+    let elsewhere = tempfile::NamedTempFile::new().expect("a file is made");
+    fs::write(elsewhere.path(), named("linked")).expect("the record is written");
+    symlink(elsewhere.path(), dir.path().join("l.yaml")).expect("a link is made");
+    feed.expect(&["+l.yaml=linked"]).await;
+}
+
+#[tokio::test]
+async fn a_bad_file_is_rejected_and_takes_nothing_back() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", &named("good"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=good", "."]).await;
+    put(dir.path(), "a.yaml", "schema: [");
+    feed.expect(&["!a.yaml"]).await;
+    fs::write(dir.path().join("a.yaml"), [0xff, 0xfe]).expect("the record is written");
+    feed.expect(&["!a.yaml"]).await;
+    put(dir.path(), "a.yaml", &named("mended"));
+    feed.expect(&["+a.yaml=mended"]).await;
+}
+
+#[tokio::test]
+async fn what_has_not_changed_is_not_told_again() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", &named("same"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=same", "."]).await;
+    put(dir.path(), "a.yaml", &named("same"));
+    put(dir.path(), "b.yaml", &named("other"));
+    feed.expect(&["+b.yaml=other"]).await;
+}
+
+#[tokio::test]
+async fn a_directory_put_in_the_old_ones_place_is_compared_with_it() {
+    let parent = dir();
+    let (live, next) = (parent.path().join("live"), parent.path().join("next"));
+    for (dir, names) in [(&live, ["gone", "kept"]), (&next, ["kept", "new"])] {
+        fs::create_dir(dir).expect("a directory is made");
+        for name in names {
+            put(dir, &format!("{name}.yaml"), &named(name));
+        }
+    }
+    let mut feed = Feed::start(&live);
+    feed.expect(&["+gone.yaml=gone", "+kept.yaml=kept", "."]).await;
+    fs::rename(&live, parent.path().join("old")).expect("the directory is moved");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(feed.events.try_recv().is_err(), "records are withdrawn while the directory is away");
+    fs::rename(&next, &live).expect("the other directory is moved");
+    feed.expect(&["-gone.yaml", "+new.yaml=new", "."]).await;
+    put(&live, "later.yaml", &named("later"));
+    feed.expect(&["+later.yaml=later"]).await;
+}
+
+#[tokio::test]
+async fn a_deleted_directory_is_found_again_when_it_is_made_again() {
+    let parent = dir();
+    let live = parent.path().join("live");
+    fs::create_dir(&live).expect("a directory is made");
+    put(&live, "a.yaml", &named("before"));
+    let mut feed = Feed::start(&live);
+    feed.expect(&["+a.yaml=before", "."]).await;
+    fs::rename(live.join("a.yaml"), parent.path().join("a.yaml")).expect("the record is moved out");
+    feed.expect(&["-a.yaml"]).await;
+    fs::remove_dir(&live).expect("the directory is removed");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    fs::create_dir(&live).expect("a directory is made");
+    put(&live, "a.yaml", &named("after"));
+    feed.expect(&["+a.yaml=after", "."]).await;
+}
+
+#[tokio::test]
+async fn a_mounted_config_map_is_reread_when_kubernetes_swaps_its_data() {
+    let dir = dir();
+    for version in ["1", "2"] {
+        let data = dir.path().join(format!("..{version}"));
+        fs::create_dir(&data).expect("a directory is made");
+        fs::write(data.join("a.yaml"), named(&format!("v{version}"))).expect("a record is written");
+    }
+    symlink("..1", dir.path().join("..data")).expect("a link is made");
+    symlink("..data/a.yaml", dir.path().join("a.yaml")).expect("a link is made");
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=v1", "."]).await;
+    symlink("..2", dir.path().join("..data_tmp")).expect("a link is made");
+    fs::rename(dir.path().join("..data_tmp"), dir.path().join("..data")).expect("the link is renamed");
+    feed.expect(&["+a.yaml=v2", "."]).await;
+}
+
+/// A record whose user-data is read from a file.
+fn sourced(file: &str) -> String {
+    let inline = "user_data: {text: \"#cloud-config\\nruncmd:\\n- [touch, /run/ud-ok]\\n\"}";
+    assert!(FULL.contains(inline), "the record has changed");
+    FULL.replacen(inline, &format!("user_data: {{source: {{file: {file}}}}}"), 1)
+}
+
+#[tokio::test]
+async fn user_data_is_read_from_its_file_and_again_when_that_changes() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", &sourced("a.user-data"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["!a.yaml", "."]).await;
+    for octets in [b"\0\xff\x01".as_slice(), b"two"] {
+        fs::write(dir.path().join("a.user-data"), octets).expect("user-data is written");
+        let event = tokio::time::timeout(PATIENCE, feed.events.recv()).await.expect("an event comes");
+        let Some(FeedEvent::Upsert { record, .. }) = event else { panic!("{event:?}") };
+        let payload = record.user_data.as_ref().expect("user-data is there");
+        assert_eq!(payload.bytes().as_deref(), Some(octets));
+    }
+}
+
+#[test]
+fn a_source_cannot_show_other_files_of_the_node() {
+    let (dir, outside) = (dir(), dir());
+    fs::write(outside.path().join("secret"), "secret").expect("a file is written");
+    symlink(outside.path().join("secret"), dir.path().join("link")).expect("a link is made");
+    symlink(outside.path(), dir.path().join("way")).expect("a link is made");
+    for file in ["link", "way/secret", "../secret", "/etc/hostname"] {
+        put(dir.path(), "a.yaml", &sourced(file));
+        let loaded = load(dir.path(), "a.yaml").expect("the record is there");
+        let error = loaded.record.expect_err(file).to_string();
+        assert!(error.contains("inside"), "{file}: {error}");
+    }
+}
+
+#[test]
+fn what_is_too_large_or_no_file_is_refused_by_name() {
+    let dir = dir();
+    let refusal = |name: &str| {
+        let loaded = load(dir.path(), name).expect("the file is there");
+        loaded.record.expect_err("it is refused").to_string()
+    };
+    put(dir.path(), "large.yaml", &"#".repeat((4 << 20) + 1));
+    assert!(refusal("large.yaml").contains("at most 4194304 octets"), "{}", refusal("large.yaml"));
+    put(dir.path(), "a.yaml", &sourced("big"));
+    fs::write(dir.path().join("big"), vec![b'x'; 65_537]).expect("user-data is written");
+    assert!(refusal("a.yaml").contains("at most 65536 octets of user_data"), "{}", refusal("a.yaml"));
+    fs::write(dir.path().join("big"), vec![b'x'; 65_536]).expect("user-data is written");
+    assert!(load(dir.path(), "a.yaml").expect("the record is there").record.is_ok());
+    fs::create_dir(dir.path().join("d.yaml")).expect("a directory is made");
+    assert!(refusal("d.yaml").contains("not a regular file"), "{}", refusal("d.yaml"));
+    assert!(load(dir.path(), "none.yaml").is_none());
+}
+
+#[test]
+fn modes_more_open_than_0640_are_noticed() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", FULL);
+    for (mode, open) in
+        [(0o600, None), (0o640, None), (0o400, None), (0o644, Some(0o644)), (0o660, Some(0o660))]
+    {
+        let path = dir.path().join("a.yaml");
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("the mode is set");
+        assert_eq!(load(dir.path(), "a.yaml").expect("the record is there").open_mode, open, "{mode:o}");
+    }
+}
+
+#[tokio::test]
+async fn records_beyond_the_limit_are_refused_and_the_others_served() {
+    let dir = dir();
+    for name in ["a.yaml", "b.yaml", "c.yaml"] {
+        put(dir.path(), name, FULL);
+    }
+    let (tx, events) = mpsc::channel(4);
+    tokio::spawn(watch_at_most(2, dir.path().to_owned(), tx));
+    let mut feed = Feed { events };
+    feed.expect(&["+a.yaml=web-1", "+b.yaml=web-1", "!c.yaml", "."]).await;
+}
+
+#[tokio::test]
+async fn a_directory_that_is_not_there_is_an_error_at_the_start() {
+    let missing = dir().path().join("missing");
+    let (tx, _events) = mpsc::channel(4);
+    let error = watch(missing.clone(), tx).await.expect_err("there is nothing to watch");
+    assert!(matches!(&error, FeedError::Io { path, .. } if *path == missing), "{error}");
+    assert!(names(&missing).is_err());
+}
+
+#[tokio::test]
+async fn the_feed_ends_when_nobody_listens() {
+    let dir = dir();
+    let (tx, mut events) = mpsc::channel(4);
+    let feed = tokio::spawn(watch(dir.path().to_owned(), tx));
+    assert!(matches!(events.recv().await, Some(FeedEvent::Synced)));
+    drop(events);
+    let ended = tokio::time::timeout(PATIENCE, feed).await.expect("it ends").expect("it does not panic");
+    assert!(ended.is_ok());
+}

@@ -1,0 +1,182 @@
+//! Request bodies: how long they are, and taking them in (RFC 9112 §6, §7).
+
+use super::Headers;
+use super::error::RequestError;
+
+/// Octets of a request body.
+pub const BODY_MAX: usize = 64 * 1024;
+/// Digits of a chunk size, leading zeros included.
+const SIZE_DIGITS_MAX: usize = 8;
+/// Octets of chunk extensions and trailer fields of one body, which are read and ignored.
+const CHUNK_EXTRA_MAX: usize = 2048;
+
+/// How the end of a body is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// There is none.
+    Absent,
+    /// So many octets.
+    Length(usize),
+    /// Until the last chunk.
+    Chunked,
+}
+
+impl Framing {
+    /// Reads the framing of a request (RFC 9112 §6.3).
+    ///
+    /// # Errors
+    ///
+    /// `Transfer-Encoding` beside `Content-Length` or in HTTP/1.0 is refused: it is how requests are
+    /// smuggled (§6.1). Lengths that differ are refused, equal ones are taken as one (§6.3).
+    pub fn of(headers: &Headers<'_>, is_1_1: bool) -> Result<Self, RequestError> {
+        let mut length = None;
+        for value in headers.all("content-length") {
+            let one = length_of(value)?;
+            if length.is_some_and(|other| other != one) {
+                return Err(RequestError::Length);
+            }
+            length = Some(one);
+        }
+        let mut codings = headers.all("transfer-encoding");
+        match (codings.next(), length) {
+            (Some(_), Some(_)) => Err(RequestError::Length),
+            (Some(_), None) if !is_1_1 => Err(RequestError::Length),
+            (Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") && codings.next().is_none() => {
+                Ok(Self::Chunked)
+            }
+            (Some(_), None) => Err(RequestError::Coding),
+            (None, None | Some(0)) => Ok(Self::Absent),
+            (None, Some(length)) if length > BODY_MAX => Err(RequestError::BodyTooLarge),
+            (None, Some(length)) => Ok(Self::Length(length)),
+        }
+    }
+}
+
+/// A decimal number; one too large to hold is too large for a body as well.
+fn length_of(value: &[u8]) -> Result<usize, RequestError> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        return Err(RequestError::Length);
+    }
+    let text = std::str::from_utf8(value).map_err(|_| RequestError::Length)?;
+    text.parse().map_err(|_| RequestError::BodyTooLarge)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// In a body of known length, or a chunk: so many octets are left.
+    Data(usize),
+    Size {
+        digits: usize,
+        value: usize,
+    },
+    Extension {
+        value: usize,
+    },
+    /// CR after a size was seen, LF is next.
+    SizeEnd {
+        value: usize,
+    },
+    DataCr,
+    DataLf,
+    /// At the start of a trailer line.
+    TrailerStart,
+    Trailer,
+    TrailerLf,
+    /// CR of the final empty line was seen.
+    LastLf,
+    Done,
+}
+
+/// Takes in one body.
+#[derive(Clone, Debug)]
+pub struct BodyReader {
+    stage: Stage,
+    chunked: bool,
+    total: usize,
+    extra: usize,
+    keep: bool,
+}
+
+impl BodyReader {
+    /// A reader for a body; one that is not to be kept is counted and thrown away.
+    #[must_use]
+    pub fn new(framing: Framing, keep: bool) -> Self {
+        let stage = match framing {
+            Framing::Absent => Stage::Done,
+            Framing::Length(length) => Stage::Data(length),
+            Framing::Chunked => Stage::Size { digits: 0, value: 0 },
+        };
+        Self { stage, chunked: framing == Framing::Chunked, total: 0, extra: 0, keep }
+    }
+
+    /// True when the body is complete.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.stage == Stage::Done
+    }
+
+    /// Takes octets up to the end of the body, and says how many those were.
+    ///
+    /// # Errors
+    ///
+    /// At the first octet that breaks the chunked coding or a limit.
+    pub fn take(&mut self, octets: &[u8], body: &mut Vec<u8>) -> Result<usize, RequestError> {
+        let mut at = 0;
+        while at < octets.len() && !self.is_done() {
+            if let Stage::Data(left) = self.stage {
+                let taken = left.min(octets.len() - at);
+                if self.keep {
+                    body.extend_from_slice(&octets[at..at + taken]);
+                }
+                at += taken;
+                self.stage = match (left - taken, self.chunked) {
+                    (0, true) => Stage::DataCr,
+                    (0, false) => Stage::Done,
+                    (left, _) => Stage::Data(left),
+                };
+            } else {
+                self.stage = self.framing_octet(octets[at])?;
+                at += 1;
+            }
+        }
+        Ok(at)
+    }
+
+    fn framing_octet(&mut self, octet: u8) -> Result<Stage, RequestError> {
+        match (self.stage, octet) {
+            (Stage::Size { digits, value }, _) if octet.is_ascii_hexdigit() && digits < SIZE_DIGITS_MAX => {
+                let digit = char::from(octet).to_digit(16).unwrap_or(0) as usize;
+                Ok(Stage::Size { digits: digits + 1, value: value << 4 | digit })
+            }
+            (Stage::Size { digits: 1.., value }, b';' | b' ' | b'\t') => Ok(Stage::Extension { value }),
+            (Stage::Size { digits: 1.., value } | Stage::Extension { value }, b'\r') => {
+                Ok(Stage::SizeEnd { value })
+            }
+            (Stage::Extension { value }, _) if octet != b'\n' => {
+                self.ignore()?;
+                Ok(Stage::Extension { value })
+            }
+            (Stage::SizeEnd { value: 0 }, b'\n') => Ok(Stage::TrailerStart),
+            (Stage::SizeEnd { value }, b'\n') => {
+                self.total += value;
+                if self.total > BODY_MAX { Err(RequestError::BodyTooLarge) } else { Ok(Stage::Data(value)) }
+            }
+            (Stage::DataCr, b'\r') => Ok(Stage::DataLf),
+            (Stage::DataLf, b'\n') => Ok(Stage::Size { digits: 0, value: 0 }),
+            (Stage::TrailerStart, b'\r') => Ok(Stage::LastLf),
+            (Stage::LastLf, b'\n') => Ok(Stage::Done),
+            (Stage::Trailer, b'\r') => Ok(Stage::TrailerLf),
+            (Stage::TrailerLf, b'\n') => Ok(Stage::TrailerStart),
+            (Stage::TrailerStart | Stage::Trailer, _) if octet != b'\n' => {
+                self.ignore()?;
+                Ok(Stage::Trailer)
+            }
+            _ => Err(RequestError::Chunk),
+        }
+    }
+
+    fn ignore(&mut self) -> Result<(), RequestError> {
+        self.extra += 1;
+        if self.extra > CHUNK_EXTRA_MAX { Err(RequestError::Chunk) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,139 @@
+//! From a request target as received to the path that is looked up.
+//!
+//! In this order: scheme and authority of an absolute form are dropped, the query is cut off at the first
+//! `?`, the path is split at `/` and empty segments are dropped, and each segment is decoded. Segments are
+//! decoded after the split, so no escape can make a path look like another one.
+
+use super::Target;
+use super::parse::TARGET_MAX;
+
+/// Why a target names nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// Answered 400: neither form, a bad escape, NUL, an encoded slash, a dot segment.
+    #[error("expected a path without dot segments, with escapes of two hex digits")]
+    Malformed,
+    /// Answered 404: well formed, but no text, and every path served is text.
+    #[error("expected a path in UTF-8")]
+    NotText,
+}
+
+/// Normalises `target`, decoding into `buffer`.
+///
+/// # Errors
+///
+/// See [`TargetError`]; malformed wins over not text wherever they stand.
+pub fn normalise<'a>(target: &'a str, buffer: &'a mut [u8; TARGET_MAX]) -> Result<Target<'a>, TargetError> {
+    let target = origin(target).filter(|t| t.len() <= TARGET_MAX).ok_or(TargetError::Malformed)?;
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let mut end = 0;
+    for segment in path.split('/').filter(|segment| !segment.is_empty()) {
+        buffer[end] = b'/';
+        let start = end + 1;
+        end = decode(segment.as_bytes(), buffer, start)?;
+        if matches!(&buffer[start..end], b"." | b"..") {
+            return Err(TargetError::Malformed);
+        }
+    }
+    if end == 0 {
+        return Ok(Target { path: "/", query });
+    }
+    let path = std::str::from_utf8(&buffer[..end]).map_err(|_| TargetError::NotText)?;
+    Ok(Target { path, query })
+}
+
+/// The origin-form of a target (RFC 9112 §3.2.1, §3.2.2), without a leading slash when it has no path.
+fn origin(target: &str) -> Option<&str> {
+    if target.starts_with('/') {
+        return Some(target);
+    }
+    let (scheme, rest) = target.split_once("://")?;
+    let mut letters = scheme.bytes();
+    let named = letters.next().is_some_and(|c| c.is_ascii_alphabetic())
+        && letters.all(|c| c.is_ascii_alphanumeric() || b"+-.".contains(&c));
+    named.then(|| rest.find(['/', '?']).map_or("", |at| &rest[at..]))
+}
+
+/// Decodes one segment to `buffer[at..]`; returns where it ends. It never grows, so it fits.
+fn decode(segment: &[u8], buffer: &mut [u8; TARGET_MAX], mut at: usize) -> Result<usize, TargetError> {
+    let mut octets = segment.iter();
+    while let Some(&octet) = octets.next() {
+        buffer[at] = if octet == b'%' {
+            let mut digit = || {
+                let digit = octets.next().and_then(|d| char::from(*d).to_digit(16));
+                digit.ok_or(TargetError::Malformed)
+            };
+            let decoded = (digit()? << 4 | digit()?) as u8;
+            if matches!(decoded, 0 | b'/') {
+                return Err(TargetError::Malformed);
+            }
+            decoded
+        } else {
+            octet
+        };
+        at += 1;
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TARGET_MAX, Target, TargetError, normalise};
+
+    /// Path and query, or why there are none.
+    type Outcome = Result<(&'static str, &'static str), TargetError>;
+
+    #[test]
+    fn targets_normalise_as_the_table_says() {
+        use TargetError::{Malformed, NotText};
+        let cases: &[(&str, Outcome)] = &[
+            ("/", Ok(("/", ""))),
+            ("/latest", Ok(("/latest", ""))),
+            ("/latest/", Ok(("/latest", ""))),
+            ("//latest///x", Ok(("/latest/x", ""))),
+            ("///", Ok(("/", ""))),
+            ("/a?b", Ok(("/a", "b"))),
+            ("/a/?b/c?d", Ok(("/a", "b/c?d"))),
+            ("/?", Ok(("/", ""))),
+            ("/a%3Fb", Ok(("/a?b", ""))),
+            ("/%41%7a", Ok(("/Az", ""))),
+            ("/caf%C3%a9", Ok(("/café", ""))),
+            ("/a%2eb", Ok(("/a.b", ""))),
+            ("/...", Ok(("/...", ""))),
+            ("http://169.254.169.254/x", Ok(("/x", ""))),
+            ("HTTP://[fe80::a9fe:a9fe%25eth0]:80/x?y", Ok(("/x", "y"))),
+            ("http://host", Ok(("/", ""))),
+            ("http://host?q", Ok(("/", "q"))),
+            ("/a%2Fb", Err(Malformed)),
+            ("/a%00", Err(Malformed)),
+            ("/%", Err(Malformed)),
+            ("/%4", Err(Malformed)),
+            ("/%4g", Err(Malformed)),
+            ("/%+1", Err(Malformed)),
+            ("/a%4/1", Err(Malformed)),
+            ("/.", Err(Malformed)),
+            ("/a/../b", Err(Malformed)),
+            ("/a/%2e%2E", Err(Malformed)),
+            ("/%ff/..", Err(Malformed)),
+            ("/%ff", Err(NotText)),
+            ("/%c3", Err(NotText)),
+            ("*", Err(Malformed)),
+            ("host:80", Err(Malformed)),
+            ("latest/meta-data", Err(Malformed)),
+            ("://host/", Err(Malformed)),
+            ("1http://host/", Err(Malformed)),
+        ];
+        for (target, expected) in cases {
+            let mut buffer = [0; TARGET_MAX];
+            let expected = expected.map(|(path, query)| Target { path, query });
+            assert_eq!(normalise(target, &mut buffer), expected, "{target}");
+        }
+    }
+
+    #[test]
+    fn the_longest_target_fits_the_buffer() {
+        let mut buffer = [0; TARGET_MAX];
+        let target = format!("/{}", "a".repeat(TARGET_MAX - 1));
+        assert_eq!(normalise(&target, &mut buffer).map(|t| t.path.len()), Ok(TARGET_MAX));
+    }
+}

@@ -1,0 +1,191 @@
+//! Text to record, and fields back to lines.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::Record;
+use super::error::{Place, RecordError};
+
+/// The language of a record's text.
+///
+/// JSON is nearly YAML, but not its escapes of characters beyond the basic plane, so it has its own parser.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Syntax {
+    Yaml,
+    Json,
+}
+
+/// A record's text and where it came from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Text<'a> {
+    pub(super) source: &'a str,
+    pub(super) text: &'a str,
+}
+
+/// One step into a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The value of a mapping's key.
+    Key(String),
+    /// A list's member, counted from 0.
+    Index(usize),
+}
+
+impl From<&str> for Step {
+    fn from(key: &str) -> Self {
+        Self::Key(key.to_owned())
+    }
+}
+
+impl From<usize> for Step {
+    fn from(index: usize) -> Self {
+        Self::Index(index)
+    }
+}
+
+/// A way into a document, written as its steps.
+macro_rules! way {
+    ($($step:expr),* $(,)?) => { [$($crate::record::parse::Step::from($step)),*] };
+}
+pub(super) use way;
+
+impl Text<'_> {
+    fn syntax(&self) -> Syntax {
+        let json =
+            std::path::Path::new(self.source).extension().is_some_and(|ext| ext.eq_ignore_ascii_case("json"));
+        if json { Syntax::Json } else { Syntax::Yaml }
+    }
+
+    /// Reads the record; values are checked one by one, not yet against each other.
+    pub(super) fn read(&self) -> Result<Record, RecordError> {
+        match self.syntax() {
+            Syntax::Yaml => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(self.text))
+                .map_err(|error| {
+                    let at = error.inner().location().map(|l| (l.line(), l.column()));
+                    self.unreadable(error.path(), at, error.inner())
+                }),
+            Syntax::Json => {
+                let mut json = serde_json::Deserializer::from_str(self.text);
+                let record: Record = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+                    let at = (error.inner().line(), error.inner().column());
+                    self.unreadable(error.path(), Some(at), error.inner())
+                })?;
+                let rest = json.end();
+                rest.map_err(|error| {
+                    let place = Box::new(self.place_at(Some((error.line(), error.column())), String::new()));
+                    RecordError::Unreadable { place, reason: bare(&error, "") }
+                })?;
+                Ok(record)
+            }
+        }
+    }
+
+    fn unreadable(
+        &self,
+        path: &serde_path_to_error::Path,
+        at: Option<(usize, usize)>,
+        error: &dyn fmt::Display,
+    ) -> RecordError {
+        let field = match path.to_string() {
+            root if matches!(root.as_str(), "." | "?") => String::new(),
+            field => field,
+        };
+        let reason = bare(error, &field);
+        RecordError::Unreadable { place: Box::new(self.place_at(at, field)), reason }
+    }
+
+    fn place_at(&self, position: Option<(usize, usize)>, field: String) -> Place {
+        Place { source: self.source.to_owned(), position, field }
+    }
+
+    /// The place of a field, or of the nearest thing around it.
+    pub(super) fn place(&self, path: &[Step]) -> Place {
+        let seek = Seek(path);
+        let position = match self.syntax() {
+            Syntax::Yaml => seek
+                .deserialize(serde_yaml::Deserializer::from_str(self.text))
+                .err()
+                .and_then(|error| error.location().map(|l| (l.line(), l.column()))),
+            Syntax::Json => seek
+                .deserialize(&mut serde_json::Deserializer::from_str(self.text))
+                .err()
+                .map(|error| (error.line(), error.column())),
+        };
+        self.place_at(position, name(path))
+    }
+}
+
+/// The path as people write it.
+fn name(path: &[Step]) -> String {
+    use fmt::Write as _;
+    let mut name = String::new();
+    for step in path {
+        let dot = if name.is_empty() { "" } else { "." };
+        match step {
+            Step::Key(key) => write!(name, "{dot}{}", super::values::excerpt(key)),
+            Step::Index(index) => write!(name, "[{index}]"),
+        }
+        .expect("writing to a String cannot fail");
+    }
+    name
+}
+
+/// A parser's message without the field and the position, which the [`Place`] carries.
+fn bare(error: &dyn fmt::Display, field: &str) -> String {
+    let text = error.to_string();
+    let text =
+        text.rfind(" at line ").filter(|_| !text.contains(", while ")).map_or(&text[..], |at| &text[..at]);
+    let mut outer = field;
+    loop {
+        if let Some(rest) = text.strip_prefix(outer).and_then(|rest| rest.strip_prefix(": ")) {
+            return rest.to_owned();
+        }
+        match outer.rfind(['.', '[']) {
+            Some(end) => outer = &outer[..end],
+            None => return text.to_owned(),
+        }
+    }
+}
+
+/// Walks a document to a value and fails there on purpose: the parser stamps the error with its position.
+struct Seek<'p>(&'p [Step]);
+
+const ARRIVED: &str = "arrived";
+
+impl<'de> DeserializeSeed<'de> for Seek<'_> {
+    type Value = ();
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seek<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a way into the document")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        if let [Step::Key(wanted), rest @ ..] = self.0 {
+            while let Some(key) = map.next_key::<String>()? {
+                if key == *wanted {
+                    return map.next_value_seed(Seek(rest));
+                }
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Err(serde::de::Error::custom(ARRIVED))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        if let [Step::Index(wanted), rest @ ..] = self.0 {
+            for _ in 0..*wanted {
+                seq.next_element::<IgnoredAny>()?;
+            }
+            seq.next_element_seed(Seek(rest))?;
+        }
+        Err(serde::de::Error::custom(ARRIVED))
+    }
+}

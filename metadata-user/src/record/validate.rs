@@ -1,0 +1,438 @@
+//! What a record must satisfy beyond the form of its values.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::error::{RecordError, Warning};
+use super::network::{Mode, Nic};
+use super::parse::{Step, Text, way};
+use super::serving::{Dialect, Imdsv2, USER_DATA_MAX};
+use super::values::{FQDN_OCTETS, excerpt};
+use super::vm::{Payload, Source};
+use super::{Limits, Record};
+
+/// Keys of `metadata` that NoCloud's meta-data gives itself.
+pub const RESERVED_KEYS: [&str; 9] = [
+    "instance-id",
+    "local-hostname",
+    "public-keys",
+    "dsmode",
+    "seedfrom",
+    "network-interfaces",
+    "availability-zone",
+    "region",
+    "instance-type",
+];
+
+/// Checks one record.
+pub(super) struct Validator<'a> {
+    text: Text<'a>,
+    limits: &'a Limits,
+    warnings: Vec<Warning>,
+}
+
+type Checked = Result<(), RecordError>;
+
+/// Checks that values go together and stay within `limits`.
+pub(super) fn validate(
+    record: &Record,
+    text: Text<'_>,
+    limits: &Limits,
+) -> Result<Vec<Warning>, RecordError> {
+    let mut validator = Validator { text, limits, warnings: Vec::new() };
+    validator.counts(record)?;
+    validator.hostname(record)?;
+    validator.payloads(record)?;
+    validator.keys(record);
+    validator.metadata(record)?;
+    validator.nics(record)?;
+    validator.raw_network(record)?;
+    validator.credentials(record)?;
+    validator.serving(record)?;
+    Ok(validator.warnings)
+}
+
+impl Validator<'_> {
+    fn refuse(
+        &self,
+        path: &[Step],
+        expected: impl Display,
+        found: impl Display,
+        remedy: &'static str,
+    ) -> RecordError {
+        let place = Box::new(self.text.place(path));
+        RecordError::Refused { place, expected: expected.to_string(), found: found.to_string(), remedy }
+    }
+
+    fn warn(&mut self, path: &[Step], message: impl Into<String>) {
+        let place = self.text.place(path);
+        self.warnings.push(Warning { place, message: message.into() });
+    }
+
+    fn at_most(&self, path: &[Step], limit: usize, found: usize, what: &str) -> Checked {
+        if found <= limit {
+            return Ok(());
+        }
+        Err(self.refuse(path, format_args!("at most {limit} {what}"), found, "remove some"))
+    }
+
+    fn counts(&self, record: &Record) -> Checked {
+        let (limits, network) = (self.limits, &record.network);
+        self.at_most(&way!["network", "nics"], limits.nics, network.nics.len(), "NICs")?;
+        self.at_most(&way!["network", "dns"], limits.names, network.dns.len(), "resolvers")?;
+        self.at_most(&way!["network", "search"], limits.names, network.search.len(), "search domains")?;
+        for (n, nic) in network.nics.iter().enumerate() {
+            let (addresses, routes) = (nic.addresses.len(), nic.routes.len());
+            self.at_most(&way!["network", "nics", n, "addresses"], limits.addresses, addresses, "addresses")?;
+            self.at_most(&way!["network", "nics", n, "routes"], limits.routes, routes, "routes")?;
+        }
+        self.at_most(&way!["ssh_keys"], limits.keys, record.ssh_keys.len(), "keys")?;
+        self.at_most(&way!["labels"], limits.labels, record.labels.len(), "labels")?;
+        self.at_most(&way!["disks"], limits.disks, record.disks.len(), "disks")?;
+        self.at_most(&way!["files"], limits.files, record.files.len(), "files")?;
+        let octets = record.files.iter().map(|file| file.base64.0.len()).sum();
+        self.at_most(&way!["files"], limits.files_octets, octets, "octets in all files")
+    }
+
+    fn hostname(&self, record: &Record) -> Checked {
+        let length = record.hostname.fqdn().len();
+        if length <= FQDN_OCTETS {
+            return Ok(());
+        }
+        let expected = format!("host name and domain of at most {FQDN_OCTETS} octets");
+        Err(self.refuse(&way!["hostname"], expected, length, "shorten the domain"))
+    }
+
+    fn payloads(&mut self, record: &Record) -> Checked {
+        let cap = record.serve.limits.user_data;
+        if cap > USER_DATA_MAX {
+            return Err(self.refuse(
+                &way!["serve", "limits", "user_data"],
+                format_args!("at most {USER_DATA_MAX} octets"),
+                cap,
+                "lower it",
+            ));
+        }
+        let cap = usize::try_from(cap).unwrap_or(usize::MAX);
+        for (name, payload) in record.payloads() {
+            let Some(payload) = payload else { continue };
+            if payload.forms() != 1 {
+                let remedy = "keep one of them, or leave the whole field out for none";
+                let expected = "exactly one of `text`, `base64` and `source`";
+                return Err(self.refuse(&way![name], expected, payload.forms(), remedy));
+            }
+            if let Some(source) = payload.source() {
+                self.source(&way![name, "source", "file"], source)?;
+            }
+            if payload.len() > cap {
+                let remedy = "shrink it (gzip is taken by cloud-init) or raise serve.limits.user_data";
+                let expected = format!("at most {cap} octets");
+                return Err(self.refuse(&way![name], expected, payload.len(), remedy));
+            }
+            self.guessable(name, payload);
+        }
+        Ok(())
+    }
+
+    /// Some clients decode text that happens to be base64; a final newline stops the guess.
+    fn guessable(&mut self, name: &str, payload: &Payload) {
+        let guess = |text: &str| !text.is_empty() && !text.ends_with('\n') && STANDARD.decode(text).is_ok();
+        if payload.text().is_some_and(guess) {
+            self.warn(
+                &way![name, "text"],
+                "the text is also valid base64, and some clients would decode it; end it with a newline",
+            );
+        }
+    }
+
+    /// Records may name files beside them and nothing else on the node.
+    fn source(&self, path: &[Step], source: &Source) -> Checked {
+        use std::path::Component;
+        let inside =
+            source.file.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        let some = source.file.components().any(|part| matches!(part, Component::Normal(_)));
+        if inside && some {
+            return Ok(());
+        }
+        let found = format!("`{}`", excerpt(&source.file.to_string_lossy()));
+        let expected = "a path relative to the record's directory and inside it";
+        Err(self.refuse(path, expected, found, "put the file beside the record"))
+    }
+
+    fn keys(&mut self, record: &Record) {
+        let mut seen = HashSet::new();
+        for (n, key) in record.ssh_keys.iter().enumerate() {
+            if !seen.insert(&key.name) {
+                let message =
+                    format!("a second key named `{}` hides the first in some dialects; rename one", key.name);
+                self.warn(&way!["ssh_keys", n, "name"], message);
+            }
+        }
+    }
+
+    fn metadata(&mut self, record: &Record) -> Checked {
+        let entries = &record.metadata.0;
+        self.at_most(&way!["metadata"], self.limits.metadata_keys, entries.len(), "keys")?;
+        for (key, value) in entries {
+            let here = way!["metadata", key.as_str()];
+            let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+            if key.is_empty() || key.len() > self.limits.metadata_chars || !key.bytes().all(named) {
+                let found = format!("`{}`", excerpt(key));
+                let expected =
+                    format!("a key of 1 to {} letters, digits, `.`, `_` and `-`", self.limits.metadata_chars);
+                return Err(self.refuse(&here, expected, found, "rename it"));
+            }
+            self.at_most(&here, self.limits.metadata_chars, value.chars().count(), "characters")?;
+            if RESERVED_KEYS.contains(&key.as_str()) {
+                let message = "NoCloud's meta-data has a key of this name of its own, which wins; rename it";
+                self.warn(&here, message);
+            }
+        }
+        Ok(())
+    }
+
+    fn nics(&mut self, record: &Record) -> Checked {
+        let nics = &record.network.nics;
+        let (mut ids, mut labels, mut macs) = (HashMap::new(), HashSet::new(), HashSet::new());
+        for (n, nic) in nics.iter().enumerate() {
+            if ids.insert(nic.id.as_str(), n).is_some() {
+                let found = format!("`{}` twice", nic.id);
+                return Err(self.refuse(
+                    &way!["network", "nics", n, "id"],
+                    "each id once",
+                    found,
+                    "rename one",
+                ));
+            }
+            if !labels.insert(nic.label()) {
+                let found = format!("`{}` twice", nic.label());
+                return Err(self.refuse(
+                    &way!["network", "nics", n, "name"],
+                    "each name once",
+                    found,
+                    "rename one",
+                ));
+            }
+            self.nic_kind(n, nic)?;
+            // A VLAN or bond normally carries the MAC of the NIC below it.
+            let physical = nic.vlan.is_none() && nic.bond.is_none();
+            if let Some(mac) = nic.mac.filter(|mac| physical && !macs.insert(*mac)) {
+                let found = format!("{mac} twice");
+                let remedy = "give each NIC its own MAC: it is what the VM is known by";
+                return Err(self.refuse(&way!["network", "nics", n, "mac"], "each MAC once", found, remedy));
+            }
+        }
+        for (n, nic) in nics.iter().enumerate() {
+            self.nic_links(n, nic, &ids)?;
+            self.nic_addresses(n, nic)?;
+        }
+        self.unaddressed(nics);
+        self.unnamed(record);
+        self.roles(record);
+        Ok(())
+    }
+
+    fn nic_kind(&self, n: usize, nic: &Nic) -> Checked {
+        let nic_path = way!["network", "nics", n];
+        if nic.vlan.is_some() && nic.bond.is_some() {
+            let remedy = "put the VLAN on the bond as a NIC of its own";
+            return Err(self.refuse(&nic_path, "`vlan` or `bond`", "both", remedy));
+        }
+        if nic.mac.is_none() && nic.vlan.is_none() && nic.bond.is_none() {
+            return Err(self.refuse(&nic_path, "a `mac`", "none", "add the MAC the guest's NIC has"));
+        }
+        if nic.port.is_some() && (nic.vlan.is_some() || nic.bond.is_some()) {
+            let remedy = "move `port` to the NIC below";
+            let expected = "`port` only on NICs the hypervisor gives";
+            return Err(self.refuse(&way!["network", "nics", n, "port"], expected, "a VLAN or bond", remedy));
+        }
+        Ok(())
+    }
+
+    fn nic_links(&self, n: usize, nic: &Nic, ids: &HashMap<&str, usize>) -> Checked {
+        let missing = |link: &str| !ids.contains_key(link) || link == nic.id.as_str();
+        let remedy = "use the `id` of another NIC of this record";
+        if let Some(vlan) = nic.vlan.as_ref().filter(|vlan| missing(vlan.link.as_str())) {
+            let here = way!["network", "nics", n, "vlan", "link"];
+            return Err(self.refuse(&here, "the id of another NIC", format_args!("`{}`", vlan.link), remedy));
+        }
+        let Some(bond) = &nic.bond else { return Ok(()) };
+        if bond.links.is_empty() {
+            let here = way!["network", "nics", n, "bond", "links"];
+            return Err(self.refuse(&here, "the ids of one or more NICs", "none", remedy));
+        }
+        match bond.links.iter().position(|link| missing(link.as_str())) {
+            Some(at) => {
+                let here = way!["network", "nics", n, "bond", "links", at];
+                Err(self.refuse(&here, "the id of another NIC", format_args!("`{}`", bond.links[at]), remedy))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn nic_addresses(&self, n: usize, nic: &Nic) -> Checked {
+        use super::network::Method;
+        for (a, address) in nic.addresses.iter().enumerate() {
+            let here = way!["network", "nics", n, "addresses", a];
+            let family = match (address.method, address.address.map(|cidr| cidr.address.is_ipv4())) {
+                (Method::Static, None) => {
+                    let remedy = "add it, or use another method";
+                    return Err(self.refuse(&here, "an `address` with method static", "none", remedy));
+                }
+                (Method::Static, Some(v4)) => v4,
+                (Method::Dhcp4, _) => true,
+                (Method::Dhcp6 | Method::Slaac, _) => false,
+            };
+            let version = if family { "IPv4" } else { "IPv6" };
+            let given = address.address.map(|cidr| cidr.address);
+            for (field, value) in [("address", given), ("gateway", address.gateway.map(|ip| ip.0))] {
+                if let Some(value) = value.filter(|value| value.is_ipv4() != family) {
+                    let here = way!["network", "nics", n, "addresses", a, field];
+                    let remedy = "use one entry of `addresses` for each family";
+                    return Err(self.refuse(&here, format_args!("an {version} address"), value, remedy));
+                }
+            }
+        }
+        for (r, route) in nic.routes.iter().enumerate() {
+            if route.to.address.is_ipv4() != route.via.0.is_ipv4() {
+                let here = way!["network", "nics", n, "routes", r, "via"];
+                let remedy = "name a next hop of the destination's family";
+                return Err(self.refuse(
+                    &here,
+                    format_args!("a next hop for {}", route.to),
+                    route.via,
+                    remedy,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn unaddressed(&mut self, nics: &[Nic]) {
+        let below = |nic: &Nic| {
+            nics.iter().any(|upper| {
+                upper.vlan.as_ref().is_some_and(|vlan| vlan.link == nic.id)
+                    || upper.bond.as_ref().is_some_and(|bond| bond.links.contains(&nic.id))
+            })
+        };
+        for (n, nic) in nics.iter().enumerate() {
+            if nic.addresses.is_empty() && !below(nic) {
+                let message = "no addresses: the guest is told to leave this NIC without any; add \
+                               `addresses: [{method: dhcp4}]` if that is not meant";
+                self.warn(&way!["network", "nics", n], message);
+            }
+        }
+    }
+
+    fn unnamed(&mut self, record: &Record) {
+        let nics = record.network.nics.iter().enumerate();
+        for (n, nic) in nics.filter(|(_, nic)| nic.name.is_none() && record.network.mode == Mode::Auto) {
+            let message =
+                format!("no `name`: guests without netplan look for an interface called `{}`", nic.id);
+            self.warn(&way!["network", "nics", n], message);
+        }
+    }
+
+    fn roles(&mut self, record: &Record) {
+        let listed = record.serve.dialects.as_deref().unwrap_or_default();
+        if !listed.iter().any(|d| matches!(d, Dialect::DigitalOcean | Dialect::UpCloud)) {
+            return;
+        }
+        let mut seen = HashSet::new();
+        for n in 0..record.network.nics.len() {
+            if !seen.insert(record.role(n)) {
+                let message =
+                    "a second NIC of one role: DigitalOcean's document has one public and one private";
+                self.warn(&way!["network", "nics", n], message);
+            }
+        }
+    }
+
+    fn raw_network(&mut self, record: &Record) -> Checked {
+        let here = way!["network", "raw"];
+        let remedy = "write a cloud-init network-config, version 1 or 2";
+        match (record.network.mode, &record.network.raw) {
+            (Mode::Raw, None) => Err(self.refuse(&here, "`raw` with mode raw", "none", remedy)),
+            (Mode::Raw, Some(raw)) if !is_network_config(raw) => {
+                let expected = "a mapping with `version: 1`, `version: 2` or `network`";
+                Err(self.refuse(&here, expected, "something else", remedy))
+            }
+            (Mode::Auto | Mode::None, Some(_)) => {
+                self.warn(&here, "not used: set `network.mode: raw` to serve it");
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn credentials(&mut self, record: &Record) -> Checked {
+        let credentials = &record.credentials;
+        if let Some(iam) = &credentials.iam {
+            let literal = iam.access_key_id.is_some() && iam.secret_access_key.is_some();
+            let partly = iam.access_key_id.is_some() || iam.secret_access_key.is_some();
+            if iam.source.is_some() == literal || literal != partly {
+                return Err(self.refuse(
+                    &way!["credentials", "iam"],
+                    "either `source`, or `access_key_id` and `secret_access_key`",
+                    "neither or both",
+                    "keep one form",
+                ));
+            }
+        }
+        let Some(token) = credentials.service_account.as_ref().and_then(|account| account.token.as_ref())
+        else {
+            return Ok(());
+        };
+        let here = way!["credentials", "service_account", "token"];
+        if token.source.is_some() == token.text.is_some() {
+            let expected = "exactly one of `source` and `text`";
+            return Err(self.refuse(&here, expected, "neither or both", "keep one form"));
+        }
+        if token.text.is_some() && token.expires.is_none() {
+            return Err(self.refuse(&here, "`expires` with `text`", "none", "add when the token expires"));
+        }
+        if let Some(source) = &token.source {
+            self.source(&way!["credentials", "service_account", "token", "source", "file"], source)?;
+            self.warn(
+                &here,
+                "tokens are served from `text` and `expires` only; with `source`, /v1/token answers 500 token_unavailable",
+            );
+        }
+        Ok(())
+    }
+
+    fn serving(&mut self, record: &Record) -> Checked {
+        let serve = &record.serve;
+        if serve.dialects.as_ref().is_some_and(Vec::is_empty) {
+            self.warn(&way!["serve", "dialects"], "an empty list: nothing is served to this VM");
+        }
+        let limits =
+            [("burst", serve.limits.burst), ("rps", serve.limits.rps), ("conns", serve.limits.conns)];
+        if let Some((name, _)) = limits.into_iter().find(|(_, value)| *value == 0) {
+            let here = way!["serve", "limits", name];
+            return Err(self.refuse(&here, "1 or more", 0, "leave it out for the default"));
+        }
+        let open = [Dialect::NoCloud, Dialect::OpenStack].into_iter().filter(|d| serve.serves(*d));
+        if serve.imdsv2 == Imdsv2::Required && open.count() > 0 {
+            let message = "protects nothing while NoCloud or OpenStack give the same user-data without a token; \
+                           list in serve.dialects only those that need a header";
+            self.warn(&way!["serve", "imdsv2"], message);
+        }
+        Ok(())
+    }
+}
+
+/// True for a mapping that cloud-init takes as network-config; text is parsed for it.
+fn is_network_config(raw: &serde_json::Value) -> bool {
+    let mapping = |value: &serde_json::Value| {
+        let version = value.get("version").and_then(serde_json::Value::as_u64);
+        matches!(version, Some(1 | 2)) || value.get("network").is_some_and(serde_json::Value::is_object)
+    };
+    match raw {
+        serde_json::Value::String(text) => serde_yaml::from_str(text).is_ok_and(|value| mapping(&value)),
+        value => mapping(value),
+    }
+}
