@@ -1,1 +1,145 @@
-//! One connection's exchange.
+//! What is said over a connection: which slot asks, what it is answered, and for how long it is asked to
+//! wait.
+
+mod talk;
+
+use metadata_common::maps::Slot;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::http::{Request, Response, Status};
+use crate::stack::{Connection, Service};
+use crate::store::{Entry, Store};
+use crate::time::Now;
+
+pub use talk::Talk;
+
+/// What there is to say to a request.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// This.
+    Ready(Response),
+    /// The slot is known, but its record is not here yet.
+    NotYet,
+    /// Nothing is known of the slot.
+    Unknown,
+}
+
+/// Where answers come from.
+pub trait Answers {
+    /// The answer to one request of one slot. Must not wait.
+    fn answer(&self, slot: Slot, request: &Request<'_>) -> Answer;
+}
+
+impl Answers for Store {
+    fn answer(&self, slot: Slot, request: &Request<'_>) -> Answer {
+        match self.get(slot) {
+            Entry::Ready(responses) => Answer::Ready(responses.answer(request)),
+            Entry::Expected => Answer::NotYet,
+            Entry::Unknown => Answer::Unknown,
+        }
+    }
+}
+
+/// Where and how patiently to serve.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// TCP ports listened on.
+    pub ports: Vec<u16>,
+    /// From the first octet of a request (of a connection, for its first) to the end of its head.
+    pub head_timeout: Duration,
+    /// From the end of a head to the end of the body.
+    pub body_timeout: Duration,
+    /// Between two requests.
+    pub idle_timeout: Duration,
+    /// How often a request that waits for its record looks for it.
+    pub look_again: Duration,
+}
+
+impl Default for ServeConfig {
+    fn default() -> Self {
+        Self {
+            ports: vec![80],
+            head_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(75),
+            look_again: Duration::from_millis(50),
+        }
+    }
+}
+
+/// How long a request may wait for its record: a little less than the clients of its path wait for an
+/// answer. `path` is normalised.
+#[must_use]
+pub fn hold(path: &str) -> Duration {
+    Duration::from_millis(match path {
+        "/metadata/v1.json" => 1500,
+        _ if path.starts_with("/hetzner") => 1500,
+        _ if path.starts_with("/openstack") => 8000,
+        _ => 4000,
+    })
+}
+
+/// Methods answered somewhere, for `OPTIONS *`.
+const ALLOW: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
+
+/// What all exchanges of one service share.
+#[derive(Debug)]
+struct Shared<A> {
+    answers: Arc<A>,
+    config: ServeConfig,
+    /// Answers that depend on nothing, rendered once.
+    errors: Vec<Response>,
+    not_ready: Response,
+    options: Response,
+}
+
+impl<A> Shared<A> {
+    fn new(answers: Arc<A>, config: ServeConfig) -> Self {
+        let errors = [400, 404, 408, 413, 414, 417, 431, 501, 505];
+        Self {
+            answers,
+            config,
+            errors: errors.into_iter().map(|status| Response::error(Status(status), &[])).collect(),
+            not_ready: Response::error(Status(503), &[("Retry-After", "1")]),
+            options: Response::new(Status(204), None, &[("Allow", ALLOW)], bytes::Bytes::new()),
+        }
+    }
+
+    fn error(&self, status: Status) -> Response {
+        let rendered = self.errors.iter().find(|response| response.status() == status);
+        rendered.cloned().unwrap_or_else(|| Response::error(status, &[]))
+    }
+}
+
+/// The metadata service, as the stack sees it.
+#[derive(Debug)]
+pub struct Serve<A = Store> {
+    shared: Arc<Shared<A>>,
+}
+
+impl<A: Answers> Serve<A> {
+    /// A service that answers from `answers`.
+    #[must_use]
+    pub fn new(answers: Arc<A>, config: ServeConfig) -> Self {
+        Self { shared: Arc::new(Shared::new(answers, config)) }
+    }
+}
+
+impl<A: Answers> Service for Serve<A> {
+    type Exchange = Talk<A>;
+
+    fn listens(&self, port: u16) -> bool {
+        self.shared.config.ports.contains(&port)
+    }
+
+    fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {
+        Talk::new(Arc::clone(&self.shared), connection, now)
+    }
+}
+
+/// A stack is made on the control side and moved to its worker's thread.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<crate::stack::Stack<Serve>>();
+};

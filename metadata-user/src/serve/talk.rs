@@ -1,0 +1,316 @@
+//! One connection's requests and answers, one after the other.
+//!
+//! A request is parsed where it was received when it came in one piece without a body, as nearly all do;
+//! else it is gathered first. While an answer is on its way nothing more is read, so a client that
+//! pipelines fills its own send buffer and not our memory.
+
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Answer, Answers, Shared, hold};
+use crate::http::body::{BodyReader, Framing};
+use crate::http::date::{self, Persistence};
+use crate::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX};
+use crate::http::target::{TargetError, normalise};
+use crate::http::{Method, Request, RequestError, Response, Status};
+use crate::stack::{Connection, Exchange, Step};
+use crate::time::Now;
+
+/// Pieces one request can put in line: `100 Continue`, head, tail and body of the answer.
+const PIECES: usize = 4;
+
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+#[derive(Debug)]
+enum Phase {
+    /// Between requests, or in the middle of a head.
+    Head,
+    /// The head is in `head`, the body on its way.
+    Body(BodyReader),
+    /// A complete request whose record is not here yet.
+    Held { look_at: Duration, give_up: Duration },
+    /// The last answer has been given.
+    Over,
+}
+
+/// What was found to say to a complete request.
+enum Said {
+    Answer(Response),
+    /// Nothing yet; how long it may wait in all.
+    Hold(Duration),
+}
+
+/// `OPTIONS *`: about the server, not about a path (RFC 9110 §9.3.7).
+fn asks_for_options(head: &Head<'_>) -> bool {
+    head.method == Method::Options && head.target == "*"
+}
+
+/// The exchange over one connection.
+#[derive(Debug)]
+pub struct Talk<A> {
+    shared: Arc<Shared<A>>,
+    connection: Connection,
+    phase: Phase,
+    scanner: Scanner,
+    head: Vec<u8>,
+    body: Vec<u8>,
+    pieces: [Bytes; PIECES],
+    /// Pieces not yet handed over: from `next` to `last`.
+    next: usize,
+    last: usize,
+    /// When patience with the client ends.
+    deadline: Duration,
+    /// The client has closed its side.
+    ended: bool,
+}
+
+impl<A: Answers> Talk<A> {
+    pub(super) fn new(shared: Arc<Shared<A>>, connection: Connection, now: Now) -> Self {
+        let deadline = now.mono + shared.config.head_timeout;
+        Self {
+            shared,
+            connection,
+            phase: Phase::Head,
+            scanner: Scanner::default(),
+            head: Vec::new(),
+            body: Vec::new(),
+            pieces: Default::default(),
+            next: 0,
+            last: 0,
+            deadline,
+            ended: false,
+        }
+    }
+
+    fn put(&mut self, piece: Bytes) {
+        self.pieces[self.last] = piece;
+        self.last += 1;
+    }
+
+    /// Puts an answer in line and gets ready for the next request, or for the end.
+    fn say(&mut self, now: Now, response: &Response, without_body: bool, persistence: Persistence) {
+        let persistence = if response.closes() { Persistence::Close } else { persistence };
+        self.put(response.head().clone());
+        self.put(date::tail(now.unix_seconds, persistence));
+        if !without_body && !response.body().is_empty() {
+            self.put(response.body().clone());
+        }
+        self.head.clear();
+        // Up to 64 KiB: not kept for a connection that may stay idle.
+        self.body = Vec::new();
+        self.scanner = Scanner::default();
+        self.phase = if persistence == Persistence::Close { Phase::Over } else { Phase::Head };
+    }
+
+    /// Answers a request that is none. Where the next one would start is not known, so this is the last.
+    fn refuse(&mut self, now: Now, error: RequestError) {
+        let response = self.shared.error(error.status());
+        self.say(now, &response, false, Persistence::Close);
+    }
+
+    /// Takes octets of a head; returns how many.
+    fn take_head(&mut self, now: Now, octets: &[u8]) -> usize {
+        let before = self.head.len();
+        if before == 0 {
+            match self.scanner.advance(octets) {
+                Ok(Some(length)) => {
+                    self.complete_head(now, &octets[..length]);
+                    return length;
+                }
+                Ok(None) => {
+                    // The first request's time runs from the start of the connection.
+                    self.deadline = self.deadline.min(now.mono + self.shared.config.head_timeout);
+                    self.head.extend_from_slice(octets);
+                }
+                Err(error) => self.refuse(now, error),
+            }
+            return octets.len();
+        }
+        let mut head = std::mem::take(&mut self.head);
+        head.extend_from_slice(octets);
+        let scanned = self.scanner.advance(&head);
+        let mut taken = octets.len();
+        if let Ok(Some(length)) = scanned {
+            taken = length - before;
+            head.truncate(length);
+            self.complete_head(now, &head);
+        }
+        // Given back for its capacity, and for its content while the head is incomplete.
+        if matches!(scanned, Ok(Some(_))) && self.head.is_empty() {
+            head.clear();
+            self.head = head;
+        } else if !matches!(scanned, Ok(Some(_))) {
+            self.head = head;
+        }
+        if let Err(error) = scanned {
+            self.refuse(now, error);
+        }
+        taken
+    }
+
+    /// A head is complete: answers it, or makes ready for its body.
+    fn complete_head(&mut self, now: Now, octets: &[u8]) {
+        let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
+        if let Err(error) = Head::parse(octets, &mut fields).and_then(|head| self.start(now, &head, octets)) {
+            self.refuse(now, error);
+        }
+    }
+
+    fn start(&mut self, now: Now, head: &Head<'_>, octets: &[u8]) -> Result<(), RequestError> {
+        let framing = Framing::of(&head.headers, head.is_1_1)?;
+        let waits = head.expects_continue()?;
+        if framing == Framing::Absent {
+            return self.attempt(now, head, &[], octets);
+        }
+        // A target that can name nothing is refused before its body is asked for.
+        if !asks_for_options(head) {
+            let mut buffer = [0; TARGET_MAX];
+            if normalise(head.target, &mut buffer) == Err(TargetError::Malformed) {
+                return Err(RequestError::Target);
+            }
+        }
+        if waits {
+            self.put(Bytes::from_static(CONTINUE));
+        }
+        let keep = !matches!(head.method, Method::Get | Method::Head);
+        self.phase = Phase::Body(BodyReader::new(framing, keep));
+        self.deadline = now.mono + self.shared.config.body_timeout;
+        self.head.extend_from_slice(octets);
+        Ok(())
+    }
+
+    /// Tries to answer a complete request; keeps it when its record is not here yet.
+    fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], octets: &[u8]) -> Result<(), RequestError> {
+        let response = match (self.find(head, body)?, &self.phase) {
+            (Said::Answer(response), _) => response,
+            (Said::Hold(_), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
+                self.shared.not_ready.clone()
+            }
+            (Said::Hold(patience), phase) => {
+                let give_up = match phase {
+                    Phase::Held { give_up, .. } => *give_up,
+                    _ => now.mono + patience,
+                };
+                let look_at = give_up.min(now.mono + self.shared.config.look_again);
+                self.phase = Phase::Held { look_at, give_up };
+                if self.head.is_empty() {
+                    self.head.extend_from_slice(octets);
+                }
+                return Ok(());
+            }
+        };
+        let persistence = match (head.keeps_alive(), head.is_1_1) {
+            (false, _) => Persistence::Close,
+            (true, true) => Persistence::Implied,
+            (true, false) => Persistence::KeepAlive,
+        };
+        self.say(now, &response, head.method == Method::Head, persistence);
+        Ok(())
+    }
+
+    fn find(&self, head: &Head<'_>, body: &[u8]) -> Result<Said, RequestError> {
+        if asks_for_options(head) {
+            return Ok(Said::Answer(self.shared.options.clone()));
+        }
+        let mut buffer = [0; TARGET_MAX];
+        let target = match normalise(head.target, &mut buffer) {
+            Ok(target) => target,
+            Err(TargetError::NotText) => return Ok(Said::Answer(self.shared.error(Status(404)))),
+            Err(TargetError::Malformed) => return Err(RequestError::Target),
+        };
+        let request = Request { method: head.method, target, headers: head.headers, body };
+        Ok(match self.shared.answers.answer(self.connection.slot, &request) {
+            Answer::Ready(response) => Said::Answer(response),
+            Answer::Unknown => Said::Answer(self.shared.error(Status(404))),
+            Answer::NotYet => Said::Hold(hold(target.path)),
+        })
+    }
+
+    /// Tries to answer the request gathered in `head` and `body`.
+    fn attempt_gathered(&mut self, now: Now) {
+        let (octets, body) = (std::mem::take(&mut self.head), std::mem::take(&mut self.body));
+        let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
+        let done = Head::parse(&octets, &mut fields).and_then(|head| self.attempt(now, &head, &body, &[]));
+        match done {
+            Err(error) => self.refuse(now, error),
+            Ok(()) if matches!(self.phase, Phase::Held { .. }) => (self.head, self.body) = (octets, body),
+            Ok(()) => {}
+        }
+    }
+
+    /// Takes octets of a body; returns how many.
+    fn take_body(&mut self, now: Now, octets: &[u8]) -> usize {
+        let Phase::Body(reader) = &mut self.phase else { return 0 };
+        match reader.take(octets, &mut self.body) {
+            Ok(taken) => {
+                if reader.is_done() {
+                    self.attempt_gathered(now);
+                }
+                taken
+            }
+            Err(error) => {
+                self.refuse(now, error);
+                octets.len()
+            }
+        }
+    }
+
+    fn is_saying(&self) -> bool {
+        self.next < self.last
+    }
+
+    /// What to do with nothing left to say.
+    fn listen(&mut self, now: Now) -> Step {
+        let overdue = now.mono >= self.deadline;
+        match &self.phase {
+            Phase::Over => return Step::Close,
+            Phase::Held { look_at, .. } if now.mono < *look_at => {
+                return Step::Wait { until: Some(*look_at) };
+            }
+            Phase::Held { .. } => self.attempt_gathered(now),
+            Phase::Head if self.head.is_empty() && (self.ended || overdue) => return Step::Close,
+            Phase::Head | Phase::Body(_) if self.ended => self.refuse(now, RequestError::Truncated),
+            Phase::Head | Phase::Body(_) if overdue => self.refuse(now, RequestError::Timeout),
+            Phase::Head | Phase::Body(_) => return Step::Wait { until: Some(self.deadline) },
+        }
+        if let Phase::Held { look_at, .. } = self.phase {
+            return Step::Wait { until: Some(look_at) };
+        }
+        self.speak(now)
+    }
+
+    /// Hands over the next piece.
+    fn speak(&mut self, now: Now) -> Step {
+        let piece = std::mem::take(&mut self.pieces[self.next]);
+        self.next += 1;
+        if self.next == self.last {
+            (self.next, self.last) = (0, 0);
+            if matches!(self.phase, Phase::Head) {
+                self.deadline = now.mono + self.shared.config.idle_timeout;
+            }
+        }
+        Step::Send(piece)
+    }
+}
+
+impl<A: Answers> Exchange for Talk<A> {
+    fn receive(&mut self, now: Now, bytes: &[u8]) -> usize {
+        if self.is_saying() {
+            return 0;
+        }
+        match self.phase {
+            Phase::Head => self.take_head(now, bytes),
+            Phase::Body(_) => self.take_body(now, bytes),
+            Phase::Held { .. } | Phase::Over => 0,
+        }
+    }
+
+    fn finish(&mut self, _: Now) {
+        self.ended = true;
+    }
+
+    fn next(&mut self, now: Now) -> Step {
+        if self.is_saying() { self.speak(now) } else { self.listen(now) }
+    }
+}

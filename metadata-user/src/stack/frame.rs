@@ -1,0 +1,223 @@
+//! Ethernet, ARP and neighbour discovery: everything below IP, and what of IP decides who is meant.
+//!
+//! No answer here depends on having resolved the guest: replies go back to where the frame came from.
+
+use metadata_common::mac::Mac;
+use smoltcp::phy::{Checksum, ChecksumCapabilities};
+use smoltcp::wire::{
+    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv6Packet, Icmpv6Repr, IpProtocol, IpRepr,
+    Ipv4Packet, Ipv6Packet, NdiscNeighborFlags, NdiscRepr,
+};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Octets of an Ethernet header.
+pub(super) const ETHERNET: usize = 14;
+const ARP: u16 = 0x0806;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const ICMPV6: u8 = 58;
+const ECHO_REQUEST: u8 = 8;
+const ECHO_REQUEST_V6: u8 = 128;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+
+/// Checksums are completed on everything sent and never verified on what a guest sends: with checksum
+/// offload a guest's kernel leaves only the pseudo-header's sum in the field.
+pub(super) fn checksums() -> ChecksumCapabilities {
+    let mut sums = ChecksumCapabilities::default();
+    sums.ipv4 = Checksum::Tx;
+    sums.tcp = Checksum::Tx;
+    sums.icmpv4 = Checksum::Tx;
+    sums.icmpv6 = Checksum::Tx;
+    sums
+}
+
+/// The Ethernet addresses of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    /// Destination: the source of the guest's frame.
+    pub to: Mac,
+    /// Source: what the guest sent to, so that on-link and routed guests both recognise it.
+    pub from: Mac,
+}
+
+impl Route {
+    /// Writes the Ethernet header of an answer.
+    pub(super) fn emit(self, ethertype: u16, frame: &mut [u8]) {
+        frame[..6].copy_from_slice(&self.to.0);
+        frame[6..12].copy_from_slice(&self.from.0);
+        frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+    }
+
+    /// Writes the Ethernet header in front of the IP packet that follows it.
+    pub(super) fn emit_ip(self, frame: &mut [u8]) {
+        let ethertype = if frame[ETHERNET] >> 4 == 4 { IPV4 } else { IPV6 };
+        self.emit(ethertype, frame);
+    }
+}
+
+/// Why a frame is dropped: each has its counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Drop {
+    Malformed,
+    Checksum,
+    Address,
+    Fragment,
+    Protocol,
+}
+
+/// What a frame asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Inbound<'a> {
+    /// An ARP packet.
+    Arp(&'a [u8]),
+    /// Who has `target`? Asked by `source`.
+    Solicitation { source: Ipv6Addr, target: Ipv6Addr },
+    /// An echo request: the whole IP packet.
+    Echo(&'a [u8]),
+    /// A TCP segment.
+    Segment { source: IpAddr, destination: IpAddr, packet: &'a [u8], tcp: &'a [u8] },
+}
+
+/// Splits a frame into the way back and what it asks.
+pub(super) fn parse<'a>(frame: &'a [u8], served: &[IpAddr]) -> Result<(Route, Inbound<'a>), Drop> {
+    let (header, rest) = frame.split_at_checked(ETHERNET).ok_or(Drop::Malformed)?;
+    let mac = |at: usize| Mac(std::array::from_fn(|i| header[at + i]));
+    let (destination, source) = (mac(0), mac(6));
+    let from = if destination.is_group() { Mac::SERVICE } else { destination };
+    let inbound = match u16::from_be_bytes([header[12], header[13]]) {
+        ARP => Ok(Inbound::Arp(rest)),
+        IPV4 => ipv4(rest, served),
+        IPV6 => ipv6(rest, served),
+        _ => Err(Drop::Protocol),
+    }?;
+    Ok((Route { to: source, from }, inbound))
+}
+
+fn ipv4<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
+    let packet = Ipv4Packet::new_checked(bytes).map_err(|_| Drop::Malformed)?;
+    if packet.version() != 4 {
+        return Err(Drop::Malformed);
+    }
+    // RFC 1122 §3.2.1.2. The IPv4 header's own sum is never offloaded.
+    if !packet.verify_checksum() {
+        return Err(Drop::Checksum);
+    }
+    if packet.more_frags() || packet.frag_offset() != 0 {
+        return Err(Drop::Fragment);
+    }
+    let source = packet.src_addr();
+    if source.is_unspecified() || source.is_multicast() || source.is_broadcast() {
+        return Err(Drop::Address);
+    }
+    let destination = IpAddr::V4(packet.dst_addr());
+    if !served.contains(&destination) {
+        return Err(Drop::Address);
+    }
+    let whole = &bytes[..usize::from(packet.total_len())];
+    let payload = &whole[usize::from(packet.header_len())..];
+    match (u8::from(packet.next_header()), payload.first()) {
+        (TCP, _) => Ok(Inbound::Segment { source: source.into(), destination, packet: whole, tcp: payload }),
+        (ICMP, Some(&ECHO_REQUEST)) => Ok(Inbound::Echo(whole)),
+        _ => Err(Drop::Protocol),
+    }
+}
+
+fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
+    let packet = Ipv6Packet::new_checked(bytes).map_err(|_| Drop::Malformed)?;
+    if packet.version() != 6 {
+        return Err(Drop::Malformed);
+    }
+    let whole = &bytes[..packet.total_len()];
+    let payload = &whole[packet.header_len()..];
+    let (source, destination) = (packet.src_addr(), IpAddr::V6(packet.dst_addr()));
+    let protocol = u8::from(packet.next_header());
+    if protocol == ICMPV6 && payload.first() == Some(&NEIGHBOUR_SOLICITATION) {
+        return solicitation(source, packet.hop_limit(), payload);
+    }
+    if source.is_unspecified() || source.is_multicast() || !served.contains(&destination) {
+        return Err(Drop::Address);
+    }
+    match (protocol, payload.first()) {
+        (TCP, _) => Ok(Inbound::Segment { source: source.into(), destination, packet: whole, tcp: payload }),
+        (ICMPV6, Some(&ECHO_REQUEST_V6)) => Ok(Inbound::Echo(whole)),
+        _ => Err(Drop::Protocol),
+    }
+}
+
+/// RFC 4861 §7.1.1: hop limit 255 (it never crossed a router), code 0, at least 24 octets.
+fn solicitation<'a>(source: Ipv6Addr, hop_limit: u8, icmp: &'a [u8]) -> Result<Inbound<'a>, Drop> {
+    if hop_limit != 255 || icmp.len() < 24 || icmp[1] != 0 {
+        return Err(Drop::Malformed);
+    }
+    let target = Ipv6Addr::from(<[u8; 16]>::try_from(&icmp[8..24]).map_err(|_| Drop::Malformed)?);
+    Ok(Inbound::Solicitation { source, target })
+}
+
+/// The answer to an ARP request for a served address (RFC 826), also to a probe from 0.0.0.0 (RFC 5227
+/// §2.1.1). Returns its length in `frame`.
+pub(super) fn answer_arp(
+    arp: &[u8],
+    to: Mac,
+    served: &[IpAddr],
+    frame: &mut [u8],
+) -> Result<Option<usize>, Drop> {
+    let packet = ArpPacket::new_checked(arp).map_err(|_| Drop::Malformed)?;
+    let ArpRepr::EthernetIpv4 {
+        operation,
+        source_hardware_addr,
+        source_protocol_addr,
+        target_protocol_addr,
+        ..
+    } = ArpRepr::parse(&packet).map_err(|_| Drop::Malformed)?
+    else {
+        return Err(Drop::Protocol);
+    };
+    if operation != ArpOperation::Request {
+        return Ok(None);
+    }
+    if !served.contains(&IpAddr::V4(target_protocol_addr)) {
+        return Err(Drop::Address);
+    }
+    let answer = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Reply,
+        source_hardware_addr: EthernetAddress(Mac::SERVICE.0),
+        source_protocol_addr: target_protocol_addr,
+        target_hardware_addr: source_hardware_addr,
+        target_protocol_addr: source_protocol_addr,
+    };
+    let length = ETHERNET + answer.buffer_len();
+    Route { to, from: Mac::SERVICE }.emit(ARP, frame);
+    answer.emit(&mut ArpPacket::new_unchecked(&mut frame[ETHERNET..length]));
+    Ok(Some(length))
+}
+
+/// The answer to a neighbour solicitation (RFC 4861 §7.2.4), with hop limit 255; to all nodes when it
+/// came from nowhere (duplicate address detection). Returns its length in `frame`.
+pub(super) fn answer_solicitation(source: Ipv6Addr, target: Ipv6Addr, to: Mac, frame: &mut [u8]) -> usize {
+    let probe = source.is_unspecified();
+    let destination = if probe { Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) } else { source };
+    let flags = if probe {
+        NdiscNeighborFlags::OVERRIDE
+    } else {
+        NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE
+    };
+    let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
+        flags,
+        target_addr: target,
+        lladdr: Some(EthernetAddress(Mac::SERVICE.0).into()),
+    });
+    let ip = IpRepr::new(target.into(), destination.into(), IpProtocol::Icmpv6, advert.buffer_len(), 255);
+    let header = ETHERNET + ip.header_len();
+    let length = header + advert.buffer_len();
+    Route { to, from: Mac::SERVICE }.emit(IPV6, frame);
+    ip.emit(&mut frame[ETHERNET..length], &checksums());
+    advert.emit(
+        &target,
+        &destination,
+        &mut Icmpv6Packet::new_unchecked(&mut frame[header..length]),
+        &checksums(),
+    );
+    length
+}

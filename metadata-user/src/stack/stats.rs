@@ -1,0 +1,100 @@
+//! What a stack has seen and done.
+
+/// Counters since the start, and gauges of the present.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StackStats {
+    /// Frames received.
+    pub received: u64,
+    /// Frames sent.
+    pub sent: u64,
+    /// ARP requests answered.
+    pub arp_answered: u64,
+    /// Neighbour solicitations answered.
+    pub neighbours_answered: u64,
+    /// Echo requests answered.
+    pub echoes_answered: u64,
+    /// Dropped: truncated, or lengths that contradict one another.
+    pub dropped_malformed: u64,
+    /// Dropped: wrong IPv4 header checksum.
+    pub dropped_checksum: u64,
+    /// Dropped: for an address not served, or from one nobody can have.
+    pub dropped_address: u64,
+    /// Dropped: IP fragments.
+    pub dropped_fragment: u64,
+    /// Dropped: neither ARP, neighbour solicitation, TCP nor echo request.
+    pub dropped_protocol: u64,
+    /// Dropped: a slot this stack has no room for.
+    pub dropped_slot: u64,
+    /// Connections established.
+    pub accepted: u64,
+    /// Segments for no connection of ours, answered with RST (a closed port, or a connection forgotten).
+    pub unmatched: u64,
+    /// SYNs dropped: the port has as many connections as it may.
+    pub refused_port_connections: u64,
+    /// SYNs dropped: all connections are taken.
+    pub refused_connections: u64,
+    /// SYNs dropped: all ports are taken and none is idle.
+    pub refused_ports: u64,
+    /// Idle ports that made room for another.
+    pub ports_evicted: u64,
+    /// Handshakes never finished.
+    pub half_open_expired: u64,
+    /// Unfinished handshakes that made room for a new one.
+    pub half_open_evicted: u64,
+    /// Connections replaced by a new SYN from the same address and port.
+    pub superseded: u64,
+    /// Connections reset because the guest acknowledged nothing, or never closed its side.
+    pub stalled: u64,
+    /// Connections given up by the service.
+    pub aborted: u64,
+    /// Four-tuples in TIME-WAIT taken into use again by a SYN.
+    pub time_wait_reused: u64,
+    /// Gauge: ports held.
+    pub ports: u64,
+    /// Gauge: connections held.
+    pub connections: u64,
+    /// Gauge: free connections kept for reuse.
+    pub spare_connections: u64,
+}
+
+impl StackStats {
+    /// The counters, by name.
+    #[must_use]
+    pub fn counters(&self) -> [(&'static str, u64); 23] {
+        [
+            ("received", self.received),
+            ("sent", self.sent),
+            ("arp_answered", self.arp_answered),
+            ("neighbours_answered", self.neighbours_answered),
+            ("echoes_answered", self.echoes_answered),
+            ("dropped_malformed", self.dropped_malformed),
+            ("dropped_checksum", self.dropped_checksum),
+            ("dropped_address", self.dropped_address),
+            ("dropped_fragment", self.dropped_fragment),
+            ("dropped_protocol", self.dropped_protocol),
+            ("dropped_slot", self.dropped_slot),
+            ("accepted", self.accepted),
+            ("unmatched", self.unmatched),
+            ("refused_port_connections", self.refused_port_connections),
+            ("refused_connections", self.refused_connections),
+            ("refused_ports", self.refused_ports),
+            ("ports_evicted", self.ports_evicted),
+            ("half_open_expired", self.half_open_expired),
+            ("half_open_evicted", self.half_open_evicted),
+            ("superseded", self.superseded),
+            ("stalled", self.stalled),
+            ("aborted", self.aborted),
+            ("time_wait_reused", self.time_wait_reused),
+        ]
+    }
+
+    /// The gauges, by name.
+    #[must_use]
+    pub fn gauges(&self) -> [(&'static str, u64); 3] {
+        [
+            ("ports", self.ports),
+            ("connections", self.connections),
+            ("spare_connections", self.spare_connections),
+        ]
+    }
+}
