@@ -1,0 +1,134 @@
+//! The hub's devices: a veth pair on the way in, a tap on the way out.
+//!
+//! ```text
+//!  ports ══ XDP redirect ══▶ PREFIX-out │ PREFIX-in ── XDP `socket` ──▶ AF_XDP
+//!  ports ◀══ XDP redirect ══ `hub` XDP ── PREFIX-tap ◀── write() of one frame
+//! ```
+
+use std::os::fd::OwnedFd;
+
+use super::{HUB_PREFIX_MAX, SteerError, netlink, netns, tun};
+
+/// MTU of the hub's devices, octets. A redirect drops frames above the target's MTU, so it exceeds any
+/// guest's; a veth runs XDP natively up to a page less head and tail room, 3,506 octets on x86.
+pub const HUB_MTU: u32 = 3_400;
+
+/// The inner end of the hub's veth pair: where the AF_XDP socket is bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hub {
+    /// Interface index of the inner end, in the namespace steering was started in.
+    pub inner_ifindex: u32,
+    /// Name of the inner end.
+    pub inner_name: String,
+    /// The receive queue all steered frames arrive on.
+    pub queue: u32,
+}
+
+/// The devices of one hub. They go with [`Devices::remove`]; the tap also when its descriptor is closed.
+#[derive(Debug)]
+pub(super) struct Devices {
+    pub(super) outer: Device,
+    pub(super) inner: Device,
+    pub(super) tap: Device,
+}
+
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) ifindex: u32,
+}
+
+impl Device {
+    fn find(name: String) -> Result<Self, SteerError> {
+        match netns::index_of(&name)? {
+            Some(ifindex) => Ok(Self { name, ifindex }),
+            None => {
+                let gone = std::io::Error::from_raw_os_error(libc::ENODEV);
+                Err(SteerError::device(format!("find {name}, which was just made"), gone))
+            }
+        }
+    }
+
+    /// On the way out there is nobody left to act on an error but the reader of the log.
+    fn remove(&self) {
+        if let Err(error) = netlink::delete(&self.name, self.ifindex) {
+            tracing::warn!(%error, "a hub device stays behind; the next start removes it");
+        }
+    }
+}
+
+impl Devices {
+    /// Makes the devices in the calling thread's namespace, all up but carrying nothing yet.
+    ///
+    /// A veth pair left by an agent that was killed is replaced. On an error nothing is left.
+    pub(super) fn create(prefix: &str) -> Result<(Self, OwnedFd), SteerError> {
+        check_prefix(prefix)?;
+        let name = format!("{prefix}-tap");
+        // The tap first: a live agent holds it, and then nothing of that agent's may be touched.
+        let fd = tun::create(&name)?;
+        let tap = Device::find(name)?;
+        // Closing the descriptor would do, but not at once if a child process is just being started.
+        let (outer, inner) = Self::create_veth(prefix).inspect_err(|_| tap.remove())?;
+        let devices = Self { outer, inner, tap };
+        devices.bring_up().inspect_err(|_| devices.remove())?;
+        Ok((devices, fd))
+    }
+
+    fn create_veth(prefix: &str) -> Result<(Device, Device), SteerError> {
+        let [outer, inner] = ["out", "in"].map(|end| format!("{prefix}-{end}"));
+        for end in [&outer, &inner] {
+            remove_left_over(end)?;
+        }
+        netlink::create_veth(&outer, &inner)?;
+        let outer = Device::find(outer)?;
+        let inner = Device::find(inner).inspect_err(|_| outer.remove())?;
+        Ok((outer, inner))
+    }
+
+    fn bring_up(&self) -> Result<(), SteerError> {
+        for Device { name, ifindex } in [&self.outer, &self.inner, &self.tap] {
+            netlink::quiet_and_up(name, *ifindex, HUB_MTU)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the devices; called in the namespace they were made in.
+    pub(super) fn remove(&self) {
+        // One end takes the other with it.
+        for device in [&self.outer, &self.tap] {
+            device.remove();
+        }
+    }
+}
+
+fn remove_left_over(name: &str) -> Result<(), SteerError> {
+    let Some(ifindex) = netns::index_of(name)? else { return Ok(()) };
+    let kind = netlink::kind(name, ifindex)?;
+    if kind != netlink::VETH {
+        return Err(SteerError::NotOurs { name: name.into(), kind });
+    }
+    tracing::info!(device = name, "removing a hub device left by an earlier run");
+    netlink::delete(name, ifindex)
+}
+
+/// The kernel's rules for names (`dev_valid_name`), with room for the longest suffix.
+pub(super) fn check_prefix(prefix: &str) -> Result<(), SteerError> {
+    let fits = (1..=HUB_PREFIX_MAX).contains(&prefix.len());
+    let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '%');
+    if fits && !prefix.contains(bad) { Ok(()) } else { Err(SteerError::HubName { found: prefix.into() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_prefix;
+
+    #[test]
+    fn a_hub_name_leaves_room_for_its_suffix() {
+        for good in ["imds", "i", "elevenbytes"] {
+            assert!(check_prefix(good).is_ok(), "{good}");
+        }
+        for bad in ["", "twelve-bytes", "a b", "a/b", "a:b", "a\0b", "a%d"] {
+            assert!(check_prefix(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! rtnetlink, asked and answered: create, change, look at and delete devices in the calling thread's
+//! namespace.
+//!
+//! Each call brings its own small runtime and socket, so it needs a thread that is in no tokio runtime;
+//! the threads of [`Netns::run`](super::netns::Netns::run) are such.
+
+use futures_util::TryStreamExt as _;
+use rtnetlink::packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoKind, LinkAttribute, LinkInfo, LinkMessage, LinkXdp,
+};
+use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth};
+use std::io;
+
+use super::SteerError;
+
+fn talk<T>(
+    action: impl FnOnce() -> String,
+    exchange: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error>,
+) -> Result<T, SteerError> {
+    let attempt = || -> io::Result<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        runtime.block_on(async {
+            let (connection, handle, _) = rtnetlink::new_connection()?;
+            let connection = tokio::spawn(connection);
+            let answer = exchange(handle).await.map_err(io_error);
+            connection.abort();
+            answer
+        })
+    };
+    attempt().map_err(|source| SteerError::device(action(), source))
+}
+
+/// The errno of a netlink answer; other failures keep their text.
+fn io_error(error: rtnetlink::Error) -> io::Error {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.to_io(),
+        other => io::Error::other(other),
+    }
+}
+
+/// Creates a veth pair, both ends down.
+pub(super) fn create_veth(outer: &str, inner: &str) -> Result<(), SteerError> {
+    talk(
+        || format!("create the veth pair {outer} and {inner}"),
+        async |netlink| netlink.link().add(LinkVeth::new(outer, inner).build()).execute().await,
+    )
+}
+
+/// Makes a device the host itself has nothing to say on (no ARP, no multicast, no IPv6 address of its own,
+/// hence no ND and no MLD), sets its MTU in octets, then brings it up.
+pub(super) fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), SteerError> {
+    // Both ways: the sysctl stops IPv6 on the device altogether, but is read-only in many containers.
+    let sysctl = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+    if let Err(error) = std::fs::write(&sysctl, "1") {
+        tracing::debug!(device = name, %error, "IPv6 stays enabled on a hub device, without an address");
+    }
+    let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+    let quiet = link(ifindex).arp(false).multicast(false).mtu(mtu).build();
+    let silent = link(ifindex).append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
+    talk(
+        || format!("configure {name} with an MTU of {mtu} octets and bring it up"),
+        async |netlink| {
+            netlink.link().set(quiet).execute().await?;
+            // A kernel without IPv6 has no such attribute, and nothing to silence.
+            if let Err(error) = netlink.link().set(silent).execute().await {
+                tracing::debug!(device = name, %error, "no IPv6 address generation to turn off");
+            }
+            netlink.link().set(link(ifindex).up().build()).execute().await
+        },
+    )
+}
+
+fn link(ifindex: u32) -> LinkMessageBuilder<LinkUnspec> {
+    LinkUnspec::new_with_index(ifindex)
+}
+
+/// Deletes a device; one that is gone already is no error.
+pub(super) fn delete(name: &str, ifindex: u32) -> Result<(), SteerError> {
+    let outcome =
+        talk(|| format!("delete {name}"), async |netlink| netlink.link().del(ifindex).execute().await);
+    match outcome {
+        Err(SteerError::Device { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        other => other,
+    }
+}
+
+/// The kind of a device (`veth`, `tun`, `bridge`…), `physical` when it has none.
+pub(super) fn kind(name: &str, ifindex: u32) -> Result<String, SteerError> {
+    let message = look(name, ifindex)?;
+    let infos = message.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    let kind = infos.into_iter().flatten().find_map(|info| match info {
+        LinkInfo::Kind(kind) => Some(kind),
+        _ => None,
+    });
+    Ok(match kind {
+        Some(InfoKind::Veth) => VETH.into(),
+        Some(kind) => kind.to_string(),
+        None => "physical device".into(),
+    })
+}
+
+/// What [`kind`] calls a veth.
+pub(super) const VETH: &str = "veth";
+
+/// Numbers of the XDP programs on a device.
+pub(super) fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, SteerError> {
+    let message = look(name, ifindex)?;
+    let of_link = message.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::Xdp(entries) => Some(entries),
+        _ => None,
+    });
+    let mut ids: Vec<u32> = of_link
+        .flatten()
+        .filter_map(|entry| match entry {
+            LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) => {
+                Some(*id)
+            }
+            _ => None,
+        })
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+fn look(name: &str, ifindex: u32) -> Result<LinkMessage, SteerError> {
+    talk(
+        || format!("look at {name}"),
+        async |netlink| {
+            let mut answer = std::pin::pin!(netlink.link().get().match_index(ifindex).execute());
+            answer.try_next().await?.ok_or(rtnetlink::Error::RequestFailed)
+        },
+    )
+}

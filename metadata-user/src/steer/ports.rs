@@ -1,0 +1,200 @@
+//! Taps become ports and guests become slots, while frames flow.
+
+use aya::programs::xdp::XdpLink;
+use metadata_common::mac::Mac;
+use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot, program};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::netns::{Cookie, Netns};
+use super::tables::Binding;
+use super::{Limits, SteerError, Steering, attach, netns};
+use crate::port::PortName;
+
+/// A port and what is bound to it.
+pub(super) struct Attached {
+    cookie: Cookie,
+    key: PortKey,
+    slots: BTreeMap<Mac, Slot>,
+    link: XdpLink,
+}
+
+impl Steering {
+    /// Makes a tap a port. From now on nothing for a metadata address passes it unless bound.
+    ///
+    /// A port that is attached already is left as it is; if its tap was made anew meanwhile, the new one is
+    /// attached with nothing bound to it.
+    ///
+    /// # Errors
+    /// When there is no such device, another XDP program is on it, or the node is full. The port is as it
+    /// was then, except that a tap that had gone is detached.
+    pub fn attach(&mut self, port: &PortName) -> Result<(), SteerError> {
+        self.visit(port, |steering| steering.attach_inside(port))
+    }
+
+    fn attach_inside(&mut self, port: &PortName) -> Result<(), SteerError> {
+        let (cookie, Some(ifindex)) = place(port)? else {
+            return Err(SteerError::PortGone { port: port.clone(), found: "none".into() });
+        };
+        if let Some(other) = self.holder_of(cookie, ifindex) {
+            if other == *port {
+                return Ok(());
+            }
+            // Under its former name too, the device has two names; else it, or its namespace, was renamed.
+            if !self.place_of(&other).is_ok_and(|place| place == (cookie, Some(ifindex))) {
+                self.detach(&other)?;
+            } else {
+                return Err(SteerError::SamePort { port: port.clone(), other });
+            }
+        }
+        self.detach(port)?;
+        if self.ports.len() >= MAX_PORTS as usize {
+            return Err(SteerError::TooManyPorts);
+        }
+        let attached = self.attach_new(port, cookie, ifindex).inspect_err(|_| self.object.release(cookie))?;
+        self.ports.insert(port.clone(), attached);
+        Ok(())
+    }
+
+    fn attach_new(&mut self, port: &PortName, cookie: Cookie, ifindex: u32) -> Result<Attached, SteerError> {
+        let (netns, program) = self.object.acquire(cookie)?;
+        let key = PortKey { netns, ifindex };
+        let Limits { frames_per_second, burst } = self.limits;
+        self.tables.add_port(key, Port::with_limit(frames_per_second, burst))?;
+        match attach::native_or_generic(program, ifindex, port) {
+            Ok(link) => Ok(Attached { cookie, key, slots: BTreeMap::new(), link }),
+            Err(refusal) => {
+                self.tables.remove_port(key)?;
+                Err(refusal.about(program::PORT, port, ifindex))
+            }
+        }
+    }
+
+    fn holder_of(&self, cookie: Cookie, ifindex: u32) -> Option<PortName> {
+        let holds = |held: &Attached| held.cookie == cookie && held.key.ifindex == ifindex;
+        self.ports.iter().find(|(_, held)| holds(held)).map(|(name, _)| name.clone())
+    }
+
+    /// Gives a port up: frees its slots, and leaves the tap, if it still exists, as it was found. A port
+    /// that is not attached is no error.
+    ///
+    /// # Errors
+    /// When the kernel refuses to clear a table. The port is given up all the same.
+    pub fn detach(&mut self, port: &PortName) -> Result<(), SteerError> {
+        let Some(attached) = self.ports.remove(port) else { return Ok(()) };
+        let mut outcome = Ok(());
+        for (mac, slot) in attached.slots {
+            self.bound.remove(&slot);
+            outcome = outcome.and(self.tables.unbind(Binding { slot, port: attached.key, mac }));
+        }
+        drop(attached.link);
+        self.object.release(attached.cookie);
+        outcome.and(self.tables.remove_port(attached.key))
+    }
+
+    /// Lets `mac` speak on a port, as `slot`; what else held the slot or the pair before no longer does.
+    ///
+    /// Frames already under way keep the slot's number, so before a slot goes to another guest, unbind it,
+    /// tell the worker to forget it, and let the worker finish a turn.
+    ///
+    /// # Errors
+    /// When the port is not attached, its tap has gone or was made anew (attach again), the slot is out of
+    /// range, or the MAC is a group address. The slot is free then.
+    pub fn bind(&mut self, port: &PortName, mac: Mac, slot: Slot) -> Result<(), SteerError> {
+        if slot >= MAX_SLOTS {
+            return Err(SteerError::Slot { slot });
+        }
+        if mac.is_group() {
+            return Err(SteerError::GroupMac { mac });
+        }
+        if !self.ports.contains_key(port) {
+            return Err(SteerError::NotAttached { port: port.clone() });
+        }
+        if self.bound.get(&slot).is_some_and(|(held, known)| held == port && *known == mac) {
+            return Ok(());
+        }
+        self.unbind(slot)?;
+        self.visit(port, |steering| steering.bind_inside(port, mac, slot))
+    }
+
+    fn bind_inside(&mut self, port: &PortName, mac: Mac, slot: Slot) -> Result<(), SteerError> {
+        let now = place(port)?;
+        let Some(attached) = self.ports.get(port) else {
+            return Err(SteerError::NotAttached { port: port.clone() });
+        };
+        let key = attached.key;
+        if now != (attached.cookie, Some(key.ifindex)) {
+            let found = if now.1.is_some() { "another device of that name" } else { "none" };
+            return Err(SteerError::PortGone { port: port.clone(), found: found.into() });
+        }
+        if let Some(former) = attached.slots.get(&mac).copied() {
+            self.unbind(former)?;
+        }
+        self.tables.bind(Binding { slot, port: key, mac })?;
+        self.bound.insert(slot, (port.clone(), mac));
+        if let Some(attached) = self.ports.get_mut(port) {
+            attached.slots.insert(mac, slot);
+        }
+        Ok(())
+    }
+
+    /// Frees a slot: from now on nothing of its guest comes in, and nothing for it goes out. A slot that is
+    /// free is no error.
+    ///
+    /// # Errors
+    /// When the kernel refuses to clear a table.
+    pub fn unbind(&mut self, slot: Slot) -> Result<(), SteerError> {
+        let Some((port, mac)) = self.bound.remove(&slot) else { return Ok(()) };
+        let Some(attached) = self.ports.get_mut(&port) else { return Ok(()) };
+        attached.slots.remove(&mac);
+        self.tables.unbind(Binding { slot, port: attached.key, mac })
+    }
+
+    /// The ports attached and their interface indexes, each in its namespace. A tap that has gone is among
+    /// them until it is detached.
+    pub fn ports(&self) -> impl Iterator<Item = (&PortName, u32)> {
+        self.ports.iter().map(|(name, attached)| (name, attached.key.ifindex))
+    }
+
+    /// Runs `f` inside a port's namespace.
+    fn visit<T: Send>(
+        &mut self,
+        port: &PortName,
+        f: impl FnOnce(&mut Self) -> Result<T, SteerError> + Send,
+    ) -> Result<T, SteerError> {
+        self.netns_of(port)?.run(|| f(self))
+    }
+
+    /// What a port's name leads to now.
+    fn place_of(&self, port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
+        self.netns_of(port)?.run(|| place(port))
+    }
+
+    fn netns_of(&self, port: &PortName) -> Result<Arc<Netns>, SteerError> {
+        match &port.netns {
+            None => Ok(Arc::clone(&self.devices.home)),
+            Some(name) => Netns::open(name).map(Arc::new),
+        }
+    }
+}
+
+/// The calling thread's namespace, and in it the index of a port's device if there is one.
+fn place(port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
+    Ok((netns::cookie()?, netns::index_of(&port.ifname)?))
+}
+
+/// The interface index of a port's device, or `None` when the device or its namespace does not exist.
+/// A port without namespace is looked for in the calling thread's.
+///
+/// # Errors
+/// When the namespace cannot be opened or entered.
+pub fn exists(port: &PortName) -> Result<Option<u32>, SteerError> {
+    let Some(name) = &port.netns else { return netns::index_of(&port.ifname) };
+    match Netns::open(name) {
+        Ok(netns) => netns.run(|| netns::index_of(&port.ifname)),
+        Err(SteerError::Namespace { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,235 @@
+//! The maps, filled in an order in which no frame is ever sent to the wrong guest.
+
+use aya::Ebpf;
+use aya::maps::{Array, DevMap, DevMapHash, HashMap, Map, MapData, MapError, PerCpuArray, XskMap};
+use metadata_common::mac::Mac;
+use metadata_common::maps::{Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, Slot, name};
+use metadata_common::verdict::Verdict;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use super::{Counters, SteerError};
+
+/// Index in `HUBS` of the one hub there is.
+pub(super) const HUB: u32 = 0;
+
+/// Handles to all maps. What goes in are byte and integer arrays of the layouts `metadata-common` asserts.
+pub(super) struct Tables {
+    ports: HashMap<MapData, [u32; 2], [u64; 3]>,
+    identities: HashMap<MapData, [u8; 16], [u32; 2]>,
+    guests: Array<MapData, u64>,
+    guest_devices: DevMapHash<MapData>,
+    hubs: DevMap<MapData>,
+    sockets: XskMap<MapData>,
+    served_v4: HashMap<MapData, [u8; 4], u32>,
+    served_v6: HashMap<MapData, [u8; 16], u32>,
+    counters: PerCpuArray<MapData, u64>,
+}
+
+/// What one slot stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Binding {
+    pub(super) slot: Slot,
+    pub(super) port: PortKey,
+    pub(super) mac: Mac,
+}
+
+impl Tables {
+    /// Takes the maps out of a loaded object.
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
+        Ok(Self {
+            ports: take(ebpf, name::PORTS)?,
+            identities: take(ebpf, name::IDENTITIES)?,
+            guests: take(ebpf, name::GUESTS)?,
+            guest_devices: take(ebpf, name::GUEST_DEVICES)?,
+            hubs: take(ebpf, name::HUBS)?,
+            sockets: take(ebpf, name::SOCKETS)?,
+            served_v4: take(ebpf, name::SERVED_V4)?,
+            served_v6: take(ebpf, name::SERVED_V6)?,
+            counters: take(ebpf, name::COUNTERS)?,
+        })
+    }
+
+    /// Fills in the metadata addresses.
+    pub(super) fn serve(&mut self, addresses: &[IpAddr]) -> Result<(), SteerError> {
+        check_served(addresses)?;
+        for address in addresses {
+            let (map, outcome) = match address {
+                IpAddr::V4(v4) => (name::SERVED_V4, self.served_v4.insert(v4.octets(), 1, 0)),
+                IpAddr::V6(v6) => (name::SERVED_V6, self.served_v6.insert(v6.octets(), 1, 0)),
+            };
+            outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
+        }
+        Ok(())
+    }
+
+    /// Sends steered frames to this device of the calling thread's namespace.
+    pub(super) fn set_hub(&mut self, outer_ifindex: u32) -> Result<(), SteerError> {
+        self.hubs
+            .set(HUB, outer_ifindex, None, 0)
+            .map_err(|source| SteerError::map(name::HUBS, format!("enter device {outer_ifindex}"), source))
+    }
+
+    /// Gives frames of a receive queue to a socket.
+    pub(super) fn set_socket(&mut self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), SteerError> {
+        self.sockets.set(queue, socket.as_raw_fd(), 0).map_err(|source| {
+            SteerError::map(name::SOCKETS, format!("enter a socket for queue {queue}"), source)
+        })
+    }
+
+    /// Owns a port, with a full bucket.
+    pub(super) fn add_port(&mut self, key: PortKey, port: Port) -> Result<(), SteerError> {
+        let state = [port.frame_ns, port.depth_ns, port.full_at_ns];
+        self.ports
+            .insert(port_key(key), state, 0)
+            .map_err(|source| SteerError::map(name::PORTS, format!("enter {key:?}"), source))
+    }
+
+    /// Gives a port up.
+    pub(super) fn remove_port(&mut self, key: PortKey) -> Result<(), SteerError> {
+        absent_is_fine(self.ports.remove(&port_key(key)))
+            .map_err(|source| SteerError::map(name::PORTS, format!("remove {key:?}"), source))
+    }
+
+    /// Binds a slot that is free; called in the port's namespace, where its ifindex means something.
+    ///
+    /// The way back is complete before the first frame is let in: guest, device, identity. On an error
+    /// nothing stays.
+    pub(super) fn bind(&mut self, binding: Binding) -> Result<(), SteerError> {
+        self.try_bind(binding).inspect_err(|_| {
+            if let Err(error) = self.unbind(binding) {
+                tracing::warn!(%error, slot = binding.slot, "a slot that could not be bound is not clean");
+            }
+        })
+    }
+
+    fn try_bind(&mut self, Binding { slot, port, mac }: Binding) -> Result<(), SteerError> {
+        let entering = || format!("enter slot {slot}");
+        self.guests
+            .set(slot, guest_word(Guest { mac: mac.0, live: 1 }), 0)
+            .map_err(|source| SteerError::map(name::GUESTS, entering(), source))?;
+        self.guest_devices
+            .insert(slot, port.ifindex, None, 0)
+            .map_err(|source| SteerError::map(name::GUEST_DEVICES, entering(), source))?;
+        let Identity { slot, hub } = Identity { slot, hub: HUB };
+        self.identities
+            .insert(identity_key(port, mac), [slot, hub], 0)
+            .map_err(|source| SteerError::map(name::IDENTITIES, entering(), source))
+    }
+
+    /// Frees a slot: no frame in (identity), then none out (device, guest). All three are tried; the first
+    /// error is returned. The kernel removes entries of a deleted device itself.
+    pub(super) fn unbind(&mut self, Binding { slot, port, mac }: Binding) -> Result<(), SteerError> {
+        let failed = |map| move |source: MapError| SteerError::map(map, format!("free slot {slot}"), source);
+        let identity = absent_is_fine(self.identities.remove(&identity_key(port, mac)))
+            .map_err(failed(name::IDENTITIES));
+        let device = absent_is_fine(self.guest_devices.remove(slot)).map_err(failed(name::GUEST_DEVICES));
+        let guest = self.guests.set(slot, 0, 0).map_err(failed(name::GUESTS));
+        identity.and(device).and(guest)
+    }
+
+    /// Reads all counters.
+    pub(super) fn counters(&self) -> Result<Counters, SteerError> {
+        let read = |verdict: &Verdict| {
+            let per_cpu = self.counters.get(&verdict.index(), 0).map_err(|source| {
+                SteerError::map(name::COUNTERS, format!("read {}", verdict.name()), source)
+            })?;
+            Ok(per_cpu.iter().copied().fold(0, u64::wrapping_add))
+        };
+        Verdict::ALL.iter().map(read).collect::<Result<_, _>>().map(Counters::new)
+    }
+}
+
+/// Refuses more addresses than the tables hold.
+pub(super) fn check_served(addresses: &[IpAddr]) -> Result<(), SteerError> {
+    for (family, is_family) in [(4, IpAddr::is_ipv4 as fn(&IpAddr) -> bool), (6, IpAddr::is_ipv6)] {
+        let found = addresses.iter().filter(|address| is_family(address)).count();
+        if found > MAX_SERVED as usize {
+            return Err(SteerError::TooManyServed { family, found });
+        }
+    }
+    Ok(())
+}
+
+fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, map: &'static str) -> Result<M, SteerError> {
+    let taken =
+        ebpf.take_map(map).ok_or_else(|| SteerError::map(map, "find", "the object has no such map"))?;
+    M::try_from(taken).map_err(|source| SteerError::map(map, "take", source))
+}
+
+/// What is to be removed may be gone: the kernel removes entries of a deleted device.
+fn absent_is_fine(outcome: Result<(), MapError>) -> Result<(), MapError> {
+    match outcome {
+        Err(error) if super::error::errno(&error) == Some(libc::ENOENT) => Ok(()),
+        Err(MapError::KeyNotFound) => Ok(()),
+        other => other,
+    }
+}
+
+fn port_key(PortKey { netns, ifindex }: PortKey) -> [u32; 2] {
+    [netns, ifindex]
+}
+
+fn identity_key(port: PortKey, mac: Mac) -> [u8; 16] {
+    let IdentityKey { port: PortKey { netns, ifindex }, mac, reserved } =
+        IdentityKey { port, mac: mac.0, reserved: [0; 2] };
+    let mut key = [0; 16];
+    key[..4].copy_from_slice(&netns.to_ne_bytes());
+    key[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    key[8..14].copy_from_slice(&mac);
+    key[14..].copy_from_slice(&reserved);
+    key
+}
+
+/// One word, so that the kernel side never sees a guest by halves.
+fn guest_word(Guest { mac: [a, b, c, d, e, f], live }: Guest) -> u64 {
+    let [x, y] = live.to_ne_bytes();
+    u64::from_ne_bytes([a, b, c, d, e, f, x, y])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check_served, guest_word, identity_key};
+    use crate::steer::SteerError;
+    use metadata_common::mac::Mac;
+    use metadata_common::maps::{Guest, IdentityKey, MAX_SERVED, PortKey};
+    use std::mem::offset_of;
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+    const MAC: Mac = Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+
+    #[test]
+    fn an_identity_key_is_laid_out_as_the_kernel_side_reads_it() {
+        let key = identity_key(PortKey { netns: 0x0102_0304, ifindex: 0x0506_0708 }, MAC);
+        let port = offset_of!(IdentityKey, port);
+        let ifindex = port + offset_of!(PortKey, ifindex);
+        assert_eq!(key[port..][..4], 0x0102_0304_u32.to_ne_bytes());
+        assert_eq!(key[ifindex..][..4], 0x0506_0708_u32.to_ne_bytes());
+        assert_eq!(key[offset_of!(IdentityKey, mac)..][..6], MAC.0);
+        assert_eq!(key[offset_of!(IdentityKey, reserved)..], [0, 0]);
+    }
+
+    #[test]
+    fn a_guest_is_laid_out_as_the_kernel_side_reads_it() {
+        let word = guest_word(Guest { mac: MAC.0, live: 1 }).to_ne_bytes();
+        assert_eq!(word[offset_of!(Guest, mac)..][..6], MAC.0);
+        assert_eq!(word[offset_of!(Guest, live)..], 1_u16.to_ne_bytes());
+    }
+
+    #[test]
+    fn served_addresses_are_limited_by_family() {
+        let v4 = |n: u32| IpAddr::from(Ipv4Addr::from(n));
+        let v6 = |n: u32| IpAddr::from(Ipv6Addr::from(u128::from(n)));
+        let full: Vec<IpAddr> = (0..MAX_SERVED).map(v4).chain((0..MAX_SERVED).map(v6)).collect();
+        assert!(check_served(&full).is_ok());
+        for (one_more, family) in [(v4(MAX_SERVED), 4), (v6(MAX_SERVED), 6)] {
+            let mut over = full.clone();
+            over.push(one_more);
+            let error = check_served(&over).expect_err("one too many");
+            assert!(
+                matches!(error, SteerError::TooManyServed { family: f, found: 33 } if f == family),
+                "{error}"
+            );
+        }
+    }
+}
