@@ -1,0 +1,88 @@
+//! Frames round and round: pool → fill ring → kernel → RX ring → lent to the caller → pool.
+//!
+//! Knows rings and frame memory but no descriptor of a socket, so the tests put a model of the kernel at
+//! the other ends.
+
+use rustix::net::xdp::XdpDesc;
+
+use super::ring::{Consumer, Producer};
+use super::umem::{Frame, Umem};
+
+/// What was received, counted on our side of the rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Received {
+    /// Frames lent to the caller.
+    pub(super) frames: u64,
+    /// Octets in them.
+    pub(super) bytes: u64,
+    /// Descriptors that named no chunk of the kernel's, or more octets than a chunk has.
+    pub(super) bad_descriptors: u64,
+}
+
+/// The receive side of a socket, less the socket.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    fill: Producer<u64>,
+    rx: Consumer<XdpDesc>,
+    /// Chunks waiting for a place in the fill ring. The ring is at least as large as the region has chunks,
+    /// so it is empty between calls; never reallocated, as its capacity is all chunks.
+    pool: Vec<Frame>,
+    umem: Umem,
+    received: Received,
+}
+
+impl Receiver {
+    /// Starts with all `frames` of `umem` on their way to the kernel.
+    pub(super) fn new(umem: Umem, frames: Vec<Frame>, fill: Producer<u64>, rx: Consumer<XdpDesc>) -> Self {
+        let mut receiver = Self { fill, rx, pool: frames, umem, received: Received::default() };
+        receiver.refill();
+        receiver
+    }
+
+    /// Lends up to `max` received frames to `f`, one after the other and oldest first; returns how many.
+    pub(super) fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+        let mut lent = 0;
+        let mut taken = 0;
+        while taken < max
+            && let Some(descriptor) = self.rx.pop()
+        {
+            taken += 1;
+            let Some(frame) = self.umem.take(descriptor) else {
+                self.received.bad_descriptors += 1;
+                continue;
+            };
+            if let Some(bytes) = self.umem.bytes(&frame) {
+                lent += 1;
+                self.received.bytes += bytes.len() as u64;
+                f(bytes);
+            } else {
+                self.received.bad_descriptors += 1;
+            }
+            self.pool.push(frame);
+        }
+        if taken > 0 {
+            self.rx.release();
+            self.refill();
+        }
+        self.received.frames += lent as u64;
+        lent
+    }
+
+    /// Gives the kernel every chunk there is a place for.
+    fn refill(&mut self) {
+        while self.fill.free() > 0
+            && let Some(frame) = self.pool.pop()
+        {
+            let pushed = self.fill.push(self.umem.give(frame));
+            debug_assert!(pushed, "a place was free");
+        }
+        self.fill.publish();
+    }
+
+    pub(super) fn received(&self) -> Received {
+        self.received
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+//! The socket: opened, sized, mapped, filled and bound in one go, or not at all.
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_xdp_rx_ring_size, set_xdp_umem_completion_ring_size, set_xdp_umem_fill_ring_size, set_xdp_umem_reg,
+    xdp_mmap_offsets, xdp_statistics,
+};
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_UMEM_PGOFF_FILL_RING, XdpRingOffset,
+    XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use super::error::AfxdpError;
+use super::receiver::Receiver;
+use super::ring::{self, Cell, Consumer, Producer};
+use super::sys::Mapping;
+use super::umem::Umem;
+
+/// Fewest places in the RX ring.
+pub const MIN_RX_RING: u32 = 64;
+/// Most places in the RX ring, and most chunks.
+pub const MAX_RX_RING: u32 = 1 << 16;
+/// Octets of each chunk the kernel keeps free before a frame (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
+pub const HEADROOM: u32 = 256;
+
+/// `bind(2)` wants a completion ring even from a socket that only receives
+/// (`xsk_validate_queues`, `net/xdp/xsk.c`). One place is the least there is; it is never mapped nor used.
+const COMPLETION_RING: u32 = 1;
+/// How often and at what distance a queue that is still held is tried again: 200 ms in all. A closed
+/// socket's queue was seen to come free after 12–24 ms.
+const BIND_ATTEMPTS: u32 = 50;
+const BIND_PAUSE: Duration = Duration::from_millis(4);
+
+/// Sizes of a socket. Memory: `chunks` × `chunk_size`, pinned from the start (32 MiB by default).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketConfig {
+    /// Places in the RX ring: frames that can wait for the worker. A power of two, [`MIN_RX_RING`] to
+    /// [`MAX_RX_RING`]. A thousand VMs that boot at once overflowed 2,048; further frames are dropped and
+    /// counted as `ring_full`, and the guests retransmit.
+    pub rx_ring: u32,
+    /// Chunks of frame memory, at least `rx_ring` and at most [`MAX_RX_RING`]. More than `rx_ring` buys
+    /// nothing: a chunk is with the caller only while a frame is looked at.
+    pub chunks: u32,
+    /// Octets in a chunk, 2,048 or 4,096. A frame longer than this less [`HEADROOM`] is dropped by the
+    /// kernel and counted as `dropped`.
+    pub chunk_size: u32,
+}
+
+impl Default for SocketConfig {
+    fn default() -> Self {
+        Self { rx_ring: 8_192, chunks: 8_192, chunk_size: 4_096 }
+    }
+}
+
+impl SocketConfig {
+    fn check(&self) -> Result<(), AfxdpError> {
+        let refuse = |what, expected, found| Err(AfxdpError::Size { what, expected, found });
+        if !(self.rx_ring.is_power_of_two() && (MIN_RX_RING..=MAX_RX_RING).contains(&self.rx_ring)) {
+            return refuse("rx_ring", "a power of two from 64 to 65536", self.rx_ring);
+        }
+        if !(self.rx_ring..=MAX_RX_RING).contains(&self.chunks) {
+            return refuse("chunks", "from rx_ring to 65536", self.chunks);
+        }
+        if ![2_048, 4_096].contains(&self.chunk_size) {
+            return refuse("chunk_size", "2048 or 4096", self.chunk_size);
+        }
+        Ok(())
+    }
+
+    /// A place for every chunk, so that the ring can always take one back.
+    fn fill_ring(&self) -> u32 {
+        self.chunks.next_power_of_two()
+    }
+}
+
+/// Counters of one socket since it was bound. Frames lost here are `dropped` + `ring_full`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketStats {
+    /// Frames lent to the caller.
+    pub frames: u64,
+    /// Octets in them.
+    pub bytes: u64,
+    /// Descriptors from the kernel that failed validation. Anything but 0 is a kernel fault: report it.
+    pub bad_descriptors: u64,
+    /// `rx_dropped`: frames longer than a chunk holds, or that found the fill ring empty.
+    pub dropped: u64,
+    /// `rx_ring_full`: frames that found the RX ring full. The worker is too slow or the ring too small.
+    pub ring_full: u64,
+    /// `rx_fill_ring_empty_descs`: times the kernel found no chunk; frames so lost are in `dropped` as well.
+    pub fill_ring_empty: u64,
+    /// `rx_invalid_descs`: addresses in the fill ring the kernel refused. Anything but 0 is our fault.
+    pub invalid_fill: u64,
+}
+
+/// A bound AF_XDP socket that receives.
+#[derive(Debug)]
+pub struct Socket {
+    // Fields drop in this order. A mapping of a ring holds the socket open past `close(2)`, so the rings go
+    // first; only then does closing let go of the queue.
+    receiver: Receiver,
+    fd: OwnedFd,
+}
+
+impl Socket {
+    /// Opens a socket of the calling thread's network namespace on receive queue `queue` of interface
+    /// `ifindex`, in copy mode, which is all that a veth offers. Frames arrive once an XDP program on that
+    /// interface redirects them to an XSKMAP entry holding this socket.
+    ///
+    /// A queue another socket has just given up is waited for, 200 ms at most.
+    ///
+    /// Needs CAP_NET_RAW to open, CAP_IPC_LOCK (or a limit on locked memory of `chunks` × `chunk_size`) to
+    /// pin the memory, and Linux 5.9.
+    ///
+    /// # Errors
+    /// [`AfxdpError`], by the step that failed; nothing stays behind.
+    pub fn bind(ifindex: u32, queue: u32, config: &SocketConfig) -> Result<Self, AfxdpError> {
+        config.check()?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(AddressFamily::XDP, SocketType::RAW, flags, None).map_err(AfxdpError::Open)?;
+        let memory = |source| AfxdpError::Memory {
+            bytes: config.chunks as usize * config.chunk_size as usize,
+            source,
+        };
+        let (umem, frames) = Umem::new(config.chunks, config.chunk_size).map_err(memory)?;
+        register(fd.as_fd(), &umem, config.chunk_size).map_err(memory)?;
+        let (fill, rx) = rings(fd.as_fd(), config)?;
+        // The fill ring is stocked before the first frame can come.
+        let receiver = Receiver::new(umem, frames, fill, rx);
+        let socket = Self { receiver, fd };
+        socket.claim(ifindex, queue)?;
+        Ok(socket)
+    }
+
+    /// Binds, waiting for a previous holder to let go. A refused `bind(2)` leaves the socket as it was.
+    fn claim(&self, ifindex: u32, queue: u32) -> Result<(), AfxdpError> {
+        // No XDP_USE_NEED_WAKEUP: in copy mode the kernel takes from the fill ring by itself and clears the
+        // wake-up flag only for transmit (`net/xdp/xsk.c`), so it would save nothing here.
+        let address = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, ifindex, queue);
+        let begun = Instant::now();
+        for _ in 0..BIND_ATTEMPTS {
+            match bind(&self.fd, &address) {
+                Ok(()) => return Ok(()),
+                Err(Errno::BUSY) => std::thread::sleep(BIND_PAUSE),
+                Err(source) => return Err(AfxdpError::Bind { ifindex, queue, source }),
+            }
+        }
+        Err(AfxdpError::Busy { ifindex, queue, waited: begun.elapsed() })
+    }
+
+    /// Lends up to `max` received frames to `f`, oldest first, and gives their memory back to the kernel;
+    /// returns how many were lent. Never waits.
+    pub fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+        self.receiver.receive(max, f)
+    }
+
+    /// The counters, ours and the kernel's: one system call.
+    ///
+    /// # Errors
+    /// [`AfxdpError::Statistics`] when the kernel will not tell.
+    pub fn stats(&self) -> Result<SocketStats, AfxdpError> {
+        let kernel = xdp_statistics(&self.fd).map_err(AfxdpError::Statistics)?;
+        let ours = self.receiver.received();
+        Ok(SocketStats {
+            frames: ours.frames,
+            bytes: ours.bytes,
+            bad_descriptors: ours.bad_descriptors,
+            dropped: kernel.rx_dropped,
+            ring_full: kernel.rx_ring_full.unwrap_or(0),
+            fill_ring_empty: kernel.rx_fill_ring_empty_descs.unwrap_or(0),
+            invalid_fill: kernel.rx_invalid_descs,
+        })
+    }
+}
+
+/// For the XSKMAP, and for `poll(2)`: readable while the RX ring holds frames.
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn register(fd: BorrowedFd<'_>, umem: &Umem, chunk_size: u32) -> Result<(), Errno> {
+    let region = XdpUmemReg {
+        addr: umem.address(),
+        len: umem.len() as u64,
+        chunk_size,
+        headroom: 0,
+        flags: XdpUmemRegFlags::empty(),
+        tx_metadata_len: 0,
+    };
+    set_xdp_umem_reg(fd, region)
+}
+
+/// Sizes and maps the rings; the kernel allows it only before `bind(2)`.
+fn rings(
+    fd: BorrowedFd<'_>,
+    config: &SocketConfig,
+) -> Result<(Producer<u64>, Consumer<rustix::net::xdp::XdpDesc>), AfxdpError> {
+    let at = |step| move |source| AfxdpError::Setup { step, source };
+    let fill_ring = config.fill_ring();
+    set_xdp_umem_fill_ring_size(fd, fill_ring).map_err(at("XDP_UMEM_FILL_RING"))?;
+    set_xdp_umem_completion_ring_size(fd, COMPLETION_RING).map_err(at("XDP_UMEM_COMPLETION_RING"))?;
+    set_xdp_rx_ring_size(fd, config.rx_ring).map_err(at("XDP_RX_RING"))?;
+    let layout = xdp_mmap_offsets(fd).map_err(at("XDP_MMAP_OFFSETS"))?;
+
+    let memory = map::<u64>(fd, "fill", &layout.fr, fill_ring, XDP_UMEM_PGOFF_FILL_RING)?;
+    let fill = Producer::new(memory, &layout.fr, fill_ring).ok_or(AfxdpError::Layout { ring: "fill" })?;
+    let memory = map::<rustix::net::xdp::XdpDesc>(fd, "RX", &layout.rx, config.rx_ring, XDP_PGOFF_RX_RING)?;
+    let rx = Consumer::new(memory, &layout.rx, config.rx_ring).ok_or(AfxdpError::Layout { ring: "RX" })?;
+    Ok((fill, rx))
+}
+
+fn map<T: Cell>(
+    fd: BorrowedFd<'_>,
+    ring: &'static str,
+    layout: &XdpRingOffset,
+    size: u32,
+    offset: u64,
+) -> Result<Mapping, AfxdpError> {
+    let len = ring::bytes::<T>(layout, size).ok_or(AfxdpError::Layout { ring })?;
+    Mapping::shared(fd, offset, len).map_err(|source| AfxdpError::Setup { step: "mmap of a ring", source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AfxdpError, Socket, SocketConfig};
+
+    #[test]
+    fn sizes_out_of_range_are_refused_before_anything_is_opened() {
+        let fine = SocketConfig::default();
+        for (config, field) in [
+            (SocketConfig { rx_ring: 0, ..fine }, "rx_ring"),
+            (SocketConfig { rx_ring: 32, ..fine }, "rx_ring"),
+            (SocketConfig { rx_ring: 1_000, ..fine }, "rx_ring"),
+            (SocketConfig { rx_ring: 1 << 17, ..fine }, "rx_ring"),
+            (SocketConfig { chunks: fine.rx_ring - 1, ..fine }, "chunks"),
+            (SocketConfig { chunks: u32::MAX, ..fine }, "chunks"),
+            (SocketConfig { chunk_size: 0, ..fine }, "chunk_size"),
+            (SocketConfig { chunk_size: 8_192, ..fine }, "chunk_size"),
+        ] {
+            let refused = Socket::bind(0, 0, &config).expect_err("a refusal");
+            assert!(
+                matches!(refused, AfxdpError::Size { what, .. } if what == field),
+                "{config:?}: {refused}"
+            );
+        }
+        assert!(fine.check().is_ok());
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory shared with the kernel: mapped here, unmapped on drop, and reached only by checked addresses.
+//!
+//! Names of the ABI are the kernel's (`include/uapi/linux/if_xdp.h`, v6.12:
+//! <https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/if_xdp.h>); its constants, structs and
+//! socket options come from `rustix::net::xdp`, so that only mapping itself is unsafe here.
+#![expect(unsafe_code, reason = "mapping memory has no safe form")]
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+
+/// A mapping that is unmapped on drop. Never a slice: the kernel writes here too, so a reference is made
+/// only to what is known to be ours at that moment (`umem`) or to atomics (`ring`).
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to the thread that made it, and this type hands out
+// addresses only; who may use them when is the business of its two users, which own it.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// `len` octets of zeroed memory, resident from the start so that no frame waits for a page fault.
+    pub(super) fn anonymous(len: usize) -> Result<Self, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: without MAP_FIXED the kernel picks unused addresses; no existing memory is touched.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, flags) }?;
+        Self::new(base, len)
+    }
+
+    /// `len` octets of what `fd` offers at `offset`, shared with the other side.
+    pub(super) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: without MAP_FIXED the kernel picks unused addresses; no existing memory is touched.
+        let base = unsafe { mmap(ptr::null_mut(), len, prot, flags, fd, offset) }?;
+        Self::new(base, len)
+    }
+
+    fn new(base: *mut c_void, len: usize) -> Result<Self, Errno> {
+        let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
+        Ok(Self { base, len })
+    }
+
+    /// Octets mapped.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address the kernel is told.
+    pub(super) fn address(&self) -> u64 {
+        self.base.as_ptr().addr() as u64
+    }
+
+    /// The address of `count` values of `T` from `offset` on; `None` unless they all lie inside and aligned.
+    pub(super) fn at<T>(&self, offset: u64, count: usize) -> Option<NonNull<T>> {
+        let offset = usize::try_from(offset).ok()?;
+        let end = size_of::<T>().checked_mul(count)?.checked_add(offset)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: `offset` is at most `len` (checked above), so this stays within the mapping or one past it.
+        let at = unsafe { self.base.add(offset) }.cast::<T>();
+        at.is_aligned().then_some(at)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mapping made in the constructor, which nobody else
+        // unmaps; the owner of `self` is gone, and with it every use of the addresses.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Mapping;
+
+    #[test]
+    fn only_aligned_values_wholly_inside_have_an_address() {
+        let mapping = Mapping::anonymous(4096).expect("a page");
+        for (offset, count, inside) in [
+            (0, 512, true),
+            (0, 513, false),
+            (4088, 1, true),
+            (4096, 0, true),
+            (4096, 1, false),
+            (4, 1, false),
+            (u64::MAX, 1, false),
+            (8, usize::MAX, false),
+        ] {
+            assert_eq!(mapping.at::<u64>(offset, count).is_some(), inside, "{count} from {offset}");
+        }
+    }
+}

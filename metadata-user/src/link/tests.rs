@@ -1,0 +1,125 @@
+use metadata_common::mac::Mac;
+use metadata_common::maps::MAX_SLOTS;
+use metadata_common::stamp::stamp;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
+
+use super::{FrameSource, HEADER_LEN, HubTap, Link, LinkStats, MAX_FRAME, Refusal, TapStats, slot_of};
+use crate::afxdp::SocketStats;
+use crate::stack::Transmit as _;
+
+/// A frame of `len` octets from `source`.
+fn frame(source: Mac, len: usize) -> Vec<u8> {
+    let mut frame = vec![0xaa; len.max(12)];
+    frame[6..12].copy_from_slice(&source.0);
+    frame.truncate(len);
+    frame
+}
+
+#[test]
+fn a_stamp_within_range_and_nothing_else_is_an_identity() {
+    for (name, frame, expected) in [
+        ("first slot", frame(stamp(0), 60), Ok(0)),
+        ("last slot", frame(stamp(MAX_SLOTS - 1), 60), Ok(MAX_SLOTS - 1)),
+        ("header only", frame(stamp(7), HEADER_LEN), Ok(7)),
+        ("first slot too many", frame(stamp(MAX_SLOTS), 60), Err(Refusal::SlotOutOfRange)),
+        ("last slot too many", frame(stamp(u32::MAX), 60), Err(Refusal::SlotOutOfRange)),
+        ("a guest's own address", frame(Mac([0x52, 0x54, 0, 1, 2, 3]), 60), Err(Refusal::Unstamped)),
+        ("our own address", frame(Mac::SERVICE, 60), Err(Refusal::Unstamped)),
+        ("no type", frame(stamp(7), HEADER_LEN - 1), Err(Refusal::Runt)),
+        ("no source", frame(stamp(7), 6), Err(Refusal::Runt)),
+        ("nothing", vec![], Err(Refusal::Runt)),
+    ] {
+        assert_eq!(slot_of(&frame), expected, "{name}");
+    }
+}
+
+/// Lends what it was given.
+struct Queue(Vec<Vec<u8>>, UnixDatagram);
+
+impl AsFd for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.1.as_fd()
+    }
+}
+
+impl FrameSource for Queue {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+        let batch: Vec<_> = self.0.drain(..max.min(self.0.len())).collect();
+        batch.iter().for_each(|frame| f(frame));
+        batch.len()
+    }
+
+    fn stats(&self) -> Option<SocketStats> {
+        None
+    }
+}
+
+#[test]
+fn refused_frames_are_counted_by_kind_and_the_rest_handed_on_in_order() {
+    let frames = vec![
+        frame(stamp(3), 60),
+        frame(Mac::SERVICE, 60),
+        frame(stamp(MAX_SLOTS), 60),
+        frame(stamp(4), 61),
+        frame(stamp(5), 13),
+    ];
+    let mut link = Link::new(Queue(frames, UnixDatagram::unbound().expect("a socket")));
+    let mut seen = Vec::new();
+    assert_eq!(link.receive(4, |slot, frame| seen.push((slot, frame.len()))), 4);
+    assert_eq!(link.receive(4, |slot, frame| seen.push((slot, frame.len()))), 1);
+    assert_eq!(seen, [(3, 60), (4, 61)]);
+    assert_eq!(link.stats(), LinkStats { runt: 1, unstamped: 1, slot_out_of_range: 1 });
+}
+
+/// A tap whose frames arrive as datagrams at the second value.
+fn tap() -> (HubTap, UnixDatagram) {
+    let (ours, theirs) = UnixDatagram::pair().expect("a pair of sockets");
+    ours.set_nonblocking(true).expect("a flag");
+    (HubTap::new(ours.into()), theirs)
+}
+
+#[test]
+fn each_frame_is_one_write() {
+    let (mut tap, wire) = tap();
+    for len in [HEADER_LEN, 60, MAX_FRAME] {
+        let sent = frame(stamp(1), len);
+        tap.send(&sent);
+        let mut arrived = [0; 2_000];
+        let received = wire.recv(&mut arrived).expect("a datagram");
+        assert_eq!(arrived[..received], sent);
+    }
+    let bytes = (HEADER_LEN + 60 + MAX_FRAME) as u64;
+    assert_eq!(tap.stats(), TapStats { frames: 3, bytes, ..TapStats::default() });
+}
+
+#[test]
+fn frames_of_impossible_length_are_not_sent() {
+    let (mut tap, wire) = tap();
+    for len in [0, HEADER_LEN - 1, MAX_FRAME + 1] {
+        tap.send(&vec![0; len]);
+    }
+    assert_eq!(tap.stats(), TapStats { bad_length: 3, ..TapStats::default() });
+    wire.set_nonblocking(true).expect("a flag");
+    assert!(wire.recv(&mut [0; 16]).is_err());
+}
+
+#[test]
+fn a_full_queue_loses_frames_and_counts_them() {
+    let (mut tap, _wire) = tap();
+    let frame = frame(stamp(1), 1_000);
+    for _ in 0..5_000 {
+        tap.send(&frame);
+    }
+    let stats = tap.stats();
+    assert!(stats.full > 0, "{stats:?}");
+    assert_eq!(stats.frames + stats.full, 5_000, "{stats:?}");
+}
+
+#[test]
+fn other_failures_are_counted_too() {
+    let (mut tap, wire) = tap();
+    drop(wire);
+    tap.send(&frame(stamp(1), 60));
+    assert_eq!(tap.stats(), TapStats { other: 1, ..TapStats::default() });
+}

@@ -1,0 +1,33 @@
+//! The stack as a worker's engine.
+
+use std::time::Duration;
+
+use metadata_common::maps::Slot;
+
+use super::Engine;
+use crate::stack::{Service, Stack, StackStats, Transmit};
+use crate::time::Now;
+
+impl<S> Engine for Stack<S>
+where
+    S: Service + Send + 'static,
+    S::Exchange: Send,
+{
+    type Stats = StackStats;
+
+    fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
+        Stack::receive(self, now, slot, frame, out);
+    }
+
+    fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration> {
+        Stack::step(self, now, out)
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        Stack::forget(self, slot);
+    }
+
+    fn stats(&self) -> StackStats {
+        Stack::stats(self)
+    }
+}

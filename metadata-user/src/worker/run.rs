@@ -1,0 +1,155 @@
+//! The worker's thread.
+
+use metadata_common::maps::Slot;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::{
+    BATCH, CONTROL_BATCH, Engine, LoopStats, MAX_SLEEP, PUBLISH_EVERY, Shared, WorkerError, WorkerStats,
+};
+use crate::link::{FrameSource, HubTap, Link};
+use crate::time::Now;
+
+/// Keeps the calling thread on one CPU.
+pub(super) fn pin(cpu: usize) -> Result<(), Errno> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(Errno::INVAL);
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+}
+
+/// Reads both clocks.
+#[derive(Debug)]
+struct Clock(Instant);
+
+impl Clock {
+    fn now(&self) -> Now {
+        // A clock set before 1970 is as good as unset.
+        let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Now { mono: self.0.elapsed(), unix_seconds }
+    }
+}
+
+/// The state of a running worker.
+pub(super) struct Run<S, E: Engine> {
+    link: Link<S>,
+    tap: HubTap,
+    engine: E,
+    shared: Arc<Shared<E::Stats>>,
+    messages: Receiver<Slot>,
+    spin: Duration,
+    clock: Clock,
+    stats: LoopStats,
+    /// By `Now::mono`: when there was work last, and when counters were published last.
+    worked: Duration,
+    published: Option<Duration>,
+}
+
+impl<S: FrameSource, E: Engine> Run<S, E> {
+    pub(super) fn new(
+        link: Link<S>,
+        tap: HubTap,
+        engine: E,
+        shared: Arc<Shared<E::Stats>>,
+        messages: Receiver<Slot>,
+        spin: Duration,
+    ) -> Self {
+        let clock = Clock(Instant::now());
+        let (stats, worked) = (LoopStats::default(), Duration::ZERO);
+        Self { link, tap, engine, shared, messages, spin, clock, stats, worked, published: None }
+    }
+
+    /// Turns until told to stop.
+    pub(super) fn run(mut self) -> Result<(), WorkerError> {
+        let mut now = self.clock.now();
+        // Relaxed: the flag carries nothing but itself; what was rung after it wakes the poll.
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let deadline = self.turn(now);
+            if self.published.is_none_or(|at| now.mono >= at + PUBLISH_EVERY) {
+                self.publish(now);
+            }
+            let sleep = deadline.map_or(MAX_SLEEP, |at| at.saturating_sub(now.mono)).min(MAX_SLEEP);
+            if sleep.is_zero() || now.mono < self.worked + self.spin {
+                std::hint::spin_loop();
+                now = self.clock.now();
+                continue;
+            }
+            self.publish(now);
+            let overdue = self.published.is_none();
+            now = self.sleep(now, if overdue { sleep.min(PUBLISH_EVERY) } else { sleep })?;
+        }
+        self.publish(now);
+        Ok(())
+    }
+
+    /// Every step once; returns the engine's next deadline.
+    fn turn(&mut self, now: Now) -> Option<Duration> {
+        let Self { link, tap, engine, messages, .. } = self;
+        let forgotten = messages.try_iter().take(CONTROL_BATCH).map(|slot| engine.forget(slot)).count();
+        let received = link.receive(BATCH, |slot, frame| engine.receive(now, slot, frame, tap));
+        let deadline = engine.step(now, tap);
+        self.stats.turns += 1;
+        self.stats.forgotten += forgotten as u64;
+        self.stats.full_batches += u64::from(received == BATCH);
+        if received + forgotten > 0 {
+            self.worked = now.mono;
+        }
+        // More may be waiting than one turn takes: no sleep before a turn that found less.
+        let more = received == BATCH || forgotten == CONTROL_BATCH;
+        if more { Some(now.mono) } else { deadline }
+    }
+
+    /// Waits for a frame, the bell, or the time to pass; returns the time after.
+    fn sleep(&mut self, before: Now, longest: Duration) -> Result<Now, WorkerError> {
+        // At most MAX_SLEEP, so the conversion cannot fail; if it could, not sleeping would be right.
+        let timeout = Timespec::try_from(longest).unwrap_or_default();
+        let mut fds =
+            [PollFd::new(self.link.source(), PollFlags::IN), PollFd::new(&self.shared.bell, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(WorkerError::Poll(errno)),
+        }
+        let [source, bell] = fds.map(|fd| fd.revents());
+        if source.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            return Err(WorkerError::SourceGone);
+        }
+        if bell.contains(PollFlags::IN) {
+            self.shared.bell.hear();
+        }
+        let after = self.clock.now();
+        self.stats.sleeps += 1;
+        self.stats.slept += after.mono.saturating_sub(before.mono);
+        Ok(after)
+    }
+
+    /// Refreshes the snapshot, unless it is being read: then `published` is `None` and it stays due.
+    fn publish(&mut self, now: Now) {
+        self.stats.elapsed = now.mono;
+        let mut snapshot = match self.shared.stats.try_lock() {
+            Ok(snapshot) => snapshot,
+            // A reader panicked while copying; the snapshot is overwritten as a whole anyway.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.published = None;
+                return;
+            }
+        };
+        // Where the kernel does not tell, its last figures stand.
+        let socket = self.link.source().stats().unwrap_or(snapshot.socket);
+        *snapshot = WorkerStats {
+            turns: self.stats,
+            socket,
+            link: self.link.stats(),
+            tap: self.tap.stats(),
+            engine: self.engine.stats(),
+        };
+        self.published = Some(now.mono);
+    }
+}

@@ -1,0 +1,339 @@
+use metadata_common::maps::Slot;
+use metadata_common::stamp::stamp;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::{BATCH, CONTROL_QUEUE, ControlError, Engine, Worker, WorkerConfig, WorkerError, WorkerHandle};
+use crate::afxdp::SocketStats;
+use crate::link::{FrameSource, HubTap};
+use crate::stack::Transmit;
+use crate::time::Now;
+
+/// Far more than anything here takes: reached only when something is wrong.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A source whose frames are datagrams.
+struct Datagrams {
+    socket: UnixDatagram,
+    frames: u64,
+}
+
+impl AsFd for Datagrams {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl FrameSource for Datagrams {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+        let mut buffer = [0; 2_048];
+        for lent in 0..max {
+            let Ok(len) = self.socket.recv(&mut buffer) else { return lent };
+            self.frames += 1;
+            f(&buffer[..len]);
+        }
+        max
+    }
+
+    fn stats(&self) -> Option<SocketStats> {
+        Some(SocketStats { frames: self.frames, ..SocketStats::default() })
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Event {
+    Receive(Slot, u8),
+    /// What the step found due.
+    Step(u32),
+    Forget(Slot),
+    Dropped,
+}
+
+/// Tells what it is asked, answers each frame with itself, and asks for `alarms` further steps.
+struct Echo {
+    events: Sender<Event>,
+    alarms: u32,
+    due: Option<Duration>,
+    /// Before each receive, waits here if it is there.
+    gate: Option<Receiver<()>>,
+}
+
+const ALARM: Duration = Duration::from_millis(5);
+
+impl Engine for Echo {
+    type Stats = u32;
+
+    fn receive(&mut self, _: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
+        if let Some(gate) = &self.gate {
+            let _closed = gate.recv_timeout(PATIENCE);
+        }
+        assert_ne!(frame[14], 0xff, "expected by a test");
+        let _ = self.events.send(Event::Receive(slot, frame[14]));
+        out.send(frame);
+    }
+
+    fn step(&mut self, now: Now, _: &mut dyn Transmit) -> Option<Duration> {
+        let mut fired = 0;
+        if self.due.is_some_and(|due| now.mono >= due) {
+            self.alarms -= 1;
+            self.due = None;
+            fired = 1;
+        }
+        if self.due.is_none() && self.alarms > 0 {
+            self.due = Some(now.mono + ALARM);
+        }
+        let _ = self.events.send(Event::Step(fired));
+        self.due
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        let _ = self.events.send(Event::Forget(slot));
+    }
+
+    fn stats(&self) -> u32 {
+        self.alarms
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        let _ = self.events.send(Event::Dropped);
+    }
+}
+
+/// A worker, the far ends of its socket and tap, and what its engine tells.
+struct Bench {
+    worker: WorkerHandle<u32>,
+    guest: UnixDatagram,
+    wire: UnixDatagram,
+    events: Receiver<Event>,
+}
+
+impl Bench {
+    fn new(config: WorkerConfig, alarms: u32) -> Self {
+        Self::with(config, alarms, None, &[])
+    }
+
+    fn with(config: WorkerConfig, alarms: u32, gate: Option<Receiver<()>>, waiting: &[Vec<u8>]) -> Self {
+        let (socket, guest) = UnixDatagram::pair().expect("a pair");
+        let (tap, wire) = UnixDatagram::pair().expect("a pair");
+        socket.set_nonblocking(true).expect("a flag");
+        tap.set_nonblocking(true).expect("a flag");
+        wire.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        for frame in waiting {
+            guest.send(frame).expect("room");
+        }
+        let (sender, events) = channel();
+        let engine = Echo { events: sender, alarms, due: None, gate };
+        let source = Datagrams { socket, frames: 0 };
+        let worker = Worker::spawn(config, source, HubTap::new(tap.into()), engine).expect("a worker");
+        Self { worker, guest, wire, events }
+    }
+
+    /// The next event but idle steps.
+    fn event(&self) -> Event {
+        loop {
+            match self.events.recv_timeout(PATIENCE).expect("an event in time") {
+                Event::Step(0) => {}
+                event => return event,
+            }
+        }
+    }
+
+    /// Waits until the published counters satisfy `done`.
+    fn until(&self, done: impl Fn(&super::WorkerStats<u32>) -> bool) -> super::WorkerStats<u32> {
+        let begun = Instant::now();
+        loop {
+            let stats = self.worker.stats();
+            if done(&stats) {
+                return stats;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{stats:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn frame(slot: Slot, mark: u8) -> Vec<u8> {
+    let mut frame = vec![0; 60];
+    frame[6..12].copy_from_slice(&stamp(slot).0);
+    frame[14] = mark;
+    frame
+}
+
+fn sleeper() -> WorkerConfig {
+    WorkerConfig { spin: Duration::ZERO, ..WorkerConfig::default() }
+}
+
+#[test]
+fn frames_reach_the_engine_with_their_slot_and_answers_the_tap() {
+    let bench = Bench::new(sleeper(), 0);
+    for mark in 1..=3 {
+        bench.guest.send(&frame(9, mark)).expect("room");
+        assert_eq!(bench.event(), Event::Receive(9, mark));
+        let mut answer = [0; 100];
+        let len = bench.wire.recv(&mut answer).expect("an answer");
+        assert_eq!(answer[..len], frame(9, mark));
+    }
+}
+
+#[test]
+fn timers_fire_in_silence() {
+    let bench = Bench::new(sleeper(), 3);
+    for _ in 0..3 {
+        assert_eq!(bench.event(), Event::Step(1));
+    }
+}
+
+#[test]
+fn no_more_than_a_batch_is_received_between_two_steps() {
+    const FRAMES: usize = 3 * BATCH + 11;
+    let (ours, _theirs) = UnixStream::pair().expect("a pair");
+    let (tap, _wire) = UnixDatagram::pair().expect("a pair");
+    tap.set_nonblocking(true).expect("a flag");
+    let (sender, events) = channel();
+    let engine = Echo { events: sender, alarms: 0, due: None, gate: None };
+    let stock = Stock { fd: ours, frames: vec![frame(1, 1); FRAMES] };
+    let worker = Worker::spawn(sleeper(), stock, HubTap::new(tap.into()), engine).expect("a worker");
+    let mut batches = vec![0];
+    while batches.iter().sum::<usize>() < FRAMES {
+        match events.recv_timeout(PATIENCE).expect("an event in time") {
+            Event::Receive(..) => *batches.last_mut().expect("a batch") += 1,
+            Event::Step(_) => batches.push(0),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(batches, [BATCH, BATCH, BATCH, 11]);
+    worker.stop().expect("a clean end");
+}
+
+#[test]
+fn a_message_wakes_a_sleeping_worker() {
+    let bench = Bench::new(sleeper(), 0);
+    let asleep = bench.until(|stats| stats.turns.sleeps > 0 || stats.turns.turns > 0);
+    bench.worker.forget(5).expect("room");
+    bench.worker.forget(6).expect("room");
+    assert_eq!(bench.event(), Event::Forget(5));
+    assert_eq!(bench.event(), Event::Forget(6));
+    let after = bench.until(|stats| stats.turns.forgotten == 2);
+    assert!(after.turns.turns > asleep.turns.turns);
+}
+
+#[test]
+fn a_full_queue_of_messages_is_an_error_and_loses_none_of_them() {
+    let (open, gate) = channel();
+    let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
+    // The first turn is held up in `receive`; from then on nothing is taken off the queue.
+    let mut sent = 0;
+    while bench.worker.forget(3) == Ok(()) {
+        sent += 1;
+        assert!(sent <= 2 * CONTROL_QUEUE, "the queue has no end");
+    }
+    assert!(sent >= CONTROL_QUEUE);
+    assert_eq!(bench.worker.forget(3), Err(ControlError::Full));
+    drop(open);
+    let stats = bench.until(|stats| stats.turns.forgotten >= sent as u64);
+    assert_eq!(stats.turns.forgotten, sent as u64);
+}
+
+#[test]
+fn counters_of_every_part_are_published_before_a_sleep() {
+    let bench = Bench::new(sleeper(), 0);
+    bench.guest.send(&frame(1, 1)).expect("room");
+    bench.guest.send(&[0; 20]).expect("room");
+    let stats = bench.until(|stats| stats.socket.frames == 2);
+    assert_eq!((stats.tap.frames, stats.tap.bytes, stats.link.unstamped), (1, 60, 1));
+    assert!(stats.turns.turns > 0);
+}
+
+#[test]
+fn a_worker_stays_awake_for_its_spin_and_sleeps_without_one() {
+    let awake = Bench::new(WorkerConfig { spin: PATIENCE * 1_000, ..WorkerConfig::default() }, 0);
+    assert_eq!(awake.until(|stats| stats.turns.turns > 1_000).turns.sleeps, 0);
+    let asleep = Bench::new(sleeper(), 20);
+    let stats = asleep.until(|stats| stats.turns.sleeps >= 20 && stats.engine == 0);
+    assert!(stats.turns.slept >= ALARM * 10, "{stats:?}");
+    assert!(stats.turns.slept <= stats.turns.elapsed, "{stats:?}");
+}
+
+#[test]
+fn stopping_and_dropping_end_the_thread_and_free_the_engine() {
+    let Bench { worker, events, .. } = Bench::new(sleeper(), 0);
+    worker.stop().expect("a clean end");
+    assert!(events.try_iter().any(|event| event == Event::Dropped));
+    let Bench { worker, events, .. } = Bench::new(sleeper(), 0);
+    drop(worker);
+    assert!(events.try_iter().any(|event| event == Event::Dropped));
+}
+
+#[test]
+fn a_panic_of_the_engine_is_reported() {
+    let bench = Bench::new(sleeper(), 0);
+    bench.guest.send(&frame(1, 0xff)).expect("room");
+    assert_eq!(bench.event(), Event::Dropped);
+    let begun = Instant::now();
+    while !bench.worker.is_finished() {
+        assert!(begun.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(bench.worker.forget(1), Err(ControlError::Ended));
+    assert!(matches!(bench.worker.stop(), Err(WorkerError::Panicked)));
+}
+
+/// A source that lends what it holds; its descriptor never becomes readable.
+struct Stock {
+    fd: UnixStream,
+    frames: Vec<Vec<u8>>,
+}
+
+impl AsFd for Stock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl FrameSource for Stock {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+        let batch: Vec<_> = self.frames.drain(..max.min(self.frames.len())).collect();
+        batch.iter().for_each(|frame| f(frame));
+        batch.len()
+    }
+
+    fn stats(&self) -> Option<SocketStats> {
+        None
+    }
+}
+
+#[test]
+fn a_closed_source_ends_the_worker_with_the_reason() {
+    let (ours, theirs) = UnixStream::pair().expect("a pair");
+    let (tap, _wire) = UnixDatagram::pair().expect("a pair");
+    let (sender, events) = channel();
+    let engine = Echo { events: sender, alarms: 0, due: None, gate: None };
+    let worker =
+        Worker::spawn(sleeper(), Stock { fd: ours, frames: vec![] }, HubTap::new(tap.into()), engine)
+            .expect("a worker");
+    drop(theirs);
+    while events.recv_timeout(PATIENCE).expect("an end in time") != Event::Dropped {}
+    assert!(matches!(worker.stop(), Err(WorkerError::SourceGone)));
+}
+
+#[test]
+fn a_worker_stays_on_the_cpu_it_was_given_and_refuses_one_that_does_not_exist() {
+    let allowed = rustix::thread::sched_getaffinity(None).expect("a set of CPUs");
+    let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).expect("a CPU");
+    let bench = Bench::new(WorkerConfig { cpu: Some(cpu), ..sleeper() }, 0);
+    bench.until(|stats| stats.turns.turns > 0);
+    for missing in [rustix::thread::CpuSet::MAX_CPU - 1, usize::MAX] {
+        let (ours, _theirs) = UnixStream::pair().expect("a pair");
+        let (tap, _wire) = UnixDatagram::pair().expect("a pair");
+        let engine = Echo { events: channel().0, alarms: 0, due: None, gate: None };
+        let config = WorkerConfig { cpu: Some(missing), ..sleeper() };
+        let refused =
+            Worker::spawn(config, Stock { fd: ours, frames: vec![] }, HubTap::new(tap.into()), engine)
+                .expect_err("a refusal");
+        assert!(matches!(refused, WorkerError::Pin { cpu, .. } if cpu == missing), "{refused}");
+    }
+}
