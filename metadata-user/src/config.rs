@@ -1,1 +1,312 @@
 //! The configuration file and its defaults.
+//!
+//! Everything has a default; a file names only what differs. Command line options win over the file.
+//!
+//! ```yaml
+//! records: /etc/xdp-imds/records.d
+//! ports:
+//! - {ifname: vnet0, mac: "52:54:00:12:34:56"}
+//! - {ifname: tap0, netns: /proc/4242/ns/net}
+//! addresses: [169.254.169.254]
+//! limits: {frames_per_second: 10000, burst: 2048}
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use metadata_common::mac::Mac;
+use metadata_common::maps;
+use serde::Deserialize;
+
+use crate::port::PortName;
+use crate::steer::HUB_PREFIX_MAX;
+
+/// The address every cloud image asks first (RFC 3927 link-local).
+pub const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
+
+/// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
+const MAX_IFNAME: usize = 15;
+
+/// What the agent runs with.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Directory of VM records, one file each. Default: none; must come from here or the command line.
+    pub records: Option<PathBuf>,
+    /// Ports to own besides those that records name.
+    pub ports: Vec<PortSpec>,
+    /// Metadata addresses served on every port, at most [`maps::MAX_SERVED`] of a family.
+    pub addresses: Vec<IpAddr>,
+    /// What one port may send towards the service; enforced in the kernel.
+    pub limits: PortLimits,
+    /// Prefix of the hub's device names, 1 to 11 octets; two agents in one namespace need two.
+    pub hub: String,
+    /// Where to serve Prometheus metrics; `None` (default) serves none.
+    pub metrics: Option<SocketAddr>,
+    /// How long a worker with nothing to do keeps polling before it sleeps, in microseconds.
+    /// More answers a lone request sooner; 0 sleeps at once.
+    pub spin_us: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            records: None,
+            ports: Vec::new(),
+            addresses: vec![DEFAULT_ADDRESS],
+            limits: PortLimits::default(),
+            hub: "imds".into(),
+            metrics: None,
+            spin_us: 50,
+        }
+    }
+}
+
+/// The token bucket of one port. A crawl is up to 63 connections of about 8 frames each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PortLimits {
+    /// Frames a second towards the service, sustained; 0 means no limit.
+    pub frames_per_second: u32,
+    /// Frames at once after a pause.
+    pub burst: u32,
+}
+
+impl Default for PortLimits {
+    fn default() -> Self {
+        Self { frames_per_second: 10_000, burst: 2_048 }
+    }
+}
+
+/// A port to own, and the MAC that may speak on it when no record names the port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// The port.
+    pub name: PortName,
+    /// The guest's MAC. Without it, identities come from records that name the port.
+    pub mac: Option<Mac>,
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be; the text names file, line and field.
+    #[error("{}: {reason}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Field, line and reason.
+        reason: String,
+    },
+    /// A value out of its range.
+    #[error("{field}: expected {expected}, found {found}")]
+    Value {
+        /// The field.
+        field: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+}
+
+impl Config {
+    /// Reads a file and checks its values.
+    ///
+    /// # Errors
+    /// The file cannot be read, has an unknown field, or a value is out of range.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        let config = Self::parse(&text).map_err(|reason| ConfigError::Parse { path: path.into(), reason })?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        // An empty document is null to YAML, and "all defaults" to a person.
+        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+            return Ok(Self::default());
+        }
+        let yaml = serde_yaml::Deserializer::from_str(text);
+        serde_path_to_error::deserialize(yaml).map_err(|error| format!("{}: {}", error.path(), error.inner()))
+    }
+
+    /// Checks what no type can.
+    ///
+    /// # Errors
+    /// A value is out of its range; the error names the field.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let value =
+            |field, expected: String, found: String| Err(ConfigError::Value { field, expected, found });
+        if self.hub.is_empty() || self.hub.len() > HUB_PREFIX_MAX || !self.hub.bytes().all(is_ifname_byte) {
+            return value(
+                "hub",
+                format!("1 to {HUB_PREFIX_MAX} letters, digits, `-`, `_` or `.`"),
+                self.hub.clone(),
+            );
+        }
+        if self.addresses.is_empty() {
+            return value("addresses", "at least one address to serve".into(), "none".into());
+        }
+        for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
+            let count = self.addresses.iter().filter(|a| family(a)).count();
+            if count > maps::MAX_SERVED as usize {
+                return value(
+                    "addresses",
+                    format!("at most {} of a family", maps::MAX_SERVED),
+                    count.to_string(),
+                );
+            }
+        }
+        if self.limits.frames_per_second > 0 && self.limits.burst == 0 {
+            return value("limits.burst", "at least 1 when frames_per_second is set".into(), "0".into());
+        }
+        Ok(())
+    }
+}
+
+fn is_ifname_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
+}
+
+/// True for a name the kernel would take for an interface (`dev_valid_name` in net/core/dev.c).
+#[must_use]
+pub fn is_ifname(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= MAX_IFNAME
+        && name != "."
+        && name != ".."
+        && !name.bytes().any(|b| b == b'/' || b == b':' || b.is_ascii_whitespace())
+}
+
+impl FromStr for PortSpec {
+    type Err = String;
+
+    /// Reads `IFNAME[@NETNS][=MAC]`, the form of the command line.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (port, mac) = match text.split_once('=') {
+            Some((port, mac)) => (port, Some(mac.parse::<Mac>().map_err(|e| e.to_string())?)),
+            None => (text, None),
+        };
+        let (ifname, netns) = match port.split_once('@') {
+            Some((ifname, netns)) => (ifname, Some(netns.to_owned())),
+            None => (port, None),
+        };
+        Self::checked(ifname.to_owned(), netns, mac)
+    }
+}
+
+impl PortSpec {
+    fn checked(ifname: String, netns: Option<String>, mac: Option<Mac>) -> Result<Self, String> {
+        if !is_ifname(&ifname) {
+            return Err(format!("expected an interface name of 1 to {MAX_IFNAME} octets, found `{ifname}`"));
+        }
+        if netns.as_deref() == Some("") {
+            return Err("expected a namespace after `@`: a name under /run/netns or an absolute path".into());
+        }
+        if let Some(mac) = mac.filter(|mac| mac.is_group()) {
+            return Err(format!("{mac} is a group address; a guest's own MAC has an even first octet"));
+        }
+        Ok(Self { name: PortName { ifname, netns }, mac })
+    }
+}
+
+impl<'de> Deserialize<'de> for PortSpec {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Raw {
+            ifname: String,
+            netns: Option<String>,
+            mac: Option<String>,
+        }
+        let raw = Raw::deserialize(deserializer)?;
+        let mac = raw.mac.map(|mac| mac.parse::<Mac>()).transpose().map_err(serde::de::Error::custom)?;
+        Self::checked(raw.ifname, raw.netns, mac).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_means_all_defaults() {
+        for text in ["", "\n", "# nothing yet\n"] {
+            assert_eq!(Config::parse(text).expect("defaults"), Config::default());
+        }
+    }
+
+    #[test]
+    fn a_file_names_only_what_differs() {
+        let config =
+            Config::parse("limits: {burst: 7}\nports: [{ifname: t0, mac: '52:54:00:00:00:01'}]\n").unwrap();
+        assert_eq!(config.limits, PortLimits { frames_per_second: 10_000, burst: 7 });
+        assert_eq!(config.ports, ["t0=52:54:00:00:00:01".parse().unwrap()]);
+    }
+
+    #[test]
+    fn refusals_name_field_and_line() {
+        let cases = [
+            ("hub: x\nlimit: {}\n", "line 2", "limit"),
+            ("limits:\n  burst: -1\n", "line 2", "limits.burst"),
+            ("ports:\n- {ifname: a-name-that-is-too-long}\n", "line 2", "ports[0]"),
+            ("ports:\n- {ifname: t0, mac: '53:54:00:00:00:01'}\n", "line 2", "group address"),
+        ];
+        for (text, line, field) in cases {
+            let error = Config::parse(text).expect_err(text);
+            assert!(error.contains(line) && error.contains(field), "{text:?} gave: {error}");
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        type Spoil = fn(&mut Config);
+        let cases: [(&str, Spoil); 4] = [
+            ("hub", |c| c.hub = "x".repeat(12)),
+            ("hub", |c| c.hub = "a/b".into()),
+            ("addresses", |c| c.addresses.clear()),
+            ("limits.burst", |c| c.limits.burst = 0),
+        ];
+        for (field, spoil) in cases {
+            let mut config = Config::default();
+            spoil(&mut config);
+            let error = config.validate().expect_err(field).to_string();
+            assert!(error.starts_with(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_named_by_interface_namespace_and_mac() {
+        let cases = [
+            ("tap0", None, None),
+            ("tap0=52:54:00:12:34:56", None, Some("52:54:00:12:34:56")),
+            ("tap0@blue", Some("blue"), None),
+            ("tap0@/proc/42/ns/net=52:54:00:12:34:56", Some("/proc/42/ns/net"), Some("52:54:00:12:34:56")),
+        ];
+        for (text, netns, mac) in cases {
+            let spec: PortSpec = text.parse().expect(text);
+            assert_eq!(spec.name, PortName { ifname: "tap0".into(), netns: netns.map(Into::into) }, "{text}");
+            assert_eq!(spec.mac, mac.map(|m| m.parse().unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_port_is_refused() {
+        for text in
+            ["", "=52:54:00:12:34:56", "tap0=", "tap0@", "a/b", "tap0=ff:ff:ff:ff:ff:ff", "sixteen-letters-"]
+        {
+            assert!(text.parse::<PortSpec>().is_err(), "{text} was taken");
+        }
+    }
+}

@@ -1,1 +1,0 @@
-//! The control side: joins feed, store and steer.

@@ -1,0 +1,190 @@
+//! The control side: joins feed, store and steer.
+//!
+//! Every event (a record, a link that came or went, a timer) asks [`plan`] for the whole wanted state and
+//! [`Node`] for the difference to the present one. There is no other way a port or a response changes.
+
+mod endpoint;
+mod node;
+mod plan;
+mod slots;
+mod start;
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tracing::{debug, info, warn};
+
+pub use endpoint::MetricsRequest;
+pub use node::Node;
+pub use plan::{Conflict, Plan, Records};
+pub use slots::{IdentityName, Slots, SlotsExhausted};
+pub use start::serve;
+
+use crate::config::Config;
+use crate::feed::{FeedEvent, directory};
+use crate::steer::{Cookie, LinkWatch, SteerError};
+
+/// Feed events waiting for the agent; a feed that is ahead of it waits.
+const FEED_QUEUE: usize = 1_024;
+
+/// Links change in bursts (a boot storm makes a tap per VM): let one settle before looking again.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// How often to try again what the kernel refused or has not got yet, should no link event tell.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Runs until SIGTERM or SIGINT, or until the worker has died.
+///
+/// # Errors
+/// The metrics address cannot be bound, a signal handler cannot be installed, or the worker stopped.
+async fn run(config: &Config, mut node: Node) -> anyhow::Result<()> {
+    let mut stop = Stop::new()?;
+    let (feed_tx, mut feed) = mpsc::channel(FEED_QUEUE);
+    let mut tasks = JoinSet::new();
+    let mut synced = match config.records.clone() {
+        Some(dir) => {
+            tasks.spawn(async move { Ok(directory::watch(dir, feed_tx).await?) });
+            false
+        }
+        None => true,
+    };
+    let mut metrics = match config.metrics {
+        Some(addr) => endpoint::listen(TcpListener::bind(addr).await?, &mut tasks),
+        None => mpsc::channel(1).1,
+    };
+    let (link_tx, mut links) = mpsc::channel(1);
+    let mut watched = Watched { links: link_tx, namespaces: HashMap::new() };
+    let mut retry = tokio::time::interval(RETRY);
+    let mut serving = false;
+
+    loop {
+        tokio::select! {
+            Some(event) = feed.recv() => synced |= take(&mut node, event, &mut feed),
+            Some(()) = links.recv() => tokio::time::sleep(SETTLE).await,
+            Some(request) = metrics.recv() => { node.report(request); continue; }
+            _ = retry.tick() => {
+                node.check_worker()?;
+                if serving && node.is_settled() {
+                    watched.follow(&node.namespaces(), &mut tasks);
+                    continue;
+                }
+            }
+            Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
+            name = stop.recv() => { info!("{name}: stopping"); return Ok(()); }
+        }
+        if !synced {
+            continue;
+        }
+        node.reconcile(&config.ports);
+        watched.follow(&node.namespaces(), &mut tasks);
+        if !serving {
+            serving = true;
+            info!(ports = node.port_count(), identities = node.identity_count(), "serving");
+        }
+    }
+}
+
+/// Applies an event and all that wait behind it; true when the first scan is complete.
+fn take(node: &mut Node, first: FeedEvent, feed: &mut mpsc::Receiver<FeedEvent>) -> bool {
+    let mut synced = false;
+    let mut next = Some(first);
+    for _ in 0..FEED_QUEUE {
+        match next {
+            Some(FeedEvent::Upsert { key, record }) => node.upsert(key, record),
+            Some(FeedEvent::Remove { key }) => node.remove(&key),
+            Some(FeedEvent::Rejected { key, error }) => {
+                warn!(record = key, "refused, the last good state stays: {error}");
+                node.count_rejected();
+            }
+            Some(FeedEvent::Synced) => synced = true,
+            None => break,
+        }
+        next = feed.try_recv().ok();
+    }
+    synced
+}
+
+/// A feed or an endpoint that fails takes the agent with it, to be restarted: half an agent looks alive.
+fn ended_well(ended: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result<()> {
+    match ended {
+        Ok(result) => result,
+        Err(error) if error.is_cancelled() => Ok(()),
+        Err(error) => Err(anyhow::Error::new(error).context("a control task died")),
+    }
+}
+
+/// The namespaces whose links are being watched. A watch holds its namespace alive, so one whose name is
+/// gone, or means another namespace now, must be let go.
+struct Watched {
+    links: mpsc::Sender<()>,
+    namespaces: HashMap<Option<String>, (Cookie, AbortHandle)>,
+}
+
+impl Watched {
+    /// Starts a watch for each namespace that has none, ends those nobody needs or that were replaced.
+    fn follow(&mut self, wanted: &BTreeSet<Option<String>>, tasks: &mut JoinSet<anyhow::Result<()>>) {
+        self.namespaces.retain(|netns, (id, task)| {
+            let keep = !task.is_finished()
+                && wanted.contains(netns)
+                && Cookie::of(netns.as_deref()).is_ok_and(|now| now == *id);
+            if !keep {
+                task.abort();
+            }
+            keep
+        });
+        for netns in wanted {
+            if self.namespaces.contains_key(netns) {
+                continue;
+            }
+            let open =
+                || Ok::<_, SteerError>((Cookie::of(netns.as_deref())?, LinkWatch::open(netns.as_deref())?));
+            match open() {
+                Ok((id, watch)) => {
+                    let task = tasks.spawn(forward(watch, self.links.clone()));
+                    self.namespaces.insert(netns.clone(), (id, task));
+                }
+                // The namespace is not there yet; the timer asks again.
+                Err(error) => debug!(?netns, "links are not watched yet: {error}"),
+            }
+        }
+    }
+}
+
+/// Turns link events into at most one waiting ping.
+async fn forward(mut watch: LinkWatch, links: mpsc::Sender<()>) -> anyhow::Result<()> {
+    loop {
+        if let Err(error) = watch.changed().await {
+            // The timer still finds what changes, and the next plan opens another watch.
+            warn!("links are not watched any more: {error}");
+            return Ok(());
+        }
+        match links.try_send(()) {
+            Ok(()) | Err(mpsc::error::TrySendError::Full(())) => {}
+            Err(mpsc::error::TrySendError::Closed(())) => return Ok(()),
+        }
+    }
+}
+
+/// The signals that end the agent.
+struct Stop {
+    term: Signal,
+    int: Signal,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "SIGINT",
+        }
+    }
+}

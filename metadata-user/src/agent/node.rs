@@ -1,0 +1,319 @@
+//! The present state of the node, and the way from there to the plan.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use metadata_common::maps::{MAX_SLOTS, Slot};
+use tracing::{debug, info, warn};
+
+use super::endpoint::MetricsRequest;
+use super::plan::{Plan, Records};
+use super::slots::{IdentityName, Slots};
+use crate::config::PortSpec;
+use crate::dialect;
+use crate::metrics::{self, Hub, Snapshot};
+use crate::port::PortName;
+use crate::record::Record;
+use crate::stack::StackStats;
+use crate::steer::{self, Counters, Steering};
+use crate::store::{Interner, Responses, Store};
+use crate::worker::WorkerHandle;
+
+/// Everything the control side holds.
+pub struct Node {
+    steering: Steering,
+    store: Arc<Store>,
+    worker: WorkerHandle<StackStats>,
+    interner: Interner,
+    slots: Slots,
+    records: Records,
+    rendered: HashMap<String, Rendered>,
+    bound: BTreeMap<IdentityName, Bound>,
+    /// What was last said about a port or a record, so that each trouble is told once.
+    told: HashMap<String, String>,
+    /// False while something of the plan could not be done yet.
+    settled: bool,
+    rejected: u64,
+}
+
+/// A record's responses, and the record they were rendered from.
+struct Rendered {
+    record: Arc<Record>,
+    responses: Arc<Responses>,
+}
+
+/// An identity the kernel knows.
+struct Bound {
+    slot: Slot,
+    serves: Serves,
+}
+
+/// What a slot serves.
+enum Serves {
+    /// A record's responses.
+    Responses(Arc<Responses>),
+    /// The record has not arrived: requests are held.
+    Awaited,
+    /// The record was there and went: nothing will come, so say so at once.
+    Gone,
+}
+
+impl Serves {
+    fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Responses(a), Self::Responses(b)) => Arc::ptr_eq(a, b),
+            (Self::Awaited, Self::Awaited) | (Self::Gone, Self::Gone) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Node {
+    /// A node that owns no port yet.
+    #[must_use]
+    pub fn new(steering: Steering, store: Arc<Store>, worker: WorkerHandle<StackStats>) -> Self {
+        Self {
+            steering,
+            store,
+            worker,
+            interner: Interner::new(),
+            slots: Slots::new(MAX_SLOTS),
+            records: Records::new(),
+            rendered: HashMap::new(),
+            bound: BTreeMap::new(),
+            told: HashMap::new(),
+            settled: true,
+            rejected: 0,
+        }
+    }
+
+    /// A record came or changed.
+    pub fn upsert(&mut self, key: String, record: Arc<Record>) {
+        debug!(record = key, generation = record.generation, vm = %record.vm.name, "record");
+        self.records.insert(key, record);
+    }
+
+    /// A record went.
+    pub fn remove(&mut self, key: &str) {
+        debug!(record = key, "record removed");
+        self.records.remove(key);
+    }
+
+    /// A record was refused by its feed.
+    pub fn count_rejected(&mut self) {
+        self.rejected += 1;
+    }
+
+    /// Ports owned now.
+    #[must_use]
+    pub fn port_count(&self) -> usize {
+        self.steering.ports().count()
+    }
+
+    /// Identities served now.
+    #[must_use]
+    pub fn identity_count(&self) -> usize {
+        self.bound.len()
+    }
+
+    /// True when the whole plan was carried out.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// The namespaces where links matter: those of the wanted and of the owned ports.
+    #[must_use]
+    pub fn namespaces(&self) -> BTreeSet<Option<String>> {
+        let nics = self.records.values().flat_map(|record| &record.network.nics);
+        let named = nics.filter_map(|nic| nic.port.as_ref()).map(|port| PortName::from(port).netns);
+        let owned = self.steering.ports().map(|(port, _)| port.netns.clone());
+        named.chain(owned).chain([None]).collect()
+    }
+
+    /// Fails when the packet path has stopped: an agent without it must not look alive.
+    ///
+    /// # Errors
+    /// The worker thread has ended.
+    pub fn check_worker(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !self.worker.is_finished(),
+            "the worker thread has stopped; see the log above, then restart"
+        );
+        Ok(())
+    }
+
+    /// Answers a metrics request with the counters of this moment.
+    pub fn report(&self, request: MetricsRequest) {
+        let kernel = self.steering.counters().map_err(|error| warn!("kernel counters: {error}")).ok();
+        let verdicts: Vec<_> = kernel
+            .iter()
+            .flat_map(Counters::iter)
+            .map(|(verdict, frames)| (verdict.name(), frames))
+            .collect();
+        let worker = self.worker.stats();
+        let (counters, gauges) = (worker.engine.counters(), worker.engine.gauges());
+        let snapshot = Snapshot {
+            verdicts: &verdicts,
+            ports: self.port_count() as u64,
+            identities: self.bound.len() as u64,
+            records: self.records.len() as u64,
+            records_rejected: self.rejected,
+            hubs: &[Hub { number: 0, worker, counters: &counters, gauges: &gauges }],
+        };
+        // A client that has gone away needs no answer.
+        let _ = request.reply.send(metrics::render(&snapshot));
+    }
+
+    /// Brings the node to the plan, as far as the kernel lets it; what fails is told once and tried again
+    /// with the next event.
+    pub fn reconcile(&mut self, configured: &[PortSpec]) {
+        let plan = Plan::new(&self.records, configured);
+        self.settled = true;
+        let conflicts: HashSet<String> = plan.conflicts.iter().map(ToString::to_string).collect();
+        for conflict in &plan.conflicts {
+            self.tell(&format!("record {}", conflict.refused), &conflict.to_string());
+        }
+        self.told.retain(|subject, text| !subject.starts_with("record ") || conflicts.contains(text));
+
+        let gone: Vec<_> =
+            self.bound.keys().filter(|who| !plan.identities.contains_key(*who)).cloned().collect();
+        for who in &gone {
+            self.unbind(who);
+        }
+        let owned: Vec<PortName> = self.steering.ports().map(|(port, _)| port.clone()).collect();
+        for port in owned.iter().filter(|port| !plan.ports.contains(*port)) {
+            self.give_up(port);
+            self.told.remove(&format!("port {port}"));
+        }
+        let ready: BTreeSet<&PortName> = plan.ports.iter().filter(|port| self.own(port)).collect();
+        self.rendered.retain(|key, _| self.records.contains_key(key));
+        for (who, key) in plan.identities.iter().filter(|(who, _)| ready.contains(&who.port)) {
+            self.serve(who, key.as_deref());
+        }
+        self.interner.sweep();
+    }
+
+    /// Makes a port ours; true when it is.
+    fn own(&mut self, port: &PortName) -> bool {
+        let attached = self.steering.ports().find(|(name, _)| *name == port).map(|(_, ifindex)| ifindex);
+        match (steer::exists(port), attached) {
+            (Ok(Some(now)), Some(then)) if now == then => return true,
+            (Ok(Some(_)), then) => {
+                if then.is_some() {
+                    // The tap was deleted and made again: another device under the old name.
+                    self.give_up(port);
+                }
+                match self.steering.attach(port) {
+                    Ok(()) => {
+                        self.told.remove(&format!("port {port}"));
+                        info!(%port, "attached");
+                        return true;
+                    }
+                    Err(error) => self.trouble(port, &error.to_string()),
+                }
+            }
+            (Ok(None), then) => {
+                if then.is_some() {
+                    self.give_up(port);
+                }
+                self.trouble(port, "no such interface yet; it is attached as soon as it appears");
+            }
+            (Err(error), _) => self.trouble(port, &error.to_string()),
+        }
+        false
+    }
+
+    /// Lets a port go, with all that speak on it.
+    fn give_up(&mut self, port: &PortName) {
+        let speakers: Vec<_> = self.bound.keys().filter(|who| who.port == *port).cloned().collect();
+        for who in &speakers {
+            self.unbind(who);
+        }
+        match self.steering.detach(port) {
+            Ok(()) => info!(%port, "detached"),
+            Err(error) => warn!(%port, "detaching: {error}"),
+        }
+    }
+
+    /// Lets an identity speak and gives it its record's responses. Published before it is bound: the first
+    /// frame already finds them.
+    fn serve(&mut self, who: &IdentityName, key: Option<&str>) {
+        let rendered = key.and_then(|key| self.responses(key));
+        let bound = self.bound.get(who).map(|bound| &bound.serves);
+        let serves = match (rendered, bound) {
+            (Some(responses), _) => Serves::Responses(responses),
+            (None, None | Some(Serves::Awaited)) => Serves::Awaited,
+            (None, Some(Serves::Responses(_) | Serves::Gone)) => Serves::Gone,
+        };
+        if bound.is_some_and(|old| old.same(&serves)) {
+            return;
+        }
+        let slot = match self.slots.take(who) {
+            Ok(slot) => slot,
+            Err(error) => return self.trouble(&who.port, &error.to_string()),
+        };
+        let stored = match &serves {
+            Serves::Responses(responses) => self.store.publish(slot, Arc::clone(responses)),
+            Serves::Awaited => self.store.expect(slot),
+            Serves::Gone => self.store.withdraw(slot),
+        };
+        if let Err(error) = stored {
+            return self.trouble(&who.port, &error.to_string());
+        }
+        if bound.is_none()
+            && let Err(error) = self.steering.bind(&who.port, who.mac, slot)
+        {
+            self.empty(who, slot);
+            return self.trouble(&who.port, &error.to_string());
+        }
+        self.bound.insert(who.clone(), Bound { slot, serves });
+    }
+
+    /// Takes an identity out: the kernel first, so that no frame comes for a slot that is being emptied.
+    fn unbind(&mut self, who: &IdentityName) {
+        let Some(Bound { slot, .. }) = self.bound.remove(who) else { return };
+        if let Err(error) = self.steering.unbind(slot) {
+            warn!(port = %who.port, mac = %who.mac, "taking the identity out: {error}");
+        }
+        self.empty(who, slot);
+    }
+
+    /// Forgets what was held for a slot. The slot is given out again only when the worker has been told.
+    fn empty(&mut self, who: &IdentityName, slot: Slot) {
+        if let Err(error) = self.store.withdraw(slot) {
+            warn!(slot, "{error}");
+        }
+        match self.worker.forget(slot) {
+            Ok(()) => {
+                self.slots.release(who);
+            }
+            Err(error) => warn!(slot, "the slot stays with its last holder: {error}"),
+        }
+    }
+
+    /// The responses of a record, rendered when it is new.
+    fn responses(&mut self, key: &str) -> Option<Arc<Responses>> {
+        let record = self.records.get(key)?;
+        if let Some(rendered) = self.rendered.get(key).filter(|r| Arc::ptr_eq(&r.record, record)) {
+            return Some(Arc::clone(&rendered.responses));
+        }
+        let responses = Arc::new(dialect::render(record, &mut self.interner));
+        let rendered = Rendered { record: Arc::clone(record), responses: Arc::clone(&responses) };
+        self.rendered.insert(key.to_owned(), rendered);
+        Some(responses)
+    }
+
+    fn trouble(&mut self, port: &PortName, text: &str) {
+        self.settled = false;
+        self.tell(&format!("port {port}"), text);
+    }
+
+    /// Logs what is new.
+    fn tell(&mut self, subject: &str, text: &str) {
+        if self.told.get(subject).is_none_or(|last| last != text) {
+            warn!("{subject}: {text}");
+            self.told.insert(subject.to_owned(), text.to_owned());
+        }
+    }
+}
