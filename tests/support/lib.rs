@@ -1,1 +1,35 @@
 //! Namespaces, taps and pretend guests for the statements in this crate, the demo and the lab.
+//!
+//! ```text
+//!  guest namespace (kernel client)          host namespace
+//!  ┌──────────────────┐                     ┌───────────────────────────────┐
+//!  │ eth0 (a tap)     │     pump: what      │ tap0 ── XDP `port`            │
+//!  │   └─ fd ─────────┼── QEMU does between ┼─ fd        │                  │
+//!  └──────────────────┘   NIC and tap       │           br0 10.0.2.2/16     │
+//!  user-space client ─────────────────────── ─ fd of tap1                   │
+//!  (smoltcp owns the fd)                    │ xdp-imds (the agent)          │
+//!                                           └───────────────────────────────┘
+//! ```
+//!
+//! Everything happens inside network namespaces made here, and goes away with their guards.
+
+pub mod agent;
+pub mod answers;
+pub mod client;
+pub mod cloudinit;
+pub mod eventually;
+pub mod frames;
+pub mod guest;
+pub mod host;
+pub mod netns;
+pub mod pattern;
+pub mod privileged;
+pub mod process;
+pub mod prog_test;
+pub mod pump;
+pub mod raw;
+pub mod record;
+pub mod seed;
+pub mod tap;
+pub mod tap_client;
+pub mod wire;

@@ -1,0 +1,137 @@
+//! What holds for every sequence of octets a guest may send as a frame.
+//!
+//! Shared by the fuzz target and the test that replays its corpus. The other opinion on what a frame is
+//! comes from smoltcp's parsers.
+
+use metadata_common::classify::{Served, classify};
+use metadata_common::decide::{Bucket, Decision, Tables, decide};
+use metadata_common::mac::Mac;
+use metadata_common::maps::{Identity, Port};
+use metadata_common::verdict::{Fate, Verdict};
+use smoltcp::wire::{
+    ArpPacket, ArpRepr, EthernetFrame, EthernetProtocol, Icmpv6Packet, IpProtocol, Ipv4Packet, Ipv6Packet,
+    NdiscRepr,
+};
+
+const GUEST: Mac = Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
+const SERVED_V4: [u8; 4] = [169, 254, 169, 254];
+const SERVED_V6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xa9, 0xfe, 0xa9, 0xfe];
+
+/// A node that serves one address of each family, or none, to one guest on one port.
+struct Node {
+    serving: bool,
+}
+
+impl Served for Node {
+    fn serves_v4(&self, address: [u8; 4]) -> bool {
+        self.serving && address == SERVED_V4
+    }
+
+    fn serves_v6(&self, address: [u8; 16]) -> bool {
+        self.serving && address == SERVED_V6
+    }
+}
+
+struct Unlimited;
+
+impl Bucket for Unlimited {
+    fn load(&self) -> Port {
+        Port::with_limit(0, 0)
+    }
+
+    fn store(&self, _: u64) {}
+}
+
+impl Tables for Node {
+    type Bucket = Unlimited;
+
+    fn port(&self) -> Option<Unlimited> {
+        Some(Unlimited)
+    }
+
+    fn identity(&self, source: Mac) -> Option<Identity> {
+        (source == GUEST).then_some(Identity { slot: 1, hub: 0 })
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+}
+
+/// Asserts every law on one frame.
+///
+/// # Panics
+/// When one is broken; the message says which.
+pub(crate) fn assert_all(frame: &[u8]) {
+    let node = Node { serving: true };
+    let verdict = classify(frame, &node);
+    assert_eq!(classify(frame, &node), verdict, "the verdict depends on something else than the frame");
+
+    let nobody = classify(frame, &Node { serving: false });
+    assert_eq!(nobody.fate(), Fate::Pass, "{nobody:?} on a node that serves no address");
+
+    if verdict.fate() != Fate::Pass {
+        let names = |address: &[u8]| frame.windows(address.len()).any(|octets| octets == address);
+        assert!(names(&SERVED_V4) || names(&SERVED_V6), "{verdict:?} though it names no served address");
+    }
+    if verdict != Verdict::PassTruncated {
+        let longer = [frame, &[0xa5; 64]].concat();
+        assert_eq!(classify(&longer[..], &node), verdict, "the verdict depends on what follows the headers");
+    }
+    if asks_for_service(frame) {
+        assert_ne!(verdict.fate(), Fate::Pass, "smoltcp reads it as for a served address, but {verdict:?}");
+    }
+
+    match decide(frame, &node) {
+        Decision::Pass(found) | Decision::Drop(found) if found == verdict => {
+            assert_ne!(verdict.fate(), Fate::Steer, "{verdict:?} was not steered");
+        }
+        Decision::Drop(Verdict::DropUnknownMac) => {
+            assert_ne!(frame[6..12], GUEST.0, "the registered guest was called unknown");
+        }
+        Decision::Steer(found, _) => {
+            assert_eq!((found, found.fate()), (verdict, Fate::Steer));
+            assert_eq!(frame[6..12], GUEST.0, "somebody else was steered as the guest");
+        }
+        other => panic!("{other:?} where the policy says {verdict:?}"),
+    }
+}
+
+/// True if smoltcp, too, finds a served address where such a frame is for.
+fn asks_for_service(frame: &[u8]) -> bool {
+    let Ok(frame) = EthernetFrame::new_checked(frame) else {
+        return false;
+    };
+    match frame.ethertype() {
+        EthernetProtocol::Arp => asks_arp(frame.payload()),
+        EthernetProtocol::Ipv4 => Ipv4Packet::new_checked(frame.payload())
+            .is_ok_and(|packet| packet.dst_addr().octets() == SERVED_V4),
+        EthernetProtocol::Ipv6 => asks_ipv6(frame.payload()),
+        EthernetProtocol::Unknown(_) => false,
+    }
+}
+
+fn asks_arp(payload: &[u8]) -> bool {
+    let packet = ArpPacket::new_checked(payload).and_then(|packet| ArpRepr::parse(&packet));
+    match packet {
+        Ok(ArpRepr::EthernetIpv4 { target_protocol_addr, .. }) => target_protocol_addr.octets() == SERVED_V4,
+        _ => false,
+    }
+}
+
+fn asks_ipv6(payload: &[u8]) -> bool {
+    let Ok(packet) = Ipv6Packet::new_checked(payload) else {
+        return false;
+    };
+    if packet.dst_addr().octets() == SERVED_V6 {
+        return true;
+    }
+    if packet.next_header() != IpProtocol::Icmpv6 {
+        return false;
+    }
+    let solicitation = Icmpv6Packet::new_checked(packet.payload()).and_then(|m| NdiscRepr::parse(&m));
+    match solicitation {
+        Ok(NdiscRepr::NeighborSolicit { target_addr, .. }) => target_addr.octets() == SERVED_V6,
+        _ => false,
+    }
+}

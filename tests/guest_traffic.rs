@@ -1,0 +1,156 @@
+//! Guests' ordinary traffic is left alone: without the agent, with it, when it crashes, when it returns.
+
+use anyhow::{Result, ensure};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use support::agent::{Agent, PortArgument};
+use support::guest::{Guest, Spec};
+use support::host::{self, EchoServer, Host};
+use support::privileged;
+use support::record::Identity;
+use support::tap::Shape;
+
+const PINGS: u32 = 10;
+const OCTETS: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(10);
+const SHAPES: [Shape; 3] =
+    [Shape { queues: 1, vnet_hdr: false }, Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
+
+/// A node and two guests, with servers of their own to talk to.
+struct Neighbours {
+    // Servers before the namespaces they listen in.
+    gateway: EchoServer,
+    peer: EchoServer,
+    guests: [Guest; 2],
+    host: Host,
+}
+
+impl Neighbours {
+    fn boot(shape: Shape) -> Result<Self> {
+        let host = Host::new()?;
+        let boot = |number| Guest::boot(&host, &Spec { shape, ..Spec::of(&Identity::of(number)) });
+        let guests = [boot(0)?, boot(1)?];
+        let gateway = host.server(7)?;
+        let peer_address = SocketAddr::new(IpAddr::V4(guests[1].identity().address), 7);
+        let peer = EchoServer::start(guests[1].ns(), peer_address)?;
+        Ok(Self { gateway, peer, guests, host })
+    }
+
+    /// Ping and TCP, to the gateway and to the other guest, nothing lost.
+    fn talk(&self) -> Result<()> {
+        let [one, other] = &self.guests;
+        for to in [host::ADDRESS, other.identity().address] {
+            let answers = one.ping(to, PINGS)?;
+            ensure!(answers == PINGS, "{answers} of {PINGS} pings to {to} were answered");
+        }
+        one.echo(self.gateway.address(), OCTETS)?;
+        one.echo(self.peer.address(), OCTETS)
+    }
+
+    fn ports(&self) -> Vec<PortArgument> {
+        self.guests
+            .iter()
+            .map(|guest| PortArgument::new(guest.host_tap().name(), guest.identity().mac))
+            .collect()
+    }
+
+    fn tap_indexes(&self) -> Result<Vec<String>> {
+        self.guests
+            .iter()
+            .map(|guest| {
+                let shown = self.host.ns().ip(&format!("-o link show {}", guest.host_tap().name()))?;
+                ensure!(shown.contains("LOWER_UP") && shown.contains("master br0"), "{shown}");
+                Ok(shown.split(':').next().unwrap_or_default().to_owned())
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn guests_reach_their_gateway_and_each_other_without_an_agent() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for shape in SHAPES {
+        let neighbours = Neighbours::boot(shape).expect("two guests");
+        neighbours.talk().unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
+    }
+}
+
+#[test]
+fn a_neighbour_that_goes_takes_no_gateway_with_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let guests: Vec<_> =
+        (0..5).map(|number| Guest::boot(&host, &Spec::of(&Identity::of(number))).expect("a guest")).collect();
+    let mut guests = guests.into_iter();
+    let stays = guests.next().expect("the first");
+    for gone in guests {
+        drop(gone);
+        assert_eq!(stays.ping(host::ADDRESS, PINGS).expect("a report"), PINGS);
+    }
+}
+
+#[test]
+fn guests_reach_their_gateway_and_each_other_while_the_agent_serves() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for shape in SHAPES {
+        let neighbours = Neighbours::boot(shape).expect("two guests");
+        let records = tempfile::tempdir().expect("a directory");
+        let agent =
+            Agent::start(neighbours.host.ns(), records.path(), &neighbours.ports()).expect("an agent");
+        neighbours.talk().unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
+        let passed =
+            agent.metrics().and_then(|metrics| metrics.frames(support::agent::PASSED)).expect("a counter");
+        assert!(passed > u64::from(PINGS), "{shape:?}: only {passed} frames went through the program");
+    }
+}
+
+#[test]
+fn a_crash_of_the_agent_disturbs_no_guest_and_its_successor_serves_again() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let neighbours = Neighbours::boot(Shape::virtio()).expect("two guests");
+    let records = tempfile::tempdir().expect("a directory");
+    for guest in &neighbours.guests {
+        guest.identity().write(records.path(), 1).expect("a record");
+    }
+    let before = neighbours.tap_indexes().expect("taps");
+    let start = || Agent::start(neighbours.host.ns(), records.path(), &neighbours.ports()).expect("an agent");
+    for round in 0..3 {
+        let agent = start();
+        for guest in &neighbours.guests {
+            guest
+                .fetch_own("/v1/meta-data", PATIENCE)
+                .unwrap_or_else(|error| panic!("round {round}: {error:#}"));
+        }
+        agent.kill().expect("it was running");
+        neighbours.talk().unwrap_or_else(|error| panic!("round {round}, after the crash: {error:#}"));
+        assert_eq!(neighbours.tap_indexes().expect("taps"), before, "round {round}");
+    }
+}
+
+#[test]
+fn a_stopped_agent_leaves_no_program_and_no_device_behind() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let neighbours = Neighbours::boot(Shape::default()).expect("two guests");
+    let records = tempfile::tempdir().expect("a directory");
+    let links = || neighbours.host.ns().ip("-br link").expect("links");
+    let before = links();
+    let agent = Agent::start(neighbours.host.ns(), records.path(), &neighbours.ports()).expect("an agent");
+    let shown = neighbours.host.ns().ip("link show tap0").expect("the tap");
+    assert!(shown.contains("xdp"), "no program on a port being served: {shown}");
+    let status = agent.stop().expect("it stops");
+    assert!(status.success(), "{status}");
+    let shown = neighbours.host.ns().ip("link show tap0").expect("the tap");
+    assert!(!shown.contains("xdp"), "{shown}");
+    assert_eq!(links(), before);
+    neighbours.talk().expect("traffic after the agent");
+}

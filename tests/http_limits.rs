@@ -1,0 +1,334 @@
+//! Every rule about requests and responses, on a connection of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use metadata_user::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
+use metadata_user::serve::Serve;
+use metadata_user::stack::StackConfig;
+use support::client::{Client, Habits};
+use support::pattern::{Answered, Pattern, responses, stack};
+use support::wire::{Faults, World};
+
+const SOON: Duration = Duration::from_secs(1);
+
+fn world() -> (World<Serve<Pattern>>, Arc<Pattern>) {
+    let (stack, pattern) = stack(StackConfig::default());
+    (World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0), pattern)
+}
+
+/// Sends `octets`; what was answered within a second, and whether the service then closed.
+fn ask(octets: &[u8]) -> (Vec<Answered>, bool) {
+    let (mut world, _) = world();
+    let talk = world.client.begin(40_000, octets);
+    world.wait(SOON);
+    let heads: Vec<bool> = vec![octets.starts_with(b"HEAD ")];
+    let talk = &world.client.talks[talk];
+    (responses(&talk.received, &heads), talk.ended)
+}
+
+/// A request for `/` with so many octets of header fields, in fields of 100 octets at most.
+fn with_fields(octets: usize) -> Vec<u8> {
+    let mut request = b"GET / HTTP/1.1\r\n".to_vec();
+    let end = request.len() + octets;
+    while request.len() < end {
+        let line = (end - request.len()).min(1000);
+        let line =
+            if end - request.len() - line < 6 && end - request.len() > line { line - 10 } else { line };
+        request.extend(b"F: ");
+        request.resize(request.len() + line - 5, b'v');
+        request.extend(b"\r\n");
+    }
+    request.extend(b"\r\n");
+    request
+}
+
+fn put(fields: &str, body: &[u8]) -> Vec<u8> {
+    let mut request = format!("PUT /echo HTTP/1.1\r\n{fields}\r\n").into_bytes();
+    request.extend(body);
+    request
+}
+
+fn get(fields: &str) -> Vec<u8> {
+    format!("GET /none HTTP/1.1\r\n{fields}\r\n").into_bytes()
+}
+
+fn line(line: &str) -> Vec<u8> {
+    format!("{line}\r\n\r\n").into_bytes()
+}
+
+#[test]
+fn requests_are_answered_with_the_status_of_their_row() {
+    let target = |octets: usize| line(&format!("GET /{} HTTP/1.1", "a".repeat(octets - 1)));
+    let many = |n: usize| get(&"F: v\r\n".repeat(n));
+    let large = vec![b'x'; 64 * 1024];
+    let keeps = false;
+    let closes = true;
+    let cases: Vec<(&str, Vec<u8>, u16, bool)> = vec![
+        // Version
+        ("HTTP/1.1", line("GET /none HTTP/1.1"), 204, keeps),
+        ("HTTP/1.0", line("GET /none HTTP/1.0"), 204, closes),
+        ("HTTP/1.0 keep-alive", get("Connection: keep-alive\r\n").to_vec(), 204, keeps),
+        ("HTTP/1.2 is 1.1", line("GET /none HTTP/1.2"), 204, keeps),
+        ("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), 505, closes),
+        ("HTTP/3.0", line("GET / HTTP/3.0"), 505, closes),
+        ("HTTP/0.9 with version", line("GET / HTTP/0.9"), 505, closes),
+        ("HTTP/0.9", line("GET /"), 400, closes),
+        ("version in lower case", line("GET / http/1.1"), 400, closes),
+        ("TLS", vec![0x16, 3, 1, 2, 0, 1, 0, 1], 400, closes),
+        // Methods
+        ("unknown method", line("BREW /none HTTP/1.1"), 405, keeps),
+        ("method in lower case", line("get /none HTTP/1.1"), 405, keeps),
+        ("no token", line("G(T / HTTP/1.1"), 400, closes),
+        ("endless method", vec![b'A'; 100], 400, closes),
+        ("OPTIONS *", line("OPTIONS * HTTP/1.1"), 204, keeps),
+        ("GET *", line("GET * HTTP/1.1"), 400, closes),
+        // Target
+        ("absolute form", line("GET http://169.254.169.254/none HTTP/1.1"), 204, keeps),
+        ("slashes", line("GET //none// HTTP/1.1"), 204, keeps),
+        ("query", line("GET /none?x HTTP/1.1"), 204, keeps),
+        ("octet outside 0x21-0x7E", b"GET /\xc3\xa4 HTTP/1.1\r\n\r\n".to_vec(), 400, closes),
+        ("space in target", line("GET /a b HTTP/1.1"), 400, closes),
+        ("dot segment", line("GET /a/../b HTTP/1.1"), 400, closes),
+        ("encoded slash", line("GET /a%2fb HTTP/1.1"), 400, closes),
+        ("no UTF-8", line("GET /%ff HTTP/1.1"), 404, keeps),
+        ("longest target", target(TARGET_MAX), 404, keeps),
+        ("target too long", target(TARGET_MAX + 1), 414, closes),
+        // Fields
+        ("no Host", get(""), 204, keeps),
+        ("odd Host", get("Host: [fe80::a9fe:a9fe%25eth0]\r\n"), 204, keeps),
+        ("8 KiB of fields", with_fields(FIELDS_MAX), 404, keeps),
+        ("more", with_fields(FIELDS_MAX + 1), 431, closes),
+        ("most fields", many(FIELD_COUNT_MAX), 204, keeps),
+        ("one more", many(FIELD_COUNT_MAX + 1), 431, closes),
+        ("folded field", get("A: b\r\n c\r\n"), 400, closes),
+        ("space before colon", get("A : b\r\n"), 400, closes),
+        ("no colon", get("A\r\n"), 400, closes),
+        ("NUL in a value", get("A: \0\r\n"), 400, closes),
+        ("bare CR", get("A: b\rC: d\r\n"), 400, closes),
+        ("bare LF", b"GET /none HTTP/1.1\nA: b\n\n".to_vec(), 204, keeps),
+        ("empty lines first", line("\r\n\r\nGET /none HTTP/1.1"), 204, keeps),
+        ("too many of them", line("\r\n\r\n\r\n\r\n\r\nGET /none HTTP/1.1"), 400, closes),
+        ("Connection: close", get("Connection: x, Close\r\n"), 204, closes),
+        // Body
+        ("largest body", put("Content-Length: 65536\r\n", &large), 200, keeps),
+        ("one octet more", put("Content-Length: 65537\r\n", b""), 413, closes),
+        ("beyond counting", put("Content-Length: 99999999999999999999999\r\n", b""), 413, closes),
+        ("no number", put("Content-Length: +5\r\n", b"hello"), 400, closes),
+        ("empty length", put("Content-Length: \r\n", b""), 400, closes),
+        ("lengths that agree", put("Content-Length: 2\r\nContent-Length: 2\r\n", b"ok"), 200, keeps),
+        ("lengths that differ", put("Content-Length: 2\r\nContent-Length: 3\r\n", b"ok"), 400, closes),
+        ("a list of lengths", put("Content-Length: 2, 2\r\n", b"ok"), 400, closes),
+        ("both framings", put("Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"ok"), 400, closes),
+        ("chunked", put("Transfer-Encoding: chunked\r\n", b"2\r\nok\r\n0\r\n\r\n"), 200, keeps),
+        ("another coding", put("Transfer-Encoding: gzip, chunked\r\n", b""), 501, closes),
+        (
+            "coding twice",
+            put("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", b""),
+            501,
+            closes,
+        ),
+        ("chunk without size", put("Transfer-Encoding: chunked\r\n", b"\r\n"), 400, closes),
+        ("chunk size too long", put("Transfer-Encoding: chunked\r\n", b"000000001\r\n"), 400, closes),
+        ("chunk too long", put("Transfer-Encoding: chunked\r\n", b"3\r\nabcd\r\n"), 400, closes),
+        ("chunks beyond the limit", put("Transfer-Encoding: chunked\r\n", b"10001\r\n"), 413, closes),
+        (
+            "endless trailer",
+            put("Transfer-Encoding: chunked\r\n", &[b"0\r\n", &large[..3000]].concat()),
+            400,
+            closes,
+        ),
+        ("chunked in HTTP/1.0", line("PUT /echo HTTP/1.0\r\nTransfer-Encoding: chunked"), 400, closes),
+        ("another expectation", put("Expect: tea\r\nContent-Length: 2\r\n", b"ok"), 417, closes),
+        // Response
+        ("the answer closes", line("GET /close HTTP/1.1"), 200, closes),
+    ];
+    for (name, request, status, closed) in cases {
+        let (answers, ended) = ask(&request);
+        let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+        assert_eq!((statuses, ended), (vec![status], closed), "{name}: {answers:?}");
+        for answer in &answers {
+            let says_close = answer.head.contains("\r\nConnection: close\r\n");
+            assert_eq!(says_close, closed, "{name}: {}", answer.head);
+        }
+    }
+}
+
+#[test]
+fn an_http_1_0_connection_is_kept_when_asked_and_the_answer_says_so() {
+    let (answers, ended) = ask(b"GET /bytes/3 HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n");
+    assert!(answers[0].head.contains("\r\nConnection: keep-alive\r\n") && !ended, "{answers:?}");
+}
+
+#[test]
+fn a_response_carries_date_and_length_and_nothing_forbidden() {
+    let (answers, _) = ask(b"GET /bytes/3 HTTP/1.1\r\nRange: bytes=0-0\r\nAccept-Encoding: gzip\r\n\r\n");
+    assert_eq!(
+        answers[0].head,
+        "HTTP/1.1 200 OK\r\nServer: metadata\r\nCache-Control: no-store\r\nAccept-Ranges: none\r\n\
+         Content-Type: application/octet-stream\r\nContent-Length: 3\r\nDate: Thu, 01 Jan 2026 00:00:00 GMT\r\n"
+    );
+}
+
+#[test]
+fn head_is_get_without_the_body() {
+    for path in ["/bytes/5000", "/none", "/nowhere"] {
+        let (get, _) = ask(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes());
+        let (head, _) = ask(format!("HEAD {path} HTTP/1.1\r\n\r\n").as_bytes());
+        assert_eq!((&head[0].head, head[0].body.len()), (&get[0].head, 0), "{path}");
+    }
+    let (twice, _) = ask(b"HEAD /bytes/5 HTTP/1.1\r\n\r\nGET /bytes/2 HTTP/1.1\r\n\r\n");
+    assert_eq!(twice[1].body.len(), 2, "no octet of a body between the two");
+}
+
+#[test]
+fn a_204_has_no_length() {
+    let (answers, _) = ask(b"GET /none HTTP/1.1\r\n\r\n");
+    assert!(!answers[0].head.contains("Content-Length"), "{}", answers[0].head);
+}
+
+#[test]
+fn a_405_and_options_say_what_is_allowed() {
+    for request in ["BREW / HTTP/1.1", "OPTIONS * HTTP/1.1"] {
+        let (answers, _) = ask(&line(request));
+        assert!(answers[0].head.contains("\r\nAllow: GET, HEAD"), "{request}: {}", answers[0].head);
+    }
+}
+
+#[test]
+fn error_bodies_are_short_text() {
+    let (answers, _) = ask(&line("GET /.. HTTP/1.1"));
+    assert_eq!(answers[0].body, b"Bad Request\n");
+    assert!(answers[0].head.contains("\r\nContent-Type: text/plain; charset=utf-8\r\n"));
+}
+
+#[test]
+fn bodies_arrive_as_they_were_sent_and_that_of_a_get_is_ignored() {
+    let echo = |request: &[u8]| String::from_utf8_lossy(&ask(request).0[0].body).into_owned();
+    assert_eq!(echo(&put("Content-Length: 5\r\n", b"hello")), "Put\n/echo\n\nhello");
+    let chunks = b"3;a=b\r\nhel\r\n2\r\nlo\r\n0\r\nT: v\r\n\r\n";
+    assert_eq!(echo(&put("Transfer-Encoding: Chunked\r\n", chunks)), "Put\n/echo\n\nhello");
+    assert_eq!(echo(b"GET /echo?q=%20 HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"), "Get\n/echo\nq=%20\n");
+    let (answers, _) =
+        ask(b"GET /none HTTP/1.1\r\nContent-Length: 4\r\n\r\nGET GET /bytes/1 HTTP/1.1\r\n\r\n");
+    assert_eq!(answers.len(), 2, "{answers:?}");
+}
+
+#[test]
+fn a_client_that_waits_before_its_body_is_told_to_go_on() {
+    let (mut world, _) = world();
+    let head = b"PUT /echo HTTP/1.1\r\nExpect: 100-Continue\r\nContent-Length: 2\r\n\r\n";
+    let talk = world.client.begin(40_000, head);
+    world.wait(SOON);
+    assert_eq!(world.client.talks[talk].received, b"HTTP/1.1 100 Continue\r\n\r\n");
+    world.client.say(talk, b"ok");
+    world.wait(SOON);
+    let statuses: Vec<u16> =
+        responses(&world.client.talks[talk].received, &[]).iter().map(|a| a.status).collect();
+    assert_eq!(statuses, [100, 200]);
+}
+
+#[test]
+fn a_client_whose_body_is_too_large_gets_the_answer_while_it_still_sends() {
+    let (answers, ended) = ask(&put("Content-Length: 200000\r\n", &vec![b'x'; 200_000]));
+    assert_eq!((answers[0].status, ended), (413, true));
+}
+
+#[test]
+fn a_head_that_does_not_end_in_time_is_answered_408() {
+    let (mut world, _) = world();
+    let talk = world.client.begin(40_000, b"GET / HT");
+    world.wait(Duration::from_millis(9_900));
+    assert!(world.client.talks[talk].received.is_empty());
+    world.wait(Duration::from_millis(200));
+    assert_eq!(responses(&world.client.talks[talk].received, &[])[0].status, 408);
+    assert!(world.client.talks[talk].ended);
+}
+
+#[test]
+fn a_head_that_trickles_is_cut_off_as_well() {
+    let (mut world, _) = world();
+    let talk = world.client.begin(40_000, b"");
+    for _ in 0..11 {
+        world.client.say(talk, b"G");
+        world.wait(SOON);
+    }
+    assert_eq!(responses(&world.client.talks[talk].received, &[])[0].status, 408);
+}
+
+#[test]
+fn a_body_that_does_not_end_in_time_is_answered_408() {
+    let (mut world, _) = world();
+    let talk = world.client.begin(40_000, &put("Content-Length: 2\r\n", b"o"));
+    world.wait(Duration::from_secs(31));
+    assert_eq!(responses(&world.client.talks[talk].received, &[])[0].status, 408);
+}
+
+#[test]
+fn an_idle_connection_is_closed_after_75_seconds_and_one_never_used_after_10() {
+    for (request, patience) in [(&b"GET /none HTTP/1.1\r\n\r\n"[..], 75), (b"", 10)] {
+        let (mut world, _) = world();
+        let talk = world.client.begin(40_000, request);
+        world.wait(Duration::from_millis(patience * 1000 - 500));
+        assert!(!world.client.talks[talk].ended, "after {patience} s");
+        world.wait(SOON);
+        assert!(world.client.talks[talk].ended, "after {patience} s");
+        assert_eq!(responses(&world.client.talks[talk].received, &[]).len(), usize::from(patience == 75));
+    }
+}
+
+#[test]
+fn a_request_cut_off_by_the_end_of_the_connection_is_answered_400() {
+    for request in [&b"GET / HTTP/1.1\r\nA"[..], b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhe"] {
+        let (mut world, _) = world();
+        let talk = world.client.begin(40_000, request);
+        world.client.close(talk);
+        world.wait(SOON);
+        assert_eq!(responses(&world.client.talks[talk].received, &[])[0].status, 400);
+    }
+}
+
+#[test]
+fn a_request_waits_for_its_record_as_long_as_its_client_would() {
+    for (path, patience) in [
+        ("/metadata/v1.json", 1500),
+        ("/hetzner/v1/metadata", 1500),
+        ("/openstack", 8000),
+        ("/latest/meta-data", 4000),
+    ] {
+        let (mut world, pattern) = world();
+        pattern.ready.store(false, Ordering::Relaxed);
+        let talk = world.client.begin(40_000, format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes());
+        world.wait(Duration::from_millis(patience - 100));
+        assert!(world.client.talks[talk].received.is_empty(), "{path}");
+        world.wait(Duration::from_millis(200));
+        let answers = responses(&world.client.talks[talk].received, &[]);
+        assert_eq!(answers[0].status, 503, "{path}");
+        assert!(answers[0].head.contains("\r\nRetry-After: 1\r\n"), "{path}");
+        assert!(!world.client.talks[talk].ended, "{path}: the retry uses the same connection");
+    }
+}
+
+#[test]
+fn a_waiting_request_is_answered_when_its_record_arrives() {
+    let (mut world, pattern) = world();
+    pattern.ready.store(false, Ordering::Relaxed);
+    let ask = [put("Content-Length: 5\r\n", b"hello"), line("GET /bytes/1 HTTP/1.1")].concat();
+    let talk = world.client.begin(40_000, &ask);
+    world.wait(SOON);
+    assert!(world.client.talks[talk].received.is_empty());
+    pattern.ready.store(true, Ordering::Relaxed);
+    world.wait(Duration::from_millis(60));
+    let answers = responses(&world.client.talks[talk].received, &[]);
+    assert_eq!((answers[0].body.as_slice(), answers.len()), (&b"Put\n/echo\n\nhello"[..], 2));
+}
+
+#[test]
+fn a_slot_nobody_knows_is_answered_404_at_once() {
+    let (mut world, pattern) = world();
+    pattern.known.store(false, Ordering::Relaxed);
+    let talk = world.client.begin(40_000, b"GET /openstack HTTP/1.1\r\n\r\n");
+    world.wait(Duration::from_millis(10));
+    assert_eq!(responses(&world.client.talks[talk].received, &[])[0].status, 404);
+}

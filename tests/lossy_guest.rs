@@ -1,0 +1,52 @@
+//! A guest behind a bad link gets what it asks for, whole.
+
+use std::time::Duration;
+use support::agent::{Agent, PortArgument};
+use support::guest::{Guest, NIC, Spec};
+use support::host::Host;
+use support::privileged;
+use support::pump::Faults;
+use support::record::Identity;
+
+/// The largest user-data a record may hold by default.
+const USER_DATA: usize = 64 * 1024;
+const FETCHES: usize = 4;
+/// Some 50 segments at one try in five lost and again some of those: far from this bound, short of for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn large_user_data_survives_a_link_that_loses_every_fifth_frame() {
+    whole_in_spite_of(Faults::loss(0.2));
+}
+
+#[test]
+fn large_user_data_survives_a_link_that_repeats_and_reorders() {
+    whole_in_spite_of(Faults { loss: 0.02, duplicate: 0.1, reorder: 0.2 });
+}
+
+fn whole_in_spite_of(faults: Faults) {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let identity = Identity::of(0).with_user_data_of(USER_DATA);
+    identity.write(records.path(), 1).expect("a record");
+    let seed = support::seed::seed();
+    let spec = Spec { to_host: faults, to_guest: faults, seed, ..Spec::of(&identity) };
+    let guest = Guest::boot(&host, &spec).expect("a guest");
+    // Address resolution is lost as often as everything else, and its three tries are not what is tested.
+    for kind in ["mcast_solicit", "ucast_solicit"] {
+        guest.ns().sysctl(&format!("ipv4/neigh/{NIC}/{kind}"), "20").expect("a setting");
+    }
+    guest.ns().sysctl(&format!("ipv4/neigh/{NIC}/retrans_time_ms"), "100").expect("a setting");
+    let port = PortArgument::new(guest.host_tap().name(), identity.mac);
+    let agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
+    for fetch in 0..FETCHES {
+        guest
+            .fetch_own("/v1/user-data", PATIENCE)
+            .unwrap_or_else(|error| panic!("fetch {fetch}, seed {seed}: {error:#}\n{}", agent.said()));
+    }
+    let harm = |moved: support::pump::Moved| moved.lost;
+    assert!(harm(guest.sent()) > 0 && harm(guest.got()) > 0, "seed {seed}: the link lost nothing");
+}

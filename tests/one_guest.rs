@@ -1,0 +1,132 @@
+//! One guest with a Linux stack gets its own metadata, however it routes; identity is port and MAC alone.
+
+use metadata_common::mac::Mac;
+use std::time::Duration;
+use support::agent::{Agent, IMPOSTOR, PortArgument, STEERED};
+use support::answers::PATHS;
+use support::guest::{Guest, Route, Spec};
+use support::host::{self, Host};
+use support::privileged;
+use support::record::Identity;
+use support::tap::Shape;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Long enough for three SYNs of a guest that will get no answer (sent at 0, 1 and 3 s).
+const IN_VAIN: Duration = Duration::from_secs(4);
+
+/// A node with records for guests 0 and 1.
+fn node() -> (Host, tempfile::TempDir) {
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    for number in 0..2 {
+        Identity::of(number).write(records.path(), 1).expect("a record");
+    }
+    (host, records)
+}
+
+fn port(guest: &Guest) -> PortArgument {
+    PortArgument::new(guest.host_tap().name(), guest.identity().mac)
+}
+
+#[test]
+fn a_guest_gets_its_own_metadata_on_link_and_through_its_gateway() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for route in [Route::OnLink, Route::Gateway] {
+        for shape in [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }] {
+            let (host, records) = node();
+            let spec = Spec { route, shape, ..Spec::of(&Identity::of(0)) };
+            let guest = Guest::boot(&host, &spec).expect("a guest");
+            let agent = Agent::start(host.ns(), records.path(), &[port(&guest)]).expect("an agent");
+            for path in PATHS {
+                let fetched = guest.fetch_own(path, PATIENCE);
+                fetched.unwrap_or_else(|error| panic!("{route:?}, {shape:?}: {error:#}"));
+            }
+            let steered = agent.metrics().and_then(|metrics| metrics.frames(STEERED)).expect("a counter");
+            // At least SYN, request and FIN of each connection.
+            assert!(steered >= 3 * PATHS.len() as u64, "{route:?}, {shape:?}: {steered} frames steered");
+        }
+    }
+}
+
+#[test]
+fn an_impostor_gets_nothing_and_is_counted() {
+    if !privileged::or_skip() {
+        return;
+    }
+    // A MAC nobody has, and the MAC of the guest next door.
+    for mac in [Mac([0x52, 0x54, 0, 0xba, 0xdb, 0xad]), Identity::of(1).mac] {
+        let (host, records) = node();
+        let spec = Spec { mac, route: Route::Gateway, ..Spec::of(&Identity::of(0)) };
+        let impostor = Guest::boot(&host, &spec).expect("a guest");
+        let honest = Guest::boot(&host, &Spec::of(&Identity::of(1))).expect("a guest");
+        let ports = [port(&impostor), port(&honest)];
+        let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
+        let before = agent.metrics().expect("metrics");
+
+        let refusal = impostor.fetch("/v1/meta-data", IN_VAIN).expect_err("no answer");
+        assert!(format!("{refusal:#}").contains("timed out"), "{mac}: {refusal:#}");
+
+        let after = agent.metrics().expect("metrics");
+        let dropped = |metrics: &support::agent::Metrics| metrics.frames(IMPOSTOR).expect("a counter");
+        assert!(dropped(&after) >= dropped(&before) + 3, "{mac}: {} SYNs counted", dropped(&after));
+        assert_eq!(
+            after.frames(STEERED).expect("a counter"),
+            before.frames(STEERED).expect("a counter"),
+            "{mac}"
+        );
+        honest.fetch_own("/v1/meta-data", PATIENCE).expect("the honest guest's answer");
+    }
+}
+
+#[test]
+fn an_impostors_other_traffic_is_none_of_our_business() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (host, records) = node();
+    let mac = Mac([0x52, 0x54, 0, 0xba, 0xdb, 0xad]);
+    let impostor = Guest::boot(&host, &Spec { mac, ..Spec::of(&Identity::of(0)) }).expect("a guest");
+    let _agent = Agent::start(host.ns(), records.path(), &[port(&impostor)]).expect("an agent");
+    assert_eq!(impostor.ping(host::ADDRESS, 10).expect("a report"), 10);
+}
+
+#[test]
+fn another_guests_ip_address_changes_nothing() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (host, records) = node();
+    let stolen = Identity::of(1).address;
+    let thief = Guest::boot(&host, &Spec { address: stolen, ..Spec::of(&Identity::of(0)) }).expect("a guest");
+    let owner = Guest::boot(&host, &Spec::of(&Identity::of(1))).expect("a guest");
+    let _agent = Agent::start(host.ns(), records.path(), &[port(&thief), port(&owner)]).expect("an agent");
+    for guest in [&thief, &owner, &thief] {
+        for path in PATHS {
+            guest.fetch_own(path, PATIENCE).expect("its own record");
+        }
+    }
+}
+
+#[test]
+fn nothing_a_guest_says_about_itself_changes_the_answer() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (host, records) = node();
+    let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");
+    let _agent = Agent::start(host.ns(), records.path(), &[port(&guest)]).expect("an agent");
+    let other = Identity::of(1);
+    let forged = [
+        format!("X-Forwarded-For: {}", other.address),
+        format!("X-Instance-ID: {}", other.instance_id),
+        format!("Host: {}", other.hostname),
+    ];
+    for header in forged {
+        let url = "http://169.254.169.254/v1/meta-data";
+        let answer = guest.curl(&["-H", &header, url], PATIENCE).expect("an answer");
+        support::answers::check(guest.identity(), "/v1/meta-data", answer.status, &answer.body)
+            .unwrap_or_else(|error| panic!("{header}: {error:#}"));
+    }
+}

@@ -1,0 +1,162 @@
+//! Taps and records appear, change and vanish while the agent runs, and it follows.
+
+use anyhow::{Result, ensure};
+use std::time::Duration;
+use support::agent::{Agent, PortArgument};
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::host::Host;
+use support::netns::Namespace;
+use support::privileged;
+use support::record::{Identity, replace};
+use support::tap::Shape;
+
+/// For one request. Short, so that asking again soon shows when things have changed.
+const REQUEST: Duration = Duration::from_secs(2);
+/// For the agent to notice.
+const NOTICE: Duration = Duration::from_secs(15);
+const PATH: &str = "/v1/user-data";
+
+fn named(identity: &Identity) -> PortArgument {
+    PortArgument::new(Host::tap_name(identity), identity.mac)
+}
+
+fn gets_its_own(guest: &Guest) -> Result<()> {
+    guest.fetch_own(PATH, REQUEST).map(drop)
+}
+
+#[test]
+fn a_tap_that_appears_later_is_served_and_so_is_its_successor_of_the_same_name() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let identity = Identity::of(0);
+    identity.write(records.path(), 1).expect("a record");
+    let agent = Agent::start(host.ns(), records.path(), &[named(&identity)]).expect("an agent");
+    for life in 0..4 {
+        let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+        eventually(NOTICE, || gets_its_own(&guest))
+            .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
+    }
+}
+
+#[test]
+fn a_guest_that_goes_takes_nobody_with_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let identities: Vec<_> = (0..3).map(Identity::of).collect();
+    for identity in &identities {
+        identity.write(records.path(), 1).expect("a record");
+    }
+    let ports: Vec<_> = identities.iter().map(named).collect();
+    let stays = Guest::boot(&host, &Spec::of(&identities[0])).expect("a guest");
+    let goes = Guest::boot(&host, &Spec::of(&identities[1])).expect("a guest");
+    let _agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
+    gets_its_own(&stays).expect("before");
+    gets_its_own(&goes).expect("before");
+    drop(goes);
+    gets_its_own(&stays).expect("right after");
+    let comes = Guest::boot(&host, &Spec::of(&identities[2])).expect("a guest");
+    eventually(NOTICE, || gets_its_own(&comes)).expect("the newcomer");
+    gets_its_own(&stays).expect("at the end");
+}
+
+#[test]
+fn a_tap_in_another_namespace_is_served() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let pods: Vec<_> =
+        (0..2).map(|_| Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod")).collect();
+    let identities: Vec<_> = (0..2).map(Identity::of).collect();
+    // The same names and the same interface indexes in both namespaces: only the namespace tells them apart.
+    let tap = |pod: &Host, identity: &Identity| {
+        let tap = support::tap::Tap::create(pod.ns(), "tap", Shape::virtio()).expect("a tap");
+        pod.ns().ip("link set tap up").expect("it comes up");
+        Guest::boot_on(
+            std::sync::Arc::new(tap),
+            Namespace::new("guest").expect("a namespace"),
+            &Spec { shape: Shape::virtio(), ..Spec::of(identity) },
+        )
+        .expect("a guest")
+    };
+    let guests: Vec<_> = pods.iter().zip(&identities).map(|(pod, identity)| tap(pod, identity)).collect();
+    let ports: Vec<_> = pods
+        .iter()
+        .zip(&identities)
+        .map(|(pod, identity)| PortArgument::new("tap", identity.mac).within(pod.ns()))
+        .collect();
+    for identity in &identities {
+        identity.write(records.path(), 1).expect("a record");
+    }
+    let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
+    for guest in &guests {
+        gets_its_own(guest).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    }
+}
+
+#[test]
+fn a_record_is_served_once_it_appears_as_it_changes_and_no_more_once_it_is_gone() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let first = Identity::of(0);
+    let guest = Guest::boot(&host, &Spec::of(&first)).expect("a guest");
+    let agent = Agent::start(host.ns(), records.path(), &[named(&first)]).expect("an agent");
+
+    first.write(records.path(), 1).expect("a record");
+    eventually(NOTICE, || gets_its_own(&guest)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+
+    let second = first.clone().with_user_data_of(5_000);
+    second.write(records.path(), 2).expect("a newer record");
+    eventually(NOTICE, || {
+        let fetched = guest.fetch(PATH, REQUEST)?;
+        support::answers::check(&second, PATH, fetched.status, &fetched.body)
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+
+    std::fs::remove_file(second.path(records.path())).expect("the record goes");
+    eventually(NOTICE, || {
+        let status = guest.fetch(PATH, REQUEST)?.status;
+        ensure!(status == 404, "a guest without a record is answered {status}");
+        Ok(())
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+}
+
+#[test]
+fn a_record_that_goes_bad_keeps_its_last_good_state_and_is_named_in_the_log() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let identity = Identity::of(0);
+    identity.write(records.path(), 1).expect("a record");
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    let agent = Agent::start(host.ns(), records.path(), &[named(&identity)]).expect("an agent");
+    gets_its_own(&guest).expect("the good record");
+
+    let path = identity.path(records.path());
+    replace(&path, "schema: vmrecord/1\ngeneration: two\n").expect("a bad record");
+    let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+    eventually(NOTICE, || {
+        // File and line, as a compiler would say it.
+        ensure!(agent.said().contains(&format!("{name}:2")), "the log does not name {name}:2");
+        Ok(())
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    gets_its_own(&guest).expect("the last good record");
+
+    identity.write(records.path(), 3).expect("a mended record");
+    gets_its_own(&guest).expect("the mended record");
+}

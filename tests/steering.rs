@@ -1,0 +1,15 @@
+//! Steering: frames for the metadata service reach the hub, answers reach their guest, and everything
+//! else goes on as if nothing were there.
+//!
+//! The test plays both ends: it owns the guests' tap descriptors, as QEMU would, and the hub tap's.
+
+#[path = "steering/identity.rs"]
+mod identity;
+#[path = "steering/life.rs"]
+mod life;
+#[path = "steering/node.rs"]
+mod node;
+#[path = "steering/refusals.rs"]
+mod refusals;
+#[path = "steering/watching.rs"]
+mod watching;

@@ -1,0 +1,188 @@
+//! Who is asking is decided by port and MAC, whatever namespace the port is in.
+
+use crate::node::{ALICE, BOB, Node, SERVED, ask, ask_for, gets, gets_nothing, port};
+use metadata_common::verdict::Verdict;
+use support::netns::Namespace;
+use support::privileged;
+
+#[test]
+fn a_bound_guest_reaches_the_hub_and_its_answer_reaches_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 3).expect("bound");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::SteerArp, 1);
+    // No AF_XDP socket yet: the frame came as far as the inner end of the hub's veth.
+    node.expect_count(Verdict::SocketDropAbsent, 1);
+    node.answer(3);
+    assert!(gets(&tap, ALICE), "the answer, addressed to the guest's own MAC");
+    node.expect_count(Verdict::HubDelivered, 1);
+}
+
+#[test]
+fn a_registered_socket_is_given_what_arrives() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    // Bound to no queue, it receives nothing, but it is a live entry of the map.
+    let socket = node.ns.run_in(|| {
+        use rustix::net::{AddressFamily, SocketType, socket};
+        socket(AddressFamily::XDP, SocketType::RAW, None).expect("an AF_XDP socket")
+    });
+    let socket = std::os::fd::AsFd::as_fd(&socket);
+    node.steering.register_socket(socket).expect("registered");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::SocketDelivered, 1);
+    node.expect_count(Verdict::SocketDropAbsent, 0);
+}
+
+#[test]
+fn a_port_in_another_namespace_is_served_like_a_local_one() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    let (tap, name) = port(&pod, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::SocketDropAbsent, 1);
+    node.answer(0);
+    assert!(gets(&tap, ALICE));
+}
+
+#[test]
+fn one_interface_index_in_two_namespaces_is_two_ports() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
+    let ports = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
+    let indexes = ports.each_ref().map(|(_, name)| metadata_user::steer::exists(name).expect("a look-up"));
+    assert!(indexes[0].is_some() && indexes[0] == indexes[1], "the test needs equal indexes: {indexes:?}");
+    let [(first, first_name), (second, second_name)] = &ports;
+    for name in [first_name, second_name] {
+        node.steering.attach(name).expect("attached");
+    }
+    node.steering.bind(first_name, ALICE, 1).expect("bound");
+
+    // The same MAC on the same index, one namespace further, is nobody.
+    ask(second, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 1);
+    ask(first, ALICE);
+    node.expect_count(Verdict::SteerArp, 1);
+
+    node.steering.bind(second_name, ALICE, 2).expect("bound");
+    for (slot, hit, missed) in [(1, first, second), (2, second, first)] {
+        node.answer(slot);
+        assert!(gets(hit, ALICE), "slot {slot}");
+        assert!(gets_nothing(missed, ALICE), "slot {slot} went to the other guest");
+    }
+}
+
+#[test]
+fn an_unregistered_mac_is_dropped_on_every_port() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let ports = ["tap0", "tap1"].map(|ifname| port(&node.ns, ifname, &node.ns));
+    for ((_, name), (mac, slot)) in ports.iter().zip([(ALICE, 0), (BOB, 1)]) {
+        node.steering.attach(name).expect("attached");
+        node.steering.bind(name, mac, slot).expect("bound");
+    }
+    let [(alices, _), (bobs, _)] = &ports;
+    ask(alices, BOB);
+    ask(bobs, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 2);
+    node.expect_count(Verdict::SteerArp, 0);
+}
+
+#[test]
+fn a_slot_given_to_another_guest_leaves_nothing_with_the_first() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (alices, alices_name) = port(&node.ns, "tap0", &node.ns);
+    let (bobs, bobs_name) = port(&node.ns, "tap1", &node.ns);
+    for name in [&alices_name, &bobs_name] {
+        node.steering.attach(name).expect("attached");
+    }
+    node.steering.bind(&alices_name, ALICE, 7).expect("bound");
+    node.steering.bind(&bobs_name, BOB, 7).expect("bound anew");
+    ask(&alices, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 1);
+    ask(&bobs, BOB);
+    node.expect_count(Verdict::SteerArp, 1);
+    node.answer(7);
+    assert!(gets(&bobs, BOB));
+    assert!(gets_nothing(&alices, ALICE));
+}
+
+#[test]
+fn a_guest_given_another_slot_leaves_the_first_free() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 1).expect("bound");
+    node.steering.bind(&name, ALICE, 2).expect("bound anew");
+    node.answer(1);
+    node.expect_count(Verdict::HubDropNoGuest, 1);
+    node.answer(2);
+    assert!(gets(&tap, ALICE));
+}
+
+#[test]
+fn an_unbound_slot_neither_asks_nor_gets_answers() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    node.steering.unbind(0).expect("unbound");
+    node.steering.unbind(0).expect("unbound twice is no error");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 1);
+    node.answer(0);
+    node.expect_count(Verdict::HubDropNoGuest, 1);
+    assert!(gets_nothing(&tap, ALICE));
+}
+
+#[test]
+fn ordinary_frames_pass_between_ports() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let ports = ["tap0", "tap1"].map(|ifname| port(&node.ns, ifname, &node.ns));
+    node.ns.ip_batch("link add br0 type bridge\nlink set br0 up\n").expect("a bridge");
+    for ((_, name), slot) in ports.iter().zip(0..) {
+        node.ns.ip(&format!("link set {} master br0", name.ifname)).expect("enslaved");
+        node.steering.attach(name).expect("attached");
+        node.steering.bind(name, ALICE, slot).expect("bound");
+    }
+    let [(from, _), (to, _)] = &ports;
+    ask_for(from, ALICE, [10, 0, 2, 2]);
+    assert!(gets(to, metadata_common::mac::Mac::BROADCAST), "an ordinary broadcast crosses the bridge");
+    node.expect_count(Verdict::PassArp, 1);
+
+    ask_for(from, ALICE, SERVED);
+    node.expect_count(Verdict::SteerArp, 1);
+    assert!(gets_nothing(to, metadata_common::mac::Mac::BROADCAST), "a question to the service does not");
+}

@@ -1,0 +1,272 @@
+//! Ports come and go while steering runs, and steering itself comes and goes without a trace.
+
+use crate::node::{ALICE, BOB, Node, ask, config, delete, gets, gets_nothing, port, start_in, within};
+use metadata_common::mac::Mac;
+use metadata_common::verdict::Verdict;
+use metadata_user::port::PortName;
+use metadata_user::steer::{SteerError, exists};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::netns::Namespace;
+use support::privileged;
+
+fn links(ns: &Namespace) -> String {
+    ns.ip("-o link").expect("the list of links").lines().map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn starting_and_stopping_leaves_no_device() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("steer").expect("a namespace");
+    let before = links(&ns);
+    let steering = start_in(&ns, &config()).expect("steering starts");
+    let during = links(&ns);
+    for device in ["imds-out", "imds-in", "imds-tap"] {
+        assert!(during.contains(device), "{device} in {during}");
+    }
+    drop(steering);
+    assert_eq!(links(&ns), before);
+}
+
+#[test]
+fn the_hubs_devices_go_even_if_the_tap_is_still_held() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("steer").expect("a namespace");
+    let before = links(&ns);
+    let mut steering = start_in(&ns, &config()).expect("steering starts");
+    let _tap = steering.take_tap();
+    drop(steering);
+    assert_eq!(links(&ns), before);
+}
+
+#[test]
+fn the_host_says_nothing_on_the_hubs_devices() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::start();
+    let addresses = node.ns.ip("-o -6 addr").expect("the list of addresses");
+    assert!(!addresses.contains("imds"), "{addresses}");
+    let links = links(&node.ns);
+    for line in links.lines().filter(|line| line.contains("imds")) {
+        assert!(line.contains("NOARP") && !line.contains("MULTICAST") && line.contains("mtu 3400"), "{line}");
+    }
+    // Whatever the host had sent would have met the `socket` program.
+    std::thread::sleep(Duration::from_millis(200));
+    node.expect_count(Verdict::SocketDropAbsent, 0);
+}
+
+#[test]
+fn no_file_system_is_mounted_for_the_maps() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    // The pod's own name is a mount too; it is there before the port is attached.
+    let bpffs = || {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the list of mounts");
+        mounts.lines().filter(|line| line.contains(" - bpf ")).count()
+    };
+    let before = bpffs();
+    let (_tap, name) = port(&pod, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    assert_eq!(bpffs(), before);
+}
+
+#[test]
+fn a_detached_port_is_as_it_was_and_can_be_attached_again() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    for round in 1..=3 {
+        node.steering.attach(&name).expect("attached");
+        node.steering.attach(&name).expect("attached twice is no error");
+        node.steering.bind(&name, ALICE, 0).expect("bound");
+        ask(&tap, ALICE);
+        node.expect_count(Verdict::SteerArp, round);
+        node.steering.detach(&name).expect("detached");
+        node.steering.detach(&name).expect("detached twice is no error");
+        assert_eq!(node.steering.ports().count(), 0);
+        let shown = node.ns.ip("link show tap0").expect("the tap");
+        assert!(!shown.contains("xdp"), "{shown}");
+        ask(&tap, ALICE);
+        node.answer(0);
+        node.expect_count(Verdict::HubDropNoGuest, round);
+        assert!(gets_nothing(&tap, ALICE));
+    }
+    node.expect_count(Verdict::SteerArp, 3);
+}
+
+#[test]
+fn a_tap_deleted_underneath_detaches_quietly_and_returns() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    for ns in [node.ns.name(), pod.name()].map(|name| Namespace::open(name).expect("the namespace")) {
+        let (tap, name) = port(&ns, "tap0", &node.ns);
+        node.steering.attach(&name).expect("attached");
+        node.steering.bind(&name, ALICE, 0).expect("bound");
+        delete(tap, &ns);
+        assert_eq!(ns.run_in(|| exists(&name)).expect("a look-up"), None);
+        node.steering.detach(&name).expect("detached quietly");
+
+        let (tap, name) = port(&ns, "tap0", &node.ns);
+        node.steering.attach(&name).expect("attached anew");
+        node.steering.bind(&name, BOB, 0).expect("bound anew");
+        node.answer(0);
+        assert!(gets(&tap, BOB));
+        node.steering.detach(&name).expect("detached");
+        delete(tap, &ns);
+    }
+}
+
+#[test]
+fn a_tap_made_anew_unnoticed_is_attached_with_nothing_bound() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    delete(tap, &node.ns);
+    let (tap, _) = port(&node.ns, "tap0", &node.ns);
+    let error = node.steering.bind(&name, ALICE, 1).expect_err("the port is another device now");
+    assert!(matches!(error, SteerError::PortGone { .. }), "{error}");
+    node.steering.attach(&name).expect("attached anew");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 1);
+    node.steering.bind(&name, ALICE, 0).expect("bound anew");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::SteerArp, 1);
+}
+
+#[test]
+fn a_renamed_tap_is_attached_under_its_new_name() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.ns.ip_batch("link set tap0 down\nlink set tap0 name tap9\nlink set tap9 up\n").expect("renamed");
+    let renamed = PortName::local("tap9");
+    node.steering.attach(&renamed).expect("attached under its new name");
+    assert_eq!(node.steering.ports().map(|(name, _)| name).collect::<Vec<_>>(), [&renamed]);
+    node.steering.bind(&renamed, ALICE, 0).expect("bound");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::SteerArp, 1);
+}
+
+#[test]
+fn a_port_whose_namespace_got_another_name_is_attached_under_that() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    let (tap, first) = port(&pod, "tap0", &node.ns);
+    node.steering.attach(&first).expect("attached");
+    // A process of the pod names its namespace; when the process is replaced, so is the name.
+    let mut process = pod.spawn(Command::new("sleep").arg("30")).expect("a process inside");
+    let second =
+        PortName { netns: Some(format!("/proc/{}/ns/net", process.id())), ifname: first.ifname.clone() };
+    drop(pod);
+    let moved = node.steering.attach(&second).and_then(|()| node.steering.bind(&second, ALICE, 0));
+    ask(&tap, ALICE);
+    let steered = within(Duration::from_secs(5), || {
+        (node.steering.counters().expect("counters").get(Verdict::SteerArp) == 1).then_some(())
+    });
+    process.kill().expect("killed");
+    process.wait().expect("reaped");
+    moved.expect("attached and bound under the new name");
+    assert!(steered.is_some());
+    assert_eq!(node.steering.ports().map(|(name, _)| name).collect::<Vec<_>>(), [&second]);
+}
+
+#[test]
+fn an_attached_port_does_not_keep_its_namespace_alive() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    // A veth's end dies with its namespace, and takes the other end with it: that tells from outside.
+    node.ns.ip(&format!("link add probe type veth peer name far netns {}", pod.name())).expect("a probe");
+    let (tap, name) = port(&pod, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    drop(tap);
+    drop(pod);
+    let gone = within(Duration::from_secs(10), || node.ns.ip("link show probe").err());
+    assert!(gone.is_some(), "the namespace is still alive");
+    assert_eq!(exists(&name).expect("a look-up"), None);
+    node.steering.detach(&name).expect("detached quietly");
+}
+
+/// Set in the process that is killed: the namespace to start in.
+const VICTIM: &str = "XDP_IMDS_TEST_STEERING_VICTIM";
+
+#[test]
+fn a_killed_agent_leaves_guests_in_peace_and_the_next_one_takes_over() {
+    if let Ok(name) = std::env::var(VICTIM) {
+        be_killed(&Namespace::open(&name).expect("the namespace"));
+    }
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("steer").expect("a namespace");
+    let (from, name) = port(&ns, "tap0", &ns);
+    let (to, _) = port(&ns, "tap1", &ns);
+    ns.ip_batch(
+        "link add br0 type bridge\nlink set br0 up\nlink set tap0 master br0\nlink set tap1 master br0\n",
+    )
+    .expect("a bridge");
+    let test = std::thread::current().name().expect("tests run on threads named after them").to_owned();
+    let mut victim = Command::new(std::env::current_exe().expect("this test's path"))
+        .args(["--exact", &test, "--nocapture"])
+        .env(VICTIM, ns.name())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a second process");
+    let stdout = BufReader::new(victim.stdout.take().expect("stdout is piped"));
+    let ready = stdout.lines().map_while(Result::ok).any(|line| line.ends_with("ready"));
+    ask(&from, ALICE);
+    let steered = gets_nothing(&to, Mac::BROADCAST);
+    victim.kill().expect("killed");
+    victim.wait().expect("reaped");
+    assert!(ready && steered, "ready: {ready}, steered: {steered}");
+
+    let detached = within(Duration::from_secs(5), || {
+        ns.ip("link show tap0").ok().filter(|shown| !shown.contains("xdp"))
+    });
+    assert!(detached.is_some(), "the program is still on the tap");
+    ask(&from, ALICE);
+    assert!(gets(&to, Mac::BROADCAST), "what the guest sends goes its ordinary way again");
+
+    let left = links(&ns);
+    assert!(left.contains("imds-out"), "the test needs something left behind: {left}");
+    let mut steering = start_in(&ns, &config()).expect("the next agent starts over what was left");
+    steering.attach(&name).expect("attached");
+}
+
+/// Steers until killed, or until the test that waits for it is gone.
+fn be_killed(ns: &Namespace) -> ! {
+    let mut steering = start_in(ns, &config()).expect("steering starts");
+    let name = PortName::local("tap0");
+    steering.attach(&name).expect("attached");
+    println!("ready");
+    std::thread::sleep(Duration::from_secs(30));
+    std::io::stdin().read_to_end(&mut Vec::new()).expect("stdin ends");
+    panic!("nobody killed this process");
+}

@@ -1,0 +1,136 @@
+//! A node with steering on it, and what its guests send and get.
+
+use metadata_common::mac::Mac;
+use metadata_common::stamp::stamp;
+use metadata_common::verdict::Verdict;
+use metadata_user::port::PortName;
+use metadata_user::steer::{Limits, SteerConfig, SteerError, Steering};
+use std::fs::File;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+use support::netns::Namespace;
+use support::tap::{Shape, Tap};
+
+pub(crate) const ALICE: Mac = Mac([0x52, 0x54, 0, 0, 0, 0xa1]);
+pub(crate) const BOB: Mac = Mac([0x52, 0x54, 0, 0, 0, 0xb0]);
+pub(crate) const SERVED: [u8; 4] = [169, 254, 169, 254];
+
+/// For what must come: generous, since it is waited out only in failure.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// For what must not come.
+const MOMENT: Duration = Duration::from_millis(50);
+
+pub(crate) fn config() -> SteerConfig {
+    SteerConfig { hub: "imds".into(), served: vec![SERVED.into()], limits: Limits::default() }
+}
+
+/// A namespace in which the agent would run, and steering there.
+pub(crate) struct Node {
+    // Dropped before the namespace it is in.
+    pub(crate) steering: Steering,
+    hub_tap: File,
+    pub(crate) ns: Namespace,
+}
+
+impl Node {
+    pub(crate) fn start() -> Self {
+        let ns = Namespace::new("steer").expect("a namespace");
+        let mut steering = start_in(&ns, &config()).expect("steering starts");
+        let hub_tap = steering.take_tap().into();
+        Self { steering, hub_tap, ns }
+    }
+
+    /// Writes an answer for a slot to the hub tap.
+    pub(crate) fn answer(&mut self, slot: u32) {
+        let answer = frame(stamp(slot), Mac::SERVICE, SERVED);
+        self.hub_tap.write_all(&answer).expect("the hub tap takes a frame");
+    }
+
+    /// Waits until a verdict has been met this many times, and no more.
+    pub(crate) fn expect_count(&self, verdict: Verdict, frames: u64) {
+        let mut seen = 0;
+        let reached = within(PATIENCE, || {
+            seen = self.steering.counters().expect("counters").get(verdict);
+            (seen >= frames).then_some(())
+        });
+        let all: Vec<_> =
+            self.steering.counters().expect("counters").iter().filter(|(_, n)| *n > 0).collect();
+        assert!(reached.is_some() && seen == frames, "{verdict:?}: {seen}, expected {frames}; all: {all:?}");
+    }
+}
+
+pub(crate) fn start_in(ns: &Namespace, config: &SteerConfig) -> Result<Steering, SteerError> {
+    ns.run_in(|| Steering::start(config))
+}
+
+/// A tap in a namespace, up, with the port name by which the agent of `node` reaches it.
+pub(crate) fn port(ns: &Namespace, ifname: &str, node: &Namespace) -> (Tap, PortName) {
+    let tap = Tap::create(ns, ifname, Shape::default()).expect("a tap");
+    ns.ip(&format!("link set {ifname} up")).expect("the tap goes up");
+    let netns = (ns.name() != node.name()).then(|| ns.name().to_owned());
+    (tap, PortName { ifname: ifname.into(), netns })
+}
+
+/// Deletes a tap, as a hypervisor does when its guest ends.
+///
+/// Closing alone is not enough: a process another test is starting may hold a copy for a moment.
+pub(crate) fn delete(tap: Tap, ns: &Namespace) {
+    ns.ip(&format!("link del {}", tap.name())).expect("the tap goes");
+}
+
+/// Sends what a guest sends before anything else: ARP (RFC 826) for the metadata address.
+pub(crate) fn ask(tap: &Tap, mac: Mac) {
+    ask_for(tap, mac, SERVED);
+}
+
+/// Sends ARP for any address.
+pub(crate) fn ask_for(tap: &Tap, mac: Mac, address: [u8; 4]) {
+    assert!(tap.send(0, &frame(Mac::BROADCAST, mac, address)).expect("the tap takes a frame"));
+}
+
+/// An ARP request, which does as an answer too: steering looks at addresses only.
+fn frame(destination: Mac, source: Mac, target: [u8; 4]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(42);
+    frame.extend(destination.0);
+    frame.extend(source.0);
+    // EtherType ARP; Ethernet, IPv4, lengths 6 and 4, request.
+    frame.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(source.0);
+    frame.extend([10, 0, 2, 15]);
+    frame.extend([0; 6]);
+    frame.extend(target);
+    frame
+}
+
+/// True when a frame to `mac` arrives; what else the host sends to its taps is not looked at.
+pub(crate) fn gets(tap: &Tap, mac: Mac) -> bool {
+    within(PATIENCE, || received(tap, mac)).is_some()
+}
+
+/// True when no frame to `mac` arrives for a while.
+pub(crate) fn gets_nothing(tap: &Tap, mac: Mac) -> bool {
+    within(MOMENT, || received(tap, mac)).is_none()
+}
+
+fn received(tap: &Tap, mac: Mac) -> Option<()> {
+    let mut buffer = [0; 2048];
+    while let Some(len) = tap.receive(0, &mut buffer).expect("the tap is there") {
+        if buffer[..len].starts_with(&mac.0) {
+            return Some(());
+        }
+    }
+    None
+}
+
+pub(crate) fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(done) = attempt() {
+            return Some(done);
+        }
+        if start.elapsed() > limit {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

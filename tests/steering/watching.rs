@@ -1,0 +1,140 @@
+//! What happens in the kernel is told of: devices that come and go, and what the programs log.
+
+use crate::node::{ALICE, Node, ask, port};
+use metadata_user::port::PortName;
+use metadata_user::steer::{LinkWatch, exists};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use support::netns::Namespace;
+use support::privileged;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// For what must come.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// For what must not come.
+const MOMENT: Duration = Duration::from_millis(100);
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+async fn quiet(watch: &mut LinkWatch) {
+    // Devices settle (carrier, queueing) for a moment after they come.
+    while timeout(MOMENT, watch.changed()).await.is_ok() {}
+}
+
+#[test]
+fn a_device_that_comes_or_goes_is_told_of() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("watch").expect("a namespace");
+    runtime().block_on(async {
+        let mut watch = LinkWatch::open(Some(ns.name())).expect("a watch");
+        for change in ["link add tap0 type bridge", "link set tap0 up", "link del tap0"] {
+            ns.ip(change).expect("a change");
+            let told = timeout(PATIENCE, watch.changed()).await;
+            assert!(matches!(told, Ok(Ok(()))), "{change}: {told:?}");
+            quiet(&mut watch).await;
+        }
+    });
+}
+
+#[test]
+fn another_namespaces_devices_are_not_told_of() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let [watched, other] = [0, 1].map(|_| Namespace::new("watch").expect("a namespace"));
+    runtime().block_on(async {
+        let mut watch = LinkWatch::open(Some(watched.name())).expect("a watch");
+        quiet(&mut watch).await;
+        other.ip("link add tap0 type bridge").expect("a change");
+        assert!(timeout(MOMENT, watch.changed()).await.is_err());
+    });
+}
+
+#[test]
+fn a_storm_of_changes_is_told_of_and_survived() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("watch").expect("a namespace");
+    // Only changes of a device that is up are told of.
+    ns.ip_batch("link add br0 type bridge\nlink set br0 up\n").expect("a device");
+    // Far more than the socket holds and than is read at once.
+    let storm: String = (0..2_000).map(|n| format!("link set br0 alias a{n}\n")).collect();
+    runtime().block_on(async {
+        let mut watch = LinkWatch::open(Some(ns.name())).expect("a watch");
+        ns.ip_batch(&storm).expect("a storm");
+        assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(()))));
+        quiet(&mut watch).await;
+        ns.ip("link add tap0 type bridge").expect("a change");
+        assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(()))), "deaf after the storm");
+    });
+}
+
+#[test]
+fn a_port_exists_where_its_device_is_and_nowhere_else() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("watch").expect("a namespace");
+    ns.ip("link add tap0 index 4242 type bridge").expect("a device");
+    let by_name = PortName { ifname: "tap0".into(), netns: Some(ns.name().into()) };
+    let by_path = PortName { netns: Some(ns.path().display().to_string()), ..by_name.clone() };
+    let local = PortName::local("tap0");
+    let missing = PortName { netns: Some("no-such-namespace".into()), ..by_name.clone() };
+    for (port, index) in [(&by_name, Some(4242)), (&by_path, Some(4242)), (&missing, None)] {
+        assert_eq!(exists(port).expect("a look-up"), index, "{port}");
+    }
+    assert_eq!(ns.run_in(|| exists(&local)).expect("a look-up"), Some(4242));
+    assert_eq!(exists(&local).expect("a look-up"), None, "the test's own namespace has no such device");
+}
+
+/// Collects what would be printed.
+#[derive(Clone, Default)]
+struct Printed(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Printed {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("not poisoned").write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_the_kernel_side_logs_becomes_a_tracing_event() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    let printed = Printed::default();
+    let writer = printed.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    // For this thread alone, which is also the one the runtime runs its tasks on.
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let found = runtime().block_on(async {
+        node.steering.forward_logs();
+        ask(&tap, ALICE);
+        let found = async {
+            loop {
+                let text = String::from_utf8_lossy(&printed.0.lock().expect("not poisoned")).into_owned();
+                if text.contains("not registered") {
+                    return text;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(PATIENCE, found).await
+    });
+    let text = found.expect("the line of a guest nobody registered");
+    assert!(text.contains("WARN") && text.contains("52:54:00:00:00:a1"), "{text}");
+}

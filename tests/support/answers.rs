@@ -1,0 +1,68 @@
+//! What a guest must be told: its own record and nobody else's.
+
+use crate::record::Identity;
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// The domain of every lab guest's hostname.
+pub const DOMAIN: &str = "lab.internal";
+/// What every guest asks for.
+pub const PATHS: [&str; 2] = ["/v1/meta-data", "/v1/user-data"];
+
+/// Checks an answer to one of [`PATHS`] against the record of the guest that asked.
+///
+/// # Errors
+/// When the status is not 200 or anything in the body is not this guest's; says what was expected.
+pub fn check(guest: &Identity, path: &str, status: u16, body: &[u8]) -> Result<()> {
+    let text = std::str::from_utf8(body).with_context(|| format!("{path}: the body is no UTF-8"))?;
+    let who = format!("{} asked for {path}", guest.hostname);
+    ensure!(status == 200, "{who}: expected status 200, got {status}: {text}");
+    match path {
+        "/v1/meta-data" => {
+            let document: serde_yaml::Value = serde_yaml::from_str(text).with_context(|| who.clone())?;
+            same(&who, "instance-id", &guest.instance_id, document["instance-id"].as_str())?;
+            same(&who, "local-hostname", &name(guest), document["local-hostname"].as_str())?;
+            same(&who, "public-keys", &guest.ssh_key, document["public-keys"][0].as_str())
+        }
+        "/v1/user-data" => same(&who, "user-data", &guest.user_data, Some(text)),
+        other => bail!("nothing is known of what {other} should answer"),
+    }
+}
+
+/// The guest's fully qualified name.
+#[must_use]
+pub fn name(guest: &Identity) -> String {
+    format!("{}.{DOMAIN}", guest.hostname)
+}
+
+fn same(who: &str, what: &str, expected: &str, found: Option<&str>) -> Result<()> {
+    if found == Some(expected) {
+        return Ok(());
+    }
+    let found = found.unwrap_or("nothing");
+    // User-data may be long; where it parts from what was expected says more than all of it.
+    let common = expected.bytes().zip(found.bytes()).take_while(|(a, b)| a == b).count();
+    let from = |text: &str| text.get(common..).unwrap_or_default().chars().take(60).collect::<String>();
+    bail!(
+        "{who}: {what} has {} octets of {}, and from octet {common} on it is `{}` instead of `{}`",
+        found.len(),
+        expected.len(),
+        from(found),
+        from(expected)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PATHS, check};
+    use crate::record::Identity;
+
+    #[test]
+    fn another_guests_answer_is_refused() {
+        let (own, other) = (Identity::of(1), Identity::of(2));
+        let body = |guest: &Identity| guest.user_data.clone().into_bytes();
+        check(&own, PATHS[1], 200, &body(&own)).expect("its own");
+        assert!(check(&own, PATHS[1], 200, &body(&other)).is_err());
+        assert!(check(&own, PATHS[1], 404, &body(&own)).is_err());
+        assert!(check(&own, PATHS[0], 200, b"instance-id: other").is_err());
+    }
+}

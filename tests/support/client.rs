@@ -1,0 +1,227 @@
+//! A guest made of smoltcp: the other end of the stack in tests without a kernel.
+
+use metadata_common::maps::Slot;
+use metadata_common::stamp::stamp;
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
+use smoltcp::time::Instant;
+use smoltcp::wire::{EthernetAddress, HardwareAddress, IpAddress, IpCidr};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Where the service is.
+pub const SERVICE: [u8; 4] = [169, 254, 169, 254];
+/// Where the client is: on the same link.
+pub const CLIENT: [u8; 4] = [169, 254, 10, 1];
+
+/// How a client behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// Octets of an IP packet, which decides the MSS the client announces.
+    pub mtu: usize,
+    /// Octets of the receive buffer, which is the window the client offers.
+    pub window: usize,
+    /// Octets written to the socket at a time, each sent on its own.
+    pub write: usize,
+    /// Octets read at a time.
+    pub read: usize,
+    /// From one read to the next.
+    pub read_pause: Duration,
+}
+
+impl Default for Habits {
+    fn default() -> Self {
+        Self { mtu: 1500, window: 65_535, write: usize::MAX, read: usize::MAX, read_pause: Duration::ZERO }
+    }
+}
+
+/// One conversation: what to send, and what has come.
+#[derive(Debug)]
+pub struct Talk {
+    handle: SocketHandle,
+    outgoing: VecDeque<u8>,
+    close_after_sending: bool,
+    /// What the service has sent.
+    pub received: Vec<u8>,
+    /// True when the service has closed its side.
+    pub ended: bool,
+    read_at: Duration,
+}
+
+/// A guest with one interface.
+pub struct Client {
+    slot: Slot,
+    interface: Interface,
+    sockets: SocketSet<'static>,
+    queue: Queue,
+    habits: Habits,
+    /// Conversations, in the order begun.
+    pub talks: Vec<Talk>,
+}
+
+impl Client {
+    /// A guest whose frames bear the stamp of `slot`.
+    #[must_use]
+    pub fn new(slot: Slot, habits: Habits) -> Self {
+        let mut queue = Queue { mtu: habits.mtu, ..Queue::default() };
+        let config = Config::new(HardwareAddress::Ethernet(EthernetAddress(stamp(slot).0)));
+        let mut interface = Interface::new(config, &mut queue, Instant::ZERO);
+        interface.update_ip_addrs(|list| {
+            let [a, b, c, d] = CLIENT;
+            list.push(IpCidr::new(IpAddress::v4(a, b, c, d), 16)).expect("room for one address");
+        });
+        Self { slot, interface, sockets: SocketSet::new(Vec::new()), queue, habits, talks: Vec::new() }
+    }
+
+    /// The slot whose stamp the frames bear.
+    #[must_use]
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// Begins a conversation from `port` with `octets`; returns its number.
+    pub fn begin(&mut self, port: u16, octets: &[u8]) -> usize {
+        let buffer = |octets| SocketBuffer::new(vec![0; octets]);
+        let mut socket = Socket::new(buffer(self.habits.window), buffer(65_535));
+        socket.set_nagle_enabled(false);
+        let [a, b, c, d] = SERVICE;
+        let remote = (IpAddress::v4(a, b, c, d), 80);
+        socket.connect(self.interface.context(), remote, port).expect("an address to connect from");
+        self.talks.push(Talk {
+            handle: self.sockets.add(socket),
+            outgoing: octets.iter().copied().collect(),
+            close_after_sending: false,
+            received: Vec::new(),
+            ended: false,
+            read_at: Duration::ZERO,
+        });
+        self.talks.len() - 1
+    }
+
+    /// Says more.
+    pub fn say(&mut self, talk: usize, octets: &[u8]) {
+        self.talks[talk].outgoing.extend(octets);
+    }
+
+    /// Closes our side once everything is said.
+    pub fn close(&mut self, talk: usize) {
+        self.talks[talk].close_after_sending = true;
+    }
+
+    /// Resets a conversation.
+    pub fn abort(&mut self, talk: usize) {
+        self.sockets.get_mut::<Socket<'_>>(self.talks[talk].handle).abort();
+    }
+
+    /// The state of a conversation's socket.
+    #[must_use]
+    pub fn state(&self, talk: usize) -> State {
+        self.sockets.get::<Socket<'_>>(self.talks[talk].handle).state()
+    }
+
+    /// Puts an arrived frame in line for the next poll.
+    pub fn deliver(&mut self, frame: Vec<u8>) {
+        self.queue.received.push_back(frame);
+    }
+
+    /// Takes in what arrived, reads, writes, and returns the frames to send.
+    pub fn poll(&mut self, now: Duration) -> Vec<Vec<u8>> {
+        let at = Instant::from_micros(now.as_micros() as i64);
+        self.interface.poll(at, &mut self.queue, &mut self.sockets);
+        for talk in &mut self.talks {
+            let socket = self.sockets.get_mut::<Socket<'_>>(talk.handle);
+            talk.read(now, &self.habits, socket);
+            talk.write(self.habits.write, socket);
+        }
+        self.interface.poll(at, &mut self.queue, &mut self.sockets);
+        std::mem::take(&mut self.queue.sent)
+    }
+
+    /// When to poll again.
+    pub fn wake_at(&mut self, now: Duration) -> Option<Duration> {
+        let at = Instant::from_micros(now.as_micros() as i64);
+        let timer = self.interface.poll_at(at, &self.sockets);
+        let timer = timer.map(|at| Duration::from_micros(at.total_micros() as u64).max(now));
+        let reads = self.talks.iter().filter(|talk| talk.read_at > now).map(|talk| talk.read_at);
+        timer.into_iter().chain(reads).min()
+    }
+}
+
+impl Talk {
+    fn read(&mut self, now: Duration, habits: &Habits, socket: &mut Socket<'_>) {
+        if self.read_at <= now && socket.can_recv() {
+            let received = &mut self.received;
+            let most = habits.read;
+            let _ = socket.recv(|octets| {
+                let taken = octets.len().min(most);
+                received.extend_from_slice(&octets[..taken]);
+                (taken, ())
+            });
+            self.read_at = now + habits.read_pause;
+        }
+        // Only a FIN counts as an end: a reset leaves the state CLOSED with nothing received.
+        let fin =
+            matches!(socket.state(), State::CloseWait | State::LastAck | State::Closing | State::TimeWait);
+        self.ended |= fin && !socket.can_recv();
+    }
+
+    fn write(&mut self, most: usize, socket: &mut Socket<'_>) {
+        // One write at a time on the wire, so that its size is the segment's.
+        if !self.outgoing.is_empty() && socket.can_send() && (most == usize::MAX || socket.send_queue() == 0)
+        {
+            let octets: Vec<u8> = self.outgoing.iter().copied().take(most).collect();
+            let taken = socket.send_slice(&octets).unwrap_or(0);
+            self.outgoing.drain(..taken);
+        }
+        if self.close_after_sending && self.outgoing.is_empty() && socket.may_send() {
+            socket.close();
+        }
+    }
+}
+
+/// The client's device: two queues of frames.
+#[derive(Debug, Default)]
+struct Queue {
+    mtu: usize,
+    received: VecDeque<Vec<u8>>,
+    sent: Vec<Vec<u8>>,
+}
+
+struct Rx(Vec<u8>);
+struct Tx<'a>(&'a mut Vec<Vec<u8>>);
+
+impl Device for Queue {
+    type RxToken<'a> = Rx;
+    type TxToken<'a> = Tx<'a>;
+
+    fn receive(&mut self, _: Instant) -> Option<(Rx, Tx<'_>)> {
+        Some((Rx(self.received.pop_front()?), Tx(&mut self.sent)))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Tx<'_>> {
+        Some(Tx(&mut self.sent))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = self.mtu + 14;
+        capabilities
+    }
+}
+
+impl RxToken for Rx {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(&self.0)
+    }
+}
+
+impl TxToken for Tx<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let mut frame = vec![0; len];
+        let result = f(&mut frame);
+        self.0.push(frame);
+        result
+    }
+}

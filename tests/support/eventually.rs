@@ -1,0 +1,24 @@
+//! Waiting for what another process will do soon.
+
+use anyhow::{Context as _, Result};
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Looks until `look` succeeds.
+///
+/// # Errors
+/// The last error of `look`, once `patience` is over.
+pub fn eventually<T>(patience: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + patience;
+    loop {
+        match look() {
+            Ok(found) => return Ok(found),
+            Err(error) if Instant::now() >= end => {
+                return Err(error).with_context(|| format!("still so after {patience:?}"));
+            }
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+}

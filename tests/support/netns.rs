@@ -1,0 +1,275 @@
+//! Network namespaces that exist as long as their guard.
+//!
+//! A name is `xdp-imds-<label>-<pid>-<n>` under `/run/netns`, so `ip netns exec` reaches it while a test
+//! hangs, and the next run can tell which namespaces outlived their owner ([`sweep`]).
+#![expect(unsafe_code, reason = "setns has no safe form in std")]
+
+use anyhow::{Context as _, Result, bail};
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Where iproute2 keeps names of namespaces.
+pub const RUN_NETNS: &str = "/run/netns";
+const PREFIX: &str = "xdp-imds-";
+
+/// A named network namespace with its loopback up.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    file: File,
+    /// Whether Drop removes the name.
+    owned: bool,
+}
+
+impl Namespace {
+    /// Makes a namespace of its own for this process; removed on drop, and by [`sweep`] if this process dies.
+    ///
+    /// # Errors
+    /// When `ip netns add` fails: not root, or iproute2 missing.
+    pub fn new(label: &str) -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        static SWEEP: Once = Once::new();
+        SWEEP.call_once(sweep);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let mut made = Self::create(&format!("{PREFIX}{label}-{}-{n}", std::process::id()))?;
+        made.owned = true;
+        Ok(made)
+    }
+
+    /// Makes a namespace that stays until [`Namespace::remove`]: for a lab that outlives its command.
+    ///
+    /// # Errors
+    /// As for [`Namespace::new`], and when the name is taken.
+    pub fn create(name: &str) -> Result<Self> {
+        run(Command::new("ip").args(["netns", "add", name]))?;
+        let ns = Self::open(name)?;
+        ns.ip("link set lo up")?;
+        Ok(ns)
+    }
+
+    /// Opens a namespace that has a name already; drop leaves it alone.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn open(name: &str) -> Result<Self> {
+        let path = Path::new(RUN_NETNS).join(name);
+        let file = File::open(&path).with_context(|| format!("no namespace at {}", path.display()))?;
+        Ok(Self { name: name.to_owned(), file, owned: false })
+    }
+
+    /// Removes the name now; the namespace goes when nothing uses it any more.
+    ///
+    /// # Errors
+    /// When `ip netns del` fails.
+    pub fn remove(mut self) -> Result<()> {
+        self.owned = false;
+        delete(&self.name)
+    }
+
+    /// The name under `/run/netns`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The path of the namespace's file.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        Path::new(RUN_NETNS).join(&self.name)
+    }
+
+    /// Runs `f` on a thread inside this namespace and returns what it returns; sockets it opens stay there.
+    ///
+    /// # Panics
+    /// When `f` panics (the panic goes on here), or when the kernel refuses to enter the namespace.
+    pub fn run_in<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        let fd = self.file.as_raw_fd();
+        let name = &self.name;
+        // The thread keeps the caller's name, so that messages printed inside carry the test's.
+        let thread =
+            std::thread::Builder::new().name(std::thread::current().name().unwrap_or("netns").to_owned());
+        std::thread::scope(|scope| {
+            let run = move || {
+                // SAFETY: `file` is open for as long as `self` is borrowed; setns moves only this thread,
+                // which ends with the scope.
+                let rc = unsafe { libc::setns(fd, libc::CLONE_NEWNET) };
+                assert!(rc == 0, "setns into {name} failed: {}", std::io::Error::last_os_error());
+                f()
+            };
+            let handle = thread.spawn_scoped(scope, run).expect("threads can be started");
+            handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Starts a program inside this namespace: a child belongs where the thread was that made it.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> Result<Child> {
+        let program = command.get_program().to_owned();
+        self.run_in(|| command.spawn())
+            .with_context(|| format!("cannot start {} in {}", program.display(), self.name))
+    }
+
+    /// Runs a program inside to its end and collects its output, whatever its exit code.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn output(&self, command: &mut Command) -> Result<Output> {
+        let program = command.get_program().to_owned();
+        self.run_in(|| command.stdin(Stdio::null()).output())
+            .with_context(|| format!("cannot run {} in {}", program.display(), self.name))
+    }
+
+    /// Runs `ip` with these words inside and returns its standard output.
+    ///
+    /// # Errors
+    /// When `ip` fails; the error carries the words and what it said.
+    pub fn ip(&self, words: &str) -> Result<String> {
+        self.run_in(|| run(Command::new("ip").args(words.split_whitespace())))
+            .with_context(|| format!("in namespace {}", self.name))
+    }
+
+    /// Runs many `ip` commands, one per line, in one process: how hundreds of taps are set up quickly.
+    ///
+    /// # Errors
+    /// When one of them fails.
+    pub fn ip_batch(&self, lines: &str) -> Result<()> {
+        let mut child = self.spawn(
+            Command::new("ip")
+                .args(["-batch", "-"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped()),
+        )?;
+        let mut stdin = child.stdin.take().expect("stdin is piped");
+        let lines = lines.to_owned();
+        let feeder = std::thread::spawn(move || stdin.write_all(lines.as_bytes()));
+        let output = child.wait_with_output()?;
+        // A failed `ip` closes its end early; its own message says more than our broken pipe.
+        let fed = feeder.join().expect("the feeding thread does not panic");
+        if !output.status.success() {
+            bail!("ip -batch in {}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(fed?)
+    }
+
+    /// Sets a value under `/proc/sys/net`, e.g. `ipv4/ip_forward`, of this namespace.
+    ///
+    /// # Errors
+    /// When the kernel has no such setting or refuses the value.
+    pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
+        let path = Path::new("/proc/sys/net").join(name);
+        self.run_in(|| std::fs::write(&path, value))
+            .with_context(|| format!("cannot set {} in {}", path.display(), self.name))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if self.owned
+            && let Err(error) = delete(&self.name)
+        {
+            eprintln!("namespace {} stays behind: {error:#}", self.name);
+        }
+    }
+}
+
+/// Removes namespaces of earlier runs whose owner is no longer alive. Others are left alone.
+pub fn sweep() {
+    let Ok(entries) = std::fs::read_dir(RUN_NETNS) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(owner) else { continue };
+        if !Path::new("/proc").join(pid.to_string()).exists()
+            && let Err(error) = delete(&name.to_string_lossy())
+        {
+            eprintln!("left-over namespace {}: {error:#}", name.display());
+        }
+    }
+}
+
+/// The process that made a namespace of this name, if it is one of ours.
+fn owner(name: &str) -> Option<u32> {
+    let mut parts = name.strip_prefix(PREFIX)?.rsplitn(3, '-');
+    parts.next()?.parse::<u32>().ok()?;
+    parts.next()?.parse().ok()
+}
+
+fn delete(name: &str) -> Result<()> {
+    run(Command::new("ip").args(["netns", "del", name])).map(drop)
+}
+
+/// Runs a program in the caller's namespace to its end; its standard output, or an error with all it said.
+///
+/// # Errors
+/// When it cannot be started or its exit code is not 0.
+pub fn run(command: &mut Command) -> Result<String> {
+    let shown = format!("{command:?}").replace('"', "");
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {shown}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{shown}: {}: {}", output.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Namespace, owner};
+    use crate::privileged;
+
+    #[test]
+    fn only_our_own_names_have_an_owner() {
+        assert_eq!(owner("xdp-imds-host-4242-0"), Some(4242));
+        assert_eq!(owner("xdp-imds-two-words-7-12"), Some(7));
+        for other in ["cni-1234-0", "xdp-imds-lab", "xdp-imds-host-x-0", "xdp-imds-host-7-x"] {
+            assert_eq!(owner(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_goes_with_its_guard() {
+        if !privileged::or_skip() {
+            return;
+        }
+        let ns = Namespace::new("guard").expect("a namespace");
+        let path = ns.path();
+        assert!(path.exists());
+        drop(ns);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_runs_inside_sees_only_the_inside() {
+        if !privileged::or_skip() {
+            return;
+        }
+        let ns = Namespace::new("inside").expect("a namespace");
+        ns.ip("link add v0 type veth peer name v1").expect("a veth pair");
+        let links =
+            ns.run_in(|| std::fs::read_to_string("/proc/thread-self/net/dev")).expect("the device list");
+        assert!(links.contains("v0:") && links.contains("v1:"), "{links}");
+        let own = std::fs::read_to_string("/proc/thread-self/net/dev").expect("the device list");
+        assert!(!own.contains("v0:"), "{own}");
+    }
+
+    #[test]
+    fn a_panic_inside_reaches_the_caller_and_removes_the_namespace() {
+        if !privileged::or_skip() {
+            return;
+        }
+        let ns = Namespace::new("panic").expect("a namespace");
+        let path = ns.path();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            ns.run_in(|| panic!("expected by this test"));
+        }));
+        assert!(outcome.is_err());
+        assert!(!path.exists());
+    }
+}

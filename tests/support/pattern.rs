@@ -1,0 +1,103 @@
+//! Answers whose every octet is known, for tests of what carries them.
+
+use bytes::Bytes;
+use metadata_common::maps::Slot;
+use metadata_user::http::{Method, Request, Response, Status};
+use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
+use metadata_user::stack::{Stack, StackConfig};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Answers by path:
+///
+/// * `/bytes/<n>`: n octets, see [`octets`];
+/// * `/echo`: method, path, query and body, a line each;
+/// * `/close`: closes the connection after the answer;
+/// * `/none`: 204.
+///
+/// Everything else is 404. [`Pattern::ready`] and [`Pattern::known`] turn all of it off.
+#[derive(Debug)]
+pub struct Pattern {
+    /// False: the record is not here yet.
+    pub ready: AtomicBool,
+    /// False: nobody knows the slot.
+    pub known: AtomicBool,
+}
+
+/// The body of `/bytes/<n>`.
+#[must_use]
+pub fn octets(n: usize) -> Vec<u8> {
+    (0..n).map(|i| (i * 7 + i / 251) as u8).collect()
+}
+
+impl Answers for Pattern {
+    fn answer(&self, _: Slot, request: &Request<'_>) -> Answer {
+        if !self.known.load(Ordering::Relaxed) {
+            return Answer::Unknown;
+        }
+        if !self.ready.load(Ordering::Relaxed) {
+            return Answer::NotYet;
+        }
+        Answer::Ready(match (request.method, request.target.path) {
+            (Method::Other, _) => Response::error(Status(405), &[("Allow", "GET, HEAD")]),
+            (_, "/none") => Response::new(Status(204), None, &[], Bytes::new()),
+            (_, "/close") => Response::new(Status(200), None, &[], Bytes::from_static(b"bye\n")).and_close(),
+            (method, "/echo") => {
+                let mut body = format!("{method:?}\n{}\n{}\n", request.target.path, request.target.query);
+                body.push_str(&String::from_utf8_lossy(request.body));
+                Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body.into())
+            }
+            (_, path) => match path.strip_prefix("/bytes/").and_then(|n| n.parse().ok()) {
+                Some(n) => {
+                    Response::new(Status(200), Some("application/octet-stream"), &[], octets(n).into())
+                }
+                None => Response::error(Status(404), &[]),
+            },
+        })
+    }
+}
+
+impl Default for Pattern {
+    fn default() -> Self {
+        Self { ready: AtomicBool::new(true), known: AtomicBool::new(true) }
+    }
+}
+
+/// A stack that serves [`Pattern`], and the pattern.
+#[must_use]
+pub fn stack(config: StackConfig) -> (Stack<Serve<Pattern>>, Arc<Pattern>) {
+    let pattern = Arc::new(Pattern::default());
+    (Stack::new(config, Serve::new(Arc::clone(&pattern), ServeConfig::default())), pattern)
+}
+
+/// One response taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// The status code.
+    pub status: u16,
+    /// Status line and fields.
+    pub head: String,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// Takes apart the responses to requests of which `heads[i]` says whether the i-th was HEAD. Responses
+/// beyond the list count as not HEAD. What is incomplete at the end is left out.
+#[must_use]
+pub fn responses(mut received: &[u8], heads: &[bool]) -> Vec<Answered> {
+    let mut all = Vec::new();
+    while let Some(end) = received.windows(4).position(|four| four == b"\r\n\r\n") {
+        let head = String::from_utf8_lossy(&received[..end + 2]).into_owned();
+        let status = head[9..12].parse().expect("a status of three digits");
+        let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+        let is_head = heads.get(all.len()).copied().unwrap_or(false);
+        let length = length.filter(|_| !is_head).map_or(0, |l| l.parse().expect("a decimal length"));
+        let rest = &received[end + 4..];
+        if rest.len() < length {
+            break;
+        }
+        all.push(Answered { status, head, body: rest[..length].to_vec() });
+        received = &rest[length..];
+    }
+    all
+}

@@ -1,0 +1,229 @@
+//! The kernel's programs, run on single frames by `BPF_PROG_TEST_RUN`.
+//!
+//! Everything is loaded in a network namespace of the calling thread's own, whose loopback stands in
+//! for every device: a test run decides where a frame goes without sending it.
+#![expect(unsafe_code, reason = "unshare and AF_XDP sockets have no safe form in std")]
+
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::xdp::{DevMap, DevMapHash, XskMap};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
+use aya::programs::{TestRun as _, TestRunOptions, Xdp};
+use aya::{Ebpf, EbpfLoader};
+use metadata_common::mac::Mac;
+use metadata_common::maps::{Guest, Identity, IdentityKey, Port, PortKey, Slot, name, program};
+use metadata_common::verdict::Verdict;
+
+/// The variable that names another object than the committed one to test.
+pub const OBJECT: &str = "XDP_IMDS_OBJECT";
+/// The committed object.
+pub const PREBUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
+
+/// `XDP_DROP`, as the programs return it (`enum xdp_action` in linux/bpf.h).
+pub const XDP_DROP: u32 = 1;
+/// `XDP_PASS`.
+pub const XDP_PASS: u32 = 2;
+/// `XDP_REDIRECT`.
+pub const XDP_REDIRECT: u32 = 4;
+
+/// The ring buffer aya-log writes to.
+const LOG: &str = "AYA_LOGS";
+
+/// Interface index of the loopback in every namespace: the interface a test run comes in by unless told
+/// otherwise.
+pub const LOOPBACK: u32 = 1;
+
+/// Room for what a program may make of a frame.
+const OUT_LEN: usize = 4_096;
+
+/// Runs a test on a thread in an empty network namespace, which goes when the thread does.
+///
+/// # Panics
+/// When the body panics, with its panic; when the namespace cannot be made.
+pub fn in_empty_namespace<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    let alone = || {
+        // SAFETY: unshare changes only the calling thread's namespace, and this thread ends with the body.
+        let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(rc, 0, "unshare(CLONE_NEWNET): {}", std::io::Error::last_os_error());
+        body()
+    };
+    std::thread::scope(|scope| match scope.spawn(alone).join() {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// What became of one frame.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The program's return value, an `xdp_action`.
+    pub action: u32,
+    /// The frame afterwards.
+    pub frame: Vec<u8>,
+    /// Every counter that moved, and by how much.
+    pub counted: Vec<(Verdict, u64)>,
+}
+
+/// The object, loaded for one namespace number.
+pub struct Programs {
+    ebpf: Ebpf,
+}
+
+impl Programs {
+    /// Loads all three programs with `NETNS` set, their maps empty.
+    ///
+    /// # Errors
+    /// When the object cannot be read, or the kernel refuses it: its verifier's words are in the error.
+    pub fn load(netns: u32) -> Result<Self> {
+        let path = std::env::var(OBJECT).unwrap_or_else(|_| PREBUILT.into());
+        let object = std::fs::read(&path).with_context(|| format!("no object at {path}"))?;
+        let mut ebpf = EbpfLoader::new()
+            .override_global(name::NETNS, &netns, true)
+            .load(&object)
+            .with_context(|| format!("{path} cannot be loaded"))?;
+        for program in [program::PORT, program::SOCKET, program::HUB] {
+            xdp(&mut ebpf, program)?.load().with_context(|| format!("program `{program}`"))?;
+        }
+        Ok(Self { ebpf })
+    }
+
+    /// Runs one program on one frame that came in by the loopback.
+    ///
+    /// # Errors
+    /// When the kernel refuses the run: frames of less than 14 octets, for one.
+    pub fn run(&mut self, program: &str, frame: &[u8]) -> Result<Outcome> {
+        let before = self.counters()?;
+        let (action, frame) = self.run_uncounted(program, frame)?;
+        let after = self.counters()?;
+        let moved = Verdict::ALL.iter().zip(before.iter().zip(after));
+        let counted =
+            moved.filter(|(_, (b, a))| *b != a).map(|(verdict, (b, a))| (*verdict, a - b)).collect();
+        Ok(Outcome { action, frame, counted })
+    }
+
+    /// As [`Programs::run`], without reading the counters, for runs by the ten thousand.
+    ///
+    /// # Errors
+    /// As for [`Programs::run`].
+    pub fn run_uncounted(&mut self, program: &str, frame: &[u8]) -> Result<(u32, Vec<u8>)> {
+        let mut out = vec![0; OUT_LEN];
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        options.data_out = Some(&mut out);
+        let result = xdp(&mut self.ebpf, program)?.test_run(options).context("BPF_PROG_TEST_RUN")?;
+        out.truncate(usize::try_from(result.data_size_out)?);
+        Ok((result.return_value, out))
+    }
+
+    /// All counters by verdict number, summed over the CPUs.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn counters(&self) -> Result<Vec<u64>> {
+        let map = self.ebpf.map(name::COUNTERS).context(name::COUNTERS)?;
+        let map = PerCpuArray::<&MapData, u64>::try_from(map)?;
+        ensure!(map.len() == Verdict::COUNT, "{} counters for {} verdicts", map.len(), Verdict::COUNT);
+        let sum = |index| Ok(map.get(&index, 0)?.iter().sum());
+        (0..Verdict::COUNT).map(sum).collect()
+    }
+
+    /// Takes the lines the programs have logged since last asked; how many.
+    ///
+    /// # Errors
+    /// When the object has no log.
+    pub fn take_log(&mut self) -> Result<usize> {
+        let mut log = RingBuf::try_from(self.ebpf.map_mut(LOG).context(LOG)?)?;
+        Ok(std::iter::from_fn(|| log.next().map(drop)).count())
+    }
+
+    /// Serves an address.
+    ///
+    /// # Errors
+    /// When the kernel refuses the entry; so for all that follow.
+    pub fn serve(&mut self, address: IpAddr) -> Result<()> {
+        match address {
+            IpAddr::V4(v4) => {
+                self.hash::<[u8; 4], u32>(name::SERVED_V4)?.insert(v4.octets(), 1, 0)?;
+            }
+            IpAddr::V6(v6) => {
+                self.hash::<[u8; 16], u32>(name::SERVED_V6)?.insert(v6.octets(), 1, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Registers a port, its bucket as given.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn own(&mut self, key: PortKey, port: Port) -> Result<()> {
+        Ok(self.hash::<[u8; 8], [u8; 24]>(name::PORTS)?.insert(key.to_bytes(), port.to_bytes(), 0)?)
+    }
+
+    /// Registers a MAC on a port.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn register(&mut self, port: PortKey, mac: Mac, identity: Identity) -> Result<()> {
+        let key = IdentityKey { port, mac: mac.0, reserved: [0; 2] };
+        Ok(self.hash::<[u8; 16], [u8; 8]>(name::IDENTITIES)?.insert(
+            key.to_bytes(),
+            identity.to_bytes(),
+            0,
+        )?)
+    }
+
+    /// Gives a hub a device: the loopback.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn place_hub(&mut self, hub: u32) -> Result<()> {
+        let map = self.ebpf.map_mut(name::HUBS).context(name::HUBS)?;
+        Ok(DevMap::try_from(map)?.set(hub, LOOPBACK, None, 0)?)
+    }
+
+    /// Puts a guest into a slot.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn place_guest(&mut self, slot: Slot, guest: Guest) -> Result<()> {
+        let map = self.ebpf.map_mut(name::GUESTS).context(name::GUESTS)?;
+        Ok(Array::<_, u64>::try_from(map)?.set(slot, u64::from_ne_bytes(guest.to_bytes()), 0)?)
+    }
+
+    /// Gives a slot a device: the loopback.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn place_guest_device(&mut self, slot: Slot) -> Result<()> {
+        let map = self.ebpf.map_mut(name::GUEST_DEVICES).context(name::GUEST_DEVICES)?;
+        Ok(DevMapHash::try_from(map)?.insert(slot, LOOPBACK, None, 0)?)
+    }
+
+    /// Puts an AF_XDP socket, bound to nothing, on a queue. The map lets go of it when it is closed.
+    ///
+    /// # Errors
+    /// When the kernel has no AF_XDP, or as for [`Programs::serve`].
+    pub fn place_socket(&mut self, queue: u32) -> Result<OwnedFd> {
+        // SAFETY: socket takes no pointers.
+        let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        ensure!(fd >= 0, "socket(AF_XDP): {}", std::io::Error::last_os_error());
+        // SAFETY: the descriptor was opened just now and nobody else has it.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let map = self.ebpf.map_mut(name::SOCKETS).context(name::SOCKETS)?;
+        XskMap::try_from(map)?.set(queue, socket.as_raw_fd(), 0)?;
+        Ok(socket)
+    }
+
+    fn hash<K: aya::Pod, V: aya::Pod>(&mut self, name: &'static str) -> Result<HashMap<&mut MapData, K, V>> {
+        Ok(HashMap::try_from(self.ebpf.map_mut(name).context(name)?)?)
+    }
+}
+
+fn xdp<'a>(ebpf: &'a mut Ebpf, program: &str) -> Result<&'a mut Xdp> {
+    let found =
+        ebpf.program_mut(program).with_context(|| format!("the object has no program `{program}`"))?;
+    Ok(found.try_into()?)
+}

@@ -1,0 +1,159 @@
+//! Records for pretend guests: each different from every other, so that a mixed-up answer shows.
+
+use anyhow::{Context as _, Result};
+use metadata_common::mac::Mac;
+use serde_json::json;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+/// Guests the lab's numbering has room for.
+pub const MAX_GUESTS: u16 = 16_000;
+
+/// What one pretend guest is, all of it derived from its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The guest's number, from 0.
+    pub number: u16,
+    /// Its NIC's address.
+    pub mac: Mac,
+    /// Its address behind the bridge, in 10.0.0.0/16.
+    pub address: Ipv4Addr,
+    /// `guest-<number>`.
+    pub hostname: String,
+    /// A UUID that ends in the number.
+    pub instance_id: String,
+    /// One public key line with the number in its comment.
+    pub ssh_key: String,
+    /// Cloud-config text that names the guest.
+    pub user_data: String,
+}
+
+impl Identity {
+    /// The guest of this number.
+    ///
+    /// # Panics
+    /// From [`MAX_GUESTS`] on: the lab has one /16 and keeps its lowest addresses for the host.
+    #[must_use]
+    pub fn of(number: u16) -> Self {
+        assert!(number < MAX_GUESTS, "the lab has room for {MAX_GUESTS} guests, not for number {number}");
+        let [high, low] = number.to_be_bytes();
+        // 10.0.16.0 upwards; whole octets keep the number readable in a packet dump.
+        let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 16, 0).to_bits() + u32::from(number));
+        let hostname = format!("guest-{number}");
+        Self {
+            number,
+            mac: Mac([0x52, 0x54, 0x00, 0x69, high, low]),
+            address,
+            instance_id: format!("7c0f1a52-3b5e-4d1a-9d2c-{number:012x}"),
+            ssh_key: format!("ssh-ed25519 {} {hostname}@lab", fake_key(number)),
+            user_data: format!("#cloud-config\nhostname: {hostname}\n"),
+            hostname,
+        }
+    }
+
+    /// The same guest with user-data of exactly `len` octets that no other guest has.
+    #[must_use]
+    pub fn with_user_data_of(mut self, len: usize) -> Self {
+        let mut text = format!("#cloud-config\n# for {}\n", self.hostname);
+        let mut rng = fastrand::Rng::with_seed(u64::from(self.number));
+        while text.len() < len {
+            // Lines of 64: text stays text, and a lost or repeated segment cannot go unseen.
+            text.push(if text.len() % 64 == 63 { '\n' } else { rng.alphanumeric() });
+        }
+        text.truncate(len);
+        self.user_data = text;
+        self
+    }
+
+    /// The record, as YAML (JSON is YAML).
+    #[must_use]
+    pub fn record(&self, generation: u64) -> String {
+        let record = json!({
+            "schema": "vmrecord/1",
+            "generation": generation,
+            "vm": {
+                "uuid": self.instance_id,
+                "name": self.hostname,
+                "project": {"id": "lab", "number": 1, "account": "000000000000"},
+            },
+            "hostname": {"short": self.hostname, "domain": crate::answers::DOMAIN},
+            "placement": {"region": "local", "zone": "local-a"},
+            "ssh_keys": [{"name": "default", "key": self.ssh_key}],
+            "user_data": {"text": self.user_data},
+            "network": {"nics": [{
+                "id": "n0",
+                "name": "eth0",
+                "mac": self.mac.to_string(),
+                "mtu": 1500,
+                "network_id": "lab",
+                "addresses": [{
+                    "method": "static",
+                    "address": format!("{}/16", self.address),
+                    "gateway": crate::host::ADDRESS.to_string(),
+                }],
+            }]},
+        });
+        format!("{record:#}\n")
+    }
+
+    /// The file of this guest's record inside `directory`.
+    #[must_use]
+    pub fn path(&self, directory: &Path) -> PathBuf {
+        directory.join(format!("{}.yaml", self.hostname))
+    }
+
+    /// Puts the record into `directory`, whole or not at all: written aside, then renamed.
+    ///
+    /// # Errors
+    /// When the directory cannot be written to.
+    pub fn write(&self, directory: &Path, generation: u64) -> Result<()> {
+        replace(&self.path(directory), &self.record(generation))
+    }
+}
+
+/// Replaces a file's content in one step, as an orchestrator should: a reader sees the old or the new.
+///
+/// # Errors
+/// When the directory cannot be written to.
+pub fn replace(path: &Path, content: &str) -> Result<()> {
+    // The leading dot keeps the half-written file out of a directory feed.
+    let name = path.file_name().context("a record file has a name")?;
+    let aside = path.with_file_name(format!(".{}.new", name.display()));
+    std::fs::write(&aside, content).with_context(|| format!("cannot write {}", aside.display()))?;
+    std::fs::rename(&aside, path).with_context(|| format!("cannot put {} in place", path.display()))
+}
+
+/// 68 characters in the shape of an ed25519 public key: its fixed head, then the number over and over.
+fn fake_key(number: u16) -> String {
+    let digits: String = format!("{number:05}").chars().cycle().take(43).collect();
+    format!("AAAAC3NzaC1lZDI1NTE5AAAAI{digits}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Identity, MAX_GUESTS};
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_two_guests_share_anything() {
+        let all: Vec<_> = (0..MAX_GUESTS).map(Identity::of).collect();
+        let distinct = |of: fn(&Identity) -> String| all.iter().map(of).collect::<HashSet<_>>().len();
+        let count = usize::from(MAX_GUESTS);
+        assert_eq!(distinct(|g| g.mac.to_string()), count);
+        assert_eq!(distinct(|g| g.address.to_string()), count);
+        assert_eq!(distinct(|g| g.instance_id.clone()), count);
+        assert_eq!(distinct(|g| g.ssh_key.clone()), count);
+        assert_eq!(distinct(|g| g.user_data.clone()), count);
+    }
+
+    #[test]
+    fn user_data_has_the_length_asked_for() {
+        for len in [64, 1_000, 65_536] {
+            assert_eq!(Identity::of(7).with_user_data_of(len).user_data.len(), len);
+        }
+        assert_ne!(
+            Identity::of(7).with_user_data_of(4_096).user_data[64..],
+            Identity::of(8).with_user_data_of(4_096).user_data[64..]
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! Taps: the devices a hypervisor gives its guests, with the file descriptor QEMU or vhost would hold.
+//!
+//! What is *written* to the descriptor is what the guest sends; what is *read* is what the guest gets.
+//! (Linux: Documentation/networking/tuntap.rst.) A tap goes with its last descriptor.
+#![expect(unsafe_code, reason = "taps are configured by ioctl, which has no safe form in std")]
+
+use crate::netns::Namespace;
+use anyhow::{Context as _, Result, ensure};
+use metadata_common::mac::Mac;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+
+/// Octets of `struct virtio_net_hdr`, which precedes every frame of a tap with [`Shape::vnet_hdr`].
+pub const VNET_HDR_LEN: usize = 10;
+/// Longest interface name (IFNAMSIZ less the terminator).
+pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
+
+/// How a tap is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Descriptors, one per queue; more than 1 sets `IFF_MULTI_QUEUE`.
+    pub queues: usize,
+    /// Frames carry a virtio header, and partial checksums and 64 kB segments go through, as for a guest
+    /// whose virtio NIC has its offloads on. Without it every frame is complete and at most one MTU long.
+    pub vnet_hdr: bool,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { queues: 1, vnet_hdr: false }
+    }
+}
+
+impl Shape {
+    /// One queue, offloads on: the shape libvirt and KubeVirt give.
+    #[must_use]
+    pub const fn virtio() -> Self {
+        Self { queues: 1, vnet_hdr: true }
+    }
+}
+
+/// A tap and its descriptors, all non-blocking.
+#[derive(Debug)]
+pub struct Tap {
+    name: String,
+    shape: Shape,
+    queues: Vec<File>,
+}
+
+impl Tap {
+    /// Makes a tap inside `ns`, down, with a MAC of the kernel's choice.
+    ///
+    /// # Errors
+    /// When the name is too long or taken, or the kernel refuses the shape.
+    pub fn create(ns: &Namespace, name: &str, shape: Shape) -> Result<Self> {
+        ensure!(
+            (1..=NAME_MAX).contains(&name.len()),
+            "a tap's name has 1 to {NAME_MAX} octets, `{name}` has {}",
+            name.len()
+        );
+        ensure!(shape.queues >= 1, "a tap has at least one queue");
+        let queues = ns
+            .run_in(|| (0..shape.queues).map(|_| open_queue(name, shape)).collect::<io::Result<Vec<File>>>())
+            .with_context(|| format!("cannot make tap {name} in {}", ns.name()))?;
+        Ok(Self { name: name.to_owned(), shape, queues })
+    }
+
+    /// The interface name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it was made.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Sets the device's own MAC: the guest's, on the guest's side.
+    ///
+    /// # Errors
+    /// When the kernel refuses it, e.g. a group address.
+    pub fn set_mac(&self, mac: Mac) -> Result<()> {
+        let mut request = request(&self.name);
+        // SAFETY: sockaddr is plain data for which all zeroes is a value.
+        let mut address: libc::sockaddr = unsafe { std::mem::zeroed() };
+        address.sa_family = libc::ARPHRD_ETHER;
+        for (to, from) in address.sa_data.iter_mut().zip(mac.0) {
+            *to = from.cast_signed();
+        }
+        request.ifr_ifru.ifru_hwaddr = address;
+        // SAFETY: the descriptor is open and the request outlives the call, which reads one ifreq.
+        let rc = unsafe { libc::ioctl(self.queues[0].as_raw_fd(), libc::SIOCSIFHWADDR, &raw const request) };
+        check(rc).with_context(|| format!("cannot give {} the address {mac}", self.name))
+    }
+
+    /// Takes one frame the kernel sent to the tap, header included, if there is one.
+    ///
+    /// # Errors
+    /// As `read(2)`; `EBADFD` once the tap was deleted.
+    pub fn receive(&self, queue: usize, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match (&self.queues[queue]).read(buffer) {
+            Ok(len) => Ok(Some(len)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends one frame, header included, as the guest would. False: the kernel had no room for it.
+    ///
+    /// # Errors
+    /// As `write(2)`; `EBADFD` once the tap was deleted, `EIO` while it is down.
+    pub fn send(&self, queue: usize, frame: &[u8]) -> io::Result<bool> {
+        match (&self.queues[queue]).write(frame) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Descriptors of all queues.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.queues.iter().map(File::as_fd)
+    }
+}
+
+/// The descriptor of the first queue.
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queues[0].as_fd()
+    }
+}
+
+fn open_queue(name: &str, shape: Shape) -> io::Result<File> {
+    let file =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI;
+    if shape.queues > 1 {
+        flags |= libc::IFF_MULTI_QUEUE;
+    }
+    if shape.vnet_hdr {
+        flags |= libc::IFF_VNET_HDR;
+    }
+    let mut request = request(name);
+    // The flag word is 16 bits wide; every flag above fits.
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: the descriptor is open and the request outlives the call, which reads and writes one ifreq.
+    let rc = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    check(rc)?;
+    if shape.vnet_hdr {
+        let offloads = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+        // SAFETY: the descriptor is open; TUNSETOFFLOAD takes its argument by value.
+        let rc = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(offloads)) };
+        check(rc)?;
+    }
+    Ok(file)
+}
+
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: ifreq is plain data for which all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().take(NAME_MAX).zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    request
+}
+
+fn check(rc: libc::c_int) -> io::Result<()> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Shape, Tap};
+    use crate::eventually::eventually;
+    use crate::netns::Namespace;
+    use crate::privileged;
+    use metadata_common::mac::Mac;
+    use std::time::Duration;
+
+    #[test]
+    fn a_tap_lives_in_its_namespace_with_the_mac_it_was_given() {
+        if !privileged::or_skip() {
+            return;
+        }
+        let ns = Namespace::new("tap").expect("a namespace");
+        for shape in [Shape::default(), Shape::virtio(), Shape { queues: 3, vnet_hdr: true }] {
+            let tap = Tap::create(&ns, "tap0", shape).expect("a tap");
+            tap.set_mac(Mac([0x52, 0x54, 0, 1, 2, 3])).expect("its address");
+            let shown = ns.ip("link show tap0").expect("the link");
+            assert!(shown.contains("52:54:00:01:02:03"), "{shape:?}: {shown}");
+            assert_eq!(tap.descriptors().count(), shape.queues);
+            drop(tap);
+            // Another test's thread may be between fork and exec, with a copy of the descriptors.
+            eventually(Duration::from_secs(5), || {
+                anyhow::ensure!(
+                    ns.ip("link show tap0").is_err(),
+                    "{shape:?}: the tap outlived its descriptors"
+                );
+                Ok(())
+            })
+            .expect("no tap");
+        }
+    }
+
+    #[test]
+    fn a_name_too_long_for_the_kernel_is_refused() {
+        if !privileged::or_skip() {
+            return;
+        }
+        let ns = Namespace::new("tap").expect("a namespace");
+        let error = Tap::create(&ns, "sixteen-octets-x", Shape::default()).expect_err("a refusal");
+        assert!(error.to_string().contains("15 octets"), "{error}");
+    }
+}

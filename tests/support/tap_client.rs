@@ -1,0 +1,341 @@
+//! A pretend guest of the cheap kind: a user-space TCP client that owns its tap's descriptor.
+//!
+//! One thread drives any number of them, which is how a boot storm fits on one machine. Each behaves as a
+//! freshly booted guest does: ARP for the metadata address first, then one connection per file.
+
+use crate::guest::METADATA;
+use crate::pump::wait_for;
+use crate::record::Identity;
+use crate::tap::{Tap, VNET_HDR_LEN};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
+use smoltcp::time::Instant as Moment;
+use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr, IpEndpoint};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Ethernet header and the usual MTU.
+const FRAME_MAX: usize = 1_514;
+/// Octets a client can have in flight towards it.
+const RECEIVE_BUFFER: usize = 32_768;
+/// Octets of a request.
+const SEND_BUFFER: usize = 1_024;
+/// Longest answer a client takes, head included.
+const ANSWER_MAX: usize = 1 << 20;
+/// First port a client connects from (RFC 6335 §6).
+const FIRST_PORT: u16 = 49_152;
+
+/// An answer as it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What was asked for.
+    pub path: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// How one guest fared.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The guest.
+    pub identity: Identity,
+    /// Its answers in the order asked, one connection each; the first failure ends the list.
+    pub answers: Result<Vec<Answer>>,
+    /// From the start of the storm to this guest's last answer.
+    pub took: Duration,
+}
+
+/// Lets all guests boot at once: each fetches the paths in order, one connection per path.
+///
+/// Returns when all are done or `patience` is over; those not done by then have failed.
+#[must_use]
+pub fn storm(guests: Vec<(Identity, Arc<Tap>)>, paths: &[&str], patience: Duration) -> Vec<Outcome> {
+    let started = Instant::now();
+    let mut clients: Vec<Client> =
+        guests.into_iter().map(|(identity, tap)| Client::new(identity, tap, paths, started)).collect();
+    while started.elapsed() < patience {
+        let now = moment(started);
+        for client in clients.iter_mut().filter(|client| client.is_due(now)) {
+            client.turn(now, started);
+        }
+        if !clients.iter().any(Client::is_busy) {
+            break;
+        }
+        sleep_until_due(&mut clients, started, patience);
+    }
+    clients.into_iter().map(|client| client.outcome(patience)).collect()
+}
+
+/// Waits for frames or the next deadline, and marks the clients that have either.
+fn sleep_until_due(clients: &mut [Client], started: Instant, patience: Duration) {
+    let now = moment(started);
+    let end = Moment::from_micros(patience.as_micros() as i64);
+    let next =
+        clients.iter().filter(|c| c.is_busy()).filter_map(|c| c.deadline).min().unwrap_or(end).min(end);
+    let wait_ms = if next <= now { 0 } else { (next - now).total_millis().min(60_000) as i32 + 1 };
+    let mut polled: Vec<libc::pollfd> = clients
+        .iter()
+        .map(|client| libc::pollfd {
+            // A negative descriptor is left out of the poll.
+            fd: if client.is_busy() { client.device.tap.as_fd().as_raw_fd() } else { -1 },
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    if wait_for(&mut polled, wait_ms) {
+        for (client, poll) in clients.iter_mut().zip(polled) {
+            client.woken = poll.revents != 0;
+        }
+    }
+}
+
+fn moment(started: Instant) -> Moment {
+    Moment::from_micros(started.elapsed().as_micros() as i64)
+}
+
+/// Where a client is within one connection.
+enum Stage {
+    /// No connection.
+    Idle,
+    /// A SYN is on its way.
+    Connecting,
+    /// The request is sent.
+    Receiving,
+    /// The answer is complete; both ends are closing.
+    Closing(Answer),
+}
+
+struct Client {
+    identity: Identity,
+    device: TapDevice,
+    interface: Interface,
+    sockets: SocketSet<'static>,
+    socket: Option<SocketHandle>,
+    paths: Vec<String>,
+    stage: Stage,
+    received: Vec<u8>,
+    answers: Vec<Answer>,
+    failure: Option<anyhow::Error>,
+    woken: bool,
+    deadline: Option<Moment>,
+    took: Option<Duration>,
+}
+
+impl Client {
+    fn new(identity: Identity, tap: Arc<Tap>, paths: &[&str], started: Instant) -> Self {
+        let now = moment(started);
+        let mut device = TapDevice::new(tap);
+        let mut config = Config::new(EthernetAddress(identity.mac.0).into());
+        config.random_seed = u64::from(identity.number) + 1;
+        let mut interface = Interface::new(config, &mut device, now);
+        interface.update_ip_addrs(|addresses| {
+            // Everything is on-link: smoltcp takes ARP answers only from its own network.
+            let own = IpCidr::new(IpAddress::Ipv4(identity.address), 0);
+            addresses.push(own).expect("a new interface has room for an address");
+        });
+        Self {
+            identity,
+            device,
+            interface,
+            sockets: SocketSet::new(Vec::new()),
+            socket: None,
+            paths: paths.iter().map(|&path| path.to_owned()).collect(),
+            stage: Stage::Idle,
+            received: Vec::new(),
+            answers: Vec::new(),
+            failure: None,
+            woken: true,
+            deadline: None,
+            took: None,
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.took.is_none()
+    }
+
+    fn is_due(&self, now: Moment) -> bool {
+        self.is_busy() && (self.woken || self.deadline.is_some_and(|deadline| deadline <= now))
+    }
+
+    fn turn(&mut self, now: Moment, started: Instant) {
+        loop {
+            self.interface.poll(now, &mut self.device, &mut self.sockets);
+            match self.advance() {
+                // A new stage may have something to send at once. Stages are few, so this ends.
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    self.failure = Some(error);
+                    break;
+                }
+            }
+        }
+        if self.failure.is_some() || self.answers.len() == self.paths.len() {
+            self.took = Some(started.elapsed());
+        }
+        self.deadline = self.interface.poll_at(now, &self.sockets);
+    }
+
+    /// Goes on to the next stage, if it can. True: it has.
+    fn advance(&mut self) -> Result<bool> {
+        let Some(path) = self.paths.get(self.answers.len()) else { return Ok(false) };
+        let Some(handle) = self.socket else { return self.connect().map(|()| true) };
+        let socket = self.sockets.get_mut::<Socket<'_>>(handle);
+        let state = socket.state();
+        match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Idle => bail!("{path}: a connection before its stage"),
+            Stage::Connecting if socket.may_send() => {
+                let request = format!("GET {path} HTTP/1.1\r\nHost: {METADATA}\r\nConnection: close\r\n\r\n");
+                let sent = socket.send_slice(request.as_bytes()).context("send")?;
+                ensure!(sent == request.len(), "the request for {path} is longer than {SEND_BUFFER} octets");
+                self.stage = Stage::Receiving;
+                return Ok(true);
+            }
+            Stage::Connecting => {
+                ensure!(state != State::Closed, "{path}: connection refused");
+                self.stage = Stage::Connecting;
+            }
+            Stage::Receiving => {
+                while socket.can_recv() {
+                    let received = &mut self.received;
+                    socket.recv(|data| (data.len(), received.extend_from_slice(data))).context("recv")?;
+                    ensure!(received.len() <= ANSWER_MAX, "{path}: more than {ANSWER_MAX} octets");
+                }
+                if let Some(answer) = parse(path, &self.received)? {
+                    socket.close();
+                    self.stage = Stage::Closing(answer);
+                    return Ok(true);
+                }
+                ensure!(
+                    socket.may_recv(),
+                    "{path}: the connection ended ({state}) after {} octets",
+                    self.received.len()
+                );
+                self.stage = Stage::Receiving;
+            }
+            Stage::Closing(answer) if matches!(state, State::Closed | State::TimeWait) => {
+                self.sockets.remove(handle);
+                self.socket = None;
+                self.answers.push(answer);
+                return Ok(true);
+            }
+            Stage::Closing(answer) => self.stage = Stage::Closing(answer),
+        }
+        Ok(false)
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        let buffer = |len| SocketBuffer::new(vec![0; len]);
+        let mut socket = Socket::new(buffer(RECEIVE_BUFFER), buffer(SEND_BUFFER));
+        let port = FIRST_PORT + self.answers.len() as u16;
+        let to = IpEndpoint::new(METADATA.into(), 80);
+        socket.connect(self.interface.context(), to, port).context("connect")?;
+        self.socket = Some(self.sockets.add(socket));
+        self.received.clear();
+        self.stage = Stage::Connecting;
+        Ok(())
+    }
+
+    fn outcome(self, patience: Duration) -> Outcome {
+        let missing = self.paths.get(self.answers.len());
+        let answers = match (self.failure, missing) {
+            (Some(error), _) => Err(error),
+            (None, Some(path)) => {
+                Err(anyhow!("{path}: {} octets, no whole answer in {patience:?}", self.received.len()))
+            }
+            (None, None) => Ok(self.answers),
+        };
+        Outcome { identity: self.identity, answers, took: self.took.unwrap_or(patience) }
+    }
+}
+
+/// The answer, once it is whole.
+fn parse(path: &str, received: &[u8]) -> Result<Option<Answer>> {
+    let mut headers = [httparse::EMPTY_HEADER; 32];
+    let mut response = httparse::Response::new(&mut headers);
+    let parsed = response.parse(received).map_err(|error| anyhow!("{path}: no HTTP answer: {error}"))?;
+    let head = match parsed {
+        httparse::Status::Partial => return Ok(None),
+        httparse::Status::Complete(len) => len,
+    };
+    let status = response.code.context("a complete head has a status")?;
+    let length = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
+    let length = match length {
+        Some(header) => std::str::from_utf8(header.value)?.parse().context("Content-Length")?,
+        // RFC 9110 §8.6: a 204 has no length.
+        None if status == 204 => 0,
+        None => bail!("{path}: answered {status} without Content-Length"),
+    };
+    let body = &received[head..];
+    ensure!(body.len() <= length, "{path}: {} octets after a body of {length}", body.len() - length);
+    let whole = body.len() == length;
+    Ok(whole.then(|| Answer { path: path.to_owned(), status, body: body.to_vec() }))
+}
+
+/// A tap as smoltcp's device.
+struct TapDevice {
+    tap: Arc<Tap>,
+    /// Octets of virtio header before each frame.
+    prefix: usize,
+    buffer: Vec<u8>,
+}
+
+impl TapDevice {
+    fn new(tap: Arc<Tap>) -> Self {
+        let prefix = if tap.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
+        Self { tap, prefix, buffer: vec![0; prefix + FRAME_MAX] }
+    }
+}
+
+impl Device for TapDevice {
+    type RxToken<'a> = Received<'a>;
+    type TxToken<'a> = ToSend<'a>;
+
+    fn receive(&mut self, _: Moment) -> Option<(Received<'_>, ToSend<'_>)> {
+        // A deleted tap gives an error for ever: this client then runs out of patience.
+        let len = self.tap.receive(0, &mut self.buffer).ok().flatten()?;
+        let frame = self.buffer.get(self.prefix..len)?;
+        Some((Received(frame), ToSend { tap: &self.tap, prefix: self.prefix }))
+    }
+
+    fn transmit(&mut self, _: Moment) -> Option<ToSend<'_>> {
+        Some(ToSend { tap: &self.tap, prefix: self.prefix })
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = FRAME_MAX;
+        capabilities
+    }
+}
+
+struct Received<'a>(&'a [u8]);
+
+impl RxToken for Received<'_> {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(self.0)
+    }
+}
+
+struct ToSend<'a> {
+    tap: &'a Tap,
+    prefix: usize,
+}
+
+impl TxToken for ToSend<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        // An all-zero virtio header: nothing offloaded, the frame is complete.
+        let mut frame = vec![0; self.prefix + len];
+        let result = f(&mut frame[self.prefix..]);
+        // What the tap has no room for is lost, and TCP sends it again.
+        self.tap.send(0, &frame).unwrap_or_default();
+        result
+    }
+}

@@ -1,0 +1,213 @@
+//! A simulated link with faults, and a world of one stack and one smoltcp client at its ends.
+//!
+//! Time is virtual and every fault is drawn from a seed, so a failure repeats exactly.
+
+use metadata_common::maps::Slot;
+use metadata_user::stack::{Service, Stack, Transmit};
+use metadata_user::time::Now;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::client::Client;
+
+/// Virtual unix time at the start of a world: 2026-01-01T00:00:00Z.
+pub const EPOCH: u64 = 1_767_225_600;
+
+/// Turns a world may take without virtual time moving: beyond it something spins.
+const TURNS_PER_INSTANT: usize = 10_000;
+
+/// splitmix64: small, seeded, good enough for faults.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator; `XDP_IMDS_SEED` in the environment replaces the seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let set = std::env::var("XDP_IMDS_SEED").ok().and_then(|text| text.parse().ok());
+        Self(set.unwrap_or(seed))
+    }
+
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.draw() % limit
+    }
+
+    /// True so many times in a hundred.
+    pub fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+}
+
+/// What a link does to frames; chances in percent.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    /// Lost.
+    pub loss: u64,
+    /// Delivered twice.
+    pub duplicate: u64,
+    /// Held back by up to 20 times the delay, so that later ones overtake it.
+    pub reorder: u64,
+    /// One way.
+    pub delay: Duration,
+}
+
+impl Faults {
+    /// A perfect link with 100 µs one way.
+    pub const NONE: Self = Self { loss: 0, duplicate: 0, reorder: 0, delay: Duration::from_micros(100) };
+}
+
+/// One direction of a link.
+#[derive(Debug)]
+pub struct Link {
+    faults: Faults,
+    rng: Rng,
+    due: BTreeMap<(Duration, u64), Vec<u8>>,
+    count: u64,
+}
+
+impl Link {
+    /// An empty link.
+    #[must_use]
+    pub fn new(faults: Faults, rng: Rng) -> Self {
+        Self { faults, rng, due: BTreeMap::new(), count: 0 }
+    }
+
+    /// Puts a frame on the link.
+    pub fn push(&mut self, now: Duration, frame: &[u8]) {
+        if self.rng.percent(self.faults.loss) {
+            return;
+        }
+        let copies = if self.rng.percent(self.faults.duplicate) { 2 } else { 1 };
+        for _ in 0..copies {
+            let extra = if self.rng.percent(self.faults.reorder) { self.rng.below(20) as u32 } else { 0 };
+            self.count += 1;
+            self.due.insert((now + self.faults.delay * (1 + extra), self.count), frame.to_vec());
+        }
+    }
+
+    /// The next frame that has arrived.
+    pub fn pop(&mut self, now: Duration) -> Option<Vec<u8>> {
+        let entry = self.due.first_entry().filter(|entry| entry.key().0 <= now)?;
+        Some(entry.remove())
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        self.due.first_key_value().map(|(key, _)| key.0)
+    }
+}
+
+/// Collects what a stack sends.
+#[derive(Debug, Default)]
+pub struct Sent(pub Vec<Vec<u8>>);
+
+impl Transmit for Sent {
+    fn send(&mut self, frame: &[u8]) {
+        self.0.push(frame.to_vec());
+    }
+}
+
+/// One stack, one client, a link between them, and the time.
+pub struct World<S: Service> {
+    /// The stack under test.
+    pub stack: Stack<S>,
+    /// Its guest.
+    pub client: Client,
+    slot: Slot,
+    now: Duration,
+    up: Link,
+    down: Link,
+    wake: Option<Duration>,
+}
+
+impl<S: Service> World<S> {
+    /// A world at time zero.
+    pub fn new(stack: Stack<S>, client: Client, faults: Faults, seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let (up, down) = (Rng::new(rng.draw()), Rng::new(rng.draw()));
+        Self {
+            stack,
+            slot: client.slot(),
+            client,
+            now: Duration::ZERO,
+            up: Link::new(faults, up),
+            down: Link::new(faults, down),
+            wake: None,
+        }
+    }
+
+    /// The virtual time.
+    pub fn now(&self) -> Now {
+        at(self.now)
+    }
+
+    /// Lets time pass until `done`, for `limit` at most. True when it was done.
+    pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        let end = self.now + limit;
+        let mut turns = 0;
+        loop {
+            if done(self) {
+                return true;
+            }
+            self.turn();
+            let next = [self.up.next_at(), self.down.next_at(), self.wake, self.client.wake_at(self.now)];
+            match next.into_iter().flatten().min() {
+                Some(next) if next > end => {
+                    self.now = end;
+                    return done(self);
+                }
+                Some(next) if next > self.now => {
+                    self.now = next;
+                    turns = 0;
+                }
+                Some(_) => {
+                    turns += 1;
+                    assert!(turns < TURNS_PER_INSTANT, "nothing gets on at {:?}", self.now);
+                }
+                None => {
+                    self.now = end;
+                    return done(self);
+                }
+            }
+        }
+    }
+
+    /// Lets time pass.
+    pub fn wait(&mut self, time: Duration) {
+        self.run(time, |_| false);
+    }
+
+    /// Everything that happens at this instant.
+    fn turn(&mut self) {
+        let now = at(self.now);
+        while let Some(frame) = self.down.pop(self.now) {
+            self.client.deliver(frame);
+        }
+        for frame in self.client.poll(self.now) {
+            self.up.push(self.now, &frame);
+        }
+        let mut sent = Sent::default();
+        while let Some(frame) = self.up.pop(self.now) {
+            self.stack.receive(now, self.slot, &frame, &mut sent);
+        }
+        self.wake = self.stack.step(now, &mut sent);
+        for frame in sent.0 {
+            self.down.push(self.now, &frame);
+        }
+    }
+}
+
+/// A moment of virtual time.
+#[must_use]
+pub fn at(mono: Duration) -> Now {
+    Now { mono, unix_seconds: EPOCH + mono.as_secs() }
+}

@@ -1,0 +1,194 @@
+//! Over a bad link every answer still arrives whole.
+//!
+//! A smoltcp client and the stack under test, a link with seeded faults between them, virtual time.
+
+use std::time::Duration;
+
+use metadata_user::stack::StackConfig;
+use support::client::{Client, Habits};
+use support::pattern::{octets, responses, stack};
+use support::wire::{Faults, World};
+
+const BODY: usize = 64 * 1024;
+/// With a fifth of all frames lost each way, retransmissions back off up to a minute now and then.
+const LOSSY_LIMIT: Duration = Duration::from_secs(600);
+const CLEAN_LIMIT: Duration = Duration::from_secs(5);
+/// Our own FIN and the port's idle time are over by then.
+const SETTLED: Duration = Duration::from_secs(600);
+
+struct Case {
+    name: &'static str,
+    faults: Faults,
+    habits: Habits,
+    seeds: u64,
+    limit: Duration,
+}
+
+fn cases() -> Vec<Case> {
+    let base =
+        Case { name: "", faults: Faults::NONE, habits: Habits::default(), seeds: 1, limit: CLEAN_LIMIT };
+    let habits = Habits::default();
+    let slow = Duration::from_millis(20);
+    vec![
+        Case { name: "clean", ..base },
+        Case {
+            name: "20 % loss both ways",
+            faults: Faults { loss: 20, ..Faults::NONE },
+            seeds: 25,
+            limit: LOSSY_LIMIT,
+            ..base
+        },
+        Case {
+            name: "reordering",
+            faults: Faults { reorder: 30, ..Faults::NONE },
+            seeds: 20,
+            limit: LOSSY_LIMIT,
+            ..base
+        },
+        Case {
+            name: "duplication",
+            faults: Faults { duplicate: 50, ..Faults::NONE },
+            seeds: 20,
+            limit: LOSSY_LIMIT,
+            ..base
+        },
+        Case {
+            name: "loss, reordering and duplication",
+            faults: Faults { loss: 5, duplicate: 10, reorder: 20, ..Faults::NONE },
+            seeds: 20,
+            limit: LOSSY_LIMIT,
+            ..base
+        },
+        Case {
+            name: "50 ms one way",
+            faults: Faults { delay: Duration::from_millis(50), ..Faults::NONE },
+            ..base
+        },
+        Case { name: "request in segments of one octet", habits: Habits { write: 1, ..habits }, ..base },
+        Case { name: "small MTU", habits: Habits { mtu: 128, ..habits }, ..base },
+        Case {
+            name: "small window",
+            habits: Habits { window: 256, read_pause: Duration::from_millis(1), ..habits },
+            ..base
+        },
+        Case {
+            name: "slow reader whose window closes and reopens",
+            habits: Habits { window: 4096, read: 4096, read_pause: slow * 50, ..habits },
+            limit: Duration::from_secs(120),
+            ..base
+        },
+    ]
+}
+
+#[test]
+fn every_answer_arrives_whole_whatever_the_link_does() {
+    for case in cases() {
+        for seed in 0..case.seeds {
+            let (stack, _) = stack(StackConfig::default());
+            let mut world = World::new(stack, Client::new(3, case.habits), case.faults, seed);
+            let request = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+            let talk = world.client.begin(40_000, request.as_bytes());
+            let done = world.run(case.limit, |world| world.client.talks[talk].ended);
+            let received = &world.client.talks[talk].received;
+            assert!(
+                done,
+                "{} (seed {seed}): {} octets after {:?}",
+                case.name,
+                received.len(),
+                world.now().mono
+            );
+            let answers = responses(received, &[]);
+            assert_eq!(answers.len(), 1, "{} (seed {seed})", case.name);
+            assert!(answers[0].body == octets(BODY), "{} (seed {seed}): the body differs", case.name);
+
+            world.client.close(talk);
+            world.wait(SETTLED);
+            let stats = world.stack.stats();
+            assert_eq!((stats.connections, stats.ports), (0, 0), "{} (seed {seed}): {stats:?}", case.name);
+        }
+    }
+}
+
+fn clean_world() -> World<metadata_user::serve::Serve<support::pattern::Pattern>> {
+    let (stack, _) = stack(StackConfig::default());
+    World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0)
+}
+
+#[test]
+fn requests_sent_ahead_are_answered_in_order() {
+    let mut world = clean_world();
+    let mut ask = String::new();
+    for n in [1, 3000, 0, 20_000, 5] {
+        ask.push_str(&format!("GET /bytes/{n} HTTP/1.1\r\n\r\n"));
+    }
+    let talk = world.client.begin(40_000, ask.as_bytes());
+    world.run(CLEAN_LIMIT, |world| responses(&world.client.talks[talk].received, &[]).len() == 5);
+    let lengths: Vec<_> =
+        responses(&world.client.talks[talk].received, &[]).iter().map(|a| a.body.len()).collect();
+    assert_eq!(lengths, [1, 3000, 0, 20_000, 5]);
+}
+
+#[test]
+fn a_flood_of_requests_sent_ahead_is_answered_to_the_last_without_growing() {
+    let mut world = clean_world();
+    let ask = "GET /bytes/100 HTTP/1.1\r\n\r\n".repeat(2000);
+    let talk = world.client.begin(40_000, ask.as_bytes());
+    world.run(CLEAN_LIMIT, |world| responses(&world.client.talks[talk].received, &[]).len() == 2000);
+    assert_eq!(responses(&world.client.talks[talk].received, &[]).len(), 2000);
+}
+
+#[test]
+fn one_connection_carries_a_hundred_requests() {
+    let mut world = clean_world();
+    let talk = world.client.begin(40_000, b"");
+    for n in 0..100 {
+        world.client.say(talk, format!("GET /bytes/{n} HTTP/1.1\r\n\r\n").as_bytes());
+        let answered =
+            |world: &mut World<_>| responses(&world.client.talks[talk].received, &[]).len() == n + 1;
+        assert!(world.run(CLEAN_LIMIT, answered), "request {n}");
+    }
+    assert_eq!(world.stack.stats().accepted, 1);
+}
+
+#[test]
+fn a_guest_that_closes_its_side_after_the_request_is_still_answered() {
+    let mut world = clean_world();
+    let talk = world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n").as_bytes());
+    world.client.close(talk);
+    assert!(world.run(CLEAN_LIMIT, |world| world.client.talks[talk].ended));
+    assert_eq!(responses(&world.client.talks[talk].received, &[])[0].body.len(), BODY);
+    assert!(world.run(SETTLED, |world| world.stack.stats().ports == 0));
+}
+
+#[test]
+fn a_reset_in_the_middle_of_an_answer_frees_the_connection_at_once() {
+    let mut world = clean_world();
+    let talk = world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n").as_bytes());
+    world.run(CLEAN_LIMIT, |world| world.client.talks[talk].received.len() > 8000);
+    world.client.abort(talk);
+    world.wait(Duration::from_millis(5));
+    assert_eq!(world.stack.stats().connections, 0);
+}
+
+#[test]
+fn a_hundred_and_twenty_connections_at_once_are_all_served() {
+    let mut world = clean_world();
+    for port in 0..120 {
+        world.client.begin(40_000 + port, b"GET /bytes/9000 HTTP/1.0\r\n\r\n");
+    }
+    let all_ended = |world: &mut World<_>| world.client.talks.iter().all(|talk| talk.ended);
+    assert!(world.run(CLEAN_LIMIT, all_ended));
+    for talk in &world.client.talks {
+        assert_eq!(responses(&talk.received, &[])[0].body, octets(9000));
+    }
+}
+
+#[test]
+fn a_guest_that_stops_reading_is_reset_and_its_connection_freed() {
+    let (stack, _) = stack(StackConfig::default());
+    let habits = Habits { window: 2048, read: 1, read_pause: Duration::from_secs(3600), ..Habits::default() };
+    let mut world = World::new(stack, Client::new(3, habits), Faults::NONE, 0);
+    world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n").as_bytes());
+    assert!(world.run(Duration::from_secs(200), |world| world.stack.stats().stalled == 1));
+    assert_eq!(world.stack.stats().connections, 0);
+}

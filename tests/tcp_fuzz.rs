@@ -1,0 +1,219 @@
+//! Whatever arrives, the stack stands, and everything lent out comes back.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use metadata_common::mac::Mac;
+use metadata_user::stack::{StackConfig, StackStats};
+use smoltcp::wire::TcpControl;
+use support::pattern::{responses, stack};
+use support::raw::{Raw, Segment};
+use support::wire::{Rng, Sent, at};
+
+const SEEDS: u64 = 40;
+const FRAMES: usize = 3000;
+
+/// Every received frame is answered, taken or counted as dropped; every connection is held or spare.
+fn holds(stats: &StackStats, config: &StackConfig) {
+    assert!(stats.connections <= config.connections as u64, "{stats:?}");
+    assert!(stats.ports <= config.ports as u64, "{stats:?}");
+    assert!(stats.connections + stats.spare_connections <= (config.connections + 1024) as u64, "{stats:?}");
+}
+
+/// A segment near a live connection: numbers a little off, flags at random.
+fn segment(rng: &mut Rng, port: u16, (ours, theirs): (u32, u32)) -> Segment {
+    let near = |rng: &mut Rng, base: u32| match rng.below(8) {
+        0 => rng.draw() as u32,
+        1 => base.wrapping_sub(rng.below(5000) as u32),
+        2 | 3 => base.wrapping_add(rng.below(5000) as u32),
+        _ => base,
+    };
+    let control = match rng.below(12) {
+        0 | 1 => TcpControl::Syn,
+        2 => TcpControl::Fin,
+        3 => TcpControl::Rst,
+        4 => TcpControl::Psh,
+        _ => TcpControl::None,
+    };
+    let payload: Vec<u8> = match rng.below(4) {
+        0 => b"GET /bytes/5000 HTTP/1.1\r\n\r\n".to_vec(),
+        1 => b"GET /close HTTP/1.1\r\n\r\n".to_vec(),
+        2 => (0..rng.below(3500)).map(|_| rng.draw() as u8).collect(),
+        _ => Vec::new(),
+    };
+    Segment {
+        to: if rng.percent(10) { Mac::BROADCAST } else { Mac::SERVICE },
+        control,
+        seq: near(rng, ours),
+        ack: (!rng.percent(10)).then(|| near(rng, theirs)),
+        window: [0, 1, 500, 65_535][rng.below(4) as usize],
+        mss: (control == TcpControl::Syn && rng.percent(70)).then(|| rng.draw() as u16),
+        payload,
+        ..Segment::syn(port, 0)
+    }
+}
+
+#[test]
+fn hostile_segments_never_harm_the_stack_and_everything_comes_back() {
+    for seed in 0..SEEDS {
+        let mut rng = Rng::new(seed);
+        let config = StackConfig {
+            connections: 6,
+            connections_per_port: 3,
+            ports: 2,
+            slots: 4,
+            ..StackConfig::default()
+        };
+        let mut raw = Raw::new(stack(config.clone()).0);
+        // Where each four-tuple stands: our next number and theirs.
+        let mut stand = HashMap::new();
+        for _ in 0..FRAMES {
+            raw.slot = rng.below(5) as u32;
+            let port = 1 + rng.below(4) as u16;
+            let stands = stand.entry((raw.slot, port)).or_insert(None);
+            let mut segment = segment(&mut rng, port, stands.unwrap_or((1000, 0)));
+            if stands.is_none() && rng.percent(70) {
+                segment =
+                    Segment { window: segment.window, mss: segment.mss, ..Segment::syn(port, segment.seq) };
+            }
+            if let Some(reply) = raw.send(&segment).last() {
+                let occupied =
+                    reply.payload.len() as u32 + u32::from(reply.flags.0) + u32::from(reply.flags.2);
+                *stands = (!reply.flags.3).then_some((reply.ack, reply.seq.wrapping_add(occupied)));
+            }
+            if rng.percent(5) {
+                raw.wait(Duration::from_millis([1, 50, 1000, 20_000, 130_000][rng.below(5) as usize]));
+            }
+            holds(&raw.stack.stats(), &config);
+        }
+        assert!(raw.stack.stats().accepted > 50, "seed {seed}: {:?}", raw.stack.stats());
+        raw.wait(Duration::from_secs(1000));
+        let stats = raw.stack.stats();
+        assert_eq!(
+            (stats.connections, stats.ports, raw.stack.time_waits()),
+            (0, 0, 0),
+            "seed {seed}: {stats:?}"
+        );
+    }
+}
+
+#[test]
+fn mutated_and_random_frames_never_harm_the_stack() {
+    for seed in 0..SEEDS {
+        let mut rng = Rng::new(seed);
+        let mut raw = Raw::new(stack(StackConfig::default()).0);
+        let mut sent = Sent::default();
+        for _ in 0..FRAMES {
+            let mut frame = segment(&mut rng, 1, (1000, 0)).frame(raw.slot);
+            match rng.below(3) {
+                0 => frame.truncate(rng.below(frame.len() as u64 + 1) as usize),
+                1 => frame = (0..rng.below(200)).map(|_| rng.draw() as u8).collect(),
+                _ => {}
+            }
+            for _ in 0..rng.below(6) {
+                if !frame.is_empty() {
+                    // Mostly in the headers, where it matters.
+                    let at = rng.below(frame.len().min(74) as u64) as usize;
+                    frame[at] = rng.draw() as u8;
+                }
+            }
+            repair(&mut frame);
+            raw.stack.receive(at(raw.now), raw.slot, &frame, &mut sent);
+            raw.now += Duration::from_millis(rng.below(50));
+            raw.stack.step(at(raw.now), &mut sent);
+            sent.0.clear();
+        }
+        raw.wait(Duration::from_secs(1000));
+        let stats = raw.stack.stats();
+        assert_eq!(
+            (stats.connections, stats.ports, raw.stack.time_waits()),
+            (0, 0, 0),
+            "seed {seed}: {stats:?}"
+        );
+    }
+}
+
+/// Makes the IPv4 header checksum right again, so that mutations get past it.
+fn repair(frame: &mut [u8]) {
+    if frame.len() >= 34 && frame[12..14] == [8, 0] {
+        let header = (usize::from(frame[14] & 0xf) * 4).clamp(20, frame.len() - 14);
+        frame[24..26].fill(0);
+        let words = frame[14..14 + header].chunks(2);
+        let sum: u32 = words.map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0))).sum();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        let sum = !(folded + (folded >> 16)) as u16;
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    }
+}
+
+/// Pieces requests are made of, well-formed or not.
+const PIECES: &[&str] = &[
+    "GET / HTTP/1.1\r\n\r\n",
+    "GET /bytes/100 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "HEAD /bytes/5 HTTP/1.1\r\n\r\n",
+    "PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
+    "PUT /echo?q HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nT: v\r\n\r\n",
+    "PUT /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok",
+    "GET /a%2e HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+    "\r\n",
+    "GET /%ff HTTP/1.1\n\n",
+    "OPTIONS * HTTP/1.1\r\n\r\n",
+    "PUT /x HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "GET /../ HTTP/1.1\r\n\r\n",
+    "BREW / HTTP/1.1\r\n\r\n",
+    "GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
+    "5\r\n",
+    "GET ",
+];
+
+fn dialogue(rng: &mut Rng) -> Vec<u8> {
+    let mut octets = Vec::new();
+    for _ in 0..1 + rng.below(6) {
+        octets.extend(PIECES[rng.below(PIECES.len() as u64) as usize].bytes());
+    }
+    for _ in 0..rng.below(4).saturating_sub(1) {
+        let at = rng.below(octets.len() as u64) as usize;
+        octets[at] = rng.draw() as u8;
+    }
+    octets
+}
+
+/// What a connection answers to `octets` cut as `cut` says, until it waits for more.
+fn answers(octets: &[u8], mut cut: impl FnMut() -> usize) -> Vec<u8> {
+    let mut raw = Raw::new(stack(StackConfig::default()).0);
+    let theirs = raw.connect(1);
+    let (mut sent, mut received, mut ours) = (0, Vec::new(), 1001_u32);
+    while sent < octets.len() {
+        let piece = &octets[sent..octets.len().min(sent + cut())];
+        let ack = theirs.wrapping_add(received.len() as u32);
+        let replies = raw.send(&Segment::ack(1, ours, ack).with(piece));
+        sent += piece.len();
+        ours = ours.wrapping_add(piece.len() as u32);
+        for reply in replies.iter().filter(|reply| !reply.flags.3) {
+            received.extend(&reply.payload);
+        }
+        if replies.iter().any(|reply| reply.flags.2 || reply.flags.3) {
+            break;
+        }
+    }
+    received
+}
+
+#[test]
+fn an_exchange_does_not_depend_on_how_its_octets_are_cut() {
+    for seed in 0..600 {
+        let mut rng = Rng::new(seed);
+        let octets = dialogue(&mut rng);
+        let whole = answers(&octets, || 1400);
+        let single = answers(&octets, || 1);
+        let shown = String::from_utf8_lossy(&octets);
+        assert!(
+            whole == single,
+            "seed {seed}: {shown:?}\n{:?}\n{:?}",
+            responses(&whole, &[]),
+            responses(&single, &[])
+        );
+        let random = answers(&octets, || 1 + rng.below(40) as usize);
+        assert!(whole == random, "seed {seed}: {shown:?}");
+    }
+}

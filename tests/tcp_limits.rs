@@ -1,0 +1,248 @@
+//! Every limit is reached, counted, and recovered from.
+
+use std::time::Duration;
+
+use metadata_common::mac::Mac;
+use metadata_common::stamp::stamp;
+use metadata_user::serve::Serve;
+use metadata_user::stack::{StackConfig, TIME_WAITS_PER_PORT};
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::TcpControl::{Fin, Rst};
+use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
+use support::pattern::{Pattern, stack};
+use support::raw::{FIN_ACK, Raw, SYN_ACK, Segment};
+
+fn raw(config: StackConfig) -> Raw<Serve<Pattern>> {
+    let (stack, _) = stack(config);
+    Raw::new(stack)
+}
+
+#[test]
+fn a_port_at_its_connection_limit_drops_syns_until_one_ends() {
+    let mut raw = raw(StackConfig { connections_per_port: 128, ..StackConfig::default() });
+    for port in 1..=128 {
+        raw.connect(port);
+    }
+    assert!(raw.send(&Segment::syn(200, 1000)).is_empty());
+    assert_eq!((raw.stack.stats().refused_port_connections, raw.stack.stats().connections), (1, 128));
+    raw.send(&Segment::ack(5, 1001, 0).control(Rst));
+    assert_eq!(raw.send(&Segment::syn(200, 1000))[0].flags, SYN_ACK);
+    raw.slot += 1;
+    raw.connect(1);
+}
+
+#[test]
+fn all_connections_taken_refuses_other_ports_too_until_one_ends() {
+    let mut raw = raw(StackConfig { connections: 3, ..StackConfig::default() });
+    for port in 1..=3 {
+        raw.connect(port);
+    }
+    raw.slot += 1;
+    assert!(raw.send(&Segment::syn(1, 1000)).is_empty());
+    assert_eq!(raw.stack.stats().refused_connections, 1);
+    raw.stack.forget(raw.slot - 1);
+    assert_eq!((raw.stack.stats().connections, raw.stack.stats().spare_connections), (0, 3));
+    raw.connect(1);
+    assert_eq!(raw.stack.stats().spare_connections, 2, "buffers are used again");
+}
+
+#[test]
+fn an_old_half_open_connection_makes_room_and_a_young_one_does_not() {
+    let mut raw = raw(StackConfig { connections_per_port: 4, ..StackConfig::default() });
+    for port in 1..=4 {
+        raw.send(&Segment::syn(port, 1000));
+    }
+    assert!(raw.send(&Segment::syn(9, 1000)).is_empty());
+    raw.wait(Duration::from_secs(1));
+    assert_eq!(raw.send(&Segment::syn(9, 1000))[0].flags, SYN_ACK);
+    let stats = raw.stack.stats();
+    assert_eq!((stats.half_open_evicted, stats.refused_port_connections, stats.connections), (1, 1, 4));
+}
+
+#[test]
+fn a_syn_flood_of_one_guest_leaves_another_served() {
+    let mut raw = raw(StackConfig::default());
+    for port in 1..=10_000 {
+        raw.send(&Segment::syn(port, u32::from(port)));
+    }
+    assert_eq!(raw.stack.stats().connections, 128);
+    raw.slot += 1;
+    raw.connect(1);
+    raw.wait(Duration::from_secs(600));
+    assert_eq!((raw.stack.stats().connections, raw.stack.stats().ports), (0, 0));
+}
+
+#[test]
+fn ports_at_their_limit_make_room_by_the_longest_idle_or_refuse() {
+    let mut raw = raw(StackConfig { ports: 2, ..StackConfig::default() });
+    for slot in [1, 2] {
+        raw.slot = slot;
+        raw.now += Duration::from_secs(1);
+        raw.connect(1);
+    }
+    raw.slot = 3;
+    assert!(raw.send(&Segment::syn(1, 1000)).is_empty());
+    assert_eq!(raw.stack.stats().refused_ports, 1);
+    for slot in [2, 1] {
+        raw.slot = slot;
+        raw.now += Duration::from_secs(1);
+        raw.send(&Segment::ack(1, 1001, 0).control(Rst));
+    }
+    raw.slot = 3;
+    raw.connect(1);
+    let stats = raw.stack.stats();
+    assert_eq!((stats.ports_evicted, stats.ports), (1, 2));
+    raw.slot = 1;
+    raw.connect(1);
+    assert_eq!(raw.stack.stats().ports_evicted, 1, "slot 2 was silent longest and made room");
+}
+
+#[test]
+fn an_idle_port_is_freed_and_asks_for_no_time() {
+    let mut raw = raw(StackConfig::default());
+    raw.connect(1);
+    raw.send(&Segment::ack(1, 1001, 0).control(Rst));
+    assert_eq!(raw.stack.stats().ports, 1);
+    raw.wait(Duration::from_secs(29));
+    assert_eq!(raw.stack.stats().ports, 1);
+    raw.wait(Duration::from_secs(2));
+    assert_eq!(raw.stack.stats().ports, 0);
+    let mut sent = support::wire::Sent::default();
+    assert_eq!(raw.stack.step(support::wire::at(raw.now), &mut sent), None);
+}
+
+#[test]
+fn time_waits_are_bounded_and_the_oldest_is_forgotten() {
+    let mut raw = raw(StackConfig::default());
+    let get = b"GET / HTTP/1.0\r\n\r\n";
+    for port in 1..=TIME_WAITS_PER_PORT as u16 + 10 {
+        let next = raw.connect(port);
+        let replies = raw.send(&Segment::ack(port, 1001, next).with(get));
+        let last = replies.last().expect("an answer");
+        assert_eq!(last.flags, FIN_ACK);
+        let end = last.seq.wrapping_add(last.payload.len() as u32 + 1);
+        raw.send(&Segment::ack(port, 1001 + get.len() as u32, end).control(Fin));
+    }
+    let stats = raw.stack.stats();
+    assert_eq!((raw.stack.time_waits(), stats.connections), (TIME_WAITS_PER_PORT, 0));
+}
+
+#[test]
+fn a_slot_beyond_the_table_is_dropped_and_counted() {
+    let mut raw = raw(StackConfig { slots: 8, ..StackConfig::default() });
+    raw.slot = 8;
+    assert!(raw.send(&Segment::syn(1, 1)).is_empty());
+    assert_eq!(raw.stack.stats().dropped_slot, 1);
+}
+
+#[test]
+fn forgetting_a_slot_is_silent_and_returns_everything() {
+    let mut raw = raw(StackConfig::default());
+    raw.connect(1);
+    raw.connect(2);
+    raw.stack.forget(raw.slot);
+    raw.stack.forget(raw.slot);
+    raw.stack.forget(u32::MAX);
+    assert_eq!((raw.stack.stats().connections, raw.stack.stats().ports), (0, 0));
+    assert!(raw.wait(Duration::from_secs(5)).is_empty());
+}
+
+fn arp(operation: u8, sender: [u8; 4], target: [u8; 4], to: Mac) -> Vec<u8> {
+    let mut frame = Vec::new();
+    frame.extend(to.0);
+    frame.extend(stamp(7).0);
+    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, operation]);
+    frame.extend([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+    frame.extend(sender);
+    frame.extend([0; 6]);
+    frame.extend(target);
+    frame
+}
+
+#[test]
+fn arp_is_answered_for_served_addresses_whoever_asks() {
+    let service = [169, 254, 169, 254];
+    for (sender, to) in [
+        ([169, 254, 10, 1], Mac::BROADCAST),
+        ([10, 0, 2, 15], Mac::BROADCAST),
+        ([0; 4], Mac::BROADCAST),
+        (service, Mac::BROADCAST),
+        ([169, 254, 10, 1], Mac::SERVICE),
+    ] {
+        let mut raw = raw(StackConfig::default());
+        let answers = raw.frame(&arp(1, sender, service, to));
+        let mut expected = Vec::new();
+        expected.extend(stamp(7).0);
+        expected.extend(Mac::SERVICE.0);
+        expected.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2]);
+        expected.extend(Mac::SERVICE.0);
+        expected.extend(service);
+        expected.extend([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+        expected.extend(sender);
+        assert_eq!(answers, [expected], "asked by {sender:?}");
+        assert_eq!((raw.stack.stats().arp_answered, raw.stack.stats().ports), (1, 0));
+    }
+}
+
+#[test]
+fn arp_for_others_and_arp_replies_are_left_alone() {
+    let mut raw = raw(StackConfig::default());
+    assert!(raw.frame(&arp(1, [10, 0, 2, 15], [10, 0, 2, 2], Mac::BROADCAST)).is_empty());
+    assert!(raw.frame(&arp(2, [10, 0, 2, 15], [169, 254, 169, 254], Mac::SERVICE)).is_empty());
+    assert!(raw.frame(&arp(1, [1; 4], [169, 254, 169, 254], Mac::BROADCAST)[..30]).is_empty());
+    assert_eq!((raw.stack.stats().dropped_address, raw.stack.stats().dropped_malformed), (1, 1));
+}
+
+#[test]
+fn neighbour_solicitations_are_answered_with_hop_limit_255() {
+    let service: std::net::Ipv6Addr = "fd00:ec2::254".parse().expect("an address");
+    for source in ["fe80::1", "::"] {
+        let source: std::net::Ipv6Addr = source.parse().expect("an address");
+        let mut raw = raw(StackConfig { served: vec![service.into()], ..StackConfig::default() });
+        let mut frame = vec![0x33, 0x33, 0xff, 0, 2, 0x54];
+        frame.extend(stamp(7).0);
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 24, 58, 255]);
+        frame.extend(source.octets());
+        frame.extend("ff02::1:ff00:254".parse::<std::net::Ipv6Addr>().expect("an address").octets());
+        frame.extend([135, 0, 0, 0, 0, 0, 0, 0]);
+        frame.extend(service.octets());
+        let answers = raw.frame(&frame);
+        let answer = &answers[0];
+        assert_eq!((&answer[..6], &answer[6..12]), (&stamp(7).0[..], &Mac::SERVICE.0[..]));
+        assert_eq!((answer[20], answer[21]), (58, 255));
+        let to = if source.is_unspecified() { "ff02::1".parse().expect("an address") } else { source };
+        assert_eq!((&answer[22..38], &answer[38..54]), (&service.octets()[..], &to.octets()[..]));
+        assert_eq!((answer[54], answer[58]), (136, if source.is_unspecified() { 0x20 } else { 0x60 }));
+        assert_eq!(&answer[78..86], [&[2, 1][..], &Mac::SERVICE.0].concat());
+        frame[21] = 254;
+        assert!(raw.frame(&frame).is_empty(), "a solicitation that crossed a router");
+    }
+}
+
+fn echo(data: &[u8]) -> Vec<u8> {
+    let sums = ChecksumCapabilities::default();
+    let icmp = Icmpv4Repr::EchoRequest { ident: 1, seq_no: 2, data };
+    let ip = Ipv4Repr {
+        src_addr: [10, 0, 2, 15].into(),
+        dst_addr: [169, 254, 169, 254].into(),
+        next_header: smoltcp::wire::IpProtocol::Icmp,
+        payload_len: icmp.buffer_len(),
+        hop_limit: 64,
+    };
+    let mut frame = vec![0; 34 + icmp.buffer_len()];
+    frame[..6].copy_from_slice(&Mac::SERVICE.0);
+    frame[6..12].copy_from_slice(&stamp(7).0);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    ip.emit(&mut Ipv4Packet::new_unchecked(&mut frame[14..]), &sums);
+    icmp.emit(&mut Icmpv4Packet::new_unchecked(&mut frame[34..]), &sums);
+    frame
+}
+
+#[test]
+fn echo_requests_are_answered_and_one_larger_than_the_mtu_is_not() {
+    let mut raw = raw(StackConfig::default());
+    assert_eq!(raw.frame(&echo(b"hello"))[0][34], 0, "an echo reply");
+    assert_eq!(raw.frame(&echo(&[0; 1472])).len(), 1);
+    assert!(raw.frame(&echo(&[0; 1473])).is_empty());
+    assert_eq!((raw.stack.stats().echoes_answered, raw.stack.stats().ports), (2, 0));
+}

@@ -1,0 +1,309 @@
+//! Segment by segment: what the stack answers to what no well-behaved client would send.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use metadata_common::mac::Mac;
+use metadata_common::stamp::stamp;
+use metadata_user::serve::Serve;
+use metadata_user::stack::{RECEIVE_BUFFER, StackConfig};
+use smoltcp::wire::TcpControl::{Fin, None as Plain, Rst, Syn};
+use support::pattern::{Pattern, stack};
+use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};
+
+const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\n\r\n";
+const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nConnection: close\r\n\r\n";
+
+fn raw() -> Raw<Serve<Pattern>> {
+    let served: Vec<IpAddr> =
+        vec![[169, 254, 169, 254].into(), "fe80::a9fe:a9fe".parse().expect("an address")];
+    let (stack, _) = stack(StackConfig { served, ..StackConfig::default() });
+    Raw::new(stack)
+}
+
+/// Every connection and port returns once nothing comes any more.
+fn settles(mut raw: Raw<Serve<Pattern>>) {
+    raw.wait(Duration::from_secs(600));
+    let stats = raw.stack.stats();
+    assert_eq!((stats.connections, stats.ports, raw.stack.time_waits()), (0, 0, 0), "{stats:?}");
+}
+
+fn text(replies: &[Reply]) -> String {
+    replies.iter().map(|reply| String::from_utf8_lossy(&reply.payload).into_owned()).collect()
+}
+
+#[test]
+fn a_syn_is_answered_with_mss_window_and_ttl_as_promised() {
+    let mut raw = raw();
+    let replies = raw.send(&Segment::syn(40_000, 1000));
+    assert_eq!(replies.len(), 1);
+    let Reply { flags, ack, mss, ttl, window, macs, .. } = replies[0].clone();
+    assert_eq!((flags, ack, mss, ttl), (SYN_ACK, 1001, Some(1460), 64));
+    assert_eq!(usize::from(window), RECEIVE_BUFFER);
+    assert_eq!(macs, (stamp(raw.slot), Mac::SERVICE));
+    settles(raw);
+}
+
+#[test]
+fn answers_come_from_the_mac_the_guest_sent_to() {
+    let mut raw = raw();
+    for (to, from) in [(GATEWAY, GATEWAY), (Mac::SERVICE, Mac::SERVICE), (Mac::BROADCAST, Mac::SERVICE)] {
+        let replies = raw.send(&Segment { to, ..Segment::syn(40_000, u32::from(to.0[0])) });
+        assert_eq!(replies[0].macs, (stamp(raw.slot), from), "sent to {to}");
+    }
+    settles(raw);
+}
+
+#[test]
+fn a_guest_that_changes_gateway_is_answered_by_the_new_one() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    let replies = raw.send(&Segment { to: GATEWAY, ..Segment::ack(40_000, 1001, next).with(GET) });
+    assert_eq!(replies[0].macs.1, GATEWAY);
+}
+
+#[test]
+fn partial_checksums_of_a_guest_with_offload_are_taken() {
+    let mut raw = raw();
+    let mut frame = Segment::syn(40_000, 1000).frame(raw.slot);
+    for sum in [[0, 0], [0x12, 0x34]] {
+        frame[14 + 20 + 16..14 + 20 + 18].copy_from_slice(&sum);
+        let replies = raw.frame(&frame);
+        if sum == [0, 0] {
+            assert_eq!(Reply::read(&replies[0]).flags, SYN_ACK);
+        }
+    }
+    assert_eq!(raw.stack.stats().dropped_checksum, 0);
+}
+
+#[test]
+fn a_wrong_ipv4_header_checksum_is_dropped_and_counted() {
+    let mut raw = raw();
+    let mut frame = Segment::syn(40_000, 1000).frame(raw.slot);
+    frame[14 + 10] ^= 0xff;
+    assert!(raw.frame(&frame).is_empty());
+    assert_eq!(raw.stack.stats().dropped_checksum, 1);
+}
+
+#[test]
+fn a_closed_port_answers_with_a_reset_and_holds_nothing() {
+    let mut raw = raw();
+    let replies =
+        raw.send(&Segment { destination: ([169, 254, 169, 254].into(), 443), ..Segment::syn(40_000, 1000) });
+    assert_eq!(replies[0].flags, (false, true, false, true));
+    assert_eq!(replies[0].ack, 1001);
+    assert_eq!(raw.stack.stats().ports, 0);
+}
+
+#[test]
+fn a_segment_of_no_connection_is_reset_unless_it_is_a_reset() {
+    let mut raw = raw();
+    let replies = raw.send(&Segment::ack(40_000, 5, 77).with(b"x"));
+    assert_eq!((replies[0].flags.3, replies[0].seq), (true, 77));
+    assert!(raw.send(&Segment::ack(40_000, 5, 77).control(Rst)).is_empty());
+    assert!(raw.send(&Segment::ack(40_000, 5, 77).control(Syn))[0].flags.3);
+    settles(raw);
+}
+
+#[test]
+fn an_unserved_address_is_not_answered() {
+    let mut raw = raw();
+    assert!(
+        raw.send(&Segment { destination: ([10, 0, 0, 1].into(), 80), ..Segment::syn(40_000, 1) }).is_empty()
+    );
+    assert_eq!(raw.stack.stats().dropped_address, 1);
+}
+
+#[test]
+fn a_handshake_never_finished_is_repeated_and_then_freed() {
+    let mut raw = raw();
+    raw.send(&Segment::syn(40_000, 1000));
+    let repeated = raw.wait(Duration::from_secs(9));
+    assert!(repeated.len() >= 2 && repeated.iter().all(|reply| reply.flags == SYN_ACK), "{repeated:?}");
+    assert_eq!(raw.stack.stats().connections, 1);
+    raw.wait(Duration::from_secs(2));
+    assert_eq!((raw.stack.stats().connections, raw.stack.stats().half_open_expired), (0, 1));
+    settles(raw);
+}
+
+#[test]
+fn a_lost_syn_ack_is_sent_again() {
+    let mut raw = raw();
+    let first = raw.send(&Segment::syn(40_000, 1000));
+    let again = raw.wait(Duration::from_millis(1100));
+    assert_eq!((again[0].flags, again[0].seq), (SYN_ACK, first[0].seq));
+    let replies = raw.send(&Segment::ack(40_000, 1001, again[0].seq.wrapping_add(1)).with(GET));
+    assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"));
+}
+
+#[test]
+fn a_reset_takes_a_syn_back() {
+    let mut raw = raw();
+    raw.send(&Segment::syn(40_000, 1000));
+    raw.send(&Segment { ack: None, ..Segment::ack(40_000, 1001, 0) }.control(Rst));
+    assert_eq!(raw.stack.stats().connections, 0);
+    settles(raw);
+}
+
+/// Talks until the service has closed first and both sides are done; returns our next number.
+fn to_time_wait(raw: &mut Raw<Serve<Pattern>>) -> (u32, u32) {
+    let next = raw.connect(1);
+    let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
+    let last = replies.last().expect("an answer");
+    assert_eq!(last.flags, FIN_ACK, "the FIN goes with the last of the answer");
+    let (seq, ack) =
+        (1001 + GET_AND_CLOSE.len() as u32, last.seq.wrapping_add(last.payload.len() as u32 + 1));
+    let replies = raw.send(&Segment::ack(1, seq, ack).control(Fin));
+    assert_eq!((replies[0].flags, replies[0].ack), (ACK, seq + 1));
+    assert_eq!((raw.stack.stats().connections, raw.stack.time_waits()), (0, 1));
+    (seq + 1, ack)
+}
+
+#[test]
+fn a_syn_starts_anew_from_a_four_tuple_in_time_wait() {
+    for initial in [1000, 1001, 77_000, 0x8000_0000] {
+        let mut raw = raw();
+        to_time_wait(&mut raw);
+        let replies = raw.send(&Segment::syn(1, initial));
+        assert_eq!((replies[0].flags, replies[0].ack), (SYN_ACK, initial.wrapping_add(1)));
+        assert_eq!((raw.stack.stats().time_wait_reused, raw.stack.time_waits()), (1, 0));
+        settles(raw);
+    }
+}
+
+#[test]
+fn time_wait_answers_a_repeated_fin_and_ignores_resets() {
+    let mut raw = raw();
+    let (seq, ack) = to_time_wait(&mut raw);
+    let replies = raw.send(&Segment::ack(1, seq - 1, ack).control(Fin));
+    assert_eq!((replies[0].flags, replies[0].seq, replies[0].ack), (ACK, ack, seq));
+    assert!(raw.send(&Segment::ack(1, seq, ack).control(Rst)).is_empty());
+    assert!(raw.send(&Segment::ack(1, seq, ack)).is_empty());
+    assert_eq!(raw.stack.time_waits(), 1);
+    raw.wait(Duration::from_secs(11));
+    assert!(raw.send(&Segment::ack(1, seq, ack).with(b"x"))[0].flags.3, "forgotten after its time");
+    settles(raw);
+}
+
+#[test]
+fn a_new_syn_replaces_a_connection_its_guest_has_forgotten() {
+    let mut raw = raw();
+    raw.connect(40_000);
+    let replies = raw.send(&Segment::syn(40_000, 9_000_000));
+    assert_eq!((replies[0].flags, replies[0].ack), (SYN_ACK, 9_000_001));
+    assert_eq!((raw.stack.stats().superseded, raw.stack.stats().connections), (1, 1));
+    settles(raw);
+}
+
+#[test]
+fn a_repeated_syn_does_not_disturb_its_connection() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    raw.send(&Segment::syn(40_000, 1000));
+    let replies = raw.send(&Segment::ack(40_000, 1001, next).with(GET));
+    assert!(text(&replies).contains("200 OK"));
+    assert_eq!(raw.stack.stats().superseded, 0);
+}
+
+#[test]
+fn any_mss_a_guest_announces_carries_the_answer() {
+    for mss in [None, Some(0), Some(1), Some(48), Some(64), Some(536), Some(1460), Some(65_535)] {
+        let mut raw = raw();
+        let first = raw.send(&Segment { mss, ..Segment::syn(40_000, 1000) });
+        let next = first[0].seq.wrapping_add(1);
+        let replies = raw.send(&Segment::ack(40_000, 1001, next).with(b"GET /bytes/4000 HTTP/1.1\r\n\r\n"));
+        let most = replies.iter().map(|reply| reply.payload.len()).max().expect("an answer");
+        let limit = mss.filter(|mss| *mss > 0).map_or(536, |mss| usize::from(mss.clamp(48, 1460)));
+        assert_eq!(most, limit, "{mss:?}");
+        assert!(replies.iter().map(|reply| reply.payload.len()).sum::<usize>() > 4000, "{mss:?}");
+    }
+}
+
+#[test]
+fn a_closed_window_is_probed_and_the_answer_goes_on_when_it_reopens() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    let ask = Segment { window: 0, ..Segment::ack(40_000, 1001, next).with(GET) };
+    assert!(text(&raw.send(&ask)).is_empty(), "nothing fits a closed window");
+    let probes = raw.wait(Duration::from_secs(4));
+    assert!(probes.iter().any(|probe| probe.payload.len() == 1), "{probes:?}");
+    let seq = 1001 + GET.len() as u32;
+    let mut replies = raw.send(&Segment::ack(40_000, seq, next));
+    replies.extend(raw.wait(Duration::from_secs(3)));
+    assert!(text(&replies).contains("200 OK"), "{replies:?}");
+}
+
+#[test]
+fn a_fin_is_repeated_also_after_three_duplicate_acknowledgements() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    let replies = raw.send(&Segment::ack(40_000, 1001, next).with(GET_AND_CLOSE));
+    let last = replies.last().expect("an answer");
+    let fin = last.seq.wrapping_add(last.payload.len() as u32);
+    let seq = 1001 + GET_AND_CLOSE.len() as u32;
+    for _ in 0..5 {
+        raw.send(&Segment::ack(40_000, seq, fin));
+    }
+    let repeated = raw.wait(Duration::from_secs(10));
+    assert!(repeated.iter().any(|reply| reply.flags == FIN_ACK && reply.seq == fin), "{repeated:?}");
+    assert!(raw.send(&Segment::ack(40_000, seq, fin.wrapping_add(1)).control(Fin))[0].flags == ACK);
+    settles(raw);
+}
+
+#[test]
+fn a_guest_that_never_closes_its_side_is_reset_after_lingering() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    let replies = raw.send(&Segment::ack(40_000, 1001, next).with(GET_AND_CLOSE));
+    let last = replies.last().expect("an answer");
+    let end = last.seq.wrapping_add(last.payload.len() as u32 + 1);
+    raw.send(&Segment::ack(40_000, 1001 + GET_AND_CLOSE.len() as u32, end));
+    let after = raw.wait(Duration::from_secs(31));
+    assert!(after.iter().any(|reply| reply.flags.3), "{after:?}");
+    assert_eq!((raw.stack.stats().stalled, raw.stack.stats().connections), (1, 0));
+    settles(raw);
+}
+
+#[test]
+fn a_guest_that_vanishes_is_given_up() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    raw.send(&Segment::ack(40_000, 1001, next).with(GET));
+    raw.wait(Duration::from_secs(119));
+    assert_eq!(raw.stack.stats().connections, 1);
+    raw.wait(Duration::from_secs(2));
+    assert_eq!((raw.stack.stats().connections, raw.stack.stats().stalled), (0, 1));
+}
+
+#[test]
+fn an_offloaded_segment_as_large_as_the_window_is_taken_whole() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    let head = b"PUT /echo HTTP/1.1\r\nContent-Length: 3000\r\n\r\n";
+    let mut payload = head.to_vec();
+    payload.resize(RECEIVE_BUFFER, b'x');
+    let replies = raw.send(&Segment::ack(40_000, 1001, next).with(&payload));
+    assert_eq!(replies.last().map(|reply| reply.ack), Some(1001 + RECEIVE_BUFFER as u32));
+}
+
+#[test]
+fn ipv6_guests_are_served_with_an_mss_that_fits() {
+    let mut raw = raw();
+    let guest: IpAddr = "fe80::5054:ff:fe12:3456".parse().expect("an address");
+    let service: IpAddr = "fe80::a9fe:a9fe".parse().expect("an address");
+    let six = |segment: Segment| Segment { source: (guest, 40_000), destination: (service, 80), ..segment };
+    let replies = raw.send(&six(Segment::syn(40_000, 1000)));
+    assert_eq!((replies[0].flags, replies[0].mss), (SYN_ACK, Some(1440)));
+    let next = replies[0].seq.wrapping_add(1);
+    let replies = raw.send(&six(Segment::ack(40_000, 1001, next).with(GET)));
+    assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"));
+    assert_eq!(replies[0].addresses, (service, guest));
+    settles(raw);
+}
+
+#[test]
+fn a_plain_segment_that_opens_nothing_leaves_no_port_behind() {
+    let mut raw = raw();
+    raw.send(&Segment::ack(40_000, 1, 1).control(Plain));
+    assert_eq!(raw.stack.stats().ports, 0);
+}

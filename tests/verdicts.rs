@@ -1,0 +1,365 @@
+//! The programs in the kernel give every frame the verdict the policy promises, and count it.
+
+use std::net::IpAddr;
+
+use metadata_common::classify::classify;
+use metadata_common::mac::Mac;
+use metadata_common::maps::{Guest, Identity, Port, PortKey, program};
+use metadata_common::stamp::stamp;
+use metadata_common::verdict::{Fate, Verdict};
+use metadata_common::wire::{ethernet, ipv4, ipv6, protocol};
+use support::frames::{self, Both, GUEST, SERVED_V4, SERVED_V6};
+use support::prog_test::{LOOPBACK, Outcome, Programs, XDP_DROP, XDP_PASS, XDP_REDIRECT, in_empty_namespace};
+use support::{privileged, seed};
+
+const NETNS: u32 = 3;
+const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
+const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1 };
+const UNLIMITED: Port = Port { frame_ns: 0, depth_ns: 0, full_at_ns: 0 };
+
+/// A node with one hub that serves both addresses and knows no port yet.
+fn node() -> Programs {
+    let mut programs = Programs::load(NETNS).expect("the object loads");
+    programs.serve(IpAddr::V4(SERVED_V4)).expect("an IPv4 address is served");
+    programs.serve(IpAddr::V6(SERVED_V6)).expect("an IPv6 address is served");
+    programs.place_hub(IDENTITY.hub).expect("the hub has a device");
+    programs
+}
+
+/// The same, with one guest on the port test runs come in by.
+fn node_with_guest() -> Programs {
+    let mut programs = node();
+    programs.own(PORT, UNLIMITED).expect("the port is registered");
+    programs.register(PORT, GUEST, IDENTITY).expect("the guest is registered");
+    programs
+}
+
+/// What must become of a frame: its action and octets follow from its verdict.
+fn outcome(frame: &[u8], verdict: Verdict) -> Outcome {
+    let mut frame = frame.to_vec();
+    let action = match verdict.fate() {
+        Fate::Pass => XDP_PASS,
+        Fate::Drop => XDP_DROP,
+        Fate::Steer => {
+            let source = ethernet::SOURCE..ethernet::SOURCE + Mac::LEN;
+            frame[source].copy_from_slice(&stamp(IDENTITY.slot).0);
+            XDP_REDIRECT
+        }
+    };
+    Outcome { action, frame, counted: vec![(verdict, 1)] }
+}
+
+#[track_caller]
+fn assert_verdict(programs: &mut Programs, name: &str, frame: &[u8], verdict: Verdict) {
+    let found = programs.run(program::PORT, frame).expect(name);
+    assert_eq!(found, outcome(frame, verdict), "{name}");
+}
+
+#[track_caller]
+fn assert_known_good(programs: &mut Programs) {
+    assert_verdict(programs, "a known-good frame", &frames::known_good(), Verdict::SteerIpv4Tcp);
+}
+
+#[test]
+fn every_named_frame_gets_its_verdict() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        for case in frames::cases() {
+            assert_known_good(&mut programs);
+            assert_verdict(&mut programs, case.name, &case.frame, case.verdict);
+        }
+        assert_known_good(&mut programs);
+    });
+}
+
+#[test]
+fn the_kernel_and_the_policy_agree_on_mutated_frames() {
+    const ROUNDS: usize = 20_000;
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut random = fastrand::Rng::with_seed(seed::seed());
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        let cases = frames::cases();
+        let mut expected = programs.counters().expect("counters");
+        for _ in 0..ROUNDS {
+            let case = &cases[random.usize(..cases.len())];
+            let mut frame = case.frame.clone();
+            // The addresses of the frame stay: who sent it is another test's subject.
+            for _ in 0..random.usize(1..4) {
+                let at = random.usize(ethernet::TYPE..frame.len());
+                frame[at] = random.u8(..);
+            }
+            frame.truncate(random.usize(ethernet::HEADER..=frame.len()));
+            let verdict = classify(&frame[..], &Both);
+            expected[verdict.index() as usize] += 1;
+            let (action, found) = programs.run_uncounted(program::PORT, &frame).expect(case.name);
+            let wanted = outcome(&frame, verdict);
+            assert_eq!((action, found), (wanted.action, wanted.frame), "{verdict:?} of {frame:02x?}");
+        }
+        assert_eq!(programs.counters().expect("counters"), expected);
+    });
+}
+
+/// Runs a frame for each number, and asserts the totals by verdict; a known-good frame now and then.
+fn assert_totals<N: Copy + Into<u32>>(
+    numbers: impl Iterator<Item = N>,
+    frame_of: impl Fn(N) -> Vec<u8>,
+    totals: &[(Verdict, u64)],
+) {
+    const KNOWN_GOOD_EVERY: u32 = 4_096;
+    let mut programs = node_with_guest();
+    let mut expected = vec![0; Verdict::ALL.len()];
+    for (verdict, total) in totals {
+        expected[verdict.index() as usize] += total;
+    }
+    for number in numbers {
+        if number.into() % KNOWN_GOOD_EVERY == 0 {
+            assert_known_good(&mut programs);
+            expected[Verdict::SteerIpv4Tcp.index() as usize] += 1;
+        }
+        let frame = frame_of(number);
+        let wanted = outcome(&frame, classify(&frame[..], &Both));
+        let (action, found) = programs.run_uncounted(program::PORT, &frame).expect("a run");
+        assert_eq!((action, found), (wanted.action, wanted.frame), "number {}", number.into());
+    }
+    assert_eq!(programs.counters().expect("counters"), expected);
+}
+
+#[test]
+fn of_all_ethertypes_only_ours_are_looked_into() {
+    if !privileged::or_skip() {
+        return;
+    }
+    // A SYN for us, announced as everything: as ARP and IPv6 it makes no sense, and as a tag it announces
+    // its own length as the type behind it.
+    let totals = [
+        (Verdict::SteerIpv4Tcp, 1),
+        (Verdict::PassArpFormat, 1),
+        (Verdict::PassIpv6, 1),
+        (Verdict::PassVlan, 2),
+        (Verdict::PassEthertype, 65_536 - 5),
+    ];
+    let syn = frames::syn(SERVED_V4, 80);
+    in_empty_namespace(|| assert_totals(0..=u16::MAX, |n| frames::frame(&[], n, &syn), &totals));
+}
+
+#[test]
+fn all_tcp_ports_of_a_served_address_are_ours() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let frame = |port| frames::frame(&[], ethernet::IPV4, &frames::syn(SERVED_V4, port));
+    in_empty_namespace(|| assert_totals(0..=u16::MAX, frame, &[(Verdict::SteerIpv4Tcp, 65_536)]));
+}
+
+#[test]
+fn of_all_ipv4_protocols_tcp_and_icmp_are_served() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let totals = [
+        (Verdict::SteerIpv4Tcp, 1),
+        (Verdict::SteerIpv4Icmp, 1),
+        (Verdict::DropIpv4Udp, 1),
+        (Verdict::DropIpv4Protocol, 253),
+    ];
+    let frame = |n| frames::frame(&[], ethernet::IPV4, &frames::datagram(SERVED_V4, n));
+    in_empty_namespace(|| assert_totals(0..=u8::MAX, frame, &totals));
+}
+
+#[test]
+fn of_all_ipv6_next_headers_tcp_and_icmpv6_are_served() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let extensions = (0..=u8::MAX).filter(|n| protocol::is_extension(*n)).count() as u64;
+    assert_eq!(extensions, 10);
+    let totals = [
+        (Verdict::SteerIpv6Tcp, 1),
+        (Verdict::SteerIpv6Icmp, 1),
+        (Verdict::DropIpv6Udp, 1),
+        (Verdict::DropIpv6Fragment, 1),
+        (Verdict::DropIpv6Extension, extensions),
+        (Verdict::DropIpv6Protocol, 256 - 4 - extensions),
+    ];
+    let frame = |n| frames::frame(&[], ethernet::IPV6, &frames::datagram6(SERVED_V6, n));
+    in_empty_namespace(|| assert_totals(0..=u8::MAX, frame, &totals));
+}
+
+#[test]
+fn only_the_port_and_its_mac_say_who_is_asking() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let elsewhere = [PortKey { netns: NETNS + 1, ..PORT }, PortKey { ifindex: LOOPBACK + 1, ..PORT }];
+    in_empty_namespace(|| {
+        let mut programs = node();
+        let syn = frames::known_good();
+        for key in elsewhere {
+            programs.own(key, UNLIMITED).expect("another port is registered");
+            programs.register(key, GUEST, IDENTITY).expect("the same MAC is registered there");
+            assert_verdict(&mut programs, "on a port that is not ours", &syn, Verdict::PassForeignPort);
+        }
+        programs.own(PORT, UNLIMITED).expect("the port is registered");
+        assert_verdict(&mut programs, "a MAC of another port", &syn, Verdict::DropUnknownMac);
+        programs.register(PORT, GUEST, IDENTITY).expect("the guest is registered");
+        assert_known_good(&mut programs);
+
+        let senders = [
+            ("one bit off", Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x57])),
+            ("nobody", Mac([0; 6])),
+            ("a stamp", stamp(IDENTITY.slot)),
+            ("the service itself", Mac::SERVICE),
+            ("everybody", Mac::BROADCAST),
+        ];
+        for (name, mac) in senders {
+            let frame = frames::with(syn.clone(), ethernet::SOURCE, &mac.0);
+            assert_verdict(&mut programs, name, &frame, Verdict::DropUnknownMac);
+            assert_known_good(&mut programs);
+        }
+        programs.register(PORT, Mac::BROADCAST, IDENTITY).expect("a mistake is made");
+        let frame = frames::with(syn, ethernet::SOURCE, &Mac::BROADCAST.0);
+        assert_verdict(&mut programs, "a registered group", &frame, Verdict::DropUnknownMac);
+    });
+}
+
+#[test]
+fn a_flood_of_strangers_is_counted_in_full_and_logged_in_brief() {
+    const STRANGERS: u64 = 10_000;
+    // One line for each power of two up to 10,000, on each CPU the test was moved to.
+    const LINES_PER_CPU: usize = 14;
+    if !privileged::or_skip() {
+        return;
+    }
+    let stranger = frames::with(frames::known_good(), ethernet::SOURCE, &[2; 6]);
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        for _ in 0..STRANGERS {
+            let (action, _) = programs.run_uncounted(program::PORT, &stranger).expect("a run");
+            assert_eq!(action, XDP_DROP);
+        }
+        let counted = programs.counters().expect("counters")[Verdict::DropUnknownMac.index() as usize];
+        assert_eq!(counted, STRANGERS);
+        let cpus = std::thread::available_parallelism().expect("a number of CPUs").get();
+        let lines = programs.take_log().expect("a log");
+        assert!((LINES_PER_CPU..=LINES_PER_CPU * cpus).contains(&lines), "{lines} lines");
+    });
+}
+
+#[test]
+fn a_port_over_its_limit_is_held_while_its_other_traffic_passes() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        let two_an_hour = Port { frame_ns: HOUR_NS, depth_ns: 2 * HOUR_NS, full_at_ns: 0 };
+        programs.own(PORT, two_an_hour).expect("the port is limited");
+        assert_known_good(&mut programs);
+        assert_known_good(&mut programs);
+        let syn = frames::known_good();
+        for _ in 0..3 {
+            assert_verdict(&mut programs, "a third within the hour", &syn, Verdict::DropOverLimit);
+            let elsewhere = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
+            assert_verdict(&mut programs, "to elsewhere", &elsewhere, Verdict::PassIpv4);
+        }
+        programs.own(PORT, two_an_hour).expect("the bucket is filled");
+        assert_known_good(&mut programs);
+    });
+}
+
+#[test]
+fn without_a_hub_our_frames_are_dropped_and_others_pass() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        for hub in [IDENTITY.hub + 1, u32::MAX] {
+            programs.register(PORT, GUEST, Identity { hub, ..IDENTITY }).expect("an absent hub is named");
+            let found = programs.run(program::PORT, &frames::known_good()).expect("a run");
+            assert_eq!((found.action, found.counted), (XDP_DROP, vec![(Verdict::DropNoHub, 1)]));
+            let elsewhere = frames::frame(&[], ethernet::IPV6, &frames::datagram6(frames::OTHER_V6, 6));
+            assert_verdict(&mut programs, "to elsewhere", &elsewhere, Verdict::PassIpv6);
+        }
+        programs.register(PORT, GUEST, IDENTITY).expect("the hub is back");
+        assert_known_good(&mut programs);
+    });
+}
+
+#[test]
+fn answers_leave_the_hub_for_the_guest_they_are_stamped_with() {
+    const GUEST_AT: Guest = Guest { mac: GUEST.0, live: 1 };
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node();
+        programs.place_guest(7, GUEST_AT).expect("a guest with a device");
+        programs.place_guest_device(7).expect("its device");
+        programs.place_guest(8, GUEST_AT).expect("a guest without");
+        programs.place_guest(9, Guest { live: 0, ..GUEST_AT }).expect("a guest that has left");
+        programs.place_guest_device(9).expect("its device");
+        let drop = |verdict| (XDP_DROP, None, verdict);
+        let table = [
+            ("a guest with a device", stamp(7), (XDP_REDIRECT, Some(GUEST), Verdict::HubDelivered)),
+            ("a guest without a device", stamp(8), (XDP_DROP, Some(GUEST), Verdict::HubDropNoDevice)),
+            ("a guest that has left", stamp(9), drop(Verdict::HubDropNoGuest)),
+            ("a slot never used", stamp(0), drop(Verdict::HubDropNoGuest)),
+            ("a slot out of range", stamp(u32::MAX), drop(Verdict::HubDropNoGuest)),
+            ("a plain MAC", GUEST, drop(Verdict::HubDropUnstamped)),
+            ("everybody", Mac::BROADCAST, drop(Verdict::HubDropUnstamped)),
+        ];
+        for (name, destination, (action, arrives_as, verdict)) in table {
+            let sent = frames::with(frames::known_good(), ethernet::DESTINATION, &destination.0);
+            let frame = match arrives_as {
+                Some(mac) => frames::with(sent.clone(), ethernet::DESTINATION, &mac.0),
+                None => sent.clone(),
+            };
+            let found = programs.run(program::HUB, &sent).expect(name);
+            assert_eq!(found, Outcome { action, frame, counted: vec![(verdict, 1)] }, "{name}");
+        }
+    });
+}
+
+#[test]
+fn frames_reach_the_socket_of_their_queue_or_are_dropped() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node();
+        let frame = frames::known_good();
+        let run = |programs: &mut Programs| programs.run(program::SOCKET, &frame).expect("a run");
+        let dropped =
+            Outcome { action: XDP_DROP, frame: frame.clone(), counted: vec![(Verdict::SocketDropAbsent, 1)] };
+        assert_eq!(run(&mut programs), dropped);
+        let socket = programs.place_socket(0).expect("a socket on the queue");
+        let delivered = Outcome {
+            action: XDP_REDIRECT,
+            frame: frame.clone(),
+            counted: vec![(Verdict::SocketDelivered, 1)],
+        };
+        assert_eq!(run(&mut programs), delivered);
+        drop(socket);
+        assert_eq!(run(&mut programs), dropped);
+    });
+}
+
+#[test]
+fn headers_are_where_the_frames_of_this_test_put_them() {
+    let frame = frames::known_good();
+    let ip = &frame[ethernet::HEADER..];
+    assert_eq!(ip[ipv4::DESTINATION..ipv4::HEADER], SERVED_V4.octets());
+    let packet = smoltcp::wire::Ipv4Packet::new_checked(ip).expect("smoltcp reads it as IPv4");
+    assert!(packet.verify_checksum());
+    let packet = frames::datagram6(SERVED_V6, protocol::TCP);
+    let packet = smoltcp::wire::Ipv6Packet::new_checked(&packet[..]).expect("smoltcp reads it as IPv6");
+    assert_eq!(packet.total_len(), ipv6::HEADER + 24);
+}
