@@ -1,2 +1,46 @@
-//! `cargo xtask <verb>`: build, test, demo and lab.
-fn main() {}
+//! `cargo xtask <verb>`: build, test, demo and lab. One file per verb; this one is the list.
+
+mod build_ebpf;
+mod ci;
+mod demo;
+mod guest;
+mod lab;
+mod shell;
+mod test;
+mod tools;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Build, test and try xdp-imds")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Rebuild the eBPF object from source, or prove that the committed one is its source's
+    BuildEbpf(build_ebpf::Args),
+    /// Everything a change must pass: format, lints, docs, licences, the eBPF object, tests
+    Ci(ci::Args),
+    /// Show it: guests on true taps ask the real agent and get their own metadata
+    Demo(demo::Args),
+    /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
+    Guest(guest::Args),
+    /// A lab that stays: a node and guests to work with by hand
+    Lab(lab::Args),
+    /// Build as you, test as root, count what was skipped
+    Test(test::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().verb {
+        Verb::BuildEbpf(args) => build_ebpf::run(&args),
+        Verb::Ci(args) => ci::run(&args),
+        Verb::Demo(args) => demo::run(&args),
+        Verb::Guest(args) => guest::run(&args),
+        Verb::Lab(args) => lab::run(args),
+        Verb::Test(args) => test::run(&args),
+    }
+}

@@ -1,0 +1,110 @@
+//! `cargo xtask test`: build as the user, test as root, count what was skipped.
+
+use crate::shell::{self, Root};
+use crate::tools;
+use anyhow::{Context as _, Result, bail, ensure};
+use std::process::Command;
+use support::privileged;
+
+/// What to test and how strictly.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A skipped privileged test is a failure, and so is a run of none (the default when CI=true)
+    #[arg(long)]
+    require_privileged: bool,
+    /// Further words for `cargo test`, e.g. `--test boot_storm -- --nocapture`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+/// Runs the verb.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    let require = args.require_privileged || ci;
+    let root = shell::root();
+    if let Root::No(reason) = &root {
+        ensure!(!require, "privileged tests must run, but {reason}");
+        eprintln!("privileged tests are skipped: {reason}");
+    } else {
+        tools::ensure(tools::LAB)?;
+    }
+    shell::run(&mut shell::cargo(["build", "--package", "metadata-user", "--bin", "xdp-imds"]))?;
+
+    let log = tempfile::NamedTempFile::new()?;
+    let mut test = shell::cargo(["test", "--workspace"]);
+    if !args.words.iter().any(|word| word == "--no-run") {
+        test.arg("--no-fail-fast");
+    }
+    test.args(&args.words).env(privileged::LOG, log.path());
+    if require {
+        test.env(privileged::REQUIRE, "1");
+    }
+    match root {
+        Root::Already => {}
+        Root::Sudo(sudo) => {
+            // Cargo and the compiler stay with the user; only the test programs run as root.
+            let variable = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
+            let keep = format!("--preserve-env={},{},XDP_IMDS_SEED", privileged::LOG, privileged::REQUIRE);
+            test.env(variable, format!("{} {keep}", sudo.display()));
+        }
+        Root::No(_) => {}
+    }
+    let outcome = shell::run(&mut test);
+    let runs = Runs::read(&std::fs::read_to_string(log.path())?);
+    runs.report();
+    outcome?;
+    // A selection of tests may well hold none that needs root.
+    ensure!(!require || !args.words.is_empty() || runs.ran > 0, "not one privileged test ran");
+    ensure!(!require || runs.skipped.is_empty(), "{} privileged tests were skipped", runs.skipped.len());
+    Ok(())
+}
+
+/// Privileged tests by what became of them.
+#[derive(Default, Debug, PartialEq)]
+struct Runs {
+    ran: usize,
+    skipped: Vec<String>,
+}
+
+impl Runs {
+    fn read(log: &str) -> Self {
+        let mut runs = Self::default();
+        for line in log.lines() {
+            match line.split_once(' ') {
+                Some(("skipped", test)) => runs.skipped.push(test.to_owned()),
+                _ => runs.ran += 1,
+            }
+        }
+        runs
+    }
+
+    fn report(&self) {
+        eprintln!("privileged tests: {} ran, {} skipped", self.ran, self.skipped.len());
+        for test in &self.skipped {
+            eprintln!("  skipped {test}");
+        }
+    }
+}
+
+/// The target this compiler builds for by itself.
+fn host() -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output =
+        Command::new(rustc).arg("-vV").current_dir(shell::top()).output().context("cannot run rustc")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    match text.lines().find_map(|line| line.strip_prefix("host: ")) {
+        Some(host) => Ok(host.to_owned()),
+        None => bail!("rustc -vV names no host: {text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Runs;
+
+    #[test]
+    fn skips_are_counted_by_name() {
+        let runs = Runs::read("ran one\nskipped two: it needs root\nran three\n");
+        assert_eq!(runs, Runs { ran: 2, skipped: vec!["two: it needs root".into()] });
+    }
+}

@@ -1,0 +1,44 @@
+//! Programs the lab calls, and the Debian packages they come in.
+
+use crate::shell::{self, Root};
+use anyhow::{Result, bail};
+use std::process::Command;
+
+/// A program and its package.
+type Tool = (&'static str, &'static str);
+
+/// What namespaces and pretend guests need.
+pub(crate) const LAB: &[Tool] = &[("ip", "iproute2"), ("curl", "curl"), ("ping", "iputils-ping")];
+
+/// Installs what is missing where apt-get and root are at hand; else says what to run.
+pub(crate) fn ensure(tools: &[Tool]) -> Result<()> {
+    let missing: Vec<_> = tools.iter().filter(|(program, _)| shell::which(program).is_none()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let programs: Vec<_> = missing.iter().map(|(program, _)| *program).collect();
+    let mut packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
+    packages.dedup();
+    let (programs, listed) = (programs.join(", "), packages.join(" "));
+    let Some(apt) = shell::which("apt-get") else {
+        bail!("missing: {programs}. On Debian they come in the packages {listed}; install their like here");
+    };
+    let as_root = |words: &[&str]| {
+        let mut command = match shell::root() {
+            Root::Already => Command::new(&apt),
+            Root::Sudo(sudo) => {
+                let mut command = Command::new(sudo);
+                command.arg(&apt);
+                command
+            }
+            Root::No(reason) => {
+                bail!("missing: {programs}; {reason}. As root, run:\n  apt-get install -y {listed}")
+            }
+        };
+        shell::run(command.args(words).env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    let mut install = vec!["install", "-y", "--no-install-recommends"];
+    install.extend(packages);
+    // Fresh machines have no package lists yet.
+    as_root(&install).or_else(|_| as_root(&["update"]).and_then(|()| as_root(&install)))
+}
