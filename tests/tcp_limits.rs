@@ -1,11 +1,14 @@
 //! Every limit is reached, counted, and recovered from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_common::mac::Mac;
+use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
-use metadata_user::serve::Serve;
-use metadata_user::stack::{StackConfig, TIME_WAITS_PER_PORT};
+use metadata_user::http::{Request, Response, Status};
+use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
+use metadata_user::stack::{Stack, StackConfig, TIME_WAITS_PER_PORT};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
@@ -245,4 +248,33 @@ fn echo_requests_are_answered_and_one_larger_than_the_mtu_is_not() {
     assert_eq!(raw.frame(&echo(&[0; 1472])).len(), 1);
     assert!(raw.frame(&echo(&[0; 1473])).is_empty());
     assert_eq!((raw.stack.stats().echoes_answered, raw.stack.stats().ports), (2, 0));
+}
+
+/// Panics when asked for `/fault`, as a fault of ours might.
+struct Faulty;
+
+impl Answers for Faulty {
+    fn answer(&self, _: Slot, request: &Request<'_>) -> Answer {
+        assert_ne!(request.target.path, "/fault", "the fault this test wants");
+        Answer::Ready(Response::new(Status(200), None, &[], b"fine".as_slice().into()))
+    }
+}
+
+#[test]
+fn a_fault_costs_one_slot_its_connections_and_nobody_else_anything() {
+    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::new(Faulty), ServeConfig::default()));
+    let mut raw = Raw::new(stack);
+    let faulty = raw.slot;
+    let mine = raw.connect(1);
+    raw.connect(2);
+    raw.slot += 1;
+    let others = raw.connect(1);
+    raw.slot = faulty;
+    raw.send(&Segment::ack(1, 1001, mine).with(b"GET /fault HTTP/1.1\r\n\r\n"));
+    assert_eq!((raw.stack.stats().faults, raw.stack.stats().connections), (1, 1));
+    raw.slot += 1;
+    let replies = raw.send(&Segment::ack(1, 1001, others).with(b"GET / HTTP/1.1\r\n\r\n"));
+    assert!(replies.iter().any(|reply| reply.payload.ends_with(b"fine")), "{replies:?}");
+    raw.slot = faulty;
+    raw.connect(3);
 }

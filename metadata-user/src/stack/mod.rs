@@ -32,6 +32,7 @@ pub use stats::StackStats;
 use metadata_common::maps::Slot;
 use smoltcp::wire::{TcpControl, TcpPacket};
 use std::net::{IpAddr, Ipv6Addr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use connection::{Conn, Scene, Tuple};
@@ -92,6 +93,21 @@ impl<S: Service> Stack<S> {
             self.stats.dropped_slot += 1;
             return;
         }
+        let taken = catch_unwind(AssertUnwindSafe(|| self.take(now, slot, frame, out)));
+        self.contain(slot, taken);
+    }
+
+    /// A fault of the TCP implementation costs the slot that met it, not the node: what it held is let go,
+    /// so nothing half-changed is looked at again.
+    fn contain(&mut self, slot: Slot, outcome: std::thread::Result<()>) {
+        if outcome.is_err() {
+            self.stats.faults += 1;
+            self.forget(slot);
+            self.deadlines.set(slot, None);
+        }
+    }
+
+    fn take(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
         let done = match frame::parse(frame, &self.config.served) {
             Err(reason) => Err(reason),
             Ok((route, Inbound::Arp(arp))) => self.arp(arp, route, out),
@@ -117,7 +133,10 @@ impl<S: Service> Stack<S> {
     pub fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration> {
         for _ in 0..self.ports.held() {
             match self.deadlines.first() {
-                Some((at, slot)) if at <= now.mono => self.step_port(now, slot, out),
+                Some((at, slot)) if at <= now.mono => {
+                    let stepped = catch_unwind(AssertUnwindSafe(|| self.step_port(now, slot, out)));
+                    self.contain(slot, stepped);
+                }
                 _ => break,
             }
         }

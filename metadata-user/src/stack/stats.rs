@@ -49,6 +49,8 @@ pub struct StackStats {
     pub aborted: u64,
     /// Four-tuples in TIME-WAIT taken into use again by a SYN.
     pub time_wait_reused: u64,
+    /// Faults of ours, each of which cost one slot its connections: please report them.
+    pub faults: u64,
     /// Gauge: ports held.
     pub ports: u64,
     /// Gauge: connections held.
@@ -60,7 +62,7 @@ pub struct StackStats {
 impl StackStats {
     /// The counters, by name.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 23] {
+    pub fn counters(&self) -> [(&'static str, u64); 24] {
         [
             ("received", self.received),
             ("sent", self.sent),
@@ -85,6 +87,7 @@ impl StackStats {
             ("stalled", self.stalled),
             ("aborted", self.aborted),
             ("time_wait_reused", self.time_wait_reused),
+            ("faults", self.faults),
         ]
     }
 
