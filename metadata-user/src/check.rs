@@ -212,7 +212,7 @@ fn print(name: &str, record: &Record, responses: &Responses, out: &mut dyn Write
         let mac = nic.mac.map(|mac| mac.to_string()).unwrap_or_default();
         match port {
             Some(port) => writeln!(out, "  NIC {mac} on {port}")?,
-            None => writeln!(out, "  NIC {mac}, port found by another feed")?,
+            None => writeln!(out, "  NIC {mac}, served where --port or the configuration names its MAC")?,
         }
     }
     let rows: Vec<Row<'_>> = responses.routes().map(Row::new).collect();
@@ -273,8 +273,8 @@ mod tests {
         assert_eq!((findings, err.as_str()), (Findings { good: 1, ..Findings::default() }, ""));
         let wanted = "\
 web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
-  NIC 52:54:00:12:34:56, port found by another feed
-  NIC 52:54:00:12:34:57, port found by another feed
+  NIC 52:54:00:12:34:56, served where --port or the configuration names its MAC
+  NIC 52:54:00:12:34:57, served where --port or the configuration names its MAC
   GET, HEAD  /                   200  text/plain; charset=utf-8  274 octets
   GET, HEAD  /healthz            200  text/plain; charset=utf-8    2 octets
   GET, HEAD  /v1/identity        200  application/json            68 octets  refused with X-Forwarded-For, needs Metadata: true
