@@ -20,7 +20,7 @@ use metadata_common::maps;
 use serde::Deserialize;
 
 use crate::port::PortName;
-use crate::steer::HUB_PREFIX_MAX;
+use crate::steer::{HUB_PREFIX_MAX, Limits};
 
 /// The address every cloud image asks first (RFC 3927 link-local).
 pub const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
@@ -39,7 +39,7 @@ pub struct Config {
     /// Metadata addresses served on every port, at most [`maps::MAX_SERVED`] of a family.
     pub addresses: Vec<IpAddr>,
     /// What one port may send towards the service; enforced in the kernel.
-    pub limits: PortLimits,
+    pub limits: Limits,
     /// Prefix of the hub's device names, 1 to 11 octets; two agents in one namespace need two.
     pub hub: String,
     /// Where to serve Prometheus metrics; `None` (default) serves none.
@@ -55,27 +55,11 @@ impl Default for Config {
             records: None,
             ports: Vec::new(),
             addresses: vec![DEFAULT_ADDRESS],
-            limits: PortLimits::default(),
+            limits: Limits::default(),
             hub: "imds".into(),
             metrics: None,
             spin_us: 50,
         }
-    }
-}
-
-/// The token bucket of one port. A crawl is up to 63 connections of about 8 frames each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PortLimits {
-    /// Frames a second towards the service, sustained; 0 means no limit.
-    pub frames_per_second: u32,
-    /// Frames at once after a pause.
-    pub burst: u32,
-}
-
-impl Default for PortLimits {
-    fn default() -> Self {
-        Self { frames_per_second: 10_000, burst: 2_048 }
     }
 }
 
@@ -251,7 +235,7 @@ mod tests {
     fn a_file_names_only_what_differs() {
         let config =
             Config::parse("limits: {burst: 7}\nports: [{ifname: t0, mac: '52:54:00:00:00:01'}]\n").unwrap();
-        assert_eq!(config.limits, PortLimits { frames_per_second: 10_000, burst: 7 });
+        assert_eq!(config.limits, Limits { frames_per_second: 10_000, burst: 7 });
         assert_eq!(config.ports, ["t0=52:54:00:00:00:01".parse().unwrap()]);
     }
 

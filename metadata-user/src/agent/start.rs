@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::link::HubTap;
 use crate::serve::{Serve, ServeConfig};
 use crate::stack::{Stack, StackConfig};
-use crate::steer::{Limits, SteerConfig, Steering};
+use crate::steer::{SteerConfig, Steering};
 use crate::store::Store;
 use crate::worker::{Worker, WorkerConfig};
 
@@ -33,9 +33,11 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
 
 /// Makes hub, socket and worker; from here on frames are served, as soon as a port is attached.
 fn start(config: &Config) -> anyhow::Result<Node> {
-    let limits = Limits { frames_per_second: config.limits.frames_per_second, burst: config.limits.burst };
-    let mut steering =
-        Steering::start(&SteerConfig { hub: config.hub.clone(), served: config.addresses.clone(), limits })?;
+    let mut steering = Steering::start(&SteerConfig {
+        hub: config.hub.clone(),
+        served: config.addresses.clone(),
+        limits: config.limits,
+    })?;
     let (ifindex, queue) = (steering.hub().inner_ifindex, steering.hub().queue);
     let socket = Socket::bind(ifindex, queue, &SocketConfig::default())
         .with_context(|| format!("binding the AF_XDP socket to {}", steering.hub().inner_name))?;

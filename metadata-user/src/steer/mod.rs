@@ -86,7 +86,8 @@ pub const HUB_PREFIX_MAX: usize = 11;
 const REQUIRED_KERNEL: &str = "; Linux 5.15 or later is needed, with XDP sockets, taps and veth";
 
 /// How much one port may send to the metadata service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Frames per second in the long run; 0 means no limit.
     pub frames_per_second: u32,
