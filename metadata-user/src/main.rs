@@ -1,6 +1,6 @@
 //! The `xdp-imds` command.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -92,7 +92,13 @@ impl Serve {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    tracing_subscriber::fmt().with_env_filter(cli.log).with_writer(io::stderr).with_target(false).init();
+    let ansi = io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(cli.log)
+        .with_writer(io::stderr)
+        .with_ansi(ansi)
+        .with_target(false)
+        .init();
     let done = match cli.verb {
         Verb::Serve(serve) => {
             serve.config().and_then(|config| agent::serve(&config)).map(|()| ExitCode::SUCCESS)

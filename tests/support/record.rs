@@ -3,7 +3,9 @@
 use anyhow::{Context as _, Result};
 use metadata_common::mac::Mac;
 use serde_json::json;
+use std::fs::Permissions;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Guests the lab's numbering has room for.
@@ -111,6 +113,9 @@ impl Identity {
     }
 }
 
+/// Records hold secrets.
+const RECORD_MODE: u32 = 0o640;
+
 /// Replaces a file's content in one step, as an orchestrator should: a reader sees the old or the new.
 ///
 /// # Errors
@@ -119,7 +124,9 @@ pub fn replace(path: &Path, content: &str) -> Result<()> {
     // The leading dot keeps the half-written file out of a directory feed.
     let name = path.file_name().context("a record file has a name")?;
     let aside = path.with_file_name(format!(".{}.new", name.display()));
-    std::fs::write(&aside, content).with_context(|| format!("cannot write {}", aside.display()))?;
+    let written = std::fs::write(&aside, content)
+        .and_then(|()| std::fs::set_permissions(&aside, Permissions::from_mode(RECORD_MODE)));
+    written.with_context(|| format!("cannot write {}", aside.display()))?;
     std::fs::rename(&aside, path).with_context(|| format!("cannot put {} in place", path.display()))
 }
 
