@@ -183,6 +183,31 @@ fn head_is_get_without_the_body() {
 }
 
 #[test]
+fn a_head_that_is_refused_gets_no_body_either() {
+    let long = format!("HEAD /{} HTTP/1.1\r\n\r\n", "a".repeat(TARGET_MAX));
+    let large = format!("HEAD / HTTP/1.1\r\nContent-Length: {}\r\n\r\n", 64 * 1024 + 1);
+    let chunks = "HEAD / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx";
+    for (write, request, status) in [
+        (usize::MAX, "HEAD /.. HTTP/1.1\r\n\r\n", "400"),
+        (usize::MAX, "\r\nHEAD /%zz HTTP/1.1\r\n\r\n", "400"),
+        (7, "HEAD / HTTP/1.1\r\nA\r\n\r\n", "400"),
+        (700, &long, "414"),
+        (usize::MAX, &large, "413"),
+        (usize::MAX, chunks, "400"),
+        (usize::MAX, "HEAD / HTTP/1.1\r\nA", "408"),
+    ] {
+        let (stack, _) = stack(StackConfig::default());
+        let client = Client::new(3, Habits { write, ..Habits::default() });
+        let mut world = World::new(stack, client, Faults::NONE, 0);
+        let talk = world.client.begin(40_000, request.as_bytes());
+        world.wait(Duration::from_secs(11));
+        let received = String::from_utf8_lossy(&world.client.talks[talk].received);
+        assert!(received.starts_with(&format!("HTTP/1.1 {status} ")), "{request:.40}: {received}");
+        assert!(received.ends_with("\r\n\r\n"), "{request:.40} has a body: {received}");
+    }
+}
+
+#[test]
 fn a_204_has_no_length() {
     let (answers, _) = ask(b"GET /none HTTP/1.1\r\n\r\n");
     assert!(!answers[0].head.contains("Content-Length"), "{}", answers[0].head);

@@ -150,6 +150,14 @@ impl Scanner {
     }
 }
 
+/// True when a request, complete or not, is a HEAD: even when it is refused, no body may follow the answer
+/// (RFC 9110 §9.3.2).
+#[must_use]
+pub fn is_head_request(octets: &[u8]) -> bool {
+    let line = octets.iter().position(|octet| !matches!(octet, b'\r' | b'\n')).unwrap_or(0);
+    octets[line..].starts_with(b"HEAD ")
+}
+
 /// RFC 9110 §5.6.2.
 fn is_token(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::{Answer, Answers, Shared, hold};
 use crate::http::body::{BodyReader, Framing};
 use crate::http::date::{self, Persistence};
-use crate::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX};
+use crate::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
 use crate::http::target::{TargetError, normalise};
 use crate::http::{Method, Request, RequestError, Response, Status};
 use crate::stack::{Connection, Exchange, Step};
@@ -104,9 +104,9 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Answers a request that is none. Where the next one would start is not known, so this is the last.
-    fn refuse(&mut self, now: Now, error: RequestError) {
+    fn refuse(&mut self, now: Now, error: RequestError, without_body: bool) {
         let response = self.shared.error(error.status());
-        self.say(now, &response, false, Persistence::Close);
+        self.say(now, &response, without_body, Persistence::Close);
     }
 
     /// Takes octets of a head; returns how many.
@@ -123,7 +123,7 @@ impl<A: Answers> Talk<A> {
                     self.deadline = self.deadline.min(now.mono + self.shared.config.head_timeout);
                     self.head.extend_from_slice(octets);
                 }
-                Err(error) => self.refuse(now, error),
+                Err(error) => self.refuse(now, error, is_head_request(octets)),
             }
             return octets.len();
         }
@@ -144,7 +144,7 @@ impl<A: Answers> Talk<A> {
             self.head = head;
         }
         if let Err(error) = scanned {
-            self.refuse(now, error);
+            self.refuse(now, error, is_head_request(&self.head));
         }
         taken
     }
@@ -153,7 +153,7 @@ impl<A: Answers> Talk<A> {
     fn complete_head(&mut self, now: Now, octets: &[u8]) {
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
         if let Err(error) = Head::parse(octets, &mut fields).and_then(|head| self.start(now, &head, octets)) {
-            self.refuse(now, error);
+            self.refuse(now, error, is_head_request(octets));
         }
     }
 
@@ -233,7 +233,7 @@ impl<A: Answers> Talk<A> {
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
         let done = Head::parse(&octets, &mut fields).and_then(|head| self.attempt(now, &head, &body, &[]));
         match done {
-            Err(error) => self.refuse(now, error),
+            Err(error) => self.refuse(now, error, is_head_request(&octets)),
             Ok(()) if matches!(self.phase, Phase::Held { .. }) => (self.head, self.body) = (octets, body),
             Ok(()) => {}
         }
@@ -250,7 +250,7 @@ impl<A: Answers> Talk<A> {
                 taken
             }
             Err(error) => {
-                self.refuse(now, error);
+                self.refuse(now, error, is_head_request(&self.head));
                 octets.len()
             }
         }
@@ -270,8 +270,10 @@ impl<A: Answers> Talk<A> {
             }
             Phase::Held { .. } => self.attempt_gathered(now),
             Phase::Head if self.head.is_empty() && (self.ended || overdue) => return Step::Close,
-            Phase::Head | Phase::Body(_) if self.ended => self.refuse(now, RequestError::Truncated),
-            Phase::Head | Phase::Body(_) if overdue => self.refuse(now, RequestError::Timeout),
+            Phase::Head | Phase::Body(_) if self.ended || overdue => {
+                let error = if self.ended { RequestError::Truncated } else { RequestError::Timeout };
+                self.refuse(now, error, is_head_request(&self.head));
+            }
             Phase::Head | Phase::Body(_) => return Step::Wait { until: Some(self.deadline) },
         }
         if let Phase::Held { look_at, .. } = self.phase {
