@@ -2,22 +2,34 @@
 //!
 //! The files under `vectors/` are data any implementation can be held against. The first line of each names
 //! patches (JSON merge patch, RFC 7396) to `record.yaml`; each further line is a request to the VM whose
-//! record is patched with `rec`. Vectors of the EC2 tree join with that dialect.
+//! record is patched with `rec`. They are asked over HTTP and TCP, on a simulated wire. Vectors of the EC2
+//! tree join with that dialect.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use base64::Engine as _;
+use metadata_common::maps::Slot;
 use metadata_user::dialect;
-use metadata_user::http::{Headers, Method, Request, Response, Status, Target};
 use metadata_user::record::Record;
-use metadata_user::store::{Interner, Responses};
+use metadata_user::serve::{Serve, ServeConfig};
+use metadata_user::stack::{Stack, StackConfig};
+use metadata_user::store::{Interner, Store};
 use serde::Deserialize;
 use serde_json::Value;
+use support::client::{Client, Habits};
+use support::pattern::{Answered, responses};
+use support::wire::{Faults, World};
 
 const RECORD: &str = include_str!("vectors/record.yaml");
+/// Any answer has come by then.
+const SOON: Duration = Duration::from_secs(1);
+/// The first connection's port; each further one has the next.
+const FIRST_PORT: u16 = 40_000;
 
 #[test]
 fn nocloud_answers_its_vectors() {
@@ -64,121 +76,135 @@ struct Patches {
     patches: HashMap<String, Value>,
 }
 
-/// What came back.
-struct Answer {
-    status: u16,
-    fields: Vec<(String, String)>,
-    body: Vec<u8>,
+/// One VM: its record rendered, stored and served over TCP to a guest of its own.
+struct Vm {
+    world: World<Serve>,
+    next_port: u16,
 }
 
-impl Answer {
-    fn field(&self, name: &str) -> Option<&str> {
-        self.fields.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+impl Vm {
+    /// Asks on a connection of its own, as most clients do, which the service closes after the answer.
+    fn ask(
+        &mut self,
+        method: &str,
+        target: &str,
+        fields: &BTreeMap<String, String>,
+    ) -> anyhow::Result<Answered> {
+        let mut request = format!("{method} {target} HTTP/1.1\r\nHost: 169.254.169.254\r\n");
+        for (name, value) in fields {
+            write!(request, "{name}: {value}\r\n")?;
+        }
+        request.push_str("Connection: close\r\n\r\n");
+        let talk = self.world.client.begin(self.next_port, request.as_bytes());
+        self.next_port += 1;
+        let ended = self.world.run(SOON, |world| world.client.talks[talk].ended);
+        self.world.client.close(talk);
+        let received = &self.world.client.talks[talk].received;
+        ensure!(ended, "no end after {SOON:?}, so far {:?}", String::from_utf8_lossy(received));
+        let answers = responses(received, &[method == "HEAD"]);
+        let octets: usize = answers.iter().map(|answer| answer.head.len() + 2 + answer.body.len()).sum();
+        ensure!(
+            answers.len() == 1 && octets == received.len(),
+            "not one answer of the length it says: {:?}",
+            String::from_utf8_lossy(received)
+        );
+        Ok(answers.into_iter().next().expect("there is one"))
     }
 }
 
-/// Whatever answers requests to the VM with this record.
-trait Executor {
-    fn ask(&mut self, record: &Record, vector: &Vector) -> anyhow::Result<Answer>;
-}
-
-/// Asks rendered responses directly.
-#[derive(Default)]
-struct Rendered {
+/// The VMs of one file: one for each patch, kept from vector to vector.
+struct Vms {
+    patches: HashMap<String, Value>,
+    store: Arc<Store>,
     interner: Interner,
+    vms: HashMap<Option<String>, Vm>,
 }
 
-impl Executor for Rendered {
-    fn ask(&mut self, record: &Record, vector: &Vector) -> anyhow::Result<Answer> {
-        let responses: Arc<Responses> = Arc::new(dialect::render(record, &mut self.interner));
-        let (method, target) = vector.q.split_once(' ').context("q is method and target")?;
-        let method = match method {
-            "GET" => Method::Get,
-            "HEAD" => Method::Head,
-            "POST" => Method::Post,
-            "PUT" => Method::Put,
-            "DELETE" => Method::Delete,
-            other => bail!("a method {other} is not known"),
-        };
-        let response = match normalised(target) {
-            None => Response::error(Status(400), &[]),
-            Some((path, query)) => {
-                let fields: Vec<_> = vector
-                    .h
-                    .iter()
-                    .map(|(name, value)| httparse::Header { name, value: value.as_bytes() })
-                    .collect();
-                let target = Target { path: &path, query };
-                responses.answer(&Request { method, target, headers: Headers::new(&fields), body: b"" })
+impl Vms {
+    fn new(patches: HashMap<String, Value>) -> Self {
+        let slots = patches.len() as u32 + 1;
+        Self { patches, store: Arc::new(Store::new(slots)), interner: Interner::new(), vms: HashMap::new() }
+    }
+
+    /// The VM whose record is patched with `rec`.
+    fn vm(&mut self, rec: &Option<String>) -> anyhow::Result<&mut Vm> {
+        let slot = self.vms.len() as Slot;
+        match self.vms.entry(rec.clone()) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let patch = match rec {
+                    Some(rec) => self.patches.get(rec).with_context(|| format!("no patch {rec}"))?,
+                    None => &Value::Null,
+                };
+                let responses = dialect::render(&record(patch)?, &mut self.interner);
+                self.store.publish(slot, Arc::new(responses))?;
+                let serve = Serve::new(Arc::clone(&self.store), ServeConfig::default());
+                let stack = Stack::new(StackConfig::default(), serve);
+                let client = Client::new(slot, Habits::default());
+                let world = World::new(stack, client, Faults::NONE, 0);
+                Ok(entry.insert(Vm { world, next_port: FIRST_PORT }))
             }
-        };
-        let head = std::str::from_utf8(response.head())?;
-        let fields = head.lines().skip(1).filter_map(|line| line.split_once(": "));
-        Ok(Answer {
-            status: response.status().0,
-            fields: fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            body: if method == Method::Head { Vec::new() } else { response.body().to_vec() },
-        })
-    }
-}
-
-/// A target as the parser hands it on: segments without empty ones, escapes decoded; `None` for 400.
-fn normalised(target: &str) -> Option<(String, &str)> {
-    let origin = target.strip_prefix("http://").map_or(target, |rest| &rest[rest.find('/').unwrap_or(0)..]);
-    let (path, query) = origin.split_once('?').unwrap_or((origin, ""));
-    let mut normal = String::new();
-    for segment in path.split('/').filter(|segment| !segment.is_empty()) {
-        let mut octets = Vec::new();
-        let mut rest = segment.bytes();
-        while let Some(octet) = rest.next() {
-            octets.push(match octet {
-                b'%' => {
-                    let digits = [rest.next()?, rest.next()?];
-                    u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
-                }
-                other => other,
-            });
         }
-        let decoded = String::from_utf8(octets).ok()?;
-        if matches!(decoded.as_str(), "." | "..") || decoded.contains(['/', '\0']) {
-            return None;
-        }
-        normal.push('/');
-        normal.push_str(&decoded);
     }
-    Some((if normal.is_empty() { "/".into() } else { normal }, query))
 }
 
 fn run(name: &str, lines: &str, expected: usize) {
     let mut failures = Vec::new();
-    let asked = ask_all(lines, &mut Rendered::default(), &mut failures).expect(name);
-    assert_eq!(asked, expected, "{name} has another number of vectors");
-    assert!(
-        failures.is_empty(),
-        "{} of {asked} vectors of {name} fail:\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
-}
-
-/// Asks every vector and collects the failures; returns how many were asked.
-fn ask_all(lines: &str, executor: &mut dyn Executor, failures: &mut Vec<String>) -> anyhow::Result<usize> {
-    let mut lines = lines.lines();
-    let first: Patches = serde_json::from_str(lines.next().context("an empty file")?)?;
-    let mut asked = 0;
-    for line in lines {
-        let vector: Vector = serde_json::from_str(line).with_context(|| line.to_owned())?;
-        let patch = match &vector.rec {
-            Some(rec) => first.patches.get(rec).with_context(|| format!("no patch {rec}"))?,
-            None => &Value::Null,
-        };
-        let answer = executor.ask(&record(patch)?, &vector)?;
-        if let Err(error) = check(&vector, &answer) {
+    let asked = each(lines, |vm, vector| {
+        if let Err(error) = holds(vm, vector) {
             failures.push(format!("{}: {error:#}", vector.n));
         }
-        asked += 1;
+    });
+    assert_eq!(asked.expect(name), expected, "{name} has another number of vectors");
+    let failed = failures.len();
+    assert!(failures.is_empty(), "{failed} of {expected} vectors of {name} fail:\n{}", failures.join("\n"));
+}
+
+/// Goes through the vectors of a file; returns how many there are.
+fn each(lines: &str, mut take: impl FnMut(&mut Vm, &Vector)) -> anyhow::Result<usize> {
+    let mut lines = lines.lines();
+    let first: Patches = serde_json::from_str(lines.next().context("an empty file")?)?;
+    let mut vms = Vms::new(first.patches);
+    let mut taken = 0;
+    for line in lines {
+        let vector: Vector = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        take(vms.vm(&vector.rec)?, &vector);
+        taken += 1;
     }
-    Ok(asked)
+    Ok(taken)
+}
+
+/// Asks what the vector asks. What it reads must also have a HEAD, and not depend on slashes.
+fn holds(vm: &mut Vm, vector: &Vector) -> anyhow::Result<()> {
+    let (method, target) = vector.request()?;
+    let answer = vm.ask(method, target, &vector.h)?;
+    check(vector, &answer)?;
+    if method != "GET" {
+        return Ok(());
+    }
+    let head = vm.ask("HEAD", target, &vector.h)?;
+    let lines = |answer: &Answered| -> Vec<String> {
+        answer.head.lines().filter(|line| !line.starts_with("Date: ")).map(str::to_owned).collect()
+    };
+    ensure!(lines(&head) == lines(&answer), "HEAD has {:?} instead of {:?}", head.head, answer.head);
+    ensure!(head.body.is_empty(), "HEAD has a body");
+    for target in slashed(target) {
+        let other = vm.ask(method, &target, &vector.h)?;
+        let same = (other.status, &other.body) == (answer.status, &answer.body);
+        ensure!(same, "{target} is another thing: {other:?}");
+    }
+    Ok(())
+}
+
+/// The target with slashes doubled, tripled, and added at the end.
+fn slashed(target: &str) -> Vec<String> {
+    let (before, origin) = match target.split_once("://") {
+        Some((scheme, rest)) => target.split_at(scheme.len() + 3 + rest.find('/').unwrap_or(rest.len())),
+        None => ("", target),
+    };
+    let (path, query) = origin.split_at(origin.find('?').unwrap_or(origin.len()));
+    let forms = [path.replace('/', "//"), path.replace('/', "///"), format!("{path}/"), format!("{path}//")];
+    forms.map(|path| format!("{before}{path}{query}")).into()
 }
 
 fn record(patch: &Value) -> anyhow::Result<Record> {
@@ -208,7 +234,7 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-fn check(vector: &Vector, answer: &Answer) -> anyhow::Result<()> {
+fn check(vector: &Vector, answer: &Answered) -> anyhow::Result<()> {
     ensure!(answer.status == vector.s, "status {} instead of {}", answer.status, vector.s);
     let content_type = answer.field("Content-Type");
     ensure!(content_type == vector.t.as_deref(), "type {content_type:?} instead of {:?}", vector.t);
@@ -236,13 +262,18 @@ fn check(vector: &Vector, answer: &Answer) -> anyhow::Result<()> {
 }
 
 /// What every response satisfies.
-fn framed(vector: &Vector, answer: &Answer) -> anyhow::Result<()> {
-    let length = answer.field("Content-Length").map(str::parse::<usize>).transpose()?;
-    let counted = vector.fields_counted();
-    for name in ["Transfer-Encoding", "Content-Encoding", "Metadata-Flavor"] {
-        ensure!(counted.contains(&name) || answer.field(name).is_none(), "{name} is there");
+fn framed(vector: &Vector, answer: &Answered) -> anyhow::Result<()> {
+    let mut names = HashSet::new();
+    for (name, _) in answer.fields() {
+        ensure!(names.insert(name.to_ascii_lowercase()), "{name} is there twice");
     }
-    match length {
+    for name in ["Transfer-Encoding", "Content-Encoding"] {
+        ensure!(answer.field(name).is_none(), "{name} is there");
+    }
+    let flavoured = vector.rh.get("Metadata-Flavor").is_some_and(Option::is_some);
+    ensure!(flavoured || answer.field("Metadata-Flavor").is_none(), "Metadata-Flavor is there");
+    ensure!(answer.field("Date").is_some(), "no Date");
+    match answer.field("Content-Length").map(str::parse::<usize>).transpose()? {
         None => ensure!(answer.status == 204 && answer.body.is_empty(), "no Content-Length"),
         Some(_) if answer.status == 204 => bail!("Content-Length with 204"),
         Some(_) if vector.q.starts_with("HEAD ") => ensure!(answer.body.is_empty(), "HEAD with a body"),
@@ -254,24 +285,24 @@ fn framed(vector: &Vector, answer: &Answer) -> anyhow::Result<()> {
 }
 
 impl Vector {
-    /// Header fields this vector expects by itself.
-    fn fields_counted(&self) -> Vec<&str> {
-        self.rh.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name.as_str()).collect()
+    fn request(&self) -> anyhow::Result<(&str, &str)> {
+        self.q.split_once(' ').context("q is method and target")
     }
 }
 
 #[test]
 fn a_wrong_answer_fails_its_vector() {
-    struct Wrong(Rendered);
-    impl Executor for Wrong {
-        fn ask(&mut self, record: &Record, vector: &Vector) -> anyhow::Result<Answer> {
-            let mut answer = self.0.ask(record, vector)?;
-            answer.body.push(b'\n');
-            Ok(answer)
+    each(include_str!("vectors/nocloud.jsonl"), |vm, vector| {
+        let (method, target) = vector.request().expect("a request");
+        let right = vm.ask(method, target, &vector.h).expect("an answer");
+        check(vector, &right).expect("right");
+        let longer = Answered { body: [&right.body[..], b"\n"].concat(), ..right.clone() };
+        let other = Answered { status: right.status + 1, ..right.clone() };
+        let encoded = Answered { head: format!("{}Content-Encoding: gzip\r\n", right.head), ..right.clone() };
+        let dateless = Answered { head: right.head.replace("Date: ", "Day: "), ..right };
+        for wrong in [longer, other, encoded, dateless] {
+            assert!(check(vector, &wrong).is_err(), "{} takes {wrong:?}", vector.n);
         }
-    }
-    let mut failures = Vec::new();
-    let lines = include_str!("vectors/nocloud.jsonl");
-    let asked = ask_all(lines, &mut Wrong(Rendered::default()), &mut failures).expect("nocloud.jsonl");
-    assert_eq!(failures.len(), asked, "vectors that take an added newline");
+    })
+    .expect("nocloud.jsonl");
 }

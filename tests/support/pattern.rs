@@ -81,6 +81,19 @@ pub struct Answered {
     pub body: Vec<u8>,
 }
 
+impl Answered {
+    /// The fields' names and values, in the order received.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.head.lines().skip(1).filter_map(|line| line.split_once(": "))
+    }
+
+    /// The first value of a field, by case-insensitive name.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.fields().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+}
+
 /// Takes apart the responses to requests of which `heads[i]` says whether the i-th was HEAD. Responses
 /// beyond the list count as not HEAD. What is incomplete at the end is left out.
 #[must_use]
