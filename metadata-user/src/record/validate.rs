@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use super::error::{RecordError, Warning};
 use super::network::{Mode, Nic};
 use super::parse::{Step, Text, way};
-use super::serving::{Dialect, Imdsv2, USER_DATA_MAX};
+use super::serving::{Dialect, Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::values::{FQDN_OCTETS, excerpt};
 use super::vm::{Payload, Source};
 use super::{Limits, Record};
@@ -414,6 +414,14 @@ impl Validator<'_> {
         if let Some((name, _)) = limits.into_iter().find(|(_, value)| *value == 0) {
             let here = way!["serve", "limits", name];
             return Err(self.refuse(&here, "1 or more", 0, "leave it out for the default"));
+        }
+        let default = ServeLimits::default();
+        let defaults = [default.burst, default.rps, default.conns];
+        for ((name, value), default) in limits.into_iter().zip(defaults) {
+            if value != default {
+                let message = "not used: this version limits all ports alike, as the agent is configured";
+                self.warn(&way!["serve", "limits", name], message);
+            }
         }
         let open = [Dialect::NoCloud, Dialect::OpenStack].into_iter().filter(|d| serve.serves(*d));
         if serve.imdsv2 == Imdsv2::Required && open.count() > 0 {
