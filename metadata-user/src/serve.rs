@@ -81,7 +81,7 @@ pub fn hold(path: &str) -> Duration {
 }
 
 /// Methods answered somewhere, for `OPTIONS *`.
-const ALLOW: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
+const ALLOW: &str = "GET, HEAD, OPTIONS";
 
 /// What all exchanges of one service share.
 #[derive(Debug)]
