@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use metadata_user::dialect;
 use metadata_user::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
-use metadata_user::serve::Serve;
-use metadata_user::stack::StackConfig;
+use metadata_user::record::Record;
+use metadata_user::serve::{Serve, ServeConfig};
+use metadata_user::stack::{Stack, StackConfig};
+use metadata_user::store::{Interner, Store};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
+use support::record::Identity;
 use support::wire::{Faults, World};
 
 const SOON: Duration = Duration::from_secs(1);
@@ -366,4 +370,32 @@ fn a_slot_nobody_knows_is_answered_404_at_once() {
     let talk = world.client.begin(40_000, b"GET /openstack HTTP/1.1\r\n\r\n");
     world.wait(Duration::from_millis(10));
     assert_eq!(responses(&world.client.talks[talk].received, &[])[0].status, 404);
+}
+
+#[test]
+fn every_path_follows_the_vm_from_awaited_to_served_to_gone() {
+    let store = Arc::new(Store::new(1));
+    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store), ServeConfig::default()));
+    let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
+    let (record, _) = Record::parse("r.yaml", &Identity::of(0).record(1)).expect("a good record");
+    let responses_of = dialect::render(&record, &mut Interner::new());
+    let paths = ["/", "/healthz", "/v1/meta-data", "/v1/user-data"];
+    let states: [(&dyn Fn(), u16); 3] = [
+        (&|| store.expect(0).expect("there is slot 0"), 503),
+        (&|| store.publish(0, Arc::new(responses_of.clone())).expect("there is slot 0"), 200),
+        (&|| store.withdraw(0).expect("there is slot 0"), 404),
+    ];
+    let talk = world.client.begin(40_000, b"");
+    let mut wanted = Vec::new();
+    for (enter, status) in states {
+        enter();
+        for path in paths {
+            world.client.say(talk, &line(&format!("GET {path} HTTP/1.1")));
+            world.wait(Duration::from_secs(5));
+            wanted.push(status);
+            let answers = responses(&world.client.talks[talk].received, &[]);
+            let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+            assert_eq!(statuses, wanted, "{path}");
+        }
+    }
 }

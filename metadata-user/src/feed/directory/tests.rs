@@ -90,6 +90,29 @@ async fn changes_are_told_however_they_are_written() {
 }
 
 #[tokio::test]
+async fn a_record_written_in_place_is_told_whole_however_slowly_it_is_written() {
+    use std::io::Write as _;
+    let dir = dir();
+    put(dir.path(), "a.yaml", &named("before"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=before", "."]).await;
+    // Half of it is a good record too, of a VM without user-data.
+    let text = named("after");
+    let (half, rest) = text.split_at(text.find("user_data:").expect("the full record has user-data"));
+    crate::record::Record::parse("half.yaml", half).expect("half of it is a good record");
+    let mut file = fs::File::create(dir.path().join("a.yaml")).expect("the record is truncated");
+    file.write_all(half.as_bytes()).expect("half of it is written");
+    put(dir.path(), "b.yaml", &named("other"));
+    feed.expect(&["+b.yaml=other"]).await;
+    file.write_all(rest.as_bytes()).expect("the rest is written");
+    drop(file);
+    let event = tokio::time::timeout(PATIENCE, feed.events.recv()).await.expect("an event comes");
+    let Some(FeedEvent::Upsert { key, record }) = event else { panic!("{event:?}") };
+    assert_eq!((key.as_str(), record.vm.name.as_str()), ("a.yaml", "after"));
+    assert!(record.user_data.is_some() && record.serve.dialects.is_none());
+}
+
+#[tokio::test]
 async fn a_bad_file_is_rejected_and_takes_nothing_back() {
     let dir = dir();
     put(dir.path(), "a.yaml", &named("good"));
