@@ -92,21 +92,23 @@ async fn run(config: &Config, mut node: Node) -> anyhow::Result<()> {
 /// Applies an event and all that wait behind it; true when the first scan is complete.
 fn take(node: &mut Node, first: FeedEvent, feed: &mut mpsc::Receiver<FeedEvent>) -> bool {
     let mut synced = false;
-    let mut next = Some(first);
-    for _ in 0..FEED_QUEUE {
-        match next {
-            Some(FeedEvent::Upsert { key, record }) => node.upsert(key, record),
-            Some(FeedEvent::Remove { key }) => node.remove(&key),
-            Some(FeedEvent::Rejected { key, error }) => {
+    for event in batch(first, feed) {
+        match event {
+            FeedEvent::Upsert { key, record } => node.upsert(key, record),
+            FeedEvent::Remove { key } => node.remove(&key),
+            FeedEvent::Rejected { key, error } => {
                 warn!(record = key, "refused, the last good state stays: {error}");
                 node.count_rejected();
             }
-            Some(FeedEvent::Synced) => synced = true,
-            None => break,
+            FeedEvent::Synced => synced = true,
         }
-        next = feed.try_recv().ok();
     }
     synced
+}
+
+/// An event and those behind it, [`FEED_QUEUE`] at most; the others stay in the queue.
+fn batch<T>(first: T, queue: &mut mpsc::Receiver<T>) -> impl Iterator<Item = T> {
+    std::iter::once(first).chain(std::iter::from_fn(|| queue.try_recv().ok())).take(FEED_QUEUE)
 }
 
 /// A feed or an endpoint that fails takes the agent with it, to be restarted: half an agent looks alive.
@@ -186,5 +188,21 @@ impl Stop {
             _ = self.term.recv() => "SIGTERM",
             _ = self.int.recv() => "SIGINT",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FEED_QUEUE, batch};
+    use tokio::sync::mpsc;
+
+    #[test]
+    fn an_event_beyond_a_batch_is_left_for_the_next() {
+        let (tx, mut queue) = mpsc::channel(FEED_QUEUE);
+        for n in 1..=FEED_QUEUE {
+            tx.try_send(n).expect("a place in the queue");
+        }
+        assert_eq!(batch(0, &mut queue).count(), FEED_QUEUE);
+        assert_eq!(queue.try_recv(), Ok(FEED_QUEUE));
     }
 }
