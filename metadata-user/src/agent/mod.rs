@@ -41,9 +41,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Runs until SIGTERM or SIGINT, or until the worker has died.
 ///
 /// # Errors
-/// The metrics address cannot be bound, a signal handler cannot be installed, or the worker stopped.
-async fn run(config: &Config, mut node: Node) -> anyhow::Result<()> {
-    let mut stop = Stop::new()?;
+/// The metrics address cannot be bound, the worker stopped, or the hub was taken away.
+async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<()> {
     let (feed_tx, mut feed) = mpsc::channel(FEED_QUEUE);
     let mut tasks = JoinSet::new();
     let mut synced = match config.records.clone() {

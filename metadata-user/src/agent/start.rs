@@ -26,8 +26,10 @@ use crate::worker::{Worker, WorkerConfig};
 pub fn serve(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
+        // Before there is anything to clean up: a signal that comes meanwhile waits for the loop.
+        let stop = super::Stop::new()?;
         let node = start(config)?;
-        super::run(config, node).await
+        super::run(config, node, stop).await
     })
 }
 
