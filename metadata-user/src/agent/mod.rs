@@ -13,6 +13,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -53,7 +54,13 @@ async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<
         None => true,
     };
     let mut metrics = match config.metrics {
-        Some(addr) => endpoint::listen(TcpListener::bind(addr).await?, &mut tasks),
+        Some(addr) => {
+            let listener = TcpListener::bind(addr).await;
+            endpoint::listen(
+                listener.with_context(|| format!("listening for metrics on {addr}"))?,
+                &mut tasks,
+            )
+        }
         None => mpsc::channel(1).1,
     };
     let (link_tx, mut links) = mpsc::channel(1);
