@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
 pub use endpoint::MetricsRequest;
@@ -66,12 +67,17 @@ async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<
     let (link_tx, mut links) = mpsc::channel(1);
     let mut watched = Watched { links: link_tx, namespaces: HashMap::new() };
     let mut retry = tokio::time::interval(RETRY);
+    retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut serving = false;
 
     loop {
         tokio::select! {
             Some(event) = feed.recv() => synced |= take(&mut node, event, &mut feed),
-            Some(()) = links.recv() => tokio::time::sleep(SETTLE).await,
+            Some(()) = links.recv() => {
+                tokio::time::sleep(SETTLE).await;
+                // What was told meanwhile is seen below.
+                let _ = links.try_recv();
+            }
             Some(request) = metrics.recv() => { node.report(request); continue; }
             _ = retry.tick() => {
                 node.check_worker()?;
