@@ -80,7 +80,7 @@ async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<
             }
             Some(request) = metrics.recv() => { node.report(request); continue; }
             _ = retry.tick() => {
-                node.check_worker()?;
+                node.check_path()?;
                 if serving && node.is_settled() {
                     watched.follow(&node.namespaces(), &mut tasks);
                     continue;

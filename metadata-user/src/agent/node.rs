@@ -134,13 +134,17 @@ impl Node {
     /// Fails when the packet path has stopped: an agent without it must not look alive.
     ///
     /// # Errors
-    /// The worker thread has ended.
-    pub fn check_worker(&self) -> anyhow::Result<()> {
+    /// The worker thread has ended, or a device of the hub was deleted.
+    pub fn check_path(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
             !self.worker.is_finished(),
             "the worker thread has stopped; see the log above, then restart"
         );
         Ok(())
+        match self.steering.hub_is_whole() {
+            Ok(whole) => anyhow::ensure!(whole, "a device of the hub was deleted; restart to make it anew"),
+            Err(error) => warn!("looking for the hub's devices: {error}"),
+        }
     }
 
     /// Answers a metrics request with the counters of this moment.

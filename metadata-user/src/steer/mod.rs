@@ -204,6 +204,21 @@ impl Steering {
         &self.hub
     }
 
+    /// True while the hub's devices are there, looked for in the calling thread's namespace. Without them
+    /// no guest is answered, and nothing else tells.
+    ///
+    /// # Errors
+    /// When the kernel refuses to look.
+    pub fn hub_is_whole(&self) -> Result<bool, SteerError> {
+        let Devices { outer, inner, tap } = &self.devices.devices;
+        for device in [outer, inner, tap] {
+            if netns::index_of(&device.name)? != Some(device.ifindex) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The hub tap, for the way out: one `write(2)` per Ethernet frame, without a virtio header,
     /// non-blocking. The frame's destination is the stamp of the slot it is for.
     ///
