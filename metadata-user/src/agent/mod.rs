@@ -29,7 +29,7 @@ pub use start::serve;
 
 use crate::config::Config;
 use crate::feed::{FeedEvent, directory};
-use crate::steer::{Cookie, LinkWatch, SteerError};
+use crate::steer::{LinkWatch, NetnsId, SteerError};
 
 /// Feed events waiting for the agent; a feed that is ahead of it waits.
 const FEED_QUEUE: usize = 1_024;
@@ -81,8 +81,8 @@ async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<
             Some(request) = metrics.recv() => { node.report(request); continue; }
             _ = retry.tick() => {
                 node.check_path()?;
-                if serving && node.is_settled() {
-                    watched.follow(&node.namespaces(), &mut tasks);
+                let fresh = watched.follow(&node.namespaces(&config.ports), &mut tasks);
+                if serving && node.is_settled() && !fresh {
                     continue;
                 }
             }
@@ -92,8 +92,9 @@ async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<
         if !synced {
             continue;
         }
+        // Watched first: what changes while the node is being looked at is told.
+        watched.follow(&node.namespaces(&config.ports), &mut tasks);
         node.reconcile(&config.ports);
-        watched.follow(&node.namespaces(), &mut tasks);
         if !serving {
             serving = true;
             info!(ports = node.port_count(), identities = node.identity_count(), "serving");
@@ -136,36 +137,40 @@ fn ended_well(ended: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result<()
 /// gone, or means another namespace now, must be let go.
 struct Watched {
     links: mpsc::Sender<()>,
-    namespaces: HashMap<Option<String>, (Cookie, AbortHandle)>,
+    namespaces: HashMap<Option<String>, (NetnsId, AbortHandle)>,
 }
 
 impl Watched {
-    /// Starts a watch for each namespace that has none, ends those nobody needs or that were replaced.
-    fn follow(&mut self, wanted: &BTreeSet<Option<String>>, tasks: &mut JoinSet<anyhow::Result<()>>) {
+    /// Starts a watch for each namespace that has none, ends those nobody needs or that were replaced. True
+    /// when one was started: it tells nothing of what changed before, so look at the devices.
+    fn follow(&mut self, wanted: &BTreeSet<Option<String>>, tasks: &mut JoinSet<anyhow::Result<()>>) -> bool {
         self.namespaces.retain(|netns, (id, task)| {
             let keep = !task.is_finished()
                 && wanted.contains(netns)
-                && Cookie::of(netns.as_deref()).is_ok_and(|now| now == *id);
+                && NetnsId::of(netns.as_deref()).is_ok_and(|now| now == *id);
             if !keep {
                 task.abort();
             }
             keep
         });
+        let mut fresh = false;
         for netns in wanted {
             if self.namespaces.contains_key(netns) {
                 continue;
             }
             let open =
-                || Ok::<_, SteerError>((Cookie::of(netns.as_deref())?, LinkWatch::open(netns.as_deref())?));
+                || Ok::<_, SteerError>((NetnsId::of(netns.as_deref())?, LinkWatch::open(netns.as_deref())?));
             match open() {
                 Ok((id, watch)) => {
                     let task = tasks.spawn(forward(watch, self.links.clone()));
                     self.namespaces.insert(netns.clone(), (id, task));
+                    fresh = true;
                 }
                 // The namespace is not there yet; the timer asks again.
                 Err(error) => debug!(?netns, "links are not watched yet: {error}"),
             }
         }
+        fresh
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use tracing::{debug, info, warn};
 
@@ -15,7 +16,7 @@ use crate::metrics::{self, Hub, Snapshot};
 use crate::port::PortName;
 use crate::record::Record;
 use crate::stack::StackStats;
-use crate::steer::{self, Counters, Steering};
+use crate::steer::{Counters, Found, Steering};
 use crate::store::{Interner, Responses, Store};
 use crate::worker::WorkerHandle;
 
@@ -122,13 +123,13 @@ impl Node {
         self.settled
     }
 
-    /// The namespaces where links matter: those of the wanted and of the owned ports.
+    /// The namespaces where links matter: the agent's own and those of the wanted ports.
     #[must_use]
-    pub fn namespaces(&self) -> BTreeSet<Option<String>> {
+    pub fn namespaces(&self, configured: &[PortSpec]) -> BTreeSet<Option<String>> {
         let nics = self.records.values().flat_map(|record| &record.network.nics);
         let named = nics.filter_map(|nic| nic.port.as_ref()).map(|port| PortName::from(port).netns);
-        let owned = self.steering.ports().map(|(port, _)| port.netns.clone());
-        named.chain(owned).chain([None]).collect()
+        let configured = configured.iter().map(|spec| spec.name.netns.clone());
+        named.chain(configured).chain([None]).collect()
     }
 
     /// Fails when the packet path has stopped: an agent without it must not look alive.
@@ -140,11 +141,11 @@ impl Node {
             !self.worker.is_finished(),
             "the worker thread has stopped; see the log above, then restart"
         );
-        Ok(())
         match self.steering.hub_is_whole() {
             Ok(whole) => anyhow::ensure!(whole, "a device of the hub was deleted; restart to make it anew"),
             Err(error) => warn!("looking for the hub's devices: {error}"),
         }
+        Ok(())
     }
 
     /// Answers a metrics request with the counters of this moment.
@@ -200,14 +201,11 @@ impl Node {
 
     /// Makes a port ours; true when it is.
     fn own(&mut self, port: &PortName) -> bool {
-        let attached = self.steering.ports().find(|(name, _)| *name == port).map(|(_, ifindex)| ifindex);
-        match (steer::exists(port), attached) {
-            (Ok(Some(now)), Some(then)) if now == then => return true,
-            (Ok(Some(_)), then) => {
-                if then.is_some() {
-                    // The tap was deleted and made again: another device under the old name.
-                    self.give_up(port);
-                }
+        match self.steering.find(port) {
+            Ok(Found::Attached) => return true,
+            Ok(Found::Other) => {
+                // The tap was deleted and made again: another device under the old name.
+                self.give_up(port);
                 match self.steering.attach(port) {
                     Ok(()) => {
                         self.told.remove(&format!("port {port}"));
@@ -217,22 +215,25 @@ impl Node {
                     Err(error) => self.trouble(port, &error.to_string()),
                 }
             }
-            (Ok(None), then) => {
-                if then.is_some() {
-                    self.give_up(port);
-                }
+            Ok(Found::Nothing) => {
+                self.give_up(port);
                 self.trouble(port, "no such interface yet; it is attached as soon as it appears");
             }
-            (Err(error), _) => self.trouble(port, &error.to_string()),
+            Err(error) => self.trouble(port, &error.to_string()),
         }
         false
     }
 
-    /// Lets a port go, with all that speak on it.
+    /// Lets a port go, if we have it, with all that speak on it.
     fn give_up(&mut self, port: &PortName) {
-        let speakers: Vec<_> = self.bound.keys().filter(|who| who.port == *port).cloned().collect();
-        for who in &speakers {
+        // Steering detaches a device that was renamed by itself, so there may be speakers without a port.
+        let first = IdentityName { port: port.clone(), mac: Mac::default() };
+        let speakers = self.bound.range(first..).map(|(who, _)| who).take_while(|who| who.port == *port);
+        for who in &speakers.cloned().collect::<Vec<_>>() {
             self.unbind(who);
+        }
+        if !self.steering.is_attached(port) {
+            return;
         }
         match self.steering.detach(port) {
             Ok(()) => info!(%port, "detached"),

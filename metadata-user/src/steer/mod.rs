@@ -60,8 +60,8 @@ mod watch;
 pub use counters::Counters;
 pub use error::SteerError;
 pub use hub::{HUB_MTU, Hub};
-pub use netns::{Cookie, MAX_NAMESPACES};
-pub use ports::exists;
+pub use netns::{MAX_NAMESPACES, NetnsId};
+pub use ports::{Found, exists};
 pub use watch::LinkWatch;
 
 use aya::programs::xdp::XdpLink;

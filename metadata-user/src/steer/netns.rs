@@ -7,9 +7,10 @@
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::SteerError;
@@ -25,18 +26,29 @@ const OWN: &str = "/proc/thread-self/ns/net";
 /// A namespace's number in this kernel: never used again, not even after the namespace has gone, and
 /// the same however the namespace is named. (The inode number of its file is used again.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Cookie(u64);
+pub(super) struct Cookie(u64);
 
-impl Cookie {
-    /// The cookie of a namespace by name, or of the calling thread's own.
+/// Which namespace a name leads to: device and inode number of its file, which one system call tells.
+///
+/// Compare it only with that of a namespace still held, by a [`LinkWatch`](super::LinkWatch) say: once a
+/// namespace has gone its inode number is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetnsId {
+    device: u64,
+    inode: u64,
+}
+
+impl NetnsId {
+    /// That of a namespace by name, or of the calling thread's own.
     ///
     /// # Errors
-    /// When the namespace does not exist or cannot be entered.
+    /// When the namespace does not exist.
     pub fn of(name: Option<&str>) -> Result<Self, SteerError> {
-        match name {
-            None => cookie(),
-            Some(name) => Netns::open(name)?.run(cookie),
-        }
+        let failed = |source| SteerError::Namespace { name: name.unwrap_or("own").into(), source };
+        let path = name.map_or_else(|| Some(OWN.into()), path_of);
+        let path = path.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        let file = std::fs::metadata(path).map_err(failed)?;
+        Ok(Self { device: file.dev(), inode: file.ino() })
     }
 }
 
@@ -63,7 +75,9 @@ impl Netns {
     }
 
     fn open_path(path: &Path, name: &str) -> Result<Self, SteerError> {
-        let file = File::open(path).map_err(|source| SteerError::Namespace { name: name.into(), source })?;
+        // Non-blocking: a record may name a FIFO, which otherwise waits for a writer.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = file.map_err(|source| SteerError::Namespace { name: name.into(), source })?;
         Ok(Self { file, name: name.into() })
     }
 

@@ -11,6 +11,17 @@ use super::tables::Binding;
 use super::{Limits, SteerError, Steering, attach, netns};
 use crate::port::PortName;
 
+/// What a port's name leads to now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// No device, or no namespace.
+    Nothing,
+    /// The device that is attached under this name.
+    Attached,
+    /// A device that is not attached under this name.
+    Other,
+}
+
 /// A port and what is bound to it.
 pub(super) struct Attached {
     cookie: Cookie,
@@ -150,6 +161,24 @@ impl Steering {
         self.tables.unbind(Binding { slot, port: attached.key, mac })
     }
 
+    /// What a port's name leads to now, looked for as by [`exists`]. A tap made anew, or one of the same index
+    /// in a namespace made anew, is another device than the one attached.
+    ///
+    /// # Errors
+    /// When the namespace cannot be opened or entered.
+    pub fn find(&self, port: &PortName) -> Result<Found, SteerError> {
+        let Some((cookie, ifindex)) = look(port)? else { return Ok(Found::Nothing) };
+        let same =
+            |held: &Attached| held.key.ifindex == ifindex && cookie.is_none_or(|now| now == held.cookie);
+        Ok(if self.ports.get(port).is_some_and(same) { Found::Attached } else { Found::Other })
+    }
+
+    /// True for a port that is attached, even if its tap has gone since.
+    #[must_use]
+    pub fn is_attached(&self, port: &PortName) -> bool {
+        self.ports.contains_key(port)
+    }
+
     /// The ports attached and their interface indexes, each in its namespace. A tap that has gone is among
     /// them until it is detached.
     pub fn ports(&self) -> impl Iterator<Item = (&PortName, u32)> {
@@ -189,9 +218,19 @@ fn place(port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
 /// # Errors
 /// When the namespace cannot be opened or entered.
 pub fn exists(port: &PortName) -> Result<Option<u32>, SteerError> {
-    let Some(name) = &port.netns else { return netns::index_of(&port.ifname) };
+    Ok(look(port)?.map(|(_, ifindex)| ifindex))
+}
+
+/// The device a port's name leads to, and its namespace if the port names one.
+fn look(port: &PortName) -> Result<Option<(Option<Cookie>, u32)>, SteerError> {
+    let Some(name) = &port.netns else {
+        return Ok(netns::index_of(&port.ifname)?.map(|ifindex| (None, ifindex)));
+    };
     match Netns::open(name) {
-        Ok(netns) => netns.run(|| netns::index_of(&port.ifname)),
+        Ok(netns) => {
+            let (cookie, ifindex) = netns.run(|| place(port))?;
+            Ok(ifindex.map(|ifindex| (Some(cookie), ifindex)))
+        }
         Err(SteerError::Namespace { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             Ok(None)
         }
