@@ -24,7 +24,7 @@ use tracing::{debug, info, warn};
 pub use endpoint::MetricsRequest;
 pub use node::Node;
 pub use plan::{Conflict, Plan, Records};
-pub use slots::{IdentityName, Slots, SlotsExhausted};
+pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
 pub use start::serve;
 
 use crate::config::Config;

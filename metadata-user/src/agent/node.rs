@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
@@ -254,7 +255,7 @@ impl Node {
         if bound.is_some_and(|old| old.same(&serves)) {
             return;
         }
-        let slot = match self.slots.take(who) {
+        let slot = match self.slots.take(who, Instant::now()) {
             Ok(slot) => slot,
             Err(error) => return self.trouble(&who.port, &error.to_string()),
         };
@@ -269,7 +270,7 @@ impl Node {
         if bound.is_none()
             && let Err(error) = self.steering.bind(&who.port, who.mac, slot)
         {
-            self.empty(who, slot);
+            self.empty(who, slot, true);
             return self.trouble(&who.port, &error.to_string());
         }
         self.bound.insert(who.clone(), Bound { slot, serves });
@@ -278,21 +279,24 @@ impl Node {
     /// Takes an identity out: the kernel first, so that no frame comes for a slot that is being emptied.
     fn unbind(&mut self, who: &IdentityName) {
         let Some(Bound { slot, .. }) = self.bound.remove(who) else { return };
-        if let Err(error) = self.steering.unbind(slot) {
-            warn!(port = %who.port, mac = %who.mac, "taking the identity out: {error}");
+        let out = self.steering.unbind(slot);
+        if let Err(error) = &out {
+            warn!(port = %who.port, mac = %who.mac, slot, "the slot is not used again; unbinding: {error}");
         }
-        self.empty(who, slot);
+        self.empty(who, slot, out.is_ok());
     }
 
-    /// Forgets what was held for a slot. The slot is given out again only when the worker has been told.
-    fn empty(&mut self, who: &IdentityName, slot: Slot) {
+    /// Forgets what was held for a slot. The slot is given out again only when the kernel sends nothing more
+    /// as it (`unbound`) and the worker has been told.
+    fn empty(&mut self, who: &IdentityName, slot: Slot, unbound: bool) {
         if let Err(error) = self.store.withdraw(slot) {
             warn!(slot, "{error}");
         }
         match self.worker.forget(slot) {
-            Ok(()) => {
-                self.slots.release(who);
+            Ok(()) if unbound => {
+                self.slots.release(who, Instant::now());
             }
+            Ok(()) => {}
             Err(error) => warn!(slot, "the slot stays with its last holder: {error}"),
         }
     }

@@ -1,6 +1,7 @@
 //! Which slot an identity has.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
@@ -16,17 +17,23 @@ pub struct IdentityName {
     pub mac: Mac,
 }
 
+/// How long a freed slot rests before another identity gets it: far longer than the worker takes to forget
+/// the last holder and to see every frame that was still under way for it.
+pub const SLOT_REST: Duration = Duration::from_secs(1);
+
 /// Every slot is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("all {0} slots are in use: this node cannot serve another network interface")]
 pub struct SlotsExhausted(pub u32);
 
-/// Hands out slots. A freed slot goes to the end of the queue, so that a frame still under way for its
-/// last holder finds it empty, not somebody else's.
+/// Hands out slots. A freed slot goes to the end of the queue and rests for [`SLOT_REST`], so that a frame still
+/// under way for its last holder finds it empty, not somebody else's, even when no other slot is free.
 #[derive(Debug)]
 pub struct Slots {
     held: HashMap<IdentityName, Slot>,
     free: VecDeque<Slot>,
+    /// Freed slots and when each may be given out; earliest first.
+    resting: VecDeque<(Instant, Slot)>,
     count: u32,
 }
 
@@ -34,16 +41,19 @@ impl Slots {
     /// A table of `count` slots, all free.
     #[must_use]
     pub fn new(count: u32) -> Self {
-        Self { held: HashMap::new(), free: (0..count).collect(), count }
+        Self { held: HashMap::new(), free: (0..count).collect(), resting: VecDeque::new(), count }
     }
 
     /// The slot of an identity, taken now if it has none.
     ///
     /// # Errors
-    /// No slot is free.
-    pub fn take(&mut self, who: &IdentityName) -> Result<Slot, SlotsExhausted> {
+    /// No slot is free, or those that are still rest.
+    pub fn take(&mut self, who: &IdentityName, now: Instant) -> Result<Slot, SlotsExhausted> {
         if let Some(&slot) = self.held.get(who) {
             return Ok(slot);
+        }
+        while let Some((_, slot)) = self.resting.pop_front_if(|(rested, _)| *rested <= now) {
+            self.free.push_back(slot);
         }
         let slot = self.free.pop_front().ok_or(SlotsExhausted(self.count))?;
         self.held.insert(who.clone(), slot);
@@ -51,18 +61,19 @@ impl Slots {
     }
 
     /// Gives an identity's slot back, if it has one.
-    pub fn release(&mut self, who: &IdentityName) -> Option<Slot> {
+    pub fn release(&mut self, who: &IdentityName, now: Instant) -> Option<Slot> {
         let slot = self.held.remove(who)?;
-        self.free.push_back(slot);
+        self.resting.push_back((now + SLOT_REST, slot));
         Some(slot)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{IdentityName, Slots, SlotsExhausted};
+    use super::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
     use crate::port::PortName;
     use metadata_common::mac::Mac;
+    use std::time::Instant;
 
     fn who(last: u8) -> IdentityName {
         IdentityName { port: PortName::local("tap0"), mac: Mac([0x52, 0x54, 0, 0, 0, last]) }
@@ -70,27 +81,37 @@ mod tests {
 
     #[test]
     fn an_identity_keeps_its_slot() {
-        let mut slots = Slots::new(4);
-        let first = slots.take(&who(1)).expect("a free slot");
-        slots.take(&who(2)).expect("a free slot");
-        assert_eq!(slots.take(&who(1)), Ok(first));
+        let (mut slots, now) = (Slots::new(4), Instant::now());
+        let first = slots.take(&who(1), now).expect("a free slot");
+        slots.take(&who(2), now).expect("a free slot");
+        assert_eq!(slots.take(&who(1), now), Ok(first));
     }
 
     #[test]
     fn a_freed_slot_is_the_last_to_be_given_out() {
-        let mut slots = Slots::new(3);
-        let first = slots.take(&who(1)).expect("a free slot");
-        assert_eq!(slots.release(&who(1)), Some(first));
-        let next: Vec<_> = (2..5).map(|n| slots.take(&who(n)).expect("a free slot")).collect();
+        let (mut slots, now) = (Slots::new(3), Instant::now());
+        let first = slots.take(&who(1), now).expect("a free slot");
+        assert_eq!(slots.release(&who(1), now), Some(first));
+        let next: Vec<_> =
+            (2..5).map(|n| slots.take(&who(n), now + SLOT_REST).expect("a free slot")).collect();
         assert_eq!(next, [1, 2, first]);
     }
 
     #[test]
+    fn a_freed_slot_rests_even_when_no_other_is_free() {
+        let (mut slots, now) = (Slots::new(1), Instant::now());
+        let only = slots.take(&who(1), now).expect("a free slot");
+        slots.release(&who(1), now);
+        assert_eq!(slots.take(&who(2), now + SLOT_REST / 2), Err(SlotsExhausted(1)));
+        assert_eq!(slots.take(&who(2), now + SLOT_REST), Ok(only));
+    }
+
+    #[test]
     fn a_full_table_refuses_and_recovers() {
-        let mut slots = Slots::new(1);
-        slots.take(&who(1)).expect("a free slot");
-        assert_eq!(slots.take(&who(2)), Err(SlotsExhausted(1)));
-        slots.release(&who(1));
-        assert!(slots.take(&who(2)).is_ok());
+        let (mut slots, now) = (Slots::new(1), Instant::now());
+        slots.take(&who(1), now).expect("a free slot");
+        assert_eq!(slots.take(&who(2), now), Err(SlotsExhausted(1)));
+        slots.release(&who(1), now);
+        assert!(slots.take(&who(2), now + SLOT_REST).is_ok());
     }
 }
