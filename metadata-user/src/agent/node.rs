@@ -31,8 +31,9 @@ pub struct Node {
     records: Records,
     rendered: HashMap<String, Rendered>,
     bound: BTreeMap<IdentityName, Bound>,
-    /// What was last said about a port or a record, so that each trouble is told once.
-    told: HashMap<String, String>,
+    /// What was last said about each port of the plan, and the conflicts, so that each trouble is told once.
+    told: HashMap<PortName, String>,
+    conflicts: HashSet<String>,
     /// False while something of the plan could not be done yet.
     settled: bool,
     rejected: u64,
@@ -84,6 +85,7 @@ impl Node {
             rendered: HashMap::new(),
             bound: BTreeMap::new(),
             told: HashMap::new(),
+            conflicts: HashSet::new(),
             settled: true,
             rejected: 0,
         }
@@ -177,10 +179,11 @@ impl Node {
         let plan = Plan::new(&self.records, configured);
         self.settled = true;
         let conflicts: HashSet<String> = plan.conflicts.iter().map(ToString::to_string).collect();
-        for conflict in &plan.conflicts {
-            self.tell(&format!("record {}", conflict.refused), &conflict.to_string());
+        for conflict in conflicts.difference(&self.conflicts) {
+            warn!("record {conflict}");
         }
-        self.told.retain(|subject, text| !subject.starts_with("record ") || conflicts.contains(text));
+        self.conflicts = conflicts;
+        self.told.retain(|port, _| plan.ports.contains(port));
 
         let gone: Vec<_> =
             self.bound.keys().filter(|who| !plan.identities.contains_key(*who)).cloned().collect();
@@ -190,7 +193,6 @@ impl Node {
         let owned: Vec<PortName> = self.steering.ports().map(|(port, _)| port.clone()).collect();
         for port in owned.iter().filter(|port| !plan.ports.contains(*port)) {
             self.give_up(port);
-            self.told.remove(&format!("port {port}"));
         }
         let ready: BTreeSet<&PortName> = plan.ports.iter().filter(|port| self.own(port)).collect();
         self.rendered.retain(|key, _| self.records.contains_key(key));
@@ -209,7 +211,7 @@ impl Node {
                 self.give_up(port);
                 match self.steering.attach(port) {
                     Ok(()) => {
-                        self.told.remove(&format!("port {port}"));
+                        self.told.remove(port);
                         info!(%port, "attached");
                         return true;
                     }
@@ -313,16 +315,12 @@ impl Node {
         Some(responses)
     }
 
+    /// Tries again later, and logs what is new.
     fn trouble(&mut self, port: &PortName, text: &str) {
         self.settled = false;
-        self.tell(&format!("port {port}"), text);
-    }
-
-    /// Logs what is new.
-    fn tell(&mut self, subject: &str, text: &str) {
-        if self.told.get(subject).is_none_or(|last| last != text) {
-            warn!("{subject}: {text}");
-            self.told.insert(subject.to_owned(), text.to_owned());
+        if self.told.get(port).is_none_or(|last| last != text) {
+            warn!("port {port}: {text}");
+            self.told.insert(port.clone(), text.to_owned());
         }
     }
 }
