@@ -27,25 +27,42 @@ pub struct Plan {
     pub conflicts: Vec<Conflict>,
 }
 
-/// Two records that claim one identity: the first by key keeps it.
+/// Why a record is not served where it could be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conflict {
-    /// What both claim.
-    pub identity: IdentityName,
-    /// The record that keeps it.
-    pub kept: String,
-    /// The record that does not get it.
-    pub refused: String,
+pub enum Conflict {
+    /// Two records claim one identity: the first by key keeps it.
+    Taken {
+        /// What both claim.
+        identity: IdentityName,
+        /// The record that keeps it.
+        kept: String,
+        /// The record that does not get it.
+        refused: String,
+    },
+    /// A NIC names no port, and its MAC is configured on several: any but one of them is another guest's.
+    Ambiguous {
+        /// The NIC's MAC.
+        mac: Mac,
+        /// How many ports are configured with it.
+        ports: usize,
+        /// The record that is served on none of them.
+        refused: String,
+    },
 }
 
 impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { identity, kept, refused } = self;
-        write!(
-            f,
-            "{refused}: {} on port {} already belongs to {kept}; give one of the NICs another MAC or port",
-            identity.mac, identity.port
-        )
+        match self {
+            Self::Taken { identity, kept, refused } => write!(
+                f,
+                "{refused}: {} on port {} already belongs to {kept}; give one of the NICs another MAC or port",
+                identity.mac, identity.port
+            ),
+            Self::Ambiguous { mac, ports, refused } => write!(
+                f,
+                "{refused}: {mac} is configured on {ports} ports; say in the record which of them is the NIC's"
+            ),
+        }
     }
 }
 
@@ -53,16 +70,16 @@ impl Plan {
     /// Joins records and configured ports.
     ///
     /// A NIC that names its port is served there. A NIC that names none is served on the configured port
-    /// that names its MAC. A configured port with a MAC that no record has is owned already: its guest's
+    /// that names its MAC, and nowhere if several do. A configured port with a MAC that no record has is owned already: its guest's
     /// requests wait for the record.
     #[must_use]
     pub fn new(records: &Records, configured: &[PortSpec]) -> Self {
         let mut plan = Self::default();
-        let mut by_mac: HashMap<Mac, Vec<PortName>> = HashMap::new();
+        let mut by_mac: HashMap<Mac, BTreeSet<PortName>> = HashMap::new();
         for spec in configured {
             plan.ports.insert(spec.name.clone());
             if let Some(mac) = spec.mac {
-                by_mac.entry(mac).or_default().push(spec.name.clone());
+                by_mac.entry(mac).or_default().insert(spec.name.clone());
                 plan.identities.insert(IdentityName { port: spec.name.clone(), mac }, None);
             }
         }
@@ -70,12 +87,17 @@ impl Plan {
             for nic in &record.network.nics {
                 // VLANs and bonds have no MAC of their own, and no tap.
                 let Some(mac) = nic.mac.map(|mac| mac.0) else { continue };
-                let ports = match &nic.port {
-                    Some(port) => vec![PortName::from(port)],
-                    None => by_mac.get(&mac).cloned().unwrap_or_default(),
-                };
-                for port in ports {
-                    plan.claim(IdentityName { port, mac }, key);
+                match (&nic.port, by_mac.get(&mac)) {
+                    (Some(port), _) => plan.claim(IdentityName { port: port.into(), mac }, key),
+                    (None, Some(ports)) if ports.len() > 1 => {
+                        let (ports, refused) = (ports.len(), key.clone());
+                        plan.conflicts.push(Conflict::Ambiguous { mac, ports, refused });
+                    }
+                    (None, ports) => {
+                        for port in ports.into_iter().flatten().cloned() {
+                            plan.claim(IdentityName { port, mac }, key);
+                        }
+                    }
                 }
             }
         }
@@ -88,7 +110,7 @@ impl Plan {
         match holder {
             None => *holder = Some(key.to_owned()),
             Some(kept) => {
-                let conflict = Conflict { identity, kept: kept.clone(), refused: key.to_owned() };
+                let conflict = Conflict::Taken { identity, kept: kept.clone(), refused: key.to_owned() };
                 self.conflicts.push(conflict);
             }
         }
@@ -97,7 +119,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::{IdentityName, Plan, Records};
+    use super::{Conflict, IdentityName, Plan, Records};
     use crate::port::PortName;
     use crate::record::Record;
     use std::sync::Arc;
@@ -156,8 +178,23 @@ mod tests {
         let records = Records::from([("b".into(), record("b", A, port)), ("a".into(), record("a", A, port))]);
         let plan = Plan::new(&records, &[]);
         assert_eq!(plan.identities, [(who("tap0", A), Some("a".into()))].into());
-        let conflict = &plan.conflicts[0];
-        assert_eq!((conflict.kept.as_str(), conflict.refused.as_str()), ("a", "b"));
+        let (kept, refused) = ("a".into(), "b".into());
+        assert_eq!(plan.conflicts, [Conflict::Taken { identity: who("tap0", A), kept, refused }]);
+    }
+
+    #[test]
+    fn a_record_without_a_port_is_served_on_none_of_two_that_have_its_mac() {
+        let records = Records::from([("a".into(), record("a", A, ""))]);
+        let twice = [format!("tap0={A}"), format!("tap0@blue={A}")].map(|spec| spec.parse().unwrap());
+        let plan = Plan::new(&records, &twice);
+        assert!(plan.identities.values().all(Option::is_none), "{:?}", plan.identities);
+        let mac = who("tap0", A).mac;
+        assert_eq!(plan.conflicts, [Conflict::Ambiguous { mac, ports: 2, refused: "a".into() }]);
+        let same_port_twice = [format!("tap0={A}"), format!("tap0={A}")].map(|spec| spec.parse().unwrap());
+        assert_eq!(
+            Plan::new(&records, &same_port_twice).identities,
+            [(who("tap0", A), Some("a".into()))].into()
+        );
     }
 
     #[test]
