@@ -4,7 +4,7 @@ use crate::node::{ALICE, BOB, Node, ask, config, delete, gets, gets_nothing, por
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict;
 use metadata_user::port::PortName;
-use metadata_user::steer::{SteerError, exists};
+use metadata_user::steer::{Found, SteerError, exists};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -192,6 +192,30 @@ fn a_port_whose_namespace_got_another_name_is_attached_under_that() {
     moved.expect("attached and bound under the new name");
     assert!(steered.is_some());
     assert_eq!(node.steering.ports().map(|(name, _)| name).collect::<Vec<_>>(), [&second]);
+}
+
+#[test]
+fn a_device_of_the_same_index_in_another_namespace_is_another_device() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("pod");
+    let name = PortName { ifname: "tap0".into(), netns: Some(path.display().to_string()) };
+    let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
+    let _taps = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
+    let [first, second] = pods.each_ref().map(|pod| format!("/run/netns/{}", pod.name()));
+    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Nothing);
+    std::os::unix::fs::symlink(first, &path).expect("a name");
+    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Other);
+    node.steering.attach(&name).expect("attached");
+    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Attached);
+    let index = exists(&name).expect("a look-up");
+    std::fs::remove_file(&path).expect("the name goes");
+    std::os::unix::fs::symlink(second, &path).expect("the name means another namespace");
+    assert_eq!(exists(&name).expect("a look-up"), index, "both taps have one index");
+    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Other);
 }
 
 #[test]
