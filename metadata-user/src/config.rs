@@ -112,8 +112,10 @@ impl Config {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
         let config = Self::parse(&text).map_err(|reason| ConfigError::Parse { path: path.into(), reason })?;
-        config.validate()?;
-        Ok(config)
+        match config.validate() {
+            Ok(()) => Ok(config),
+            Err(error) => Err(ConfigError::Parse { path: path.into(), reason: error.to_string() }),
+        }
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -141,6 +143,15 @@ impl Config {
         }
         if self.addresses.is_empty() {
             return value("addresses", "at least one address to serve".into(), "none".into());
+        }
+        for (place, address) in self.addresses.iter().enumerate() {
+            // Guests use these among themselves: to take them would cut them off.
+            if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+                return value("addresses", "addresses of one station".into(), address.to_string());
+            }
+            if self.addresses[..place].contains(address) {
+                return value("addresses", "each address once".into(), format!("{address} twice"));
+            }
         }
         for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
             let count = self.addresses.iter().filter(|a| family(a)).count();
@@ -256,7 +267,10 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused() {
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 4] = [
+        let cases: [(&str, Spoil); 7] = [
+            ("addresses", |c| c.addresses.push("0.0.0.0".parse().unwrap())),
+            ("addresses", |c| c.addresses.push("ff02::1".parse().unwrap())),
+            ("addresses", |c| c.addresses.push(DEFAULT_ADDRESS)),
             ("hub", |c| c.hub = "x".repeat(12)),
             ("hub", |c| c.hub = "a/b".into()),
             ("addresses", |c| c.addresses.clear()),
