@@ -3,7 +3,8 @@
 use crate::shell::{self, Root};
 use crate::tools;
 use anyhow::{Context as _, Result, bail, ensure};
-use std::process::Command;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, ExitStatus, Stdio};
 use support::privileged;
 
 /// What to test and how strictly.
@@ -49,14 +50,48 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Root::No(_) => {}
     }
-    let outcome = shell::run(&mut test);
+    let (totals, outcome) = run_counted(&mut test)?;
     let runs = Runs::read(&std::fs::read_to_string(log.path())?);
     runs.report();
-    outcome?;
+    println!("tests: {} passed, {} failed, {} skipped", totals.passed, totals.failed, runs.skipped.len());
+    ensure!(outcome.success(), "cargo test: {outcome}");
     // A selection of tests may well hold none that needs root.
     ensure!(!require || !args.words.is_empty() || runs.ran > 0, "not one privileged test ran");
     ensure!(!require || runs.skipped.is_empty(), "{} privileged tests were skipped", runs.skipped.len());
     Ok(())
+}
+
+/// Runs `cargo test`, shows what it says as it says it, and adds up its result lines.
+fn run_counted(test: &mut Command) -> Result<(Totals, ExitStatus)> {
+    let mut child = test.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
+    let mut totals = Totals::default();
+    let output = child.stdout.take().context("cargo test has an output")?;
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        totals.add(&line);
+        println!("{line}");
+    }
+    Ok((totals, child.wait()?))
+}
+
+/// All test programs' results together.
+#[derive(Default, Debug, PartialEq)]
+struct Totals {
+    passed: usize,
+    failed: usize,
+}
+
+impl Totals {
+    /// Adds a line such as `test result: ok. 3 passed; 0 failed; 0 ignored; …`; others count nothing.
+    fn add(&mut self, line: &str) {
+        let Some(result) = line.strip_prefix("test result: ") else { return };
+        let number = |word: &str| {
+            let before = result.split(word).next().unwrap_or_default();
+            before.trim_end().rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)
+        };
+        self.passed += number(" passed");
+        self.failed += number(" failed");
+    }
 }
 
 /// Privileged tests by what became of them.
@@ -100,7 +135,20 @@ fn host() -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::Runs;
+    use super::{Runs, Totals};
+
+    #[test]
+    fn results_of_all_test_programs_are_added_up() {
+        let mut totals = Totals::default();
+        for line in [
+            "test result: ok. 32 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.03s",
+            "test a_guest ... 7 passed",
+            "test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1s",
+        ] {
+            totals.add(line);
+        }
+        assert_eq!(totals, Totals { passed: 36, failed: 1 });
+    }
 
     #[test]
     fn skips_are_counted_by_name() {

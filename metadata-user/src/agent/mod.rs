@@ -1,6 +1,6 @@
 //! The control side: joins feed, store and steer.
 //!
-//! Every event (a record, a link that came or went, a timer) asks [`plan`] for the whole wanted state and
+//! Every event (a record, a link that came or went, a timer) asks [`Plan`] for the whole wanted state and
 //! [`Node`] for the difference to the present one. There is no other way a port or a response changes.
 
 mod endpoint;

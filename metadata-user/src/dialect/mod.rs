@@ -1,7 +1,7 @@
 //! One file per dialect: a record in, paths and responses out.
 //!
-//! A dialect is a name and a function that adds its routes to a [`Sheet`]; adding one is a file and a line
-//! in [`DIALECTS`]. Everything is rendered when the record changes, nothing when a guest asks.
+//! A dialect is a name and a function that adds its routes to a `Sheet`; adding one is a file and a line
+//! in `DIALECTS`. Everything is rendered when the record changes, nothing when a guest asks.
 
 mod core;
 mod kubevirt;
