@@ -201,7 +201,7 @@ impl Guest {
     /// When ping cannot be run or its report cannot be read.
     pub fn ping(&self, to: Ipv4Addr, count: u32) -> Result<u32> {
         let mut command = Command::new("ping");
-        command.args(["-n", "-q", "-i", "0.02", "-W", "1", "-c", &count.to_string(), &to.to_string()]);
+        command.args(["-n", "-q", "-i", "0.02", "-W", "5", "-c", &count.to_string(), &to.to_string()]);
         let output = self.ns.output(&mut command)?;
         let said = String::from_utf8_lossy(&output.stdout);
         let answers = said.split_once("transmitted, ").and_then(|(_, rest)| rest.split_once(" received"));
