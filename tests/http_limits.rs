@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use metadata_user::dialect;
 use metadata_user::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
+use metadata_user::http::{Response, Status};
 use metadata_user::record::Record;
 use metadata_user::serve::{Serve, ServeConfig};
 use metadata_user::stack::{Stack, StackConfig};
-use metadata_user::store::{Interner, Store};
+use metadata_user::store::{Interner, RequestLimit, Responses, Route, Store};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
 use support::record::Identity;
@@ -398,4 +399,41 @@ fn every_path_follows_the_vm_from_awaited_to_served_to_gone() {
             assert_eq!(statuses, wanted, "{path}");
         }
     }
+}
+
+#[test]
+fn a_vm_above_its_rate_waits_its_turn_and_hears_429_when_it_does_not_come() {
+    const ASKED: u16 = 10;
+    let store = Arc::new(Store::new(1));
+    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store), ServeConfig::default()));
+    let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
+    let mut limited = Responses::builder();
+    limited.limit(RequestLimit { per_second: 1, burst: 2 });
+    limited.add("/", Route::open(Response::new(Status(200), None, &[], b"x".as_slice().into())));
+    store.publish(0, Arc::new(limited.build())).expect("there is slot 0");
+    let talks: Vec<_> =
+        (0..ASKED).map(|n| world.client.begin(40_000 + n, b"GET / HTTP/1.1\r\n\r\n")).collect();
+    world.wait(Duration::from_secs(3));
+    let early = talks.iter().filter(|talk| !world.client.talks[**talk].received.is_empty()).count();
+    assert!((4..=5).contains(&early), "two at once and one a second after that, not {early}");
+    let put = world.client.begin(50_000, b"PUT / HTTP/1.1\r\nContent-Length: 0\r\n\r\n");
+    world.wait(Duration::from_millis(10));
+    assert_eq!(responses(&world.client.talks[put].received, &[])[0].status, 405, "a PUT never waits");
+    world.wait(Duration::from_secs(2));
+    let mut refused = 0;
+    for talk in talks {
+        let answers = responses(&world.client.talks[talk].received, &[]);
+        match answers[0].status {
+            200 => {}
+            429 => {
+                refused += 1;
+                assert!(answers[0].head.contains("\r\nRetry-After: 1\r\n"));
+            }
+            other => panic!("status {other}"),
+        }
+    }
+    assert!(
+        (4..=5).contains(&refused),
+        "four more are served in four seconds, so {refused} refusals are wrong"
+    );
 }

@@ -9,6 +9,7 @@ use metadata_common::stamp::stamp;
 use metadata_user::http::{Request, Response, Status};
 use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
 use metadata_user::stack::{Stack, StackConfig, TIME_WAITS_PER_PORT};
+use metadata_user::time::Now;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
@@ -254,7 +255,7 @@ fn echo_requests_are_answered_and_one_larger_than_the_mtu_is_not() {
 struct Faulty;
 
 impl Answers for Faulty {
-    fn answer(&self, _: Slot, request: &Request<'_>) -> Answer {
+    fn answer(&self, _: Now, _: Slot, request: &Request<'_>) -> Answer {
         assert_ne!(request.target.path, "/fault", "the fault this test wants");
         Answer::Ready(Response::new(Status(200), None, &[], b"fine".as_slice().into()))
     }

@@ -7,7 +7,7 @@ use metadata_common::maps::Slot;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::{Request, Response, Status};
+use crate::http::{Method, Request, Response, Status};
 use crate::stack::{Connection, Service};
 use crate::store::{Entry, Store};
 use crate::time::Now;
@@ -21,6 +21,8 @@ pub enum Answer {
     Ready(Response),
     /// The slot is known, but its record is not here yet.
     NotYet,
+    /// The slot has asked more often than it may.
+    TooMany,
     /// Nothing is known of the slot.
     Unknown,
 }
@@ -28,12 +30,18 @@ pub enum Answer {
 /// Where answers come from.
 pub trait Answers {
     /// The answer to one request of one slot. Must not wait.
-    fn answer(&self, slot: Slot, request: &Request<'_>) -> Answer;
+    fn answer(&self, now: Now, slot: Slot, request: &Request<'_>) -> Answer;
 }
 
 impl Answers for Store {
-    fn answer(&self, slot: Slot, request: &Request<'_>) -> Answer {
+    fn answer(&self, now: Now, slot: Slot, request: &Request<'_>) -> Answer {
         match self.get(slot) {
+            // Never a token's PUT: a client that is refused there gives up its datasource for good.
+            Entry::Ready(responses)
+                if request.method != Method::Put && !self.admit(slot, responses.limit(), now.mono) =>
+            {
+                Answer::TooMany
+            }
             Entry::Ready(responses) => Answer::Ready(responses.answer(request)),
             Entry::Expected => Answer::NotYet,
             Entry::Unknown => Answer::Unknown,
@@ -52,7 +60,7 @@ pub struct ServeConfig {
     pub body_timeout: Duration,
     /// Between two requests.
     pub idle_timeout: Duration,
-    /// How often a request that waits for its record looks for it.
+    /// How often a request that waits for its record or its turn looks again.
     pub look_again: Duration,
 }
 
@@ -68,7 +76,7 @@ impl Default for ServeConfig {
     }
 }
 
-/// How long a request may wait for its record: a little less than the clients of its path wait for an
+/// How long a request may wait for its record, or for its turn: a little less than the clients of its path wait for an
 /// answer. `path` is normalised.
 #[must_use]
 pub fn hold(path: &str) -> Duration {
@@ -91,6 +99,7 @@ struct Shared<A> {
     /// Answers that depend on nothing, rendered once.
     errors: Vec<Response>,
     not_ready: Response,
+    too_many: Response,
     options: Response,
 }
 
@@ -102,6 +111,7 @@ impl<A> Shared<A> {
             config,
             errors: errors.into_iter().map(|status| Response::error(Status(status), &[])).collect(),
             not_ready: Response::error(Status(503), &[("Retry-After", "1")]),
+            too_many: Response::error(Status(429), &[("Retry-After", "1")]),
             options: Response::new(Status(204), None, &[("Allow", ALLOW)], bytes::Bytes::new()),
         }
     }

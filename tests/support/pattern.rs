@@ -5,6 +5,7 @@ use metadata_common::maps::Slot;
 use metadata_user::http::{Method, Request, Response, Status};
 use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
 use metadata_user::stack::{Stack, StackConfig};
+use metadata_user::time::Now;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,7 +32,7 @@ pub fn octets(n: usize) -> Vec<u8> {
 }
 
 impl Answers for Pattern {
-    fn answer(&self, _: Slot, request: &Request<'_>) -> Answer {
+    fn answer(&self, _: Now, _: Slot, request: &Request<'_>) -> Answer {
         if !self.known.load(Ordering::Relaxed) {
             return Answer::Unknown;
         }

@@ -14,7 +14,7 @@ mod yaml;
 mod tests;
 
 use crate::record::{self, Record};
-use crate::store::{Interner, Responses};
+use crate::store::{Interner, RequestLimit, Responses};
 use sheet::Sheet;
 
 /// A dialect: what a record calls it, and how it adds its routes.
@@ -30,6 +30,7 @@ const DIALECTS: &[Dialect] = &[nocloud::DIALECT, kubevirt::DIALECT];
 #[must_use]
 pub fn render(record: &Record, interner: &mut Interner) -> Responses {
     let mut sheet = Sheet::new(interner);
+    sheet.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
     core::render(&mut sheet);
     for dialect in DIALECTS.iter().filter(|dialect| record.serve.serves(dialect.name)) {
         (dialect.render)(record, &mut sheet);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::http::{Response, Status};
 use crate::record::vm::Payload;
-use crate::store::{Guard, Interner, Responses, ResponsesBuilder, Route};
+use crate::store::{Guard, Interner, RequestLimit, Responses, ResponsesBuilder, Route};
 
 /// Type of text bodies. Without the charset some clients read ISO-8859-1.
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
@@ -27,6 +27,11 @@ pub(super) struct Sheet<'a> {
 impl<'a> Sheet<'a> {
     pub(super) fn new(interner: &'a mut Interner) -> Self {
         Self { interner, routes: Responses::builder() }
+    }
+
+    /// Sets how often the VM may ask.
+    pub(super) fn limit(&mut self, limit: RequestLimit) {
+        self.routes.limit(limit);
     }
 
     pub(super) fn finish(self) -> Responses {

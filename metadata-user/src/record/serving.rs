@@ -203,7 +203,7 @@ impl<'de> Deserialize<'de> for AbsentSeed {
     }
 }
 
-/// `serve.limits`. Only `user_data` has an effect so far.
+/// `serve.limits`. `conns` has no effect so far: all ports are limited alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct ServeLimits {

@@ -182,7 +182,7 @@ fn what_is_probably_not_meant_is_warned_of_at_its_place() {
         ("  nics:", "  raw: {version: 2}\n  nics:", "r.yaml:24:8: network.raw: not used"),
         ("    name: eth1\n", "", "r.yaml:33:5: network.nics[1]: no `name`"),
         ("absent_seed: 204", "dialects: []", "r.yaml:51:13: serve.dialects: an empty list"),
-        ("absent_seed: 204", "limits: {rps: 5}", "r.yaml:51:17: serve.limits.rps: not used"),
+        ("absent_seed: 204", "limits: {conns: 5}", "r.yaml:51:19: serve.limits.conns: not used"),
         (
             "{text: eyJhbGciOiJub25lIn0.e30., expires: \"2030-01-01T00:00:00Z\"}",
             "{source: {file: t}}",

@@ -415,13 +415,9 @@ impl Validator<'_> {
             let here = way!["serve", "limits", name];
             return Err(self.refuse(&here, "1 or more", 0, "leave it out for the default"));
         }
-        let default = ServeLimits::default();
-        let defaults = [default.burst, default.rps, default.conns];
-        for ((name, value), default) in limits.into_iter().zip(defaults) {
-            if value != default {
-                let message = "not used: this version limits all ports alike, as the agent is configured";
-                self.warn(&way!["serve", "limits", name], message);
-            }
+        if serve.limits.conns != ServeLimits::default().conns {
+            let message = "not used: every port may hold 128 connections";
+            self.warn(&way!["serve", "limits", "conns"], message);
         }
         let open = [Dialect::NoCloud, Dialect::OpenStack].into_iter().filter(|d| serve.serves(*d));
         if serve.imdsv2 == Imdsv2::Required && open.count() > 0 {

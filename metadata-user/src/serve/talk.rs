@@ -28,7 +28,7 @@ enum Phase {
     Head,
     /// The head is in `head`, the body on its way.
     Body(BodyReader),
-    /// A complete request whose record is not here yet.
+    /// A complete request whose record is not here yet, or whose turn has not come.
     Held { look_at: Duration, give_up: Duration },
     /// The last answer has been given.
     Over,
@@ -37,8 +37,8 @@ enum Phase {
 /// What was found to say to a complete request.
 enum Said {
     Answer(Response),
-    /// Nothing yet; how long it may wait in all.
-    Hold(Duration),
+    /// Nothing yet; how long it may wait in all, and what is said then.
+    Hold(Duration, Response),
 }
 
 /// `OPTIONS *`: about the server, not about a path (RFC 9110 §9.3.7).
@@ -180,14 +180,12 @@ impl<A: Answers> Talk<A> {
         Ok(())
     }
 
-    /// Tries to answer a complete request; keeps it when its record is not here yet.
+    /// Tries to answer a complete request; keeps it while it has to wait.
     fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], octets: &[u8]) -> Result<(), RequestError> {
-        let response = match (self.find(head, body)?, &self.phase) {
+        let response = match (self.find(now, head, body)?, &self.phase) {
             (Said::Answer(response), _) => response,
-            (Said::Hold(_), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
-                self.shared.not_ready.clone()
-            }
-            (Said::Hold(patience), phase) => {
+            (Said::Hold(_, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => at_last,
+            (Said::Hold(patience, _), phase) => {
                 let give_up = match phase {
                     Phase::Held { give_up, .. } => *give_up,
                     _ => now.mono + patience,
@@ -209,7 +207,7 @@ impl<A: Answers> Talk<A> {
         Ok(())
     }
 
-    fn find(&self, head: &Head<'_>, body: &[u8]) -> Result<Said, RequestError> {
+    fn find(&self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<Said, RequestError> {
         if asks_for_options(head) {
             return Ok(Said::Answer(self.shared.options.clone()));
         }
@@ -220,10 +218,11 @@ impl<A: Answers> Talk<A> {
             Err(TargetError::Malformed) => return Err(RequestError::Target),
         };
         let request = Request { method: head.method, target, headers: head.headers, body };
-        Ok(match self.shared.answers.answer(self.connection.slot, &request) {
+        Ok(match self.shared.answers.answer(now, self.connection.slot, &request) {
             Answer::Ready(response) => Said::Answer(response),
             Answer::Unknown => Said::Answer(self.shared.error(Status(404))),
-            Answer::NotYet => Said::Hold(hold(target.path)),
+            Answer::NotYet => Said::Hold(hold(target.path), self.shared.not_ready.clone()),
+            Answer::TooMany => Said::Hold(hold(target.path), self.shared.too_many.clone()),
         })
     }
 

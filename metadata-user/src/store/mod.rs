@@ -10,5 +10,5 @@ mod responses;
 mod table;
 
 pub use intern::Interner;
-pub use responses::{Condition, Guard, Responses, ResponsesBuilder, Route};
+pub use responses::{Condition, Guard, RequestLimit, Responses, ResponsesBuilder, Route};
 pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};

@@ -91,6 +91,16 @@ impl Route {
 pub struct Responses {
     /// Sorted by path.
     routes: Box<[(Cow<'static, str>, Route)]>,
+    limit: RequestLimit,
+}
+
+/// How often a VM may ask. What is above waits, then is answered 429.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestLimit {
+    /// Requests a second in the long run; 0 means no limit.
+    pub per_second: u32,
+    /// Requests at once after a pause.
+    pub burst: u32,
 }
 
 impl Responses {
@@ -112,6 +122,12 @@ impl Responses {
         self.route(request.target.path).map_or_else(|| NOT_FOUND.clone(), |route| route.answer(request))
     }
 
+    /// How often the VM may ask.
+    #[must_use]
+    pub fn limit(&self) -> RequestLimit {
+        self.limit
+    }
+
     /// The route of a normalised path.
     #[must_use]
     pub fn route(&self, path: &str) -> Option<&Route> {
@@ -129,9 +145,15 @@ impl Responses {
 #[derive(Debug, Default)]
 pub struct ResponsesBuilder {
     routes: Vec<(Cow<'static, str>, Route)>,
+    limit: RequestLimit,
 }
 
 impl ResponsesBuilder {
+    /// Sets how often the VM may ask.
+    pub fn limit(&mut self, limit: RequestLimit) {
+        self.limit = limit;
+    }
+
     /// Adds the route of a normalised path: `/`, or `/a/b` without a trailing slash.
     ///
     /// A path added twice keeps the first route, so dialects listed earlier win.
@@ -145,7 +167,7 @@ impl ResponsesBuilder {
         let mut routes = self.routes;
         routes.sort_by(|(a, _), (b, _)| a.cmp(b));
         routes.dedup_by(|(later, _), (first, _)| later == first);
-        Responses { routes: routes.into() }
+        Responses { routes: routes.into(), limit: self.limit }
     }
 }
 

@@ -1,11 +1,14 @@
 //! The table of slots.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use metadata_common::maps::Slot;
+use metadata_common::bucket::take;
+use metadata_common::maps::{Port, Slot};
 
-use super::Responses;
+use super::{RequestLimit, Responses};
 
 /// Most slots a table can be made for: 2²⁰ VMs (8 MiB of pointers).
 pub const MAX_SLOTS: u32 = 1 << 20;
@@ -42,13 +45,20 @@ enum Held {
 #[derive(Debug)]
 pub struct Store {
     table: Box<[ArcSwapOption<Held>]>,
+    /// Per slot, the state of its token bucket: when it will be full again, in nanoseconds of `Now::mono`.
+    /// Kept when a record is replaced, so that a change of record is no way round the limit.
+    buckets: Box<[AtomicU64]>,
 }
 
 impl Store {
     /// A table of `slots` unknown slots, [`MAX_SLOTS`] at most.
     #[must_use]
     pub fn new(slots: u32) -> Self {
-        Self { table: (0..slots.min(MAX_SLOTS)).map(|_| ArcSwapOption::empty()).collect() }
+        let slots = slots.min(MAX_SLOTS);
+        Self {
+            table: (0..slots).map(|_| ArcSwapOption::empty()).collect(),
+            buckets: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+        }
     }
 
     /// How many slots there are.
@@ -73,12 +83,30 @@ impl Store {
         self.set(slot, Some(Held::Expected))
     }
 
-    /// Forgets `slot`.
+    /// Takes one request's credit from the token bucket of `slot`; false when it is empty. Never waits.
+    ///
+    /// Only the worker that serves a slot asks, so nobody races for the credit.
+    #[must_use]
+    pub fn admit(&self, slot: Slot, limit: RequestLimit, now: Duration) -> bool {
+        let Some(bucket) = usize::try_from(slot).ok().and_then(|index| self.buckets.get(index)) else {
+            return false;
+        };
+        let full_at_ns = bucket.load(Ordering::Relaxed);
+        let port = Port { full_at_ns, ..Port::with_limit(limit.per_second, limit.burst) };
+        let taken = take(port, u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
+        taken.inspect(|full_at_ns| bucket.store(*full_at_ns, Ordering::Relaxed)).is_some()
+    }
+
+    /// Forgets `slot`, and what its guest has asked.
     ///
     /// # Errors
     /// [`SlotOutOfRange`] when the table has no such slot.
     pub fn withdraw(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.set(slot, None)
+        self.set(slot, None)?;
+        if let Some(bucket) = usize::try_from(slot).ok().and_then(|index| self.buckets.get(index)) {
+            bucket.store(0, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// What `slot` holds now; [`Entry::Unknown`] beyond the end of the table. Never waits.
@@ -105,9 +133,10 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
-    use crate::store::Responses;
+    use crate::store::{RequestLimit, Responses};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     #[test]
     fn a_slot_goes_from_unknown_to_expected_to_ready_and_back() {
@@ -133,6 +162,19 @@ mod tests {
         assert!(matches!(store.get(2), Entry::Unknown));
         assert!(matches!(store.get(u32::MAX), Entry::Unknown));
         assert_eq!(Store::new(u32::MAX).slots(), MAX_SLOTS);
+    }
+
+    #[test]
+    fn a_slot_asks_its_burst_at_once_and_its_rate_after_that() {
+        let store = Store::new(2);
+        let limit = RequestLimit { per_second: 100, burst: 400 };
+        let admitted = |slot, at| (0..1_000).filter(|_| store.admit(slot, limit, at)).count();
+        assert_eq!(admitted(0, Duration::from_secs(9)), 400);
+        assert_eq!(admitted(1, Duration::from_secs(9)), 400, "a neighbour has a bucket of its own");
+        assert_eq!(admitted(0, Duration::from_secs(10)), 100);
+        store.withdraw(0).expect("slot 0 exists");
+        assert_eq!(admitted(0, Duration::from_secs(10)), 400, "the next guest starts afresh");
+        assert!(!store.admit(2, limit, Duration::ZERO), "no such slot");
     }
 
     #[test]

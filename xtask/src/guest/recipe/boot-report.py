@@ -5,6 +5,7 @@ Baked into the image of `cargo xtask guest`; the verb reads the other end of the
 """
 import glob
 import json
+import os
 import subprocess
 import time
 
@@ -26,7 +27,7 @@ def content(path):
 
 def main():
     log = content("/var/log/cloud-init.log") or ""
-    keys = glob.glob("/home/*/.ssh/authorized_keys") + ["/root/.ssh/authorized_keys"]
+    keys = glob.glob("/home/*/.ssh/authorized_keys") + [os.path.expanduser("~root/.ssh/authorized_keys")]
     report = {
         "uptime_seconds": time.clock_gettime(time.CLOCK_BOOTTIME),
         "package": said("dpkg-query", "--show", "cloud-init"),
