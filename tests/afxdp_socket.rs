@@ -240,6 +240,8 @@ impl Engine for Echo {
 
     fn forget(&mut self, _: Slot) {}
 
+    fn wake(&mut self, _: Now, _: Slot, _: &mut dyn Transmit) {}
+
     fn stats(&self) {}
 }
 

@@ -8,7 +8,7 @@ use metadata_common::maps::{Guest, Identity, Port, PortKey, program};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol};
-use support::frames::{self, Both, GUEST, SERVED_V4, SERVED_V6};
+use support::frames::{self, Both, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6};
 use support::prog_test::{LOOPBACK, Outcome, Programs, XDP_DROP, XDP_PASS, XDP_REDIRECT, in_empty_namespace};
 use support::{privileged, seed};
 
@@ -17,11 +17,12 @@ const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
 const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1 };
 const UNLIMITED: Port = Port { frame_ns: 0, depth_ns: 0, full_at_ns: 0 };
 
-/// A node with one hub that serves both addresses and knows no port yet.
+/// A node with one hub that serves both addresses, answers ARP for the next hop, and knows no port yet.
 fn node() -> Programs {
     let mut programs = Programs::load(NETNS).expect("the object loads");
     programs.serve(IpAddr::V4(SERVED_V4)).expect("an IPv4 address is served");
     programs.serve(IpAddr::V6(SERVED_V6)).expect("an IPv6 address is served");
+    programs.answer_arp(NEXT_HOP).expect("a next hop is answered for");
     programs.place_hub(IDENTITY.hub).expect("the hub has a device");
     programs
 }

@@ -1,7 +1,7 @@
 //! The steering policy: which of a guest's frames are for the metadata service.
 //!
-//! A frame is *for a served address* when it is ARP or a neighbour solicitation asking for one, or IP
-//! sent to one. On a port we own such a frame never leaves: it is steered or dropped. Steered is what a
+//! A frame is *for a served address* when it is ARP or a neighbour solicitation asking for one (or ARP for
+//! a next hop on the way to one), or IP sent to one. On a port we own such a frame never leaves: it is steered or dropped. Steered is what a
 //! plain client sends: ARP, neighbour solicitation, TCP, ICMP, in whole datagrams without options or
 //! extension headers. Everything else for a served address is dropped, each for its own reason, and
 //! everything for other addresses passes untouched.
@@ -30,6 +30,11 @@ pub trait Served {
     fn serves_v4(&self, address: [u8; 4]) -> bool;
     /// True if this IPv6 address (wire order) is served.
     fn serves_v6(&self, address: [u8; 16]) -> bool;
+    /// True if ARP for this IPv4 address (wire order) is answered: for every served one, and for those that
+    /// guests need as next hop on the way to one. What is sent to such a next hop itself passes.
+    fn answers_arp(&self, address: [u8; 4]) -> bool {
+        self.serves_v4(address)
+    }
 }
 
 /// What to do with a frame a guest sent, its sender aside.
@@ -77,7 +82,7 @@ fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served)
         return Err(Verdict::PassArpFormat);
     }
     let target = frame.read::<4>(at + arp::TARGET_IP).ok_or(Verdict::PassTruncated)?;
-    if served.serves_v4(target) { Ok(Verdict::SteerArp) } else { Err(Verdict::PassArp) }
+    if served.answers_arp(target) { Ok(Verdict::SteerArp) } else { Err(Verdict::PassArp) }
 }
 
 #[inline(always)]

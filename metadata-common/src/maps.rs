@@ -15,8 +15,15 @@ pub const MAX_PORTS: u32 = 16_384;
 /// Hubs one node can run, one worker each.
 pub const MAX_HUBS: u32 = 64;
 
-/// Metadata addresses of one family a node can serve.
+/// Metadata addresses of one family a node can serve, next hops on the way to them included.
 pub const MAX_SERVED: u32 = 32;
+
+/// The value of an address that is served.
+pub const SERVED: u32 = 1;
+
+/// The value of an IPv4 address for which ARP is answered and nothing else: a next hop guests have been told
+/// to reach a served address by, which is somebody else's.
+pub const ARP_ONLY: u32 = 2;
 
 /// Names of maps and globals, as they stand in the object.
 pub mod name {
@@ -32,9 +39,10 @@ pub mod name {
     pub const HUBS: &str = "HUBS";
     /// `XSKMAP` receive queue of a hub's inner veth → AF_XDP socket.
     pub const SOCKETS: &str = "SOCKETS";
-    /// `HASH` IPv4 address (4 octets, wire order) → 1: the addresses served.
+    /// `HASH` IPv4 address (4 octets, wire order) → [`SERVED`](super::SERVED) or
+    /// [`ARP_ONLY`](super::ARP_ONLY).
     pub const SERVED_V4: &str = "SERVED_V4";
-    /// `HASH` IPv6 address (16 octets, wire order) → 1: the addresses served.
+    /// `HASH` IPv6 address (16 octets, wire order) → [`SERVED`](super::SERVED).
     pub const SERVED_V6: &str = "SERVED_V6";
     /// `PERCPU_ARRAY` verdict → count of frames.
     pub const COUNTERS: &str = "COUNTERS";

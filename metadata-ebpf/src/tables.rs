@@ -9,7 +9,7 @@ use metadata_common::classify::Served;
 use metadata_common::decide;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, Guest, Identity, IdentityKey, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, PortKey, Slot,
+    self, Guest, Identity, IdentityKey, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, PortKey, SERVED, Slot,
 };
 use metadata_common::verdict::Verdict;
 
@@ -68,12 +68,22 @@ impl Ingress {
 impl Served for Ingress {
     #[inline(always)]
     fn serves_v4(&self, address: [u8; 4]) -> bool {
-        SERVED_V4.get_ptr(address).is_some()
+        let Some(entry) = SERVED_V4.get_ptr(address) else {
+            return false;
+        };
+        // SAFETY: the map returned this pointer to a live, aligned u32.
+        let value = unsafe { entry.read_volatile() };
+        value == SERVED
     }
 
     #[inline(always)]
     fn serves_v6(&self, address: [u8; 16]) -> bool {
         SERVED_V6.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn answers_arp(&self, address: [u8; 4]) -> bool {
+        SERVED_V4.get_ptr(address).is_some()
     }
 }
 

@@ -7,7 +7,7 @@
 //! ports:
 //! - {ifname: vnet0, mac: "52:54:00:12:34:56"}
 //! - {ifname: tap0, netns: /proc/4242/ns/net}
-//! addresses: [169.254.169.254]
+//! addresses: [169.254.169.254, "fd00:ec2::254"]   # these, and none of the others served by default
 //! limits: {frames_per_second: 10000, burst: 2048}
 //! ```
 
@@ -19,11 +19,9 @@ use metadata_common::mac::Mac;
 use metadata_common::maps;
 use serde::Deserialize;
 
+use crate::addresses;
 use crate::port::PortName;
 use crate::steer::{HUB_PREFIX_MAX, Limits};
-
-/// The address every cloud image asks first (RFC 3927 link-local).
-pub const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
 
 /// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
 const MAX_IFNAME: usize = 15;
@@ -36,8 +34,14 @@ pub struct Config {
     pub records: Option<PathBuf>,
     /// Ports to own besides those that records name.
     pub ports: Vec<PortSpec>,
-    /// Metadata addresses served on every port, at most [`maps::MAX_SERVED`] of a family.
+    /// Metadata addresses served on every port, at most [`maps::MAX_SERVED`] of a family. Default:
+    /// [`addresses::ALL`], each with what asks there. A list here replaces the default, so that an address
+    /// left out stays whoever's it is: frames for it pass untouched, which the kernel decides.
     pub addresses: Vec<IpAddr>,
+    /// IPv4 addresses for which ARP is answered while IP sent to them passes: next hops that guests are told
+    /// to reach a served address by. They count with `addresses`. Default (`None`):
+    /// [`addresses::SCALEWAY_NEXT_HOP`] where [`addresses::SCALEWAY`] is served, else none.
+    pub arp_only: Option<Vec<Ipv4Addr>>,
     /// What one port may send towards the service; enforced in the kernel.
     pub limits: Limits,
     /// Prefix of the hub's device names, 1 to 11 octets; two agents in one namespace need two.
@@ -54,7 +58,8 @@ impl Default for Config {
         Self {
             records: None,
             ports: Vec::new(),
-            addresses: vec![DEFAULT_ADDRESS],
+            addresses: addresses::ALL.to_vec(),
+            arp_only: None,
             limits: Limits::default(),
             hub: "imds".into(),
             metrics: None,
@@ -127,6 +132,18 @@ impl Config {
         serde_path_to_error::deserialize(yaml).map_err(|error| format!("{}: {}", error.path(), error.inner()))
     }
 
+    /// The next hops for which ARP is answered: those configured, or what `addresses` calls for.
+    #[must_use]
+    pub fn next_hops(&self) -> Vec<Ipv4Addr> {
+        match &self.arp_only {
+            Some(configured) => configured.clone(),
+            None if self.addresses.contains(&addresses::SCALEWAY.into()) => {
+                vec![addresses::SCALEWAY_NEXT_HOP]
+            }
+            None => Vec::new(),
+        }
+    }
+
     /// Checks what no type can.
     ///
     /// # Errors
@@ -141,30 +158,43 @@ impl Config {
                 self.hub.clone(),
             );
         }
-        if self.addresses.is_empty() {
-            return value("addresses", "at least one address to serve".into(), "none".into());
+        self.validate_addresses()?;
+        if self.limits.frames_per_second > 0 && self.limits.burst == 0 {
+            return value("limits.burst", "at least 1 when frames_per_second is set".into(), "0".into());
         }
-        for (place, address) in self.addresses.iter().enumerate() {
-            // Guests use these among themselves: to take them would cut them off.
-            if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-                return value("addresses", "addresses of one station".into(), address.to_string());
-            }
-            if self.addresses[..place].contains(address) {
-                return value("addresses", "each address once".into(), format!("{address} twice"));
+        Ok(())
+    }
+}
+
+impl Config {
+    fn validate_addresses(&self) -> Result<(), ConfigError> {
+        let value = |field, expected: &str, found: String| {
+            Err(ConfigError::Value { field, expected: expected.into(), found })
+        };
+        if self.addresses.is_empty() {
+            return value("addresses", "at least one address to serve", "none".into());
+        }
+        let next_hops: Vec<_> = self.next_hops().into_iter().map(IpAddr::V4).collect();
+        let mut seen: Vec<IpAddr> = Vec::new();
+        for (field, list) in [("addresses", &self.addresses), ("arp_only", &next_hops)] {
+            for address in list {
+                // Guests use these among themselves: to take them would cut them off.
+                let group = matches!(address, IpAddr::V4(v4) if v4.is_broadcast()) || address.is_multicast();
+                if group || address.is_unspecified() || address.is_loopback() {
+                    return value(field, "addresses of one station", address.to_string());
+                }
+                if seen.contains(address) {
+                    return value(field, "each address once, served or next hop", format!("{address} twice"));
+                }
+                seen.push(*address);
             }
         }
         for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
-            let count = self.addresses.iter().filter(|a| family(a)).count();
+            let count = seen.iter().filter(|address| family(address)).count();
             if count > maps::MAX_SERVED as usize {
-                return value(
-                    "addresses",
-                    format!("at most {} of a family", maps::MAX_SERVED),
-                    count.to_string(),
-                );
+                let expected = format!("at most {} of a family, next hops included", maps::MAX_SERVED);
+                return value("addresses", &expected, count.to_string());
             }
-        }
-        if self.limits.frames_per_second > 0 && self.limits.burst == 0 {
-            return value("limits.burst", "at least 1 when frames_per_second is set".into(), "0".into());
         }
         Ok(())
     }
@@ -251,6 +281,21 @@ mod tests {
     }
 
     #[test]
+    fn addresses_in_the_file_replace_the_default_and_bring_their_next_hop() {
+        let cases: [(&str, usize, &[Ipv4Addr]); 4] = [
+            ("hub: x\n", 9, &[addresses::SCALEWAY_NEXT_HOP]),
+            ("addresses: [169.254.169.254, 'fd00:ec2::254']\n", 2, &[]),
+            ("addresses: [169.254.42.42]\n", 1, &[addresses::SCALEWAY_NEXT_HOP]),
+            ("addresses: [169.254.42.42]\narp_only: []\n", 1, &[]),
+        ];
+        for (text, served, next_hops) in cases {
+            let config = Config::parse(text).expect(text);
+            config.validate().expect(text);
+            assert_eq!((config.addresses.len(), &config.next_hops()[..]), (served, next_hops), "{text}");
+        }
+    }
+
+    #[test]
     fn refusals_name_field_and_line() {
         let cases = [
             ("hub: x\nlimit: {}\n", "line 2", "limit"),
@@ -267,10 +312,14 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused() {
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 7] = [
+        let cases: [(&str, Spoil); 11] = [
+            ("addresses", |c| c.addresses.push("255.255.255.255".parse().unwrap())),
+            ("addresses", |c| c.addresses.extend((1..=31).map(|n| IpAddr::from([10, 0, 0, n])))),
+            ("arp_only", |c| c.arp_only = Some(vec![addresses::METADATA])),
+            ("arp_only", |c| c.arp_only = Some(vec!["224.0.0.1".parse().unwrap()])),
             ("addresses", |c| c.addresses.push("0.0.0.0".parse().unwrap())),
             ("addresses", |c| c.addresses.push("ff02::1".parse().unwrap())),
-            ("addresses", |c| c.addresses.push(DEFAULT_ADDRESS)),
+            ("addresses", |c| c.addresses.push(addresses::METADATA.into())),
             ("hub", |c| c.hub = "x".repeat(12)),
             ("hub", |c| c.hub = "a/b".into()),
             ("addresses", |c| c.addresses.clear()),

@@ -157,6 +157,8 @@ impl<'a, T> Hubs<'a, T> {
         self.one(out, "xdp_imds_worker_sleeps_total", "Times the worker slept.", |w| w.turns.sleeps);
         let help = "Slots the worker was told to forget.";
         self.one(out, "xdp_imds_worker_forgotten_total", help, |w| w.turns.forgotten);
+        let help = "VMs whose waiting requests the worker was told to look at again.";
+        self.one(out, "xdp_imds_worker_woken_total", help, |w| w.turns.woken);
         let of = |time: fn(&WorkerStats<T>) -> Duration| {
             self.each().map(move |(number, hub)| ([("hub", number)], Seconds(time(&hub.worker))))
         };
@@ -280,6 +282,7 @@ mod tests {
                 slept: Duration::from_micros(1_500_004),
                 elapsed: Duration::from_secs(5),
                 forgotten: 6,
+                woken: 7,
             },
             socket: SocketStats {
                 frames: 11,
@@ -333,6 +336,7 @@ mod tests {
             "xdp_imds_worker_slept_seconds_total{hub=\"0\"} 1.500004000",
             "xdp_imds_worker_seconds_total{hub=\"0\"} 5.000000000",
             "xdp_imds_worker_forgotten_total{hub=\"0\"} 6",
+            "xdp_imds_worker_woken_total{hub=\"0\"} 7",
             "xdp_imds_received_frames_total{hub=\"0\"} 11",
             "xdp_imds_received_bytes_total{hub=\"0\"} 12",
             "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"bad_descriptor\"} 13",

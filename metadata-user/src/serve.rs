@@ -4,9 +4,11 @@
 mod talk;
 
 use metadata_common::maps::Slot;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::addresses;
 use crate::http::{Method, Request, Response, Status};
 use crate::stack::{Connection, Service};
 use crate::store::{Entry, Store};
@@ -49,11 +51,17 @@ impl Answers for Store {
     }
 }
 
-/// Where and how patiently to serve.
+/// The port of every dialect, on every address served.
+const HTTP: u16 = 80;
+/// The port where clients of CloudStack and Exoscale ask for a password.
+const PASSWORDS: u16 = 8080;
+/// The only addresses [`PASSWORDS`] is open on.
+const PASSWORD_SERVERS: [IpAddr; 2] =
+    [IpAddr::V4(addresses::METADATA), IpAddr::V6(addresses::METADATA_LINK_LOCAL)];
+
+/// How patiently to serve.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
-    /// TCP ports listened on.
-    pub ports: Vec<u16>,
     /// From the first octet of a request (of a connection, for its first) to the end of its head.
     pub head_timeout: Duration,
     /// From the end of a head to the end of the body.
@@ -67,7 +75,6 @@ pub struct ServeConfig {
 impl Default for ServeConfig {
     fn default() -> Self {
         Self {
-            ports: vec![80],
             head_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(75),
@@ -139,8 +146,8 @@ impl<A: Answers> Serve<A> {
 impl<A: Answers> Service for Serve<A> {
     type Exchange = Talk<A>;
 
-    fn listens(&self, port: u16) -> bool {
-        self.shared.config.ports.contains(&port)
+    fn listens(&self, (address, port): (IpAddr, u16)) -> bool {
+        port == HTTP || (port == PASSWORDS && PASSWORD_SERVERS.contains(&address))
     }
 
     fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {

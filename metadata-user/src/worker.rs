@@ -5,6 +5,7 @@
 //! ```text
 //!  ┌─► read the clocks once
 //!  │   forget slots the control side let go of      (≤ CONTROL_BATCH)
+//!  │   wake slots whose answers may have changed    (≤ CONTROL_BATCH)
 //!  │   lend received frames to the engine           (≤ BATCH)
 //!  │   step the engine: timers, answers, reaping
 //!  │   publish counters                             (every PUBLISH_EVERY, and before each sleep)
@@ -17,8 +18,8 @@
 //! a lone request: awake for `spin` after the last work catches the rest of an exchange, asleep after it
 //! costs an idle node nothing.
 //!
-//! The control side talks to the worker by a bounded queue of slots to forget and a flag to stop, both
-//! followed by the bell (an eventfd), and reads counters from a snapshot the worker refreshes. The worker
+//! The control side talks to the worker by bounded queues of slots to forget and to wake and a flag to stop,
+//! all followed by the bell (an eventfd), and reads counters from a snapshot the worker refreshes. The worker
 //! never waits for the control side: where the snapshot is being read it publishes the next time round.
 
 mod bell;
@@ -41,10 +42,13 @@ use bell::Bell;
 
 /// Frames received per turn at most: what may delay the engine's timers.
 pub const BATCH: usize = 64;
-/// Slots forgotten per turn at most: what may delay frames.
+/// Slots forgotten, and slots woken, per turn at most: what may delay frames.
 pub const CONTROL_BATCH: usize = 64;
 /// Slots that may wait to be forgotten: a node that lets go of every guest at once still fits.
 pub const CONTROL_QUEUE: usize = MAX_SLOTS as usize;
+/// Slots that may wait to be woken: every guest of a node at once. A queue of its own, so that waking never
+/// leaves a slot that must be forgotten without room.
+pub const WAKE_QUEUE: usize = MAX_SLOTS as usize;
 /// Age of the published counters under load, at most (plus one turn).
 pub const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 /// Longest sleep: what may pass before counters the kernel moves by itself are read again.
@@ -60,6 +64,8 @@ pub trait Engine: Send + 'static {
     fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration>;
     /// Lets go of everything held for `slot`.
     fn forget(&mut self, slot: Slot);
+    /// Looks again at whatever waits for something to change about `slot`; answers go to `out`.
+    fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit);
     /// The counters now.
     fn stats(&self) -> Self::Stats;
 }
@@ -117,8 +123,8 @@ pub enum WorkerError {
 /// Why a message did not reach a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// [`CONTROL_QUEUE`] messages wait already.
-    #[error("the worker has {CONTROL_QUEUE} messages waiting: try again later")]
+    /// [`CONTROL_QUEUE`] or [`WAKE_QUEUE`] messages of the kind wait already.
+    #[error("the worker has {} messages of this kind waiting: try again later", CONTROL_QUEUE)]
     Full,
     /// The worker has ended; [`WorkerHandle::stop`] says why.
     #[error("the worker has ended")]
@@ -140,6 +146,8 @@ pub struct LoopStats {
     pub elapsed: Duration,
     /// Slots forgotten.
     pub forgotten: u64,
+    /// Slots woken.
+    pub woken: u64,
 }
 
 /// Everything a worker counts, as of its last publishing; `T` is [`Engine::Stats`].
@@ -191,7 +199,8 @@ impl Worker {
             stop: AtomicBool::new(false),
             stats: Mutex::default(),
         });
-        let (control, messages) = mpsc::sync_channel(CONTROL_QUEUE);
+        let (forget, forgets) = mpsc::sync_channel(CONTROL_QUEUE);
+        let (wake, wakes) = mpsc::sync_channel(WAKE_QUEUE);
         let (pinned, outcome) = mpsc::sync_channel(1);
         let its = Arc::clone(&shared);
         let body = move || {
@@ -200,10 +209,10 @@ impl Worker {
             if pinned.send(pin).is_err() || pin.is_err() {
                 return Ok(());
             }
-            run::Run::new(Link::new(source), tap, engine, its, messages, spin).run()
+            run::Run::new(Link::new(source), tap, engine, its, [forgets, wakes], spin).run()
         };
         let thread = std::thread::Builder::new().name(name.clone()).spawn(body).map_err(start)?;
-        let handle = WorkerHandle { shared, control, thread: Some(thread) };
+        let handle = WorkerHandle { shared, forget, wake, thread: Some(thread) };
         match (outcome.recv(), cpu) {
             (Ok(Ok(())), _) => Ok(handle),
             // Dropping the handle ends the thread.
@@ -217,7 +226,8 @@ impl Worker {
 #[derive(Debug)]
 pub struct WorkerHandle<T> {
     shared: Arc<Shared<T>>,
-    control: SyncSender<Slot>,
+    forget: SyncSender<Slot>,
+    wake: SyncSender<Slot>,
     thread: Option<JoinHandle<Result<(), WorkerError>>>,
 }
 
@@ -228,12 +238,16 @@ impl<T: Copy> WorkerHandle<T> {
     /// # Errors
     /// [`ControlError`]; the slot is not forgotten then.
     pub fn forget(&self, slot: Slot) -> Result<(), ControlError> {
-        self.control.try_send(slot).map_err(|error| match error {
-            TrySendError::Full(_) => ControlError::Full,
-            TrySendError::Disconnected(_) => ControlError::Ended,
-        })?;
-        self.shared.bell.ring();
-        Ok(())
+        self.tell(&self.forget, slot)
+    }
+
+    /// Has the engine look again at whatever waits on `slot`: call it after the change itself, which the
+    /// worker then sees. Never waits.
+    ///
+    /// # Errors
+    /// [`ControlError`]; the slot is not woken then, and after [`ControlError::Full`] it is worth another try.
+    pub fn wake(&self, slot: Slot) -> Result<(), ControlError> {
+        self.tell(&self.wake, slot)
     }
 
     /// The counters as last published: at most [`PUBLISH_EVERY`] old under load, [`MAX_SLEEP`] when idle.
@@ -258,6 +272,15 @@ impl<T: Copy> WorkerHandle<T> {
 }
 
 impl<T> WorkerHandle<T> {
+    fn tell(&self, queue: &SyncSender<Slot>, slot: Slot) -> Result<(), ControlError> {
+        queue.try_send(slot).map_err(|error| match error {
+            TrySendError::Full(_) => ControlError::Full,
+            TrySendError::Disconnected(_) => ControlError::Ended,
+        })?;
+        self.shared.bell.ring();
+        Ok(())
+    }
+
     fn join(&mut self) -> Result<(), WorkerError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         // Relaxed: the flag carries nothing but itself, and the bell after it is a system call.

@@ -21,7 +21,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MOMENT: Duration = Duration::from_millis(50);
 
 pub(crate) fn config() -> SteerConfig {
-    SteerConfig { hub: "imds".into(), served: vec![SERVED.into()], limits: Limits::default() }
+    SteerConfig {
+        hub: "imds".into(),
+        served: vec![SERVED.into()],
+        arp_only: Vec::new(),
+        limits: Limits::default(),
+    }
 }
 
 /// A namespace in which the agent would run, and steering there.

@@ -15,9 +15,11 @@ pub const GATEWAY: Mac = Mac([0x52, 0x54, 0x00, 0x00, 0x00, 0xfe]);
 pub const SERVED_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 /// The IPv6 address served.
 pub const SERVED_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe);
-/// An IPv4 address that is not.
+/// An IPv4 address for which only ARP is answered.
+pub const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(62, 210, 0, 1);
+/// An IPv4 address that is not served.
 pub const OTHER_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-/// An IPv6 address that is not.
+/// An IPv6 address that is not served.
 pub const OTHER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 /// The group solicitations for [`SERVED_V6`] are sent to (RFC 4291 §2.7.1).
 pub const SOLICITED: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xfffe, 0xa9fe);
@@ -25,7 +27,7 @@ pub const SOLICITED: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xfffe, 0xa
 /// Shortest frame on the wire, check sequence aside (IEEE 802.3-2022 §4.2.3.3).
 const MIN_FRAME: usize = 60;
 
-/// [`SERVED_V4`] and [`SERVED_V6`], as `classify` asks for them.
+/// [`SERVED_V4`], [`SERVED_V6`] and [`NEXT_HOP`], as `classify` asks for them.
 #[derive(Debug)]
 pub struct Both;
 
@@ -36,6 +38,10 @@ impl Served for Both {
 
     fn serves_v6(&self, address: [u8; 16]) -> bool {
         address == SERVED_V6.octets()
+    }
+
+    fn answers_arp(&self, address: [u8; 4]) -> bool {
+        address == NEXT_HOP.octets() || self.serves_v4(address)
     }
 }
 
@@ -166,6 +172,7 @@ fn arp_cases() -> Vec<Case> {
             ("arp_probe", with(ours.clone(), arp::SENDER_IP, &[0; 4]), SteerArp),
             ("arp_reply", with(ours.clone(), arp::OPERATION, &[0, 2]), SteerArp),
             ("arp_for_gateway", arp_request(OTHER_V4), PassArp),
+            ("arp_for_next_hop", arp_request(NEXT_HOP), SteerArp),
             (
                 "arp_sender_is_served",
                 with(arp_request(OTHER_V4), arp::SENDER_IP, &[169, 254, 169, 254]),
@@ -199,6 +206,9 @@ fn ipv4_cases() -> Vec<Case> {
             ("ipv4_last_fragment", set(ipv4::FRAGMENT, &[0, 1]), DropIpv4Fragment),
             ("ipv4_bad_checksum", set(ipv4::CHECKSUM, &[0, 0]), SteerIpv4Tcp),
             ("ipv4_elsewhere", syn(OTHER_V4, 80), PassIpv4),
+            ("ipv4_next_hop", syn(NEXT_HOP, 80), PassIpv4),
+            ("ipv4_next_hop_icmp", datagram(NEXT_HOP, protocol::ICMP), PassIpv4),
+            ("ipv4_next_hop_udp", datagram(NEXT_HOP, protocol::UDP), PassIpv4),
             ("ipv4_neighbouring_address", syn(Ipv4Addr::new(169, 254, 169, 253), 80), PassIpv4),
             ("ipv4_broadcast", datagram(Ipv4Addr::BROADCAST, protocol::UDP), PassIpv4),
             ("ipv4_source_is_served", with(syn(OTHER_V4, 80), ipv4::SOURCE, &[169, 254, 169, 254]), PassIpv4),

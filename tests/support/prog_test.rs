@@ -4,7 +4,7 @@
 //! for every device: a test run decides where a frame goes without sending it.
 #![expect(unsafe_code, reason = "unshare and AF_XDP sockets have no safe form in std")]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,7 +13,9 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Guest, Identity, IdentityKey, Port, PortKey, Slot, name, program};
+use metadata_common::maps::{
+    ARP_ONLY, Guest, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name, program,
+};
 use metadata_common::verdict::Verdict;
 
 /// The variable that names another object than the committed one to test.
@@ -145,13 +147,21 @@ impl Programs {
     pub fn serve(&mut self, address: IpAddr) -> Result<()> {
         match address {
             IpAddr::V4(v4) => {
-                self.hash::<[u8; 4], u32>(name::SERVED_V4)?.insert(v4.octets(), 1, 0)?;
+                self.hash::<[u8; 4], u32>(name::SERVED_V4)?.insert(v4.octets(), SERVED, 0)?;
             }
             IpAddr::V6(v6) => {
-                self.hash::<[u8; 16], u32>(name::SERVED_V6)?.insert(v6.octets(), 1, 0)?;
+                self.hash::<[u8; 16], u32>(name::SERVED_V6)?.insert(v6.octets(), SERVED, 0)?;
             }
         }
         Ok(())
+    }
+
+    /// Answers ARP for an address, and nothing else.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn answer_arp(&mut self, address: Ipv4Addr) -> Result<()> {
+        Ok(self.hash::<[u8; 4], u32>(name::SERVED_V4)?.insert(address.octets(), ARP_ONLY, 0)?)
     }
 
     /// Registers a port, its bucket as given.

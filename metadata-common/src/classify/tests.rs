@@ -5,6 +5,7 @@ use std::vec::Vec;
 
 const SERVED_V4: [u8; 4] = [169, 254, 169, 254];
 const OTHER_V4: [u8; 4] = [10, 0, 2, 2];
+const NEXT_HOP: [u8; 4] = [62, 210, 0, 1];
 const SERVED_V6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xa9, 0xfe, 0xa9, 0xfe];
 const OTHER_V6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
@@ -17,6 +18,10 @@ impl Served for One {
 
     fn serves_v6(&self, address: [u8; 16]) -> bool {
         address == SERVED_V6
+    }
+
+    fn answers_arp(&self, address: [u8; 4]) -> bool {
+        address == NEXT_HOP || self.serves_v4(address)
     }
 }
 
@@ -83,6 +88,15 @@ fn arp_is_steered_by_its_target() {
     assert_eq!(verdict(&frame(&ask_for(OTHER_V4))), Verdict::PassArp);
     for (offset, octet) in [(1, 6), (2, 0x86), (4, 8), (5, 16)] {
         assert_eq!(verdict(&frame(&with(ask_for(SERVED_V4), offset, octet))), Verdict::PassArpFormat);
+    }
+}
+
+#[test]
+fn of_a_next_hop_only_arp_is_steered() {
+    assert_eq!(verdict(&ethernet(&[], ethernet::ARP, &ask_for(NEXT_HOP))), Verdict::SteerArp);
+    for number in 0..=u8::MAX {
+        let frame = ethernet(&[], ethernet::IPV4, &datagram(NEXT_HOP, number));
+        assert_eq!(verdict(&frame), Verdict::PassIpv4, "protocol {number}");
     }
 }
 

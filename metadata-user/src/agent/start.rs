@@ -38,6 +38,7 @@ fn start(config: &Config) -> anyhow::Result<Node> {
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
         served: config.addresses.clone(),
+        arp_only: config.next_hops(),
         limits: config.limits,
     })?;
     let (ifindex, queue) = (steering.hub().inner_ifindex, steering.hub().queue);
@@ -52,6 +53,7 @@ fn start(config: &Config) -> anyhow::Result<Node> {
     let stack = Stack::new(
         StackConfig {
             served: config.addresses.clone(),
+            arp_only: config.next_hops(),
             seed: RandomState::new().hash_one(0),
             ..StackConfig::default()
         },

@@ -5,6 +5,7 @@ use smoltcp::wire::{IpProtocol, IpRepr, TcpControl, TcpPacket, TcpRepr, TcpSeqNu
 use super::config::RECEIVE_BUFFER;
 use super::connection::Tuple;
 use super::frame::{ETHERNET, Route, checksums};
+use super::reach::HOP_LIMIT;
 
 /// Builds a frame with one segment numbered `seq` that acknowledges `ack`. Returns its length.
 pub(super) fn emit(
@@ -29,7 +30,7 @@ pub(super) fn emit(
         timestamp: None,
         payload: &[],
     };
-    let ip = IpRepr::new(local.into(), remote.into(), IpProtocol::Tcp, segment.buffer_len(), 64);
+    let ip = IpRepr::new(local.into(), remote.into(), IpProtocol::Tcp, segment.buffer_len(), HOP_LIMIT);
     let header = ETHERNET + ip.header_len();
     let length = header + segment.buffer_len();
     ip.emit(&mut frame[ETHERNET..length], &checksums());

@@ -1,7 +1,7 @@
 //! What bounds a stack.
 
 use metadata_common::maps::MAX_SLOTS;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 /// Octets of a connection's receive buffer, and so the largest window offered.
@@ -30,6 +30,8 @@ const _: () = assert!(RECEIVE_BUFFER + 14 + 60 + 60 + 256 <= 4096, "a full windo
 pub struct StackConfig {
     /// The addresses answered for.
     pub served: Vec<IpAddr>,
+    /// Next hops on the way to them for which ARP is answered, and nothing else.
+    pub arp_only: Vec<Ipv4Addr>,
     /// Slots that may be named: 0 to `slots - 1`.
     pub slots: u32,
     /// Ports with connections or a recent one, at a time. Beyond, the longest idle one makes room.
@@ -49,6 +51,7 @@ impl Default for StackConfig {
     fn default() -> Self {
         Self {
             served: vec![IpAddr::from([169, 254, 169, 254])],
+            arp_only: Vec::new(),
             slots: MAX_SLOTS,
             ports: MAX_SLOTS as usize,
             connections_per_port: 128,

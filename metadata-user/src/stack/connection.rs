@@ -12,6 +12,7 @@ use super::device::Wire;
 use super::engine::{Engine, instant, moment};
 use super::frame::Route;
 use super::pool::Tcp;
+use super::reach::{HOP_LIMIT, Reach};
 use super::seam::{Connection, Exchange, Service, Step, Transmit};
 use crate::time::Now;
 use metadata_common::maps::Slot;
@@ -54,6 +55,8 @@ pub(super) struct Turn {
     pub(super) aborted: bool,
     pub(super) stalled: bool,
     pub(super) half_open_expired: bool,
+    /// The exchange changed something others of its slot may wait for.
+    pub(super) stirred: bool,
 }
 
 /// Everything a turn needs beside the connection.
@@ -81,6 +84,12 @@ pub(super) struct Conn<E> {
     exchange: Option<Box<E>>,
     /// Handed over by the exchange, not yet all in the send buffer.
     pending: Bytes,
+    /// The hop limit of `pending`, where it has one of its own.
+    within: Option<u8>,
+    /// Our sequence number after the last octet put into the send buffer.
+    queued: u32,
+    /// Which octets of the send buffer may not travel far.
+    reach: Reach,
     until: Option<Duration>,
     /// The exchange is over: what still comes in is thrown away, so that the guest can finish sending and
     /// read our answer instead of a reset (RFC 9112 §9.6).
@@ -110,6 +119,9 @@ impl<E: Exchange> Conn<E> {
             deadline: None,
             exchange: None,
             pending: Bytes::new(),
+            within: None,
+            queued: 0,
+            reach: Reach::default(),
             until: None,
             closing: false,
             finished: false,
@@ -125,6 +137,11 @@ impl<E: Exchange> Conn<E> {
         self.tcp.socket().state() == State::SynReceived
     }
 
+    /// True when the exchange has nothing to hand over and waits, so that a turn may make a difference.
+    pub(super) fn waits(&self) -> bool {
+        self.exchange.is_some() && !self.closing && self.pending.is_empty()
+    }
+
     /// One turn: takes in `packet`, runs the exchange, sends, and sets the next deadline.
     pub(super) fn turn<S>(&mut self, scene: &mut Scene<'_, S>, packet: Option<&[u8]>) -> (Fate, Turn)
     where
@@ -134,8 +151,7 @@ impl<E: Exchange> Conn<E> {
         let at = instant(now.mono);
         let mut turn = Turn::default();
         let Engine { interface, scratch, sent, .. } = &mut *scene.engine;
-        let mut wire =
-            Wire { received: packet, route: self.route, scratch, out: &mut *scene.out, sent: 0, last: None };
+        let mut wire = Wire::new(packet, self.route, scratch, &mut *scene.out);
         if packet.is_some() {
             interface.poll_ingress_single(at, &mut wire, &mut self.tcp.set);
         }
@@ -151,12 +167,15 @@ impl<E: Exchange> Conn<E> {
             self.tcp.socket_mut().abort();
         }
         let complete = self.converse(now, scene.slot, scene.service, &mut turn);
+        wire.reach = std::mem::take(&mut self.reach);
         for _ in 0..SEGMENTS_PER_TURN {
             match interface.poll_egress(at, &mut wire, &mut self.tcp.set) {
                 smoltcp::iface::PollResult::None => break,
                 smoltcp::iface::PollResult::SocketStateChanged => {}
             }
         }
+        self.reach = std::mem::take(&mut wire.reach);
+        self.queued = wire.first.unwrap_or(self.queued);
         self.last_sent = wire.last.or(self.last_sent);
         self.note_progress(now.mono, false);
         let timer = interface.poll_at(at, &self.tcp.set).map(moment);
@@ -248,7 +267,9 @@ impl<E: Exchange> Conn<E> {
             }
         };
         self.until = None;
+        self.reach.acknowledged(self.queued.wrapping_sub(self.tcp.socket().send_queue() as u32));
         let complete = self.steps(now, &mut exchange, turn);
+        turn.stirred = exchange.stirs();
         self.exchange = Some(exchange);
         complete
     }
@@ -260,7 +281,11 @@ impl<E: Exchange> Conn<E> {
                 return true;
             }
             match exchange.next(now) {
-                Step::Send(bytes) => self.pending = bytes,
+                Step::Send(bytes) => (self.pending, self.within) = (bytes, None),
+                Step::SendWithin { bytes, hop_limit } => {
+                    self.pending = bytes;
+                    self.within = Some(hop_limit.clamp(1, HOP_LIMIT));
+                }
                 Step::Wait { until } => {
                     if !self.offer(now, exchange) {
                         self.until = until;
@@ -287,10 +312,18 @@ impl<E: Exchange> Conn<E> {
     /// Copies pending bytes into the send buffer. True when none are left.
     fn flush(&mut self) -> bool {
         while !self.pending.is_empty() {
-            match self.tcp.socket_mut().send_slice(&self.pending) {
-                Ok(taken) if taken > 0 => self.pending.advance(taken),
-                _ => return false,
+            if self.within.is_some() && !self.reach.has_room() {
+                return false;
             }
+            let taken = match self.tcp.socket_mut().send_slice(&self.pending) {
+                Ok(taken) if taken > 0 => taken,
+                _ => return false,
+            };
+            if let Some(hop_limit) = self.within {
+                self.reach.add(self.queued, taken, hop_limit);
+            }
+            self.queued = self.queued.wrapping_add(taken as u32);
+            self.pending.advance(taken);
         }
         true
     }

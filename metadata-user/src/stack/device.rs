@@ -5,6 +5,7 @@ use smoltcp::time::Instant;
 
 use super::config::MTU;
 use super::frame::{ETHERNET, Route, checksums};
+use super::reach::{self, Reach};
 use super::seam::Transmit;
 
 /// Lends one received IP packet to smoltcp and sends what it answers, framed for one guest.
@@ -18,6 +19,22 @@ pub(super) struct Wire<'a> {
     pub(super) sent: u64,
     /// Of the last TCP segment sent: the sequence number after it, and its acknowledgement number.
     pub(super) last: Option<(u32, u32)>,
+    /// The sequence number after the last SYN sent: that of the first octet of the stream.
+    pub(super) first: Option<u32>,
+    /// Which octets may not travel far.
+    pub(super) reach: Reach,
+}
+
+impl<'a> Wire<'a> {
+    /// A device that has `received` to lend, and sends by `out`.
+    pub(super) fn new(
+        received: Option<&'a [u8]>,
+        route: Route,
+        scratch: &'a mut Vec<u8>,
+        out: &'a mut dyn Transmit,
+    ) -> Self {
+        Self { received, route, scratch, out, sent: 0, last: None, first: None, reach: Reach::default() }
+    }
 }
 
 impl Device for Wire<'_> {
@@ -61,6 +78,8 @@ impl Wire<'_> {
             out: self.out,
             sent: &mut self.sent,
             last: &mut self.last,
+            first: &mut self.first,
+            reach: &self.reach,
         }
     }
 }
@@ -81,6 +100,8 @@ pub(super) struct Sending<'a> {
     out: &'a mut dyn Transmit,
     sent: &'a mut u64,
     last: &'a mut Option<(u32, u32)>,
+    first: &'a mut Option<u32>,
+    reach: &'a Reach,
 }
 
 impl TxToken for Sending<'_> {
@@ -93,16 +114,37 @@ impl TxToken for Sending<'_> {
         let frame = &mut self.scratch[..length];
         let result = f(&mut frame[ETHERNET..]);
         self.route.emit_ip(frame);
-        *self.last = sequence(&frame[ETHERNET..]).or(*self.last);
+        if let Some(Numbers { from, to, next, ack, opens }) = numbers(&frame[ETHERNET..]) {
+            *self.last = Some((next, ack));
+            if opens {
+                *self.first = Some(next);
+            }
+            if from != to
+                && let Some(hop_limit) = self.reach.limit(from, to)
+            {
+                reach::rewrite(&mut frame[ETHERNET..], hop_limit);
+            }
+        }
         self.out.send(frame);
         *self.sent += 1;
         result
     }
 }
 
-/// The sequence number following a TCP segment, and its acknowledgement number. SYN and FIN count as one
-/// octet each (RFC 9293 §3.4).
-fn sequence(packet: &[u8]) -> Option<(u32, u32)> {
+/// The sequence numbers of a TCP segment.
+struct Numbers {
+    /// Its payload: `from..to`.
+    from: u32,
+    to: u32,
+    /// What follows it: SYN and FIN count as one octet each (RFC 9293 §3.4).
+    next: u32,
+    ack: u32,
+    /// It carries SYN.
+    opens: bool,
+}
+
+/// Reads the numbers of an IP packet that carries TCP.
+fn numbers(packet: &[u8]) -> Option<Numbers> {
     let (header, tcp) = match packet.first()? >> 4 {
         4 => (usize::from(packet[0] & 0xf) * 4, *packet.get(9)? == 6),
         _ => (40, *packet.get(6)? == 6),
@@ -110,7 +152,9 @@ fn sequence(packet: &[u8]) -> Option<(u32, u32)> {
     let segment = packet.get(header..).filter(|s| tcp && s.len() >= 20)?;
     let word =
         |at: usize| u32::from_be_bytes([segment[at], segment[at + 1], segment[at + 2], segment[at + 3]]);
-    let payload = segment.len().checked_sub(usize::from(segment[12] >> 4) * 4)?;
-    let flags = u32::from(segment[13] & 1) + u32::from(segment[13] >> 1 & 1);
-    Some((word(4).wrapping_add(payload as u32).wrapping_add(flags), word(8)))
+    let payload = segment.len().checked_sub(usize::from(segment[12] >> 4) * 4)? as u32;
+    let (fin, syn) = (u32::from(segment[13] & 1), u32::from(segment[13] >> 1 & 1));
+    let from = word(4).wrapping_add(syn);
+    let to = from.wrapping_add(payload);
+    Some(Numbers { from, to, next: to.wrapping_add(fin), ack: word(8), opens: syn == 1 })
 }

@@ -56,8 +56,7 @@ impl Engine {
         route: Route,
         out: &mut dyn Transmit,
     ) -> bool {
-        let mut wire =
-            Wire { received: Some(packet), route, scratch: &mut self.scratch, out, sent: 0, last: None };
+        let mut wire = Wire::new(Some(packet), route, &mut self.scratch, out);
         self.interface.poll_ingress_single(instant(now), &mut wire, &mut self.nobody);
         self.sent += wire.sent;
         wire.sent > 0

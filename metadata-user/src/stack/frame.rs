@@ -8,7 +8,7 @@ use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv6Packet, Icmpv6Repr, IpProtocol, IpRepr,
     Ipv4Packet, Ipv6Packet, NdiscNeighborFlags, NdiscRepr,
 };
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Octets of an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
@@ -155,12 +155,12 @@ fn solicitation<'a>(source: Ipv6Addr, hop_limit: u8, icmp: &'a [u8]) -> Result<I
     Ok(Inbound::Solicitation { source, target })
 }
 
-/// The answer to an ARP request for a served address (RFC 826), also to a probe from 0.0.0.0 (RFC 5227
+/// The answer to an ARP request for an address of ours (RFC 826), also to a probe from 0.0.0.0 (RFC 5227
 /// §2.1.1). Returns its length in `frame`.
 pub(super) fn answer_arp(
     arp: &[u8],
     to: Mac,
-    served: &[IpAddr],
+    is_ours: impl Fn(Ipv4Addr) -> bool,
     frame: &mut [u8],
 ) -> Result<Option<usize>, Drop> {
     let packet = ArpPacket::new_checked(arp).map_err(|_| Drop::Malformed)?;
@@ -177,7 +177,7 @@ pub(super) fn answer_arp(
     if operation != ArpOperation::Request {
         return Ok(None);
     }
-    if !served.contains(&IpAddr::V4(target_protocol_addr)) {
+    if !is_ours(target_protocol_addr) {
         return Err(Drop::Address);
     }
     let answer = ArpRepr::EthernetIpv4 {

@@ -21,6 +21,7 @@ mod engine;
 mod frame;
 mod pool;
 mod port;
+mod reach;
 mod seam;
 mod stats;
 mod timewait;
@@ -40,7 +41,7 @@ use deadlines::Deadlines;
 use engine::Engine;
 use frame::{Drop, Inbound, Route};
 use pool::Pool;
-use port::Ports;
+use port::{Port, Ports};
 
 use crate::time::Now;
 
@@ -143,6 +144,16 @@ impl<S: Service> Stack<S> {
         self.deadlines.first().map(|(at, _)| at)
     }
 
+    /// Gives every connection of a slot that waits ([`Step::Wait`]) a turn: something it may wait for has
+    /// changed. Costs one turn for each.
+    pub fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
+        let woken = catch_unwind(AssertUnwindSafe(|| {
+            self.with_port(now, slot, out, |port, scene, pool, stats| port.stir(scene, pool, stats));
+            self.reschedule(slot);
+        }));
+        self.contain(slot, woken);
+    }
+
     /// Forgets a slot: its connections end without a word, since nobody is there to hear it.
     pub fn forget(&mut self, slot: Slot) {
         if let Some(mut port) = self.ports.remove(slot) {
@@ -182,8 +193,9 @@ impl<S: Service> Stack<S> {
     }
 
     fn arp(&mut self, arp: &[u8], route: Route, out: &mut dyn Transmit) -> Result<(), Drop> {
-        let Engine { scratch, sent, .. } = &mut self.engine;
-        if let Some(length) = frame::answer_arp(arp, route.to, &self.config.served, scratch)? {
+        let Self { config, engine: Engine { scratch, sent, .. }, .. } = self;
+        let is_ours = |v4| config.served.contains(&IpAddr::V4(v4)) || config.arp_only.contains(&v4);
+        if let Some(length) = frame::answer_arp(arp, route.to, is_ours, scratch)? {
             out.send(&scratch[..length]);
             *sent += 1;
             self.stats.arp_answered += 1;
@@ -233,7 +245,7 @@ impl<S: Service> Stack<S> {
 
     /// A SYN for no connection we hold.
     fn open(&mut self, now: Now, slot: Slot, route: Route, segment: Segment<'_>, out: &mut dyn Transmit) {
-        if !self.service.listens(segment.tuple.local.1) {
+        if !self.service.listens(segment.tuple.local) {
             self.refuse(now, route, segment, out);
             return;
         }
@@ -319,24 +331,39 @@ impl<S: Service> Stack<S> {
         packet: Option<&[u8]>,
         out: &mut dyn Transmit,
     ) {
-        let Self { config, service, engine, ports, pool, stats, .. } = self;
-        let Some(port) = ports.get(slot) else { return };
-        port.conns[at].route = route;
-        let mut scene = Scene { now, slot, config, service, engine, out };
-        port.turn(at, &mut scene, packet, pool, stats);
+        self.with_port(now, slot, out, |port, scene, pool, stats| {
+            port.conns[at].route = route;
+            if port.turn(at, scene, packet, pool, stats) {
+                port.stir(scene, pool, stats);
+            }
+        });
     }
 
     fn step_port(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
-        let Self { config, service, engine, ports, pool, stats, .. } = self;
-        let Some(port) = ports.get(slot) else { return };
-        let mut scene = Scene { now, slot, config, service, engine, out };
-        port.step(&mut scene, pool, stats);
-        port.waits.expire(now.mono);
-        if port.conns.is_empty() && port.heard + config.timeouts.port_idle <= now.mono {
+        let idle = self.with_port(now, slot, out, |port, scene, pool, stats| {
+            port.step(scene, pool, stats);
+            port.waits.expire(now.mono);
+            port.conns.is_empty() && port.heard + scene.config.timeouts.port_idle <= now.mono
+        });
+        if idle == Some(true) {
             self.forget(slot);
         } else {
             self.reschedule(slot);
         }
+    }
+
+    /// Calls `f` with a port and all that its connections' turns need; `None` when there is no such port.
+    fn with_port<T>(
+        &mut self,
+        now: Now,
+        slot: Slot,
+        out: &mut dyn Transmit,
+        f: impl FnOnce(&mut Port<S::Exchange>, &mut Scene<'_, S>, &mut Pool, &mut StackStats) -> T,
+    ) -> Option<T> {
+        let Self { config, service, engine, ports, pool, stats, .. } = self;
+        let port = ports.get(slot)?;
+        let mut scene = Scene { now, slot, config, service, engine, out };
+        Some(f(port, &mut scene, pool, stats))
     }
 
     fn reschedule(&mut self, slot: Slot) {

@@ -9,24 +9,34 @@ use super::seam::{Exchange, Service};
 use super::stats::StackStats;
 use super::timewait::{TimeWait, TimeWaits};
 
+/// Times all waiting connections of a port get a turn because one of them stirred: once to see what it
+/// changed, and once more to see what they changed in turn. A stir after that is due [`STIR_AGAIN`] later, so
+/// that none is missed and none goes on for ever at once.
+const STIR_ROUNDS: usize = 2;
+
+/// See [`STIR_ROUNDS`].
+const STIR_AGAIN: Duration = Duration::from_millis(1);
+
 /// The connections of one slot, and those it closed lately.
 pub(super) struct Port<E> {
     pub(super) conns: Vec<Conn<E>>,
     pub(super) waits: TimeWaits,
     /// When its last frame came.
     pub(super) heard: Duration,
+    /// When connections that wait are to look again at what was stirred.
+    stir_at: Option<Duration>,
 }
 
 impl<E: Exchange> Port<E> {
     pub(super) fn new(now: Duration) -> Self {
-        Self { conns: Vec::new(), waits: TimeWaits::default(), heard: now }
+        Self { conns: Vec::new(), waits: TimeWaits::default(), heard: now, stir_at: None }
     }
 
     pub(super) fn find(&self, tuple: &Tuple) -> Option<usize> {
         self.conns.iter().position(|conn| conn.tuple == *tuple)
     }
 
-    /// Gives one connection a turn, and buries it when it is over. True when it goes on.
+    /// Gives one connection a turn, and buries it when it is over. True when it stirred.
     pub(super) fn turn<S>(
         &mut self,
         at: usize,
@@ -50,7 +60,29 @@ impl<E: Exchange> Port<E> {
         if fate != Fate::Live {
             self.bury(at, pool);
         }
-        fate == Fate::Live
+        turn.stirred
+    }
+
+    /// Gives every connection that waits a turn, and again while they stir one another, up to a limit.
+    pub(super) fn stir<S>(&mut self, scene: &mut Scene<'_, S>, pool: &mut Pool, stats: &mut StackStats)
+    where
+        S: Service<Exchange = E>,
+    {
+        self.stir_at = None;
+        for _ in 0..STIR_ROUNDS {
+            let mut stirred = false;
+            // Backwards, because a connection that is buried is replaced by the last one.
+            for at in (0..self.conns.len()).rev() {
+                if self.conns[at].waits() {
+                    stats.woken += 1;
+                    stirred |= self.turn(at, scene, None, pool, stats);
+                }
+            }
+            if !stirred {
+                return;
+            }
+        }
+        self.stir_at = Some(scene.now.mono + STIR_AGAIN);
     }
 
     /// Drops a connection without a word.
@@ -74,11 +106,16 @@ impl<E: Exchange> Port<E> {
     where
         S: Service<Exchange = E>,
     {
-        // Backwards, because a connection that is buried is replaced by the last one.
+        let now = scene.now.mono;
+        let mut stirred = self.stir_at.is_some_and(|at| at <= now);
+        // Backwards, as above.
         for at in (0..self.conns.len()).rev() {
-            if self.conns[at].deadline.is_some_and(|deadline| deadline <= scene.now.mono) {
-                self.turn(at, scene, None, pool, stats);
+            if self.conns[at].deadline.is_some_and(|deadline| deadline <= now) {
+                stirred |= self.turn(at, scene, None, pool, stats);
             }
+        }
+        if stirred {
+            self.stir(scene, pool, stats);
         }
     }
 
@@ -87,7 +124,7 @@ impl<E: Exchange> Port<E> {
         if self.conns.is_empty() {
             return Some(self.heard + idle);
         }
-        self.conns.iter().filter_map(|conn| conn.deadline).min()
+        self.conns.iter().filter_map(|conn| conn.deadline).chain(self.stir_at).min()
     }
 }
 

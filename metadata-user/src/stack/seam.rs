@@ -32,8 +32,8 @@ pub struct Connection {
 pub trait Service {
     /// The state of one connection.
     type Exchange: Exchange;
-    /// True when the service listens on `port`.
-    fn listens(&self, port: u16) -> bool;
+    /// True when the service listens on this address and port.
+    fn listens(&self, local: (IpAddr, u16)) -> bool;
     /// A connection was established.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
 }
@@ -43,6 +43,14 @@ pub trait Service {
 pub enum Step {
     /// Send these bytes, then ask again once all of them are in the send buffer.
     Send(Bytes),
+    /// The same, but no segment that carries any of these bytes, at first or again, leaves with an IP TTL or
+    /// hop limit above `hop_limit`. What carries none of them (SYN-ACK, pure ACKs, FIN) has the usual 64.
+    SendWithin {
+        /// What to send.
+        bytes: Bytes,
+        /// 1 to 64; smaller and larger values count as the nearest of these.
+        hop_limit: u8,
+    },
     /// Nothing to send. Ask again when bytes arrive, or at the deadline (same clock as `Now::mono`).
     Wait {
         /// When to call [`Exchange::next`] again at the latest.
@@ -63,4 +71,10 @@ pub trait Exchange {
     fn finish(&mut self, now: Now);
     /// What to do next; called until it answers [`Step::Wait`], [`Step::Close`] or [`Step::Abort`].
     fn next(&mut self, now: Now) -> Step;
+    /// True, once, when this exchange has changed something that others of its slot may be waiting for.
+    /// Asked after each turn of the connection; then the slot's other connections get a turn as by
+    /// [`Stack::wake`](super::Stack::wake).
+    fn stirs(&mut self) -> bool {
+        false
+    }
 }

@@ -45,6 +45,8 @@ pub struct StackStats {
     pub superseded: u64,
     /// Connections reset because the guest acknowledged nothing, or never closed its side.
     pub stalled: u64,
+    /// Turns given to waiting connections because something of their slot changed.
+    pub woken: u64,
     /// Connections given up by the service.
     pub aborted: u64,
     /// Four-tuples in TIME-WAIT taken into use again by a SYN.
@@ -62,7 +64,7 @@ pub struct StackStats {
 impl StackStats {
     /// The counters, by name.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 24] {
+    pub fn counters(&self) -> [(&'static str, u64); 25] {
         [
             ("received", self.received),
             ("sent", self.sent),
@@ -85,6 +87,7 @@ impl StackStats {
             ("half_open_evicted", self.half_open_evicted),
             ("superseded", self.superseded),
             ("stalled", self.stalled),
+            ("woken", self.woken),
             ("aborted", self.aborted),
             ("time_wait_reused", self.time_wait_reused),
             ("faults", self.faults),

@@ -68,7 +68,7 @@ use aya::programs::xdp::XdpLink;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Slot, program};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -110,13 +110,15 @@ pub struct SteerConfig {
     pub hub: String,
     /// The metadata addresses, at most 32 of each family.
     pub served: Vec<IpAddr>,
+    /// Next hops for which ARP is answered, while IP sent to them passes. They count as served IPv4 addresses.
+    pub arp_only: Vec<Ipv4Addr>,
     /// For each port alike.
     pub limits: Limits,
 }
 
 impl Default for SteerConfig {
     fn default() -> Self {
-        Self { hub: "imds".into(), served: Vec::new(), limits: Limits::default() }
+        Self { hub: "imds".into(), served: Vec::new(), arp_only: Vec::new(), limits: Limits::default() }
     }
 }
 
@@ -163,7 +165,7 @@ impl Steering {
     /// left then.
     pub fn start(config: &SteerConfig) -> Result<Self, SteerError> {
         hub::check_prefix(&config.hub)?;
-        tables::check_served(&config.served)?;
+        tables::check_served(&config.served, &config.arp_only)?;
         raise_descriptor_limit();
         let home = Arc::new(Netns::own()?);
         let (devices, tap) = home.run(|| Devices::create(&config.hub))?;
@@ -176,7 +178,7 @@ impl Steering {
         let (object, mut ebpf) = Object::load()?;
         let mut tables = Tables::take(&mut ebpf)?;
         let logs = Logs::take(&mut ebpf)?;
-        tables.serve(&config.served)?;
+        tables.serve(&config.served, &config.arp_only)?;
         let mut put = |name: &'static str, device: &hub::Device| {
             attach::native(object::load_program(&mut ebpf, name)?, device.ifindex)
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))

@@ -3,9 +3,11 @@
 use aya::Ebpf;
 use aya::maps::{Array, DevMap, DevMapHash, HashMap, Map, MapData, MapError, PerCpuArray, XskMap};
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, Slot, name};
+use metadata_common::maps::{
+    ARP_ONLY, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, name,
+};
 use metadata_common::verdict::Verdict;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use super::{Counters, SteerError};
@@ -50,13 +52,15 @@ impl Tables {
         })
     }
 
-    /// Fills in the metadata addresses.
-    pub(super) fn serve(&mut self, addresses: &[IpAddr]) -> Result<(), SteerError> {
-        check_served(addresses)?;
-        for address in addresses {
+    /// Fills in the metadata addresses and the next hops on the way to them.
+    pub(super) fn serve(&mut self, served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
+        check_served(served, arp_only)?;
+        let next_hops = arp_only.iter().map(|v4| (IpAddr::V4(*v4), ARP_ONLY));
+        // The served ones last: one that is both is served.
+        for (address, value) in next_hops.chain(served.iter().map(|address| (*address, SERVED))) {
             let (map, outcome) = match address {
-                IpAddr::V4(v4) => (name::SERVED_V4, self.served_v4.insert(v4.octets(), 1, 0)),
-                IpAddr::V6(v6) => (name::SERVED_V6, self.served_v6.insert(v6.octets(), 1, 0)),
+                IpAddr::V4(v4) => (name::SERVED_V4, self.served_v4.insert(v4.octets(), value, 0)),
+                IpAddr::V6(v6) => (name::SERVED_V6, self.served_v6.insert(v6.octets(), value, 0)),
             };
             outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
         }
@@ -141,9 +145,9 @@ impl Tables {
 }
 
 /// Refuses more addresses than the tables hold.
-pub(super) fn check_served(addresses: &[IpAddr]) -> Result<(), SteerError> {
-    for (family, is_family) in [(4, IpAddr::is_ipv4 as fn(&IpAddr) -> bool), (6, IpAddr::is_ipv6)] {
-        let found = addresses.iter().filter(|address| is_family(address)).count();
+pub(super) fn check_served(served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
+    for (family, next_hops) in [(4, arp_only.len()), (6, 0)] {
+        let found = next_hops + served.iter().filter(|address| address.is_ipv4() == (family == 4)).count();
         if found > MAX_SERVED as usize {
             return Err(SteerError::TooManyServed { family, found });
         }
@@ -221,11 +225,13 @@ mod tests {
         let v4 = |n: u32| IpAddr::from(Ipv4Addr::from(n));
         let v6 = |n: u32| IpAddr::from(Ipv6Addr::from(u128::from(n)));
         let full: Vec<IpAddr> = (0..MAX_SERVED).map(v4).chain((0..MAX_SERVED).map(v6)).collect();
-        assert!(check_served(&full).is_ok());
+        assert!(check_served(&full, &[]).is_ok());
+        let one_hop = check_served(&full, &[Ipv4Addr::new(62, 210, 0, 1)]).expect_err("one too many");
+        assert!(matches!(one_hop, SteerError::TooManyServed { family: 4, found: 33 }), "{one_hop}");
         for (one_more, family) in [(v4(MAX_SERVED), 4), (v6(MAX_SERVED), 6)] {
             let mut over = full.clone();
             over.push(one_more);
-            let error = check_served(&over).expect_err("one too many");
+            let error = check_served(&over, &[]).expect_err("one too many");
             assert!(
                 matches!(error, SteerError::TooManyServed { family: f, found: 33 } if f == family),
                 "{error}"

@@ -27,6 +27,10 @@ where
         Stack::forget(self, slot);
     }
 
+    fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
+        Stack::wake(self, now, slot, out);
+    }
+
     fn stats(&self) -> StackStats {
         Stack::stats(self)
     }

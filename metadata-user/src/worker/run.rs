@@ -43,7 +43,8 @@ pub(super) struct Run<S, E: Engine> {
     tap: HubTap,
     engine: E,
     shared: Arc<Shared<E::Stats>>,
-    messages: Receiver<Slot>,
+    forgets: Receiver<Slot>,
+    wakes: Receiver<Slot>,
     spin: Duration,
     clock: Clock,
     stats: LoopStats,
@@ -58,12 +59,12 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         tap: HubTap,
         engine: E,
         shared: Arc<Shared<E::Stats>>,
-        messages: Receiver<Slot>,
+        [forgets, wakes]: [Receiver<Slot>; 2],
         spin: Duration,
     ) -> Self {
         let clock = Clock(Instant::now());
         let (stats, worked) = (LoopStats::default(), Duration::ZERO);
-        Self { link, tap, engine, shared, messages, spin, clock, stats, worked, published: None }
+        Self { link, tap, engine, shared, forgets, wakes, spin, clock, stats, worked, published: None }
     }
 
     /// Turns until told to stop.
@@ -91,18 +92,20 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
 
     /// Every step once; returns the engine's next deadline.
     fn turn(&mut self, now: Now) -> Option<Duration> {
-        let Self { link, tap, engine, messages, .. } = self;
-        let forgotten = messages.try_iter().take(CONTROL_BATCH).map(|slot| engine.forget(slot)).count();
+        let Self { link, tap, engine, forgets, wakes, .. } = self;
+        let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(|slot| engine.forget(slot)).count();
+        let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
         let received = link.receive(BATCH, |slot, frame| engine.receive(now, slot, frame, tap));
         let deadline = engine.step(now, tap);
         self.stats.turns += 1;
         self.stats.forgotten += forgotten as u64;
+        self.stats.woken += woken as u64;
         self.stats.full_batches += u64::from(received == BATCH);
-        if received + forgotten > 0 {
+        if received + forgotten + woken > 0 {
             self.worked = now.mono;
         }
         // More may be waiting than one turn takes: no sleep before a turn that found less.
-        let more = received == BATCH || forgotten == CONTROL_BATCH;
+        let more = received == BATCH || forgotten == CONTROL_BATCH || woken == CONTROL_BATCH;
         if more { Some(now.mono) } else { deadline }
     }
 

@@ -5,7 +5,9 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::{BATCH, CONTROL_QUEUE, ControlError, Engine, Worker, WorkerConfig, WorkerError, WorkerHandle};
+use super::{
+    BATCH, CONTROL_QUEUE, ControlError, Engine, WAKE_QUEUE, Worker, WorkerConfig, WorkerError, WorkerHandle,
+};
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap};
 use crate::stack::Transmit;
@@ -48,6 +50,7 @@ enum Event {
     /// What the step found due.
     Step(u32),
     Forget(Slot),
+    Wake(Slot),
     Dropped,
 }
 
@@ -59,6 +62,9 @@ struct Echo {
     /// Before each receive, waits here if it is there.
     gate: Option<Receiver<()>>,
 }
+
+/// The mark of the frame sent when a slot is woken.
+const WOKEN: u8 = 0xee;
 
 const ALARM: Duration = Duration::from_millis(5);
 
@@ -90,6 +96,11 @@ impl Engine for Echo {
 
     fn forget(&mut self, slot: Slot) {
         let _ = self.events.send(Event::Forget(slot));
+    }
+
+    fn wake(&mut self, _: Now, slot: Slot, out: &mut dyn Transmit) {
+        let _ = self.events.send(Event::Wake(slot));
+        out.send(&frame(slot, WOKEN));
     }
 
     fn stats(&self) -> u32 {
@@ -219,6 +230,36 @@ fn a_message_wakes_a_sleeping_worker() {
     assert_eq!(bench.event(), Event::Forget(6));
     let after = bench.until(|stats| stats.turns.forgotten == 2);
     assert!(after.turns.turns > asleep.turns.turns);
+}
+
+#[test]
+fn waking_a_slot_reaches_the_engine_with_a_way_to_answer() {
+    let bench = Bench::new(sleeper(), 0);
+    bench.until(|stats| stats.turns.sleeps > 0 || stats.turns.turns > 0);
+    bench.worker.wake(5).expect("room");
+    assert_eq!(bench.event(), Event::Wake(5));
+    let mut answer = [0; 100];
+    let len = bench.wire.recv(&mut answer).expect("an answer");
+    assert_eq!(answer[..len], frame(5, WOKEN));
+    assert_eq!(bench.until(|stats| stats.turns.woken == 1).turns.forgotten, 0);
+}
+
+#[test]
+fn a_full_queue_of_wakes_is_an_error_and_leaves_room_to_forget() {
+    let (open, gate) = channel();
+    let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
+    let mut sent = 0_u64;
+    while bench.worker.wake(3) == Ok(()) {
+        sent += 1;
+        assert!(sent <= 2 * WAKE_QUEUE as u64, "the queue has no end");
+    }
+    assert!(sent >= WAKE_QUEUE as u64);
+    assert_eq!(bench.worker.wake(3), Err(ControlError::Full));
+    bench.worker.forget(3).expect("room of its own");
+    drop(open);
+    // Nobody reads the answers here: what the tap does not take is lost, as on any wire.
+    bench.until(|stats| stats.turns.woken == sent && stats.turns.forgotten == 1);
+    bench.worker.wake(3).expect("room again");
 }
 
 #[test]

@@ -15,9 +15,11 @@ use smoltcp::wire::{
 
 const GUEST: Mac = Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
 const SERVED_V4: [u8; 4] = [169, 254, 169, 254];
+const NEXT_HOP: [u8; 4] = [62, 210, 0, 1];
 const SERVED_V6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xa9, 0xfe, 0xa9, 0xfe];
 
-/// A node that serves one address of each family, or none, to one guest on one port.
+/// A node that serves one address of each family and answers ARP for a next hop, or serves none, to one
+/// guest on one port.
 struct Node {
     serving: bool,
 }
@@ -29,6 +31,10 @@ impl Served for Node {
 
     fn serves_v6(&self, address: [u8; 16]) -> bool {
         self.serving && address == SERVED_V6
+    }
+
+    fn answers_arp(&self, address: [u8; 4]) -> bool {
+        self.serving && (address == NEXT_HOP || address == SERVED_V4)
     }
 }
 
@@ -72,7 +78,8 @@ pub(crate) fn assert_all(frame: &[u8]) {
 
     if verdict.fate() != Fate::Pass {
         let names = |address: &[u8]| frame.windows(address.len()).any(|octets| octets == address);
-        assert!(names(&SERVED_V4) || names(&SERVED_V6), "{verdict:?} though it names no served address");
+        let named = names(&SERVED_V4) || names(&SERVED_V6) || names(&NEXT_HOP);
+        assert!(named, "{verdict:?} though it names no served address");
     }
     if verdict != Verdict::PassTruncated {
         let longer = [frame, &[0xa5; 64]].concat();
@@ -114,7 +121,9 @@ fn asks_for_service(frame: &[u8]) -> bool {
 fn asks_arp(payload: &[u8]) -> bool {
     let packet = ArpPacket::new_checked(payload).and_then(|packet| ArpRepr::parse(&packet));
     match packet {
-        Ok(ArpRepr::EthernetIpv4 { target_protocol_addr, .. }) => target_protocol_addr.octets() == SERVED_V4,
+        Ok(ArpRepr::EthernetIpv4 { target_protocol_addr, .. }) => {
+            [SERVED_V4, NEXT_HOP].contains(&target_protocol_addr.octets())
+        }
         _ => false,
     }
 }
