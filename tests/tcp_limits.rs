@@ -189,6 +189,16 @@ fn arp_is_answered_for_served_addresses_whoever_asks() {
 }
 
 #[test]
+fn of_a_next_hop_only_arp_is_answered() {
+    let next_hop = [62, 210, 0, 1];
+    let mut raw = raw(StackConfig { arp_only: vec![next_hop.into()], ..StackConfig::default() });
+    let answers = raw.frame(&arp(1, [10, 0, 2, 15], next_hop, Mac::BROADCAST));
+    assert_eq!((&answers[0][22..28], &answers[0][28..32]), (&Mac::SERVICE.0[..], &next_hop[..]));
+    assert!(raw.send(&Segment { destination: (next_hop.into(), 80), ..Segment::syn(1, 1) }).is_empty());
+    assert_eq!((raw.stack.stats().arp_answered, raw.stack.stats().dropped_address), (1, 1));
+}
+
+#[test]
 fn arp_for_others_and_arp_replies_are_left_alone() {
     let mut raw = raw(StackConfig::default());
     assert!(raw.frame(&arp(1, [10, 0, 2, 15], [10, 0, 2, 2], Mac::BROADCAST)).is_empty());

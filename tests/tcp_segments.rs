@@ -5,11 +5,15 @@ use std::time::Duration;
 
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
+use metadata_user::addresses;
 use metadata_user::serve::Serve;
 use metadata_user::stack::{RECEIVE_BUFFER, StackConfig};
 use smoltcp::wire::TcpControl::{Fin, None as Plain, Rst, Syn};
 use support::pattern::{Pattern, stack};
 use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};
+
+/// A refusal, as [`Reply::flags`] has it.
+const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
 
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\n\r\n";
 const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nConnection: close\r\n\r\n";
@@ -90,7 +94,7 @@ fn a_closed_port_answers_with_a_reset_and_holds_nothing() {
     let mut raw = raw();
     let replies =
         raw.send(&Segment { destination: ([169, 254, 169, 254].into(), 443), ..Segment::syn(40_000, 1000) });
-    assert_eq!(replies[0].flags, (false, true, false, true));
+    assert_eq!(replies[0].flags, RST_ACK);
     assert_eq!(replies[0].ack, 1001);
     assert_eq!(raw.stack.stats().ports, 0);
 }
@@ -169,6 +173,57 @@ fn a_syn_starts_anew_from_a_four_tuple_in_time_wait() {
         assert_eq!((raw.stack.stats().time_wait_reused, raw.stack.time_waits()), (1, 0));
         settles(raw);
     }
+}
+
+#[test]
+fn a_client_bound_to_one_source_port_is_answered_each_time_without_a_pause() {
+    // As Scaleway's: port 1 for every fetch, both families, and the service closes first.
+    let pairs: [(IpAddr, IpAddr); 2] = [
+        (addresses::SCALEWAY.into(), [10, 0, 2, 15].into()),
+        (addresses::SCALEWAY_V6.into(), "fd00:42::10".parse().expect("an address")),
+    ];
+    for (service, guest) in pairs {
+        let (stack, _) = stack(StackConfig { served: vec![service], ..StackConfig::default() });
+        let mut raw = Raw::new(stack);
+        let from = |segment| Segment { source: (guest, 1), destination: (service, 80), ..segment };
+        for fetch in 0..4_u32 {
+            // The first initial number is also used last, as by a client that starts over.
+            let initial = 1000 + fetch % 3 * 64_000;
+            let opened = raw.send(&from(Segment::syn(1, initial)));
+            assert_eq!((opened[0].flags, opened[0].ack), (SYN_ACK, initial + 1), "{service}, fetch {fetch}");
+            let next = opened[0].seq.wrapping_add(1);
+            let replies = raw.send(&from(Segment::ack(1, initial + 1, next).with(GET_AND_CLOSE)));
+            assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "{service}, fetch {fetch}");
+            let last = replies.last().expect("an answer");
+            assert_eq!(last.flags, FIN_ACK, "the FIN goes with the data");
+            let (seq, end) = (initial + 1 + GET_AND_CLOSE.len() as u32, last.payload.len() as u32 + 1);
+            raw.send(&from(Segment::ack(1, seq, last.seq.wrapping_add(end)).control(Fin)));
+            let stats = raw.stack.stats();
+            assert_eq!((stats.connections, stats.time_wait_reused), (0, u64::from(fetch)), "{service}");
+        }
+        settles(raw);
+    }
+}
+
+#[test]
+fn the_password_port_is_open_on_the_general_addresses_alone() {
+    let served = addresses::ALL.to_vec();
+    let (stack, _) = stack(StackConfig { served, ..StackConfig::default() });
+    let mut raw = Raw::new(stack);
+    for (address, port) in addresses::ALL.into_iter().flat_map(|address| [(address, 80), (address, 8080)]) {
+        let guest: IpAddr =
+            if address.is_ipv4() { [10, 0, 2, 15].into() } else { "fe80::10".parse().unwrap() };
+        let general = [addresses::METADATA.into(), addresses::METADATA_LINK_LOCAL.into()].contains(&address);
+        let opened = raw.send(&Segment {
+            source: (guest, 40_000),
+            destination: (address, port),
+            ..Segment::syn(40_000, 1000)
+        });
+        let expected = if port == 80 || general { SYN_ACK } else { RST_ACK };
+        assert_eq!((opened.len(), opened[0].flags), (1, expected), "{address} port {port}");
+        assert_eq!(opened[0].ports.0, port);
+    }
+    settles(raw);
 }
 
 #[test]

@@ -8,12 +8,15 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, HardwareAddress, IpAddress, IpCidr};
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Where the service is.
 pub const SERVICE: [u8; 4] = [169, 254, 169, 254];
 /// Where the client is: on the same link.
 pub const CLIENT: [u8; 4] = [169, 254, 10, 1];
+/// Its IPv6 address on the link.
+pub const CLIENT_V6: [u16; 8] = [0xfe80, 0, 0, 0, 0, 0, 0, 0x10];
 
 /// How a client behaves.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +72,8 @@ impl Client {
         let mut interface = Interface::new(config, &mut queue, Instant::ZERO);
         interface.update_ip_addrs(|list| {
             let [a, b, c, d] = CLIENT;
-            list.push(IpCidr::new(IpAddress::v4(a, b, c, d), 16)).expect("room for one address");
+            list.push(IpCidr::new(IpAddress::v4(a, b, c, d), 16)).expect("room for an address");
+            list.push(IpCidr::new(IpAddress::from(IpAddr::from(CLIENT_V6)), 64)).expect("room for another");
         });
         Self { slot, interface, sockets: SocketSet::new(Vec::new()), queue, habits, talks: Vec::new() }
     }
@@ -82,11 +86,15 @@ impl Client {
 
     /// Begins a conversation from `port` with `octets`; returns its number.
     pub fn begin(&mut self, port: u16, octets: &[u8]) -> usize {
+        self.begin_with(SERVICE.into(), port, octets)
+    }
+
+    /// The same with the service at another address of the link.
+    pub fn begin_with(&mut self, service: IpAddr, port: u16, octets: &[u8]) -> usize {
         let buffer = |octets| SocketBuffer::new(vec![0; octets]);
         let mut socket = Socket::new(buffer(self.habits.window), buffer(65_535));
         socket.set_nagle_enabled(false);
-        let [a, b, c, d] = SERVICE;
-        let remote = (IpAddress::v4(a, b, c, d), 80);
+        let remote = (IpAddress::from(service), 80);
         socket.connect(self.interface.context(), remote, port).expect("an address to connect from");
         self.talks.push(Talk {
             handle: self.sockets.add(socket),

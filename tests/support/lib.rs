@@ -32,4 +32,5 @@ pub mod record;
 pub mod seed;
 pub mod tap;
 pub mod tap_client;
+pub mod toy;
 pub mod wire;

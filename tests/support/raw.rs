@@ -116,6 +116,8 @@ pub struct Reply {
     pub macs: (Mac, Mac),
     /// IP source and destination.
     pub addresses: (IpAddr, IpAddr),
+    /// TCP source and destination port.
+    pub ports: (u16, u16),
     /// IP TTL or hop limit.
     pub ttl: u8,
     /// SYN, ACK, FIN, RST.
@@ -160,6 +162,7 @@ impl Reply {
         Self {
             macs: (mac(0), mac(6)),
             addresses: (source, destination),
+            ports: (tcp.src_port(), tcp.dst_port()),
             ttl,
             flags: (tcp.syn(), tcp.ack(), tcp.fin(), tcp.rst()),
             seq: tcp.seq_number().0 as u32,
@@ -198,6 +201,13 @@ impl<S: Service> Raw<S> {
     pub fn send(&mut self, segment: &Segment) -> Vec<Reply> {
         let frame = segment.frame(self.slot);
         self.frame(&frame).iter().map(|frame| Reply::read(frame)).collect()
+    }
+
+    /// Wakes the slot; returns the segments that come at once.
+    pub fn wake(&mut self) -> Vec<Reply> {
+        let mut sent = Sent::default();
+        self.stack.wake(at(self.now), self.slot, &mut sent);
+        sent.0.iter().map(|frame| Reply::read(frame)).collect()
     }
 
     /// Lets time pass, timer by timer; returns the segments that come.

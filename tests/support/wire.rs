@@ -122,6 +122,8 @@ pub struct World<S: Service> {
     pub stack: Stack<S>,
     /// Its guest.
     pub client: Client,
+    /// Every frame the stack has sent, the lost ones too, if there is a list to keep them in.
+    pub sent: Option<Vec<Vec<u8>>>,
     slot: Slot,
     now: Duration,
     up: Link,
@@ -138,6 +140,7 @@ impl<S: Service> World<S> {
             stack,
             slot: client.slot(),
             client,
+            sent: None,
             now: Duration::ZERO,
             up: Link::new(faults, up),
             down: Link::new(faults, down),
@@ -201,6 +204,9 @@ impl<S: Service> World<S> {
         }
         self.wake = self.stack.step(now, &mut sent);
         for frame in sent.0 {
+            if let Some(kept) = &mut self.sent {
+                kept.push(frame.clone());
+            }
             self.down.push(self.now, &frame);
         }
     }

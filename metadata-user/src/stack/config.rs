@@ -23,6 +23,11 @@ pub(super) const SPARE_CONNECTIONS: usize = 1024;
 /// Remembered four-tuples in TIME-WAIT of one port; the oldest makes room.
 pub const TIME_WAITS_PER_PORT: usize = 128;
 
+/// Stretches of unacknowledged octets with a hop limit of their own that one connection remembers.
+/// Neighbours with the same limit are one, so this is reached only by a guest that asks for tokens and other
+/// things in turn without reading; further such octets wait until it reads.
+pub const STRETCHES_PER_CONNECTION: usize = 64;
+
 const _: () = assert!(RECEIVE_BUFFER + 14 + 60 + 60 + 256 <= 4096, "a full window must fit a UMEM chunk");
 
 /// Limits and addresses of a [`Stack`](super::Stack).

@@ -26,7 +26,9 @@ mod seam;
 mod stats;
 mod timewait;
 
-pub use config::{MTU, RECEIVE_BUFFER, SEND_BUFFER, StackConfig, TIME_WAITS_PER_PORT, Timeouts};
+pub use config::{
+    MTU, RECEIVE_BUFFER, SEND_BUFFER, STRETCHES_PER_CONNECTION, StackConfig, TIME_WAITS_PER_PORT, Timeouts,
+};
 pub use seam::{Connection, Exchange, Service, Step, Transmit};
 pub use stats::StackStats;
 

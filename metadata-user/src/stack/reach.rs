@@ -8,12 +8,10 @@
 
 use smoltcp::wire::{Ipv4Packet, Ipv6Packet};
 
+use super::config::STRETCHES_PER_CONNECTION;
+
 /// Hop limit of everything else; smoltcp's default, and what Linux uses.
 pub(super) const HOP_LIMIT: u8 = 64;
-
-/// Stretches remembered at a time. Neighbours with the same limit are one, so this is reached only by a
-/// guest that asks for tokens and other things in turn without reading; further octets wait until it reads.
-pub(super) const STRETCHES: usize = 64;
 
 /// Octets `from..to` of the sequence space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +33,7 @@ fn before(a: u32, b: u32) -> bool {
 impl Reach {
     /// True when one more stretch can be remembered.
     pub(super) fn has_room(&self) -> bool {
-        self.0.len() < STRETCHES
+        self.0.len() < STRETCHES_PER_CONNECTION
     }
 
     /// Remembers that `octets` octets from `from` on have this hop limit. They follow all those before.

@@ -1,0 +1,213 @@
+//! Each default address is served on-link and through a gateway; one that is left out stays whoever's it is.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use metadata_user::addresses;
+use support::agent::{self, Agent, Metrics, PortArgument, STEERED};
+use support::guest::{Guest, NIC, Route, Spec};
+use support::host::{self, BRIDGE, EchoServer, Host};
+use support::privileged;
+use support::record::Identity;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Long enough for the three times a guest asks for a neighbour (at 0, 1 and 2 s), or three SYNs.
+const IN_VAIN: Duration = Duration::from_secs(4);
+/// An ordinary network of the guest's and its gateway's, by IPv6.
+const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 0, 0, 0, 0, 0x10);
+const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 0, 0, 0, 0, 1);
+const OCTETS: usize = 100_000;
+
+/// A node and a guest, both with IPv4 and IPv6, and a record for the guest.
+struct Node {
+    guest: Guest,
+    host: Host,
+    records: tempfile::TempDir,
+}
+
+impl Node {
+    fn new(route: Route) -> Self {
+        let host = Host::new().expect("a node");
+        let identity = Identity::of(0);
+        let records = tempfile::tempdir().expect("a directory");
+        identity.write(records.path(), 1).expect("a record");
+        let guest = Guest::boot(&host, &Spec { route, ..Spec::of(&identity) }).expect("a guest");
+        for (ns, device, address) in [(host.ns(), BRIDGE, GATEWAY_V6), (guest.ns(), NIC, GUEST_V6)] {
+            ns.sysctl(&format!("ipv6/conf/{device}/accept_dad"), "0").expect("a setting");
+            ns.sysctl(&format!("ipv6/conf/{device}/disable_ipv6"), "0").expect("a setting");
+            ns.ip(&format!("-6 addr add {address}/64 dev {device} nodad")).expect("an address");
+        }
+        let node = Self { guest, host, records };
+        match route {
+            Route::OnLink => node.route_on_link(&addresses::ALL),
+            Route::Gateway => node.route_by_gateway(),
+        }
+        node
+    }
+
+    fn route_on_link(&self, to: &[IpAddr]) {
+        for address in to {
+            match address {
+                // There already: the guest's own, and the link-local prefix.
+                IpAddr::V4(addresses::METADATA) | IpAddr::V6(addresses::METADATA_LINK_LOCAL) => {}
+                IpAddr::V4(v4) => self.guest_ip(&format!("route add {v4}/32 dev {NIC} scope link")),
+                IpAddr::V6(v6) => self.guest_ip(&format!("-6 route add {v6}/128 dev {NIC}")),
+            }
+        }
+    }
+
+    /// Everything by the gateway; what is link-local, where no route leads to a gateway, by a neighbour entry
+    /// with the gateway's MAC.
+    fn route_by_gateway(&self) {
+        self.guest_ip(&format!("-6 route add default via {GATEWAY_V6}"));
+        let shown = self.host.ns().ip(&format!("-br link show {BRIDGE}")).expect("the bridge");
+        let mac = shown.split_whitespace().nth(2).expect("the bridge's address");
+        let link_local = addresses::METADATA_LINK_LOCAL;
+        self.guest_ip(&format!("-6 neigh replace {link_local} lladdr {mac} nud permanent dev {NIC}"));
+    }
+
+    fn guest_ip(&self, words: &str) {
+        self.guest.ns().ip(words).expect("a setting of the guest's");
+    }
+
+    fn agent(&self, config: Option<&str>) -> Agent<'_> {
+        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
+        let mut words = agent::arguments(self.records.path(), &[port]);
+        let files = tempfile::tempdir().expect("a directory");
+        if let Some(config) = config {
+            let path = files.path().join("xdp-imds.yaml");
+            std::fs::write(&path, config).expect("a configuration");
+            words.extend(["--config".into(), path.into()]);
+        }
+        let binary = agent::binary().expect("the agent is built");
+        Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
+    }
+
+    /// Asks one address for `/`; the status.
+    fn ask(&self, address: IpAddr, patience: Duration) -> anyhow::Result<u16> {
+        Ok(self.guest.curl(&[&url(address)], patience)?.status)
+    }
+
+    /// An ordinary server of the node's, on an address the bridge is given for it.
+    fn server(&self, address: IpAddr) -> EchoServer {
+        let nodad = if address.is_ipv6() { "nodad" } else { "" };
+        self.host.ns().ip(&format!("addr add {address} dev {BRIDGE} {nodad}")).expect("an address");
+        EchoServer::start(self.host.ns(), SocketAddr::new(address, 80)).expect("a server")
+    }
+}
+
+fn url(address: IpAddr) -> String {
+    match address {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => format!("http://[{v6}%25{NIC}]/"),
+        IpAddr::V6(v6) => format!("http://[{v6}]/"),
+        IpAddr::V4(v4) => format!("http://{v4}/"),
+    }
+}
+
+fn frames(agent: &Agent<'_>, verdict: &str) -> u64 {
+    agent.metrics().and_then(|metrics: Metrics| metrics.frames(verdict)).expect("a counter")
+}
+
+#[test]
+fn every_default_address_is_served_on_link() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(Route::OnLink);
+    let agent = node.agent(None);
+    for address in addresses::ALL {
+        assert_eq!(node.ask(address, PATIENCE).expect("an answer"), 200, "{address}");
+    }
+    let asked = (frames(&agent, "steer_arp"), frames(&agent, "steer_neighbour"));
+    assert!(asked.0 >= 4 && asked.1 >= 5, "each address was asked for by ARP or solicitation: {asked:?}");
+}
+
+#[test]
+fn every_default_address_is_served_through_a_gateways_mac() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(Route::Gateway);
+    let agent = node.agent(None);
+    for address in addresses::ALL {
+        assert_eq!(node.ask(address, PATIENCE).expect("an answer"), 200, "{address}");
+    }
+    let asked = (frames(&agent, "steer_arp"), frames(&agent, "steer_neighbour"));
+    assert_eq!(asked, (0, 0), "frames bore the gateway's MAC, so nobody was asked for its own");
+}
+
+/// Addresses of each family that are left out of the configuration, and that configuration.
+const LEFT_OUT: [IpAddr; 2] = [IpAddr::V4(addresses::ALIYUN), IpAddr::V6(addresses::ORACLE)];
+const OTHERS: &str = "addresses: [169.254.169.254, 'fe80::a9fe:a9fe', 'fd00:ec2::254']\n";
+
+#[test]
+fn an_address_left_out_is_silent_and_its_frames_pass() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for route in [Route::OnLink, Route::Gateway] {
+        let node = Node::new(route);
+        let agent = node.agent(Some(OTHERS));
+        let before = frames(&agent, STEERED);
+        let passed =
+            if route == Route::OnLink { ["pass_arp", "pass_ipv6"] } else { ["pass_ipv4", "pass_ipv6"] };
+        for (address, verdict) in LEFT_OUT.into_iter().zip(passed) {
+            let seen = frames(&agent, verdict);
+            let silence = node.ask(address, IN_VAIN);
+            assert!(silence.is_err(), "{route:?}, {address}: answered {silence:?}");
+            assert!(frames(&agent, verdict) >= seen + 2, "{route:?}, {address}: its frames did not pass");
+        }
+        assert_eq!(frames(&agent, STEERED), before, "{route:?}: nothing of them was steered");
+        for kept in [addresses::METADATA.into(), addresses::EC2.into()] {
+            assert_eq!(node.ask(kept, PATIENCE).expect("an answer"), 200, "{route:?}, {kept}");
+        }
+    }
+}
+
+#[test]
+fn an_address_left_out_reaches_whoever_has_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for route in [Route::OnLink, Route::Gateway] {
+        let node = Node::new(route);
+        let servers = LEFT_OUT.map(|address| node.server(address));
+        let _agent = node.agent(Some(OTHERS));
+        for server in &servers {
+            node.guest.echo(server.address(), OCTETS).unwrap_or_else(|error| panic!("{route:?}: {error:#}"));
+        }
+    }
+}
+
+#[test]
+fn a_next_hop_resolves_while_its_own_traffic_passes() {
+    if !privileged::or_skip() {
+        return;
+    }
+    const NEXT_HOP: Ipv4Addr = addresses::SCALEWAY_NEXT_HOP;
+    let node = Node::new(Route::Gateway);
+    // As cloud-init's Scaleway source sets it up.
+    node.guest_ip(&format!("route add {}/32 via {NEXT_HOP} dev {NIC} onlink", addresses::SCALEWAY));
+    let server = node.server(NEXT_HOP.into());
+    let agent = node.agent(None);
+    assert_eq!(node.ask(addresses::SCALEWAY.into(), PATIENCE).expect("an answer"), 200);
+    assert!(frames(&agent, "steer_arp") >= 1, "the next hop was asked for by ARP");
+    let steered = frames(&agent, STEERED);
+    node.guest.echo(server.address(), OCTETS).expect("the next hop's own server, by the gateway");
+    assert_eq!(node.guest.ping(NEXT_HOP, 5).expect("a report"), 5);
+    assert_eq!(node.guest.ping(host::ADDRESS, 5).expect("a report"), 5);
+    assert_eq!(frames(&agent, STEERED), steered, "none of it was steered");
+}
+
+#[test]
+fn a_next_hop_nobody_needs_is_not_answered_for() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(Route::Gateway);
+    node.guest_ip(&format!("route add {}/32 dev {NIC} scope link", addresses::SCALEWAY_NEXT_HOP));
+    let agent = node.agent(Some(OTHERS));
+    let silence = node.ask(addresses::SCALEWAY_NEXT_HOP.into(), IN_VAIN);
+    assert!(silence.is_err(), "answered {silence:?}");
+    assert_eq!(frames(&agent, "steer_arp"), 0);
+}

@@ -1,0 +1,169 @@
+//! A service whose exchanges do what they are told, line by line, for tests of what carries them.
+//!
+//! | line | what the exchange does |
+//! |---|---|
+//! | `far N` | sends N octets |
+//! | `near N` | sends N octets that may not travel further than one hop |
+//! | `park N` | waits for the board to change, N seconds at most; then sends a line with what it says |
+//! | `write N` | puts N on the board, stirs, and sends `ok` |
+//! | `storm` | waits, and whenever the board changes adds one to it and stirs, as no sane exchange would |
+//!
+//! When the guest closes its side, the exchange closes.
+
+use bytes::Bytes;
+use metadata_common::maps::Slot;
+use metadata_user::stack::{Connection, Exchange, Service, Stack, StackConfig, Step};
+use metadata_user::time::Now;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Hop limit of the answers to `near`.
+pub const NEAR: u8 = 1;
+
+/// What all exchanges share.
+#[derive(Debug, Default)]
+pub struct Board {
+    values: Mutex<HashMap<Slot, u64>>,
+}
+
+impl Board {
+    /// What it says to a slot.
+    pub fn read(&self, slot: Slot) -> u64 {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).copied().unwrap_or(0)
+    }
+
+    /// Changes what it says to a slot.
+    pub fn write(&self, slot: Slot, value: u64) {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).insert(slot, value);
+    }
+}
+
+/// The service.
+#[derive(Debug)]
+pub struct Toy(Arc<Board>);
+
+/// A stack that serves it, and its board. Each exchange alive holds the board once.
+#[must_use]
+pub fn stack(config: StackConfig) -> (Stack<Toy>, Arc<Board>) {
+    let board = Arc::new(Board::default());
+    (Stack::new(config, Toy(Arc::clone(&board))), board)
+}
+
+impl Service for Toy {
+    type Exchange = Puppet;
+
+    fn listens(&self, (_, port): (IpAddr, u16)) -> bool {
+        port == 80
+    }
+
+    fn open(&mut self, _: Now, connection: Connection) -> Puppet {
+        Puppet {
+            board: Arc::clone(&self.0),
+            slot: connection.slot,
+            heard: Vec::new(),
+            doing: Doing::Nothing,
+            stirred: false,
+            ended: false,
+        }
+    }
+}
+
+/// One exchange.
+#[derive(Debug)]
+pub struct Puppet {
+    board: Arc<Board>,
+    slot: Slot,
+    heard: Vec<u8>,
+    doing: Doing,
+    stirred: bool,
+    ended: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Doing {
+    Nothing,
+    Parked { seen: u64, until: Duration },
+    Storming { seen: u64 },
+}
+
+impl Puppet {
+    fn line(&mut self) -> Option<String> {
+        let end = self.heard.iter().position(|octet| *octet == b'\n')?;
+        let line = self.heard.drain(..=end).collect();
+        Some(String::from_utf8(line).expect("a test speaks text"))
+    }
+
+    fn stir(&mut self, value: u64) {
+        self.board.write(self.slot, value);
+        self.stirred = true;
+    }
+
+    fn obey(&mut self, now: Now, line: &str) -> Option<Step> {
+        let (word, number) = line.trim().split_once(' ').unwrap_or((line.trim(), "0"));
+        let number: u64 = number.parse().expect("a number");
+        let seen = self.board.read(self.slot);
+        let octets = || Bytes::from(vec![b'.'; number as usize]);
+        match word {
+            "far" => return Some(Step::Send(octets())),
+            "near" => return Some(Step::SendWithin { bytes: octets(), hop_limit: NEAR }),
+            "park" => self.doing = Doing::Parked { seen, until: now.mono + Duration::from_secs(number) },
+            "storm" => self.doing = Doing::Storming { seen },
+            "write" => {
+                self.stir(number);
+                return Some(Step::Send(Bytes::from_static(b"ok\n")));
+            }
+            other => panic!("no such order: {other}"),
+        }
+        None
+    }
+}
+
+impl Exchange for Puppet {
+    fn receive(&mut self, _: Now, bytes: &[u8]) -> usize {
+        self.heard.extend_from_slice(bytes);
+        bytes.len()
+    }
+
+    fn finish(&mut self, _: Now) {
+        self.ended = true;
+    }
+
+    fn next(&mut self, now: Now) -> Step {
+        if self.ended {
+            return Step::Close;
+        }
+        let says = self.board.read(self.slot);
+        match self.doing {
+            Doing::Parked { seen, until } if says == seen && now.mono < until => {
+                return Step::Wait { until: Some(until) };
+            }
+            Doing::Parked { .. } => {
+                self.doing = Doing::Nothing;
+                return Step::Send(format!("{says}\n").into());
+            }
+            Doing::Storming { seen } => {
+                if says != seen {
+                    self.stir(says + 1);
+                    self.doing = Doing::Storming { seen: says + 1 };
+                }
+                return Step::Wait { until: None };
+            }
+            Doing::Nothing => {}
+        }
+        while let Some(line) = self.line() {
+            if let Some(step) = self.obey(now, &line) {
+                return step;
+            }
+            if !matches!(self.doing, Doing::Nothing) {
+                return self.next(now);
+            }
+        }
+        Step::Wait { until: None }
+    }
+
+    fn stirs(&mut self) -> bool {
+        std::mem::take(&mut self.stirred)
+    }
+}

@@ -1,0 +1,196 @@
+//! An exchange that waits costs nothing, is woken when there is something to say, and goes with its guest.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata_common::maps::Slot;
+use metadata_user::stack::StackConfig;
+use smoltcp::wire::TcpControl::{Fin, Rst};
+use support::raw::{FIN_ACK, Raw, Reply, Segment};
+use support::toy::{self, Board, Toy};
+
+/// The longest a client of a long poll asks to wait, and then some.
+const LONG: u64 = 600;
+
+fn raw() -> (Raw<Toy>, Arc<Board>) {
+    let (stack, board) = toy::stack(StackConfig::default());
+    (Raw::new(stack), board)
+}
+
+/// Opens a connection and gives an order; returns our next number, the service's, and what came.
+fn order(raw: &mut Raw<Toy>, port: u16, order: &str) -> (u32, u32, Vec<Reply>) {
+    let next = raw.connect(port);
+    let replies = raw.send(&Segment::ack(port, 1001, next).with(order.as_bytes()));
+    (1001 + order.len() as u32, next, replies)
+}
+
+/// Opens a connection that waits; returns our next number and the service's.
+fn park(raw: &mut Raw<Toy>, port: u16) -> (u32, u32) {
+    let (seq, next, replies) = order(raw, port, &format!("park {LONG}\n"));
+    assert!(replies.iter().all(|reply| reply.payload.is_empty()), "{replies:?}");
+    (seq, next)
+}
+
+/// What was said, to which port.
+fn said(replies: &[Reply]) -> Vec<(u16, String)> {
+    let spoken = replies.iter().filter(|reply| !reply.payload.is_empty());
+    let mut said: Vec<_> = spoken
+        .map(|reply| (reply.ports.1, String::from_utf8_lossy(&reply.payload).trim().to_owned()))
+        .collect();
+    said.sort();
+    said
+}
+
+/// Exchanges alive: each holds the board once, and so do the service and the test.
+fn exchanges(board: &Arc<Board>) -> usize {
+    Arc::strong_count(board) - 2
+}
+
+#[test]
+fn a_parked_exchange_outlives_every_timeout_and_answers_at_its_deadline() {
+    for seconds in [60, LONG] {
+        let (mut raw, _board) = raw();
+        order(&mut raw, 1, &format!("park {seconds}\n"));
+        let silence = raw.wait(Duration::from_secs(seconds) - Duration::from_millis(1));
+        assert!(silence.is_empty(), "{seconds} s: {silence:?}");
+        let stats = raw.stack.stats();
+        assert_eq!((stats.connections, stats.stalled, stats.woken), (1, 0, 0), "{seconds} s");
+        assert_eq!(said(&raw.wait(Duration::from_millis(2))), [(1, "0".to_owned())], "{seconds} s");
+    }
+}
+
+#[test]
+fn while_parked_a_slot_asks_for_no_time_before_the_deadline() {
+    let (mut raw, _board) = raw();
+    park(&mut raw, 1);
+    let mut sent = support::wire::Sent::default();
+    let due = raw.stack.step(support::wire::at(raw.now), &mut sent);
+    assert_eq!(due, Some(raw.now + Duration::from_secs(LONG)));
+}
+
+#[test]
+fn waking_a_slot_gives_all_its_waiting_connections_a_turn_and_others_none() {
+    let (mut raw, board) = raw();
+    let slots: [Slot; 2] = [7, 8];
+    for slot in slots {
+        raw.slot = slot;
+        park(&mut raw, 1);
+        park(&mut raw, 2);
+        board.write(slot, 5);
+    }
+    raw.slot = 7;
+    raw.now += Duration::from_secs(30);
+    assert_eq!(said(&raw.wake()), [(1, "5".to_owned()), (2, "5".to_owned())]);
+    assert_eq!(raw.stack.stats().woken, 2);
+    raw.slot = 8;
+    assert_eq!(said(&raw.wake()).len(), 2);
+}
+
+#[test]
+fn waking_in_vain_leaves_the_deadline_where_it_was() {
+    let (mut raw, _board) = raw();
+    park(&mut raw, 1);
+    for _ in 0..10 {
+        raw.now += Duration::from_secs(10);
+        assert!(raw.wake().is_empty());
+    }
+    assert!(raw.wait(Duration::from_secs(LONG - 101)).is_empty());
+    assert_eq!(said(&raw.wait(Duration::from_secs(1))), [(1, "0".to_owned())]);
+}
+
+#[test]
+fn waking_a_slot_without_anything_that_waits_does_nothing() {
+    let (mut raw, _board) = raw();
+    for slot in [7, 1_000_000, Slot::MAX] {
+        raw.slot = slot;
+        assert!(raw.wake().is_empty());
+    }
+    raw.slot = 7;
+    raw.send(&Segment::syn(1, 1000));
+    assert!(raw.wake().is_empty(), "a handshake under way");
+    raw.stack.forget(7);
+    assert!(raw.wake().is_empty());
+    assert_eq!((raw.stack.stats().woken, raw.stack.stats().faults), (0, 0));
+}
+
+#[test]
+fn what_one_connection_changes_the_others_of_its_slot_hear_at_once() {
+    let (mut raw, _board) = raw();
+    raw.slot = 8;
+    park(&mut raw, 1);
+    raw.slot = 7;
+    park(&mut raw, 1);
+    park(&mut raw, 2);
+    let (_, _, replies) = order(&mut raw, 3, "write 9\n");
+    let told = [(1, "9".to_owned()), (2, "9".to_owned()), (3, "ok".to_owned())];
+    assert_eq!(said(&replies), told);
+    assert_eq!(replies.iter().filter(|reply| !reply.payload.is_empty()).count(), 3, "nobody else heard");
+    assert!(said(&raw.wait(Duration::from_millis(100))).is_empty(), "nobody hears it twice");
+}
+
+#[test]
+fn a_change_made_while_being_woken_is_heard_by_those_woken_before() {
+    let (mut raw, board) = raw();
+    // Turns go from the youngest connection to the oldest: the oldest one's change is heard in a second round.
+    order(&mut raw, 1, "storm\n");
+    park(&mut raw, 2);
+    let next = raw.connect(3);
+    let replies =
+        raw.send(&Segment::ack(3, 1001, next).with(format!("park {LONG}\npark {LONG}\n").as_bytes()));
+    assert!(said(&replies).is_empty());
+    board.write(7, 40);
+    assert_eq!(said(&raw.wake()), [(2, "40".to_owned()), (3, "40".to_owned()), (3, "41".to_owned())]);
+}
+
+#[test]
+fn exchanges_that_stir_one_another_without_end_are_slowed_down_and_no_change_is_missed() {
+    const STORMS: u64 = 10;
+    const ROUNDS: u64 = 2;
+    let (mut raw, board) = raw();
+    for port in 1..=STORMS as u16 {
+        order(&mut raw, port, "storm\n");
+    }
+    board.write(7, 1);
+    raw.wake();
+    assert_eq!(raw.stack.stats().woken, STORMS * ROUNDS, "no more turns at one instant");
+    let at_once = board.read(7);
+    raw.wait(Duration::from_micros(900));
+    assert_eq!(board.read(7), at_once, "then a pause");
+    raw.wait(Duration::from_millis(10));
+    assert!(board.read(7) > at_once, "then it goes on");
+    assert!(raw.stack.stats().woken <= STORMS * ROUNDS * 12, "at its slow pace");
+    raw.slot = 8;
+    park(&mut raw, 1);
+    board.write(8, 2);
+    assert_eq!(said(&raw.wake()).len(), 1, "and other slots are served");
+}
+
+#[test]
+fn a_guest_that_resets_while_parked_frees_everything_at_once() {
+    let (mut raw, board) = raw();
+    let (seq, _) = park(&mut raw, 1);
+    park(&mut raw, 2);
+    assert_eq!(exchanges(&board), 2);
+    raw.send(&Segment::ack(1, seq, 0).control(Rst));
+    assert_eq!((exchanges(&board), raw.stack.stats().connections), (1, 1));
+}
+
+#[test]
+fn a_guest_that_closes_while_parked_is_told_to_its_exchange_at_once() {
+    let (mut raw, board) = raw();
+    let (seq, next) = park(&mut raw, 1);
+    let replies = raw.send(&Segment::ack(1, seq, next).control(Fin));
+    assert!(replies.iter().any(|reply| reply.flags == FIN_ACK), "{replies:?}");
+    raw.send(&Segment::ack(1, seq + 1, next.wrapping_add(1)));
+    assert_eq!((exchanges(&board), raw.stack.stats().connections), (0, 0));
+}
+
+#[test]
+fn a_slot_that_is_forgotten_takes_its_parked_exchanges_along() {
+    let (mut raw, board) = raw();
+    park(&mut raw, 1);
+    park(&mut raw, 2);
+    raw.stack.forget(raw.slot);
+    assert_eq!((exchanges(&board), raw.stack.stats().connections), (0, 0));
+    assert!(raw.wake().is_empty());
+}
