@@ -136,6 +136,19 @@ fn a_segment_with_octets_of_both_kinds_stays_near() {
 }
 
 #[test]
+fn a_boundary_between_segments_is_met_to_the_octet() {
+    for family in families() {
+        let most = if family.0.is_ipv4() { 1460 } else { 1440 };
+        let mut guest = Guest::connect(family);
+        let replies = guest.order(&format!("near {most}\nfar 10\n"));
+        assert_eq!(shape(&replies), [(most, NEAR), (10, USUAL)], "{family:?}");
+        let mut guest = Guest::connect(family);
+        let replies = guest.order(&format!("far {most}\nnear 10\n"));
+        assert_eq!(shape(&replies), [(most, USUAL), (10, NEAR)], "{family:?}");
+    }
+}
+
+#[test]
 fn stretches_beyond_the_limit_wait_until_the_guest_has_read() {
     const ORDERS: usize = STRETCHES_PER_CONNECTION + 10;
     let mut guest = Guest::connect(families()[0]);

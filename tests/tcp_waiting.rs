@@ -1,14 +1,21 @@
 //! An exchange that waits costs nothing, is woken when there is something to say, and goes with its guest.
 
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_common::maps::Slot;
+use metadata_user::afxdp::SocketStats;
+use metadata_user::link::{FrameSource, HubTap};
 use metadata_user::stack::StackConfig;
+use metadata_user::worker::{Worker, WorkerConfig};
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use support::raw::{FIN_ACK, Raw, Reply, Segment};
 use support::toy::{self, Board, Toy};
 
+/// Far more than anything here takes: reached only when something is wrong.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// The longest a client of a long poll asks to wait, and then some.
 const LONG: u64 = 600;
 
@@ -193,4 +200,56 @@ fn a_slot_that_is_forgotten_takes_its_parked_exchanges_along() {
     raw.stack.forget(raw.slot);
     assert_eq!((exchanges(&board), raw.stack.stats().connections), (0, 0));
     assert!(raw.wake().is_empty());
+}
+
+/// A source whose frames are datagrams.
+struct Datagrams(UnixDatagram);
+
+impl AsFd for Datagrams {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl FrameSource for Datagrams {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+        let mut buffer = [0; 2_048];
+        for lent in 0..max {
+            let Ok(len) = self.0.recv(&mut buffer) else { return lent };
+            f(&buffer[..len]);
+        }
+        max
+    }
+
+    fn stats(&self) -> Option<SocketStats> {
+        None
+    }
+}
+
+#[test]
+fn a_worker_asleep_over_a_parked_exchange_answers_when_it_is_told_to_wake() {
+    const SLOT: Slot = 7;
+    let (source, guest) = UnixDatagram::pair().expect("a pair");
+    let (tap, wire) = UnixDatagram::pair().expect("a pair");
+    source.set_nonblocking(true).expect("a flag");
+    tap.set_nonblocking(true).expect("a flag");
+    wire.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let (stack, board) = toy::stack(StackConfig::default());
+    let config = WorkerConfig { spin: Duration::ZERO, ..WorkerConfig::default() };
+    let worker = Worker::spawn(config, Datagrams(source), HubTap::new(tap.into()), stack).expect("a worker");
+
+    let hear = || {
+        let mut frame = [0; 2_048];
+        let len = wire.recv(&mut frame).expect("a frame in time");
+        Reply::read(&frame[..len])
+    };
+    guest.send(&Segment::syn(1, 1000).frame(SLOT)).expect("room");
+    let next = hear().seq.wrapping_add(1);
+    let order = format!("park {LONG}\n");
+    guest.send(&Segment::ack(1, 1001, next).with(order.as_bytes()).frame(SLOT)).expect("room");
+    assert!(hear().payload.is_empty(), "the order is acknowledged and nothing is said");
+    board.write(SLOT, 5);
+    worker.wake(SLOT).expect("room");
+    assert_eq!(hear().payload, b"5\n");
+    worker.stop().expect("a clean end");
 }

@@ -48,7 +48,7 @@ verdicts! {
     PassTruncated => Pass, "pass_truncated";
     /// `port`: neither ARP nor IP.
     PassEthertype => Pass, "pass_ethertype";
-    /// `port`: ARP for an address that is not served.
+    /// `port`: ARP for an address that is neither served nor the next hop of one.
     PassArp => Pass, "pass_arp";
     /// `port`: ARP for something else than IPv4 over Ethernet.
     PassArpFormat => Pass, "pass_arp_format";
@@ -63,7 +63,7 @@ verdicts! {
     /// `port`: for a served address, on an interface that is not a registered port.
     PassForeignPort => Pass, "pass_foreign_port";
 
-    /// `port`: ARP for a served address.
+    /// `port`: ARP for a served address, or for the next hop of one.
     SteerArp => Steer, "steer_arp";
     /// `port`: TCP over IPv4.
     SteerIpv4Tcp => Steer, "steer_ipv4_tcp";

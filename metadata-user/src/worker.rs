@@ -124,7 +124,7 @@ pub enum WorkerError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
     /// [`CONTROL_QUEUE`] or [`WAKE_QUEUE`] messages of the kind wait already.
-    #[error("the worker has {} messages of this kind waiting: try again later", CONTROL_QUEUE)]
+    #[error("the worker's queue of such messages is full: try again later")]
     Full,
     /// The worker has ended; [`WorkerHandle::stop`] says why.
     #[error("the worker has ended")]
