@@ -9,6 +9,7 @@ mod error;
 pub mod network;
 mod parse;
 mod serving;
+mod sink;
 mod validate;
 pub mod values;
 pub mod vm;
@@ -25,6 +26,7 @@ pub use serving::{
     AbsentSeed, DateTree, Dialect, Imdsv2, Serve, ServeLimits, Smbios, Switch, USER_DATA_DEFAULT,
     USER_DATA_MAX,
 };
+pub use sink::Sink;
 pub use validate::RESERVED_KEYS;
 
 use network::Network;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use serde::Deserialize;
 
+use super::sink::Sink;
 use super::values::{
     Account, AnyLine, Domain, Ec2Id, KeyName, Label, Line, NumericId, Octets, PublicKey, Secret, Timestamp,
     Uuid,
@@ -363,16 +364,16 @@ pub struct Signing {
     pub source: Source,
 }
 
-/// `sinks`: where messages from the guest go, each a URL or path.
+/// `sinks`: where messages from the guest go.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Sinks {
     /// "The guest is ready."
-    pub ready: Option<Line>,
+    pub ready: Option<Sink>,
     /// `phone_home` of cloud-init.
-    pub phone_home: Option<Line>,
+    pub phone_home: Option<Sink>,
     /// Progress events.
-    pub events: Option<Line>,
+    pub events: Option<Sink>,
     /// The password the guest chose.
-    pub password: Option<Line>,
+    pub password: Option<Sink>,
 }

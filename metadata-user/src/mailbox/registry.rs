@@ -1,0 +1,211 @@
+//! The mailboxes of all VMs.
+
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use super::save::{FILE_OCTETS, Kept, Saves, remove, save_one};
+use super::state::State;
+use super::{Mailbox, locked};
+use crate::record::Record;
+use crate::record::values::{Secret, Uuid};
+use crate::sink::Outbox;
+
+/// Why mailboxes cannot be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("expected to {action} {path}, found: {source}; check the state directory and its rights")]
+pub struct MailboxError {
+    action: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MailboxError {
+    move |source| MailboxError { action, path: path.to_owned(), source }
+}
+
+/// What went wrong with files, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MailboxCounts {
+    /// Files that could not be written.
+    pub saves_failed: u64,
+    /// Files that could not be read: their VMs began with an empty mailbox.
+    pub loads_failed: u64,
+}
+
+/// The mailboxes of all VMs, by UUID, each loaded on first use. For the control side: it reads files.
+#[derive(Debug)]
+pub struct Mailboxes {
+    outbox: Outbox,
+    disk: Option<Disk>,
+    table: Mutex<HashMap<String, Arc<Mailbox>>>,
+    saves_failed: Arc<AtomicU64>,
+    loads_failed: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Disk {
+    directory: PathBuf,
+    saver: UnboundedSender<Arc<Kept>>,
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kept").field("vm", &self.vm()).finish_non_exhaustive()
+    }
+}
+
+impl Mailboxes {
+    /// Mailboxes that end with the agent.
+    #[must_use]
+    pub fn in_memory(outbox: Outbox) -> Self {
+        Self {
+            outbox,
+            disk: None,
+            table: Mutex::default(),
+            saves_failed: Arc::default(),
+            loads_failed: AtomicU64::new(0),
+        }
+    }
+
+    /// Mailboxes kept in `directory`, which is made with mode 0700 when it is not there; the second part is
+    /// for [`super::save`].
+    ///
+    /// # Errors
+    /// [`MailboxError`] when the directory cannot be made or read.
+    pub fn open(directory: &Path, outbox: Outbox) -> Result<(Self, Saves), MailboxError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.map_err(error("make", directory))?;
+        fs::read_dir(directory).map_err(error("list", directory))?;
+        let (saver, queue) = unbounded_channel();
+        let mut mailboxes = Self::in_memory(outbox);
+        mailboxes.disk = Some(Disk { directory: directory.to_owned(), saver });
+        let failed = Arc::clone(&mailboxes.saves_failed);
+        Ok((mailboxes, Saves { queue, failed }))
+    }
+
+    /// The mailbox of the VM with this UUID.
+    ///
+    /// A file that cannot be read is put aside as `<uuid>.json.bad`, with a warning, and the VM begins anew.
+    #[must_use]
+    pub fn get(&self, vm: &Uuid) -> Arc<Mailbox> {
+        let mut table = locked(&self.table);
+        if let Some(mailbox) = table.get(vm.as_str()) {
+            return Arc::clone(mailbox);
+        }
+        let mailbox = Arc::new(Mailbox::with(self.load(vm.as_str()), &self.outbox));
+        table.insert(vm.as_str().to_owned(), Arc::clone(&mailbox));
+        mailbox
+    }
+
+    /// The mailbox of the record's VM, told of the record ([`Mailbox::note_record`]). Call it whenever a
+    /// record is rendered.
+    #[must_use]
+    pub fn for_record(&self, record: &Record) -> Arc<Mailbox> {
+        let mailbox = self.get(&record.vm.uuid);
+        let password = record.admin.as_ref().and_then(|admin| admin.password.as_ref()).map(Secret::expose);
+        mailbox.note_record(record.vm.name.as_str(), password);
+        mailbox
+    }
+
+    /// Forgets a VM whose record is gone, and removes its file: the next VM of that UUID begins anew.
+    ///
+    /// # Errors
+    /// [`MailboxError`] when the file cannot be removed.
+    pub fn forget(&self, vm: &Uuid) -> Result<(), MailboxError> {
+        let mailbox = locked(&self.table).remove(vm.as_str());
+        let Some(disk) = &self.disk else { return Ok(()) };
+        let path = disk.file(vm.as_str());
+        match mailbox {
+            Some(mailbox) => mailbox.kept.forget(),
+            None => remove(&path),
+        }
+        .map_err(error("remove", &path))
+    }
+
+    /// Removes the files of VMs that went away while no agent ran: those that are not loaded and that
+    /// `is_known` does not know by UUID. Returns how many.
+    ///
+    /// # Errors
+    /// [`MailboxError`] when the directory cannot be listed, or a file cannot be removed.
+    pub fn sweep(&self, is_known: impl Fn(&str) -> bool) -> Result<usize, MailboxError> {
+        let Some(disk) = &self.disk else { return Ok(0) };
+        let table = locked(&self.table);
+        let mut removed = 0;
+        for entry in fs::read_dir(&disk.directory).map_err(error("list", &disk.directory))? {
+            let path = entry.map_err(error("list", &disk.directory))?.path();
+            let Some(vm) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json")) else {
+                continue;
+            };
+            // Nothing but our own files, whatever else is in the directory.
+            if !is_uuid(vm) || table.contains_key(vm) || is_known(vm) {
+                continue;
+            }
+            remove(&path).map_err(error("remove", &path))?;
+            removed += 1;
+        }
+        Ok(removed)
+    }
+
+    /// Writes every file that is behind, now: for the end of the agent. It waits for the disk.
+    pub fn save_all(&self) {
+        let mailboxes: Vec<_> = locked(&self.table).values().cloned().collect();
+        mailboxes.iter().for_each(|mailbox| save_one(&mailbox.kept, &self.saves_failed));
+    }
+
+    /// What went wrong with files.
+    #[must_use]
+    pub fn counts(&self) -> MailboxCounts {
+        MailboxCounts {
+            saves_failed: self.saves_failed.load(Ordering::Relaxed),
+            loads_failed: self.loads_failed.load(Ordering::Relaxed),
+        }
+    }
+
+    fn load(&self, vm: &str) -> Kept {
+        let Some(disk) = &self.disk else { return Kept::in_memory(vm) };
+        let path = disk.file(vm);
+        let state = read(&path).unwrap_or_else(|error| {
+            self.loads_failed.fetch_add(1, Ordering::Relaxed);
+            let kept = fs::rename(&path, path.with_extension("json.bad"));
+            tracing::warn!(vm, %error, aside = kept.is_ok(), "what the VM wrote cannot be read; it begins anew");
+            State::default()
+        });
+        Kept::new(vm, state, Some(path), Some(disk.saver.clone()))
+    }
+}
+
+impl Disk {
+    fn file(&self, vm: &str) -> PathBuf {
+        self.directory.join(format!("{vm}.json"))
+    }
+}
+
+/// The state in a file; an empty one when there is no file.
+fn read(path: &Path) -> io::Result<State> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::default()),
+        opened => opened?,
+    };
+    let mut text = Vec::new();
+    file.take(FILE_OCTETS + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > FILE_OCTETS {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "expected at most 4 MiB"));
+    }
+    // The parser's own words may repeat a password.
+    let place = |error: serde_json::Error| {
+        let place = format!("expected a mailbox, found something else at line {}", error.line());
+        io::Error::new(io::ErrorKind::InvalidData, format!("{place}, column {}", error.column()))
+    };
+    serde_json::from_slice(&text).map_err(place)
+}
+
+fn is_uuid(text: &str) -> bool {
+    text.len() == 36 && text.bytes().all(|b| b == b'-' || matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}

@@ -1,0 +1,162 @@
+//! Writing to disk what a VM wrote, off the packet path.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use std::{fs, io};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+use super::locked;
+use super::state::State;
+use crate::private_file;
+
+/// Changes are gathered for this long, so that a guest cannot have its file written more often.
+const SAVE_PAUSE: Duration = Duration::from_millis(250);
+/// Most octets of a VM's file that are read: all attributes, documents and names, as base64.
+pub(super) const FILE_OCTETS: u64 = 4 << 20;
+
+/// What is kept of one VM, and where.
+pub(super) struct Kept {
+    vm: Box<str>,
+    changing: Mutex<Changing>,
+    /// True from a change until its save begins: a mailbox is in the queue once at most, so the queue is
+    /// never longer than there are VMs.
+    queued: AtomicBool,
+    /// Locked while the file is written; none when it is not kept on disk, or no more.
+    file: Mutex<Option<PathBuf>>,
+    saver: Option<UnboundedSender<Arc<Kept>>>,
+}
+
+#[derive(Default)]
+struct Changing {
+    state: State,
+    /// Grows with each change.
+    revision: u64,
+    /// The revision on disk.
+    saved: u64,
+}
+
+impl Kept {
+    pub(super) fn in_memory(vm: &str) -> Self {
+        Self::new(vm, State::default(), None, None)
+    }
+
+    pub(super) fn new(
+        vm: &str,
+        state: State,
+        file: Option<PathBuf>,
+        saver: Option<UnboundedSender<Arc<Self>>>,
+    ) -> Self {
+        let changing = Mutex::new(Changing { state, ..Changing::default() });
+        Self { vm: vm.into(), changing, queued: AtomicBool::new(false), file: Mutex::new(file), saver }
+    }
+
+    pub(super) fn vm(&self) -> &str {
+        &self.vm
+    }
+
+    pub(super) fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&locked(&self.changing).state)
+    }
+
+    pub(super) fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
+        let changed: Result<(), std::convert::Infallible> = self.try_change(|state| {
+            change(state);
+            Ok(true)
+        });
+        match changed {
+            Ok(()) => {}
+        }
+    }
+
+    /// `change` says whether it changed something.
+    pub(super) fn try_change<E>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut State) -> Result<bool, E>,
+    ) -> Result<(), E> {
+        let mut changing = locked(&self.changing);
+        if !change(&mut changing.state)? {
+            return Ok(());
+        }
+        changing.revision += 1;
+        drop(changing);
+        if let Some(saver) = self.saver.as_ref().filter(|_| !self.queued.swap(true, Ordering::AcqRel)) {
+            // Nobody saves any more: the agent is ending, and saves what is left by itself.
+            let _ = saver.send(Arc::clone(self));
+        }
+        Ok(())
+    }
+
+    /// Writes the file, if there is one and it is behind.
+    pub(super) fn save(&self) -> io::Result<()> {
+        self.queued.store(false, Ordering::Release);
+        let file = locked(&self.file);
+        let Some(path) = file.as_deref() else { return Ok(()) };
+        let (text, revision) = {
+            let changing = locked(&self.changing);
+            if changing.revision == changing.saved {
+                return Ok(());
+            }
+            (serde_json::to_vec(&changing.state)?, changing.revision)
+        };
+        private_file::replace(path, &text)?;
+        locked(&self.changing).saved = revision;
+        Ok(())
+    }
+
+    /// Removes the file for good.
+    pub(super) fn forget(&self) -> io::Result<()> {
+        locked(&self.file).take().map_or(Ok(()), |path| remove(&path))
+    }
+}
+
+/// Removes a file that may not be there.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Mailboxes to save. For [`save`].
+pub struct Saves {
+    pub(super) queue: UnboundedReceiver<Arc<Kept>>,
+    pub(super) failed: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl std::fmt::Debug for Saves {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Saves").finish_non_exhaustive()
+    }
+}
+
+/// Saves changed mailboxes, one after the other, until their [`super::Mailboxes`] is gone.
+///
+/// What cannot be written is logged, counted, and tried again with that VM's next change.
+pub async fn save(mut saves: Saves) {
+    while let Some(first) = saves.queue.recv().await {
+        tokio::time::sleep(SAVE_PAUSE).await;
+        let mut batch = vec![first];
+        while let Ok(next) = saves.queue.try_recv() {
+            batch.push(next);
+        }
+        let failed = Arc::clone(&saves.failed);
+        // The task ends early only with the runtime, and the agent saves what is left by itself.
+        let _ = tokio::task::spawn_blocking(move || save_each(&batch, &failed)).await;
+    }
+}
+
+fn save_each(batch: &[Arc<Kept>], failed: &std::sync::atomic::AtomicU64) {
+    for kept in batch {
+        save_one(kept, failed);
+    }
+}
+
+pub(super) fn save_one(kept: &Kept, failed: &std::sync::atomic::AtomicU64) {
+    if let Err(error) = kept.save() {
+        failed.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(vm = kept.vm(), %error, "what the VM wrote is not on disk; check the state directory");
+    }
+}

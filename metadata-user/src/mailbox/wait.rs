@@ -1,0 +1,44 @@
+//! Parked requests.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Most parked requests of one VM.
+pub const WAITS_PER_VM: usize = 8;
+
+/// One parked request.
+#[derive(Debug, Default)]
+pub struct Wait {
+    ended: AtomicBool,
+}
+
+impl Wait {
+    /// True when a newer request took the place: answer with what there is.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+/// The parked requests of one VM, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Waits(VecDeque<Weak<Wait>>);
+
+impl Waits {
+    /// One more, and whether another one was ended for it.
+    pub(super) fn enter(&mut self) -> (Arc<Wait>, bool) {
+        self.0.retain(|wait| wait.strong_count() > 0);
+        let oldest = if self.0.len() < WAITS_PER_VM { None } else { self.0.pop_front() };
+        let ended = oldest.and_then(|oldest| oldest.upgrade()).inspect(|wait| wait.end()).is_some();
+        let wait = Arc::new(Wait::default());
+        self.0.push_back(Arc::downgrade(&wait));
+        (wait, ended)
+    }
+}
+
+impl Wait {
+    fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+}
