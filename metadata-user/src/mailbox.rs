@@ -73,7 +73,14 @@ pub struct Mailbox {
     kept: Arc<Kept>,
     outbox: VmOutbox,
     waits: Mutex<Waits>,
-    name: Mutex<Arc<str>>,
+    noted: Mutex<Noted>,
+}
+
+/// What is taken from the VM's record.
+struct Noted {
+    name: Arc<str>,
+    /// SHA-256 over the VM's UUID and `admin.password`; empty without a password.
+    password: Octets,
 }
 
 impl fmt::Debug for Mailbox {
@@ -96,7 +103,8 @@ impl Mailbox {
 
     fn with(kept: Kept, outbox: &Outbox) -> Self {
         let outbox = outbox.for_vm(kept.vm());
-        Self { kept: Arc::new(kept), outbox, waits: Mutex::default(), name: Mutex::new(Arc::from("")) }
+        let noted = Mutex::new(Noted { name: "".into(), password: Octets(Bytes::new()) });
+        Self { kept: Arc::new(kept), outbox, waits: Mutex::default(), noted }
     }
 
     /// The VM's UUID.
@@ -108,18 +116,15 @@ impl Mailbox {
     /// Takes from the VM's record what messages say (`vm.name`) and what the one-shot state hangs on
     /// (`admin.password`): with another password, it begins anew.
     pub fn note_record(&self, name: &str, admin_password: Option<&str>) {
-        *locked(&self.name) = Arc::from(name);
-        let digest = admin_password.map(|password| {
+        let digest = Octets(admin_password.map_or_else(Bytes::new, |password| {
             let salted = Sha256::new().chain_update(self.vm()).chain_update(":").chain_update(password);
-            Octets(Bytes::copy_from_slice(&salted.finalize()))
-        });
-        if self.kept.read(|state| state.admin_password == digest) {
-            return;
+            Bytes::copy_from_slice(&salted.finalize())
+        }));
+        let mut noted = locked(&self.noted);
+        if self.kept.read(|state| state.taken_password.as_ref().is_some_and(|taken| *taken != digest)) {
+            self.kept.change(|state| state.taken_password = None);
         }
-        self.kept.change(|state| {
-            state.admin_password = digest;
-            state.password_taken = false;
-        });
+        *noted = Noted { name: name.into(), password: digest };
     }
 
     /// Keeps the password the guest chose, once: 1 to [`PASSWORD_OCTETS`] octets.
@@ -152,13 +157,14 @@ impl Mailbox {
     /// True after the guest said that it saved the record's password.
     #[must_use]
     pub fn password_taken(&self) -> bool {
-        self.kept.read(|state| state.password_taken)
+        self.kept.read(|state| state.taken_password.is_some())
     }
 
     /// The guest has saved the record's password (`saved_password`): it is not given again.
     pub fn take_password(&self) {
+        let noted = locked(&self.noted);
         if !self.password_taken() {
-            self.kept.change(|state| state.password_taken = true);
+            self.kept.change(|state| state.taken_password = Some(noted.password.clone()));
         }
     }
 
@@ -233,7 +239,7 @@ impl Mailbox {
     ///
     /// Never waits and never fails: what cannot be handed on is counted ([`crate::sink::SinkCounts`]).
     pub fn tell(&self, sinks: &Sinks, kind: MessageKind, body: &[u8], now_unix: u64) {
-        let name = Arc::clone(&locked(&self.name));
+        let name = Arc::clone(&locked(&self.noted).name);
         self.outbox.tell(sinks, kind, name, body, now_unix);
     }
 }

@@ -102,14 +102,14 @@ struct Counters {
 /// Where messages are handed over. Clones are the same outbox.
 #[derive(Clone, Debug)]
 pub struct Outbox {
-    queue: UnboundedSender<Message>,
+    queue: UnboundedSender<Box<Message>>,
     counters: Arc<Counters>,
 }
 
 /// The other end of an [`Outbox`]. For [`deliver`].
 #[derive(Debug)]
 pub struct Deliveries {
-    queue: UnboundedReceiver<Message>,
+    queue: UnboundedReceiver<Box<Message>>,
     counters: Arc<Counters>,
 }
 
@@ -167,7 +167,8 @@ impl VmOutbox {
         let place = place.and_then(|()| Place::take(counters, &self.waiting));
         let sent = place.map(|place| {
             let (sink, vm, body) = (sink.clone(), Arc::clone(&self.vm), Bytes::copy_from_slice(body));
-            self.outbox.queue.send(Message { sink, vm, name, kind, time_unix: now_unix, body, place })
+            let message = Message { sink, vm, name, kind, time_unix: now_unix, body, _place: place };
+            self.outbox.queue.send(Box::new(message))
         });
         if !matches!(sent, Some(Ok(()))) {
             counters.dropped.fetch_add(1, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::save::{FILE_OCTETS, Kept, Saves, remove, save_one};
+use super::save::{FILE_OCTETS, Kept, Saves, save_one};
 use super::state::State;
 use super::{Mailbox, locked};
 use crate::record::Record;
@@ -53,12 +53,6 @@ pub struct Mailboxes {
 struct Disk {
     directory: PathBuf,
     saver: UnboundedSender<Arc<Kept>>,
-}
-
-impl std::fmt::Debug for Kept {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept").field("vm", &self.vm()).finish_non_exhaustive()
-    }
 }
 
 impl Mailboxes {
@@ -119,14 +113,14 @@ impl Mailboxes {
     /// # Errors
     /// [`MailboxError`] when the file cannot be removed.
     pub fn forget(&self, vm: &Uuid) -> Result<(), MailboxError> {
-        let mailbox = locked(&self.table).remove(vm.as_str());
+        // Held to the end, so that nobody loads what is being removed.
+        let mut table = locked(&self.table);
+        if let Some(mailbox) = table.remove(vm.as_str()) {
+            mailbox.kept.detach();
+        }
         let Some(disk) = &self.disk else { return Ok(()) };
         let path = disk.file(vm.as_str());
-        match mailbox {
-            Some(mailbox) => mailbox.kept.forget(),
-            None => remove(&path),
-        }
-        .map_err(error("remove", &path))
+        [&path, &bad(&path)].into_iter().try_for_each(|path| remove(path).map_err(error("remove", path)))
     }
 
     /// Removes the files of VMs that went away while no agent ran: those that are not loaded and that
@@ -140,11 +134,10 @@ impl Mailboxes {
         let mut removed = 0;
         for entry in fs::read_dir(&disk.directory).map_err(error("list", &disk.directory))? {
             let path = entry.map_err(error("list", &disk.directory))?.path();
-            let Some(vm) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json")) else {
+            let Some(vm) = path.file_name().and_then(|name| vm_of(name.to_str()?)) else {
                 continue;
             };
-            // Nothing but our own files, whatever else is in the directory.
-            if !is_uuid(vm) || table.contains_key(vm) || is_known(vm) {
+            if table.contains_key(vm) || is_known(vm) {
                 continue;
             }
             remove(&path).map_err(error("remove", &path))?;
@@ -173,7 +166,7 @@ impl Mailboxes {
         let path = disk.file(vm);
         let state = read(&path).unwrap_or_else(|error| {
             self.loads_failed.fetch_add(1, Ordering::Relaxed);
-            let kept = fs::rename(&path, path.with_extension("json.bad"));
+            let kept = fs::rename(&path, bad(&path));
             tracing::warn!(vm, %error, aside = kept.is_ok(), "what the VM wrote cannot be read; it begins anew");
             State::default()
         });
@@ -184,6 +177,14 @@ impl Mailboxes {
 impl Disk {
     fn file(&self, vm: &str) -> PathBuf {
         self.directory.join(format!("{vm}.json"))
+    }
+}
+
+/// Removes a file that may not be there.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -206,6 +207,14 @@ fn read(path: &Path) -> io::Result<State> {
     serde_json::from_slice(&text).map_err(place)
 }
 
-fn is_uuid(text: &str) -> bool {
-    text.len() == 36 && text.bytes().all(|b| b == b'-' || matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+/// Where a file that cannot be read is put.
+fn bad(path: &Path) -> PathBuf {
+    path.with_extension("json.bad")
+}
+
+/// Whose file this is; none for files that are not ours, whatever else is in the directory.
+fn vm_of(name: &str) -> Option<&str> {
+    let vm = name.strip_suffix(".json").or_else(|| name.strip_suffix(".json.bad"))?;
+    let form = |b| b == b'-' || matches!(b, b'0'..=b'9' | b'a'..=b'f');
+    (vm.len() == 36 && vm.bytes().all(form)).then_some(vm)
 }

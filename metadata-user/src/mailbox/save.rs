@@ -1,10 +1,10 @@
 //! Writing to disk what a VM wrote, off the packet path.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use std::{fs, io};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
@@ -106,29 +106,22 @@ impl Kept {
         Ok(())
     }
 
-    /// Removes the file for good.
-    pub(super) fn forget(&self) -> io::Result<()> {
-        locked(&self.file).take().map_or(Ok(()), |path| remove(&path))
-    }
-}
-
-/// Removes a file that may not be there.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    /// Waits for a save under way; there is none after it.
+    pub(super) fn detach(&self) {
+        *locked(&self.file) = None;
     }
 }
 
 /// Mailboxes to save. For [`save`].
+#[derive(Debug)]
 pub struct Saves {
     pub(super) queue: UnboundedReceiver<Arc<Kept>>,
-    pub(super) failed: Arc<std::sync::atomic::AtomicU64>,
+    pub(super) failed: Arc<AtomicU64>,
 }
 
-impl std::fmt::Debug for Saves {
+impl std::fmt::Debug for Kept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Saves").finish_non_exhaustive()
+        f.debug_struct("Kept").field("vm", &self.vm).finish_non_exhaustive()
     }
 }
 
@@ -148,13 +141,13 @@ pub async fn save(mut saves: Saves) {
     }
 }
 
-fn save_each(batch: &[Arc<Kept>], failed: &std::sync::atomic::AtomicU64) {
+fn save_each(batch: &[Arc<Kept>], failed: &AtomicU64) {
     for kept in batch {
         save_one(kept, failed);
     }
 }
 
-pub(super) fn save_one(kept: &Kept, failed: &std::sync::atomic::AtomicU64) {
+pub(super) fn save_one(kept: &Kept, failed: &AtomicU64) {
     if let Err(error) = kept.save() {
         failed.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(vm = kept.vm(), %error, "what the VM wrote is not on disk; check the state directory");

@@ -33,9 +33,8 @@ impl<'de> Deserialize<'de> for Octets {
 #[serde(deny_unknown_fields)]
 pub(super) struct State {
     pub(super) version: Version,
-    /// SHA-256 over the VM's UUID and the record's `admin.password`, which `password_taken` is about.
-    pub(super) admin_password: Option<Octets>,
-    pub(super) password_taken: bool,
+    /// The digest of the record's password that the guest has saved.
+    pub(super) taken_password: Option<Octets>,
     pub(super) posted_password: Option<Octets>,
     pub(super) attributes: Attributes,
     pub(super) documents: BTreeMap<Document, Octets>,

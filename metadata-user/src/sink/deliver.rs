@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+use tokio::task::{Id, JoinSet};
 
 use super::message::Message;
 use super::{Counters, Deliveries, file, unix};
@@ -13,6 +15,8 @@ use crate::record::Sink;
 
 /// How often a message is offered to a socket.
 const TRIES: u32 = 2;
+/// How many sinks are served at once: each takes a file descriptor.
+const AT_ONCE: usize = 128;
 /// Between two tries.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -42,38 +46,78 @@ pub(super) enum SinkError {
 /// Sinks are served side by side, and each in the order its messages were handed over: so what one VM says
 /// stays in order, and a receiver that hangs holds up its own messages only.
 pub async fn deliver(mut deliveries: Deliveries) {
-    let counters = &deliveries.counters;
-    // Messages behind the one that is on its way. There are no more lanes than messages that wait.
-    let mut lanes: HashMap<Sink, VecDeque<Message>> = HashMap::new();
-    let mut on_their_way = JoinSet::new();
+    let counters = Arc::clone(&deliveries.counters);
+    let mut lanes = Lanes::new(move |message| hand_over(message, Arc::clone(&counters)));
     let mut open = true;
-    while open || !on_their_way.is_empty() {
+    while open || !lanes.on_their_way.is_empty() {
         tokio::select! {
             next = deliveries.queue.recv(), if open => match next {
+                Some(message) => lanes.push(message),
                 None => open = false,
-                Some(message) => match lanes.get_mut(&message.sink) {
-                    Some(lane) => lane.push_back(message),
-                    None => {
-                        lanes.insert(message.sink.clone(), VecDeque::new());
-                        on_their_way.spawn(hand_over(message, Arc::clone(counters)));
-                    }
-                },
             },
-            Some(done) = on_their_way.join_next() => {
-                // A task that panicked would keep its lane shut: it cannot, short of a fault of ours.
-                let Ok(sink) = done else { continue };
-                match lanes.get_mut(&sink).and_then(VecDeque::pop_front) {
-                    Some(message) => { on_their_way.spawn(hand_over(message, Arc::clone(counters))); }
-                    None => { lanes.remove(&sink); }
-                }
-            },
+            Some(done) = lanes.on_their_way.join_next_with_id() => {
+                lanes.next(done.map_or_else(|error| error.id(), |(id, ())| id));
+            }
         }
     }
 }
 
-/// Hands one message to its sink, counts what became of it, and names the sink, which is free again.
-async fn hand_over(message: Message, counters: Arc<Counters>) -> Sink {
-    let json = message.json();
+/// Messages by sink, the first of each on its way. There are no more of them than wait in all.
+struct Lanes<F> {
+    /// What is behind the one on its way.
+    behind: HashMap<Sink, VecDeque<Box<Message>>>,
+    sinks: HashMap<Id, Sink>,
+    on_their_way: JoinSet<()>,
+    at_once: Arc<Semaphore>,
+    hand_over: F,
+}
+
+impl<F: Fn(Box<Message>) -> D, D: Future<Output = ()> + Send + 'static> Lanes<F> {
+    fn new(hand_over: F) -> Self {
+        let at_once = Arc::new(Semaphore::new(AT_ONCE));
+        Self {
+            behind: HashMap::new(),
+            sinks: HashMap::new(),
+            on_their_way: JoinSet::new(),
+            at_once,
+            hand_over,
+        }
+    }
+
+    fn push(&mut self, message: Box<Message>) {
+        match self.behind.get_mut(&message.sink) {
+            Some(behind) => behind.push_back(message),
+            None => {
+                self.behind.insert(message.sink.clone(), VecDeque::new());
+                self.send(message);
+            }
+        }
+    }
+
+    /// The task `done` has ended, well or by a panic: its sink takes the next message.
+    fn next(&mut self, done: Id) {
+        let Some(sink) = self.sinks.remove(&done) else { return };
+        match self.behind.get_mut(&sink).and_then(VecDeque::pop_front) {
+            Some(message) => self.send(message),
+            None => drop(self.behind.remove(&sink)),
+        }
+    }
+
+    fn send(&mut self, message: Box<Message>) {
+        let (sink, at_once) = (message.sink.clone(), Arc::clone(&self.at_once));
+        let way = (self.hand_over)(message);
+        let task = self.on_their_way.spawn(async move {
+            // Nobody closes the semaphore.
+            let _turn = at_once.acquire_owned().await;
+            way.await;
+        });
+        self.sinks.insert(task.id(), sink);
+    }
+}
+
+/// Hands one message to its sink, and counts what became of it.
+async fn hand_over(message: Box<Message>, counters: Arc<Counters>) {
+    let json = Bytes::from(message.json());
     let taken = match &message.sink {
         Sink::File(path) => file::append(path, json).await,
         Sink::Unix { socket, path } => {
@@ -94,7 +138,4 @@ async fn hand_over(message: Message, counters: Arc<Counters>) -> Sink {
         let (vm, kind, sink) = (&*message.vm, message.kind.name(), &message.sink);
         tracing::warn!(vm, kind, %sink, %error, "a message from the guest is lost");
     }
-    let Message { sink, place, .. } = message;
-    drop(place);
-    sink
 }

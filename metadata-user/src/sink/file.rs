@@ -5,6 +5,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
+
 use super::deliver::SinkError;
 use crate::private_file::PRIVATE;
 
@@ -12,15 +14,15 @@ use crate::private_file::PRIVATE;
 pub const FILE_OCTETS: u64 = 16 << 20;
 
 /// Appends one line, on a thread where waiting for a disk holds up nobody.
-pub(super) async fn append(path: &Path, line: String) -> Result<(), SinkError> {
+pub(super) async fn append(path: &Path, line: Bytes) -> Result<(), SinkError> {
     let path = PathBuf::from(path);
-    let written = tokio::task::spawn_blocking(move || append_line(&path, line));
+    let written = tokio::task::spawn_blocking(move || append_line(&path, &line));
     written.await.map_err(|error| SinkError::File(io::Error::other(error)))?
 }
 
 /// Makes the file, with mode 0600, when there is none.
-fn append_line(path: &Path, mut line: String) -> Result<(), SinkError> {
-    line.push('\n');
+fn append_line(path: &Path, line: &[u8]) -> Result<(), SinkError> {
+    let line = [line, b"\n"].concat();
     let mut options = OpenOptions::new();
     // Without O_NONBLOCK, opening a pipe that nobody reads would wait for ever.
     options.append(true).create(true).mode(PRIVATE).custom_flags(libc::O_NONBLOCK);
@@ -32,5 +34,5 @@ fn append_line(path: &Path, mut line: String) -> Result<(), SinkError> {
     if status.len() + line.len() as u64 > FILE_OCTETS {
         return Err(SinkError::Full);
     }
-    file.write_all(line.as_bytes()).map_err(SinkError::File)
+    file.write_all(&line).map_err(SinkError::File)
 }

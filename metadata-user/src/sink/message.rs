@@ -24,7 +24,8 @@ pub(super) struct Message {
     pub(super) kind: MessageKind,
     pub(super) time_unix: u64,
     pub(super) body: Bytes,
-    pub(super) place: Place,
+    /// Held until this message is delivered or lost.
+    pub(super) _place: Place,
 }
 
 impl fmt::Debug for Message {

@@ -12,6 +12,7 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HOST};
 use hyper::{Request, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 
 use super::deliver::SinkError;
 
@@ -19,26 +20,22 @@ use super::deliver::SinkError;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends one POST and waits for a 2xx.
-pub(super) async fn post(socket: &Path, path: &str, json: String) -> Result<(), SinkError> {
+pub(super) async fn post(socket: &Path, path: &str, json: Bytes) -> Result<(), SinkError> {
     tokio::time::timeout(TIMEOUT, exchange(socket, path, json)).await.unwrap_or(Err(SinkError::Late))
 }
 
-async fn exchange(socket: &Path, path: &str, json: String) -> Result<(), SinkError> {
+async fn exchange(socket: &Path, path: &str, json: Bytes) -> Result<(), SinkError> {
     let request = Request::post(path)
         .header(HOST, "localhost")
         .header(CONTENT_TYPE, "application/json")
         .header(CONNECTION, "close")
-        .body(Full::new(Bytes::from(json)))
+        .body(Full::new(json))
         .map_err(SinkError::Request)?;
     let stream = UnixStream::connect(socket).await.map_err(SinkError::Socket)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(SinkError::Http)?;
-    let answer = sender.send_request(request);
-    tokio::pin!(answer, connection);
-    // The connection does the work; it may end by itself once the answer is there.
-    let answer = tokio::select! {
-        answer = &mut answer => answer,
-        _ = &mut connection => answer.await,
-    };
-    let status = answer.map_err(SinkError::Http)?.status();
+    // The connection does the work; dropping the set ends it, however this ends.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let status = sender.send_request(request).await.map_err(SinkError::Http)?.status();
     if status.is_success() { Ok(()) } else { Err(SinkError::Status(status)) }
 }
