@@ -29,7 +29,7 @@ pub enum AttributeRefused {
 }
 
 /// The attributes of one VM.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Attributes {
     namespaces: BTreeMap<String, BTreeMap<String, Octets>>,

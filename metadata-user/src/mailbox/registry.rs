@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::save::{FILE_OCTETS, Kept, Saves, save_one};
+use super::save::{FILE_OCTETS, Kept, Outcomes, Saves};
 use super::state::State;
 use super::{Mailbox, locked};
 use crate::record::Record;
@@ -45,7 +45,7 @@ pub struct Mailboxes {
     outbox: Outbox,
     disk: Option<Disk>,
     table: Mutex<HashMap<String, Arc<Mailbox>>>,
-    saves_failed: Arc<AtomicU64>,
+    saves: Arc<Outcomes>,
     loads_failed: AtomicU64,
 }
 
@@ -63,7 +63,7 @@ impl Mailboxes {
             outbox,
             disk: None,
             table: Mutex::default(),
-            saves_failed: Arc::default(),
+            saves: Arc::default(),
             loads_failed: AtomicU64::new(0),
         }
     }
@@ -80,8 +80,8 @@ impl Mailboxes {
         let (saver, queue) = unbounded_channel();
         let mut mailboxes = Self::in_memory(outbox);
         mailboxes.disk = Some(Disk { directory: directory.to_owned(), saver });
-        let failed = Arc::clone(&mailboxes.saves_failed);
-        Ok((mailboxes, Saves { queue, failed }))
+        let outcomes = Arc::clone(&mailboxes.saves);
+        Ok((mailboxes, Saves { queue, outcomes }))
     }
 
     /// The mailbox of the VM with this UUID.
@@ -149,14 +149,14 @@ impl Mailboxes {
     /// Writes every file that is behind, now: for the end of the agent. It waits for the disk.
     pub fn save_all(&self) {
         let mailboxes: Vec<_> = locked(&self.table).values().cloned().collect();
-        mailboxes.iter().for_each(|mailbox| save_one(&mailbox.kept, &self.saves_failed));
+        mailboxes.iter().for_each(|mailbox| self.saves.save(&mailbox.kept));
     }
 
     /// What went wrong with files.
     #[must_use]
     pub fn counts(&self) -> MailboxCounts {
         MailboxCounts {
-            saves_failed: self.saves_failed.load(Ordering::Relaxed),
+            saves_failed: self.saves.failed.load(Ordering::Relaxed),
             loads_failed: self.loads_failed.load(Ordering::Relaxed),
         }
     }

@@ -94,13 +94,15 @@ impl Kept {
         self.queued.store(false, Ordering::Release);
         let file = locked(&self.file);
         let Some(path) = file.as_deref() else { return Ok(()) };
-        let (text, revision) = {
+        // A copy shares the octets: a guest that writes meanwhile does not wait for their text form.
+        let (state, revision) = {
             let changing = locked(&self.changing);
             if changing.revision == changing.saved {
                 return Ok(());
             }
-            (serde_json::to_vec(&changing.state)?, changing.revision)
+            (changing.state.clone(), changing.revision)
         };
+        let text = serde_json::to_vec(&state)?;
         private_file::replace(path, &text)?;
         locked(&self.changing).saved = revision;
         Ok(())
@@ -112,22 +114,39 @@ impl Kept {
     }
 }
 
+/// What became of saves.
+#[derive(Debug, Default)]
+pub(super) struct Outcomes {
+    pub(super) failed: AtomicU64,
+    /// The last one failed, and was logged: guests cannot fill the log.
+    failing: AtomicBool,
+}
+
+impl Outcomes {
+    pub(super) fn save(&self, kept: &Kept) {
+        match kept.save() {
+            Ok(()) => self.failing.store(false, Ordering::Relaxed),
+            Err(error) => {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                if !self.failing.swap(true, Ordering::Relaxed) {
+                    let vm = kept.vm();
+                    tracing::warn!(vm, %error, "what VMs write is not on disk; check the state directory");
+                }
+            }
+        }
+    }
+}
+
 /// Mailboxes to save. For [`save`].
 #[derive(Debug)]
 pub struct Saves {
     pub(super) queue: UnboundedReceiver<Arc<Kept>>,
-    pub(super) failed: Arc<AtomicU64>,
-}
-
-impl std::fmt::Debug for Kept {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept").field("vm", &self.vm).finish_non_exhaustive()
-    }
+    pub(super) outcomes: Arc<Outcomes>,
 }
 
 /// Saves changed mailboxes, one after the other, until their [`super::Mailboxes`] is gone.
 ///
-/// What cannot be written is logged, counted, and tried again with that VM's next change.
+/// What cannot be written is counted, and tried again with that VM's next change.
 pub async fn save(mut saves: Saves) {
     while let Some(first) = saves.queue.recv().await {
         tokio::time::sleep(SAVE_PAUSE).await;
@@ -135,21 +154,8 @@ pub async fn save(mut saves: Saves) {
         while let Ok(next) = saves.queue.try_recv() {
             batch.push(next);
         }
-        let failed = Arc::clone(&saves.failed);
+        let outcomes = Arc::clone(&saves.outcomes);
         // The task ends early only with the runtime, and the agent saves what is left by itself.
-        let _ = tokio::task::spawn_blocking(move || save_each(&batch, &failed)).await;
-    }
-}
-
-fn save_each(batch: &[Arc<Kept>], failed: &AtomicU64) {
-    for kept in batch {
-        save_one(kept, failed);
-    }
-}
-
-pub(super) fn save_one(kept: &Kept, failed: &AtomicU64) {
-    if let Err(error) = kept.save() {
-        failed.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(vm = kept.vm(), %error, "what the VM wrote is not on disk; check the state directory");
+        let _ = tokio::task::spawn_blocking(move || batch.iter().for_each(|kept| outcomes.save(kept))).await;
     }
 }

@@ -29,7 +29,7 @@ impl<'de> Deserialize<'de> for Octets {
 }
 
 /// What one VM wrote and took. No `Debug`: there are passwords in it.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct State {
     pub(super) version: Version,
@@ -41,7 +41,7 @@ pub(super) struct State {
 }
 
 /// The form of the file: 1.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Version;
 
 impl Serialize for Version {

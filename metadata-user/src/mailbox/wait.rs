@@ -19,6 +19,10 @@ impl Wait {
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
+
+    fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
 }
 
 /// The parked requests of one VM, oldest first.
@@ -34,11 +38,5 @@ impl Waits {
         let wait = Arc::new(Wait::default());
         self.0.push_back(Arc::downgrade(&wait));
         (wait, ended)
-    }
-}
-
-impl Wait {
-    fn end(&self) {
-        self.ended.store(true, Ordering::Release);
     }
 }

@@ -134,6 +134,11 @@ fn refusals_say_where_what_was_expected_and_what_came() {
             "{role: web, role: db}",
             "r.yaml:41:11: metadata: expected each key once, found `role` twice",
         ),
+        (
+            "metadata: {role: web}",
+            "sinks: {ready: http://127.0.0.1/}",
+            "r.yaml:41:16: sinks.ready: expected `file:` or `unix:` and an absolute path",
+        ),
         ("{role: web}", "{ro le: web}", "r.yaml:41:19: metadata.ro le: expected a key of"),
         (
             "2030-01-01",

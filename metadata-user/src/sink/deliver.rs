@@ -1,6 +1,6 @@
 //! The task that hands messages to their sinks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,7 +16,9 @@ use crate::record::Sink;
 /// How often a message is offered to a socket.
 const TRIES: u32 = 2;
 /// How many sinks are served at once: each takes a file descriptor.
-const AT_ONCE: usize = 128;
+pub(super) const AT_ONCE: usize = 128;
+/// Most sinks remembered as failing; those beyond are only counted.
+const FAILING: usize = 1_024;
 /// Between two tries.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -56,7 +58,10 @@ pub async fn deliver(mut deliveries: Deliveries) {
                 None => open = false,
             },
             Some(done) = lanes.on_their_way.join_next_with_id() => {
-                lanes.next(done.map_or_else(|error| error.id(), |(id, ())| id));
+                match done {
+                    Ok((id, taken)) => lanes.next(id, Some(taken)),
+                    Err(error) => lanes.next(error.id(), None),
+                }
             }
         }
     }
@@ -67,21 +72,18 @@ struct Lanes<F> {
     /// What is behind the one on its way.
     behind: HashMap<Sink, VecDeque<Box<Message>>>,
     sinks: HashMap<Id, Sink>,
-    on_their_way: JoinSet<()>,
+    on_their_way: JoinSet<Result<(), SinkError>>,
+    /// Sinks whose last message was lost.
+    failing: HashSet<Sink>,
     at_once: Arc<Semaphore>,
     hand_over: F,
 }
 
-impl<F: Fn(Box<Message>) -> D, D: Future<Output = ()> + Send + 'static> Lanes<F> {
+impl<F: Fn(Box<Message>) -> D, D: Future<Output = Result<(), SinkError>> + Send + 'static> Lanes<F> {
     fn new(hand_over: F) -> Self {
         let at_once = Arc::new(Semaphore::new(AT_ONCE));
-        Self {
-            behind: HashMap::new(),
-            sinks: HashMap::new(),
-            on_their_way: JoinSet::new(),
-            at_once,
-            hand_over,
-        }
+        let (behind, sinks, failing) = (HashMap::new(), HashMap::new(), HashSet::new());
+        Self { behind, sinks, on_their_way: JoinSet::new(), failing, at_once, hand_over }
     }
 
     fn push(&mut self, message: Box<Message>) {
@@ -94,12 +96,23 @@ impl<F: Fn(Box<Message>) -> D, D: Future<Output = ()> + Send + 'static> Lanes<F>
         }
     }
 
-    /// The task `done` has ended, well or by a panic: its sink takes the next message.
-    fn next(&mut self, done: Id) {
+    /// The task `done` has ended, without an outcome by a panic: its sink takes the next message.
+    fn next(&mut self, done: Id, taken: Option<Result<(), SinkError>>) {
         let Some(sink) = self.sinks.remove(&done) else { return };
+        match taken {
+            Some(Err(error)) => self.fails(&sink, &error),
+            _ => drop(self.failing.remove(&sink)),
+        }
         match self.behind.get_mut(&sink).and_then(VecDeque::pop_front) {
             Some(message) => self.send(message),
             None => drop(self.behind.remove(&sink)),
+        }
+    }
+
+    /// Logs the first of a row of failures: guests cannot fill the log.
+    fn fails(&mut self, sink: &Sink, error: &SinkError) {
+        if self.failing.len() < FAILING && self.failing.insert(sink.clone()) {
+            tracing::warn!(%sink, %error, "messages from guests are lost");
         }
     }
 
@@ -109,14 +122,14 @@ impl<F: Fn(Box<Message>) -> D, D: Future<Output = ()> + Send + 'static> Lanes<F>
         let task = self.on_their_way.spawn(async move {
             // Nobody closes the semaphore.
             let _turn = at_once.acquire_owned().await;
-            way.await;
+            way.await
         });
         self.sinks.insert(task.id(), sink);
     }
 }
 
 /// Hands one message to its sink, and counts what became of it.
-async fn hand_over(message: Box<Message>, counters: Arc<Counters>) {
+async fn hand_over(message: Box<Message>, counters: Arc<Counters>) -> Result<(), SinkError> {
     let json = Bytes::from(message.json());
     let taken = match &message.sink {
         Sink::File(path) => file::append(path, json).await,
@@ -134,8 +147,5 @@ async fn hand_over(message: Box<Message>, counters: Arc<Counters>) {
     };
     let counter = if taken.is_ok() { &counters.delivered } else { &counters.failed };
     counter.fetch_add(1, Ordering::Relaxed);
-    if let Err(error) = taken {
-        let (vm, kind, sink) = (&*message.vm, message.kind.name(), &message.sink);
-        tracing::warn!(vm, kind, %sink, %error, "a message from the guest is lost");
-    }
+    taken
 }

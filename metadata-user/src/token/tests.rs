@@ -37,6 +37,21 @@ fn a_token_has_the_form_that_is_written_down() {
 }
 
 #[test]
+fn a_token_made_elsewhere_by_the_written_form_is_taken() {
+    // Made with Python's hmac: the key is the octets 0 to 31, the nonce 1 to 8, the end NOW + 60.
+    const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    const TOKEN: &[u8; TOKEN_CHARS] = b"AQMAAAAAarE7vAECAwQFBgcICNh7cL9xTgVOVBvj7TiD6OBCKx0GG7SZ";
+    let (_room, path) = room();
+    let text =
+        format!(r#"{{"form":"xdp-imds token keys 1","since_unix":{NOW},"current":"{KEY}","previous":null}}"#);
+    fs::write(&path, text).expect("written");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("changed");
+    let keyring = open(&path);
+    assert!(keyring.verify(Kind::Akamai, VM, TOKEN, NOW + 59));
+    assert!(!keyring.verify(Kind::Akamai, VM, TOKEN, NOW + 60));
+}
+
+#[test]
 fn no_two_tokens_are_alike() {
     let keyring = Keyring::ephemeral();
     let tokens: std::collections::HashSet<_> =
