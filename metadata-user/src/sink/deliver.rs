@@ -149,3 +149,52 @@ async fn hand_over(message: Box<Message>, counters: Arc<Counters>) -> Result<(),
     counter.fetch_add(1, Ordering::Relaxed);
     taken
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use bytes::Bytes;
+
+    use super::{Lanes, Message};
+    use crate::record::Sink;
+    use crate::sink::{Counters, MessageKind, Place};
+
+    fn message(counters: &Arc<Counters>, body: &'static str) -> Box<Message> {
+        Box::new(Message {
+            sink: Sink::File("/sink".into()),
+            vm: "".into(),
+            name: "".into(),
+            kind: MessageKind::Event,
+            time_unix: 0,
+            body: Bytes::from_static(body.as_bytes()),
+            _place: Place::take(counters, &Arc::default()).expect("an empty queue"),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_fault_on_the_way_of_one_message_holds_up_none_behind_it() {
+        let (counters, arrived) = (Arc::default(), Arc::new(Mutex::new(Vec::new())));
+        let arrivals = Arc::clone(&arrived);
+        let mut lanes = Lanes::new(move |message: Box<Message>| {
+            let arrivals = Arc::clone(&arrivals);
+            async move {
+                assert_ne!(message.body, "fault", "as meant");
+                arrivals.lock().expect("sound").push(message.body.clone());
+                Ok(())
+            }
+        });
+        for body in ["first", "fault", "last"] {
+            lanes.push(message(&counters, body));
+        }
+        while let Some(done) = lanes.on_their_way.join_next_with_id().await {
+            match done {
+                Ok((id, taken)) => lanes.next(id, Some(taken)),
+                Err(error) => lanes.next(error.id(), None),
+            }
+        }
+        assert_eq!(*arrived.lock().expect("sound"), ["first", "last"]);
+        assert_eq!(counters.waiting.load(std::sync::atomic::Ordering::Relaxed), 0, "a place is lost");
+        assert!(lanes.behind.is_empty() && lanes.sinks.is_empty(), "an empty lane is kept");
+    }
+}
