@@ -83,7 +83,7 @@ impl Node {
         Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
     }
 
-    /// Asks one address for `/`; the status.
+    /// Asks one address for what it has for everybody; the status.
     fn ask(&self, address: IpAddr, patience: Duration) -> anyhow::Result<u16> {
         Ok(self.guest.curl(&[&url(address)], patience)?.status)
     }
@@ -98,6 +98,8 @@ impl Node {
 
 fn url(address: IpAddr) -> String {
     match address {
+        IpAddr::V4(v4 @ addresses::AZURE_WIRESERVER) => format!("http://{v4}/?comp=versions"),
+        IpAddr::V4(v4 @ addresses::ALIYUN) => format!("http://{v4}/latest/meta-data"),
         IpAddr::V6(v6) if v6.is_unicast_link_local() => format!("http://[{v6}%25{NIC}]/"),
         IpAddr::V6(v6) => format!("http://[{v6}]/"),
         IpAddr::V4(v4) => format!("http://{v4}/"),

@@ -10,7 +10,7 @@ use metadata_user::http::{Response, Status};
 use metadata_user::record::Record;
 use metadata_user::serve::{Serve, ServeConfig};
 use metadata_user::stack::{Stack, StackConfig};
-use metadata_user::store::{Interner, RequestLimit, Responses, Route, Store};
+use metadata_user::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
 use support::record::Identity;
@@ -229,8 +229,8 @@ fn a_204_has_no_length() {
 
 #[test]
 fn a_405_and_options_say_what_is_allowed() {
-    for (request, allowed) in [("BREW / HTTP/1.1", "GET, HEAD"), ("OPTIONS * HTTP/1.1", "GET, HEAD, OPTIONS")]
-    {
+    let all = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT";
+    for (request, allowed) in [("BREW / HTTP/1.1", "GET, HEAD"), ("OPTIONS * HTTP/1.1", all)] {
         let (answers, _) = ask(&line(request));
         assert_eq!(answers[0].field("Allow"), Some(allowed), "{request}");
     }
@@ -379,7 +379,8 @@ fn every_path_follows_the_vm_from_awaited_to_served_to_gone() {
     let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store), ServeConfig::default()));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
     let (record, _) = Record::parse("r.yaml", &Identity::of(0).record(1)).expect("a good record");
-    let responses_of = dialect::render(&record, &mut Interner::new());
+    let vm = Vm::alone(record.vm.uuid.as_str());
+    let responses_of = dialect::render(&record, &mut Interner::new(), vm);
     let paths = ["/", "/healthz", "/v1/meta-data", "/v1/user-data"];
     let states: [(&dyn Fn(), u16); 3] = [
         (&|| store.expect(0).expect("there is slot 0"), 503),
@@ -407,9 +408,10 @@ fn a_vm_above_its_rate_waits_its_turn_and_hears_429_when_it_does_not_come() {
     let store = Arc::new(Store::new(1));
     let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store), ServeConfig::default()));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
-    let mut limited = Responses::builder();
+    let mut limited = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
     limited.limit(RequestLimit { per_second: 1, burst: 2 });
-    limited.add("/", Route::open(Response::new(Status(200), None, &[], b"x".as_slice().into())));
+    let answer = Endpoint::Fixed(Response::new(Status(200), None, &[], "x"));
+    limited.add(Host::Metadata, "/", Route::new("test", answer));
     store.publish(0, Arc::new(limited.build())).expect("there is slot 0");
     let talks: Vec<_> =
         (0..ASKED).map(|n| world.client.begin(40_000 + n, b"GET / HTTP/1.1\r\n\r\n")).collect();

@@ -21,7 +21,7 @@ fn large_user_data_survives_a_link_that_loses_every_fifth_frame() {
 
 #[test]
 fn large_user_data_survives_a_link_that_repeats_and_reorders() {
-    whole_in_spite_of(Faults { loss: 0.02, duplicate: 0.1, reorder: 0.2 });
+    whole_in_spite_of(Faults { loss: 0.1, duplicate: 0.1, reorder: 0.2 });
 }
 
 fn whole_in_spite_of(faults: Faults) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use metadata_user::http::{Response, Status};
 use metadata_user::serve::{Serve, ServeConfig};
 use metadata_user::stack::{Stack, StackConfig, Transmit};
-use metadata_user::store::{Responses, Route, Store};
+use metadata_user::store::{Endpoint, Host, Responses, Route, Store, Vm};
 use smoltcp::wire::TcpControl;
 use support::raw::Segment;
 use support::wire::at;
@@ -54,10 +54,9 @@ fn main() {
 fn measure(guests: u32) {
     let store = Arc::new(Store::new(guests));
     for slot in 0..guests {
-        let body = vec![b'x'; 300].into();
-        let mut responses = Responses::builder();
-        responses
-            .add("/latest/meta-data", Route::open(Response::new(Status(200), Some("text/plain"), &[], body)));
+        let mut responses = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+        let answer = Response::new(Status(200), Some("text/plain"), &[], vec![b'x'; 300]);
+        responses.add(Host::Metadata, "/latest/meta-data", Route::new("test", Endpoint::Fixed(answer)));
         store.publish(slot, Arc::new(responses.build())).expect("a slot of the table");
     }
     let mut stack = Stack::new(StackConfig::default(), Serve::new(store, ServeConfig::default()));

@@ -222,7 +222,7 @@ fn whatever_the_link_does_every_segment_has_the_limit_its_octets_ask_for() {
             let client = Client::new(3, Habits::default());
             let mut world = World::new(toy::stack(config()).0, client, faults, seed);
             world.sent = Some(Vec::new());
-            let talk = world.client.begin_with(service, 40_000, orders.as_bytes());
+            let talk = world.client.begin_to((service, 80), 40_000, orders.as_bytes());
             let whole = |world: &mut World<Toy>| world.client.talks[talk].received.len() == end as usize;
             assert!(world.run(Duration::from_secs(600), whole), "{context}: not all has come");
             let (sent, again) = assert_limits(&world.sent.unwrap_or_default(), &near, &context);

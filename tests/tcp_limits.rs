@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_common::mac::Mac;
-use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
 use metadata_user::http::{Request, Response, Status};
 use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::stack::{Stack, StackConfig, TIME_WAITS_PER_PORT};
+use metadata_user::stack::{Connection, Stack, StackConfig, TIME_WAITS_PER_PORT};
+use metadata_user::store::Parked;
 use metadata_user::time::Now;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
@@ -265,9 +265,9 @@ fn echo_requests_are_answered_and_one_larger_than_the_mtu_is_not() {
 struct Faulty;
 
 impl Answers for Faulty {
-    fn answer(&self, _: Now, _: Slot, request: &Request<'_>) -> Answer {
+    fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> Answer {
         assert_ne!(request.target.path, "/fault", "the fault this test wants");
-        Answer::Ready(Response::new(Status(200), None, &[], b"fine".as_slice().into()))
+        Answer::Known(Response::new(Status(200), None, &[], "fine").into())
     }
 }
 

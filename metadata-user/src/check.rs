@@ -5,14 +5,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
-
 use crate::dialect;
 use crate::feed::directory;
 use crate::port::PortName;
 use crate::record::values::{NicMac, Uuid};
-use crate::record::{Record, Step, Warning};
-use crate::store::{Condition, Interner, Responses, Route};
+use crate::record::{Limits, Record, Step, Warning};
+use crate::store::{Endpoint, Host, Interner, Responses, Route, Vm};
 
 /// What a check found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,15 +29,22 @@ impl From<Findings> for ExitCode {
     }
 }
 
-/// Checks the records in a directory, or one record file: writes what would be served to `out`, warnings
-/// and errors with file and line to `err`.
+/// Checks the records in a directory, or one record file, which must keep to `limits`: writes what would be served
+/// to `out` (each path with
+/// `paths`, else a line per dialect), warnings and errors with file and line to `err`.
 ///
 /// # Errors
 /// When `path` cannot be read, or the results cannot be written. Bad records are [`Findings`].
-pub fn run(path: &Path, out: &mut dyn Write, err: &mut dyn Write) -> anyhow::Result<Findings> {
-    let (dir, names) = records(path)?;
-    let mut check =
-        Check { dir, interner: Interner::new(), seen: Seen::default(), findings: Findings::default() };
+pub fn run(
+    path: &Path,
+    limits: &Limits,
+    paths: bool,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> anyhow::Result<Findings> {
+    let (dir, names) = directory::files(path)?;
+    let (interner, seen, findings) = (Interner::new(), Seen::default(), Findings::default());
+    let mut check = Check { dir, limits, paths, interner, seen, findings };
     for name in &names {
         check.record(name, out, err)?;
     }
@@ -50,16 +55,6 @@ pub fn run(path: &Path, out: &mut dyn Write, err: &mut dyn Write) -> anyhow::Res
         writeln!(out, "{good} served, {}, {}", count(errors, "error"), count(warnings, "warning"))?;
     }
     Ok(check.findings)
-}
-
-fn records(path: &Path) -> anyhow::Result<(PathBuf, Vec<String>)> {
-    if !path.is_file() {
-        return Ok((path.to_owned(), directory::names(path)?.into_iter().collect()));
-    }
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.with_context(|| format!("{}: expected a file name in UTF-8", path.display()))?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok((dir.to_owned(), vec![name.to_owned()]))
 }
 
 fn count(number: usize, what: &str) -> String {
@@ -74,16 +69,18 @@ struct Seen {
     macs: HashMap<NicMac, Vec<(Option<PortName>, String)>>,
 }
 
-struct Check {
+struct Check<'a> {
     dir: PathBuf,
+    limits: &'a Limits,
+    paths: bool,
     interner: Interner,
     seen: Seen,
     findings: Findings,
 }
 
-impl Check {
+impl Check<'_> {
     fn record(&mut self, name: &str, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
-        let Some(loaded) = directory::load(&self.dir, name) else { return Ok(()) };
+        let Some(loaded) = directory::load(&self.dir, name, self.limits) else { return Ok(()) };
         let path = self.dir.join(name);
         if let Some(mode) = loaded.open_mode {
             self.warn(
@@ -99,14 +96,15 @@ impl Check {
             self.warn(err, &warning)?;
         }
         let before = self.findings.errors;
-        self.unrendered(&record, &path, err)?;
         self.conflicts(&record, name, &path, err)?;
         if self.findings.errors > before {
             return Ok(());
         }
         self.findings.good += 1;
-        let responses = dialect::render(&record, &mut self.interner);
-        print(name, &record, &responses, out)
+        let vm = Vm::alone(record.vm.uuid.as_str());
+        let responses = dialect::render(&record, &mut self.interner, vm);
+        print(name, &record, out)?;
+        if self.paths { print_paths(&responses, out) } else { print_dialects(&responses, out) }
     }
 
     fn warn(&mut self, err: &mut dyn Write, warning: impl std::fmt::Display) -> io::Result<()> {
@@ -117,17 +115,6 @@ impl Check {
     fn fail(&mut self, err: &mut dyn Write, error: impl std::fmt::Display) -> io::Result<()> {
         self.findings.errors += 1;
         writeln!(err, "error: {error}")
-    }
-
-    fn unrendered(&mut self, record: &Record, path: &Path, err: &mut dyn Write) -> io::Result<()> {
-        for (n, name) in record.serve.dialects.iter().flatten().enumerate() {
-            if !dialect::rendered(*name) {
-                let field = ["serve".into(), "dialects".into(), n.into()];
-                let message = format!("this version does not serve {}: its paths are 404", name.as_str());
-                self.warn(err, Warning { place: place(path, &field), message })?;
-            }
-        }
-        Ok(())
     }
 
     /// A VM is known by its MAC on its port, and by its UUID: no two records may claim the same.
@@ -173,39 +160,45 @@ fn place(path: &Path, field: &[Step]) -> crate::record::Place {
 }
 
 /// One row of a record's table.
-struct Row<'a> {
-    path: &'a str,
+struct Row {
+    methods: String,
+    path: String,
     status: String,
     content_type: String,
     octets: String,
-    needs: String,
+    remark: String,
 }
 
-impl<'a> Row<'a> {
-    fn new((path, route): (&'a str, &Route)) -> Self {
-        let response = route.response();
-        let head = String::from_utf8_lossy(response.head());
-        let content_type = head.lines().find_map(|line| line.strip_prefix("Content-Type: "));
+impl Row {
+    fn new((host, path, route): (Host, &str, &Route)) -> Self {
+        let below = if route.takes_below() { "/…" } else { "" };
+        let host = if host == Host::Metadata { "" } else { host.authority() };
+        let mut remarks: Vec<String> =
+            route.guards().iter().map(|guard| guard.condition.to_string()).collect();
+        remarks.extend(route.header().map(|header| format!("with {header} only")));
+        let (status, content_type, octets) = match route.endpoint() {
+            Endpoint::Fixed(response) => (
+                response.status().0.to_string(),
+                response.field("Content-Type").unwrap_or("-").to_owned(),
+                format!("{} octets", response.body().len()),
+            ),
+            Endpoint::Live(live) => {
+                remarks.insert(0, live.about().to_owned());
+                ("live".into(), "-".into(), String::new())
+            }
+        };
         Self {
-            path,
-            status: response.status().0.to_string(),
-            content_type: content_type.unwrap_or("-").to_owned(),
-            octets: response.body().len().to_string(),
-            needs: needs(route),
+            methods: route.allowed().to_string(),
+            path: format!("{host}{path}{below}").replacen("//", "/", 1),
+            status,
+            content_type,
+            octets,
+            remark: remarks.join(", "),
         }
     }
 }
 
-/// What a request must have, in words.
-fn needs(route: &Route) -> String {
-    let words = route.guards().iter().map(|guard| match guard.condition {
-        Condition::HeaderIs { name, value } => format!("needs {name}: {value}"),
-        Condition::HeaderAbsent { name } => format!("refused with {name}"),
-    });
-    words.collect::<Vec<_>>().join(", ")
-}
-
-fn print(name: &str, record: &Record, responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
+fn print(name: &str, record: &Record, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{name}: {} ({})", record.vm.name, record.vm.uuid)?;
     for nic in record.network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none()) {
         let port = nic.port.as_ref().map(PortName::from);
@@ -215,15 +208,37 @@ fn print(name: &str, record: &Record, responses: &Responses, out: &mut dyn Write
             None => writeln!(out, "  NIC {mac}, served where --port or the configuration names its MAC")?,
         }
     }
-    let rows: Vec<Row<'_>> = responses.routes().map(Row::new).collect();
-    let width = |of: fn(&Row<'_>) -> usize| rows.iter().map(of).max().unwrap_or(0);
-    let path = width(|row| row.path.len());
-    let content_type = width(|row| row.content_type.len());
-    let octets = width(|row| row.octets.len());
+    Ok(())
+}
+
+/// A line per dialect: where it is, and how many paths it has.
+fn print_dialects(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
+    let mut dialects: Vec<(&str, Host, usize, &str)> = Vec::new();
+    for (host, path, route) in responses.routes() {
+        match dialects.iter_mut().find(|(name, at, ..)| (*name, *at) == (route.dialect(), host)) {
+            Some((_, _, count, _)) => *count += 1,
+            None => dialects.push((route.dialect(), host, 1, path)),
+        }
+    }
+    let width = dialects.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
+    for (name, host, paths, first) in dialects {
+        let paths = count(paths, "path");
+        writeln!(out, "  {name:width$}  {paths}, such as http://{}{first}", host.authority())?;
+    }
+    writeln!(out)
+}
+
+/// A line per path.
+fn print_paths(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
+    let rows: Vec<Row> = responses.routes().map(Row::new).collect();
+    let width = |of: fn(&Row) -> &str| rows.iter().map(|row| of(row).chars().count()).max().unwrap_or(0);
+    let (methods, path) = (width(|row| &row.methods), width(|row| &row.path));
+    let status = width(|row| &row.status);
+    let (content_type, octets) = (width(|row| &row.content_type), width(|row| &row.octets));
     for row in &rows {
         let line = format!(
-            "  GET, HEAD  {:path$}  {}  {:content_type$}  {:>octets$} octets  {}",
-            row.path, row.status, row.content_type, row.octets, row.needs
+            "  {:methods$}  {:path$}  {:status$}  {:content_type$}  {:>octets$}  {}",
+            row.methods, row.path, row.status, row.content_type, row.octets, row.remark
         );
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -233,6 +248,7 @@ fn print(name: &str, record: &Record, responses: &Responses, out: &mut dyn Write
 #[cfg(test)]
 mod tests {
     use super::{Findings, run};
+    use crate::record::Limits;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
@@ -252,7 +268,8 @@ mod tests {
             put(dir.path(), name, text);
         }
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let findings = run(dir.path(), &mut out, &mut err).expect("the directory can be read");
+        let findings =
+            run(dir.path(), &Limits::DEFAULT, false, &mut out, &mut err).expect("the directory can be read");
         let text = |octets| {
             let text = String::from_utf8(octets).expect("text is written");
             text.replace(&format!("{}/", dir.path().display()), "")
@@ -267,26 +284,48 @@ mod tests {
         text.replacen("\"52:54:00:12:34:56\"", &nic, 1)
     }
 
+    /// The full record with these dialects only.
+    fn with_dialects(dialects: &str) -> String {
+        FULL.replacen("absent_seed: 204", &format!("dialects: [{dialects}]"), 1)
+    }
+
     #[test]
-    fn a_good_record_is_shown_as_what_it_answers() {
-        let (findings, out, err) = checked(&[("web.yaml", FULL.to_owned())]);
+    fn a_good_record_is_shown_as_the_dialects_it_is_served_in() {
+        let (findings, out, err) = checked(&[("web.yaml", with_dialects("nocloud, kubevirt"))]);
         assert_eq!((findings, err.as_str()), (Findings { good: 1, ..Findings::default() }, ""));
         let wanted = "\
 web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
   NIC 52:54:00:12:34:56, served where --port or the configuration names its MAC
   NIC 52:54:00:12:34:57, served where --port or the configuration names its MAC
-  GET, HEAD  /                   200  text/plain; charset=utf-8  274 octets
-  GET, HEAD  /healthz            200  text/plain; charset=utf-8    2 octets
-  GET, HEAD  /v1/identity        200  application/json            68 octets  refused with X-Forwarded-For, needs Metadata: true
-  GET, HEAD  /v1/meta-data       200  text/yaml; charset=utf-8   281 octets
-  GET, HEAD  /v1/network-config  200  text/yaml; charset=utf-8   354 octets
-  GET, HEAD  /v1/token           200  application/json            82 octets  refused with X-Forwarded-For, needs Metadata: true
-  GET, HEAD  /v1/user-data       200  application/octet-stream    44 octets
-  GET, HEAD  /v1/vendor-data     200  application/octet-stream    17 octets
-
-1 served, 0 errors, 0 warnings
 ";
-        assert_eq!(out, wanted);
+        assert!(out.starts_with(wanted), "{out}");
+        assert!(
+            out.contains("\n  nocloud        4 paths, such as http://169.254.169.254/v1/meta-data\n"),
+            "{out}"
+        );
+        assert!(
+            out.contains("\n  kubevirt       3 paths, such as http://169.254.169.254/healthz\n"),
+            "{out}"
+        );
+        assert!(out.ends_with("\n1 served, 0 errors, 0 warnings\n"), "{out}");
+    }
+
+    #[test]
+    fn every_path_is_shown_on_request() {
+        let dir = tempfile::tempdir().expect("a directory is made");
+        put(dir.path(), "web.yaml", &with_dialects("nocloud, kubevirt"));
+        let mut out = Vec::new();
+        run(dir.path(), &Limits::DEFAULT, true, &mut out, &mut Vec::new())
+            .expect("the directory can be read");
+        let out = String::from_utf8(out).expect("text");
+        for line in [
+            "GET, HEAD  /v1/user-data        200  application/octet-stream    44 octets",
+            "GET, HEAD  /healthz             200  text/plain; charset=utf-8    2 octets",
+            "application/json            68 octets  refused with X-Forwarded-For, needs Metadata: true",
+        ] {
+            let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(squeezed(&out).contains(&squeezed(line)), "{line} is not in\n{out}");
+        }
     }
 
     #[test]
@@ -341,27 +380,31 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     }
 
     #[test]
-    fn dialects_that_are_not_served_are_pointed_out() {
-        let text = FULL.replacen("absent_seed: 204", "dialects: [nocloud, eve]", 1);
-        let (findings, _, err) = checked(&[("a.yaml", text)]);
-        assert_eq!(findings, Findings { good: 1, errors: 0, warnings: 1 });
-        assert!(
-            err.starts_with("warning: a.yaml:51:23: serve.dialects[1]: this version does not serve eve"),
-            "{err}"
-        );
-    }
-
-    #[test]
     fn one_file_can_be_checked_alone_and_an_empty_directory_is_said_to_be_empty() {
         let dir = tempfile::tempdir().expect("a directory is made");
         let mut out = Vec::new();
-        let findings = run(dir.path(), &mut out, &mut Vec::new()).expect("the directory can be read");
+        let findings = run(dir.path(), &Limits::DEFAULT, false, &mut out, &mut Vec::new())
+            .expect("the directory can be read");
         assert_eq!(findings, Findings::default());
         assert!(out.starts_with(b"no records"));
         put(dir.path(), "a.yaml", FULL);
         put(dir.path(), "b.yaml", "nothing");
-        let findings = run(&dir.path().join("a.yaml"), &mut Vec::new(), &mut Vec::new());
+        let findings =
+            run(&dir.path().join("a.yaml"), &Limits::DEFAULT, false, &mut Vec::new(), &mut Vec::new());
         assert_eq!(findings.expect("the file can be read").good, 1);
-        assert!(run(&dir.path().join("none"), &mut Vec::new(), &mut Vec::new()).is_err());
+        assert!(
+            run(&dir.path().join("none"), &Limits::DEFAULT, false, &mut Vec::new(), &mut Vec::new()).is_err()
+        );
+    }
+
+    #[test]
+    fn the_policy_for_custom_keys_is_the_configurations() {
+        let dir = tempfile::tempdir().expect("a directory is made");
+        put(dir.path(), "a.yaml", &FULL.replacen("{role: web}", "{a: x, b: xx}", 1));
+        for (metadata_keys, metadata_chars, good) in [(2, 2, 1), (1, 2, 0), (2, 1, 0)] {
+            let limits = Limits { metadata_keys, metadata_chars, ..Limits::DEFAULT };
+            let findings = run(dir.path(), &limits, false, &mut Vec::new(), &mut Vec::new());
+            assert_eq!(findings.expect("the directory can be read").good, good, "{limits:?}");
+        }
     }
 }

@@ -9,6 +9,7 @@
 //! - {ifname: tap0, netns: /proc/4242/ns/net}
 //! addresses: [169.254.169.254, "fd00:ec2::254"]   # these, and none of the others served by default
 //! limits: {frames_per_second: 10000, burst: 2048}
+//! metadata: {keys: 16, chars: 256}
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -21,7 +22,11 @@ use serde::Deserialize;
 
 use crate::addresses;
 use crate::port::PortName;
+use crate::record;
 use crate::steer::{HUB_PREFIX_MAX, Limits};
+
+/// Where state is kept unless the configuration says otherwise.
+pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
 
 /// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
 const MAX_IFNAME: usize = 15;
@@ -44,10 +49,17 @@ pub struct Config {
     pub arp_only: Option<Vec<Ipv4Addr>>,
     /// What one port may send towards the service; enforced in the kernel.
     pub limits: Limits,
+    /// How much a record's custom `metadata` may hold; records with more are refused.
+    pub metadata: MetadataLimits,
     /// Prefix of the hub's device names, 1 to 11 octets; two agents in one namespace need two.
     pub hub: String,
     /// Where to serve Prometheus metrics; `None` (default) serves none.
     pub metrics: Option<SocketAddr>,
+    /// Directory of what outlives the agent: token keys, and what guests wrote. Made with mode 0700.
+    /// `null` keeps nothing: tokens end with the agent, and one-shot passwords are given out again.
+    pub state: Option<PathBuf>,
+    /// Age at which the token key is replaced, in days; tokens of the last one stay good until they expire.
+    pub rotate_token_key_days: u32,
     /// How long a worker with nothing to do keeps polling before it sleeps, in microseconds.
     /// More answers a lone request sooner; 0 sleeps at once.
     pub spin_us: u32,
@@ -61,10 +73,30 @@ impl Default for Config {
             addresses: addresses::ALL.to_vec(),
             arp_only: None,
             limits: Limits::default(),
+            metadata: MetadataLimits::default(),
             hub: "imds".into(),
             metrics: None,
+            state: Some(DEFAULT_STATE.into()),
+            rotate_token_key_days: 30,
             spin_us: 50,
         }
+    }
+}
+
+/// `metadata`: the policy for custom keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetadataLimits {
+    /// Keys of one VM, 16 by default, at most [`record::Limits::METADATA_KEYS_MOST`].
+    pub keys: usize,
+    /// Characters of one key or value, 256 by default, at most [`record::Limits::METADATA_CHARS_MOST`].
+    pub chars: usize,
+}
+
+impl Default for MetadataLimits {
+    fn default() -> Self {
+        let record::Limits { metadata_keys, metadata_chars, .. } = record::Limits::DEFAULT;
+        Self { keys: metadata_keys, chars: metadata_chars }
     }
 }
 
@@ -132,6 +164,13 @@ impl Config {
         serde_path_to_error::deserialize(yaml).map_err(|error| format!("{}: {}", error.path(), error.inner()))
     }
 
+    /// What a record may hold.
+    #[must_use]
+    pub fn record_limits(&self) -> record::Limits {
+        let MetadataLimits { keys, chars } = self.metadata;
+        record::Limits { metadata_keys: keys, metadata_chars: chars, ..record::Limits::DEFAULT }
+    }
+
     /// The next hops for which ARP is answered: those configured, or what `addresses` calls for.
     #[must_use]
     pub fn next_hops(&self) -> Vec<Ipv4Addr> {
@@ -161,6 +200,15 @@ impl Config {
         self.validate_addresses()?;
         if self.limits.frames_per_second > 0 && self.limits.burst == 0 {
             return value("limits.burst", "at least 1 when frames_per_second is set".into(), "0".into());
+        }
+        let record::Limits { metadata_keys: keys, metadata_chars: chars, .. } = self.record_limits();
+        for (field, found, most) in [
+            ("metadata.keys", keys, record::Limits::METADATA_KEYS_MOST),
+            ("metadata.chars", chars, record::Limits::METADATA_CHARS_MOST),
+        ] {
+            if found > most {
+                return value(field, format!("at most {most}"), found.to_string());
+            }
         }
         Ok(())
     }
@@ -296,6 +344,16 @@ mod tests {
     }
 
     #[test]
+    fn the_policy_for_custom_keys_is_the_records_limit() {
+        for (text, keys, chars) in [("hub: x\n", 16, 256), ("metadata: {keys: 64}\n", 64, 256)] {
+            let config = Config::parse(text).expect(text);
+            config.validate().expect(text);
+            let limits = config.record_limits();
+            assert_eq!((limits.metadata_keys, limits.metadata_chars), (keys, chars), "{text}");
+        }
+    }
+
+    #[test]
     fn refusals_name_field_and_line() {
         let cases = [
             ("hub: x\nlimit: {}\n", "line 2", "limit"),
@@ -312,7 +370,7 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused() {
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 11] = [
+        let cases: [(&str, Spoil); 13] = [
             ("addresses", |c| c.addresses.push("255.255.255.255".parse().unwrap())),
             ("addresses", |c| c.addresses.extend((1..=31).map(|n| IpAddr::from([10, 0, 0, n])))),
             ("arp_only", |c| c.arp_only = Some(vec![addresses::METADATA])),
@@ -324,6 +382,8 @@ mod tests {
             ("hub", |c| c.hub = "a/b".into()),
             ("addresses", |c| c.addresses.clear()),
             ("limits.burst", |c| c.limits.burst = 0),
+            ("metadata.keys", |c| c.metadata.keys = 257),
+            ("metadata.chars", |c| c.metadata.chars = 4097),
         ];
         for (field, spoil) in cases {
             let mut config = Config::default();

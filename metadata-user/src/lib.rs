@@ -12,6 +12,8 @@ pub mod agent;
 pub mod check;
 pub mod config;
 pub mod dialect;
+pub mod explain;
+pub mod export;
 pub mod feed;
 pub mod http;
 pub mod link;

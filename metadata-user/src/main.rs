@@ -1,13 +1,13 @@
 //! The `xdp-imds` command.
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_user::config::{Config, PortSpec};
-use metadata_user::{agent, check};
+use metadata_user::{agent, check, explain, export};
 use tracing_subscriber::EnvFilter;
 
 /// The instance metadata service of a hypervisor node.
@@ -33,7 +33,8 @@ Examples:
   A tap in another network namespace (a name under /run/netns, or a path):
       xdp-imds serve --records ./records --port tap0@/proc/4242/ns/net=52:54:00:12:34:56
   Look before serving: are the records valid, and what would each path answer?
-      xdp-imds check ./records
+      xdp-imds check --paths ./records
+      xdp-imds explain ./records/web-1.yaml GET /latest/user-data
 
 In the guest:
       curl http://169.254.169.254/v1/meta-data";
@@ -48,7 +49,94 @@ enum Verb {
         /// Directory of VM records (*.yaml, *.yml or *.json, one VM each), or one such file.
         #[arg(value_name = "DIR")]
         dir: PathBuf,
+        /// Every path instead of a line per dialect.
+        #[arg(long)]
+        paths: bool,
+        /// The agent's configuration file: its `metadata` says how much records may hold.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
     },
+    /// Show which dialect answers a request, with what, and why. Needs no privilege.
+    Explain(Explain),
+    /// Write what a VM would be answered to a disk image that its guest finds by label, for VMs that boot
+    /// without a network. Needs no privilege.
+    Export {
+        /// The form of the disk.
+        #[arg(value_name = "FORM", value_enum)]
+        form: DiskForm,
+        /// Directory of VM records, or one such file.
+        #[arg(value_name = "RECORDS")]
+        records: PathBuf,
+        /// Where to write an image (*.iso, mode 0600) per record.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+        /// The agent's configuration file: its `metadata` says how much records may hold.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum DiskForm {
+    /// OpenStack's ConfigDrive, label config-2.
+    #[value(name = "configdrive")]
+    ConfigDrive,
+    /// A NoCloud seed, label cidata.
+    #[value(name = "nocloud-iso")]
+    NoCloud,
+}
+
+impl From<DiskForm> for export::Form {
+    fn from(form: DiskForm) -> Self {
+        match form {
+            DiskForm::ConfigDrive => Self::ConfigDrive,
+            DiskForm::NoCloud => Self::NoCloud,
+        }
+    }
+}
+
+#[derive(Args)]
+struct Explain {
+    /// The VM's record file.
+    #[arg(value_name = "RECORD")]
+    record: PathBuf,
+    /// The request's method: GET, HEAD, PUT, POST, …
+    #[arg(value_name = "METHOD")]
+    method: String,
+    /// The request's path with its query, or a whole URL.
+    #[arg(value_name = "PATH")]
+    target: String,
+    /// A header field; repeat for more.
+    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
+    fields: Vec<String>,
+    /// The request's body.
+    #[arg(short = 'd', long = "data", value_name = "TEXT", default_value = "")]
+    body: String,
+    /// The address asked; by default the URL's, or 169.254.169.254.
+    #[arg(long, value_name = "ADDR")]
+    to: Option<IpAddr>,
+    /// The port asked; by default the URL's, or 80.
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// The port the guest asks from: Scaleway's dialect answers user-data only to ports below 1024.
+    #[arg(long, value_name = "PORT", default_value_t = 40_000)]
+    source_port: u16,
+    /// The agent's configuration file: its `metadata` says how much records may hold.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Explain {
+    fn question(self) -> anyhow::Result<explain::Question> {
+        let Self { record, method, target, fields, body, to, port, source_port, config } = self;
+        let limits = configured(config.as_deref())?.record_limits();
+        Ok(explain::Question { record, limits, method, target, fields, body, to, port, source_port })
+    }
+}
+
+/// The configuration in a file, or the defaults.
+fn configured(path: Option<&Path>) -> anyhow::Result<Config> {
+    Ok(path.map(Config::read).transpose()?.unwrap_or_default())
 }
 
 #[derive(Args)]
@@ -66,6 +154,10 @@ struct Serve {
     /// Serve Prometheus metrics at http://ADDR/metrics.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
+    /// Directory of what outlives the agent (token keys, one-shot passwords, guest attributes), made if need be;
+    /// /var/lib/xdp-imds by default.
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
     /// Prefix of the hub's device names; two agents in one namespace need two.
     #[arg(long, value_name = "NAME")]
     hub: Option<String>,
@@ -73,13 +165,11 @@ struct Serve {
 
 impl Serve {
     fn config(self) -> anyhow::Result<Config> {
-        let mut config = match &self.config {
-            Some(path) => Config::read(path)?,
-            None => Config::default(),
-        };
+        let mut config = configured(self.config.as_deref())?;
         config.ports.extend(self.ports);
         config.records = self.records.or(config.records);
         config.metrics = self.metrics.or(config.metrics);
+        config.state = self.state.or(config.state);
         config.hub = self.hub.unwrap_or(config.hub);
         config.validate()?;
         anyhow::ensure!(
@@ -103,9 +193,21 @@ fn main() -> ExitCode {
         Verb::Serve(serve) => {
             serve.config().and_then(|config| agent::serve(&config)).map(|()| ExitCode::SUCCESS)
         }
-        Verb::Check { dir } => {
+        Verb::Explain(question) => {
             let mut out = io::BufWriter::new(io::stdout().lock());
-            check::run(&dir, &mut out, &mut io::stderr()).and_then(|findings| {
+            let explained = question.question().and_then(|question| explain::run(&question, &mut out));
+            out.flush().map_err(Into::into).and(explained).map(|()| ExitCode::SUCCESS)
+        }
+        Verb::Export { form, records, dir, config } => configured(config.as_deref()).and_then(|config| {
+            export::run(form.into(), &records, &config.record_limits(), &dir, &mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }),
+        Verb::Check { dir, paths, config } => {
+            let mut out = io::BufWriter::new(io::stdout().lock());
+            let checked = configured(config.as_deref()).and_then(|config| {
+                check::run(&dir, &config.record_limits(), paths, &mut out, &mut io::stderr())
+            });
+            checked.and_then(|findings| {
                 out.flush()?;
                 Ok(findings.into())
             })

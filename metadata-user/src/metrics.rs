@@ -7,6 +7,8 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
+use crate::mailbox::MailboxCounts;
+use crate::sink::SinkCounts;
 use crate::worker::WorkerStats;
 
 /// The `Content-Type` of the text.
@@ -47,8 +49,19 @@ pub struct Snapshot<'a, T> {
     pub records: u64,
     /// Records refused since the start.
     pub records_rejected: u64,
+    /// What became of messages from guests, and of what is kept for them.
+    pub errands: Errands,
     /// The hubs.
     pub hubs: &'a [Hub<'a, T>],
+}
+
+/// What is done for guests beside answering them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Errands {
+    /// Messages on their way to sinks.
+    pub messages: SinkCounts,
+    /// What guests wrote.
+    pub mailboxes: MailboxCounts,
 }
 
 /// The text of a snapshot.
@@ -73,6 +86,7 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
         Kind::Counter,
         rejected,
     );
+    errands(&snapshot.errands, &mut out);
     let numbers: Vec<String> = snapshot.hubs.iter().map(|hub| hub.number.to_string()).collect();
     let hubs = Hubs { hubs: snapshot.hubs, numbers: &numbers };
     hubs.received(&mut out);
@@ -80,6 +94,32 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     hubs.turns(&mut out);
     hubs.engine(&mut out);
     out.text
+}
+
+fn errands(Errands { messages, mailboxes }: &Errands, out: &mut Exposition) {
+    let none: [(&str, &str); 0] = [];
+    out.family(
+        "xdp_imds_messages_total",
+        "Messages from guests to sinks, by what became of them.",
+        Kind::Counter,
+        [("delivered", messages.delivered), ("failed", messages.failed), ("dropped", messages.dropped)]
+            .map(|(outcome, count)| ([("outcome", outcome)], count)),
+    );
+    let waiting = [(none, messages.waiting)];
+    out.family("xdp_imds_messages_waiting", "Messages on their way to sinks.", Kind::Gauge, waiting);
+    out.family(
+        "xdp_imds_waits_ended_total",
+        "Requests waiting for a change that were ended for a newer one of the same VM.",
+        Kind::Counter,
+        [(none, messages.waits_ended)],
+    );
+    out.family(
+        "xdp_imds_state_errors_total",
+        "Files of the state directory that could not be read or written.",
+        Kind::Counter,
+        [("load", mailboxes.loads_failed), ("save", mailboxes.saves_failed)]
+            .map(|(operation, count)| ([("operation", operation)], count)),
+    );
 }
 
 /// The hubs of a snapshot, with their numbers as text.
@@ -266,9 +306,11 @@ impl fmt::Display for Escaped<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Exposition, Hub, Kind, Snapshot, render};
+    use super::{Errands, Exposition, Hub, Kind, Snapshot, render};
     use crate::afxdp::SocketStats;
     use crate::link::{LinkStats, TapStats};
+    use crate::mailbox::MailboxCounts;
+    use crate::sink::SinkCounts;
     use crate::worker::{LoopStats, WorkerStats};
     use std::collections::HashSet;
     use std::time::Duration;
@@ -318,6 +360,10 @@ mod tests {
             identities: 62,
             records: 63,
             records_rejected: 64,
+            errands: Errands {
+                messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
+                mailboxes: MailboxCounts { saves_failed: 76, loads_failed: 77 },
+            },
             hubs: &hubs,
         })
     }
@@ -330,6 +376,13 @@ mod tests {
             "xdp_imds_frames_total{verdict=\"unknown_mac\"} 52",
             "xdp_imds_ports 61",
             "xdp_imds_identities 62",
+            "xdp_imds_messages_total{outcome=\"delivered\"} 71",
+            "xdp_imds_messages_total{outcome=\"failed\"} 72",
+            "xdp_imds_messages_total{outcome=\"dropped\"} 73",
+            "xdp_imds_messages_waiting 74",
+            "xdp_imds_waits_ended_total 75",
+            "xdp_imds_state_errors_total{operation=\"save\"} 76",
+            "xdp_imds_state_errors_total{operation=\"load\"} 77",
             "xdp_imds_worker_turns_total{hub=\"0\"} 1",
             "xdp_imds_worker_full_batches_total{hub=\"0\"} 2",
             "xdp_imds_worker_sleeps_total{hub=\"0\"} 3",
@@ -402,9 +455,10 @@ mod tests {
             identities: 0,
             records: 0,
             records_rejected: 0,
+            errands: Errands::default(),
             hubs: &[],
         });
         assert!(text.starts_with("# HELP xdp_imds_ports "), "{text}");
-        assert!(text.ends_with("xdp_imds_records_rejected_total 0\n"), "{text}");
+        assert!(!text.contains("xdp_imds_frames_total") && !text.contains("{hub="), "{text}");
     }
 }

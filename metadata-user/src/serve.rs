@@ -3,7 +3,6 @@
 
 mod talk;
 
-use metadata_common::maps::Slot;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,8 @@ use std::time::Duration;
 use crate::addresses;
 use crate::http::{Method, Request, Response, Status};
 use crate::stack::{Connection, Service};
-use crate::store::{Entry, Store};
+use crate::store::path::PASSWORD_PORT;
+use crate::store::{Entry, Outcome, Parked, Store};
 use crate::time::Now;
 
 pub use talk::Talk;
@@ -19,8 +19,8 @@ pub use talk::Talk;
 /// What there is to say to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// This.
-    Ready(Response),
+    /// What its VM's record says.
+    Known(Outcome),
     /// The slot is known, but its record is not here yet.
     NotYet,
     /// The slot has asked more often than it may.
@@ -31,20 +31,37 @@ pub enum Answer {
 
 /// Where answers come from.
 pub trait Answers {
-    /// The answer to one request of one slot. Must not wait.
-    fn answer(&self, now: Now, slot: Slot, request: &Request<'_>) -> Answer;
+    /// The answer to one request. Must not wait. A request that was parked is asked again with what it was
+    /// parked with.
+    fn answer(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> Answer;
 }
 
 impl Answers for Store {
-    fn answer(&self, now: Now, slot: Slot, request: &Request<'_>) -> Answer {
+    fn answer(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> Answer {
+        let slot = connection.slot;
         match self.get(slot) {
-            // Never a token's PUT: a client that is refused there gives up its datasource for good.
-            Entry::Ready(responses)
-                if request.method != Method::Put && !self.admit(slot, responses.limit(), now.mono) =>
-            {
-                Answer::TooMany
+            Entry::Ready(responses) => {
+                // Never a token's PUT: a client that is refused there gives up its datasource for good. A
+                // request that was parked has been counted.
+                let free = request.method == Method::Put || parked.is_some();
+                if free || self.admit(slot, responses.limit(), now.mono) {
+                    Answer::Known(responses.answer(now, connection, request, parked))
+                } else {
+                    Answer::TooMany
+                }
             }
-            Entry::Ready(responses) => Answer::Ready(responses.answer(request)),
             Entry::Expected => Answer::NotYet,
             Entry::Unknown => Answer::Unknown,
         }
@@ -53,9 +70,7 @@ impl Answers for Store {
 
 /// The port of every dialect, on every address served.
 const HTTP: u16 = 80;
-/// The port where clients of CloudStack and Exoscale ask for a password.
-const PASSWORDS: u16 = 8080;
-/// The only addresses [`PASSWORDS`] is open on.
+/// The only addresses [`PASSWORD_PORT`] is open on.
 const PASSWORD_SERVERS: [IpAddr; 2] =
     [IpAddr::V4(addresses::METADATA), IpAddr::V6(addresses::METADATA_LINK_LOCAL)];
 
@@ -83,8 +98,8 @@ impl Default for ServeConfig {
     }
 }
 
-/// How long a request may wait for its record, or for its turn: a little less than the clients of its path wait for an
-/// answer. `path` is normalised.
+/// How long a request may wait for its record, or for its turn: a little less than the clients of its path
+/// wait for an answer. `path` is normalised.
 #[must_use]
 pub fn hold(path: &str) -> Duration {
     Duration::from_millis(match path {
@@ -95,8 +110,12 @@ pub fn hold(path: &str) -> Duration {
     })
 }
 
+/// How long a PUT may wait for its record, with no answer after that: clients of EC2's token take any error
+/// for the end of their datasource, and silence for a reason to try again.
+pub const PUT_HOLD: Duration = Duration::from_secs(45);
+
 /// Methods answered somewhere, for `OPTIONS *`.
-const ALLOW: &str = "GET, HEAD, OPTIONS";
+const ALLOW: &str = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT";
 
 /// What all exchanges of one service share.
 #[derive(Debug)]
@@ -147,7 +166,7 @@ impl<A: Answers> Service for Serve<A> {
     type Exchange = Talk<A>;
 
     fn listens(&self, (address, port): (IpAddr, u16)) -> bool {
-        port == HTTP || (port == PASSWORDS && PASSWORD_SERVERS.contains(&address))
+        port == HTTP || (port == PASSWORD_PORT && PASSWORD_SERVERS.contains(&address))
     }
 
     fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {

@@ -2,7 +2,7 @@
 //!
 //! A guest says that it is ready, phones home, reports progress or posts its password; the VM's record names
 //! where that goes. The packet path hands a message over and is done: it hears of no receiver, waits for
-//! none, and a message there is no room for is counted. [`deliver`] runs on the control side.
+//! none, and a message there is no room for is counted. [`deliver()`] runs on the control side.
 //!
 //! Each message is one JSON object: `{"vm", "name", "kind", "time", "body"}`.
 
@@ -106,7 +106,7 @@ pub struct Outbox {
     counters: Arc<Counters>,
 }
 
-/// The other end of an [`Outbox`]. For [`deliver`].
+/// The other end of an [`Outbox`]. For [`deliver()`].
 #[derive(Debug)]
 pub struct Deliveries {
     queue: UnboundedReceiver<Box<Message>>,

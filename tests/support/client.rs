@@ -8,7 +8,7 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, HardwareAddress, IpAddress, IpCidr};
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 /// Where the service is.
@@ -67,12 +67,17 @@ impl Client {
     /// A guest whose frames bear the stamp of `slot`.
     #[must_use]
     pub fn new(slot: Slot, habits: Habits) -> Self {
+        Self::at(CLIENT.into(), 16, slot, habits)
+    }
+
+    /// A guest with this address; what is within its prefix is on its link.
+    #[must_use]
+    pub fn at(address: Ipv4Addr, prefix: u8, slot: Slot, habits: Habits) -> Self {
         let mut queue = Queue { mtu: habits.mtu, ..Queue::default() };
         let config = Config::new(HardwareAddress::Ethernet(EthernetAddress(stamp(slot).0)));
         let mut interface = Interface::new(config, &mut queue, Instant::ZERO);
         interface.update_ip_addrs(|list| {
-            let [a, b, c, d] = CLIENT;
-            list.push(IpCidr::new(IpAddress::v4(a, b, c, d), 16)).expect("room for an address");
+            list.push(IpCidr::new(IpAddress::Ipv4(address), prefix)).expect("room for one address");
             list.push(IpCidr::new(IpAddress::from(IpAddr::from(CLIENT_V6)), 64)).expect("room for another");
         });
         Self { slot, interface, sockets: SocketSet::new(Vec::new()), queue, habits, talks: Vec::new() }
@@ -86,15 +91,15 @@ impl Client {
 
     /// Begins a conversation from `port` with `octets`; returns its number.
     pub fn begin(&mut self, port: u16, octets: &[u8]) -> usize {
-        self.begin_with(SERVICE.into(), port, octets)
+        self.begin_to((IpAddr::from(SERVICE), 80), port, octets)
     }
 
-    /// The same with the service at another address of the link.
-    pub fn begin_with(&mut self, service: IpAddr, port: u16, octets: &[u8]) -> usize {
+    /// Begins a conversation with another address or port.
+    pub fn begin_to(&mut self, remote: (IpAddr, u16), port: u16, octets: &[u8]) -> usize {
         let buffer = |octets| SocketBuffer::new(vec![0; octets]);
         let mut socket = Socket::new(buffer(self.habits.window), buffer(65_535));
         socket.set_nagle_enabled(false);
-        let remote = (IpAddress::from(service), 80);
+        let remote = (IpAddress::from(remote.0), remote.1);
         socket.connect(self.interface.context(), remote, port).expect("an address to connect from");
         self.talks.push(Talk {
             handle: self.sockets.add(socket),
@@ -115,6 +120,21 @@ impl Client {
     /// Closes our side once everything is said.
     pub fn close(&mut self, talk: usize) {
         self.talks[talk].close_after_sending = true;
+    }
+
+    /// True when a conversation is closed on both sides.
+    #[must_use]
+    pub fn is_over(&self, talk: usize) -> bool {
+        matches!(self.state(talk), State::Closed | State::TimeWait)
+    }
+
+    /// Forgets the last conversation, so that its port is free.
+    ///
+    /// # Panics
+    /// When `talk` is not the last.
+    pub fn bury(&mut self, talk: usize) {
+        assert_eq!(talk + 1, self.talks.len(), "only the last can go: the others are known by number");
+        self.sockets.remove(self.talks.remove(talk).handle);
     }
 
     /// Resets a conversation.

@@ -1,10 +1,10 @@
 //! Answers whose every octet is known, for tests of what carries them.
 
 use bytes::Bytes;
-use metadata_common::maps::Slot;
 use metadata_user::http::{Method, Request, Response, Status};
 use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::stack::{Stack, StackConfig};
+use metadata_user::stack::{Connection, Stack, StackConfig};
+use metadata_user::store::Parked;
 use metadata_user::time::Now;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,29 +32,28 @@ pub fn octets(n: usize) -> Vec<u8> {
 }
 
 impl Answers for Pattern {
-    fn answer(&self, _: Now, _: Slot, request: &Request<'_>) -> Answer {
+    fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> Answer {
         if !self.known.load(Ordering::Relaxed) {
             return Answer::Unknown;
         }
         if !self.ready.load(Ordering::Relaxed) {
             return Answer::NotYet;
         }
-        Answer::Ready(match (request.method, request.target.path) {
+        let response = match (request.method, request.target.path) {
             (Method::Other, _) => Response::error(Status(405), &[("Allow", "GET, HEAD")]),
             (_, "/none") => Response::new(Status(204), None, &[], Bytes::new()),
             (_, "/close") => Response::new(Status(200), None, &[], Bytes::from_static(b"bye\n")).and_close(),
             (method, "/echo") => {
                 let mut body = format!("{method:?}\n{}\n{}\n", request.target.path, request.target.query);
                 body.push_str(&String::from_utf8_lossy(request.body));
-                Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body.into())
+                Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body)
             }
             (_, path) => match path.strip_prefix("/bytes/").and_then(|n| n.parse().ok()) {
-                Some(n) => {
-                    Response::new(Status(200), Some("application/octet-stream"), &[], octets(n).into())
-                }
+                Some(n) => Response::new(Status(200), Some("application/octet-stream"), &[], octets(n)),
                 None => Response::error(Status(404), &[]),
             },
-        })
+        };
+        Answer::Known(response.into())
     }
 }
 

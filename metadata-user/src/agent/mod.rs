@@ -8,6 +8,7 @@ mod node;
 mod plan;
 mod slots;
 mod start;
+mod state;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -26,6 +27,7 @@ pub use node::Node;
 pub use plan::{Conflict, Plan, Records};
 pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
 pub use start::serve;
+pub use state::{Errands, State};
 
 use crate::config::Config;
 use crate::feed::{FeedEvent, directory};
@@ -40,16 +42,21 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// How often to try again what the kernel refused or has not got yet, should no link event tell.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// How often keys and mailboxes are looked after.
+const TEND: Duration = Duration::from_secs(60);
+
 /// Runs until SIGTERM or SIGINT, or until the worker has died.
 ///
 /// # Errors
 /// The metrics address cannot be bound, the worker stopped, or the hub was taken away.
-async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<()> {
+async fn run(config: &Config, mut node: Node, errands: Errands, mut stop: Stop) -> anyhow::Result<()> {
     let (feed_tx, mut feed) = mpsc::channel(FEED_QUEUE);
     let mut tasks = JoinSet::new();
+    errands.start(&mut tasks);
     let mut synced = match config.records.clone() {
         Some(dir) => {
-            tasks.spawn(async move { Ok(directory::watch(dir, feed_tx).await?) });
+            let limits = config.record_limits();
+            tasks.spawn(async move { Ok(directory::watch(dir, limits, feed_tx).await?) });
             false
         }
         None => true,
@@ -68,6 +75,7 @@ async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<
     let mut watched = Watched { links: link_tx, namespaces: HashMap::new() };
     let mut retry = tokio::time::interval(RETRY);
     retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tend = tokio::time::interval(TEND);
     let mut serving = false;
 
     loop {
@@ -86,8 +94,9 @@ async fn run(config: &Config, mut node: Node, mut stop: Stop) -> anyhow::Result<
                     continue;
                 }
             }
+            _ = tend.tick() => { if synced { node.tend(); } continue; }
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
-            name = stop.recv() => { info!("{name}: stopping"); return Ok(()); }
+            name = stop.recv() => { info!("{name}: stopping"); node.save(); return Ok(()); }
         }
         if !synced {
             continue;

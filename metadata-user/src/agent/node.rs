@@ -11,6 +11,7 @@ use tracing::{debug, info, warn};
 use super::endpoint::MetricsRequest;
 use super::plan::{Plan, Records};
 use super::slots::{IdentityName, Slots};
+use super::state::State;
 use crate::config::PortSpec;
 use crate::dialect;
 use crate::metrics::{self, Hub, Snapshot};
@@ -19,7 +20,7 @@ use crate::record::Record;
 use crate::stack::StackStats;
 use crate::steer::{Counters, Found, Steering};
 use crate::store::{Interner, Responses, Store};
-use crate::worker::WorkerHandle;
+use crate::worker::{ControlError, WorkerHandle};
 
 /// Everything the control side holds.
 pub struct Node {
@@ -27,6 +28,7 @@ pub struct Node {
     store: Arc<Store>,
     worker: WorkerHandle<StackStats>,
     interner: Interner,
+    state: State,
     slots: Slots,
     records: Records,
     rendered: HashMap<String, Rendered>,
@@ -34,6 +36,8 @@ pub struct Node {
     /// What was last said about each port of the plan, and the conflicts, so that each trouble is told once.
     told: HashMap<PortName, String>,
     conflicts: HashSet<String>,
+    /// Slots whose waiting requests could not be woken yet.
+    asleep: BTreeSet<Slot>,
     /// False while something of the plan could not be done yet.
     settled: bool,
     rejected: u64,
@@ -74,18 +78,25 @@ impl Serves {
 impl Node {
     /// A node that owns no port yet.
     #[must_use]
-    pub fn new(steering: Steering, store: Arc<Store>, worker: WorkerHandle<StackStats>) -> Self {
+    pub fn new(
+        steering: Steering,
+        store: Arc<Store>,
+        worker: WorkerHandle<StackStats>,
+        state: State,
+    ) -> Self {
         Self {
             steering,
             store,
             worker,
             interner: Interner::new(),
+            state,
             slots: Slots::new(MAX_SLOTS),
             records: Records::new(),
             rendered: HashMap::new(),
             bound: BTreeMap::new(),
             told: HashMap::new(),
             conflicts: HashSet::new(),
+            asleep: BTreeSet::new(),
             settled: true,
             rejected: 0,
         }
@@ -93,14 +104,35 @@ impl Node {
 
     /// A record came or changed.
     pub fn upsert(&mut self, key: String, record: Arc<Record>) {
+        // A vendor-data that ten thousand VMs have is held once.
+        let mut record = Arc::unwrap_or_clone(record);
+        record.compact(|octets| self.interner.octets(octets));
+        let record = Arc::new(record);
         debug!(record = key, generation = record.generation, vm = %record.vm.name, "record");
-        self.records.insert(key, record);
+        if let Some(last) = self.records.insert(key, Arc::clone(&record))
+            && last.vm.uuid != record.vm.uuid
+        {
+            self.state.gone(&last.vm.uuid);
+        }
     }
 
     /// A record went.
     pub fn remove(&mut self, key: &str) {
         debug!(record = key, "record removed");
-        self.records.remove(key);
+        if let Some(record) = self.records.remove(key) {
+            self.state.gone(&record.vm.uuid);
+        }
+    }
+
+    /// Looks after token keys and mailboxes.
+    pub fn tend(&mut self) {
+        let known: HashSet<&str> = self.records.values().map(|record| record.vm.uuid.as_str()).collect();
+        self.state.tend(|vm| known.contains(vm));
+    }
+
+    /// Writes what guests wrote and is not on disk yet.
+    pub fn save(&self) {
+        self.state.save();
     }
 
     /// A record was refused by its feed.
@@ -167,6 +199,7 @@ impl Node {
             identities: self.bound.len() as u64,
             records: self.records.len() as u64,
             records_rejected: self.rejected,
+            errands: self.state.counts(),
             hubs: &[Hub { number: 0, worker, counters: &counters, gauges: &gauges }],
         };
         // A client that has gone away needs no answer.
@@ -178,6 +211,9 @@ impl Node {
     pub fn reconcile(&mut self, configured: &[PortSpec]) {
         let plan = Plan::new(&self.records, configured);
         self.settled = true;
+        for slot in std::mem::take(&mut self.asleep) {
+            self.wake(slot);
+        }
         let conflicts: HashSet<String> = plan.conflicts.iter().map(ToString::to_string).collect();
         for conflict in conflicts.difference(&self.conflicts) {
             warn!("record {conflict}");
@@ -275,7 +311,22 @@ impl Node {
             self.empty(who, slot, true);
             return self.trouble(&who.port, &error.to_string());
         }
+        if bound.is_some() {
+            self.wake(slot);
+        }
         self.bound.insert(who.clone(), Bound { slot, serves });
+    }
+
+    /// Has requests that wait on a slot look at what has changed; tried again when the worker has no room.
+    fn wake(&mut self, slot: Slot) {
+        match self.worker.wake(slot) {
+            Ok(()) => {}
+            Err(ControlError::Full) => {
+                self.asleep.insert(slot);
+                self.settled = false;
+            }
+            Err(error) => warn!(slot, "requests that wait are not woken: {error}"),
+        }
     }
 
     /// Takes an identity out: the kernel first, so that no frame comes for a slot that is being emptied.
@@ -309,7 +360,8 @@ impl Node {
         if let Some(rendered) = self.rendered.get(key).filter(|r| Arc::ptr_eq(&r.record, record)) {
             return Some(Arc::clone(&rendered.responses));
         }
-        let responses = Arc::new(dialect::render(record, &mut self.interner));
+        let vm = self.state.vm(record);
+        let responses = Arc::new(dialect::render(record, &mut self.interner, vm));
         let rendered = Rendered { record: Arc::clone(record), responses: Arc::clone(&responses) };
         self.rendered.insert(key.to_owned(), rendered);
         Some(responses)

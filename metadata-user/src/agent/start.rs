@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use metadata_common::maps::MAX_SLOTS;
 
 use super::node::Node;
+use super::state::State;
 use crate::afxdp::{Socket, SocketConfig};
 use crate::config::Config;
 use crate::link::HubTap;
@@ -28,13 +29,14 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     runtime.block_on(async {
         // Before there is anything to clean up: a signal that comes meanwhile waits for the loop.
         let stop = super::Stop::new()?;
-        let node = start(config)?;
-        super::run(config, node, stop).await
+        let (state, errands) = State::open(config)?;
+        let node = start(config, state)?;
+        super::run(config, node, errands, stop).await
     })
 }
 
 /// Makes hub, socket and worker; from here on frames are served, as soon as a port is attached.
-fn start(config: &Config) -> anyhow::Result<Node> {
+fn start(config: &Config, state: State) -> anyhow::Result<Node> {
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
         served: config.addresses.clone(),
@@ -62,5 +64,5 @@ fn start(config: &Config) -> anyhow::Result<Node> {
     let worker_config =
         WorkerConfig { spin: Duration::from_micros(config.spin_us.into()), ..WorkerConfig::default() };
     let worker = Worker::spawn(worker_config, socket, tap, stack)?;
-    Ok(Node::new(steering, store, worker))
+    Ok(Node::new(steering, store, worker, state))
 }

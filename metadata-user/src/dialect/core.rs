@@ -1,6 +1,7 @@
 //! What belongs to no dialect: `/`.
 
-use super::sheet::{Sheet, TEXT};
+use super::sheet::Sheet;
+use crate::record::{Dialect, Record};
 
 /// What `/` lists: the dates EC2 ever used for a version of its tree. Several clients take a non-empty 200
 /// here as the sign that a metadata service is there at all.
@@ -33,8 +34,10 @@ const VERSIONS: [&str; 26] = [
     "latest",
 ];
 
-/// Adds `/`, whichever dialects are served.
-pub(super) fn render(sheet: &mut Sheet<'_>) {
-    let root = sheet.found(TEXT, VERSIONS.join("\n"));
-    sheet.open("/", root);
+/// Adds `/`, whichever dialects are served, unless it is to be GCE's.
+pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    if !(record.serve.gce_root && record.serve.serves(Dialect::Gce)) {
+        sheet.begin("every dialect");
+        sheet.text("/", VERSIONS.join("\n"));
+    }
 }

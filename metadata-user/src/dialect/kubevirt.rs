@@ -1,21 +1,21 @@
 //! The endpoints of kubevirt-imds: the VM's service account, its token, and a health check.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use super::Dialect;
-use super::sheet::{JSON, Sheet, TEXT};
+use super::sheet::{JSON, Sheet};
 use crate::http::{Response, Status};
 use crate::record::values::{Secret, Timestamp};
 use crate::record::{self, Record};
-use crate::store::{Condition, Guard};
+use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { name: record::Dialect::Kubevirt, render };
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Kubevirt], render };
 
 /// Credentials go to whoever can set a header, and not through a proxy: a guest's web application that is
 /// tricked into fetching a URL can do neither.
-static GUARDS: LazyLock<Arc<[Guard]>> = LazyLock::new(|| {
+static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     let missing = r#"{"error":"missing_header","message":"Metadata: true header is required"}"#;
-    Arc::new([
+    [
         Guard {
             condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
             otherwise: Response::error(Status(403), &[]),
@@ -24,20 +24,34 @@ static GUARDS: LazyLock<Arc<[Guard]>> = LazyLock::new(|| {
             condition: Condition::HeaderIs { name: "Metadata", value: "true" },
             otherwise: json(Status(400), missing),
         },
-    ])
+    ]
 });
 
 fn json(status: Status, document: &str) -> Response {
-    Response::new(status, Some(JSON), &[], format!("{document}\n").into())
+    Response::new(status, Some(JSON), &[], format!("{document}\n"))
 }
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let identity = sheet.found(JSON, format!("{}\n", identity(record)));
-    sheet.guarded("/v1/identity", &GUARDS, identity);
-    let token = sheet.share(token(record));
-    sheet.guarded("/v1/token", &GUARDS, token);
-    let health = sheet.found(TEXT, String::from("OK"));
-    sheet.open("/healthz", health);
+    sheet.guarded("/v1/identity", &*GUARDS, identity);
+    match token(record) {
+        Some((text, expires)) => {
+            let document = format!(
+                r#"{{"token":{},"expirationTimestamp":{}}}"#,
+                quoted(text.expose()),
+                quoted(expires.as_str())
+            );
+            let current = sheet.share(json(Status(200), &document));
+            let expired = sheet.share(unavailable("the token has expired"));
+            let token = Token { current, expired, expires: expires.unix_seconds() };
+            sheet.live("/v1/token", Methods::READ, &*GUARDS, token);
+        }
+        None => {
+            let none = sheet.share(unavailable("no token source"));
+            sheet.guarded("/v1/token", &*GUARDS, none);
+        }
+    }
+    sheet.text("/healthz", "OK");
 }
 
 fn identity(record: &Record) -> String {
@@ -51,21 +65,69 @@ fn identity(record: &Record) -> String {
     )
 }
 
-fn token(record: &Record) -> Response {
-    let literal = || -> Option<(&Secret, &Timestamp)> {
-        let token = record.credentials.service_account.as_ref()?.token.as_ref()?;
-        Some((token.text.as_ref()?, token.expires.as_ref()?))
-    };
-    match literal() {
-        Some((text, expires)) => {
-            let (text, expires) = (quoted(text.expose()), quoted(expires.as_str()));
-            json(Status(200), &format!(r#"{{"token":{text},"expirationTimestamp":{expires}}}"#))
-        }
-        None => json(Status(500), r#"{"error":"token_unavailable","message":"no token source"}"#),
+fn token(record: &Record) -> Option<(&Secret, &Timestamp)> {
+    let token = record.credentials.service_account.as_ref()?.token.as_ref()?;
+    Some((token.text.as_ref()?, token.expires.as_ref()?))
+}
+
+fn unavailable(why: &str) -> Response {
+    json(Status(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
+}
+
+/// The token until it expires. Whoever keeps the record puts the next one there before that.
+#[derive(Debug)]
+struct Token {
+    current: Response,
+    expired: Response,
+    /// In Unix seconds.
+    expires: i64,
+}
+
+impl Live for Token {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let now = i64::try_from(call.now.unix_seconds).unwrap_or(i64::MAX);
+        let answer = if now < self.expires { &self.current } else { &self.expired };
+        answer.clone().into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the service account's token until it expires"
     }
 }
 
 /// A JSON string.
 fn quoted(text: &str) -> serde_json::Value {
     text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::dialect::tests::{NOW_UNIX, ask_with, full, parse, render};
+    use crate::http::Method;
+    use crate::store::Interner;
+
+    #[test]
+    fn a_token_is_given_until_the_second_it_expires() {
+        let expires = |unix: i64| {
+            let time = time::OffsetDateTime::from_unix_timestamp(unix).expect("a time");
+            time.format(&time::format_description::well_known::Rfc3339).expect("RFC 3339")
+        };
+        let now = i64::try_from(NOW_UNIX).expect("this century");
+        for (expires, status, said) in [
+            (expires(now + 1), 200, "\"token\":\"t\""),
+            (expires(now), 500, "\"error\":\"token_unavailable\",\"message\":\"the token has expired\""),
+        ] {
+            let mut record = full();
+            record["credentials"]["service_account"]["token"] = json!({"text": "t", "expires": expires});
+            let responses = render(&parse(&record), &mut Interner::new());
+            let answer = ask_with(&responses, Method::Get, "/v1/token", &[("metadata", "True")], b"");
+            assert_eq!(answer.status().0, status, "{expires}");
+            let body = String::from_utf8(answer.body().to_bytes().to_vec()).expect("text");
+            assert!(body.contains(said), "{body}");
+            let head = ask_with(&responses, Method::Head, "/v1/token", &[("Metadata", "true")], b"");
+            assert_eq!(head, answer);
+        }
+    }
 }

@@ -15,7 +15,7 @@ use crate::record::network::Mode;
 use crate::record::vm::Payload;
 use crate::record::{self, AbsentSeed, RESERVED_KEYS, Record};
 
-pub(super) const DIALECT: Dialect = Dialect { name: record::Dialect::NoCloud, render };
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::NoCloud], render };
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let meta_data = sheet.found(YAML, yaml::document(&meta_data(record)));
@@ -34,7 +34,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 
 fn absent(record: &Record, sheet: &mut Sheet<'_>) -> Response {
     sheet.share(match record.serve.absent_seed {
-        AbsentSeed::NoContent => Response::new(Status(204), None, &[], bytes::Bytes::new()),
+        AbsentSeed::NoContent => Response::new(Status(204), None, &[], ""),
         AbsentSeed::NotFound => Response::error(Status(404), &[]),
     })
 }

@@ -4,10 +4,14 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde_json::Value;
 
-use crate::http::{Response, Status};
+use super::document::Document;
+use crate::http::{Body, Response, Status};
 use crate::record::vm::Payload;
-use crate::store::{Guard, Interner, RequestLimit, Responses, ResponsesBuilder, Route};
+use crate::store::{
+    Endpoint, Guard, Host, Interner, Live, Methods, RequestLimit, Responses, ResponsesBuilder, Route, Vm,
+};
 
 /// Type of text bodies. Without the charset some clients read ISO-8859-1.
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
@@ -22,11 +26,23 @@ pub(super) const OCTETS: &str = "application/octet-stream";
 pub(super) struct Sheet<'a> {
     interner: &'a mut Interner,
     routes: ResponsesBuilder,
+    dialect: &'static str,
+    host: Host,
 }
 
 impl<'a> Sheet<'a> {
-    pub(super) fn new(interner: &'a mut Interner) -> Self {
-        Self { interner, routes: Responses::builder() }
+    pub(super) fn new(interner: &'a mut Interner, vm: Vm) -> Self {
+        Self { interner, routes: Responses::builder(vm), dialect: "", host: Host::Metadata }
+    }
+
+    /// Begins a dialect: from here on routes are its own, at 169.254.169.254.
+    pub(super) fn begin(&mut self, dialect: &'static str) {
+        (self.dialect, self.host) = (dialect, Host::Metadata);
+    }
+
+    /// From here on routes are of this host.
+    pub(super) fn at(&mut self, host: Host) {
+        self.host = host;
     }
 
     /// Sets how often the VM may ask.
@@ -39,36 +55,108 @@ impl<'a> Sheet<'a> {
     }
 
     /// A 200.
-    pub(super) fn found(&mut self, content_type: &str, body: impl Into<Bytes>) -> Response {
-        let body = self.interner.body(body.into());
+    pub(super) fn found(&mut self, content_type: &str, body: impl Into<Body>) -> Response {
         self.share(Response::new(Status(200), Some(content_type), &[], body))
     }
 
-    /// Another status with a body.
+    /// Any response.
     pub(super) fn share(&mut self, response: Response) -> Response {
         self.interner.response(response)
+    }
+
+    /// Octets that others may have, too.
+    pub(super) fn octets(&mut self, octets: impl Into<Bytes>) -> Bytes {
+        self.interner.octets(octets.into())
+    }
+
+    /// A JSON document whose long strings are shared with the documents of other VMs.
+    pub(super) fn document(&mut self, value: &Value) -> Document {
+        Document::new(value, self.interner)
+    }
+
+    /// A 200 with a JSON document.
+    pub(super) fn json(&mut self, value: &Value) -> Response {
+        let body = self.document(value).body();
+        self.found(JSON, body)
     }
 
     /// The octets of a payload; 503 while they are still to be read, which clients repeat until they are.
     pub(super) fn payload(&mut self, payload: &Payload) -> Response {
         match payload.bytes() {
-            Some(octets) => self.found(OCTETS, octets),
-            None => self.share(Response::error(Status(503), &[("Retry-After", "1")])),
+            Some(octets) => {
+                let octets = self.octets(octets);
+                self.found(OCTETS, octets)
+            }
+            None => self.unread(),
         }
+    }
+
+    /// What is said of something whose source is still to be read.
+    pub(super) fn unread(&mut self) -> Response {
+        self.share(Response::error(Status(503), &[("Retry-After", "1")]))
+    }
+
+    fn add(&mut self, path: impl Into<Cow<'static, str>>, route: Route) {
+        let route = self.interner.route(route.at(path));
+        self.routes.place(self.host, route);
     }
 
     /// Answers every reader of `path`.
     pub(super) fn open(&mut self, path: impl Into<Cow<'static, str>>, response: Response) {
-        self.routes.add(path, Route::open(response));
+        self.guarded(path, &[], response);
+    }
+
+    /// Answers every reader of `path` with a line of text.
+    pub(super) fn text(&mut self, path: impl Into<Cow<'static, str>>, text: impl Into<String>) {
+        let response = self.found(TEXT, text.into());
+        self.open(path, response);
     }
 
     /// Answers readers of `path` who pass the guards.
     pub(super) fn guarded(
         &mut self,
         path: impl Into<Cow<'static, str>>,
-        guards: &Arc<[Guard]>,
+        guards: &'static [Guard],
         response: Response,
     ) {
-        self.routes.add(path, Route::guarded(response, Arc::clone(guards)));
+        let route = Route::new(self.dialect, Endpoint::Fixed(response)).guarded(guards);
+        self.add(path, route);
+    }
+
+    /// Answers `methods` on `path` when they come, for those who pass the guards.
+    pub(super) fn live(
+        &mut self,
+        path: impl Into<Cow<'static, str>>,
+        methods: Methods,
+        guards: &'static [Guard],
+        live: impl Live + 'static,
+    ) {
+        let route = Route::new(self.dialect, Endpoint::Live(Arc::new(live)));
+        self.add(path, route.guarded(guards).methods(methods));
+    }
+
+    /// The same for `path` and every path below it that has no route of its own.
+    pub(super) fn live_below(
+        &mut self,
+        path: impl Into<Cow<'static, str>>,
+        methods: Methods,
+        guards: &'static [Guard],
+        live: impl Live + 'static,
+    ) {
+        let route = Route::new(self.dialect, Endpoint::Live(Arc::new(live)));
+        self.add(path, route.guarded(guards).methods(methods).and_below());
+    }
+
+    /// Answers readers of `path` who send `header` and pass the guards; those without it get what else there
+    /// is at `path`.
+    pub(super) fn guarded_when(
+        &mut self,
+        header: &'static str,
+        path: impl Into<Cow<'static, str>>,
+        guards: &'static [Guard],
+        response: Response,
+    ) {
+        let route = Route::new(self.dialect, Endpoint::Fixed(response)).guarded(guards).when(header);
+        self.add(path, route);
     }
 }

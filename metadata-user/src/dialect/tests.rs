@@ -7,29 +7,69 @@ use base64::engine::general_purpose::STANDARD;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{render, rendered};
+use super::render as render_for;
 use crate::http::{Headers, Method, Request, Response, Target};
-use crate::record::{Dialect, RESERVED_KEYS, Record};
-use crate::store::{Interner, Responses};
+use crate::record::{RESERVED_KEYS, Record};
+use crate::stack::Connection;
+use crate::store::{Endpoint, Interner, Outcome, Responses, Vm};
+use crate::time::Now;
 
 const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
+/// When requests come: 2026-11-21T00:00:00Z.
+pub(super) const NOW_UNIX: u64 = 1_795_219_200;
 
 fn ask(responses: &Responses, method: Method, path: &str) -> Response {
-    let fields = [httparse::Header { name: "Metadata", value: b"true" }];
-    let target = Target { path, query: "" };
-    responses.answer(&Request { method, target, headers: Headers::new(&fields), body: b"" })
+    ask_with(responses, method, path, &[("Metadata", "true")], b"")
 }
 
-fn full() -> Value {
+/// The answer to a request with these header fields and this body.
+pub(super) fn ask_with(
+    responses: &Responses,
+    method: Method,
+    path: &str,
+    fields: &[(&str, &str)],
+    body: &[u8],
+) -> Response {
+    ask_at(("169.254.169.254", 40_000), responses, method, path, fields, body)
+}
+
+/// The same at another address, from another port.
+pub(super) fn ask_at(
+    (address, source_port): (&str, u16),
+    responses: &Responses,
+    method: Method,
+    path: &str,
+    fields: &[(&str, &str)],
+    body: &[u8],
+) -> Response {
+    let fields: Vec<_> =
+        fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
+    let target = Target { path, query: "" };
+    let request = Request { method, target, headers: Headers::new(&fields), body };
+    let address = address.parse().expect("an address");
+    let remote = "10.0.2.15".parse().expect("an address");
+    let connection = Connection { slot: 0, local: (address, 80), remote: (remote, source_port) };
+    let now = Now { mono: std::time::Duration::ZERO, unix_seconds: NOW_UNIX };
+    match responses.answer(now, &connection, &request, None) {
+        Outcome::Ready(response) | Outcome::Changed(response) => response,
+        Outcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
+    }
+}
+
+pub(super) fn render(record: &Record, interner: &mut Interner) -> Responses {
+    render_for(record, interner, Vm::alone(record.vm.uuid.as_str()))
+}
+
+pub(super) fn full() -> Value {
     serde_yaml::from_str(FULL).expect("the full record is YAML")
 }
 
-fn parse(value: &Value) -> Record {
+pub(super) fn parse(value: &Value) -> Record {
     Record::parse("test.json", &value.to_string()).expect("a good record").0
 }
 
 /// The full record with a field replaced.
-fn with(field: &str, value: Value) -> Record {
+pub(super) fn with(field: &str, value: Value) -> Record {
     let mut record = full();
     record[field] = value;
     parse(&record)
@@ -51,7 +91,7 @@ fn a_thousand_vms_with_one_secret_hold_it_once() {
     let first = ask(&vms[0], Method::Get, "/v1/user-data");
     for vm in &vms {
         let next = ask(vm, Method::Get, "/v1/user-data");
-        assert_eq!(next.body().as_ptr(), first.body().as_ptr());
+        assert_eq!(next.body().pieces()[0].as_ptr(), first.body().pieces()[0].as_ptr());
         assert_eq!(next.head().as_ptr(), first.head().as_ptr());
     }
     let meta_data = |n: usize| ask(&vms[n], Method::Get, "/v1/meta-data");
@@ -65,13 +105,17 @@ fn a_thousand_vms_with_one_secret_hold_it_once() {
 fn only_listed_dialects_are_served() {
     let paths = |dialects: Value| -> Vec<String> {
         let record = with("serve", json!({ "dialects": dialects }));
-        render(&record, &mut Interner::new()).routes().map(|(path, _)| path.to_owned()).collect()
+        render(&record, &mut Interner::new()).routes().map(|(_, path, _)| path.to_owned()).collect()
     };
-    let nocloud = ["/", "/v1/meta-data", "/v1/network-config", "/v1/user-data", "/v1/vendor-data"];
-    assert_eq!(paths(json!(["nocloud"])), nocloud);
-    assert_eq!(paths(json!(["kubevirt"])), ["/", "/healthz", "/v1/identity", "/v1/token"]);
-    assert_eq!(paths(json!([])), ["/"]);
-    assert!(rendered(Dialect::NoCloud) && rendered(Dialect::Kubevirt) && !rendered(Dialect::Eve));
+    let always = ["/", "/v1/events", "/v1/phone-home"];
+    let of = |dialects: Value| -> Vec<String> {
+        paths(dialects).into_iter().filter(|path| !always.contains(&path.as_str())).collect()
+    };
+    let nocloud = ["/v1/meta-data", "/v1/network-config", "/v1/user-data", "/v1/vendor-data"];
+    assert_eq!(of(json!(["nocloud"])), nocloud);
+    assert_eq!(of(json!(["kubevirt"])), ["/healthz", "/v1/identity", "/v1/token"]);
+    assert_eq!(of(json!(["maas"])), ["/MAAS/metadata"]);
+    assert_eq!(paths(json!([])), always);
 }
 
 #[test]
@@ -91,9 +135,10 @@ fn a_bare_record_has_no_server_error_but_for_the_token_it_has_not() {
         matches!(field.as_str(), "schema" | "generation" | "vm" | "hostname" | "placement")
     });
     let responses = render(&parse(&bare), &mut Interner::new());
-    for (path, _) in responses.routes() {
+    for (_, path, _) in responses.routes() {
         let answer = ask(&responses, Method::Get, path);
-        let token = path == "/v1/token" && answer.body().starts_with(br#"{"error":"token_unavailable""#);
+        let token =
+            path == "/v1/token" && answer.body().to_bytes().starts_with(br#"{"error":"token_unavailable""#);
         assert!(answer.status().0 < 500 || token, "{path} is {}", answer.status().0);
     }
     for absent in ["/v1/user-data", "/v1/vendor-data", "/v1/network-config"] {
@@ -112,7 +157,7 @@ fn older_clients_get_debians_interfaces_when_the_record_says_so() {
     ]);
     let responses = render(&parse(&record), &mut Interner::new());
     let body = ask(&responses, Method::Get, "/v1/meta-data");
-    let meta_data: Value = serde_yaml::from_slice(body.body()).expect("meta-data is YAML");
+    let meta_data: Value = serde_yaml::from_slice(&body.body().to_bytes()).expect("meta-data is YAML");
     let wanted = "auto lo\niface lo inet loopback\n\nauto eth0\niface eth0 inet dhcp\n    \
                   hwaddress ether 52:54:00:12:34:56\n    mtu 1500\n\nauto eth1\niface eth1 inet static\n    \
                   hwaddress ether 52:54:00:12:34:57\n    mtu 1500\n    address 192.168.7.5\n    \
@@ -163,7 +208,7 @@ proptest! {
     fn user_data_arrives_octet_for_octet((record, user_data, _) in records()) {
         let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/user-data");
         match user_data {
-            Some(octets) => prop_assert_eq!(answer.body().as_ref(), octets),
+            Some(octets) => prop_assert_eq!(answer.body().to_bytes(), octets),
             None => prop_assert!(matches!(answer.status().0, 204 | 404)),
         }
     }
@@ -171,7 +216,7 @@ proptest! {
     #[test]
     fn meta_data_reads_back_as_what_the_record_says((record, _, metadata) in records()) {
         let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/meta-data");
-        let read: Value = serde_yaml::from_slice(answer.body()).expect("meta-data is YAML");
+        let read: Value = serde_yaml::from_slice(&answer.body().to_bytes()).expect("meta-data is YAML");
         prop_assert_eq!(&read["instance-id"], record.instance_id());
         prop_assert_eq!(&read["instance-type"], record.instance_type());
         let keys: Vec<_> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
@@ -184,14 +229,14 @@ proptest! {
     #[test]
     fn head_is_answered_as_get_on_every_path((record, _, _) in records(), other in "/[ -~]{0,20}") {
         let responses = render(&record, &mut Interner::new());
-        for path in responses.routes().map(|(path, _)| path).chain([other.as_str()]) {
+        for path in responses.routes().map(|(_, path, _)| path).chain([other.as_str()]) {
             prop_assert_eq!(ask(&responses, Method::Head, path), ask(&responses, Method::Get, path));
         }
     }
 
     #[test]
     fn every_path_has_the_normal_form_requests_are_matched_in((record, _, _) in records()) {
-        for (path, _) in render(&record, &mut Interner::new()).routes() {
+        for (_, path, _) in render(&record, &mut Interner::new()).routes() {
             let segments = path.strip_prefix('/').expect("paths start with a slash");
             prop_assert!(path == "/" || segments.split('/').all(|s| !matches!(s, "" | "." | "..")), "{}", path);
         }
@@ -200,8 +245,10 @@ proptest! {
     #[test]
     fn nothing_is_a_server_error_while_a_token_is_there((record, _, _) in records()) {
         let responses = render(&record, &mut Interner::new());
-        for (path, route) in responses.routes() {
-            prop_assert!(route.response().status().0 < 500, "{}", path);
+        for (_, path, route) in responses.routes() {
+            if let Endpoint::Fixed(response) = route.endpoint() {
+                prop_assert!(response.status().0 < 500, "{}", path);
+            }
         }
     }
 }

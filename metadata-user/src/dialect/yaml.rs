@@ -22,6 +22,13 @@ pub(super) fn document(value: &Value) -> String {
     text
 }
 
+/// One string in a line, without its end.
+pub(super) fn scalar(value: &str) -> String {
+    let mut text = String::new();
+    string(value, &mut text);
+    text
+}
+
 /// Writes a value. Collections with members start at `indent` on a line of their own.
 fn node(value: &Value, indent: usize, text: &mut String) {
     match value {

@@ -44,7 +44,8 @@ pub enum FeedError {
 /// What a feed tells.
 #[derive(Clone, Debug)]
 pub enum FeedEvent {
-    /// A record is new or has changed. Its payloads are complete: sources have been read.
+    /// A record is new or has changed. Its payloads are complete: sources have been read. So have those of its
+    /// credentials; one that cannot be read is left out.
     Upsert {
         /// The record's name within the feed.
         key: String,

@@ -38,6 +38,23 @@ impl Method {
     }
 }
 
+impl Method {
+    /// The token; `?` for one that is not known.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Head => "HEAD",
+            Self::Post => "POST",
+            Self::Put => "PUT",
+            Self::Patch => "PATCH",
+            Self::Delete => "DELETE",
+            Self::Options => "OPTIONS",
+            Self::Other => "?",
+        }
+    }
+}
+
 /// Header fields of a request, in the order received.
 #[derive(Clone, Copy, Debug)]
 pub struct Headers<'a> {

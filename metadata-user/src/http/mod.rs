@@ -10,4 +10,5 @@ pub mod target;
 
 pub use error::RequestError;
 pub use message::{Headers, Method, Request, Target};
-pub use response::{Response, Status};
+pub(crate) use response::Head;
+pub use response::{Body, Response, Status};

@@ -151,11 +151,11 @@ impl Scanner {
 }
 
 /// True when a request, complete or not, is a HEAD: even when it is refused, no body may follow the answer
-/// (RFC 9110 §9.3.2).
+/// (RFC 9110 §9.3.2). One behind more empty lines than are skipped was refused before it was seen.
 #[must_use]
 pub fn is_head_request(octets: &[u8]) -> bool {
     let line = octets.iter().position(|octet| !matches!(octet, b'\r' | b'\n')).unwrap_or(0);
-    octets[line..].starts_with(b"HEAD ")
+    line <= LEADING_MAX && octets[line..].starts_with(b"HEAD ")
 }
 
 /// RFC 9110 §5.6.2.

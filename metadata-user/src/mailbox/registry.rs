@@ -69,7 +69,7 @@ impl Mailboxes {
     }
 
     /// Mailboxes kept in `directory`, which is made with mode 0700 when it is not there; the second part is
-    /// for [`super::save`].
+    /// for [`super::save()`].
     ///
     /// # Errors
     /// [`MailboxError`] when the directory cannot be made or read.

@@ -137,7 +137,7 @@ impl Outcomes {
     }
 }
 
-/// Mailboxes to save. For [`save`].
+/// Mailboxes to save. For [`save()`].
 #[derive(Debug)]
 pub struct Saves {
     pub(super) queue: UnboundedReceiver<Arc<Kept>>,

@@ -4,6 +4,7 @@
 
 use sha2::{Digest as _, Sha256};
 
+use super::vm::Iam;
 use super::{Nic, Record};
 
 /// The first 17 hex digits of SHA-256 of `prefix` and `value`.
@@ -63,6 +64,13 @@ impl Record {
     #[must_use]
     pub fn vpc_id(&self) -> String {
         format!("vpc-{}", h17("vpc:", self.vm.project.id.as_str()))
+    }
+
+    /// EC2 instance profile id of a role, from the project.
+    #[must_use]
+    pub fn instance_profile_id(&self, iam: &Iam) -> String {
+        let owner = format!("iam:{}:", self.vm.project.id);
+        format!("AIPA{}", h17(&owner, iam.role.as_str()).to_ascii_uppercase())
     }
 
     /// Oracle instance id.

@@ -4,8 +4,10 @@
 //! here or derived from one. Unknown fields and bad values are refused with file, line and field, so that a
 //! typo cannot quietly take a VM's user-data away.
 
+mod credentials;
 mod derive;
 mod error;
+mod metadata;
 pub mod network;
 mod parse;
 mod serving;
@@ -17,9 +19,12 @@ pub mod vm;
 #[cfg(test)]
 mod tests;
 
+use bytes::Bytes;
 use serde::Deserialize;
 
+pub use credentials::{CREDENTIAL_OCTETS, Credential, CredentialError};
 pub use error::{Place, RecordError, Warning};
+pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, is_instance_tag, is_segment};
 pub use network::{Nic, Role};
 pub use parse::Step;
 pub use serving::{
@@ -27,7 +32,6 @@ pub use serving::{
     USER_DATA_MAX,
 };
 pub use sink::Sink;
-pub use validate::RESERVED_KEYS;
 
 use network::Network;
 use values::Line;
@@ -66,6 +70,11 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The most `metadata_keys` may be configured to: each is a path or more in some dialects.
+    pub const METADATA_KEYS_MOST: usize = 256;
+    /// The most `metadata_chars` may be configured to.
+    pub const METADATA_CHARS_MOST: usize = 4096;
+
     /// The limits when nothing else is configured.
     pub const DEFAULT: Self = Self {
         record_octets: 4 << 20,
@@ -223,6 +232,25 @@ impl Record {
             ("vendor_data", self.vendor_data.as_ref()),
             ("vendor_data2", self.vendor_data2.as_ref()),
         ]
+    }
+
+    /// Makes it as small as it can be kept: equal octets, which other records may hold too, come in the place
+    /// of payloads and files, and lists have no room left.
+    pub fn compact(&mut self, mut share: impl FnMut(Bytes) -> Bytes) {
+        let payloads = [&mut self.user_data, &mut self.vendor_data, &mut self.vendor_data2];
+        payloads.into_iter().flatten().for_each(|payload| payload.share(&mut share));
+        for file in &mut self.files {
+            file.base64.0 = share(std::mem::take(&mut file.base64.0));
+        }
+        for nic in &mut self.network.nics {
+            nic.addresses.shrink_to_fit();
+            nic.routes.shrink_to_fit();
+        }
+        self.network.nics.shrink_to_fit();
+        self.ssh_keys.shrink_to_fit();
+        self.labels.shrink_to_fit();
+        self.disks.shrink_to_fit();
+        self.files.shrink_to_fit();
     }
 
     /// The payloads with their field names, to put in what was read from their sources.

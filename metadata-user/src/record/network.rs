@@ -1,5 +1,7 @@
 //! `network`: what the guest shall find on its NICs.
 
+use std::net::{IpAddr, Ipv4Addr};
+
 use serde::Deserialize;
 
 use super::values::{Cidr, Device, Domain, Id, Ip, Line, Mtu, Netns, NicMac, VlanId};
@@ -69,6 +71,30 @@ impl Nic {
     #[must_use]
     pub fn label(&self) -> &str {
         self.name.as_ref().map_or(self.id.as_str(), Device::as_str)
+    }
+
+    /// True for one the hypervisor gives: no VLAN or bond, which the guest makes.
+    #[must_use]
+    pub fn is_physical(&self) -> bool {
+        self.vlan.is_none() && self.bond.is_none()
+    }
+
+    /// The IPv4 addresses that are known: with DHCP those whose lease is.
+    pub fn ipv4(&self) -> impl Iterator<Item = Cidr> {
+        self.addresses.iter().filter_map(|entry| entry.address).filter(|cidr| cidr.address.is_ipv4())
+    }
+
+    /// The IPv6 addresses that are known.
+    pub fn ipv6(&self) -> impl Iterator<Item = Cidr> {
+        self.addresses.iter().filter_map(|entry| entry.address).filter(|cidr| cidr.address.is_ipv6())
+    }
+
+    /// The public IPv4 addresses that are translated to its own.
+    pub fn public_ipv4(&self) -> impl Iterator<Item = Ipv4Addr> {
+        self.addresses.iter().filter_map(|entry| match entry.public?.0 {
+            IpAddr::V4(public) => Some(public),
+            IpAddr::V6(_) => None,
+        })
     }
 }
 

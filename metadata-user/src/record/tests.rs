@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::values::Cidr;
 use super::{Limits, Record, RecordError, Role, USER_DATA_DEFAULT};
 
 /// A full record.
@@ -183,20 +184,77 @@ fn what_is_probably_not_meant_is_warned_of_at_its_place() {
         ("imdsv2: optional", "imdsv2: required", "r.yaml:49:11: serve.imdsv2: protects nothing"),
         (VENDOR, "text: abcd", "r.yaml:20:21: vendor_data.text: the text is also valid base64"),
         ("{role: web}", "{region: x}", "r.yaml:41:20: metadata.region: NoCloud's meta-data has a key"),
+        (
+            VENDOR,
+            "base64: /wA=",
+            "r.yaml:20:14: vendor_data: neither UTF-8 nor gzip: empty in the documents of",
+        ),
+        (
+            "vendor_data: {text",
+            "vendor_data2: {base64: /wA=}\nvendor_data: {text",
+            "r.yaml:20:15: vendor_data2: neither UTF-8 nor gzip: empty in the documents of OpenStack,",
+        ),
+        ("{role: web}", "{user_data: x}", "r.yaml:41:23: metadata.user_data: Oracle's metadata has a key"),
         (SECOND, "  []", "r.yaml:33:5: network.nics[1]: no addresses"),
         ("  nics:", "  raw: {version: 2}\n  nics:", "r.yaml:24:8: network.raw: not used"),
         ("    name: eth1\n", "", "r.yaml:33:5: network.nics[1]: no `name`"),
         ("absent_seed: 204", "dialects: []", "r.yaml:51:13: serve.dialects: an empty list"),
         ("absent_seed: 204", "limits: {conns: 5}", "r.yaml:51:19: serve.limits.conns: not used"),
+        ("{role: web}", "{_index: x}", "r.yaml:41:20: metadata._index: not served as an instance tag by ec2"),
         (
-            "{text: eyJhbGciOiJub25lIn0.e30., expires: \"2030-01-01T00:00:00Z\"}",
-            "{source: {file: t}}",
-            "r.yaml:46:106: ",
+            "{role: web}",
+            "{role: \"a\\nb\"}",
+            "r.yaml:41:18: metadata.role: not served as an instance tag by ec2",
         ),
     ] {
         let (_, warnings) = Record::parse("r.yaml", &edited(from, to)).expect(to);
         let texts: Vec<_> = warnings.iter().map(ToString::to_string).collect();
         assert!(texts.len() == 1 && texts[0].starts_with(wanted), "{to}\nwanted {wanted}\ngot    {texts:?}");
+    }
+}
+
+#[test]
+fn a_key_that_no_path_can_end_in_is_warned_of_where_it_is_left_out() {
+    for (key, left_out) in [(".", true), ("..", true), ("...", false), (".a", false)] {
+        let (_, warnings) =
+            Record::parse("r.yaml", &edited("{role: web}", &format!("{{{key}: x}}"))).expect(key);
+        let texts: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+        let said = texts.iter().any(|text| text.contains("left out of GCE's attributes"));
+        assert_eq!(said, left_out, "{key}: {texts:?}");
+    }
+}
+
+#[test]
+fn credentials_have_files_beside_the_record_and_roles_a_name_for_a_path() {
+    const TOKEN: &str = "{text: eyJhbGciOiJub25lIn0.e30., expires: \"2030-01-01T00:00:00Z\"}";
+    let (_, warnings) =
+        Record::parse("r.yaml", &edited(TOKEN, "{source: {file: sa/token}}")).expect("a source");
+    assert_eq!(warnings, []);
+    for (from, to, wanted) in [
+        (
+            TOKEN,
+            "{source: {file: ../token}}",
+            "credentials.service_account.token.source.file: expected a path",
+        ),
+        ("role: app", "role: a/b", "credentials.iam.role: expected a role name"),
+        ("role: app", "role: ..", "credentials.iam.role: expected a role name"),
+    ] {
+        let refused = Record::parse("r.yaml", &edited(from, to)).expect_err(to).to_string();
+        assert!(refused.contains(wanted), "{refused}");
+    }
+}
+
+#[test]
+fn a_network_is_its_address_without_the_hosts_bits() {
+    for (text, network, mask) in [
+        ("192.0.2.77/26", "192.0.2.64/26", "255.255.255.192"),
+        ("192.0.2.77/32", "192.0.2.77/32", "255.255.255.255"),
+        ("192.0.2.77/0", "0.0.0.0/0", "0.0.0.0"),
+        ("2001:db8::ff/120", "2001:db8::/120", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00"),
+        ("2001:db8::ff/0", "::/0", "::"),
+    ] {
+        let cidr: Cidr = serde_yaml::from_str(text).expect("a network");
+        assert_eq!((cidr.network().to_string(), cidr.netmask().to_string()), (network.into(), mask.into()));
     }
 }
 

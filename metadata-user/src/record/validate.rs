@@ -6,6 +6,7 @@ use std::fmt::Display;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+use super::credentials::Credential;
 use super::error::{RecordError, Warning};
 use super::network::{Mode, Nic};
 use super::parse::{Step, Text, way};
@@ -14,27 +15,24 @@ use super::values::{FQDN_OCTETS, excerpt};
 use super::vm::{Payload, Source};
 use super::{Limits, Record};
 
-/// Keys of `metadata` that NoCloud's meta-data gives itself.
-pub const RESERVED_KEYS: [&str; 9] = [
-    "instance-id",
-    "local-hostname",
-    "public-keys",
-    "dsmode",
-    "seedfrom",
-    "network-interfaces",
-    "availability-zone",
-    "region",
-    "instance-type",
+/// Dialects whose documents carry user-data and vendor-data as text.
+const TEXT_DIALECTS: [(Dialect, &str); 6] = [
+    (Dialect::DigitalOcean, "DigitalOcean"),
+    (Dialect::UpCloud, "UpCloud"),
+    (Dialect::Vultr, "Vultr"),
+    (Dialect::Nwcs, "NWCS"),
+    (Dialect::CloudCix, "CloudCIX"),
+    (Dialect::Scaleway, "Scaleway"),
 ];
 
 /// Checks one record.
 pub(super) struct Validator<'a> {
     text: Text<'a>,
-    limits: &'a Limits,
+    pub(super) limits: &'a Limits,
     warnings: Vec<Warning>,
 }
 
-type Checked = Result<(), RecordError>;
+pub(super) type Checked = Result<(), RecordError>;
 
 /// Checks that values go together and stay within `limits`.
 pub(super) fn validate(
@@ -56,7 +54,7 @@ pub(super) fn validate(
 }
 
 impl Validator<'_> {
-    fn refuse(
+    pub(super) fn refuse(
         &self,
         path: &[Step],
         expected: impl Display,
@@ -67,12 +65,12 @@ impl Validator<'_> {
         RecordError::Refused { place, expected: expected.to_string(), found: found.to_string(), remedy }
     }
 
-    fn warn(&mut self, path: &[Step], message: impl Into<String>) {
+    pub(super) fn warn(&mut self, path: &[Step], message: impl Into<String>) {
         let place = self.text.place(path);
         self.warnings.push(Warning { place, message: message.into() });
     }
 
-    fn at_most(&self, path: &[Step], limit: usize, found: usize, what: &str) -> Checked {
+    pub(super) fn at_most(&self, path: &[Step], limit: usize, found: usize, what: &str) -> Checked {
         if found <= limit {
             return Ok(());
         }
@@ -133,8 +131,32 @@ impl Validator<'_> {
                 return Err(self.refuse(&way![name], expected, payload.len(), remedy));
             }
             self.guessable(name, payload);
+            self.textual(record, name, payload);
         }
         Ok(())
+    }
+
+    /// Documents that are text can carry text, and gzip wrapped as such.
+    fn textual(&mut self, record: &Record, name: &str, payload: &Payload) {
+        let is_text =
+            |octets: &[u8]| std::str::from_utf8(octets).is_ok() || octets.starts_with(&[0x1f, 0x8b]);
+        let vendor = [(Dialect::OpenStack, "OpenStack"), (Dialect::Maas, "MAAS")];
+        let carriers: &[(Dialect, &str)] = match name {
+            "user_data" => &TEXT_DIALECTS,
+            // OpenStack's alone has a second one.
+            "vendor_data2" => &vendor[..1],
+            _ => &[&TEXT_DIALECTS[..], &vendor].concat(),
+        };
+        let served = carriers.iter().filter(|(dialect, _)| record.serve.serves(*dialect));
+        let served: Vec<&str> = served.map(|(_, name)| *name).collect();
+        if served.is_empty() || payload.bytes().is_none_or(|octets| is_text(&octets)) {
+            return;
+        }
+        let message = format!(
+            "neither UTF-8 nor gzip: empty in the documents of {}, which carry text only",
+            served.join(", ")
+        );
+        self.warn(&way![name], message);
     }
 
     /// Some clients decode text that happens to be base64; a final newline stops the guess.
@@ -171,27 +193,6 @@ impl Validator<'_> {
                 self.warn(&way!["ssh_keys", n, "name"], message);
             }
         }
-    }
-
-    fn metadata(&mut self, record: &Record) -> Checked {
-        let entries = &record.metadata.0;
-        self.at_most(&way!["metadata"], self.limits.metadata_keys, entries.len(), "keys")?;
-        for (key, value) in entries {
-            let here = way!["metadata", key.as_str()];
-            let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-            if key.is_empty() || key.len() > self.limits.metadata_chars || !key.bytes().all(named) {
-                let found = format!("`{}`", excerpt(key));
-                let expected =
-                    format!("a key of 1 to {} letters, digits, `.`, `_` and `-`", self.limits.metadata_chars);
-                return Err(self.refuse(&here, expected, found, "rename it"));
-            }
-            self.at_most(&here, self.limits.metadata_chars, value.chars().count(), "characters")?;
-            if RESERVED_KEYS.contains(&key.as_str()) {
-                let message = "NoCloud's meta-data has a key of this name of its own, which wins; rename it";
-                self.warn(&here, message);
-            }
-        }
-        Ok(())
     }
 
     fn nics(&mut self, record: &Record) -> Checked {
@@ -370,6 +371,11 @@ impl Validator<'_> {
 
     fn credentials(&mut self, record: &Record) -> Checked {
         let credentials = &record.credentials;
+        for credential in Credential::ALL {
+            if let Some(source) = credentials.source(credential) {
+                self.source(&credential.field(), source)?;
+            }
+        }
         if let Some(iam) = &credentials.iam {
             let literal = iam.access_key_id.is_some() && iam.secret_access_key.is_some();
             let partly = iam.access_key_id.is_some() || iam.secret_access_key.is_some();
@@ -380,6 +386,20 @@ impl Validator<'_> {
                     "neither or both",
                     "keep one form",
                 ));
+            }
+        }
+        if let Some(identity) = &credentials.managed_identity {
+            let here = way!["credentials", "managed_identity"];
+            if identity.source.is_some() == identity.text.is_some() {
+                let expected = "exactly one of `source` and `text`";
+                return Err(self.refuse(&here, expected, "neither or both", "keep one form"));
+            }
+            if identity.text.is_some() && identity.expires.is_none() {
+                let remedy = "add when the token expires";
+                return Err(self.refuse(&here, "`expires` with `text`", "none", remedy));
+            }
+            if let Some(source) = &identity.source {
+                self.source(&way!["credentials", "managed_identity", "source", "file"], source)?;
             }
         }
         let Some(token) = credentials.service_account.as_ref().and_then(|account| account.token.as_ref())
@@ -393,13 +413,6 @@ impl Validator<'_> {
         }
         if token.text.is_some() && token.expires.is_none() {
             return Err(self.refuse(&here, "`expires` with `text`", "none", "add when the token expires"));
-        }
-        if let Some(source) = &token.source {
-            self.source(&way!["credentials", "service_account", "token", "source", "file"], source)?;
-            self.warn(
-                &here,
-                "tokens are served from `text` and `expires` only; with `source`, /v1/token answers 500 token_unavailable",
-            );
         }
         Ok(())
     }

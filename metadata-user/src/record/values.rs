@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -212,6 +212,17 @@ checked_string!(
     |text| kept(text, !text.is_empty() && is_line(text) && !text.contains('='))
 );
 checked_string!(
+    /// The name of an IAM role.
+    RoleName,
+    "a role name (1 to 64 letters, digits and `+=,.@_-`, not `.` or `..`)",
+    |text| kept(
+        text,
+        (1..=64).contains(&text.len())
+            && !matches!(text, "." | "..")
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+=,.@_-".contains(&b))
+    )
+);
+checked_string!(
     /// A public key: one line; a final newline is dropped.
     PublicKey,
     "a public key on one line of at most 16384 characters",
@@ -281,6 +292,14 @@ impl Timestamp {
         &self.text
     }
 
+    /// The moment so many seconds after 1970-01-01 UTC; `None` outside the years 0 to 9999.
+    #[must_use]
+    pub fn at(unix_seconds: i64) -> Option<Self> {
+        let time = time::OffsetDateTime::from_unix_timestamp(unix_seconds).ok()?;
+        let text = time.format(&time::format_description::well_known::Rfc3339).ok()?;
+        Some(Self { text, unix_seconds })
+    }
+
     /// Seconds since 1970-01-01 UTC.
     #[must_use]
     pub fn unix_seconds(&self) -> i64 {
@@ -308,6 +327,35 @@ pub struct Cidr {
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+impl Cidr {
+    /// The network the address is in: the host bits are zero.
+    #[must_use]
+    pub fn network(self) -> Self {
+        let prefix = u32::from(self.prefix);
+        let address = match self.address {
+            IpAddr::V4(address) => {
+                let mask = u32::MAX.checked_shl(32 - prefix).unwrap_or(0);
+                Ipv4Addr::from(u32::from(address) & mask).into()
+            }
+            IpAddr::V6(address) => {
+                let mask = u128::MAX.checked_shl(128 - prefix).unwrap_or(0);
+                Ipv6Addr::from(u128::from(address) & mask).into()
+            }
+        };
+        Self { address, ..self }
+    }
+
+    /// The mask of the prefix, written as an address of its family.
+    #[must_use]
+    pub fn netmask(self) -> IpAddr {
+        let ones = match self.address {
+            IpAddr::V4(_) => Ipv4Addr::BROADCAST.into(),
+            IpAddr::V6(_) => Ipv6Addr::from(u128::MAX).into(),
+        };
+        Self { address: ones, ..self }.network().address
     }
 }
 

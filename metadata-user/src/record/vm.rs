@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::sink::Sink;
 use super::values::{
-    Account, AnyLine, Domain, Ec2Id, KeyName, Label, Line, NumericId, Octets, PublicKey, Secret, Timestamp,
-    Uuid,
+    Account, AnyLine, Domain, Ec2Id, KeyName, Label, Line, NumericId, Octets, PublicKey, RoleName, Secret,
+    Timestamp, Uuid,
 };
 
 /// `schema`.
@@ -127,11 +127,21 @@ pub struct SshKey {
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Payload {
     /// Text; served as its UTF-8 octets.
-    text: Option<String>,
+    text: Option<Utf8>,
     /// Octets in base64.
     base64: Option<Octets>,
     /// Where to read it.
     source: Option<Source>,
+}
+
+/// Text as octets that can be shared.
+#[derive(Clone, PartialEq)]
+struct Utf8(Bytes);
+
+impl<'de> Deserialize<'de> for Utf8 {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| Self(text.into()))
+    }
 }
 
 impl std::fmt::Debug for Payload {
@@ -154,14 +164,14 @@ impl Payload {
     /// The text, where it was given as text.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
-        self.text.as_deref()
+        self.text.as_ref().and_then(|text| std::str::from_utf8(&text.0).ok())
     }
 
     /// The octets; `None` while they are still to be read from [`source`](Self::source).
     #[must_use]
     pub fn bytes(&self) -> Option<Bytes> {
         match (&self.text, &self.base64) {
-            (Some(text), _) => Some(Bytes::copy_from_slice(text.as_bytes())),
+            (Some(text), _) => Some(text.0.clone()),
             (None, Some(octets)) => Some(octets.0.clone()),
             (None, None) => None,
         }
@@ -170,7 +180,7 @@ impl Payload {
     /// Length in octets, 0 while unread.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.text.as_ref().map(String::len).or(self.base64.as_ref().map(|o| o.0.len())).unwrap_or(0)
+        self.text.as_ref().map(|text| text.0.len()).or(self.base64.as_ref().map(|o| o.0.len())).unwrap_or(0)
     }
 
     /// True when there is nothing in it.
@@ -183,6 +193,14 @@ impl Payload {
     #[must_use]
     pub fn source(&self) -> Option<&Source> {
         self.source.as_ref()
+    }
+
+    /// Puts equal octets in the place of its own.
+    pub(super) fn share(&mut self, share: &mut impl FnMut(Bytes) -> Bytes) {
+        let text = self.text.as_mut().map(|text| &mut text.0);
+        for octets in text.into_iter().chain(self.base64.as_mut().map(|octets| &mut octets.0)) {
+            *octets = share(std::mem::take(octets));
+        }
     }
 
     /// Puts in the place of the source what was read from it.
@@ -285,12 +303,13 @@ pub struct Credentials {
     pub maas: Option<Maas>,
 }
 
-/// `credentials.iam`: a role with either a source or literal keys.
+/// `credentials.iam`: a role with either a source or literal keys. What has been read from the source is in the
+/// fields of the literal ones.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Iam {
     /// The role's name.
-    pub role: Line,
+    pub role: RoleName,
     /// Where keys are read.
     pub source: Option<Source>,
     /// Literal key id.
@@ -322,26 +341,31 @@ pub struct ServiceAccount {
     pub token: Option<Token>,
 }
 
-/// `credentials.service_account.token`: a source, or text with its expiry.
+/// `credentials.service_account.token`: a source, or text with its expiry. What has been read from the source is
+/// in `text`, and `expires` is then the token's own (`exp` of a JWT) unless the record gives one.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Token {
     /// Where it is read.
     pub source: Option<Source>,
-    /// Literal token.
+    /// The token.
     pub text: Option<Secret>,
-    /// When the literal token expires.
+    /// When it expires.
     pub expires: Option<Timestamp>,
 }
 
-/// `credentials.managed_identity`.
+/// `credentials.managed_identity`: a source, or text with its expiry.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct ManagedIdentity {
     /// Client id.
     pub client_id: Line,
     /// Where its token is read.
-    pub source: Source,
+    pub source: Option<Source>,
+    /// Literal token.
+    pub text: Option<Secret>,
+    /// When the literal token expires.
+    pub expires: Option<Timestamp>,
 }
 
 /// `credentials.maas`.

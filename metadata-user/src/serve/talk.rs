@@ -5,19 +5,22 @@
 //! pipelines fills its own send buffer and not our memory.
 
 use bytes::Bytes;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Answer, Answers, Shared, hold};
+use super::{Answer, Answers, PUT_HOLD, Shared, hold};
 use crate::http::body::{BodyReader, Framing};
 use crate::http::date::{self, Persistence};
 use crate::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
 use crate::http::target::{TargetError, normalise};
 use crate::http::{Method, Request, RequestError, Response, Status};
 use crate::stack::{Connection, Exchange, Step};
+use crate::store::{Outcome, Parked};
 use crate::time::Now;
 
-/// Pieces one request can put in line: `100 Continue`, head, tail and body of the answer.
+/// Pieces most requests put in line: `100 Continue`, head, tail and body of the answer. A body of more than one
+/// piece makes the line longer.
 const PIECES: usize = 4;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -30,6 +33,8 @@ enum Phase {
     Body(BodyReader),
     /// A complete request whose record is not here yet, or whose turn has not come.
     Held { look_at: Duration, give_up: Duration },
+    /// A complete request that waits for a change.
+    Parked(Parked),
     /// The last answer has been given.
     Over,
 }
@@ -37,8 +42,10 @@ enum Phase {
 /// What was found to say to a complete request.
 enum Said {
     Answer(Response),
-    /// Nothing yet; how long it may wait in all, and what is said then.
-    Hold(Duration, Response),
+    /// Nothing yet; how long it may wait in all, and what is said then: without anything the connection ends.
+    Hold(Duration, Option<Response>),
+    /// Nothing until something changes.
+    Park(Parked),
 }
 
 /// `OPTIONS *`: about the server, not about a path (RFC 9110 §9.3.7).
@@ -55,10 +62,12 @@ pub struct Talk<A> {
     scanner: Scanner,
     head: Vec<u8>,
     body: Vec<u8>,
-    pieces: [Bytes; PIECES],
-    /// Pieces not yet handed over: from `next` to `last`.
-    next: usize,
-    last: usize,
+    /// Pieces not yet handed over.
+    pieces: VecDeque<Bytes>,
+    /// The hop limit of the answer being said.
+    hop_limit: Option<u8>,
+    /// An answer changed something that other requests of the slot may wait for.
+    stirs: bool,
     /// When patience with the client ends.
     deadline: Duration,
     /// The client has closed its side.
@@ -75,26 +84,22 @@ impl<A: Answers> Talk<A> {
             scanner: Scanner::default(),
             head: Vec::new(),
             body: Vec::new(),
-            pieces: Default::default(),
-            next: 0,
-            last: 0,
+            pieces: VecDeque::with_capacity(PIECES),
+            hop_limit: None,
+            stirs: false,
             deadline,
             ended: false,
         }
     }
 
-    fn put(&mut self, piece: Bytes) {
-        self.pieces[self.last] = piece;
-        self.last += 1;
-    }
-
     /// Puts an answer in line and gets ready for the next request, or for the end.
     fn say(&mut self, now: Now, response: &Response, without_body: bool, persistence: Persistence) {
         let persistence = if response.closes() { Persistence::Close } else { persistence };
-        self.put(response.head().clone());
-        self.put(date::tail(now.unix_seconds, persistence));
+        self.hop_limit = response.hop_limit();
+        self.pieces.push_back(response.head().clone());
+        self.pieces.push_back(date::tail(now.unix_seconds, persistence));
         if !without_body && !response.body().is_empty() {
-            self.put(response.body().clone());
+            self.pieces.extend(response.body().pieces().iter().cloned());
         }
         self.head.clear();
         // Up to 64 KiB: not kept for a connection that may stay idle.
@@ -171,7 +176,7 @@ impl<A: Answers> Talk<A> {
             }
         }
         if waits {
-            self.put(Bytes::from_static(CONTINUE));
+            self.pieces.push_back(Bytes::from_static(CONTINUE));
         }
         let keep = !matches!(head.method, Method::Get | Method::Head);
         self.phase = Phase::Body(BodyReader::new(framing, keep));
@@ -184,7 +189,20 @@ impl<A: Answers> Talk<A> {
     fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], octets: &[u8]) -> Result<(), RequestError> {
         let response = match (self.find(now, head, body)?, &self.phase) {
             (Said::Answer(response), _) => response,
-            (Said::Hold(_, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => at_last,
+            (Said::Hold(_, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
+                let Some(response) = at_last else {
+                    self.phase = Phase::Over;
+                    return Ok(());
+                };
+                response
+            }
+            (Said::Park(parked), _) => {
+                self.phase = Phase::Parked(parked);
+                if self.head.is_empty() {
+                    self.head.extend_from_slice(octets);
+                }
+                return Ok(());
+            }
             (Said::Hold(patience, _), phase) => {
                 let give_up = match phase {
                     Phase::Held { give_up, .. } => *give_up,
@@ -207,7 +225,7 @@ impl<A: Answers> Talk<A> {
         Ok(())
     }
 
-    fn find(&self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<Said, RequestError> {
+    fn find(&mut self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<Said, RequestError> {
         if asks_for_options(head) {
             return Ok(Said::Answer(self.shared.options.clone()));
         }
@@ -218,11 +236,26 @@ impl<A: Answers> Talk<A> {
             Err(TargetError::Malformed) => return Err(RequestError::Target),
         };
         let request = Request { method: head.method, target, headers: head.headers, body };
-        Ok(match self.shared.answers.answer(now, self.connection.slot, &request) {
-            Answer::Ready(response) => Said::Answer(response),
+        let parked = match &self.phase {
+            Phase::Parked(parked) => Some(parked),
+            _ => None,
+        };
+        let patience = hold(target.path);
+        Ok(match self.shared.answers.answer(now, &self.connection, &request, parked) {
+            Answer::Known(Outcome::Ready(response)) => Said::Answer(response),
+            Answer::Known(Outcome::Changed(response)) => {
+                self.stirs = true;
+                Said::Answer(response)
+            }
+            Answer::Known(Outcome::Park(parked)) => {
+                // A new wait may have ended another.
+                self.stirs |= !matches!(self.phase, Phase::Parked(_));
+                Said::Park(parked)
+            }
             Answer::Unknown => Said::Answer(self.shared.error(Status(404))),
-            Answer::NotYet => Said::Hold(hold(target.path), self.shared.not_ready.clone()),
-            Answer::TooMany => Said::Hold(hold(target.path), self.shared.too_many.clone()),
+            Answer::NotYet if head.method == Method::Put => Said::Hold(PUT_HOLD, None),
+            Answer::NotYet => Said::Hold(patience, Some(self.shared.not_ready.clone())),
+            Answer::TooMany => Said::Hold(patience, Some(self.shared.too_many.clone())),
         })
     }
 
@@ -233,7 +266,7 @@ impl<A: Answers> Talk<A> {
         let done = Head::parse(&octets, &mut fields).and_then(|head| self.attempt(now, &head, &body, &[]));
         match done {
             Err(error) => self.refuse(now, error, is_head_request(&octets)),
-            Ok(()) if matches!(self.phase, Phase::Held { .. }) => (self.head, self.body) = (octets, body),
+            Ok(()) if self.is_waiting() => (self.head, self.body) = (octets, body),
             Ok(()) => {}
         }
     }
@@ -256,7 +289,12 @@ impl<A: Answers> Talk<A> {
     }
 
     fn is_saying(&self) -> bool {
-        self.next < self.last
+        !self.pieces.is_empty()
+    }
+
+    /// True with a complete request that is not answered yet.
+    fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Held { .. } | Phase::Parked(_))
     }
 
     /// What to do with nothing left to say.
@@ -264,10 +302,9 @@ impl<A: Answers> Talk<A> {
         let overdue = now.mono >= self.deadline;
         match &self.phase {
             Phase::Over => return Step::Close,
-            Phase::Held { look_at, .. } if now.mono < *look_at => {
-                return Step::Wait { until: Some(*look_at) };
-            }
-            Phase::Held { .. } => self.attempt_gathered(now),
+            // Whoever has gone needs no answer about what changes.
+            Phase::Parked(_) if self.ended => return Step::Close,
+            Phase::Held { .. } | Phase::Parked(_) => self.attempt_gathered(now),
             Phase::Head if self.head.is_empty() && (self.ended || overdue) => return Step::Close,
             Phase::Head | Phase::Body(_) if self.ended || overdue => {
                 let error = if self.ended { RequestError::Truncated } else { RequestError::Timeout };
@@ -275,23 +312,24 @@ impl<A: Answers> Talk<A> {
             }
             Phase::Head | Phase::Body(_) => return Step::Wait { until: Some(self.deadline) },
         }
-        if let Phase::Held { look_at, .. } = self.phase {
-            return Step::Wait { until: Some(look_at) };
+        match &self.phase {
+            Phase::Held { look_at, .. } => Step::Wait { until: Some(*look_at) },
+            Phase::Parked(parked) => Step::Wait { until: Some(parked.until) },
+            Phase::Over if !self.is_saying() => Step::Close,
+            _ => self.speak(now),
         }
-        self.speak(now)
     }
 
     /// Hands over the next piece.
     fn speak(&mut self, now: Now) -> Step {
-        let piece = std::mem::take(&mut self.pieces[self.next]);
-        self.next += 1;
-        if self.next == self.last {
-            (self.next, self.last) = (0, 0);
-            if matches!(self.phase, Phase::Head) {
-                self.deadline = now.mono + self.shared.config.idle_timeout;
-            }
+        let piece = self.pieces.pop_front().unwrap_or_default();
+        if self.pieces.is_empty() && matches!(self.phase, Phase::Head) {
+            self.deadline = now.mono + self.shared.config.idle_timeout;
         }
-        Step::Send(piece)
+        match self.hop_limit {
+            Some(hop_limit) => Step::SendWithin { bytes: piece, hop_limit },
+            None => Step::Send(piece),
+        }
     }
 }
 
@@ -303,7 +341,7 @@ impl<A: Answers> Exchange for Talk<A> {
         match self.phase {
             Phase::Head => self.take_head(now, bytes),
             Phase::Body(_) => self.take_body(now, bytes),
-            Phase::Held { .. } | Phase::Over => 0,
+            Phase::Held { .. } | Phase::Parked(_) | Phase::Over => 0,
         }
     }
 
@@ -313,5 +351,9 @@ impl<A: Answers> Exchange for Talk<A> {
 
     fn next(&mut self, now: Now) -> Step {
         if self.is_saying() { self.speak(now) } else { self.listen(now) }
+    }
+
+    fn stirs(&mut self) -> bool {
+        std::mem::take(&mut self.stirs)
     }
 }

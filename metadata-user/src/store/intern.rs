@@ -1,23 +1,27 @@
 //! One allocation for equal bytes.
 
 use std::collections::HashSet;
-use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::http::Response;
+use super::responses::{Route, Terms};
+use crate::http::{Body, Head, Response};
 
 /// Entries below which the interner does not look for unused ones by itself.
 const SWEEP_AT_LEAST: usize = 1_024;
 
-/// Makes equal bodies, and equal responses, of all VMs share one allocation.
+/// Makes equal responses of all VMs, equal heads of different ones, equal octets and equal terms of routes share
+/// one allocation.
 ///
-/// Bodies are shared also between responses whose heads differ. What no VM uses any more goes with the
-/// next [`sweep`](Self::sweep), which also happens by itself whenever the number of entries has doubled.
+/// What no VM uses any more goes with the next [`sweep`](Self::sweep), which also happens by itself whenever
+/// the number of entries has doubled.
 #[derive(Debug, Default)]
 pub struct Interner {
-    bodies: HashSet<Bytes>,
-    responses: HashSet<Entry>,
+    octets: HashSet<Bytes>,
+    responses: HashSet<Response>,
+    heads: HashSet<Arc<Head>>,
+    terms: HashSet<Arc<Terms>>,
     sweep_at: usize,
 }
 
@@ -28,42 +32,74 @@ impl Interner {
         Self::default()
     }
 
-    /// The shared copy of a body. One made from `'static` octets is kept for good: it counts no references.
+    /// The shared copy of some octets, in an allocation of their own: what they were cut from or grown in is
+    /// not kept with them.
     #[must_use]
-    pub fn body(&mut self, body: Bytes) -> Bytes {
-        if body.is_empty() {
-            return Bytes::new();
-        }
-        if let Some(known) = self.bodies.get(&body) {
+    pub fn octets(&mut self, octets: Bytes) -> Bytes {
+        if let Some(known) = self.octets.get(&octets) {
             return known.clone();
         }
         self.make_room();
-        self.bodies.insert(body.clone());
-        body
+        let octets = Bytes::copy_from_slice(&octets);
+        self.octets.insert(octets.clone());
+        octets
     }
 
-    /// The shared copy of a response.
+    /// The shared copy of a response. Its body is shared with others where it is one of [`octets`](Self::octets).
     #[must_use]
     pub fn response(&mut self, response: Response) -> Response {
-        let entry = Entry(response);
-        if let Some(known) = self.responses.get(&entry) {
-            return known.0.clone();
+        if let Some(known) = self.responses.get(&response) {
+            return known.clone();
+        }
+        let head = self.head(&response);
+        // Bodies are mostly a VM's own, and an entry for each costs more than the copies it saves.
+        let body = match response.body() {
+            Body::One(body) => match self.octets.get(body) {
+                Some(known) => known.clone().into(),
+                None => Bytes::copy_from_slice(body).into(),
+            },
+            many @ Body::Many(_) => many.clone(),
+        };
+        self.make_room();
+        let response = Response::sharing(head, body);
+        self.responses.insert(response.clone());
+        response
+    }
+
+    fn head(&mut self, response: &Response) -> Arc<Head> {
+        let head = response.shared_head();
+        if let Some(known) = self.heads.get(head) {
+            return Arc::clone(known);
         }
         self.make_room();
-        self.responses.insert(Entry(entry.0.clone()));
-        entry.0
+        self.heads.insert(Arc::clone(head));
+        Arc::clone(head)
+    }
+
+    /// The route on terms it shares with others.
+    #[must_use]
+    pub(crate) fn route(&mut self, mut route: Route) -> Route {
+        match self.terms.get(&route.terms) {
+            Some(known) => route.terms = Arc::clone(known),
+            None => {
+                self.terms.insert(Arc::clone(&route.terms));
+            }
+        }
+        route
     }
 
     /// Lets go of everything nobody else holds.
     pub fn sweep(&mut self) {
-        self.responses.retain(|entry| !entry.0.head().is_unique());
-        self.bodies.retain(|body| !body.is_unique());
+        self.terms.retain(|terms| Arc::strong_count(terms) > 1);
+        self.responses.retain(|response| !response.is_unique());
+        self.heads.retain(|head| Arc::strong_count(head) > 1);
+        self.octets.retain(|octets| !octets.is_unique());
     }
 
-    /// How many bodies and responses are held.
+    /// How many responses, heads and pieces of them and terms of routes are held.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.bodies.len() + self.responses.len()
+        self.octets.len() + self.responses.len() + self.heads.len() + self.terms.len()
     }
 
     /// True when nothing is held.
@@ -80,26 +116,18 @@ impl Interner {
     }
 }
 
-/// A response, hashed by its bytes.
-#[derive(Debug, PartialEq, Eq)]
-struct Entry(Response);
-
-impl Hash for Entry {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.head().hash(state);
-        self.0.body().hash(state);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{Interner, SWEEP_AT_LEAST};
     use crate::http::{Response, Status};
-    use bytes::Bytes;
 
     fn response(interner: &mut Interner, body: &str) -> Response {
-        let body = interner.body(Bytes::copy_from_slice(body.as_bytes()));
-        interner.response(Response::new(Status(200), Some("text/plain"), &[], body))
+        interner.response(Response::new(Status(200), Some("text/plain"), &[], body.to_owned()))
+    }
+
+    /// Where the body is.
+    fn piece(response: &Response) -> *const u8 {
+        response.body().pieces()[0].as_ptr()
     }
 
     #[test]
@@ -109,19 +137,36 @@ mod tests {
         for _ in 0..1_000 {
             let next = response(&mut interner, "shared");
             assert_eq!(next.head().as_ptr(), first.head().as_ptr());
-            assert_eq!(next.body().as_ptr(), first.body().as_ptr());
+            assert_eq!(piece(&next), piece(&first));
         }
-        assert_eq!(interner.len(), 2, "one body and one response");
+        assert_eq!(interner.len(), 2, "one head and one response");
     }
 
     #[test]
-    fn equal_bodies_are_shared_between_different_heads() {
+    fn shared_octets_are_shared_between_different_heads() {
         let mut interner = Interner::new();
+        let body = interner.octets("shared".into());
         let first = response(&mut interner, "shared");
-        let body = interner.body(Bytes::copy_from_slice(b"shared"));
-        let other = interner.response(Response::new(Status(200), Some("text/yaml"), &[], body));
+        let other = interner.response(Response::new(Status(200), Some("text/yaml"), &[], "shared"));
         assert_ne!(other.head(), first.head());
-        assert_eq!(other.body().as_ptr(), first.body().as_ptr());
+        assert_eq!([piece(&first), piece(&other)], [body.as_ptr(); 2]);
+    }
+
+    #[test]
+    fn octets_do_not_keep_what_they_were_cut_from() {
+        let mut interner = Interner::new();
+        let long = bytes::Bytes::from("a part of it".repeat(1_000));
+        let part = interner.octets(long.slice(..6));
+        assert!(long.is_unique(), "the whole is still held");
+        assert_eq!(part, "a part");
+    }
+
+    #[test]
+    fn heads_are_shared_between_different_bodies() {
+        let mut interner = Interner::new();
+        let (first, other) = (response(&mut interner, "a"), response(&mut interner, "b"));
+        assert_ne!(other.body(), first.body());
+        assert_eq!(other.head().as_ptr(), first.head().as_ptr());
     }
 
     #[test]
@@ -132,7 +177,7 @@ mod tests {
         assert_eq!(interner.len(), 4);
         interner.sweep();
         assert_eq!(interner.len(), 2);
-        assert_eq!(response(&mut interner, "kept").body().as_ptr(), kept.body().as_ptr());
+        assert_eq!(piece(&response(&mut interner, "kept")), piece(&kept));
     }
 
     #[test]
@@ -142,12 +187,5 @@ mod tests {
             drop(response(&mut interner, &format!("user-data of VM {n}")));
             assert!(interner.len() <= SWEEP_AT_LEAST + 1, "{} entries held", interner.len());
         }
-    }
-
-    #[test]
-    fn empty_bodies_are_not_held() {
-        let mut interner = Interner::new();
-        assert!(interner.body(Bytes::new()).is_empty());
-        assert!(interner.is_empty());
     }
 }

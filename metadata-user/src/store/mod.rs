@@ -5,10 +5,16 @@
 //! pointer, so an exchange in flight keeps what it started with and a reader never meets a lock. The
 //! [`Interner`] makes equal responses of different VMs one allocation.
 
+mod guard;
 mod intern;
+mod live;
+pub mod path;
 mod responses;
 mod table;
 
+pub use guard::{Condition, Guard};
 pub use intern::Interner;
-pub use responses::{Condition, Guard, RequestLimit, Responses, ResponsesBuilder, Route};
+pub use live::{Call, Live, Outcome, Parked, Vm};
+pub use path::Host;
+pub use responses::{Endpoint, Explained, Methods, RequestLimit, Responses, ResponsesBuilder, Route};
 pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};

@@ -1,97 +1,284 @@
-//! All a VM can be answered: path to response.
+//! All a VM can be answered: host, path and method to response.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::sync::{Arc, LazyLock};
 
-use crate::http::{Method, Request, Response, Status};
+use super::guard::Guard;
+use super::live::{Call, Live, Outcome, Parked, Vm};
+use super::path::{Canonical, Host};
+use crate::http::{Headers, Method, Request, Response, Status};
+use crate::stack::Connection;
+use crate::time::Now;
 
-/// What `Allow` says: reading is all that is served.
-const ALLOW: (&str, &str) = ("Allow", "GET, HEAD");
+/// Levels above a path that are looked at for a route that takes all below it. No path served is deeper.
+const LEVELS: usize = 32;
 
 static NOT_FOUND: LazyLock<Response> = LazyLock::new(|| Response::error(Status(404), &[]));
-static METHOD_NOT_ALLOWED: LazyLock<Response> = LazyLock::new(|| Response::error(Status(405), &[ALLOW]));
+static READ_ONLY: LazyLock<Response> = LazyLock::new(|| refusal(Methods::READ.iter()));
 
-/// Something a request must satisfy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Condition {
-    /// A header field must be there with this value; name and value are compared case-insensitively.
-    HeaderIs {
-        /// The field's name.
-        name: &'static str,
-        /// The value wanted.
-        value: &'static str,
-    },
-    /// A header field must not be there, not even empty.
-    HeaderAbsent {
-        /// The field's name.
-        name: &'static str,
-    },
+/// `405` with `Allow`, each method once.
+fn refusal(methods: impl Iterator<Item = Method>) -> Response {
+    let mut allow: Vec<&str> = Vec::new();
+    for name in methods.map(Method::as_str) {
+        if !allow.contains(&name) {
+            allow.push(name);
+        }
+    }
+    Response::error(Status(405), &[("Allow", &allow.join(", "))])
 }
 
-impl Condition {
-    fn holds(self, request: &Request<'_>) -> bool {
-        match self {
-            Self::HeaderIs { name, value } => {
-                request.headers.get(name).is_some_and(|found| found.eq_ignore_ascii_case(value.as_bytes()))
-            }
-            Self::HeaderAbsent { name } => !request.headers.contains(name),
+/// The methods of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Methods([Option<Method>; Self::MOST]);
+
+impl Methods {
+    /// The most methods of one route: all there are.
+    pub const MOST: usize = 8;
+
+    /// GET and HEAD.
+    pub const READ: Self = Self::of(&[Method::Get, Method::Head]);
+
+    /// These, [`MOST`](Self::MOST) at most, in the order `Allow` names them. HEAD comes with GET.
+    ///
+    /// # Panics
+    /// With more than there are.
+    #[must_use]
+    pub const fn of(methods: &'static [Method]) -> Self {
+        let mut all = [None; Self::MOST];
+        let mut n = 0;
+        while n < methods.len() {
+            all[n] = Some(methods[n]);
+            n += 1;
+        }
+        Self(all)
+    }
+
+    /// Each of them.
+    pub fn iter(self) -> impl Iterator<Item = Method> {
+        self.0.into_iter().flatten()
+    }
+
+    /// True for one of them.
+    #[must_use]
+    pub fn contain(self, method: Method) -> bool {
+        self.0.contains(&Some(method))
+    }
+}
+
+impl std::fmt::Display for Methods {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (n, method) in self.iter().enumerate() {
+            write!(f, "{}{}", if n == 0 { "" } else { ", " }, method.as_str())?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a route's answer comes from.
+#[derive(Clone, Debug)]
+pub enum Endpoint {
+    /// Computed beforehand.
+    Fixed(Response),
+    /// Computed when it is asked for.
+    Live(Arc<dyn Live>),
+}
+
+/// How one path is answered.
+#[derive(Clone, Debug)]
+pub struct Route {
+    endpoint: Endpoint,
+    /// A VM has a hundred routes and a node ten thousand VMs, with the same terms nearly all.
+    pub(super) terms: Arc<Terms>,
+}
+
+/// Where a route is, and who may come to it by what.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Terms {
+    path: Cow<'static, str>,
+    dialect: &'static str,
+    guards: Guards,
+    header: Option<&'static str>,
+    methods: Methods,
+    below: bool,
+}
+
+/// Guards are compared by where they are: each is written down once.
+#[derive(Clone, Copy, Debug)]
+struct Guards(&'static [Guard]);
+
+impl PartialEq for Guards {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Guards {}
+
+impl std::hash::Hash for Guards {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        std::ptr::hash(self.0, state);
+    }
+}
+
+impl Route {
+    /// A route of a dialect, for GET and HEAD, without conditions.
+    #[must_use]
+    pub fn new(dialect: &'static str, endpoint: Endpoint) -> Self {
+        let terms = Terms {
+            path: Cow::Borrowed("/"),
+            dialect,
+            guards: Guards(&[]),
+            header: None,
+            methods: Methods::READ,
+            below: false,
+        };
+        Self { endpoint, terms: Arc::new(terms) }
+    }
+
+    /// The same route at a normalised path.
+    #[must_use]
+    pub(crate) fn at(self, path: impl Into<Cow<'static, str>>) -> Self {
+        let mut path = path.into();
+        if let Cow::Owned(path) = &mut path {
+            path.shrink_to_fit();
+        }
+        self.on(|terms| terms.path = path)
+    }
+
+    /// Where it is.
+    fn path(&self) -> &str {
+        &self.terms.path
+    }
+
+    fn on(mut self, change: impl FnOnce(&mut Terms)) -> Self {
+        change(Arc::make_mut(&mut self.terms));
+        self
+    }
+
+    /// The same route with these conditions; the first that fails decides.
+    #[must_use]
+    pub fn guarded(self, guards: &'static [Guard]) -> Self {
+        self.on(|terms| terms.guards = Guards(guards))
+    }
+
+    /// The same route for these methods.
+    #[must_use]
+    pub fn methods(self, methods: Methods) -> Self {
+        self.on(|terms| terms.methods = methods)
+    }
+
+    /// The same route for requests with this header field only, before those for any request.
+    #[must_use]
+    pub fn when(self, header: &'static str) -> Self {
+        self.on(|terms| terms.header = Some(header))
+    }
+
+    /// The same route for all paths below it, too.
+    #[must_use]
+    pub fn and_below(self) -> Self {
+        self.on(|terms| terms.below = true)
+    }
+
+    /// The dialect's name.
+    #[must_use]
+    pub fn dialect(&self) -> &'static str {
+        self.terms.dialect
+    }
+
+    /// Where the answer comes from.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The conditions, in order.
+    #[must_use]
+    pub fn guards(&self) -> &'static [Guard] {
+        self.terms.guards.0
+    }
+
+    /// The methods it answers.
+    #[must_use]
+    pub fn allowed(&self) -> Methods {
+        self.terms.methods
+    }
+
+    /// The header field a request must have to be the route's at all.
+    #[must_use]
+    pub fn header(&self) -> Option<&'static str> {
+        self.terms.header
+    }
+
+    /// True when it answers all paths below its own.
+    #[must_use]
+    pub fn takes_below(&self) -> bool {
+        self.terms.below
+    }
+
+    /// True when the route is for requests with these headers, whatever their method.
+    fn is_for(&self, headers: &Headers<'_>) -> bool {
+        self.terms.header.is_none_or(|header| headers.contains(header))
+    }
+
+    /// True when nothing that comes to `other`, at the same path, is left by this route.
+    fn covers(&self, other: &Self) -> bool {
+        let (own, others) = (&self.terms, &other.terms);
+        own.header == others.header
+            && (own.below || !others.below)
+            && others.methods.iter().all(|method| own.methods.contain(method))
+    }
+
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        if let Some(guard) = self.guards().iter().find(|guard| !guard.condition.holds(call)) {
+            return guard.otherwise.clone().into();
+        }
+        match &self.endpoint {
+            Endpoint::Fixed(response) => response.clone().into(),
+            Endpoint::Live(live) => live.answer(call),
         }
     }
 }
 
-/// A condition, and the answer to requests that do not meet it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Guard {
-    /// What must hold.
-    pub condition: Condition,
-    /// The answer when it does not.
-    pub otherwise: Response,
+/// What there is for a request.
+#[derive(Clone, Copy, Debug)]
+enum Found<'r, 'p> {
+    /// A route, and what of the path lies below it.
+    Route(&'r Route, &'p str),
+    /// Routes of the path for other methods, and for requests that are not like this one.
+    Others(&'r [Route]),
+    /// No route.
+    Nothing,
 }
 
-/// How one path is answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    response: Response,
-    guards: Option<Arc<[Guard]>>,
-}
-
-impl Route {
-    /// Answers every reader.
-    #[must_use]
-    pub fn open(response: Response) -> Self {
-        Self { response, guards: None }
-    }
-
-    /// Answers readers who pass `guards`; the first guard that fails decides.
-    #[must_use]
-    pub fn guarded(response: Response, guards: Arc<[Guard]>) -> Self {
-        Self { response, guards: Some(guards) }
-    }
-
-    /// The response behind the guards.
-    #[must_use]
-    pub fn response(&self) -> &Response {
-        &self.response
-    }
-
-    /// The guards, in order.
-    #[must_use]
-    pub fn guards(&self) -> &[Guard] {
-        self.guards.as_deref().unwrap_or_default()
-    }
-
-    fn answer(&self, request: &Request<'_>) -> Response {
-        let refusing = self.guards().iter().find(|guard| !guard.condition.holds(request));
-        refusing.map_or(&self.response, |guard| &guard.otherwise).clone()
-    }
+/// What there is for a request, for people.
+#[derive(Clone, Debug)]
+pub enum Explained<'r, 'p> {
+    /// A route answers it, or one of the route's conditions does.
+    Route {
+        /// Where the route is.
+        path: &'r str,
+        /// The route.
+        route: &'r Route,
+        /// What of the request's path lies below.
+        rest: &'p str,
+    },
+    /// Only routes for other methods are there.
+    Others {
+        /// They, with their paths.
+        routes: Vec<(&'r str, &'r Route)>,
+    },
+    /// Nothing is there.
+    Nothing,
 }
 
 /// Everything one VM can be answered.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Responses {
-    /// Sorted by path.
-    routes: Box<[(Cow<'static, str>, Route)]>,
+    /// By host, then sorted by path; of one path those that want a header first.
+    routes: [Box<[Route]>; Host::ALL.len()],
     limit: RequestLimit,
+    vm: Vm,
 }
 
 /// How often a VM may ask. What is above waits, then is answered 429.
@@ -106,20 +293,44 @@ pub struct RequestLimit {
 impl Responses {
     /// Starts an empty set.
     #[must_use]
-    pub fn builder() -> ResponsesBuilder {
-        ResponsesBuilder::default()
+    pub fn builder(vm: Vm) -> ResponsesBuilder {
+        ResponsesBuilder { routes: Default::default(), limit: RequestLimit::default(), vm }
     }
 
-    /// The answer to a request. Copies reference counts, allocates nothing.
+    /// The answer to a request. Copies reference counts, and allocates nothing unless the route is live.
     ///
-    /// Methods other than GET and HEAD are 405 with `Allow` on every path, known or not; unknown paths
-    /// are 404. HEAD gets the answer to GET: whoever sends it leaves the body out (RFC 9110 §9.3.2).
+    /// A method the route does not take is 405 with `Allow`, as is writing to an unknown path; other unknown
+    /// paths are 404. HEAD gets the answer to GET: whoever sends it leaves the body out (RFC 9110 §9.3.2).
     #[must_use]
-    pub fn answer(&self, request: &Request<'_>) -> Response {
-        if !matches!(request.method, Method::Get | Method::Head) {
-            return METHOD_NOT_ALLOWED.clone();
+    pub fn answer(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> Outcome {
+        match self.find(Host::at(connection.local), request) {
+            Found::Route(route, rest) => {
+                route.answer(&Call { now, connection, request, rest, vm: &self.vm, parked })
+            }
+            Found::Others(others) => {
+                refusal(others.iter().flat_map(|other| other.terms.methods.iter())).into()
+            }
+            Found::Nothing if Methods::READ.contain(request.method) => NOT_FOUND.clone().into(),
+            Found::Nothing => READ_ONLY.clone().into(),
         }
-        self.route(request.target.path).map_or_else(|| NOT_FOUND.clone(), |route| route.answer(request))
+    }
+
+    /// Which route answers a request.
+    #[must_use]
+    pub fn explain<'p>(&self, host: Host, request: &Request<'p>) -> Explained<'_, 'p> {
+        match self.find(host, request) {
+            Found::Route(route, rest) => Explained::Route { path: route.path(), route, rest },
+            Found::Others(others) => {
+                Explained::Others { routes: others.iter().map(|route| (route.path(), route)).collect() }
+            }
+            Found::Nothing => Explained::Nothing,
+        }
     }
 
     /// How often the VM may ask.
@@ -128,24 +339,59 @@ impl Responses {
         self.limit
     }
 
-    /// The route of a normalised path.
+    /// The VM they are for.
     #[must_use]
-    pub fn route(&self, path: &str) -> Option<&Route> {
-        let index = self.routes.binary_search_by(|(known, _)| known.as_ref().cmp(path)).ok()?;
-        Some(&self.routes[index].1)
+    pub fn vm(&self) -> &Vm {
+        &self.vm
     }
 
-    /// All paths and their routes, by path.
-    pub fn routes(&self) -> impl ExactSizeIterator<Item = (&str, &Route)> {
-        self.routes.iter().map(|(path, route)| (path.as_ref(), route))
+    /// The route that answers a request: the first at its path, or the first that takes all below the nearest
+    /// path above, whose header and method it has.
+    fn find<'p>(&self, host: Host, request: &Request<'p>) -> Found<'_, 'p> {
+        let whole = Canonical::of(host, request.target.path);
+        let mut at = whole;
+        for level in 0..=LEVELS {
+            let here = self.at(host, &at);
+            let mut asked = here
+                .iter()
+                .filter(|route| (level == 0 || route.terms.below) && route.is_for(&request.headers))
+                .peekable();
+            if asked.peek().is_some() {
+                return match asked.find(|route| route.terms.methods.contain(request.method)) {
+                    Some(route) => Found::Route(route, at.rest_of(&whole)),
+                    None => Found::Others(here),
+                };
+            }
+            match at.parent() {
+                Some(parent) => at = parent,
+                None => break,
+            }
+        }
+        Found::Nothing
+    }
+
+    /// The routes of a path.
+    fn at(&self, host: Host, path: &Canonical<'_>) -> &[Route] {
+        let routes = &self.routes[host.index()];
+        let start = routes.partition_point(|known| path.cmp(known.path()) == Ordering::Greater);
+        let count =
+            routes[start..].iter().take_while(|known| path.cmp(known.path()) == Ordering::Equal).count();
+        &routes[start..start + count]
+    }
+
+    /// All hosts, paths and routes, by path.
+    pub fn routes(&self) -> impl Iterator<Item = (Host, &str, &Route)> {
+        let of = |host: Host| self.routes[host.index()].iter().map(move |route| (host, route.path(), route));
+        Host::ALL.into_iter().flat_map(of)
     }
 }
 
 /// Collects the routes of one VM.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ResponsesBuilder {
-    routes: Vec<(Cow<'static, str>, Route)>,
+    routes: [Vec<Route>; Host::ALL.len()],
     limit: RequestLimit,
+    vm: Vm,
 }
 
 impl ResponsesBuilder {
@@ -154,101 +400,45 @@ impl ResponsesBuilder {
         self.limit = limit;
     }
 
+    /// The VM they are for.
+    #[must_use]
+    pub fn vm(&self) -> &Vm {
+        &self.vm
+    }
+
     /// Adds the route of a normalised path: `/`, or `/a/b` without a trailing slash.
     ///
-    /// A path added twice keeps the first route, so dialects listed earlier win.
-    pub fn add(&mut self, path: impl Into<Cow<'static, str>>, route: Route) {
-        self.routes.push((path.into(), route));
+    /// A path may have several routes. Those that want a header come first, then those added earlier: of two
+    /// for the same requests the first is kept, so dialects listed earlier win.
+    pub fn add(&mut self, host: Host, path: impl Into<Cow<'static, str>>, route: Route) {
+        self.place(host, route.at(path));
+    }
+
+    /// Adds a route where it says it is.
+    pub(crate) fn place(&mut self, host: Host, route: Route) {
+        self.routes[host.index()].push(route);
     }
 
     /// Finishes.
     #[must_use]
     pub fn build(self) -> Responses {
-        let mut routes = self.routes;
-        routes.sort_by(|(a, _), (b, _)| a.cmp(b));
-        routes.dedup_by(|(later, _), (first, _)| later == first);
-        Responses { routes: routes.into(), limit: self.limit }
+        let sorted = |mut routes: Vec<Route>| {
+            fn key(route: &Route) -> (&str, bool) {
+                (route.path(), route.terms.header.is_none())
+            }
+            routes.sort_by(|a, b| key(a).cmp(&key(b)));
+            let mut kept: Vec<Route> = Vec::with_capacity(routes.len());
+            for route in routes {
+                let mut earlier = kept.iter().rev().take_while(|other| other.path() == route.path());
+                if !earlier.any(|other| other.covers(&route)) {
+                    kept.push(route);
+                }
+            }
+            kept.into()
+        };
+        Responses { routes: self.routes.map(sorted), limit: self.limit, vm: self.vm }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{Condition, Guard, Responses, Route};
-    use crate::http::{Headers, Method, Request, Response, Status, Target};
-
-    fn text(body: &'static str) -> Response {
-        Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body.into())
-    }
-
-    fn ask(responses: &Responses, method: Method, path: &str, fields: &[(&str, &str)]) -> Response {
-        let fields: Vec<_> =
-            fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-        let target = Target { path, query: "" };
-        responses.answer(&Request { method, target, headers: Headers::new(&fields), body: b"" })
-    }
-
-    fn guarded() -> Responses {
-        let absent = Condition::HeaderAbsent { name: "X-Forwarded-For" };
-        let flavour = Condition::HeaderIs { name: "Metadata", value: "true" };
-        let guards = [
-            Guard { condition: absent, otherwise: Response::error(Status(403), &[]) },
-            Guard { condition: flavour, otherwise: Response::error(Status(400), &[]) },
-        ];
-        let mut builder = Responses::builder();
-        builder.add("/b", Route::guarded(text("secret"), guards.into()));
-        builder.add("/a", Route::open(text("open")));
-        builder.add("/a", Route::open(text("later")));
-        builder.build()
-    }
-
-    #[test]
-    fn known_paths_are_answered_and_others_not_found() {
-        let responses = guarded();
-        for (path, status, body) in [
-            ("/a", 200, "open"),
-            ("/", 404, "Not Found\n"),
-            ("/a/b", 404, "Not Found\n"),
-            ("/A", 404, "Not Found\n"),
-        ] {
-            let answer = ask(&responses, Method::Get, path, &[]);
-            assert_eq!((answer.status().0, answer.body().as_ref()), (status, body.as_bytes()), "{path}");
-        }
-    }
-
-    #[test]
-    fn head_gets_the_answer_to_get() {
-        let responses = guarded();
-        for path in ["/a", "/b", "/nope"] {
-            assert_eq!(ask(&responses, Method::Head, path, &[]), ask(&responses, Method::Get, path, &[]));
-        }
-    }
-
-    #[test]
-    fn methods_that_write_are_not_allowed_on_any_path() {
-        let methods =
-            [Method::Post, Method::Put, Method::Patch, Method::Delete, Method::Options, Method::Other];
-        for method in methods {
-            for path in ["/a", "/b", "/nope"] {
-                let answer = ask(&guarded(), method, path, &[]);
-                assert_eq!(answer.status(), Status(405), "{method:?} {path}");
-                let head = std::str::from_utf8(answer.head()).expect("heads are text");
-                assert!(head.contains("\r\nAllow: GET, HEAD\r\n"), "{head}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_first_guard_that_fails_decides() {
-        let xff = ("x-forwarded-for", "");
-        for (fields, status) in [
-            (&[][..], 400),
-            (&[("Metadata", "false")][..], 400),
-            (&[("Metadata", "")][..], 400),
-            (&[("metadata", "TRUE")][..], 200),
-            (&[("Metadata", "True"), xff][..], 403),
-            (&[xff][..], 403),
-        ] {
-            assert_eq!(ask(&guarded(), Method::Get, "/b", fields).status().0, status, "{fields:?}");
-        }
-    }
-}
+mod tests;

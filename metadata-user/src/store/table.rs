@@ -133,10 +133,14 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
-    use crate::store::{RequestLimit, Responses};
+    use crate::store::{RequestLimit, Responses, Vm};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
+
+    fn some() -> Arc<Responses> {
+        Arc::new(Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d")).build())
+    }
 
     #[test]
     fn a_slot_goes_from_unknown_to_expected_to_ready_and_back() {
@@ -144,7 +148,7 @@ mod tests {
         assert!(matches!(store.get(1), Entry::Unknown));
         store.expect(1).expect("slot 1 exists");
         assert!(matches!(store.get(1), Entry::Expected));
-        let responses = Arc::new(Responses::default());
+        let responses = some();
         store.publish(1, Arc::clone(&responses)).expect("slot 1 exists");
         assert!(matches!(store.get(1), Entry::Ready(found) if Arc::ptr_eq(&found, &responses)));
         assert!(matches!(store.get(0), Entry::Unknown), "a neighbour saw the change");
@@ -156,7 +160,7 @@ mod tests {
     fn slots_beyond_the_table_are_refused_to_writers_and_unknown_to_readers() {
         let store = Store::new(2);
         let refused = SlotOutOfRange { slot: 2, slots: 2 };
-        assert_eq!(store.publish(2, Arc::default()), Err(refused));
+        assert_eq!(store.publish(2, some()), Err(refused));
         assert_eq!(store.expect(2), Err(refused));
         assert_eq!(store.withdraw(2), Err(refused));
         assert!(matches!(store.get(2), Entry::Unknown));
@@ -180,10 +184,10 @@ mod tests {
     #[test]
     fn an_exchange_keeps_the_responses_it_started_with() {
         let store = Store::new(1);
-        let before = Arc::new(Responses::default());
+        let before = some();
         store.publish(0, Arc::clone(&before)).expect("slot 0 exists");
         let Entry::Ready(held) = store.get(0) else { panic!("slot 0 was published") };
-        store.publish(0, Arc::default()).expect("slot 0 exists");
+        store.publish(0, some()).expect("slot 0 exists");
         assert!(Arc::ptr_eq(&held, &before));
         drop(held);
         assert_eq!(Arc::strong_count(&before), 1, "the store still holds what was replaced");
@@ -193,7 +197,7 @@ mod tests {
     fn readers_see_either_record_while_a_writer_swaps_them() {
         const SWAPS: usize = 2_000;
         let store = Store::new(1);
-        let records = [Arc::new(Responses::default()), Arc::new(Responses::default())];
+        let records = [some(), some()];
         store.publish(0, Arc::clone(&records[0])).expect("slot 0 exists");
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::io as io_error;
 use crate::feed::FeedError;
 use crate::record::vm::Source;
-use crate::record::{Limits, Record, Warning};
+use crate::record::{CREDENTIAL_OCTETS, Credential, Limits, Record, Warning};
 
 /// SHA-256 of a record's text and sources.
 pub(super) type Digest = [u8; 32];
@@ -21,15 +21,20 @@ pub(super) type Digest = [u8; 32];
 /// Group may read, nobody else anything: these bits are more.
 const TOO_OPEN: u32 = 0o027;
 
+/// What is hashed for a credential that cannot be read: no length of a file.
+const ABSENT: [u8; 8] = [0xff; 8];
+
 /// What became of one file.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The record with its payloads read, and its warnings; or why it cannot be used.
+    /// The record with its payloads and credentials read, and its warnings; or why it cannot be used.
     pub record: Result<(Record, Vec<Warning>), FeedError>,
     /// The file's permissions where they are more open than 0640, or those of one of its sources.
     pub open_mode: Option<u32>,
     /// Names in the directory that its sources begin with.
     pub(super) sources: BTreeSet<String>,
+    /// Directories below it that its sources are in, relative to it.
+    pub(super) below: BTreeSet<PathBuf>,
     /// Of all that was read; `None` when not all could be.
     pub(super) digest: Option<Digest>,
 }
@@ -54,29 +59,54 @@ pub fn names(dir: &Path) -> Result<BTreeSet<String>, FeedError> {
     Ok(names)
 }
 
-/// Reads the record `name` in `dir`, and the files it names; `None` when there is no such file.
+/// The directory and the names of records: those in a directory, or the one file `path` is.
+///
+/// # Errors
+/// The directory cannot be read, or the file's name is no text.
+pub fn files(path: &Path) -> Result<(PathBuf, Vec<String>), FeedError> {
+    if !path.is_file() {
+        return Ok((path.to_owned(), names(path)?.into_iter().collect()));
+    }
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| {
+        io_error(path, "a file name in UTF-8", io::Error::from(io::ErrorKind::InvalidFilename))
+    })?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((dir.to_owned(), vec![name.to_owned()]))
+}
+
+/// Reads the record `name` in `dir`, which must keep to `limits`, and the files it names; `None` when there is
+/// no such file.
 #[must_use]
-pub fn load(dir: &Path, name: &str) -> Option<Loaded> {
+pub fn load(dir: &Path, name: &str, limits: &Limits) -> Option<Loaded> {
     let path = dir.join(name);
-    let mut loaded =
-        Loading { dir, open_mode: None, sources: BTreeSet::new(), hash: Sha256::new(), whole: true };
-    let record = match loaded.read(&path, Limits::DEFAULT.record_octets) {
+    let mut loaded = Loading {
+        dir,
+        open_mode: None,
+        sources: BTreeSet::new(),
+        below: BTreeSet::new(),
+        hash: Sha256::new(),
+        whole: true,
+    };
+    let record = match loaded.read(&path, limits.record_octets) {
         // A directory that has gone says nothing about its records.
         Err(error) if error.kind() == io::ErrorKind::NotFound && dir.is_dir() => return None,
         Err(error) => {
             loaded.whole = false;
             Err(io_error(&path, "a file that can be read", error))
         }
-        Ok(octets) => loaded.parse(&path, octets),
+        Ok(octets) => loaded.parse(&path, octets, limits),
     };
-    let digest = loaded.whole.then(|| loaded.hash.finalize().into());
-    Some(Loaded { record, open_mode: loaded.open_mode, sources: loaded.sources, digest })
+    let digest = loaded.whole.then(|| loaded.hash.clone().finalize().into());
+    let Loading { open_mode, sources, below, .. } = loaded;
+    Some(Loaded { record, open_mode, sources, below, digest })
 }
 
 struct Loading<'a> {
     dir: &'a Path,
     open_mode: Option<u32>,
     sources: BTreeSet<String>,
+    below: BTreeSet<PathBuf>,
     hash: Sha256,
     whole: bool,
 }
@@ -107,14 +137,20 @@ impl Loading<'_> {
         }
     }
 
-    fn parse(&mut self, path: &Path, octets: Vec<u8>) -> Result<(Record, Vec<Warning>), FeedError> {
+    fn parse(
+        &mut self,
+        path: &Path,
+        octets: Vec<u8>,
+        limits: &Limits,
+    ) -> Result<(Record, Vec<Warning>), FeedError> {
         let text = String::from_utf8(octets).map_err(|error| FeedError::Content {
             path: path.to_owned(),
             expected: "UTF-8 text".into(),
             found: format!("another octet at {}", error.utf8_error().valid_up_to()),
             remedy: "save it as UTF-8; put binary user-data into `base64` or a file named by `source`",
         })?;
-        let (mut record, warnings) = Record::parse(&path.to_string_lossy(), &text)?;
+        let name = path.to_string_lossy();
+        let (mut record, mut warnings) = Record::parse_within(limits, &name, &text)?;
         let cap = usize::try_from(record.serve.limits.user_data).unwrap_or(usize::MAX);
         for (field, payload) in record.payloads_mut() {
             let Some(payload) = payload else { continue };
@@ -123,7 +159,31 @@ impl Loading<'_> {
             self.whole &= read.is_ok();
             payload.resolve(read?);
         }
+        for credential in Credential::ALL {
+            if let Err(problem) = self.credential(&mut record, credential) {
+                let place = Record::locate(&name, &text, &credential.field());
+                let message =
+                    format!("{problem}; until that is put right the VM is told that there is no credential");
+                warnings.push(Warning { place, message });
+            }
+        }
         Ok((record, warnings))
+    }
+
+    /// Reads a credential. One that cannot be had is no reason to keep a VM from booting: it is hashed as
+    /// absent, so that the record is told again when it is there, and not before.
+    fn credential(&mut self, record: &mut Record, credential: Credential) -> Result<(), String> {
+        let Some(source) = record.credentials.source(credential).cloned() else { return Ok(()) };
+        match self.resolve("a credential", &source, CREDENTIAL_OCTETS) {
+            Ok(octets) => record
+                .credentials
+                .resolve(credential, &octets)
+                .map_err(|error| format!("{}: {error}", self.dir.join(&source.file).display())),
+            Err(error) => {
+                self.hash.update(ABSENT);
+                Err(error.to_string())
+            }
+        }
     }
 
     /// Reads a source. Links are followed, but not out of the directory: a record must not be able to show
@@ -134,6 +194,8 @@ impl Loading<'_> {
             _ => None,
         });
         self.sources.extend(first);
+        let above = source.file.ancestors().skip(1).filter(|above| above.components().next().is_some());
+        self.below.extend(above.map(Path::to_owned));
         let path = self.dir.join(&source.file);
         let unreadable =
             |error| io_error(&path, "a file that can be read, named by a record's `source`", error);
@@ -152,7 +214,7 @@ impl Loading<'_> {
                 path,
                 expected: format!("at most {cap} octets of {field}"),
                 found: "more".into(),
-                remedy: "shrink it (gzip is taken by cloud-init) or raise serve.limits.user_data",
+                remedy: "shrink it; for user-data gzip (cloud-init takes it) or serve.limits.user_data helps",
             });
         }
         Ok(octets.into())

@@ -2,8 +2,10 @@
 //!
 //! Every `*.yaml`, `*.yml` and `*.json` that does not begin with a dot is a record, its file name the key.
 //! Writers should write elsewhere in the same file system and rename; a file written in place is read when
-//! it is closed. A record's `source` names a file beside it. A file that cannot be used leaves the last good
-//! record in force; a directory that vanishes leaves all of them, until it is back.
+//! it is closed. A record's `source` names a file beside it or in a directory below, and is read again when
+//! that changes: also when all files of a directory are changed at once, as Kubernetes does with a mounted
+//! token. A file that cannot be used leaves the last good record in force; a directory that vanishes leaves
+//! all of them, until it is back. A credential that cannot be read is left out of its record, with a warning.
 //!
 //! Nothing is kept of the records but a digest, so that what has not changed is not told twice.
 
@@ -19,7 +21,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-pub use load::{Loaded, load, names};
+use crate::record::Limits;
+pub use load::{Loaded, files, load, names};
 use watch::{Changes, Watch};
 
 use super::{FeedError, FeedEvent};
@@ -31,7 +34,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// How long to wait before looking again for a directory that cannot be read.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Watches `dir` and tells what is in it, until the receiver goes.
+/// Watches `dir` and tells what is in it, until the receiver goes. Records beyond `limits` are refused.
 ///
 /// Tells all records first, then [`FeedEvent::Synced`], then changes. After a lost kernel queue or a new
 /// directory in the old one's place it compares everything and tells `Synced` again.
@@ -39,27 +42,32 @@ const RETRY: Duration = Duration::from_secs(1);
 /// # Errors
 /// [`FeedError::Io`] when the directory cannot be watched or read at the start. Later, the feed waits for
 /// it to come back.
-pub async fn watch(dir: PathBuf, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedError> {
-    watch_at_most(MAX_RECORDS, dir, tx).await
+pub async fn watch(dir: PathBuf, limits: Limits, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedError> {
+    watch_at_most(MAX_RECORDS, dir, limits, tx).await
 }
 
-async fn watch_at_most(limit: usize, dir: PathBuf, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedError> {
-    let mut watch = Watch::open(&dir)?;
-    let mut feed = Directory { dir, tx, limit, known: BTreeMap::new() };
+async fn watch_at_most(
+    limit: usize,
+    dir: PathBuf,
+    limits: Limits,
+    tx: mpsc::Sender<FeedEvent>,
+) -> Result<(), FeedError> {
+    let watch = Watch::open(&dir)?;
+    let mut feed = Directory { dir, limits, tx, watch, limit, known: BTreeMap::new() };
     let mut told = feed.scan().await?;
     while told.is_ok() {
         let changes = tokio::select! {
             () = feed.tx.closed() => break,
-            changes = watch.changed(SETTLE) => changes,
+            changes = feed.watch.changed(SETTLE) => changes,
         };
         told = match changes {
             Ok(changes) if !changes.gone && !changes.all => feed.apply(&changes).await,
             Ok(changes) if !changes.gone => match feed.scan().await {
                 Ok(told) => told,
-                Err(error) => feed.return_of(&mut watch, Some(error)).await,
+                Err(error) => feed.return_of(Some(error)).await,
             },
-            Ok(_) => feed.return_of(&mut watch, None).await,
-            Err(error) => feed.return_of(&mut watch, Some(error)).await,
+            Ok(_) => feed.return_of(None).await,
+            Err(error) => feed.return_of(Some(error)).await,
         };
     }
     Ok(())
@@ -81,7 +89,10 @@ struct Known {
 
 struct Directory {
     dir: PathBuf,
+    /// What one record may hold.
+    limits: Limits,
     tx: mpsc::Sender<FeedEvent>,
+    watch: Watch,
     /// Most records that are told of.
     limit: usize,
     known: BTreeMap<String, Known>,
@@ -118,7 +129,7 @@ impl Directory {
     }
 
     /// Waits until the directory can be watched and read again, then compares everything.
-    async fn return_of(&mut self, watch: &mut Watch, error: Option<FeedError>) -> Result<(), Gone> {
+    async fn return_of(&mut self, error: Option<FeedError>) -> Result<(), Gone> {
         let dir = self.dir.display();
         match error {
             Some(error) => tracing::warn!("{error}; its records stay in force until it can be read again"),
@@ -126,7 +137,7 @@ impl Directory {
         }
         loop {
             if let Ok(opened) = Watch::open(&self.dir) {
-                *watch = opened;
+                self.watch = opened;
                 if let Ok(told) = self.scan().await {
                     return told;
                 }
@@ -141,8 +152,7 @@ impl Directory {
     /// Reads one record and tells what has become of it.
     async fn refresh(&mut self, name: String) -> Result<(), Gone> {
         let full = self.known.len() >= self.limit && !self.known.contains_key(&name);
-        let (dir, key) = (self.dir.clone(), name.clone());
-        let Some(loaded) = blocking(move || load(&dir, &key)).await else {
+        let Some(loaded) = self.load(&name).await else {
             return self.remove(name).await;
         };
         if full {
@@ -175,6 +185,20 @@ impl Directory {
             Err(error) => FeedEvent::Rejected { key: name, error },
         };
         self.tell(event).await
+    }
+
+    /// Reads a record with the directories watched that its sources are in.
+    async fn load(&mut self, name: &str) -> Option<Loaded> {
+        let (dir, limits) = (&self.dir, &self.limits);
+        let read = || {
+            let (dir, key, limits) = (dir.clone(), name.to_owned(), limits.clone());
+            blocking(move || load(&dir, &key, &limits))
+        };
+        let loaded = read().await?;
+        if self.watch.follow(&loaded.below) {
+            return read().await;
+        }
+        Some(loaded)
     }
 
     async fn remove(&mut self, key: String) -> Result<(), Gone> {

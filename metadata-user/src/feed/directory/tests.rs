@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{load, names, watch, watch_at_most};
 use crate::feed::{FeedError, FeedEvent};
+use crate::record::Limits;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 /// Long enough for any event that is to come.
@@ -33,7 +34,7 @@ struct Feed {
 impl Feed {
     fn start(dir: &Path) -> Self {
         let (tx, events) = mpsc::channel(4);
-        tokio::spawn(watch(dir.to_owned(), tx));
+        tokio::spawn(watch(dir.to_owned(), Limits::DEFAULT, tx));
         Self { events }
     }
 
@@ -214,6 +215,108 @@ async fn user_data_is_read_from_its_file_and_again_when_that_changes() {
     }
 }
 
+/// The full record with a service account's token, and a role's keys, in files.
+fn with_credentials(token: &str, keys: &str) -> String {
+    let mut record: serde_json::Value = serde_yaml::from_str(FULL).expect("the record is YAML");
+    record["credentials"] = serde_json::json!({
+        "iam": { "role": "app", "source": { "file": keys } },
+        "service_account": { "name": "web", "token": {
+            "source": { "file": token }, "expires": "2030-01-01T00:00:00Z",
+        } },
+    });
+    record.to_string()
+}
+
+/// Puts a token into a directory, as Kubernetes does: the files of a volume change all at once.
+fn rotate(volume: &Path, round: usize, token: &str) {
+    let (data, draft) = (format!("..{round}"), volume.join("..data_tmp"));
+    fs::create_dir_all(volume.join(&data)).expect("a directory is made");
+    fs::write(volume.join(&data).join("token"), token).expect("a token is written");
+    symlink(&data, &draft).expect("a link is made");
+    fs::rename(draft, volume.join("..data")).expect("the link is renamed");
+    if !volume.join("token").exists() {
+        symlink("..data/token", volume.join("token")).expect("a link is made");
+    }
+}
+
+impl Feed {
+    /// The token of the next record that is told.
+    async fn token(&mut self) -> Option<String> {
+        loop {
+            let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
+            let record = match event.expect("the feed runs") {
+                FeedEvent::Upsert { record, .. } => record,
+                FeedEvent::Synced => continue,
+                other => panic!("{other:?}"),
+            };
+            let account = record.credentials.service_account.as_ref().expect("an account");
+            let token = account.token.as_ref().expect("a token");
+            return token.text.as_ref().map(|text| text.expose().to_owned());
+        }
+    }
+
+    /// The token, once it is this.
+    async fn until_token(&mut self, wanted: Option<&str>) {
+        while self.token().await.as_deref() != wanted {}
+    }
+}
+
+#[tokio::test]
+async fn a_token_is_read_again_when_kubernetes_rotates_it() {
+    let dir = dir();
+    let volume = dir.path().join("volumes").join("sa");
+    put(dir.path(), "a.json", &with_credentials("volumes/sa/token", "keys"));
+    let mut feed = Feed::start(dir.path());
+    assert_eq!(feed.token().await, None, "the VM is served without");
+    for round in 0..3 {
+        let token = format!("token-{round}");
+        rotate(&volume, round, &token);
+        feed.until_token(Some(&token)).await;
+    }
+    fs::rename(&volume, dir.path().join("volumes").join("gone")).expect("the volume is renamed");
+    feed.until_token(None).await;
+    rotate(&volume, 9, "back");
+    feed.until_token(Some("back")).await;
+    fs::remove_dir_all(dir.path().join("volumes")).expect("the volumes are removed");
+    feed.until_token(None).await;
+    rotate(&volume, 0, "again");
+    feed.until_token(Some("again")).await;
+}
+
+#[tokio::test]
+async fn a_credential_that_cannot_be_read_is_told_of_once() {
+    let dir = dir();
+    put(dir.path(), "a.json", &with_credentials("token", "keys"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.json=web-1", "."]).await;
+    put(dir.path(), "a.json", &with_credentials("token", "keys"));
+    put(dir.path(), "b.yaml", FULL);
+    feed.expect(&["+b.yaml=web-1"]).await;
+    put(dir.path(), "keys", "no JSON");
+    feed.expect(&["+a.json=web-1"]).await;
+}
+
+#[test]
+fn a_warning_names_the_credentials_file_and_not_what_is_in_it() {
+    let (dir, outside) = (dir(), dir());
+    fs::write(outside.path().join("secret"), "hunter2").expect("a file is written");
+    symlink(outside.path().join("secret"), dir.path().join("token")).expect("a link is made");
+    put(dir.path(), "keys", r#"{"AccessKeyId": "hunter2", "SecretAccessKey": ["hunter2"]}"#);
+    put(dir.path(), "a.json", &with_credentials("token", "keys"));
+    let loaded = load(dir.path(), "a.json", &Limits::DEFAULT).expect("the record is there");
+    let (record, warnings) = loaded.record.expect("the record is served");
+    assert!(record.credentials.iam.expect("a role").access_key_id.is_none());
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    let [keys, token] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(
+        keys.contains("credentials.iam.source.file") && keys.contains("/keys: expected JSON with"),
+        "{keys}"
+    );
+    assert!(token.contains("credentials.service_account.token.source.file"), "{token}");
+    assert!(token.contains("expected a file inside the record's directory"), "{token}");
+    assert!(warnings.iter().all(|warning| !warning.contains("hunter2")), "{warnings:?}");
+}
+
 #[test]
 fn a_source_cannot_show_other_files_of_the_node() {
     let (dir, outside) = (dir(), dir());
@@ -222,7 +325,7 @@ fn a_source_cannot_show_other_files_of_the_node() {
     symlink(outside.path(), dir.path().join("way")).expect("a link is made");
     for file in ["link", "way/secret", "../secret", "/etc/hostname"] {
         put(dir.path(), "a.yaml", &sourced(file));
-        let loaded = load(dir.path(), "a.yaml").expect("the record is there");
+        let loaded = load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there");
         let error = loaded.record.expect_err(file).to_string();
         assert!(error.contains("inside"), "{file}: {error}");
     }
@@ -232,7 +335,7 @@ fn a_source_cannot_show_other_files_of_the_node() {
 fn what_is_too_large_or_no_file_is_refused_by_name() {
     let dir = dir();
     let refusal = |name: &str| {
-        let loaded = load(dir.path(), name).expect("the file is there");
+        let loaded = load(dir.path(), name, &Limits::DEFAULT).expect("the file is there");
         loaded.record.expect_err("it is refused").to_string()
     };
     put(dir.path(), "large.yaml", &"#".repeat((4 << 20) + 1));
@@ -241,10 +344,10 @@ fn what_is_too_large_or_no_file_is_refused_by_name() {
     fs::write(dir.path().join("big"), vec![b'x'; 65_537]).expect("user-data is written");
     assert!(refusal("a.yaml").contains("at most 65536 octets of user_data"), "{}", refusal("a.yaml"));
     fs::write(dir.path().join("big"), vec![b'x'; 65_536]).expect("user-data is written");
-    assert!(load(dir.path(), "a.yaml").expect("the record is there").record.is_ok());
+    assert!(load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there").record.is_ok());
     fs::create_dir(dir.path().join("d.yaml")).expect("a directory is made");
     assert!(refusal("d.yaml").contains("not a regular file"), "{}", refusal("d.yaml"));
-    assert!(load(dir.path(), "none.yaml").is_none());
+    assert!(load(dir.path(), "none.yaml", &Limits::DEFAULT).is_none());
 }
 
 #[test]
@@ -256,7 +359,11 @@ fn modes_more_open_than_0640_are_noticed() {
     {
         let path = dir.path().join("a.yaml");
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("the mode is set");
-        assert_eq!(load(dir.path(), "a.yaml").expect("the record is there").open_mode, open, "{mode:o}");
+        assert_eq!(
+            load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there").open_mode,
+            open,
+            "{mode:o}"
+        );
     }
 }
 
@@ -267,7 +374,7 @@ async fn records_beyond_the_limit_are_refused_and_the_others_served() {
         put(dir.path(), name, FULL);
     }
     let (tx, events) = mpsc::channel(4);
-    tokio::spawn(watch_at_most(2, dir.path().to_owned(), tx));
+    tokio::spawn(watch_at_most(2, dir.path().to_owned(), Limits::DEFAULT, tx));
     let mut feed = Feed { events };
     feed.expect(&["+a.yaml=web-1", "+b.yaml=web-1", "!c.yaml", "."]).await;
 }
@@ -276,7 +383,7 @@ async fn records_beyond_the_limit_are_refused_and_the_others_served() {
 async fn a_directory_that_is_not_there_is_an_error_at_the_start() {
     let missing = dir().path().join("missing");
     let (tx, _events) = mpsc::channel(4);
-    let error = watch(missing.clone(), tx).await.expect_err("there is nothing to watch");
+    let error = watch(missing.clone(), Limits::DEFAULT, tx).await.expect_err("there is nothing to watch");
     assert!(matches!(&error, FeedError::Io { path, .. } if *path == missing), "{error}");
     assert!(names(&missing).is_err());
 }
@@ -285,7 +392,7 @@ async fn a_directory_that_is_not_there_is_an_error_at_the_start() {
 async fn the_feed_ends_when_nobody_listens() {
     let dir = dir();
     let (tx, mut events) = mpsc::channel(4);
-    let feed = tokio::spawn(watch(dir.path().to_owned(), tx));
+    let feed = tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, tx));
     assert!(matches!(events.recv().await, Some(FeedEvent::Synced)));
     drop(events);
     let ended = tokio::time::timeout(PATIENCE, feed).await.expect("it ends").expect("it does not panic");

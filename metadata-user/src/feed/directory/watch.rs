@@ -1,6 +1,6 @@
-//! inotify(7) on one directory.
+//! inotify(7) on one directory, and on those below it that records name files in.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::{FutureExt as _, StreamExt as _};
-use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
 
 use super::io as io_error;
 use crate::feed::FeedError;
@@ -19,6 +19,8 @@ const BUFFER_OCTETS: usize = 16 << 10;
 const MAX_NAMES: usize = 1_024;
 /// Events taken in a row before what was gathered is handled.
 const MAX_EVENTS: usize = 4_096;
+/// Most directories below that are watched. Files in further ones are read again only with their record.
+const MAX_BELOW: usize = 4_096;
 /// What the feed wants of the directory.
 const WATCHED: &str = "a directory that can be watched";
 /// What Kubernetes renames when it changes all files of a mounted Secret or ConfigMap at once.
@@ -38,24 +40,44 @@ pub(super) struct Changes {
 pub(super) struct Watch {
     dir: PathBuf,
     events: EventStream<Vec<u8>>,
+    root: WatchDescriptor,
+    /// Directories below, relative to it.
+    below: BTreeMap<PathBuf, WatchDescriptor>,
+    /// The same by watch.
+    by_watch: HashMap<WatchDescriptor, PathBuf>,
 }
 
 impl Watch {
     /// Starts watching. Open the watch before reading the directory, and nothing is missed between.
     pub(super) fn open(dir: &Path) -> Result<Self, FeedError> {
         let unwatched = |error| io_error(dir, WATCHED, error);
-        let mask = WatchMask::CLOSE_WRITE
-            | WatchMask::MOVED_TO
-            | WatchMask::MOVED_FROM
-            | WatchMask::CREATE
-            | WatchMask::DELETE
-            | WatchMask::DELETE_SELF
-            | WatchMask::MOVE_SELF
-            | WatchMask::ONLYDIR;
         let inotify = Inotify::init().map_err(unwatched)?;
-        inotify.watches().add(dir, mask).map_err(unwatched)?;
+        let root = inotify.watches().add(dir, mask()).map_err(unwatched)?;
         let events = inotify.into_event_stream(vec![0; BUFFER_OCTETS]).map_err(unwatched)?;
-        Ok(Self { dir: dir.to_owned(), events })
+        let (below, by_watch) = (BTreeMap::new(), HashMap::new());
+        Ok(Self { dir: dir.to_owned(), events, root, below, by_watch })
+    }
+
+    /// Watches directories below, too; true when one is new: what is in it may have changed before.
+    ///
+    /// One that cannot be watched is left out: what is in it cannot be read either, and when it comes its
+    /// name changes in the directory above.
+    pub(super) fn follow(&mut self, below: &BTreeSet<PathBuf>) -> bool {
+        let mut new = false;
+        for path in below {
+            if self.below.contains_key(path) || self.below.len() >= MAX_BELOW {
+                continue;
+            }
+            // A directory may have two names: the watch is then one, and told of by the first.
+            let added = self.events.watches().add(self.dir.join(path), mask()).ok();
+            let added = added.filter(|watch| *watch != self.root && !self.by_watch.contains_key(watch));
+            if let Some(watch) = added {
+                self.by_watch.insert(watch.clone(), path.clone());
+                self.below.insert(path.clone(), watch);
+                new = true;
+            }
+        }
+        new
     }
 
     /// Waits for changes, and after the first one for `settle` longer.
@@ -75,12 +97,51 @@ impl Watch {
         Ok(changes)
     }
 
-    fn take(&self, event: Option<io::Result<EventOwned>>, changes: &mut Changes) -> Result<(), FeedError> {
+    fn take(
+        &mut self,
+        event: Option<io::Result<EventOwned>>,
+        changes: &mut Changes,
+    ) -> Result<(), FeedError> {
         let event = event.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
         let event = event.map_err(|error| io_error(&self.dir, WATCHED, error))?;
-        note(&self.dir, event.mask, event.name.as_deref(), changes);
+        match self.by_watch.get(&event.wd) {
+            Some(path) => {
+                // Whatever has happened there: the records that name files there are read again.
+                let first = path.components().next().and_then(|part| part.as_os_str().to_str());
+                changes.names.extend(first.map(str::to_owned));
+                if event.mask.intersects(EventMask::IGNORED | EventMask::MOVE_SELF) {
+                    self.forget(&event);
+                }
+            }
+            None if event.wd == self.root || event.mask.contains(EventMask::Q_OVERFLOW) => {
+                note(&self.dir, event.mask, event.name.as_deref(), changes);
+            }
+            None => {}
+        }
         Ok(())
     }
+
+    /// A directory below has gone, or has another name.
+    fn forget(&mut self, event: &EventOwned) {
+        if let Some(path) = self.by_watch.remove(&event.wd) {
+            self.below.remove(&path);
+        }
+        if !event.mask.contains(EventMask::IGNORED) {
+            // Fails for a watch the kernel has ended meanwhile.
+            self.events.watches().remove(event.wd.clone()).ok();
+        }
+    }
+}
+
+fn mask() -> WatchMask {
+    WatchMask::CLOSE_WRITE
+        | WatchMask::MOVED_TO
+        | WatchMask::MOVED_FROM
+        | WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR
 }
 
 fn note(dir: &Path, mask: EventMask, name: Option<&OsStr>, changes: &mut Changes) {
@@ -93,8 +154,9 @@ fn note(dir: &Path, mask: EventMask, name: Option<&OsStr>, changes: &mut Changes
         changes.all = true;
     }
     let Some(name) = name.and_then(OsStr::to_str) else { return };
-    // A file that is just being written says so again when it is closed; links never do.
-    if mask.contains(EventMask::CREATE) && !is_link(&dir.join(name)) {
+    // A file that is just being written says so again when it is closed; links and directories never do.
+    let made = mask.contains(EventMask::CREATE) && !mask.contains(EventMask::ISDIR);
+    if made && !is_link(&dir.join(name)) {
         return;
     }
     changes.all |= name == KUBERNETES_DATA || changes.names.len() >= MAX_NAMES;

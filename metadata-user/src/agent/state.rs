@@ -1,0 +1,158 @@
+//! What outlives the agent, and what is done for guests beside answering them: token keys, mailboxes,
+//! messages on their way to sinks.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::Context as _;
+use tokio::task::JoinSet;
+use tracing::{info, warn};
+
+use crate::config::Config;
+use crate::mailbox::{self, Mailboxes, Saves};
+use crate::metrics;
+use crate::record::Record;
+use crate::record::values::Uuid;
+use crate::sink::{self, Deliveries, Outbox};
+use crate::store::Vm;
+use crate::token::Keyring;
+
+/// The key file's name in the state directory.
+const KEY_FILE: &str = "token.key";
+/// The directory of mailboxes in the state directory.
+const MAILBOXES: &str = "vms";
+
+/// How long a VM may be without a record before what its guest wrote is forgotten: a record that is replaced
+/// by removing it first, or a directory that is not mounted yet, costs nobody a password.
+const FORGET_AFTER: Duration = Duration::from_secs(600);
+
+/// Token keys, mailboxes and the way to the sinks.
+#[derive(Debug)]
+pub struct State {
+    keyring: Arc<Keyring>,
+    key_file: Option<PathBuf>,
+    rotate_after: Duration,
+    mailboxes: Arc<Mailboxes>,
+    outbox: Outbox,
+    /// VMs without a record, and since when.
+    without: HashMap<Uuid, Instant>,
+    /// When files that no record and no VM in memory stands for are looked for.
+    sweep_at: Option<Instant>,
+}
+
+/// What runs beside the agent for the state.
+#[derive(Debug)]
+pub struct Errands {
+    deliveries: Deliveries,
+    saves: Option<Saves>,
+}
+
+impl Errands {
+    /// Starts them.
+    pub fn start(self, tasks: &mut JoinSet<anyhow::Result<()>>) {
+        tasks.spawn(async move {
+            sink::deliver(self.deliveries).await;
+            Ok(())
+        });
+        if let Some(saves) = self.saves {
+            tasks.spawn(async move {
+                mailbox::save(saves).await;
+                Ok(())
+            });
+        }
+    }
+}
+
+fn unix_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl State {
+    /// Opens the state directory of the configuration; without one, everything ends with the agent.
+    ///
+    /// # Errors
+    /// The directory or a file in it cannot be made, read or trusted.
+    pub fn open(config: &Config) -> anyhow::Result<(Self, Errands)> {
+        let (outbox, deliveries) = sink::outbox();
+        let (keyring, key_file, mailboxes, saves) = match &config.state {
+            Some(directory) => {
+                let hint =
+                    || format!("opening the state directory {}; --state names another", directory.display());
+                let (mailboxes, saves) =
+                    Mailboxes::open(&directory.join(MAILBOXES), outbox.clone()).with_context(hint)?;
+                let key_file = directory.join(KEY_FILE);
+                let keyring = Keyring::open(&key_file, unix_now()).with_context(hint)?;
+                (keyring, Some(key_file), mailboxes, Some(saves))
+            }
+            None => (Keyring::ephemeral(), None, Mailboxes::in_memory(outbox.clone()), None),
+        };
+        let state = Self {
+            keyring: Arc::new(keyring),
+            key_file,
+            rotate_after: Duration::from_secs(u64::from(config.rotate_token_key_days) * 86_400),
+            mailboxes: Arc::new(mailboxes),
+            outbox,
+            without: HashMap::new(),
+            sweep_at: Some(Instant::now() + FORGET_AFTER),
+        };
+        Ok((state, Errands { deliveries, saves }))
+    }
+
+    /// What live answers need of the record's VM.
+    #[must_use]
+    pub fn vm(&self, record: &Record) -> Vm {
+        Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(record))
+    }
+
+    /// Notes that a VM has no record any more.
+    pub fn gone(&mut self, vm: &Uuid) {
+        self.without.insert(vm.clone(), Instant::now());
+    }
+
+    /// Begins a new token key when the present one is old, and forgets VMs that have been without a record
+    /// for long. To be called now and then.
+    pub fn tend(&mut self, is_known: impl Fn(&str) -> bool) {
+        if let Some(path) = &self.key_file {
+            self.rotate(path);
+        }
+        let now = Instant::now();
+        let (mailboxes, due) = (&self.mailboxes, |since: &Instant| now >= *since + FORGET_AFTER);
+        self.without.retain(|vm, since| {
+            if due(since) && !is_known(vm.as_str()) {
+                warn_of(mailboxes.forget(vm));
+            }
+            !due(since) && !is_known(vm.as_str())
+        });
+        if self.sweep_at.is_some_and(|at| now >= at) {
+            self.sweep_at = None;
+            warn_of(mailboxes.sweep(is_known));
+        }
+    }
+
+    fn rotate(&self, path: &Path) {
+        match self.keyring.rotate_if_older(path, self.rotate_after, unix_now()) {
+            Ok(true) => info!("a new token key; tokens of the last one stay good until they expire"),
+            Ok(false) => {}
+            Err(error) => warn!("the token key stays as it is: {error}"),
+        }
+    }
+
+    /// Writes what is not on disk yet: for the end of the agent.
+    pub fn save(&self) {
+        self.mailboxes.save_all();
+    }
+
+    /// What became of messages and files.
+    #[must_use]
+    pub fn counts(&self) -> metrics::Errands {
+        metrics::Errands { messages: self.outbox.counts(), mailboxes: self.mailboxes.counts() }
+    }
+}
+
+fn warn_of<T>(result: Result<T, mailbox::MailboxError>) {
+    if let Err(error) = result {
+        warn!("{error}");
+    }
+}

@@ -1,0 +1,161 @@
+//! AliYun (Alibaba Cloud): one document at `meta-data/all`, and the same as a tree for who cannot have that.
+//!
+//! On an address of its own. cloud-init will not go on without a token, so `imdsv2: off` is not for its guests
+//! (`cloudinit/sources/DataSourceAliYun.py`).
+
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value, json};
+
+use super::document::{Document, Form, Node};
+use super::sheet::{JSON, OCTETS, Sheet, TEXT};
+use super::{Dialect, tokens};
+use crate::http::{Response, Status};
+use crate::record::values::Cidr;
+use crate::record::{self, Imdsv2, Nic, Record};
+use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
+use crate::token::Kind;
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::AliYun], render };
+
+/// The field a token is sent in.
+const TOKEN: &str = "X-aliyun-ecs-metadata-token";
+/// The field that says how long a token shall live, in seconds.
+const TTL: &str = "X-aliyun-ecs-metadata-token-ttl-seconds";
+
+static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(Status(401), &[]));
+static OPTIONAL: LazyLock<[Guard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenGood { name: TOKEN, kind: Kind::AliYun };
+    [Guard { condition, otherwise: REFUSED.clone() }]
+});
+static REQUIRED: LazyLock<[Guard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenNeeded { name: TOKEN, kind: Kind::AliYun };
+    [Guard { condition, otherwise: REFUSED.clone() }]
+});
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    sheet.at(Host::AliYun);
+    let guards: &[Guard] = match record.serve.imdsv2 {
+        Imdsv2::Required => &*REQUIRED,
+        Imdsv2::Optional | Imdsv2::Off => &*OPTIONAL,
+    };
+    match record.serve.imdsv2 {
+        Imdsv2::Off => tokens::absent(sheet),
+        _ => tokens::present(sheet, Kind::AliYun, TTL, record.serve.hop_limit.get()),
+    }
+    let listing = sheet.found(TEXT, "meta-data\nuser-data\nvendor-data");
+    sheet.guarded("/latest", guards, listing);
+    let payloads = [("/latest/user-data", &record.user_data), ("/latest/vendor-data", &record.vendor_data)];
+    for (path, payload) in payloads {
+        let response = match payload {
+            Some(payload) => sheet.payload(payload),
+            None => sheet.found(OCTETS, ""),
+        };
+        sheet.guarded(path, guards, response);
+    }
+    let document = sheet.document(&document(record));
+    sheet.live_below("/latest/meta-data", Methods::READ, guards, Tree { document });
+}
+
+fn document(record: &Record) -> Value {
+    let mut document = json!({
+        "hostname": record.hostname.short.as_str(),
+        "instance": {
+            "instance-name": record.vm.name.as_str(),
+            "instance-type": record.instance_type(),
+        },
+        "instance-id": record.ec2_id(),
+        "network-type": "vpc",
+        "owner-account-id": record.vm.project.account.as_str(),
+        "region-id": record.placement.region.as_str(),
+        "serial-number": record.vm.uuid.as_str(),
+        "zone-id": record.placement.zone.as_str(),
+    });
+    let mut own = |key: &str, value: Value| document[key] = value;
+    if let Some(id) = record.ami_id() {
+        own("image-id", id.into());
+    }
+    let network = &record.network;
+    if !network.dns.is_empty() {
+        let servers: Vec<String> = network.dns.iter().map(ToString::to_string).collect();
+        own("dns-conf", json!({ "nameservers": servers.join("\r\n") }));
+    }
+    if let Some(cidr) = network.nics.first().and_then(|nic| nic.ipv4().next()) {
+        own("private-ipv4", cidr.address.to_string().into());
+    }
+    let macs: Map<String, Value> = network
+        .nics
+        .iter()
+        .filter(|nic| nic.is_physical())
+        .filter_map(|nic| Some((nic.mac?.to_string(), interface(nic))))
+        .collect();
+    if let Some(mac) = network.nics.iter().find(|nic| nic.is_physical()).and_then(|nic| nic.mac) {
+        own("mac", mac.to_string().into());
+        own("network", json!({ "interfaces": { "macs": macs } }));
+    }
+    if !record.ssh_keys.is_empty() {
+        let key = |(n, key): (usize, &record::vm::SshKey)| {
+            (n.to_string(), json!({ "openssh-key": key.key.as_str() }))
+        };
+        own("public-keys", Value::Object(record.ssh_keys.iter().enumerate().map(key).collect()));
+    }
+    document
+}
+
+/// What is said of one NIC; without a known IPv4 address no more than its id.
+fn interface(nic: &Nic) -> Value {
+    let mut interface = json!({ "network-interface-id": nic.eni_id() });
+    let known: Vec<Cidr> = nic.ipv4().collect();
+    let Some(first) = known.first() else { return interface };
+    let gateways = nic.addresses.iter().filter_map(|entry| entry.gateway);
+    let gateway = gateways.map(|gateway| gateway.0).find(|gateway| gateway.is_ipv4());
+    let mut own = |key: &str, value: String| interface[key] = value.into();
+    own("gateway", gateway.map(|gateway| gateway.to_string()).unwrap_or_default());
+    own("netmask", first.netmask().to_string());
+    own("primary-ip-address", first.address.to_string());
+    let addresses: Value = known.iter().map(|cidr| cidr.address.to_string()).collect();
+    own("private-ipv4s", addresses.to_string());
+    own("vswitch-cidr-block", first.network().to_string());
+    interface
+}
+
+/// `all`, and below it each member as a directory or a leaf, as in EC2's tree.
+#[derive(Debug)]
+struct Tree {
+    document: Document,
+}
+
+impl Live for Tree {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        if call.rest == "/all" {
+            return Response::new(Status(200), Some(JSON), &[], self.document.body()).into();
+        }
+        let mut names = call.rest.split('/').filter(|name| !name.is_empty());
+        let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));
+        match node {
+            Some(node) if node.form() == Form::Object => {
+                Response::new(Status(200), Some(TEXT), &[], listing(node)).into()
+            }
+            Some(leaf) => Response::new(Status(200), Some(TEXT), &[], leaf.text()).into(),
+            None => Response::error(Status(404), &[]).into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "`all` as JSON, and its members as a tree"
+    }
+}
+
+/// The names in an object, those of objects with a slash.
+fn listing(node: Node<'_>) -> String {
+    let mut text = String::new();
+    for (name, member) in node.members() {
+        let line = if text.is_empty() { "" } else { "\n" };
+        let slash = if member.form() == Form::Object { "/" } else { "" };
+        text.extend([line, name.as_ref(), slash]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! What the vectors do not show of AliYun.
+
+use serde_json::{Value, json};
+
+use super::super::guest::{Guest, bare, full, nic, text};
+use super::{TOKEN, TTL};
+use crate::http::{Method, Response};
+
+const TREE: &str = "/2016-01-01/meta-data";
+
+fn ask(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> Response {
+    guest.ask_at(("100.100.100.200", 80), Method::Get, path, fields)
+}
+
+fn put(guest: &Guest) -> Response {
+    guest.ask_at(("100.100.100.200", 80), Method::Put, "/latest/api/token", &[(TTL, "60")])
+}
+
+fn all(guest: &Guest) -> Value {
+    let response = ask(guest, &format!("{TREE}/all"), &[]);
+    serde_json::from_slice(&response.body().to_bytes()).expect("JSON")
+}
+
+/// Reads a directory of the tree as the value it is one form of.
+fn crawled(guest: &Guest, directory: &str) -> Value {
+    let mut value = json!({});
+    for line in text(&ask(guest, directory, &[])).lines() {
+        let name = line.trim_end_matches('/');
+        let path = format!("{directory}/{name}");
+        value[name] = match line.ends_with('/') {
+            true => crawled(guest, &path),
+            false => text(&ask(guest, &path, &[])).into(),
+        };
+    }
+    value
+}
+
+#[test]
+fn the_tree_says_what_the_document_says() {
+    let mut keys = full();
+    keys["ssh_keys"] = (0..12)
+        .map(|n| json!({ "name": format!("k{n}"), "key": format!("k {}", "x".repeat(600)) }))
+        .collect();
+    for record in [full(), bare(), keys] {
+        let guest = Guest::of(&record);
+        assert_eq!(crawled(&guest, TREE), all(&guest));
+    }
+    let guest = Guest::of(&full());
+    for absent in ["/nope", "/instance/nope", "/instance-id/nope", "/all/nope", "/network/interfaces/macs/0"]
+    {
+        assert_eq!(ask(&guest, &format!("{TREE}{absent}"), &[]).status().0, 404, "{absent}");
+    }
+}
+
+#[test]
+fn what_a_record_has_not_is_not_in_the_document() {
+    let document = all(&Guest::of(&bare()));
+    for absent in ["dns-conf", "image-id", "mac", "network", "private-ipv4", "public-keys"] {
+        assert!(document.get(absent).is_none(), "{absent}");
+    }
+    let mut record = full();
+    record["network"]["nics"] =
+        json!([nic(1, &json!([{ "method": "static", "address": "2001:db8::5/64" }]))]);
+    let document = all(&Guest::of(&record));
+    let interfaces = &document["network"]["interfaces"]["macs"];
+    let names: Vec<_> = interfaces["52:54:00:00:00:01"].as_object().expect("an interface").keys().collect();
+    assert_eq!(names, ["network-interface-id"]);
+    assert!(document.get("private-ipv4").is_none());
+}
+
+#[test]
+fn several_addresses_and_resolvers_are_all_told() {
+    let mut record = full();
+    record["network"]["dns"] = json!(["10.0.0.1", "2001:db8::53"]);
+    record["network"]["nics"] = json!([nic(
+        1,
+        &json!([
+            { "method": "static", "address": "10.0.0.5/22" },
+            { "method": "slaac", "gateway": "fe80::1" },
+            { "method": "static", "address": "10.0.1.5/22", "gateway": "10.0.0.2" },
+        ])
+    )]);
+    let document = all(&Guest::of(&record));
+    assert_eq!(document["dns-conf"]["nameservers"], "10.0.0.1\r\n2001:db8::53");
+    let expected = json!({
+        "gateway": "10.0.0.2",
+        "netmask": "255.255.252.0",
+        "network-interface-id": document["network"]["interfaces"]["macs"]["52:54:00:00:00:01"]["network-interface-id"],
+        "primary-ip-address": "10.0.0.5",
+        "private-ipv4s": r#"["10.0.0.5","10.0.1.5"]"#,
+        "vswitch-cidr-block": "10.0.0.0/22",
+    });
+    assert_eq!(document["network"]["interfaces"]["macs"]["52:54:00:00:00:01"], expected);
+}
+
+#[test]
+fn tokens_are_made_and_needed_as_the_record_says() {
+    let paths =
+        ["/latest", "/latest/meta-data", "/latest/meta-data/all", "/latest/user-data", "/latest/vendor-data"];
+    for (mode, made, without) in [("off", 404, 200), ("optional", 200, 200), ("required", 200, 401)] {
+        let mut record = full();
+        record["serve"] = json!({ "imdsv2": mode, "hop_limit": 3 });
+        let guest = Guest::of(&record);
+        let token = put(&guest);
+        assert_eq!(token.status().0, made, "{mode}");
+        for path in paths {
+            assert_eq!(ask(&guest, path, &[]).status().0, without, "{path} under {mode}");
+            assert_eq!(ask(&guest, path, &[(TOKEN, "bogus")]).status().0, 401, "{path} under {mode}");
+            if made == 200 {
+                assert_eq!(token.hop_limit(), Some(3));
+                assert_eq!(
+                    ask(&guest, path, &[(TOKEN, &text(&token))]).status().0,
+                    200,
+                    "{path} under {mode}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_of_ec2_is_none_here_and_the_address_matters() {
+    let guest = Guest::of(&full());
+    let aws = guest.ask(Method::Put, "/latest/api/token", &[("X-aws-ec2-metadata-token-ttl-seconds", "60")]);
+    assert_eq!(ask(&guest, "/latest/user-data", &[(TOKEN, &text(&aws))]).status().0, 401);
+    assert_eq!(guest.status("/latest/meta-data/all", &[]), 404);
+    assert_eq!(guest.status("/latest/vendor-data", &[]), 404);
+}

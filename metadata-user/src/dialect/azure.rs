@@ -1,0 +1,198 @@
+//! Azure: the instance metadata service below `/metadata`, and the wireserver on its own address.
+//!
+//! cloud-init reports to the wireserver when it is done, and asks it for its goal state first, again and
+//! again for 20 minutes; so whoever is served the one is served the other.
+//!
+//! All scalars are strings, but for those of `extended`. Property names are found in any case.
+
+mod identity;
+mod instance;
+mod query;
+#[cfg(test)]
+mod tests;
+mod wireserver;
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::Dialect;
+use super::document::{Document, Form, Node};
+use super::sheet::{JSON, Sheet, TEXT};
+use crate::http::{Body, Response, Status};
+use crate::record::{self, Record};
+use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
+use query::{Format, Query};
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Azure], render };
+
+/// Type of documents; errors go without the charset.
+const DOCUMENT: &str = "application/json; charset=utf-8";
+
+/// Versions of the interface, the newest last. Any date from the first on is taken for one.
+const VERSIONS: [&str; 33] = [
+    "2017-03-01",
+    "2017-04-02",
+    "2017-08-01",
+    "2017-10-01",
+    "2017-12-01",
+    "2018-02-01",
+    "2018-04-02",
+    "2018-10-01",
+    "2019-02-01",
+    "2019-03-11",
+    "2019-04-30",
+    "2019-06-01",
+    "2019-06-04",
+    "2019-08-01",
+    "2019-08-15",
+    "2019-11-01",
+    "2020-06-01",
+    "2020-07-15",
+    "2020-09-01",
+    "2020-10-01",
+    "2020-12-01",
+    "2021-01-01",
+    "2021-02-01",
+    "2021-03-01",
+    "2021-05-01",
+    "2021-08-01",
+    "2021-10-01",
+    "2021-11-01",
+    "2021-11-15",
+    "2021-12-13",
+    "2023-07-01",
+    "2023-11-15",
+    "2025-04-07",
+];
+
+static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+    [
+        Guard {
+            condition: Condition::HeaderIs { name: "Metadata", value: "true" },
+            otherwise: bad("Required metadata header not specified or is incorrect"),
+        },
+        Guard {
+            condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
+            otherwise: bad("X-Forwarded-For header not allowed"),
+        },
+    ]
+});
+
+/// 400 with the reason.
+fn bad(reason: &str) -> Response {
+    error(&json!({ "error": format!("Bad request. {reason}") }))
+}
+
+/// 400 with a document of its own.
+fn error(document: &Value) -> Response {
+    Response::new(Status(400), Some(JSON), &[], document.to_string())
+}
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let versions = sheet.found(DOCUMENT, json!({ "apiVersions": VERSIONS.as_slice() }).to_string());
+    sheet.guarded("/metadata/versions", &*GUARDS, versions);
+    let events = sheet.found(DOCUMENT, json!({ "DocumentIncarnation": 1, "Events": [] }).to_string());
+    sheet.guarded("/metadata/scheduledevents", &*GUARDS, events);
+    let instance = Instance {
+        document: sheet.document(&instance::whole(record)),
+        unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
+    };
+    sheet.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
+    let identity = identity::Tokens::new(record);
+    sheet.live("/metadata/identity/oauth2/token", Methods::READ, &*GUARDS, identity);
+    sheet.at(Host::Wireserver);
+    wireserver::render(record, sheet);
+}
+
+/// `/metadata/instance` of one VM.
+struct Instance {
+    document: Document,
+    /// The user-data is still to be read from its source.
+    unread: bool,
+}
+
+/// User-data is nobody's business.
+impl fmt::Debug for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Instance").finish_non_exhaustive()
+    }
+}
+
+/// The members of the root that are shown: `extended` to those who ask for it.
+fn shown<'a>(root: Node<'a>, query: &Query) -> Vec<(std::borrow::Cow<'a, str>, Node<'a>)> {
+    let mut members = root.members();
+    members.retain(|(name, _)| query.extended || name != "extended");
+    members
+}
+
+impl Instance {
+    fn read(&self, path: &str, query: &Query) -> Response {
+        let path: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+        let mut members = shown(self.document.root(), query);
+        let mut at = None;
+        for segment in &path {
+            let named = members.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(segment));
+            let Some((_, node)) = named else { return Response::error(Status(404), &[]) };
+            members = node.members();
+            at = Some(node);
+        }
+        if self.unread && holds_user_data(&path, query) {
+            // Clients ask again until it is there; without it they would boot unconfigured.
+            return Response::error(Status(503), &[("Retry-After", "1")]);
+        }
+        let (kind, body) = match (at, query.format) {
+            (Some(node), Format::Text) if node.form() == Form::Scalar => (TEXT, node.text()),
+            (Some(node), Format::Json) if node.form() == Form::Scalar => {
+                return bad("Use format=text for a leaf");
+            }
+            (Some(node), Format::Json) => (DOCUMENT, node.json()),
+            (None, Format::Json) => (DOCUMENT, object(&members)),
+            (_, Format::Text) => (TEXT, listing(&members).into()),
+        };
+        Response::new(Status(200), Some(kind), &[], body)
+    }
+}
+
+/// True where the user-data is part of the answer.
+fn holds_user_data(path: &[&str], query: &Query) -> bool {
+    let above = ["compute", "userData"];
+    path.iter().zip(above).all(|(segment, name)| segment.eq_ignore_ascii_case(name))
+        && (query.format == Format::Json || path.len() == above.len())
+}
+
+/// An object of members, without copying what is long.
+fn object(members: &[(std::borrow::Cow<'_, str>, Node<'_>)]) -> Body {
+    let mut pieces = vec![Bytes::from_static(b"{")];
+    for (n, (name, node)) in members.iter().enumerate() {
+        let comma = if n == 0 { "" } else { "," };
+        pieces.push(format!("{comma}{}:", Value::from(name.as_ref())).into());
+        pieces.extend(node.json().pieces().iter().cloned());
+    }
+    pieces.push(Bytes::from_static(b"}"));
+    Body::join(pieces)
+}
+
+/// Names on lines, those with more below them with a slash.
+fn listing(members: &[(std::borrow::Cow<'_, str>, Node<'_>)]) -> String {
+    let line = |(name, node): &(std::borrow::Cow<'_, str>, Node<'_>)| {
+        let slash = if node.form() == Form::Scalar { "" } else { "/" };
+        format!("{name}{slash}")
+    };
+    members.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+impl Live for Instance {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        match Query::parse(call.request.target.query) {
+            Ok(query) => self.read(call.rest, &query).into(),
+            Err(refused) => refused.into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "the part the path names, for an api-version"
+    }
+}

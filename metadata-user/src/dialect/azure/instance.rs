@@ -1,0 +1,131 @@
+//! The instance document of a record.
+
+use std::net::IpAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::record::Record;
+use crate::record::network::{Address, Method, Mode, Nic};
+use crate::record::values::Cidr;
+use crate::record::vm::{Payload, SshKey};
+
+pub(super) fn whole(record: &Record) -> Value {
+    let mut document = json!({
+        "compute": compute(record),
+        "extended": { "compute": { "hasCustomData": false, "ppsType": "None" } },
+    });
+    // cloud-init configures no NIC at all from an empty list, and falls back to DHCP without any.
+    let nics: Vec<Value> = record.network.nics.iter().filter_map(interface).collect();
+    if record.network.mode != Mode::None && !nics.is_empty() {
+        document["network"] = json!({ "interface": nics });
+    }
+    document
+}
+
+fn compute(record: &Record) -> Value {
+    let user = admin(record);
+    let octets = record.user_data.as_ref().and_then(Payload::bytes);
+    let domain = record.placement.fault_domain.as_ref().unwrap_or(&record.placement.zone);
+    let tags: Vec<String> = record.metadata.0.iter().map(|(name, value)| format!("{name}:{value}")).collect();
+    let tag = |(name, value): (&String, &String)| json!({ "name": name, "value": value });
+    json!({
+        "azEnvironment": "AzurePublicCloud",
+        "location": record.placement.region.as_str(),
+        "name": record.vm.name.as_str(),
+        "osProfile": {
+            "adminUsername": user,
+            "computerName": record.hostname.short.as_str(),
+            "disablePasswordAuthentication": "true",
+        },
+        "osType": "Linux",
+        "platformFaultDomain": domain.as_str(),
+        "platformUpdateDomain": "0",
+        "provider": "Microsoft.Compute",
+        "publicKeys": record.ssh_keys.iter().map(|key| public_key(key, user)).collect::<Vec<_>>(),
+        "resourceGroupName": record.vm.project.id.as_str(),
+        "subscriptionId": format!("00000000-0000-0000-0000-{}", record.vm.project.account),
+        "tags": tags.join(";"),
+        "tagsList": record.metadata.0.iter().map(tag).collect::<Vec<_>>(),
+        "userData": octets.map_or_else(String::new, |octets| STANDARD.encode(octets)),
+        "vmId": record.vm.uuid.as_str(),
+        "vmSize": record.instance_type(),
+        "zone": "",
+    })
+}
+
+fn admin(record: &Record) -> &str {
+    let user = record.admin.as_ref().and_then(|admin| admin.user.as_ref());
+    user.map_or("", |user| user.as_str())
+}
+
+/// A key and the file it belongs in, which is root's when nobody is named.
+fn public_key(key: &SshKey, admin: &str) -> Value {
+    let home = match key.user.as_ref().map_or(admin, |user| user.as_str()) {
+        "" | "root" => "/root".to_owned(),
+        user => format!("/home/{user}"),
+    };
+    json!({ "keyData": key.key.as_str(), "path": format!("{home}/.ssh/authorized_keys") })
+}
+
+/// A NIC the guest has; VLANs and bonds are not for Azure's clients.
+fn interface(nic: &Nic) -> Option<Value> {
+    let mac = nic.mac.filter(|_| nic.vlan.is_none() && nic.bond.is_none())?;
+    let ipv4 = json!({ "ipAddress": entries(nic, true), "subnet": subnets(nic, true) });
+    let mut ipv6 = json!({ "ipAddress": entries(nic, false) });
+    let subnets = subnets(nic, false);
+    if !subnets.is_empty() {
+        ipv6["subnet"] = subnets.into();
+    }
+    let mac = mac.to_string().replace(':', "").to_uppercase();
+    Some(json!({ "ipv4": ipv4, "ipv6": ipv6, "macAddress": mac }))
+}
+
+fn of_family(nic: &Nic, v4: bool) -> impl Iterator<Item = &Address> {
+    nic.addresses.iter().filter(move |entry| match entry.address {
+        Some(cidr) => cidr.address.is_ipv4() == v4,
+        // The lease is not known, but that there is one is: cloud-init asks for it when anything is listed.
+        None => entry.method == if v4 { Method::Dhcp4 } else { Method::Dhcp6 },
+    })
+}
+
+fn entries(nic: &Nic, v4: bool) -> Vec<Value> {
+    let entry = |address: &Address| {
+        let mut entry = json!({});
+        if let Some(cidr) = address.address {
+            entry["privateIpAddress"] = cidr.address.to_string().into();
+        }
+        if v4 {
+            let public = address.public.filter(|public| public.0.is_ipv4());
+            entry["publicIpAddress"] = public.map_or_else(String::new, |public| public.to_string()).into();
+        }
+        entry
+    };
+    // cloud-init takes the first for DHCP's and the others for static ones that have an address.
+    let mut sorted: Vec<&Address> = of_family(nic, v4).collect();
+    sorted.sort_by_key(|address| address.address.is_some());
+    let unknown = sorted.iter().filter(|address| address.address.is_none()).count();
+    sorted.into_iter().skip(unknown.saturating_sub(1)).map(entry).collect()
+}
+
+fn subnets(nic: &Nic, v4: bool) -> Vec<Value> {
+    let subnet =
+        |cidr: Cidr| json!({ "address": network(cidr).to_string(), "prefix": cidr.prefix.to_string() });
+    of_family(nic, v4).filter_map(|address| address.address).map(subnet).collect()
+}
+
+/// The network's own address.
+fn network(cidr: Cidr) -> IpAddr {
+    let bits = u32::from(cidr.prefix);
+    match cidr.address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
+            IpAddr::V4((address.to_bits() & mask).into())
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
+            IpAddr::V6((address.to_bits() & mask).into())
+        }
+    }
+}

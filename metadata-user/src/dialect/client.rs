@@ -1,0 +1,35 @@
+//! Which cloud-init asks, for the few documents that no form suits every version of.
+
+use crate::http::Request;
+
+/// cloud-init's version as it names itself (`Cloud-Init/22.4.2-1+deb12u4`): year and number.
+pub(super) fn cloud_init(request: &Request<'_>) -> Option<(u32, u32)> {
+    let agent = std::str::from_utf8(request.headers.get("User-Agent")?).ok()?;
+    let version = agent.strip_prefix("Cloud-Init/")?;
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cloud_init;
+    use crate::http::{Headers, Method, Request, Target};
+
+    #[test]
+    fn the_version_is_year_and_number() {
+        for (agent, version) in [
+            ("Cloud-Init/22.4.2", Some((22, 4))),
+            ("Cloud-Init/22.4.2-1+deb12u4 - OS: debian", Some((22, 4))),
+            ("Cloud-Init/25.1", Some((25, 1))),
+            ("Cloud-Init/next", None),
+            ("Cloud-Init/22", None),
+            ("curl/8 Cloud-Init/22.4", None),
+            ("", None),
+        ] {
+            let fields = [httparse::Header { name: "user-agent", value: agent.as_bytes() }];
+            let target = Target { path: "/", query: "" };
+            let request = Request { method: Method::Get, target, headers: Headers::new(&fields), body: b"" };
+            assert_eq!(cloud_init(&request), version, "{agent}");
+        }
+    }
+}

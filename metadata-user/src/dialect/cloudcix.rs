@@ -1,0 +1,60 @@
+//! CloudCIX: a JSON document, and user-data in base64.
+//!
+//! cloud-init (`DataSourceCloudCIX.py`) takes the network from the document unseen: `null` makes it configure
+//! by itself. User-data has to be there, empty if need be, and text once it is decoded.
+
+#[cfg(test)]
+mod tests;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use super::Dialect;
+use super::addresses::public_keys;
+use super::nocloud_network::version_2;
+use super::sheet::{Sheet, TEXT};
+use super::text::payload_text;
+use crate::record::network::{Mode, Network};
+use crate::record::{self, Record};
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::CloudCix], render };
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let id = record.numeric_id().to_string();
+    // The client reads the id under its older name.
+    let document = sheet.json(&json!({
+        "instance-id": id,
+        "instance_id": id,
+        "local-hostname": record.hostname.fqdn(),
+        "network": network(&record.network),
+        "public-keys": public_keys(record),
+    }));
+    sheet.open("/v1/metadata", document);
+    let user_data = match payload_text(record.user_data.as_ref()) {
+        Some(text) => {
+            let encoded = sheet.octets(STANDARD.encode(text));
+            sheet.found(TEXT, encoded)
+        }
+        None => sheet.unread(),
+    };
+    sheet.open("/v1/userdata", user_data);
+}
+
+fn network(network: &Network) -> Value {
+    match (network.mode, &network.raw) {
+        (Mode::Auto, _) if !network.nics.is_empty() => version_2(network),
+        // Validation has read it before.
+        (Mode::Raw, Some(Value::String(text))) => serde_yaml::from_str(text).map_or(Value::Null, bare),
+        (Mode::Raw, Some(mapping)) => bare(mapping.clone()),
+        _ => Value::Null,
+    }
+}
+
+/// The configuration without the `network` around it that files may have.
+fn bare(mut config: Value) -> Value {
+    match config.get_mut("network") {
+        Some(inner @ Value::Object(_)) => inner.take(),
+        _ => config,
+    }
+}

@@ -1,0 +1,99 @@
+//! CloudStack and Exoscale: a flat tree at the dated paths, and the password server on port 8080.
+//!
+//! Its `public-keys` is a leaf where EC2's is a directory, so a record says by `serve.date_tree` whose tree
+//! is at those paths. The password server has a port of its own and is there in any case.
+
+use std::sync::LazyLock;
+
+use super::sheet::{Sheet, TEXT};
+use super::{Dialect, tokens};
+use crate::http::{Response, Status};
+use crate::record::values::Secret;
+use crate::record::{self, DateTree, Record};
+use crate::store::{Call, Guard, Host, Live, Methods, Outcome};
+
+pub(super) const DIALECT: Dialect =
+    Dialect { names: &[record::Dialect::CloudStack, record::Dialect::Exoscale], render };
+
+/// The field that says what is wanted of the password server.
+const REQUEST: &str = "DomU_Request";
+/// What the guest says, and hears, once it has set the password.
+const SAVED: &str = "saved_password";
+
+/// The password is for who can set a header, and not through a proxy.
+static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| [tokens::UNPROXIED.clone()]);
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    if record.serve.date_tree == DateTree::CloudStack {
+        tree(record, sheet);
+        tokens::absent(sheet);
+    }
+    sheet.at(Host::Password);
+    let password = record.admin.as_ref().and_then(|admin| admin.password.clone());
+    sheet.live_below("/", Methods::READ, &*GUARDS, PasswordServer { password });
+}
+
+/// The flat tree. cloud-init fails without `availability-zone` and `instance-id`.
+fn tree(record: &Record, sheet: &mut Sheet<'_>) {
+    let mut leaves = vec![
+        ("/latest/meta-data/availability-zone", record.placement.zone.to_string()),
+        ("/latest/meta-data/cloud-identifier", format!("CloudStack-{}", record.placement.region)),
+        ("/latest/meta-data/instance-id", record.vm.uuid.to_string()),
+        ("/latest/meta-data/local-hostname", record.hostname.short.to_string()),
+    ];
+    let first = record.network.nics.first();
+    if let Some(cidr) = first.and_then(|nic| nic.ipv4().next()) {
+        leaves.push(("/latest/meta-data/local-ipv4", cidr.address.to_string()));
+    }
+    if let Some(public) = first.and_then(|nic| nic.public_ipv4().next()) {
+        leaves.push(("/latest/meta-data/public-hostname", record.hostname.short.to_string()));
+        leaves.push(("/latest/meta-data/public-ipv4", public.to_string()));
+    }
+    if !record.ssh_keys.is_empty() {
+        let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
+        leaves.push(("/latest/meta-data/public-keys", keys.join("\n")));
+    }
+    leaves.push(("/latest/meta-data/service-offering", record.instance_type().to_owned()));
+    leaves.push(("/latest/meta-data/vm-id", record.vm.uuid.to_string()));
+
+    let names: Vec<&str> = leaves.iter().filter_map(|(path, _)| path.rsplit('/').next()).collect();
+    sheet.text("/latest/meta-data", names.join("\n"));
+    for (path, text) in leaves {
+        sheet.text(path, text);
+    }
+    sheet.text("/latest", if record.user_data.is_some() { "meta-data\nuser-data" } else { "meta-data" });
+    if let Some(user_data) = &record.user_data {
+        let response = sheet.payload(user_data);
+        sheet.open("/latest/user-data", response);
+    }
+}
+
+/// Gives the record's password to the guest, on any path, until the guest says that it has saved it.
+#[derive(Debug)]
+struct PasswordServer {
+    password: Option<Secret>,
+}
+
+impl Live for PasswordServer {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let text = match (call.request.headers.get(REQUEST), &self.password) {
+            (Some(b"send_my_password"), None) => "",
+            (Some(b"send_my_password"), Some(_)) if call.vm.mailbox.password_taken() => SAVED,
+            (Some(b"send_my_password"), Some(password)) => password.expose(),
+            (Some(b"saved_password"), None) => SAVED,
+            (Some(b"saved_password"), Some(_)) => {
+                call.vm.mailbox.take_password();
+                SAVED
+            }
+            _ => "bad_request",
+        };
+        Response::new(Status(200), Some(TEXT), &[], text.to_owned()).into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the password, until the guest has saved it"
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! What the vectors do not show of CloudStack and Exoscale.
+
+use serde_json::{Value, json};
+
+use super::super::guest::{Guest, bare, full, nic, text};
+use super::REQUEST;
+use crate::http::Method;
+
+const TREE: &str = "/latest/meta-data";
+
+fn asked(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> (u16, String) {
+    let response = guest.ask_at(("10.0.2.2", 8080), Method::Get, path, fields);
+    (response.status().0, text(&response))
+}
+
+fn with_password(password: &str) -> Value {
+    let mut record = full();
+    record["admin"] = json!({ "password": password });
+    record
+}
+
+fn flat(mut record: Value) -> Guest {
+    record["serve"] = json!({ "date_tree": "cloudstack" });
+    Guest::of(&record)
+}
+
+#[test]
+fn every_name_of_the_flat_tree_is_a_leaf_that_is_there() {
+    let mut ipv6 = full();
+    ipv6["network"]["nics"] = json!([nic(1, &json!([{ "method": "static", "address": "2001:db8::5/64" }]))]);
+    for (record, names) in [(full(), 10), (bare(), 6), (ipv6, 7)] {
+        let guest = flat(record);
+        let listing = guest.text(TREE);
+        assert_eq!(listing.lines().count(), names, "{listing}");
+        assert!(listing.lines().is_sorted(), "{listing}");
+        for name in listing.lines() {
+            assert!(!guest.text(&format!("{TREE}/{name}")).ends_with('\n'), "{name}");
+        }
+    }
+    assert_eq!(flat(bare()).status("/latest/user-data", &[]), 404);
+    assert_eq!(flat(bare()).text("/latest"), "meta-data");
+}
+
+#[test]
+fn all_keys_are_in_one_leaf() {
+    let mut record = full();
+    record["ssh_keys"] = json!([{ "name": "a", "key": "k a" }, { "name": "b", "key": "k b" }]);
+    assert_eq!(flat(record).text(&format!("{TREE}/public-keys")), "k a\nk b");
+}
+
+#[test]
+fn the_tree_is_the_one_the_record_names() {
+    let mut record = full();
+    record["serve"] = json!({ "dialects": ["cloudstack"], "date_tree": "ec2" });
+    assert_eq!(Guest::of(&record).status(TREE, &[]), 404);
+    record["serve"] = json!({ "dialects": ["exoscale"], "date_tree": "cloudstack" });
+    assert_eq!(Guest::of(&record).text(&format!("{TREE}/vm-id")), record["vm"]["uuid"]);
+}
+
+#[test]
+fn a_password_is_given_until_it_is_saved() {
+    let (send, saved) = ([(REQUEST, "send_my_password")], [(REQUEST, "saved_password")]);
+    let guest = Guest::of(&with_password("first"));
+    let told = |text: &str| (200, text.to_owned());
+    assert_eq!(asked(&guest, "/", &send), told("first"));
+    assert_eq!(asked(&guest, "/any/path", &send), told("first"), "as often as it asks");
+    assert_eq!(asked(&guest, "/", &[(REQUEST, "Send_My_Password")]), told("bad_request"));
+    assert_eq!(asked(&guest, "/1.0", &saved), told("saved_password"));
+    assert_eq!(asked(&guest, "/", &send), told("saved_password"));
+    assert_eq!(asked(&guest.changed(&with_password("first")), "/", &send), told("saved_password"));
+    let bare = Guest::of(&bare());
+    assert_eq!(asked(&bare, "/", &send), told(""), "there is none");
+    assert_eq!(asked(&bare, "/", &saved), told("saved_password"));
+    assert_eq!(asked(&bare, "/", &send), told(""));
+}
+
+#[test]
+fn a_password_is_not_for_proxies_logs_or_the_other_port() {
+    let guest = Guest::of(&with_password("s3cret"));
+    let fields = [(REQUEST, "send_my_password"), ("X-Forwarded-For", "")];
+    assert_eq!(asked(&guest, "/", &fields).0, 403);
+    assert!(!format!("{:?}", guest.responses()).contains("s3cret"));
+    let root = guest.ask(Method::Get, "/", &fields[..1]);
+    assert!(text(&root).starts_with("1.0\n"));
+}

@@ -1,0 +1,140 @@
+//! DigitalOcean and UpCloud: one document at one URL that satisfies the clients of both, and a tree of texts.
+//!
+//! cloud-init reads `/metadata/v1.json` alone (`sources/helpers/{digitalocean,upcloud}.py`); Afterburn and
+//! Talos read leaves of the tree. The tree's user-data and vendor-data are octets; in the document they are
+//! in their text form.
+
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use serde_json::{Map, Value, json};
+
+use super::Dialect;
+use super::addresses::{
+    Version, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers, role_name,
+};
+use super::sheet::Sheet;
+use super::text::payload_text;
+use crate::record::network::{Address, Method};
+use crate::record::values::NicMac;
+use crate::record::{self, Nic, Record, Role};
+use crate::store::Methods;
+
+pub(super) const DIALECT: Dialect =
+    Dialect { names: &[record::Dialect::DigitalOcean, record::Dialect::UpCloud], render };
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let mut document = document(record);
+    let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
+    let unread = texts.is_none();
+    if let Some((user_data, vendor_data)) = texts {
+        document["user_data"] = user_data.into();
+        document["vendor_data"] = vendor_data.into();
+    }
+    let document = sheet.document(&document);
+    let whole = if unread { sheet.unread() } else { sheet.found(super::sheet::JSON, document.body()) };
+    sheet.open("/metadata/v1.json", whole);
+    for (paths, payload) in [
+        (["/metadata/v1/user-data", "/metadata/v1/user_data"], &record.user_data),
+        (["/metadata/v1/vendor-data", "/metadata/v1/vendor_data"], &record.vendor_data),
+    ] {
+        if let Some(payload) = payload {
+            let response = sheet.payload(payload);
+            for path in paths {
+                sheet.open(path, response.clone());
+            }
+        }
+    }
+    let tree = tree::Tree::new(document, record);
+    sheet.live_below("/metadata/v1", Methods::READ, &[], tree);
+}
+
+/// The document without user-data and vendor-data.
+fn document(record: &Record) -> Value {
+    let dns = resolvers(&record.network);
+    let mut document = json!({
+        "cloud_name": "upcloud",
+        "dns": { "nameservers": dns },
+        "droplet_id": record.numeric_id(),
+        "features": { "dhcp_enabled": true },
+        "hostname": record.hostname.fqdn(),
+        "instance_id": record.vm.uuid.as_str(),
+        "interfaces": interfaces(record),
+        "network": { "dns": dns, "interfaces": upcloud_interfaces(record) },
+        "platform": "servers",
+        "public_keys": public_keys(record),
+        "region": record.placement.region.as_str(),
+        "storage": { "disks": [] },
+        "tags": labels(record),
+    });
+    if !only_ipv6(&record.network) {
+        document["floating_ip"] = json!({ "ipv4": { "active": false } });
+        document["reserved_ip"] = document["floating_ip"].clone();
+    }
+    document
+}
+
+/// DigitalOcean's NICs by role. A role without NICs is left out: clients take the first of a list unseen.
+fn interfaces(record: &Record) -> Value {
+    let mut roles = Map::new();
+    for (n, nic, mac) in given(&record.network) {
+        let role = role_name(record.role(n));
+        let entry = roles.entry(role).or_insert_with(|| json!([]));
+        entry.as_array_mut().expect("every role is a list").push(interface(nic, mac, record.role(n)));
+    }
+    roles.into()
+}
+
+fn interface(nic: &Nic, mac: NicMac, role: Role) -> Value {
+    let mut interface = json!({ "mac": mac.to_string(), "type": role_name(role) });
+    if let Some((address, cidr)) = known(nic, Version::V4).next() {
+        interface["ipv4"] = json!({
+            "ip_address": cidr.address.to_string(),
+            "netmask": netmask(cidr.prefix).to_string(),
+            "gateway": gateway(address),
+        });
+    }
+    if let Some((address, cidr)) = known(nic, Version::V6).next() {
+        interface["ipv6"] = json!({
+            "ip_address": cidr.address.to_string(),
+            "cidr": cidr.prefix,
+            "gateway": gateway(address),
+        });
+    }
+    interface
+}
+
+/// UpCloud's NICs, numbered from 1.
+fn upcloud_interfaces(record: &Record) -> Value {
+    let interface = |(n, nic, mac): (usize, &Nic, NicMac)| {
+        let addresses = nic.addresses.iter().map(|address| upcloud_address(record, address));
+        json!({
+            "index": n + 1,
+            "ip_addresses": addresses.collect::<Vec<_>>(),
+            "mac": mac.to_string(),
+            "network_id": nic.network_id.as_ref().map_or("", |id| id.as_str()),
+            "type": role_name(record.role(n)),
+        })
+    };
+    given(&record.network).map(interface).collect()
+}
+
+fn upcloud_address(record: &Record, address: &Address) -> Value {
+    let family = match Version::of_entry(address) {
+        Version::V4 => "IPv4",
+        Version::V6 => "IPv6",
+    };
+    let mut entry = json!({
+        "dhcp": address.method != Method::Static,
+        "dns": resolvers(&record.network),
+        "family": family,
+        "floating": false,
+        "gateway": gateway(address),
+    });
+    if let Some(cidr) = address.address {
+        entry["address"] = cidr.address.to_string().into();
+        entry["network"] = network_of(cidr).to_string().into();
+    }
+    entry
+}

@@ -1,0 +1,116 @@
+//! The tree of texts, read out of the document when it is asked for.
+
+use bytes::Bytes;
+
+use crate::dialect::document::{Document, Form, Node};
+use crate::dialect::sheet::TEXT;
+use crate::http::{Body, Response, Status};
+use crate::record::Record;
+use crate::store::{Call, Live, Outcome};
+
+/// The tree's top, and the document's members it shows. UpCloud's names, which
+/// have underscores, are served and not listed.
+const TOP: [(&str, &str); 11] = [
+    ("id", "droplet_id"),
+    ("hostname", "hostname"),
+    ("public-keys", "public_keys"),
+    ("public_keys", "public_keys"),
+    ("region", "region"),
+    ("instance_id", "instance_id"),
+    ("interfaces", "interfaces"),
+    ("dns", "dns"),
+    ("floating_ip", "floating_ip"),
+    ("tags", "tags"),
+    ("features", "features"),
+];
+
+/// What the top lists.
+const LISTED: [&str; 11] = [
+    "id",
+    "hostname",
+    "user-data",
+    "vendor-data",
+    "public-keys",
+    "region",
+    "interfaces/",
+    "dns/",
+    "floating_ip/",
+    "tags/",
+    "features/",
+];
+
+/// Everything below `/metadata/v1` but user-data and vendor-data.
+#[derive(Debug)]
+pub(super) struct Tree {
+    document: Document,
+    user_data: bool,
+    vendor_data: bool,
+}
+
+impl Tree {
+    pub(super) fn new(document: Document, record: &Record) -> Self {
+        Self { document, user_data: record.user_data.is_some(), vendor_data: record.vendor_data.is_some() }
+    }
+
+    fn text(&self, rest: &str) -> Option<Body> {
+        let mut segments = rest.split('/').skip(1);
+        let Some(top) = segments.next() else { return Some(self.listing().into()) };
+        let (_, member) = TOP.into_iter().find(|(name, _)| *name == top)?;
+        let mut node = self.document.root().member(|name| name == member)?;
+        for segment in segments {
+            node = node.member(|name| shown(name) == segment)?;
+        }
+        Some(text(node))
+    }
+
+    fn listing(&self) -> String {
+        let root = self.document.root();
+        let there = |name: &&str| match *name {
+            "user-data" => self.user_data,
+            "vendor-data" => self.vendor_data,
+            "floating_ip/" => root.member(|name| name == "floating_ip").is_some(),
+            _ => true,
+        };
+        LISTED.iter().filter(|name| there(name)).copied().collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// The tree's name for a member of the document.
+fn shown(name: &str) -> &str {
+    if name == "ip_address" { "address" } else { name }
+}
+
+/// A scalar, the lines of a list, or the names of what is below: no newline at the end.
+fn text(node: Node<'_>) -> Body {
+    let is_tree = |node: Node<'_>| match node.form() {
+        Form::Object => true,
+        Form::Array => node.members().iter().any(|(_, member)| member.form() == Form::Object),
+        Form::Scalar => false,
+    };
+    let lines: Vec<Bytes> = match node.form() {
+        Form::Scalar => return node.text(),
+        Form::Array if !is_tree(node) => {
+            node.members().into_iter().map(|(_, member)| member.text().to_bytes()).collect()
+        }
+        Form::Array | Form::Object => {
+            let name = |(name, member): (std::borrow::Cow<'_, str>, Node<'_>)| {
+                format!("{}{}", shown(&name), if is_tree(member) { "/" } else { "" }).into()
+            };
+            node.members().into_iter().map(name).collect()
+        }
+    };
+    lines.join(&b'\n').into()
+}
+
+impl Live for Tree {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        match self.text(call.rest) {
+            Some(text) => Response::new(Status(200), Some(TEXT), &[], text).into(),
+            None => Response::error(Status(404), &[]).into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "a text of /metadata/v1.json"
+    }
+}

@@ -1,0 +1,326 @@
+//! JSON documents that share what is long, and can be walked.
+//!
+//! A long string (a user-data a thousand VMs have) is held once for all documents; the rest, the skeleton,
+//! names it by number. So a document costs a VM only what is its own, and any part of it can be read out
+//! without having been rendered before.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::http::Body;
+use crate::store::Interner;
+
+/// Strings of so many octets and more are held outside the skeleton.
+const LONG: usize = 256;
+
+/// How a string that is held outside starts in the skeleton; its number and a quotation mark follow. Strings
+/// that start like this themselves are held outside, too, so it means nothing else.
+const OUTSIDE: &str = "\"\\u0000";
+
+/// A JSON document.
+pub(super) struct Document {
+    skeleton: Bytes,
+    /// Long strings, quoted and escaped.
+    long: Box<[Bytes]>,
+}
+
+impl std::fmt::Debug for Document {
+    /// Its length only: there may be passwords and user-data in it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Document({} octets)", self.body().len())
+    }
+}
+
+impl Document {
+    /// Renders `value`, the members of objects in alphabetical order.
+    pub(super) fn new(value: &Value, interner: &mut Interner) -> Self {
+        let (mut skeleton, mut long) = (String::new(), Vec::new());
+        write(value, &mut skeleton, &mut |string| {
+            long.push(interner.octets(quoted(string).into()));
+            long.len() - 1
+        });
+        skeleton.shrink_to_fit();
+        Self { skeleton: skeleton.into(), long: long.into() }
+    }
+
+    /// The whole document.
+    pub(super) fn body(&self) -> Body {
+        self.expand(0, self.skeleton.len())
+    }
+
+    /// The root.
+    pub(super) fn root(&self) -> Node<'_> {
+        let text = std::str::from_utf8(&self.skeleton).expect("the skeleton was rendered from text");
+        Node { document: self, text }
+    }
+
+    /// A part of the skeleton with the long strings in their places.
+    fn expand(&self, start: usize, end: usize) -> Body {
+        let part = &self.skeleton[start..end];
+        let mut pieces = Vec::new();
+        let (mut copied, mut at) = (0, 0);
+        while let Some(found) = find(&part[at..], OUTSIDE.as_bytes()) {
+            let (quote, number) = (at + found, at + found + OUTSIDE.len());
+            at = number;
+            // A quotation mark inside a string has a backslash before it; one that opens a string has not.
+            if quote > 0 && part[quote - 1] == b'\\' {
+                continue;
+            }
+            let digits = part[number..].iter().take_while(|octet| octet.is_ascii_digit()).count();
+            at = number + digits + 1;
+            pieces.push(self.skeleton.slice(start + copied..start + quote));
+            pieces.push(self.long_string(&part[number..number + digits]));
+            copied = at;
+        }
+        pieces.push(self.skeleton.slice(start + copied..end));
+        Body::join(pieces)
+    }
+
+    fn long_string(&self, digits: &[u8]) -> Bytes {
+        let number = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<usize>().ok());
+        number.and_then(|number| self.long.get(number)).cloned().expect("the skeleton names what there is")
+    }
+}
+
+/// Writes a value, with `outside` taking the strings that are not for the skeleton.
+fn write(value: &Value, text: &mut String, outside: &mut impl FnMut(&str) -> usize) {
+    match value {
+        Value::Object(members) => {
+            text.push('{');
+            for (n, (key, value)) in members.iter().enumerate() {
+                text.push_str(if n == 0 { "" } else { "," });
+                text.push_str(&quoted(key));
+                text.push(':');
+                write(value, text, outside);
+            }
+            text.push('}');
+        }
+        Value::Array(members) => {
+            text.push('[');
+            for (n, value) in members.iter().enumerate() {
+                text.push_str(if n == 0 { "" } else { "," });
+                write(value, text, outside);
+            }
+            text.push(']');
+        }
+        Value::String(string) if string.len() >= LONG || string.starts_with('\0') => {
+            let number = outside(string);
+            text.push_str(&format!("{OUTSIDE}{number}\""));
+        }
+        scalar => text.push_str(&scalar.to_string()),
+    }
+}
+
+fn quoted(string: &str) -> String {
+    Value::from(string).to_string()
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack.windows(needle.len()).position(|window| window == needle)
+}
+
+/// A part of a document.
+#[derive(Clone, Copy)]
+pub(super) struct Node<'a> {
+    document: &'a Document,
+    text: &'a str,
+}
+
+/// What a part of a document is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Object,
+    Array,
+    /// A string, a number, a truth value or null.
+    Scalar,
+}
+
+impl<'a> Node<'a> {
+    /// What it is.
+    pub(super) fn form(self) -> Form {
+        match self.text.as_bytes().first() {
+            Some(b'{') => Form::Object,
+            Some(b'[') => Form::Array,
+            _ => Form::Scalar,
+        }
+    }
+
+    /// The names of its members, in order, and the members; those of an array are named by number.
+    pub(super) fn members(self) -> Vec<(Cow<'a, str>, Self)> {
+        let node = |raw: &'a RawValue| Self { text: raw.get(), ..self };
+        match self.form() {
+            Form::Object => {
+                let members: BTreeMap<Name<'a>, &'a RawValue> = parsed(self.text);
+                members.into_iter().map(|(Name(name), raw)| (name, node(raw))).collect()
+            }
+            Form::Array => {
+                let members: Vec<&'a RawValue> = parsed(self.text);
+                let name = |n: usize| Cow::Owned(n.to_string());
+                members.into_iter().enumerate().map(|(n, raw)| (name(n), node(raw))).collect()
+            }
+            Form::Scalar => Vec::new(),
+        }
+    }
+
+    /// The member whose name satisfies `is`.
+    pub(super) fn member(self, mut is: impl FnMut(&str) -> bool) -> Option<Self> {
+        self.members().into_iter().find(|(name, _)| is(name)).map(|(_, node)| node)
+    }
+
+    /// Where it is in the document: no other part of the document is there.
+    pub(super) fn span(self) -> Range<usize> {
+        let start = self.text.as_ptr().addr() - self.document.skeleton.as_ptr().addr();
+        start..start + self.text.len()
+    }
+
+    /// As JSON.
+    pub(super) fn json(self) -> Body {
+        let Range { start, end } = self.span();
+        self.document.expand(start, end)
+    }
+
+    /// An object as JSON, less one of its members.
+    pub(super) fn json_without(self, name: &str) -> Body {
+        let mut pieces = Vec::new();
+        for (key, node) in self.members().into_iter().filter(|(key, _)| key != name) {
+            let before = if pieces.is_empty() { "{" } else { "," };
+            pieces.push(format!("{before}{}:", quoted(&key)).into());
+            pieces.extend(node.json().pieces().iter().cloned());
+        }
+        let end = if pieces.is_empty() { "{}" } else { "}" };
+        pieces.push(Bytes::from_static(end.as_bytes()));
+        Body::join(pieces)
+    }
+
+    /// A scalar as text: a string without its quotation marks, null as nothing.
+    pub(super) fn text(self) -> Body {
+        let json = self.json().to_bytes();
+        match serde_json::from_slice(&json) {
+            Ok(Value::String(string)) if string.len() + 2 == json.len() => {
+                json.slice(1..json.len() - 1).into()
+            }
+            Ok(Value::String(string)) => string.into(),
+            Ok(Value::Null) => Body::default(),
+            _ => json.into(),
+        }
+    }
+
+    /// As a value.
+    #[cfg(test)]
+    pub(super) fn value(self) -> Value {
+        parsed(std::str::from_utf8(&self.json().to_bytes()).expect("JSON is text"))
+    }
+}
+
+fn parsed<'a, T: serde::Deserialize<'a>>(text: &'a str) -> T {
+    serde_json::from_str(text).expect("the document was rendered as JSON")
+}
+
+/// A member's name, borrowed where it has no escapes.
+#[derive(PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
+#[serde(transparent)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+#[cfg(test)]
+mod tests {
+    use super::{Document, Form, LONG};
+    use crate::store::Interner;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn a_document_says_what_it_was_made_from() {
+        let long = "é\"\\\n\0".repeat(LONG);
+        for value in [
+            json!({}),
+            json!([]),
+            json!({"a": [1, "x", null, true, 1.5], "b": {"c": ""}}),
+            json!({"long": long, "again": [long, "short"], "last": 1}),
+            json!({"nul": "\u{0}0", "inside": "x\"\u{0}0\"", "end": "\\"}),
+            json!(long),
+        ] {
+            let document = Document::new(&value, &mut Interner::new());
+            let body = document.body().to_bytes();
+            assert_eq!(serde_json::from_slice::<Value>(&body).expect("JSON"), value);
+            assert_eq!(body, value.to_string(), "as serde_json writes it");
+            assert_eq!(document.root().value(), value);
+        }
+    }
+
+    #[test]
+    fn long_strings_of_many_documents_are_held_once() {
+        let mut interner = Interner::new();
+        let long = "v".repeat(LONG);
+        let documents: Vec<Document> = (0..100)
+            .map(|n| Document::new(&json!({ "id": n, "vendor": long, "z": n }), &mut interner))
+            .collect();
+        let shared = documents[0].body().pieces()[1].as_ptr();
+        for document in &documents {
+            let body = document.body();
+            assert_eq!(body.pieces().len(), 3);
+            assert_eq!(body.pieces()[1].as_ptr(), shared);
+        }
+    }
+
+    #[test]
+    fn a_member_can_be_left_out() {
+        let value = json!({"a": [1], "b": "l".repeat(LONG), "c\"": null});
+        let document = Document::new(&value, &mut Interner::new());
+        for name in ["a", "b", "c\"", "d"] {
+            let mut wanted = value.clone();
+            wanted.as_object_mut().expect("an object").remove(name);
+            assert_eq!(document.root().json_without(name).to_bytes(), wanted.to_string());
+        }
+        let one = Document::new(&json!({"a": 1}), &mut Interner::new());
+        assert_eq!(one.root().json_without("a").to_bytes(), "{}");
+    }
+
+    #[test]
+    fn every_part_can_be_read_out() {
+        let long = "l".repeat(LONG);
+        let value = json!({"a": {"b": [{"c": "x\ny"}, 7, null]}, "l": long});
+        let document = Document::new(&value, &mut Interner::new());
+        let a = document.root().member(|name| name == "a").expect("a");
+        let b = a.member(|name| name == "b").expect("b");
+        assert_eq!((a.form(), b.form()), (Form::Object, Form::Array));
+        let c = b.member(|name| name == "0").and_then(|n| n.member(|name| name == "c")).expect("c");
+        assert_eq!((c.form(), c.text().to_bytes().as_ref()), (Form::Scalar, &b"x\ny"[..]));
+        assert_eq!(b.member(|name| name == "1").expect("1").text().to_bytes(), "7");
+        assert!(b.member(|name| name == "2").expect("2").text().is_empty());
+        assert!(b.member(|name| name == "3").is_none());
+        assert_eq!(document.root().member(|name| name == "l").expect("l").text().to_bytes(), long);
+        assert_eq!(a.json().to_bytes(), r#"{"b":[{"c":"x\ny"},7,null]}"#);
+    }
+
+    /// Any JSON a few levels deep, with strings short, long, and starting with NUL.
+    fn values() -> impl Strategy<Value = Value> {
+        let string = prop_oneof![".{0,8}", "\u{0}.{0,4}", Just("s".repeat(LONG)), "[\"\\\\\u{0}0-9]{0,12}"];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            string.prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 24, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map("[a-z\"\\\\]{0,4}", inner, 0..4)
+                    .prop_map(|members| Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_document_says_what_it_was_made_from(value in values()) {
+            let document = Document::new(&value, &mut Interner::new());
+            prop_assert_eq!(document.body().to_bytes(), value.to_string());
+            prop_assert_eq!(document.root().value(), value);
+        }
+    }
+}

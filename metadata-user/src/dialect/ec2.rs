@@ -1,0 +1,204 @@
+//! EC2: the dated tree, with and without session tokens (IMDSv2).
+//!
+//! Every version has the same tree, so all are looked up under `/latest`. cloud-init's crawl is strict: a name
+//! that is listed and not 200 costs it all metadata, a leaf that ends in a newline becomes a list
+//! (`cloudinit/sources/helpers/ec2.py`). So what the record has not is neither there nor listed.
+//!
+//! Guests of OpenStack and EVE crawl `meta-data/` too, once at first boot and without a token, and lose five
+//! seconds to a 404. Where `ec2` itself is not served they find the same tree without credentials, and with
+//! no token route: it says no more than OpenStack's own documents, so `imdsv2` does not apply to it.
+
+mod disks;
+mod iam;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::LazyLock;
+
+use serde_json::json;
+
+use super::sheet::Sheet;
+use super::{Dialect, tokens};
+use crate::http::{Response, Status};
+use crate::record::values::Cidr;
+use crate::record::{self, DateTree, Imdsv2, Nic, Record, is_instance_tag};
+use crate::store::{Condition, Guard};
+use crate::token::Kind;
+use tree::Tree;
+
+pub(super) const DIALECT: Dialect =
+    Dialect { names: &[record::Dialect::Ec2, record::Dialect::OpenStack, record::Dialect::Eve], render };
+
+/// The field a token is sent in.
+const TOKEN: &str = "X-aws-ec2-metadata-token";
+/// The field that says how long a token shall live, in seconds.
+const TTL: &str = "X-aws-ec2-metadata-token-ttl-seconds";
+/// The time of what has none.
+const EPOCH: &str = "1970-01-01T00:00:00Z";
+/// The image id of a VM without an image.
+const NO_IMAGE: &str = "ami-00000000";
+
+static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(Status(401), &[]));
+static OPTIONAL: LazyLock<[Guard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenGood { name: TOKEN, kind: Kind::Aws };
+    [Guard { condition, otherwise: REFUSED.clone() }]
+});
+static REQUIRED: LazyLock<[Guard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenNeeded { name: TOKEN, kind: Kind::Aws };
+    [Guard { condition, otherwise: REFUSED.clone() }]
+});
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let serve = &record.serve;
+    let tokens = serve.serves(record::Dialect::Ec2) && serve.date_tree == DateTree::Ec2;
+    let imdsv2 = if tokens { serve.imdsv2 } else { Imdsv2::Off };
+    match imdsv2 {
+        Imdsv2::Off => tokens::absent(sheet),
+        Imdsv2::Optional | Imdsv2::Required => {
+            tokens::present(sheet, Kind::Aws, TTL, serve.hop_limit.get());
+        }
+    }
+    if serve.date_tree == DateTree::CloudStack {
+        // CloudStack's tree, where that is served, has been added before. Else there is nothing, which
+        // guests of OpenStack may not hear.
+        if serve.serves(record::Dialect::OpenStack) || serve.serves(record::Dialect::Eve) {
+            sheet.text("/latest/meta-data", "");
+        }
+        return;
+    }
+    let guards: &[Guard] = if imdsv2 == Imdsv2::Required { &*REQUIRED } else { &*OPTIONAL };
+    let mut tree = Tree::new(sheet, guards);
+    identity(record, &mut tree);
+    network(record, &mut tree);
+    keys(record, &mut tree);
+    tags(record, &mut tree);
+    disks::render(record, &mut tree);
+    iam::render(record, &mut tree);
+    document(record, &mut tree);
+    if let Some(user_data) = &record.user_data {
+        let response = tree.sheet().payload(user_data);
+        tree.leaf("/latest/user-data", response);
+    }
+    tree.finish();
+}
+
+/// Who the VM is and where: the names every VM has.
+fn identity(record: &Record, tree: &mut Tree<'_, '_>) {
+    let fqdn = record.hostname.fqdn();
+    tree.text("/latest/meta-data/ami-id", record.ami_id().unwrap_or_else(|| NO_IMAGE.to_owned()));
+    tree.text("/latest/meta-data/ami-launch-index", record.vm.launch_index.to_string());
+    tree.text("/latest/meta-data/ami-manifest-path", "(unknown)");
+    tree.text("/latest/meta-data/hostname", fqdn.as_str());
+    tree.text("/latest/meta-data/instance-action", "none");
+    tree.text("/latest/meta-data/instance-id", record.ec2_id());
+    tree.text("/latest/meta-data/instance-life-cycle", "on-demand");
+    tree.text("/latest/meta-data/instance-type", record.instance_type());
+    tree.text("/latest/meta-data/local-hostname", fqdn);
+    tree.text("/latest/meta-data/placement/availability-zone", record.placement.zone.as_str());
+    tree.text("/latest/meta-data/placement/region", record.placement.region.as_str());
+    tree.text("/latest/meta-data/reservation-id", record.reservation_id());
+    tree.text("/latest/meta-data/security-groups", "default");
+    tree.text("/latest/meta-data/services/domain", "amazonaws.com");
+    tree.text("/latest/meta-data/services/partition", "aws");
+}
+
+/// The addresses of the first NIC, and all NICs the guest has by MAC.
+fn network(record: &Record, tree: &mut Tree<'_, '_>) {
+    if let Some(first) = record.network.nics.first() {
+        if let Some(cidr) = first.ipv4().next() {
+            tree.text("/latest/meta-data/local-ipv4", cidr.address.to_string());
+        }
+        if let Some(cidr) = first.ipv6().next() {
+            tree.text("/latest/meta-data/ipv6", cidr.address.to_string());
+        }
+        if let Some(public) = first.public_ipv4().next() {
+            tree.text("/latest/meta-data/public-hostname", record.hostname.fqdn());
+            tree.text("/latest/meta-data/public-ipv4", public.to_string());
+        }
+    }
+    let physical = record.network.nics.iter().filter(|nic| nic.is_physical());
+    for (n, nic) in physical.enumerate() {
+        let Some(mac) = nic.mac else { continue };
+        if n == 0 {
+            tree.text("/latest/meta-data/mac", mac.to_string());
+        }
+        let directory = format!("/latest/meta-data/network/interfaces/macs/{mac}");
+        for (name, value) in interface(record, n, nic) {
+            tree.text(format!("{directory}/{name}"), value);
+        }
+    }
+}
+
+/// What is said of one NIC. Without `vpc-id` cloud-init takes the VM for one of EC2 Classic, whose network it
+/// renders anew at each boot.
+fn interface(record: &Record, number: usize, nic: &Nic) -> Vec<(&'static str, String)> {
+    let lines = |values: Vec<String>| (!values.is_empty()).then(|| values.join("\n"));
+    let addresses =
+        |cidrs: &mut dyn Iterator<Item = Cidr>| lines(cidrs.map(|cidr| cidr.address.to_string()).collect());
+    let mut networks: Vec<String> = nic.ipv6().map(|cidr| cidr.network().to_string()).collect();
+    let mut seen = HashSet::new();
+    networks.retain(|network| seen.insert(network.clone()));
+    let values = [
+        ("device-number", Some(number.to_string())),
+        ("interface-id", nic.eni_id()),
+        ("ipv6s", addresses(&mut nic.ipv6())),
+        ("local-hostname", Some(record.hostname.fqdn())),
+        ("local-ipv4s", addresses(&mut nic.ipv4())),
+        ("mac", nic.mac.map(|mac| mac.to_string())),
+        ("owner-id", Some(record.vm.project.account.to_string())),
+        ("public-ipv4s", lines(nic.public_ipv4().map(|ip| ip.to_string()).collect())),
+        ("subnet-id", nic.subnet_id()),
+        ("subnet-ipv4-cidr-block", nic.ipv4().next().map(|cidr| cidr.network().to_string())),
+        ("subnet-ipv6-cidr-blocks", lines(networks)),
+        ("vpc-id", Some(record.vpc_id())),
+    ];
+    values.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// `public-keys/` lists `0=name` for what is at `0/openssh-key`.
+fn keys(record: &Record, tree: &mut Tree<'_, '_>) {
+    if record.ssh_keys.is_empty() {
+        return;
+    }
+    let mut listing = Vec::new();
+    for (n, key) in record.ssh_keys.iter().enumerate() {
+        // A slash at the end would make it a directory, and Unicode knows more ends of a line than one.
+        let breaks = |c: char| c == '/' || (c.is_whitespace() && c != ' ');
+        listing.push(format!("{n}={}", key.name.as_str().replace(breaks, "_")));
+        tree.text(format!("/latest/meta-data/public-keys/{n}/openssh-key"), key.key.as_str());
+    }
+    tree.directory("/latest/meta-data/public-keys", tree.guards(), listing.join("\n"));
+}
+
+fn tags(record: &Record, tree: &mut Tree<'_, '_>) {
+    for (key, value) in record.metadata.0.iter().filter(|(key, value)| is_instance_tag(key, value)) {
+        tree.text(format!("/latest/meta-data/tags/instance/{key}"), value.as_str());
+    }
+}
+
+/// The identity document, which cloud-init asks for whenever it wants to know the region.
+fn document(record: &Record, tree: &mut Tree<'_, '_>) {
+    let mut document = json!({
+        "accountId": record.vm.project.account.as_str(),
+        "architecture": record.arch(),
+        "availabilityZone": record.placement.zone.as_str(),
+        "billingProducts": null,
+        "imageId": record.ami_id().unwrap_or_else(|| NO_IMAGE.to_owned()),
+        "instanceId": record.ec2_id(),
+        "instanceType": record.instance_type(),
+        "kernelId": null,
+        "pendingTime": EPOCH,
+        "ramdiskId": null,
+        "region": record.placement.region.as_str(),
+        "version": "2017-09-30",
+    });
+    let first = record.network.nics.first();
+    if let Some(IpAddr::V4(address)) = first.and_then(|nic| nic.ipv4().next()).map(|cidr| cidr.address) {
+        document["privateIp"] = address.to_string().into();
+    }
+    tree.text("/latest/dynamic/instance-identity/document", document.to_string());
+}

@@ -1,0 +1,384 @@
+//! What the vectors do not show of EC2's tree.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::super::guest::{Guest, bare, full, nic, parsed, text};
+use super::{TOKEN, TTL};
+use crate::dialect::render;
+use crate::http::{Method, Response};
+use crate::store::{Interner, Responses, Vm};
+
+const TREE: &str = "/latest/meta-data";
+const ROLE: &str = "/latest/meta-data/iam/security-credentials/app";
+/// Names whose value may have several lines.
+const LISTS: [&str; 4] = ["local-ipv4s", "public-ipv4s", "ipv6s", "subnet-ipv6-cidr-blocks"];
+
+fn token(guest: &Guest) -> String {
+    text(&guest.ask(Method::Put, "/latest/api/token", &[(TTL, "60")]))
+}
+
+/// Crawls a directory as cloud-init does (`MetadataMaterializer`), and tells each leaf.
+fn crawl(guest: &Guest, directory: &str, seen: &mut Vec<(String, Response)>) {
+    let listing = guest.ask(Method::Get, directory, &[]);
+    assert_eq!(listing.status().0, 200, "{directory}");
+    let listing = text(&listing);
+    assert!(!listing.is_empty() && !listing.ends_with('\n'), "{directory}: {listing:?}");
+    for line in listing.lines().filter(|line| *line != "security-credentials/") {
+        if let Some(name) = line.strip_suffix('/') {
+            crawl(guest, &format!("{directory}/{name}"), seen);
+            continue;
+        }
+        let name = match line.split_once('=') {
+            Some((number, _)) if number.parse::<u32>().is_ok() => format!("{number}/openssh-key"),
+            _ => line.to_owned(),
+        };
+        let path = format!("{directory}/{name}");
+        let leaf = guest.ask(Method::Get, &path, &[]);
+        assert_eq!(leaf.status().0, 200, "{path} is listed as {line}");
+        seen.push((path, leaf));
+    }
+}
+
+fn leaves(guest: &Guest) -> Vec<String> {
+    let mut seen = Vec::new();
+    crawl(guest, TREE, &mut seen);
+    crawl(guest, "/latest/dynamic", &mut seen);
+    seen.into_iter().map(|(path, _)| path).collect()
+}
+
+fn served(dialects: &[&str], imdsv2: &str) -> Guest {
+    let mut record = full();
+    record["serve"] = json!({ "dialects": dialects, "imdsv2": imdsv2 });
+    Guest::of(&record)
+}
+
+#[test]
+fn a_vm_without_nics_keys_or_tags_has_no_such_names() {
+    let guest = Guest::of(&bare());
+    let names = "ami-id\nami-launch-index\nami-manifest-path\nblock-device-mapping/\nhostname\ninstance-action\n\
+                 instance-id\ninstance-life-cycle\ninstance-type\nlocal-hostname\nplacement/\nreservation-id\n\
+                 security-groups\nservices/";
+    assert_eq!(guest.text(TREE), names);
+    assert_eq!(guest.text("/latest"), "dynamic\nmeta-data");
+    assert_eq!(guest.status("/latest/user-data", &[]), 404);
+    let document: Value =
+        serde_json::from_str(&guest.text("/latest/dynamic/instance-identity/document")).expect("JSON");
+    assert!(document.get("privateIp").is_none());
+    assert_eq!(leaves(&guest).len(), 18);
+}
+
+#[test]
+fn a_vm_with_ipv6_only_has_no_name_of_ipv4() {
+    let mut record = full();
+    let addresses = json!([
+        { "method": "static", "address": "2001:db8::15/64", "public": "2001:db8:1::15" },
+        { "method": "static", "address": "2001:db8::16/64" },
+        { "method": "static", "address": "2001:db8:0:1::15/64" },
+        { "method": "dhcp4" },
+    ]);
+    record["network"]["nics"] = json!([nic(1, &addresses)]);
+    let guest = Guest::of(&record);
+    let ipv4: Vec<_> = leaves(&guest).into_iter().filter(|path| path.contains("ipv4")).collect();
+    assert_eq!(ipv4, [""; 0]);
+    assert!(leaves(&guest).iter().all(|path| !path.ends_with("public-hostname")));
+    assert_eq!(guest.text(&format!("{TREE}/ipv6")), "2001:db8::15");
+    let mac = format!("{TREE}/network/interfaces/macs/52:54:00:00:00:01");
+    assert_eq!(guest.text(&format!("{mac}/ipv6s")), "2001:db8::15\n2001:db8::16\n2001:db8:0:1::15");
+    assert_eq!(guest.text(&format!("{mac}/subnet-ipv6-cidr-blocks")), "2001:db8::/64\n2001:db8:0:1::/64");
+}
+
+#[test]
+fn interfaces_the_guest_makes_itself_are_not_listed() {
+    let mut record = full();
+    record["network"]["nics"] = json!([
+        { "id": "b", "mac": "52:54:00:00:00:01", "bond": { "links": ["n1", "n2"], "mode": "active-backup" },
+          "addresses": [{ "method": "dhcp4", "address": "10.0.0.5/24" }] },
+        nic(1, &json!([])),
+        nic(2, &json!([])),
+        { "id": "v", "mac": "52:54:00:00:00:09", "vlan": { "link": "b", "id": 7 } },
+    ]);
+    let guest = Guest::of(&record);
+    let macs = format!("{TREE}/network/interfaces/macs");
+    assert_eq!(guest.text(&macs), "52:54:00:00:00:01/\n52:54:00:00:00:02/");
+    assert_eq!(guest.text(&format!("{macs}/52:54:00:00:00:02/device-number")), "1");
+    assert_eq!(guest.text(&format!("{TREE}/local-ipv4")), "10.0.0.5", "the first NIC's, though a bond");
+}
+
+#[test]
+fn key_names_cannot_change_what_a_crawler_asks_for() {
+    let mut record = full();
+    let names = ["a/", "b/c", "x\u{2028}y", "7"];
+    record["ssh_keys"] =
+        names.iter().map(|name| json!({ "name": name, "key": format!("k {name}") })).collect();
+    let guest = Guest::of(&record);
+    assert_eq!(guest.text(&format!("{TREE}/public-keys")), "0=a_\n1=b_c\n2=x_y\n3=7");
+    assert_eq!(guest.text(&format!("{TREE}/public-keys/3/openssh-key")), "k 7");
+    assert_eq!(leaves(&guest).iter().filter(|path| path.contains("/public-keys/")).count(), 4);
+}
+
+#[test]
+fn metadata_that_cannot_be_a_tag_is_left_out() {
+    let mut record = full();
+    let long = "k".repeat(129);
+    record["metadata"] = json!({
+        ".": "a", "..": "a", "_index": "a", long: "a", "lines": "a\nb", "empty": "", "json": "{\"a\":1}",
+    });
+    let guest = Guest::of(&record);
+    assert_eq!(guest.text(&format!("{TREE}/tags/instance")), "empty\njson");
+    assert_eq!(guest.text(&format!("{TREE}/tags/instance/empty")), "");
+    record["metadata"] = json!({ ".": "a" });
+    assert_eq!(Guest::of(&record).status(&format!("{TREE}/tags"), &[]), 404);
+}
+
+#[test]
+fn disks_have_the_names_their_bus_gives_them() {
+    let mut record = full();
+    let disk = |kind: &str, bus: &str| json!({ "type": kind, "bus": bus, "address": "0" });
+    record["disks"] = json!([
+        disk("cdrom", "sata"),
+        disk("disk", "scsi"),
+        disk("disk", "virtio"),
+        disk("disk", "scsi"),
+        disk("disk", "nvme"),
+    ]);
+    let guest = Guest::of(&record);
+    let mapping = format!("{TREE}/block-device-mapping");
+    assert_eq!(guest.text(&mapping), "ami\nebs1\nebs2\nebs3\nroot");
+    let names = ["ami", "root", "ebs1", "ebs2", "ebs3"].map(|name| guest.text(&format!("{mapping}/{name}")));
+    assert_eq!(names, ["/dev/sda", "/dev/sda", "/dev/vda", "/dev/sdb", "/dev/nvme0n1"]);
+}
+
+#[test]
+fn every_version_is_the_same_tree() {
+    let guest = Guest::of(&full());
+    for version in ["/latest", "/1.0", "/2009-04-04", "/ec2/2016-09-02", "/ec2/latest"] {
+        assert_eq!(guest.text(version), "dynamic\nmeta-data\nuser-data", "{version}");
+        assert_eq!(guest.text(&format!("{version}/meta-data/instance-id")), "i-0f5e8a1b2c3d4e5f6");
+    }
+}
+
+#[test]
+fn tokens_are_made_for_one_path_and_the_seconds_asked_for() {
+    let guest = Guest::of(&full());
+    let cases = [
+        ("/latest/api/token", "1", 200),
+        ("/latest/api/token", "21600", 200),
+        ("/latest/api/token", "0060", 200),
+        ("/latest/api/token", "21601", 400),
+        ("/latest/api/token", "0", 400),
+        ("/latest/api/token", "-1", 400),
+        ("/latest/api/token", "+60", 400),
+        ("/latest/api/token", "", 400),
+        ("/latest/api/token", "6e1", 400),
+        ("/latest/api/token", "99999999999999999999", 400),
+        ("/1.0/api/token", "60", 403),
+        ("/ec2/latest/api/token", "60", 403),
+    ];
+    for (path, ttl, status) in cases {
+        let response = guest.ask(Method::Put, path, &[(TTL, ttl)]);
+        assert_eq!(response.status().0, status, "{path} with {ttl:?}");
+        if status == 200 {
+            assert_eq!(response.field(TTL), Some(ttl.trim_start_matches('0')));
+        }
+    }
+    let options = guest.ask(Method::Options, "/latest/api/token", &[]);
+    assert_eq!((options.status().0, options.field("Allow")), (204, Some("OPTIONS, PUT")));
+}
+
+#[test]
+fn only_a_tokens_packets_are_held_to_the_hop_limit() {
+    let mut record = full();
+    record["serve"]["hop_limit"] = json!(2);
+    let guest = Guest::of(&record);
+    let put = |ttl| guest.ask(Method::Put, "/latest/api/token", &[(TTL, ttl)]).hop_limit();
+    assert_eq!((put("60"), put("0")), (Some(2), None));
+    assert_eq!(guest.ask(Method::Get, TREE, &[]).hop_limit(), None);
+}
+
+#[test]
+fn a_token_ends_and_is_worth_nothing_to_another_vm() {
+    let mut guest = Guest::of(&full());
+    let token = token(&guest);
+    let field = [(TOKEN, token.as_str())];
+    assert_eq!(guest.status(TREE, &field), 200);
+    assert_eq!(Guest::of(&full()).status(TREE, &field), 401, "another key");
+    guest.now += 59;
+    assert_eq!(guest.status(TREE, &field), 200);
+    guest.now += 1;
+    assert_eq!(guest.status(TREE, &field), 401);
+}
+
+#[test]
+fn tokens_guard_the_tree_as_the_record_says() {
+    let paths = ["/latest", TREE, "/latest/user-data", "/latest/dynamic", "/latest/nothing/here"];
+    for (mode, without, with_bad) in [("off", 200, 401), ("optional", 200, 401), ("required", 401, 401)] {
+        let guest = served(&["ec2"], mode);
+        for path in paths {
+            let found = if path.contains("nothing") { 404 } else { 200 };
+            let without = if without == 200 { found } else { without };
+            assert_eq!(guest.status(path, &[]), without, "{path} under {mode}");
+            assert_eq!(guest.status(path, &[(TOKEN, "bogus")]), with_bad, "{path} under {mode}");
+            if mode != "off" {
+                assert_eq!(guest.status(path, &[(TOKEN, &token(&guest))]), found, "{path} under {mode}");
+            }
+        }
+        let put = guest.ask(Method::Put, "/latest/api/token", &[(TTL, "60")]).status().0;
+        assert_eq!(put, if mode == "off" { 404 } else { 200 }, "{mode}");
+        assert_eq!(guest.status("/", &[]), 200, "the root is not of the tree");
+    }
+}
+
+#[test]
+fn credentials_need_a_token_unless_the_record_opens_them() {
+    for (mode, opened, without, with) in [
+        ("off", false, 401, None),
+        ("off", true, 200, None),
+        ("optional", false, 401, Some(200)),
+        ("optional", true, 200, Some(200)),
+        ("required", false, 401, Some(200)),
+        ("required", true, 401, Some(200)),
+    ] {
+        let mut record = full();
+        record["serve"] = json!({ "imdsv2": mode, "imdsv1_credentials": opened });
+        let guest = Guest::of(&record);
+        for path in [ROLE, "/latest/meta-data/iam/security-credentials"] {
+            let case = format!("{path} under {mode}, opened {opened}");
+            assert_eq!(guest.status(path, &[]), without, "{case}");
+            assert_eq!(guest.status(path, &[("X-Forwarded-For", "")]), 403, "{case}");
+            let Some(with) = with else { continue };
+            let token = token(&guest);
+            assert_eq!(guest.status(path, &[(TOKEN, &token)]), with, "{case}");
+            assert_eq!(guest.status(path, &[(TOKEN, &token), ("x-forwarded-for", "::1")]), 403, "{case}");
+        }
+        if mode != "required" {
+            let listed = guest.text(&format!("{TREE}/iam")).contains("security-credentials/");
+            assert_eq!(listed, without == 200 || with.is_some(), "{mode}, opened {opened}");
+        }
+    }
+}
+
+#[test]
+fn keys_without_an_end_are_said_to_last_for_hours() {
+    let mut record = full();
+    record["credentials"]["iam"] = json!({ "role": "app", "access_key_id": "A", "secret_access_key": "s" });
+    record["serve"]["imdsv1_credentials"] = json!(true);
+    let guest = Guest::of(&record);
+    let document: Value = serde_json::from_str(&guest.text(ROLE)).expect("JSON");
+    assert_eq!(document["Expiration"], "2026-01-01T06:00:00Z");
+    assert_eq!((&document["AccessKeyId"], &document["Token"]), (&json!("A"), &json!("")));
+    assert!(!format!("{:?}", guest.responses()).contains(r#""s""#), "no secret in a debug form");
+}
+
+#[test]
+fn guests_of_openstack_crawl_a_tree_without_tokens_and_credentials() {
+    for dialects in [["openstack"], ["eve"]] {
+        for mode in ["off", "optional", "required"] {
+            let guest = served(&dialects, mode);
+            let leaves = leaves(&guest);
+            assert!(leaves.iter().any(|path| path.ends_with("/local-ipv4")));
+            assert!(leaves.iter().all(|path| !path.contains("/iam")), "{leaves:?}");
+            assert_eq!(guest.status(ROLE, &[]), 404);
+            assert_eq!(guest.ask(Method::Put, "/latest/api/token", &[(TTL, "60")]).status().0, 404);
+        }
+    }
+    assert_eq!(served(&["nocloud"], "optional").status(TREE, &[]), 404);
+}
+
+#[test]
+fn guests_of_openstack_lose_no_time_beside_cloudstacks_tree() {
+    let mut record = full();
+    for (dialects, names) in [(json!(["openstack"]), 0), (json!(["openstack", "cloudstack"]), 10)] {
+        record["serve"] = json!({ "dialects": dialects, "date_tree": "cloudstack" });
+        assert_eq!(Guest::of(&record).text(TREE).lines().count(), names, "{dialects}");
+    }
+    record["serve"] = json!({ "dialects": ["ec2"], "date_tree": "cloudstack" });
+    assert_eq!(Guest::of(&record).status(TREE, &[]), 404);
+}
+
+prop_compose! {
+    /// A record with more or less of everything the tree is made of.
+    fn records()(
+        nics in prop::collection::vec(prop::collection::vec(0_usize..6, 0..4), 0..5),
+        keys in prop::collection::vec("[^\\p{Cc}=]{1,12}", 0..4),
+        metadata in prop::collection::btree_map("[A-Za-z0-9._-]{1,6}", any::<String>(), 0..8),
+        (zone, kind, name) in ("[^\\p{Cc}]{1,12}", "[^\\p{Cc}]{1,12}", "[^\\p{Cc}]{1,12}"),
+        role in prop::option::of("[A-Za-z0-9+=,@_-]{1,12}"),
+        disks in 0_usize..4,
+    ) -> Value {
+        const ADDRESSES: [&str; 6] = [
+            r#"{"method": "dhcp4"}"#,
+            r#"{"method": "dhcp4", "address": "10.1.2.3/20", "public": "203.0.113.9"}"#,
+            r#"{"method": "static", "address": "192.0.2.7/32", "gateway": "192.0.2.1"}"#,
+            r#"{"method": "slaac", "address": "2001:db8::7/64", "public": "2001:db8::8"}"#,
+            r#"{"method": "static", "address": "fd00::1/128"}"#,
+            r#"{"method": "dhcp6"}"#,
+        ];
+        let mut record = full();
+        let address = |n: &usize| -> Value { serde_json::from_str(ADDRESSES[*n]).expect("JSON") };
+        record["network"]["nics"] = nics
+            .iter()
+            .enumerate()
+            .map(|(n, addresses)| nic(n, &addresses.iter().map(address).collect()))
+            .collect();
+        record["ssh_keys"] = keys.iter().map(|name| json!({ "name": name, "key": "k" })).collect();
+        record["metadata"] = json!(metadata);
+        record["placement"]["zone"] = json!(zone);
+        record["instance_type"] = json!(kind);
+        record["vm"]["name"] = json!(name);
+        let iam = |role| json!({ "role": role, "access_key_id": "A", "secret_access_key": "s" });
+        record["credentials"] = json!({ "iam": role.map(iam) });
+        record["disks"] = vec![json!({ "type": "disk", "bus": "virtio", "address": "0" }); disks].into();
+        record
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_listed_that_is_not_there(record in records()) {
+        let guest = Guest::of(&record);
+        let mut seen = Vec::new();
+        crawl(&guest, TREE, &mut seen);
+        crawl(&guest, "/latest/dynamic", &mut seen);
+        for (path, leaf) in seen {
+            let name = path.rsplit('/').next().expect("a name");
+            let text = text(&leaf);
+            prop_assert!(!text.ends_with('\n'), "{} ends in a newline", path);
+            prop_assert!(LISTS.contains(&name) || !text.contains('\n'), "{} has several lines", path);
+            prop_assert_eq!(leaf.field("Content-Type"), Some("text/plain; charset=utf-8"));
+        }
+    }
+}
+
+#[test]
+fn keys_that_could_not_be_read_make_clients_ask_again() {
+    let mut record = full();
+    record["credentials"]["iam"] = json!({ "role": "app", "source": { "file": "keys" } });
+    let guest = Guest::of(&record);
+    let token = token(&guest);
+    let fields = [(TOKEN, token.as_str())];
+    let response = guest.ask(Method::Get, ROLE, &fields);
+    assert_eq!((response.status().0, response.field("Retry-After")), (503, Some("1")));
+    assert_eq!(guest.status(ROLE, &[]), 401);
+    assert_eq!(text(&guest.ask(Method::Get, "/latest/meta-data/iam/security-credentials", &fields)), "app");
+}
+
+#[test]
+fn what_vms_have_in_common_is_held_once() {
+    let mut interner = Interner::new();
+    let mut guests: Vec<Responses> = Vec::new();
+    let mut held = Vec::new();
+    for n in 0..50 {
+        let mut record = full();
+        record["vm"]["uuid"] = json!(format!("7c0f1a52-3b5e-4d1a-9d2c-{n:012}"));
+        record["vm"]["ec2_id"] = Value::Null;
+        record["hostname"]["short"] = json!(format!("web-{n}"));
+        record["serve"] = json!({ "dialects": ["ec2"] });
+        let record = parsed(&record);
+        guests.push(render(&record, &mut interner, Vm::alone(record.vm.uuid.as_str())));
+        held.push(interner.len());
+    }
+    let routes = guests[0].routes().count();
+    let own = held[49] - held[48];
+    assert!(own <= 6, "{own} of {routes} responses are a VM's own, and its NICs are not even others");
+}

@@ -1,0 +1,180 @@
+//! What LF Edge's EVE tells its applications (`pkg/pillar/cmd/msrv`), beside OpenStack's tree.
+//!
+//! An application is named by its UUID, also as its host name. What only EVE's controller knows (the device,
+//! the enterprise) is empty. There is no TPM to sign with: `tpm/signer` is 404, as before EVE had it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde_json::{Value, json};
+
+use super::Dialect;
+use super::sheet::{JSON, Sheet, TEXT};
+use crate::http::{Method, Response, Status};
+use crate::mailbox::Document;
+use crate::record::{self, Record};
+use crate::store::{Call, Live, Methods, Outcome};
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Eve], render };
+
+const POST: Methods = Methods::of(&[Method::Post]);
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    sheet.text("/eve/v1/hostname", format!("{}\n", record.vm.uuid));
+    let external = external(record);
+    let addresses = match external.is_empty() {
+        true => Response::new(Status(204), None, &[], ""),
+        false => sheet.found(TEXT, external.iter().map(|address| format!("{address}\n")).collect::<String>()),
+    };
+    let addresses = sheet.share(addresses);
+    sheet.open("/eve/v1/external_ipv4", addresses);
+    let nowhere = sheet.share(Response::new(Status(204), None, &[], ""));
+    sheet.open("/eve/v1/location.json", nowhere);
+    let network = Network { document: network(record, &external) };
+    sheet.live("/eve/v1/network.json", Methods::READ, &[], network);
+    sheet.live("/eve/v1/kubeconfig", POST, &[], Keep(Document::Kubeconfig));
+    // EVE's own path, and the shorter one of its documentation.
+    for path in ["/eve/v1/app/appCustomStatus", "/eve/v1/appCustomStatus"] {
+        sheet.live(path, POST, &[], Keep(Document::AppCustomStatus));
+    }
+    sheet.live("/eve/v1/tpm/signer", POST, &[], NoSigner);
+}
+
+/// The IPv4 addresses the world reaches the VM at.
+fn external(record: &Record) -> Vec<IpAddr> {
+    let addresses = record.network.nics.iter().flat_map(|nic| &nic.addresses);
+    addresses.filter_map(|address| address.public).map(|ip| ip.0).filter(IpAddr::is_ipv4).collect()
+}
+
+fn network(record: &Record, external: &[IpAddr]) -> Value {
+    let uuid = record.vm.uuid.as_str();
+    json!({
+        "external-ipv4": external.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        "hostname": uuid,
+        "app-instance-uuid": uuid,
+        "device-uuid": "",
+        "device-name": record.placement.host.as_ref().map_or("", |host| host.as_str()),
+        "project-name": "",
+        "project-uuid": record.vm.project.id.as_str(),
+        "enterprise-name": "",
+        "enterprise-id": "",
+    })
+}
+
+/// `network.json`, which names the port it was asked from.
+#[derive(Debug)]
+struct Network {
+    document: Value,
+}
+
+impl Live for Network {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let mut document = self.document.clone();
+        document["caller-ip"] = SocketAddr::from(call.connection.remote).to_string().into();
+        Response::new(Status(200), Some(JSON), &[], document.to_string()).into()
+    }
+
+    fn about(&self) -> &'static str {
+        "addresses, and where it was asked from"
+    }
+}
+
+/// Keeps a JSON document of the application's in the place of the one before.
+#[derive(Debug)]
+struct Keep(Document);
+
+impl Live for Keep {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let media_type = call.request.headers.get("Content-Type").unwrap_or_default();
+        let media_type = media_type.split(|octet| *octet == b';').next().unwrap_or_default();
+        if !media_type.trim_ascii().eq_ignore_ascii_case(JSON.as_bytes()) {
+            return Response::error(Status(415), &[]).into();
+        }
+        match call.vm.mailbox.store_document(self.0, call.request.body) {
+            Ok(()) => Response::new(Status(200), Some(TEXT), &[], "").into(),
+            Err(_) => Response::error(Status(413), &[]).into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "keeps JSON of at most 32 KiB"
+    }
+}
+
+/// Says that nobody signs here.
+#[derive(Debug)]
+struct NoSigner;
+
+impl Live for NoSigner {
+    fn answer(&self, _: &Call<'_>) -> Outcome {
+        Response::error(Status(404), &[]).into()
+    }
+
+    fn about(&self) -> &'static str {
+        "404: there is no TPM to sign with"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::dialect::tests::{ask_with, full, parse, render};
+    use crate::http::{Method, Response};
+    use crate::mailbox::Document;
+    use crate::store::{Interner, Responses};
+
+    fn rendered(record: &Value) -> Responses {
+        render(&parse(record), &mut Interner::new())
+    }
+
+    fn get(responses: &Responses, path: &str) -> Response {
+        ask_with(responses, Method::Get, path, &[], b"")
+    }
+
+    #[test]
+    fn external_addresses_are_those_of_ipv4_that_the_world_sees() {
+        let mut record = full();
+        record["network"]["nics"][1]["addresses"] = json!([
+            {"method": "static", "address": "192.168.7.5/24", "public": "198.51.100.9"},
+            {"method": "slaac", "public": "2001:db8::9"},
+        ]);
+        let responses = rendered(&record);
+        let answer = get(&responses, "/eve/v1/external_ipv4");
+        assert_eq!(answer.body().to_bytes(), "203.0.113.7\n198.51.100.9\n");
+        let network = get(&responses, "/eve/v1/network.json").body().to_bytes();
+        let network: Value = serde_json::from_slice(&network).expect("JSON");
+        assert_eq!(network["external-ipv4"], "203.0.113.7,198.51.100.9");
+        record["network"] = json!({});
+        let responses = rendered(&record);
+        assert_eq!(get(&responses, "/eve/v1/external_ipv4").status().0, 204);
+        assert_eq!(get(&responses, "/eve/v1/location.json").status().0, 204);
+        assert_eq!(get(&responses, "/eve/v1/network.json").status().0, 200);
+    }
+
+    #[test]
+    fn documents_are_kept_when_they_are_json_and_not_too_large() {
+        let responses = rendered(&full());
+        let json = &[("Content-Type", "application/json; charset=utf-8")][..];
+        let long = vec![b'x'; (32 << 10) + 1];
+        let status = "/eve/v1/app/appCustomStatus";
+        for (path, fields, body, wanted) in [
+            ("/eve/v1/kubeconfig", json, &b"{}"[..], 200),
+            ("/eve/v1/kubeconfig", &[][..], b"x", 415),
+            ("/eve/v1/kubeconfig", &[("content-type", "text/yaml")][..], b"x", 415),
+            ("/eve/v1/kubeconfig", json, &long, 413),
+            (status, json, &long[1..], 200),
+            (status, json, b"[1]", 200),
+            ("/eve/v1/tpm/signer", &[], b"x", 404),
+        ] {
+            let answer = ask_with(&responses, Method::Post, path, fields, body);
+            assert_eq!(answer.status().0, wanted, "{path} {fields:?}");
+        }
+        let kept = |document| responses.vm().mailbox.document(document).expect("it is kept");
+        assert_eq!(
+            (kept(Document::Kubeconfig), kept(Document::AppCustomStatus)),
+            ("{}".into(), "[1]".into())
+        );
+        let answer = get(&responses, status);
+        assert_eq!((answer.status().0, answer.field("Allow")), (405, Some("POST")));
+    }
+}

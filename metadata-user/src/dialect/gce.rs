@@ -1,0 +1,275 @@
+//! Google Compute Engine's metadata server: one tree below `/computeMetadata/v1`, walked when it is asked
+//! for, which guests can also wait on for a change and write a part of.
+//!
+//! Paths are written with hyphens and the JSON in camel case; below `attributes/`, `guest-attributes/` and
+//! `service-accounts/` both are the record's own names. Client libraries know the cloud by the field
+//! `Metadata-Flavor: Google` alone, so every answer here has it, and no other does.
+//!
+//! ```text
+//! /computeMetadata/v1/ ─┬─ instance/ ─┬─ attributes/        user-data, ssh-keys, the record's metadata
+//!                       │             ├─ guest-attributes/  what the guest wrote
+//!                       │             ├─ service-accounts/  e-mail, scopes, tokens
+//!                       │             └─ …
+//!                       ├─ oslogin/
+//!                       └─ project/
+//! ```
+
+mod guest;
+mod query;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod view;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{LazyLock, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::json;
+
+use super::Dialect;
+use super::document::{Document, Node};
+use super::sheet::{JSON, Sheet, TEXT};
+use crate::http::{Body, Method, Response, Status};
+use crate::record::values::Secret;
+use crate::record::{self, Record};
+use crate::store::{Call, Condition, Guard, Live, Methods, Outcome, Parked};
+use guest::GuestView;
+use query::Query;
+use view::{Etag, TreeView, View};
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Gce], render };
+
+/// Type of plain values, as the real server names it.
+const PLAIN: &str = "application/text";
+/// Subtrees whose JSON is longer, in octets, are hashed once and not for each request.
+const HASHED_ONCE: usize = 4 << 10;
+/// How long a request waits for a change when it does not say.
+const WAIT_DEFAULT: Duration = Duration::from_secs(60);
+/// How long a request may wait for a change whatever it says.
+const WAIT_MOST: Duration = Duration::from_secs(3_600);
+
+/// All of them: refusals carry the flavour, too, so the router must not make them.
+static METHODS: [Method; 8] = [
+    Method::Get,
+    Method::Head,
+    Method::Put,
+    Method::Delete,
+    Method::Post,
+    Method::Patch,
+    Method::Options,
+    Method::Other,
+];
+
+static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+    let missing = "Missing required header \"Metadata-Flavor\": \"Google\"\n";
+    [
+        Guard {
+            condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
+            otherwise: refusal(Status(403), &[]),
+        },
+        Guard {
+            condition: Condition::HeaderIsOneOf(&[
+                ("Metadata-Flavor", "Google"),
+                ("X-Google-Metadata-Request", "True"),
+            ]),
+            otherwise: flavoured(Status(403), TEXT, &[], missing),
+        },
+    ]
+});
+
+/// Any answer of this server.
+fn flavoured(status: Status, kind: &str, fields: &[(&str, &str)], body: impl Into<Body>) -> Response {
+    let own = [("Metadata-Flavor", "Google"), ("Server", "Metadata Server for VM")];
+    let fields: Vec<_> = own.iter().chain(fields).copied().collect();
+    Response::new(status, Some(kind), &fields, body)
+}
+
+/// The short text error.
+fn refusal(status: Status, fields: &[(&str, &str)]) -> Response {
+    flavoured(status, TEXT, fields, format!("{}\n", status.reason()))
+}
+
+fn not_allowed(allowed: &'static [Method]) -> Response {
+    refusal(Status(405), &[("Allow", &Methods::of(allowed).to_string())])
+}
+
+/// A 200 below `v1`.
+fn found(kind: &str, etag: Etag, body: impl Into<Body>) -> Response {
+    flavoured(Status(200), kind, &[("ETag", &etag.to_string())], body)
+}
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    if record.serve.gce_root {
+        let root = sheet.share(flavoured(Status(200), PLAIN, &[], "computeMetadata/\n"));
+        sheet.open("/", root);
+    }
+    let server = Server::new(record, sheet);
+    sheet.live_below("/computeMetadata", Methods::of(&METHODS), &*GUARDS, server);
+}
+
+/// The server of one VM.
+struct Server {
+    document: Document,
+    /// The places of long subtrees in the document, and their hashes once they have been asked for.
+    long: Box<[(Range<usize>, OnceLock<Etag>)]>,
+    /// Text user-data as it is, which other dialects have, too: in the document it is escaped.
+    user_data: Option<Bytes>,
+    /// The user-data is still to be read from its source.
+    unread: bool,
+    token: Option<Token>,
+}
+
+/// The service account's token, and its end in Unix seconds.
+struct Token {
+    text: Secret,
+    expires_unix: i64,
+}
+
+/// User-data and tokens are nobody's business.
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    fn new(record: &Record, sheet: &mut Sheet<'_>) -> Self {
+        let document = sheet.document(&tree::whole(record));
+        let mut long = Vec::new();
+        find_long(document.root(), &mut long);
+        let octets = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
+        let token = record.credentials.service_account.as_ref().and_then(|account| account.token.as_ref());
+        Self {
+            document,
+            long: long.into(),
+            user_data: octets.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| sheet.octets(o)),
+            unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
+            token: token.and_then(|token| {
+                let expires_unix = token.expires.as_ref()?.unix_seconds();
+                Some(Token { text: token.text.clone()?, expires_unix })
+            }),
+        }
+    }
+
+    fn etag(&self, node: Node<'_>) -> Etag {
+        let span = node.span();
+        match self.long.iter().find(|(long, _)| *long == span) {
+            Some((_, etag)) => *etag.get_or_init(|| Etag::of(&node.json())),
+            None => Etag::of(&node.json()),
+        }
+    }
+
+    /// A place in the tree by its path.
+    fn view(&self, path: &[&str]) -> Option<TreeView<'_>> {
+        let mut view = TreeView::root(self.document.root(), self.token.is_some());
+        for segment in path {
+            view = view.child(segment)?;
+        }
+        if *path == ["instance", "attributes", "user-data"] {
+            view.verbatim = self.user_data.clone();
+        }
+        Some(view)
+    }
+
+    fn read(&self, call: &Call<'_>, path: &[&str]) -> Outcome {
+        let query = Query::parse(call.request.target.query);
+        if let ["instance", "guest-attributes", names @ ..] = path {
+            return match GuestView::find(&call.vm.mailbox, names) {
+                Some(view) => reply(call, &query, &view, view.etag()),
+                None => refusal(Status(404), &[]).into(),
+            };
+        }
+        if let ["instance", "service-accounts", _, wanted @ ("token" | "identity")] = path {
+            return self.credential(call, &path[..3], &query, wanted).into();
+        }
+        let in_attributes = path.starts_with(&["instance", "attributes"]);
+        let around = matches!(path, [] | ["instance"]) && query.recursive;
+        if self.unread && (in_attributes || around) {
+            // Clients ask again until it is there; without it they would boot unconfigured.
+            return refusal(Status(503), &[("Retry-After", "1")]).into();
+        }
+        match self.view(path) {
+            Some(view) => reply(call, &query, &view, self.etag(view.node)),
+            None => refusal(Status(404), &[]).into(),
+        }
+    }
+
+    /// The account's token, or (what the real server signs for the audience) the same as an identity.
+    ///
+    /// An account without a token has none for good: 404. One whose token has expired gets another when its
+    /// source does, so clients are told to ask again: Google's libraries repeat a 503, and give up on a 404.
+    fn credential(&self, call: &Call<'_>, account: &[&str], query: &Query, wanted: &str) -> Response {
+        let Some(token) = self.token.as_ref().filter(|_| self.view(account).is_some()) else {
+            return refusal(Status(404), &[]);
+        };
+        let identity = wanted == "identity";
+        if identity && query.audience.as_ref().is_none_or(String::is_empty) {
+            return flavoured(Status(400), TEXT, &[], "non-empty audience parameter required\n");
+        }
+        let left = token.expires_unix.saturating_sub_unsigned(call.now.unix_seconds);
+        if left <= 0 {
+            return refusal(Status(503), &[("Retry-After", "1")]);
+        }
+        let text = token.text.expose();
+        let etag = Etag::of(&text.to_owned().into());
+        if identity {
+            return found(PLAIN, etag, text.to_owned());
+        }
+        let document = json!({ "access_token": text, "expires_in": left, "token_type": "Bearer" });
+        found(JSON, etag, document.to_string())
+    }
+}
+
+/// Collects the places of subtrees longer than [`HASHED_ONCE`].
+fn find_long(node: Node<'_>, long: &mut Vec<(Range<usize>, OnceLock<Etag>)>) {
+    if node.json().len() > HASHED_ONCE {
+        long.push((node.span(), OnceLock::new()));
+        node.members().into_iter().for_each(|(_, member)| find_long(member, long));
+    }
+}
+
+/// What is at a place now; or nothing yet, for a request that waits for something else to be there.
+fn reply<V: View>(call: &Call<'_>, query: &Query, view: &V, etag: Etag) -> Outcome {
+    let waits = match call.parked {
+        _ if !query.wait_for_change => None,
+        Some(parked) => {
+            let over = parked.state != etag.0 || call.now.mono >= parked.until || parked.wait.is_ended();
+            (!over).then(|| parked.clone())
+        }
+        None if query.last_etag.as_ref().is_some_and(|seen| *seen != etag.to_string()) => None,
+        None => {
+            let until = call.now.mono + query.timeout.unwrap_or(WAIT_DEFAULT).min(WAIT_MOST);
+            Some(Parked { until, state: etag.0, wait: call.vm.mailbox.wait() })
+        }
+    };
+    match waits {
+        Some(parked) => Outcome::Park(parked),
+        None => {
+            let (kind, body) = query.body(view);
+            found(kind, etag, body).into()
+        }
+    }
+}
+
+impl Live for Server {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let path: Vec<&str> = call.rest.split('/').filter(|segment| !segment.is_empty()).collect();
+        let reads = Methods::READ.contain(call.request.method);
+        match path.as_slice() {
+            ["v1", "instance", "guest-attributes", namespace, key] if !reads => {
+                guest::write(call, namespace, key)
+            }
+            _ if !reads => not_allowed(&[Method::Get, Method::Head]).into(),
+            [] => flavoured(Status(200), PLAIN, &[], "v1/\n").into(),
+            ["v1", path @ ..] => self.read(call, path),
+            _ => refusal(Status(404), &[]).into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "the tree, its guest attributes and tokens; with wait_for_change when it has changed"
+    }
+}

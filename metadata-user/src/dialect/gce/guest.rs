@@ -1,0 +1,121 @@
+//! `instance/guest-attributes/<namespace>/<key>`: what the guest writes, and reads back.
+
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use super::view::{Etag, Shape, View};
+use super::{PLAIN, found, not_allowed, refusal};
+use crate::http::{Body, Method, Status};
+use crate::mailbox::{AttributeRefused, Mailbox};
+use crate::store::{Call, Outcome};
+
+/// Tells this run of the agent from others: the attributes' version begins anew with each.
+static RUN: LazyLock<u64> = LazyLock::new(rand::random);
+
+/// Puts or deletes an attribute.
+pub(super) fn write(call: &Call<'_>, namespace: &str, key: &str) -> Outcome {
+    let mailbox = &call.vm.mailbox;
+    match call.request.method {
+        Method::Put => match mailbox.set_attribute(namespace, key, call.request.body) {
+            Ok(()) => done(call.request.body),
+            Err(AttributeRefused::Name) => refusal(Status(400), &[]).into(),
+            Err(AttributeRefused::TooLarge) => refusal(Status(413), &[]).into(),
+            Err(AttributeRefused::Full) => refusal(Status(409), &[]).into(),
+        },
+        Method::Delete if mailbox.delete_attribute(namespace, key) => done(b""),
+        Method::Delete => refusal(Status(404), &[]).into(),
+        _ => not_allowed(&[Method::Get, Method::Head, Method::Put, Method::Delete]).into(),
+    }
+}
+
+fn done(octets: &[u8]) -> Outcome {
+    Outcome::Changed(found(PLAIN, Etag::of(&octets.to_vec().into()), ""))
+}
+
+/// All guest attributes, a namespace, or an attribute.
+pub(super) struct GuestView<'a> {
+    mailbox: &'a Mailbox,
+    at: At,
+}
+
+enum At {
+    All,
+    Namespace(String, Vec<String>),
+    Attribute(bytes::Bytes),
+}
+
+impl<'a> GuestView<'a> {
+    /// What is at a path.
+    pub(super) fn find(mailbox: &'a Mailbox, names: &[&str]) -> Option<Self> {
+        let at = match names {
+            [] => At::All,
+            [namespace] => {
+                let mut all = mailbox.attributes().into_iter();
+                let (name, keys) = all.find(|(name, _)| name == namespace)?;
+                At::Namespace(name, keys)
+            }
+            [namespace, key] => At::Attribute(mailbox.attribute(namespace, key)?),
+            _ => return None,
+        };
+        Some(Self { mailbox, at })
+    }
+
+    /// Of an attribute, its own; of a directory, one that any change of an attribute changes: there may be
+    /// two megabytes in it, and a guest may have all its waits look at it for each attribute it writes.
+    pub(super) fn etag(&self) -> Etag {
+        match &self.at {
+            At::Attribute(octets) => Etag::of(&octets.clone().into()),
+            At::All | At::Namespace(..) => {
+                let version = RUN.wrapping_add(self.mailbox.attributes_version());
+                Etag::of(&version.to_be_bytes().to_vec().into())
+            }
+        }
+    }
+
+    fn value(&self) -> Value {
+        match &self.at {
+            At::Attribute(octets) => String::from_utf8_lossy(octets).into(),
+            At::All | At::Namespace(..) => {
+                let members = self.children().into_iter().map(|(name, child)| (name, child.value()));
+                members.collect::<Map<String, Value>>().into()
+            }
+        }
+    }
+}
+
+impl View for GuestView<'_> {
+    fn shape(&self) -> Shape {
+        if matches!(self.at, At::Attribute(_)) { Shape::Leaf } else { Shape::Directory }
+    }
+
+    fn children(&self) -> Vec<(String, Self)> {
+        let view = |at| Self { mailbox: self.mailbox, at };
+        match &self.at {
+            At::All => {
+                let namespace =
+                    |(name, keys): (String, Vec<String>)| (name.clone(), view(At::Namespace(name, keys)));
+                self.mailbox.attributes().into_iter().map(namespace).collect()
+            }
+            At::Namespace(namespace, keys) => {
+                let attribute = |key: &String| {
+                    let octets = self.mailbox.attribute(namespace, key)?;
+                    Some((key.clone(), view(At::Attribute(octets))))
+                };
+                keys.iter().filter_map(attribute).collect()
+            }
+            At::Attribute(_) => Vec::new(),
+        }
+    }
+
+    fn json(&self) -> Body {
+        self.value().to_string().into()
+    }
+
+    fn text(&self) -> Body {
+        match &self.at {
+            At::Attribute(octets) => octets.clone().into(),
+            At::All | At::Namespace(..) => Body::default(),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The tree of a record, as JSON.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+use crate::record::network::Nic;
+use crate::record::vm::{Payload, ServiceAccount};
+use crate::record::{GCE_ATTRIBUTES, Record, is_segment};
+
+/// The account keys are for that name none: cloud-init takes it for the image's default account.
+const KEY_USER: &str = "cloudinit";
+
+/// All of it but what is computed (tokens) or the guest's (guest attributes, which the real server leaves out
+/// of larger documents, too).
+pub(super) fn whole(record: &Record) -> Value {
+    json!({
+        "instance": instance(record),
+        "oslogin": { "authenticate": {} },
+        "project": {
+            "attributes": {},
+            "numericProjectId": record.vm.project.number,
+            "projectId": record.vm.project.id.as_str(),
+        },
+    })
+}
+
+fn instance(record: &Record) -> Value {
+    let labels: Vec<&str> = record.labels.iter().map(|label| label.as_str()).collect();
+    let nics = record.network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none());
+    json!({
+        "attributes": attributes(record),
+        "cpuPlatform": "",
+        "description": "",
+        "disks": disks(record),
+        "guestAttributes": {},
+        "hostname": record.hostname.fqdn(),
+        "id": record.numeric_id(),
+        "image": record.image.as_ref().map_or("", |image| image.id.as_str()),
+        "machineType": record.gce_machine_type(),
+        "maintenanceEvent": "NONE",
+        "name": record.vm.name.as_str(),
+        "networkInterfaces": nics.map(|nic| interface(record, nic)).collect::<Vec<_>>(),
+        "preempted": "FALSE",
+        "remainingCpuTime": -1,
+        "scheduling": {
+            "automaticRestart": "TRUE",
+            "onHostMaintenance": "MIGRATE",
+            "preemptible": "FALSE",
+        },
+        "serviceAccounts": accounts(record),
+        "tags": labels,
+        "virtualClock": { "driftToken": "0" },
+        "zone": record.gce_zone(),
+    })
+}
+
+/// `attributes`: what has a meaning of its own, then the record's metadata.
+fn attributes(record: &Record) -> Value {
+    let custom = record
+        .metadata
+        .0
+        .iter()
+        .filter(|(key, _)| is_segment(key) && !GCE_ATTRIBUTES.contains(&key.as_str()));
+    let mut attributes: Map<String, Value> =
+        custom.map(|(key, value)| (key.clone(), value.as_str().into())).collect();
+    if !record.ssh_keys.is_empty() {
+        let line = |key: &crate::record::vm::SshKey| {
+            format!("{}:{}", key.user.as_ref().map_or(KEY_USER, |user| user.as_str()), key.key)
+        };
+        let lines: Vec<String> = record.ssh_keys.iter().map(line).collect();
+        attributes.insert("ssh-keys".to_owned(), lines.join("\n").into());
+    }
+    if let Some(octets) = record.user_data.as_ref().and_then(Payload::bytes) {
+        let text = match std::str::from_utf8(&octets) {
+            Ok(text) => text.into(),
+            Err(_) => {
+                attributes.insert("user-data-encoding".to_owned(), "base64".into());
+                STANDARD.encode(&octets).into()
+            }
+        };
+        attributes.insert("user-data".to_owned(), text);
+    }
+    attributes.into()
+}
+
+fn disks(record: &Record) -> Value {
+    let disk = |(n, disk): (usize, &crate::record::vm::Disk)| {
+        let name = disk.serial.as_ref().map_or_else(|| format!("disk-{n}"), ToString::to_string);
+        json!({
+            "deviceName": name,
+            "index": n,
+            "interface": disk.bus.as_str().to_uppercase(),
+            "mode": if disk.kind.as_str() == "cdrom" { "READ_ONLY" } else { "READ_WRITE" },
+            "type": "PERSISTENT",
+        })
+    };
+    record.disks.iter().enumerate().map(disk).collect()
+}
+
+/// A NIC, for information: guests configure it by DHCP. Without IPv4, nothing is said of IPv4.
+fn interface(record: &Record, nic: &Nic) -> Value {
+    let of_family = |v4: bool| {
+        nic.addresses.iter().filter_map(move |entry| {
+            Some((entry, entry.address.filter(|cidr| cidr.address.is_ipv4() == v4)?))
+        })
+    };
+    let external = nic.addresses.iter().filter_map(|entry| entry.public);
+    let access =
+        |ip: crate::record::values::Ip| json!({ "externalIp": ip.to_string(), "type": "ONE_TO_ONE_NAT" });
+    let servers: Vec<String> = record.network.dns.iter().map(ToString::to_string).collect();
+    let v6: Vec<String> = of_family(false).map(|(_, cidr)| cidr.address.to_string()).collect();
+    let mut members = json!({
+        "accessConfigs": external.filter(|ip| ip.0.is_ipv4()).map(access).collect::<Vec<_>>(),
+        "dnsServers": servers,
+        "forwardedIps": [],
+        "ipAliases": [],
+        "targetInstanceIps": [],
+    });
+    let mut set = |name: &str, value: Value| members[name] = value;
+    if let Some((entry, cidr)) = of_family(true).next() {
+        set("ip", cidr.address.to_string().into());
+        set("subnetmask", mask(cidr.prefix).to_string().into());
+        set("gateway", entry.gateway.map_or_else(String::new, |ip| ip.to_string()).into());
+    }
+    if !v6.is_empty() {
+        set("ipv6s", v6.into());
+    }
+    if let Some(mac) = nic.mac {
+        set("mac", mac.to_string().into());
+    }
+    if let Some(mtu) = nic.mtu {
+        set("mtu", mtu.get().into());
+    }
+    if let Some(network) = &nic.network_id {
+        set("network", format!("projects/{}/networks/{network}", record.vm.project.number).into());
+    }
+    members
+}
+
+/// The netmask of a prefix of at most 32 bits.
+fn mask(prefix: u8) -> IpAddr {
+    let bits = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+    Ipv4Addr::from_bits(bits).into()
+}
+
+/// The service account, once as `default` and once under its e-mail address.
+fn accounts(record: &Record) -> Value {
+    let mut accounts = Map::new();
+    if let Some(account) = &record.credentials.service_account {
+        let ServiceAccount { name, email, scopes, .. } = account;
+        let email = email.as_ref().unwrap_or(name).as_str();
+        let scopes: Vec<&str> = scopes.iter().map(|scope| scope.as_str()).collect();
+        let value = json!({ "aliases": ["default"], "email": email, "scopes": scopes });
+        accounts.insert(email.to_owned(), value.clone());
+        accounts.insert("default".to_owned(), value);
+    }
+    accounts.into()
+}

@@ -1,0 +1,122 @@
+//! Hetzner: a YAML document, the private networks, and user-data as it is; leaves for Afterburn and systemd.
+//!
+//! cloud-init (`DataSourceHetzner.py`) wants every document to be there: an empty list says that there are no
+//! private networks, 204 that there is no user-data. It gives the NICs of private networks DHCP by itself, so
+//! the network-config is about the others.
+
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+
+use super::Dialect;
+use super::addresses::{Version, gateway, given, known, network_of, public_keys, speaks};
+use super::network_v1::{Resolvers, version_1};
+use super::sheet::{Sheet, YAML};
+use super::text::payload_text;
+use super::walk::Walk;
+use super::yaml;
+use crate::http::{Body, Response, Status};
+use crate::record::values::NicMac;
+use crate::record::{self, Nic, Record, Role};
+use crate::store::Methods;
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Hetzner], render };
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));
+    let networks = sheet.found(YAML, yaml::document(&private_networks(record)));
+    sheet.open("/hetzner/v1/metadata/private-networks", networks);
+    let config = sheet.found(YAML, yaml::document(&network_config));
+    sheet.open("/hetzner/v1/metadata/network-config", config);
+
+    let user_data = match &record.user_data {
+        Some(payload) => sheet.payload(payload),
+        None => sheet.share(Response::new(Status(204), None, &[], "")),
+    };
+    sheet.open("/hetzner/v1/userdata", user_data.clone());
+    // The name systemd has for it, below the base of all its keys.
+    sheet.open("/hetzner/v1/metadata/userdata", user_data);
+
+    let leaves = leaves(record);
+    let mut document = leaves.clone();
+    document.insert("network-config".into(), network_config);
+    let whole = whole(record, document, sheet);
+    let leaves = Walk::of(sheet.document(&leaves.into())).with_whole(whole);
+    sheet.live_below("/hetzner/v1/metadata", Methods::READ, &[], leaves);
+}
+
+/// What is served by itself, too.
+fn leaves(record: &Record) -> Map<String, Value> {
+    let mut leaves = Map::new();
+    let mut add = |key: &str, value: Value| leaves.insert(key.to_owned(), value);
+    add("instance-id", record.numeric_id().into());
+    add("hostname", record.hostname.fqdn().into());
+    add("availability-zone", record.placement.zone.as_str().into());
+    add("region", record.placement.region.as_str().into());
+    add("public-keys", public_keys(record));
+    if let Some(address) = public_ipv4(record) {
+        add("public-ipv4", address.to_string().into());
+    }
+    leaves
+}
+
+/// The document, with a vendor-data that other VMs have in a piece of its own.
+fn whole(record: &Record, document: Map<String, Value>, sheet: &mut Sheet<'_>) -> Response {
+    let Some(vendor_data) = payload_text(record.vendor_data.as_ref()) else { return sheet.unread() };
+    let text = yaml::document(&document.into());
+    if record.vendor_data.is_none() {
+        return sheet.found(YAML, text);
+    }
+    let vendor_data = sheet.octets(yaml::scalar(&vendor_data));
+    let newline = Bytes::from_static(b"\n");
+    let before = format!("{text}vendor_data: ").into_boxed_str().into_boxed_bytes();
+    sheet.found(YAML, Body::join([before.into(), vendor_data, newline]))
+}
+
+/// The first address that reaches the VM from the world: one translated to it, or its own.
+fn public_ipv4(record: &Record) -> Option<IpAddr> {
+    let public = given(&record.network).filter(|(n, ..)| record.role(*n) == Role::Public);
+    let mut addresses = public.flat_map(|(_, nic, _)| known(nic, Version::V4));
+    addresses.find_map(|(address, cidr)| {
+        let own =
+            |address: IpAddr| matches!(address, IpAddr::V4(v4) if !v4.is_private() && !v4.is_link_local());
+        let translated = address.public.map(|public| public.0).filter(IpAddr::is_ipv4);
+        translated.or_else(|| Some(cidr.address).filter(|address| own(*address)))
+    })
+}
+
+/// True for the NICs that have an entry among the private networks, whose form knows IPv4 alone.
+fn is_private(record: &Record, n: usize) -> bool {
+    private_nics(record).any(|(private, ..)| private == n)
+}
+
+fn private_nics(record: &Record) -> impl Iterator<Item = (usize, &Nic, NicMac)> {
+    let private = |n, nic| record.role(n) == Role::Private && speaks(nic, Version::V4);
+    given(&record.network).filter(move |(n, nic, _)| private(*n, nic))
+}
+
+fn private_networks(record: &Record) -> Value {
+    let network = |(id, (n, nic, mac)): (usize, (usize, &Nic, NicMac))| {
+        let mut addresses = known(nic, Version::V4);
+        let mut entry = json!({
+            "interface_num": n + 1,
+            "mac_address": mac.to_string(),
+            "network_id": id + 1,
+            "network_name": nic.network_id.as_ref().map_or(nic.id.as_str(), |id| id.as_str()),
+        });
+        if let Some((address, cidr)) = addresses.next() {
+            let network = network_of(cidr).to_string();
+            entry["ip"] = cidr.address.to_string().into();
+            entry["gateway"] = gateway(address).into();
+            entry["network"] = network.clone().into();
+            entry["subnet"] = network.into();
+        }
+        entry["alias_ips"] = addresses.map(|(_, cidr)| cidr.address.to_string()).collect();
+        entry
+    };
+    private_nics(record).enumerate().map(network).collect()
+}

@@ -1,0 +1,137 @@
+//! MAAS, below the path the guest's configuration names (cloud-init, `DataSourceMAAS`): five documents under
+//! a version, and messages.
+//!
+//! Optional documents that do not exist are empty: a 404 costs the client a second. Where the record has
+//! credentials, requests must be signed with them by OAuth 1.0's PLAINTEXT (RFC 5849 §3.4.4); after a 401 the
+//! client sets its clock by our `Date`.
+
+mod oauth;
+#[cfg(test)]
+mod tests;
+
+use bytes::Bytes;
+use serde_json::json;
+
+use super::Dialect;
+use super::sheet::{OCTETS, Sheet, TEXT, YAML};
+use super::text::text_form;
+use super::yaml;
+use crate::http::parse::TARGET_MAX;
+use crate::http::target::normalise;
+use crate::http::{Method, Response, Status};
+use crate::record::vm::Payload;
+use crate::record::{self, Record};
+use crate::sink::MessageKind;
+use crate::store::{Call, Live, Methods, Outcome};
+use oauth::Signature;
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Maas], render };
+
+/// The versions clients name.
+const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let mut buffer = [0; TARGET_MAX];
+    // A path that no request can have is served to none.
+    let Ok(base) = normalise(record.serve.maas_path.as_str(), &mut buffer) else { return };
+    let keys: String = record.ssh_keys.iter().map(|key| format!("{}\n", key.key)).collect();
+    let tree = Tree {
+        signature: record.credentials.maas.as_ref().map(Signature::of),
+        instance_id: sheet.found(TEXT, record.vm.uuid.as_str().to_owned()),
+        local_hostname: sheet.found(TEXT, record.hostname.fqdn()),
+        public_keys: sheet.found(TEXT, keys),
+        vendor_data: vendor_data(record.vendor_data.as_ref(), sheet),
+        user_data: match &record.user_data {
+            Some(payload) => sheet.payload(payload),
+            None => sheet.found(OCTETS, ""),
+        },
+    };
+    let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
+    sheet.live_below(base.path.to_owned(), methods, &[], tree);
+}
+
+/// The client reads YAML here, and of a mapping takes the `cloud-init` part: a script as it is would be no
+/// YAML, and a cloud-config be taken for a mapping without that part.
+fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
+    let Some(payload) = payload else { return sheet.found(YAML, "") };
+    let Some(octets) = payload.bytes() else { return sheet.unread() };
+    let document = text_form(&octets).map(|text| yaml::document(&json!({ "cloud-init": text })));
+    sheet.found(YAML, document.unwrap_or_default())
+}
+
+/// All below the path.
+#[derive(Debug)]
+struct Tree {
+    signature: Option<Signature>,
+    instance_id: Response,
+    local_hostname: Response,
+    public_keys: Response,
+    vendor_data: Response,
+    user_data: Response,
+}
+
+impl Live for Tree {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        if let Some(signature) = &self.signature
+            && !signature.signs(&call.request.headers)
+        {
+            return Response::error(Status(401), &[("WWW-Authenticate", "OAuth")]).into();
+        }
+        let rest = call.rest.trim_start_matches('/');
+        let (version, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let is_version = VERSIONS.contains(&version);
+        let is_status = version == "status" && !path.is_empty();
+        match call.request.method {
+            Method::Post if is_status || (is_version && path.is_empty()) => told(call, is_status),
+            Method::Post => Response::error(Status(405), &[("Allow", "GET, HEAD")]).into(),
+            _ if is_status => Response::error(Status(405), &[("Allow", "POST")]).into(),
+            _ if is_version => self.document(path).into(),
+            _ if rest.is_empty() => text(VERSIONS.join("\n")).into(),
+            _ => Response::error(Status(404), &[]).into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "five documents for each version, and op=signal"
+    }
+}
+
+impl Tree {
+    fn document(&self, path: &str) -> Response {
+        match path {
+            "" => text("meta-data\nuser-data".to_owned()),
+            "meta-data" => text("instance-id\nlocal-hostname\npublic-keys\nvendor-data".to_owned()),
+            "meta-data/instance-id" => self.instance_id.clone(),
+            "meta-data/local-hostname" => self.local_hostname.clone(),
+            "meta-data/public-keys" => self.public_keys.clone(),
+            "meta-data/vendor-data" => self.vendor_data.clone(),
+            "user-data" => self.user_data.clone(),
+            _ => Response::error(Status(404), &[]),
+        }
+    }
+}
+
+/// A message: `op=signal` to a version, in whichever coding of forms, or a report to `status/<id>`.
+fn told(call: &Call<'_>, is_status: bool) -> Outcome {
+    let request = call.request;
+    if !is_status && !is_signal(request.target.query.as_bytes()) && !is_signal(request.body) {
+        return Response::error(Status(400), &[]).into();
+    }
+    call.vm.mailbox.tell(&call.vm.sinks, MessageKind::Event, request.body, call.now.unix_seconds);
+    text("OK".to_owned()).into()
+}
+
+/// True for a form with `op=signal`: URL-encoded, or of several parts (RFC 7578), where the name is a
+/// parameter and the value follows an empty line.
+fn is_signal(form: &[u8]) -> bool {
+    let parts = |form: &[u8]| {
+        let text = String::from_utf8_lossy(form);
+        let mut after = text.split("name=\"op\"").skip(1);
+        after.any(|part| part.trim_start().trim_start_matches("\r\n").starts_with("signal"))
+    };
+    form_urlencoded::parse(form).any(|(name, value)| name == "op" && value == "signal") || parts(form)
+}
+
+fn text(text: String) -> Response {
+    Response::new(Status(200), Some(TEXT), &[], Bytes::from(text))
+}

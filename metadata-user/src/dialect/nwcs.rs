@@ -1,0 +1,37 @@
+//! NWCS: one JSON document, and the instance id by itself.
+//!
+//! cloud-init (`DataSourceNWCS.py`) wants every item of the network to have a MAC and a name: NICs alone, and
+//! resolvers inside their subnets.
+
+#[cfg(test)]
+mod tests;
+
+use serde_json::json;
+
+use super::Dialect;
+use super::addresses::public_keys;
+use super::network_v1::{Resolvers, version_1};
+use super::sheet::Sheet;
+use super::text::payload_text;
+use crate::record::{self, Nic, Record};
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Nwcs], render };
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let given = |_, nic: &Nic| nic.vlan.is_none() && nic.bond.is_none();
+    let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
+    let whole = match texts {
+        Some((user_data, vendor_data)) => sheet.json(&json!({
+            "hostname": record.hostname.short.as_str(),
+            "instance-id": record.vm.uuid.as_str(),
+            "machine_type": record.instance_type(),
+            "network": version_1(&record.network, Resolvers::Subnets, given),
+            "public-keys": public_keys(record),
+            "userdata": user_data,
+            "vendordata": vendor_data,
+        })),
+        None => sheet.unread(),
+    };
+    sheet.open("/api/v1/metadata", whole);
+    sheet.text("/api/v1/metadata/instance-id", record.vm.uuid.as_str());
+}

@@ -1,0 +1,48 @@
+//! What the vectors do not show.
+
+use serde_json::{Value, json};
+
+use crate::dialect::tests::{ask_with, full, parse, render};
+use crate::http::Method;
+use crate::store::Interner;
+
+fn document(record: &Value) -> (u16, Value) {
+    let responses = render(&parse(record), &mut Interner::new());
+    let answer = ask_with(&responses, Method::Get, "/api/v1/metadata", &[], b"");
+    (answer.status().0, serde_json::from_slice(&answer.body().to_bytes()).unwrap_or_default())
+}
+
+#[test]
+fn every_item_of_the_network_is_a_nic_and_resolvers_are_in_its_subnets() {
+    let mut record = full();
+    let nics = record["network"]["nics"].as_array_mut().expect("NICs");
+    nics[0]["addresses"] =
+        json!([{"method": "static", "address": "198.51.100.9/24", "gateway": "198.51.100.1"}]);
+    nics.push(json!({"id": "v7", "mac": "52:54:00:12:34:57", "vlan": {"link": "n1", "id": 7}}));
+    let (_, document) = document(&record);
+    let config = document["network"]["config"].as_array().expect("a list").clone();
+    let named = |item: &Value| item["name"].is_string() && item["mac_address"].is_string();
+    assert_eq!((config.len(), config.iter().all(named)), (2, true));
+    let subnet = json!({
+        "address": "198.51.100.9/24", "dns_nameservers": ["10.0.2.3"], "dns_search": ["example.internal"],
+        "gateway": "198.51.100.1", "type": "static",
+    });
+    assert_eq!(config[0]["subnets"], json!([subnet]));
+    assert_eq!(config[1]["subnets"], json!([{"address": "192.168.7.5/24", "type": "static"}]));
+}
+
+#[test]
+fn what_is_not_there_is_empty_and_what_is_still_to_be_read_is_waited_for() {
+    let mut record = full();
+    for field in ["user_data", "vendor_data", "ssh_keys", "instance_type"] {
+        record.as_object_mut().expect("a mapping").remove(field);
+    }
+    let (_, bare) = document(&record);
+    assert_eq!(
+        (&bare["userdata"], &bare["vendordata"], &bare["public-keys"]),
+        (&json!(""), &json!(""), &json!([]))
+    );
+    assert_eq!(bare["machine_type"], "unknown");
+    record["user_data"] = json!({"source": {"file": "user-data"}});
+    assert_eq!(document(&record).0, 503);
+}

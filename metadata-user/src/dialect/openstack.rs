@@ -1,0 +1,235 @@
+//! OpenStack's tree, as Nova serves it (`nova/api/metadata/base.py`): JSON documents under
+//! `/openstack/<version>/`, injected files, and a password the guest may post once.
+//!
+//! Every version has the newest documents; clients ignore keys they do not know. Only the first version lacks
+//! the password. What does not exist is 404, but vendor-data is `{}`: both cost cloud-init no time.
+
+mod network;
+#[cfg(test)]
+mod tests;
+
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+
+use super::Dialect;
+use super::sheet::{OCTETS, Sheet, TEXT};
+use super::text::text_form;
+use crate::http::{Method, Response, Status};
+use crate::mailbox::PasswordRefused;
+use crate::record::values::Secret;
+use crate::record::vm::Payload;
+use crate::record::{self, Record};
+use crate::sink::MessageKind;
+use crate::store::path::OPENSTACK_VERSIONS;
+use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
+
+/// EVE's guests read this tree, too.
+pub(super) const DIALECT: Dialect =
+    Dialect { names: &[record::Dialect::OpenStack, record::Dialect::Eve], render };
+
+/// The version before there was a password (nova: Grizzly added it).
+const WITHOUT_PASSWORD: &str = OPENSTACK_VERSIONS[0];
+
+/// No password goes through a proxy.
+static DIRECT: LazyLock<[Guard; 1]> = LazyLock::new(|| {
+    [Guard {
+        condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
+        otherwise: Response::error(Status(403), &[]),
+    }]
+});
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    // EVE by itself has one version, and its guests look for no other.
+    let versions = match record.serve.serves(record::Dialect::OpenStack) {
+        true => format!("{}\nlatest", OPENSTACK_VERSIONS.join("\n")),
+        false => "latest\n".to_owned(),
+    };
+    sheet.text("/openstack", versions);
+    let meta_data = sheet.json(&meta_data(record));
+    let guards: &[Guard] = if admin_password(record).is_some() { &*DIRECT } else { &[] };
+    sheet.guarded("/openstack/latest/meta_data.json", guards, meta_data);
+    if let Some(payload) = &record.user_data {
+        let response = sheet.payload(payload);
+        sheet.open("/openstack/latest/user_data", response);
+    }
+    for (path, payload) in [
+        ("/openstack/latest/vendor_data.json", &record.vendor_data),
+        ("/openstack/latest/vendor_data2.json", &record.vendor_data2),
+    ] {
+        let response = vendor_data(payload.as_ref(), sheet);
+        sheet.open(path, response);
+    }
+    let network = network::network_data(record);
+    if let Some(document) = &network {
+        let response = sheet.json(document);
+        sheet.open("/openstack/latest/network_data.json", response);
+    }
+    for (n, file) in record.files.iter().enumerate() {
+        let octets = sheet.octets(file.base64.0.clone());
+        let response = sheet.found(OCTETS, octets);
+        sheet.open(format!("/openstack{}", content_path(n)), response);
+    }
+    let mut listing = |password| {
+        let names = names(record.user_data.is_some(), password, network.is_some());
+        sheet.found(TEXT, names.join("\n"))
+    };
+    let listing = Listing { first: listing(false), later: listing(true) };
+    sheet.live("/openstack/latest", Methods::READ, &[], listing);
+    let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
+    sheet.live("/openstack/latest/password", methods, &*DIRECT, Password);
+}
+
+/// What a version's directory lists: what there is.
+fn names(user_data: bool, password: bool, network: bool) -> Vec<&'static str> {
+    let names = [
+        ("meta_data.json", true),
+        ("password", password),
+        ("user_data", user_data),
+        ("vendor_data.json", true),
+        ("network_data.json", network),
+        ("vendor_data2.json", true),
+    ];
+    names.into_iter().filter_map(|(name, is_there)| is_there.then_some(name)).collect()
+}
+
+fn content_path(n: usize) -> String {
+    format!("/content/{n:04}")
+}
+
+fn admin_password(record: &Record) -> Option<&str> {
+    record.admin.as_ref()?.password.as_ref().map(Secret::expose)
+}
+
+fn meta_data(record: &Record) -> Value {
+    let mut document = json!({
+        "uuid": record.instance_id(),
+        "hostname": record.hostname.fqdn(),
+        "name": record.vm.name.as_str(),
+        "launch_index": record.vm.launch_index,
+        "availability_zone": record.placement.zone.as_str(),
+        "project_id": record.vm.project.id.as_str(),
+        "devices": devices(record),
+        "dedicated_cpus": [],
+    });
+    let mut add = |key: &str, value: Value| document[key] = value;
+    if !record.ssh_keys.is_empty() {
+        let keys = record.ssh_keys.iter();
+        let named = keys.clone().map(|key| (key.name.to_string(), key.key.as_str().into()));
+        add("public_keys", Value::Object(named.collect()));
+        let listed =
+            keys.map(|key| json!({ "name": key.name.as_str(), "type": "ssh", "data": key.key.as_str() }));
+        add("keys", listed.collect());
+    }
+    let password = admin_password(record);
+    let meta = meta(record, password.is_some());
+    if !meta.is_empty() {
+        add("meta", meta.into());
+    }
+    if let Some(password) = password {
+        add("admin_pass", password.into());
+    }
+    if let Some(seed) = &record.random_seed {
+        add("random_seed", base64(&seed.base64.0).into());
+    }
+    if !record.files.is_empty() {
+        let files = record.files.iter().enumerate();
+        let files =
+            files.map(|(n, file)| json!({ "path": file.path.as_str(), "content_path": content_path(n) }));
+        add("files", files.collect());
+    }
+    document
+}
+
+/// The custom map. `dsmode` would steer cloud-init and is not the tenant's; `admin_pass` here would win over
+/// the document's own with cloudbase-init.
+fn meta(record: &Record, password: bool) -> Map<String, Value> {
+    let entries = record.metadata.0.iter();
+    let entries = entries.filter(|(key, _)| *key != "dsmode" && !(password && *key == "admin_pass"));
+    entries.map(|(key, value)| (key.clone(), value.as_str().into())).collect()
+}
+
+/// The disks. Nova lists NICs here only for their tags, and a record has none for them.
+fn devices(record: &Record) -> Value {
+    let device = |disk: &record::vm::Disk| {
+        let mut device = json!({
+            "type": disk.kind.as_str(),
+            "bus": disk.bus.as_str(),
+            "address": disk.address.as_str(),
+            "tags": disk.tags.iter().map(record::values::Line::as_str).collect::<Vec<_>>(),
+        });
+        if let Some(serial) = &disk.serial {
+            device["serial"] = serial.as_str().into();
+        }
+        device
+    };
+    record.disks.iter().map(device).collect()
+}
+
+/// The only part of an object cloud-init reads. Octets that are no text cannot be in JSON.
+fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
+    let Some(payload) = payload else { return sheet.json(&json!({})) };
+    let Some(octets) = payload.bytes() else { return sheet.unread() };
+    let document = text_form(&octets).map_or_else(|| json!({}), |text| json!({ "cloud-init": text }));
+    sheet.json(&document)
+}
+
+fn base64(octets: &Bytes) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(octets)
+}
+
+fn is_without_password(call: &Call<'_>) -> bool {
+    call.request.target.path.split('/').any(|segment| segment == WITHOUT_PASSWORD)
+}
+
+/// What a version's directory lists, for the first version and the later ones.
+#[derive(Debug)]
+struct Listing {
+    first: Response,
+    later: Response,
+}
+
+impl Live for Listing {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let listing = if is_without_password(call) { &self.first } else { &self.later };
+        listing.clone().into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the names of what there is"
+    }
+}
+
+/// The password the guest chose, encrypted by it for the owner of the VM's key.
+#[derive(Debug)]
+struct Password;
+
+impl Live for Password {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let answer = |status: u16| Response::error(Status(status), &[]);
+        if is_without_password(call) {
+            return answer(404).into();
+        }
+        let mailbox = &call.vm.mailbox;
+        let said = |octets: Bytes| Response::new(Status(200), Some(TEXT), &[], octets);
+        if call.request.method != Method::Post {
+            return said(mailbox.posted_password()).into();
+        }
+        let response = match mailbox.post_password(call.request.body) {
+            Ok(()) => {
+                let body = call.request.body;
+                mailbox.tell(&call.vm.sinks, MessageKind::Password, body, call.now.unix_seconds);
+                said(Bytes::new())
+            }
+            Err(PasswordRefused::Empty | PasswordRefused::TooLarge) => answer(400),
+            Err(PasswordRefused::AlreadySet) => answer(409),
+        };
+        response.into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the password the guest posts, once"
+    }
+}

@@ -1,0 +1,122 @@
+//! Oracle: two JSON documents and every part of them, in two trees.
+//!
+//! Version 2 wants a header no web application can be tricked into sending, and refuses what came through a
+//! proxy; version 1 wants nothing and can be switched off. Nothing in either is a credential.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::LazyLock;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+use super::Dialect;
+use super::addresses::{Version, gateway, given, known, network_of};
+use super::sheet::Sheet;
+use super::walk::Walk;
+use crate::http::{Response, Status};
+use crate::record::values::NicMac;
+use crate::record::vm::Payload;
+use crate::record::{self, Nic, ORACLE_KEYS, Record, Switch};
+use crate::store::{Condition, Guard, Methods};
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Oracle], render };
+
+static GUARDS: LazyLock<[Guard; 4]> = LazyLock::new(|| {
+    let absent = |name| Guard {
+        condition: Condition::HeaderAbsent { name },
+        otherwise: Response::error(Status(403), &[]),
+    };
+    [
+        absent("Forwarded"),
+        absent("X-Forwarded-For"),
+        absent("X-Forwarded-Host"),
+        Guard {
+            condition: Condition::HeaderIs { name: "Authorization", value: "Bearer Oracle" },
+            otherwise: Response::error(Status(401), &[]),
+        },
+    ]
+});
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let instance = match instance(record) {
+        Some(instance) => Walk::of(sheet.document(&instance)),
+        None => Walk::unread(sheet.unread()),
+    };
+    let vnics = Walk::of(sheet.document(&vnics(record)));
+    sheet.live_below("/opc/v2/instance", Methods::READ, &*GUARDS, instance.clone());
+    sheet.live_below("/opc/v2/vnics", Methods::READ, &*GUARDS, vnics.clone());
+    if record.serve.opc_v1 == Switch::On {
+        sheet.live_below("/opc/v1/instance", Methods::READ, &[], instance);
+        sheet.live_below("/opc/v1/vnics", Methods::READ, &[], vnics);
+    }
+}
+
+/// `None` while the user-data is still to be read.
+fn instance(record: &Record) -> Option<Value> {
+    let (region, zone) = (record.placement.region.as_str(), record.placement.zone.as_str());
+    let mut document = json!({
+        "agentConfig": {},
+        "availabilityDomain": zone,
+        "canonicalRegionName": region,
+        "compartmentId": record.vm.project.id.as_str(),
+        "displayName": record.vm.name.as_str(),
+        "faultDomain": fault_domain(record),
+        "hostname": record.hostname.short.as_str(),
+        "id": record.ocid(),
+        "metadata": metadata(record)?,
+        "ociAdName": zone,
+        "region": region,
+        "shape": record.instance_type(),
+        "state": "Running",
+        "timeCreated": 0,
+    });
+    if let Some(image) = &record.image {
+        document["image"] = image.id.as_str().into();
+    }
+    Some(document)
+}
+
+/// `FAULT-DOMAIN-1` and so on for 0 and so on; other names stay.
+fn fault_domain(record: &Record) -> String {
+    let name = record.placement.fault_domain.as_ref().map_or("0", |name| name.as_str());
+    name.parse::<u32>().map_or_else(|_| name.to_owned(), |n| format!("FAULT-DOMAIN-{}", u64::from(n) + 1))
+}
+
+/// The custom keys, the public keys and the user-data.
+fn metadata(record: &Record) -> Option<Value> {
+    let custom = record.metadata.0.iter().filter(|(key, _)| !ORACLE_KEYS.contains(&key.as_str()));
+    let mut metadata: Map<String, Value> =
+        custom.map(|(key, value)| (key.clone(), value.as_str().into())).collect();
+    if !record.ssh_keys.is_empty() {
+        let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
+        metadata.insert("ssh_authorized_keys".into(), keys.join("\n").into());
+    }
+    if let Some(user_data) = &record.user_data {
+        let octets = Payload::bytes(user_data)?;
+        metadata.insert("user_data".into(), STANDARD.encode(octets).into());
+    }
+    Some(metadata.into())
+}
+
+fn vnics(record: &Record) -> Value {
+    given(&record.network).map(|(n, nic, mac)| vnic(n, nic, mac)).collect()
+}
+
+fn vnic(n: usize, nic: &Nic, mac: NicMac) -> Value {
+    let mut vnic = json!({ "macAddr": mac.to_string(), "vlanTag": n, "vnicId": nic.eni_id() });
+    if let Some((address, cidr)) = known(nic, Version::V4).next() {
+        vnic["privateIp"] = cidr.address.to_string().into();
+        vnic["subnetCidrBlock"] = network_of(cidr).to_string().into();
+        vnic["virtualRouterIp"] = gateway(address).into();
+    }
+    if let Some((address, cidr)) = known(nic, Version::V6).next() {
+        let all = known(nic, Version::V6).map(|(_, cidr)| cidr.address.to_string());
+        vnic["ipv6Addresses"] = all.collect();
+        vnic["ipv6SubnetCidrBlock"] = network_of(cidr).to_string().into();
+        vnic["ipv6VirtualRouterIp"] = gateway(address).into();
+    }
+    vnic
+}

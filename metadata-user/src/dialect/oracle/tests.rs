@@ -1,0 +1,119 @@
+//! What the vectors do not show.
+
+use serde_json::{Value, json};
+
+use crate::dialect::tests::{ask_with, full, parse, render};
+use crate::http::{Method, Response};
+use crate::store::{Interner, Responses};
+
+const BEARER: (&str, &str) = ("Authorization", "Bearer Oracle");
+
+fn rendered(record: &Value) -> Responses {
+    render(&parse(record), &mut Interner::new())
+}
+
+fn get(responses: &Responses, path: &str, fields: &[(&str, &str)]) -> Response {
+    ask_with(responses, Method::Get, path, fields, b"")
+}
+
+fn document(record: &Value, name: &str) -> Value {
+    let answer = get(&rendered(record), &format!("/opc/v2/{name}"), &[BEARER]);
+    assert_eq!(answer.status().0, 200, "{name}");
+    serde_json::from_slice(&answer.body().to_bytes()).expect("JSON")
+}
+
+#[test]
+fn the_second_tree_needs_the_header_and_refuses_proxies_on_every_path() {
+    let responses = rendered(&full());
+    for path in ["/opc/v2/instance", "/opc/v2/instance/id", "/opc/v2/instance/nope", "/opc/v2/vnics/0"] {
+        for (fields, status) in [
+            (vec![], 401),
+            (vec![("Authorization", "Bearer oracl")], 401),
+            (vec![("Authorization", "")], 401),
+            (vec![BEARER, ("Forwarded", "for=1.2.3.4")], 403),
+            (vec![BEARER, ("x-forwarded-for", "")], 403),
+            (vec![BEARER, ("X-Forwarded-Host", "h")], 403),
+            (vec![("X-Forwarded-Host", "h")], 403),
+        ] {
+            assert_eq!(get(&responses, path, &fields).status().0, status, "{path} {fields:?}");
+        }
+    }
+    assert_eq!(get(&responses, "/opc/v2/instance/nope", &[BEARER]).status().0, 404);
+    assert_eq!(ask_with(&responses, Method::Put, "/opc/v2/instance", &[BEARER], b"").status().0, 405);
+}
+
+#[test]
+fn the_first_tree_says_the_same_without_a_header_and_can_be_off() {
+    let mut record = full();
+    let responses = rendered(&record);
+    for path in ["instance", "instance/metadata/role", "vnics", "vnics/1/macAddr"] {
+        let first = get(&responses, &format!("/opc/v1/{path}"), &[]);
+        let second = get(&responses, &format!("/opc/v2/{path}"), &[BEARER]);
+        assert_eq!((first.status().0, &first), (200, &second), "{path}");
+    }
+    record["serve"]["opc_v1"] = json!("off");
+    let responses = rendered(&record);
+    for path in ["instance", "instance/id", "vnics"] {
+        assert_eq!(get(&responses, &format!("/opc/v1/{path}"), &[BEARER]).status().0, 404, "{path}");
+    }
+}
+
+#[test]
+fn generated_keys_of_metadata_win_and_absent_ones_are_left_out() {
+    let mut record = full();
+    record["metadata"] = json!({"user_data": "evil", "ssh_authorized_keys": "evil", "role": "web"});
+    let metadata = document(&record, "instance/metadata");
+    assert!(!metadata.to_string().contains("evil"), "{metadata}");
+    record["ssh_keys"] = json!([{"name": "a", "key": "ssh-rsa A"}, {"name": "b", "key": "ssh-rsa B"}]);
+    assert_eq!(document(&record, "instance/metadata")["ssh_authorized_keys"], "ssh-rsa A\nssh-rsa B");
+    for field in ["user_data", "ssh_keys", "image"] {
+        record.as_object_mut().expect("a mapping").remove(field);
+    }
+    let instance = document(&record, "instance");
+    assert_eq!((&instance["metadata"], instance.get("image")), (&json!({"role": "web"}), None));
+}
+
+#[test]
+fn fault_domains_that_are_numbers_are_counted_from_one() {
+    for (domain, name) in [
+        (Value::Null, "FAULT-DOMAIN-1"),
+        (json!("2"), "FAULT-DOMAIN-3"),
+        (json!("4294967295"), "FAULT-DOMAIN-4294967296"),
+        (json!("rack-7"), "rack-7"),
+    ] {
+        let mut record = full();
+        record["placement"]["fault_domain"] = domain;
+        assert_eq!(document(&record, "instance")["faultDomain"], name);
+    }
+}
+
+#[test]
+fn vnics_say_what_is_known_of_each_version() {
+    let mut record = full();
+    record["network"]["nics"] = json!([
+        {"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [
+            {"method": "static", "address": "2001:db8::15/64", "gateway": "fe80::1"},
+            {"method": "static", "address": "2001:db8::16/64"}]},
+        {"id": "n1", "mac": "52:54:00:12:34:57", "addresses": [{"method": "dhcp4"}]},
+        {"id": "n2", "bond": {"links": ["n0", "n1"], "mode": "802.3ad"}},
+    ]);
+    let vnics = json!([
+        {
+            "ipv6Addresses": ["2001:db8::15", "2001:db8::16"], "ipv6SubnetCidrBlock": "2001:db8::/64",
+            "ipv6VirtualRouterIp": "fe80::1", "macAddr": "52:54:00:12:34:56", "vlanTag": 0,
+            "vnicId": "eni-d4dd82cf2995e2454",
+        },
+        {"macAddr": "52:54:00:12:34:57", "vlanTag": 1, "vnicId": "eni-934f3e5b19ddc5963"},
+    ]);
+    assert_eq!(document(&record, "vnics"), vnics);
+}
+
+#[test]
+fn user_data_still_to_be_read_is_not_taken_for_none() {
+    let mut record = full();
+    record["user_data"] = json!({"source": {"file": "user-data"}});
+    let responses = rendered(&record);
+    for (path, status) in [("instance", 503), ("instance/metadata/user_data", 503), ("vnics", 200)] {
+        assert_eq!(get(&responses, &format!("/opc/v2/{path}"), &[BEARER]).status().0, status, "{path}");
+    }
+}

@@ -1,0 +1,169 @@
+//! Scaleway, at addresses of its own: a JSON document, user-data and vendor-data for root only, and a state
+//! the guest sets.
+//!
+//! Root shows itself by a source port below 1024. cloud-init (`DataSourceScaleway.py`) asks for both payloads
+//! from port 1, one right after the other, so the connection is closed from this side: TIME-WAIT on the
+//! guest's would keep the port from it.
+
+#[cfg(test)]
+mod tests;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::addresses::{Version, gateway, given, labels};
+use super::sheet::{JSON, OCTETS, Sheet};
+use super::text::payload_text;
+use super::{Dialect, client};
+use crate::http::{Body, Method as Verb, Response, Status};
+use crate::record::network::{Address, Method};
+use crate::record::values::Cidr;
+use crate::record::vm::Payload;
+use crate::record::{self, Nic, Record};
+use crate::sink::MessageKind;
+use crate::store::{Call, Host, Live, Methods, Outcome};
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Scaleway], render };
+
+/// The first port anybody may bind on Linux (`ip_unprivileged_port_start`).
+const FIRST_OPEN_PORT: u16 = 1_024;
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    sheet.at(Host::Scaleway);
+    sheet.text("/", "api-metadata\n");
+    let conf = Conf { response: sheet.json(&conf(record)) };
+    sheet.live("/conf", Methods::READ, &[], conf);
+    for (path, payload) in [("/user_data", &record.user_data), ("/vendor_data", &record.vendor_data)] {
+        let response = response(payload.as_ref(), sheet).and_close();
+        let response = sheet.share(response);
+        sheet.live_below(path, Methods::READ, &[], ForRoot { response });
+    }
+    sheet.live("/state", Methods::of(&[Verb::Patch]), &[], State);
+}
+
+/// The document; for cloud-init with a member `ipv6`, which its versions before 26.1 read whether it is there or
+/// not, and give up the network configuration without.
+#[derive(Debug)]
+struct Conf {
+    response: Response,
+}
+
+impl Live for Conf {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        if client::cloud_init(call.request).is_none() {
+            return self.response.clone().into();
+        }
+        let body = self.response.body().to_bytes();
+        let body = Body::join([Bytes::from_static(b"{\"ipv6\":null,"), body.slice(1..)]);
+        Response::new(Status(200), Some(JSON), &[], body).into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the document, with an empty ipv6 for cloud-init"
+    }
+}
+
+fn response(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
+    if payload.is_none() {
+        return Response::error(Status(404), &[]);
+    }
+    match payload_text(payload) {
+        Some(text) => {
+            let octets = sheet.octets(text);
+            sheet.found(OCTETS, octets)
+        }
+        None => sheet.unread(),
+    }
+}
+
+fn conf(record: &Record) -> Value {
+    let keys = record.ssh_keys.iter().map(|key| json!({ "fingerprint": "", "key": key.key.as_str() }));
+    let zone = record.placement.zone.as_str();
+    json!({
+        "commercial_type": record.instance_type(),
+        "hostname": record.hostname.short.as_str(),
+        "id": record.vm.uuid.as_str(),
+        "location": { "zone_id": zone },
+        "name": record.vm.name.as_str(),
+        "organization": record.vm.project.account.as_str(),
+        "private_ip": null,
+        "private_nics": [],
+        "project": record.vm.project.id.as_str(),
+        "public_ip": null,
+        "public_ips": given(&record.network).next().map_or_else(Vec::new, |(_, nic, _)| addresses(nic)),
+        "ssh_public_keys": keys.collect::<Vec<_>>(),
+        "tags": labels(record),
+        "volumes": {},
+        "zone": zone,
+    })
+}
+
+/// The addresses the first NIC really has, that of its lease first: cloud-init compares it with the lease it
+/// got, and stays with DHCP only if they are equal. Others it sets as they are here.
+fn addresses(nic: &Nic) -> Vec<Value> {
+    let known = || nic.addresses.iter().filter_map(|address| Some((address, address.address?)));
+    let leased = |address: &Address| address.method == Method::Dhcp4;
+    let ordered = known().filter(|(a, _)| leased(a)).chain(known().filter(|(a, _)| !leased(a)));
+    ordered.filter_map(|(address, cidr)| entry(nic, address, cidr)).collect()
+}
+
+/// `None` for an IPv6 address without a gateway: cloud-init would make a default route to nowhere of it.
+fn entry(nic: &Nic, address: &Address, cidr: Cidr) -> Option<Value> {
+    let is_v4 = Version::of_entry(address) == Version::V4;
+    if !is_v4 && address.gateway.is_none() {
+        return None;
+    }
+    let (mode, prefix) = match address.method {
+        // A lease is one address to Scaleway: its routers have none in its network.
+        Method::Dhcp4 => ("dhcp", 32),
+        Method::Dhcp6 => ("dhcp", cidr.prefix),
+        Method::Slaac => ("slaac", cidr.prefix),
+        Method::Static => ("manual", cidr.prefix),
+    };
+    Some(json!({
+        "address": cidr.address.to_string(),
+        "dynamic": false,
+        "family": if is_v4 { "inet" } else { "inet6" },
+        "gateway": gateway(address),
+        "id": nic.eni_id(),
+        "netmask": prefix.to_string(),
+        "provisioning_mode": mode,
+    }))
+}
+
+/// A payload: at its path, where systemd asks, and as `cloud-init` below.
+#[derive(Debug)]
+struct ForRoot {
+    response: Response,
+}
+
+impl Live for ForRoot {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let (_, port) = call.connection.remote;
+        match call.rest {
+            _ if port >= FIRST_OPEN_PORT => Response::error(Status(403), &[]).into(),
+            "" | "/cloud-init" => self.response.clone().into(),
+            _ => Response::error(Status(404), &[]).and_close().into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "for source ports below 1024"
+    }
+}
+
+/// Hands the guest's state to `sinks.ready`.
+#[derive(Debug)]
+struct State;
+
+impl Live for State {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let (vm, now) = (call.vm, call.now.unix_seconds);
+        vm.mailbox.tell(&vm.sinks, MessageKind::Ready, call.request.body, now);
+        Response::new(Status(200), Some(JSON), &[], "{}").into()
+    }
+
+    fn about(&self) -> &'static str {
+        "says that the guest is ready"
+    }
+}

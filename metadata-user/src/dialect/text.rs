@@ -1,0 +1,57 @@
+//! Octets in documents that hold text only.
+
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::record::vm::Payload;
+
+/// How gzip starts (RFC 1952 §2.3.1).
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// User-data or vendor-data as text: UTF-8 as it is, gzip as a MIME part in base64, which cloud-init unpacks
+/// to what the octets by themselves would be; `None` for other octets, which have no such form.
+pub(super) fn text_form(octets: &[u8]) -> Option<Cow<'_, str>> {
+    match std::str::from_utf8(octets) {
+        Ok(text) => Some(text.into()),
+        Err(_) if octets.starts_with(&GZIP) => {
+            let head =
+                "MIME-Version: 1.0\nContent-Type: application/gzip\nContent-Transfer-Encoding: base64\n\n";
+            Some(format!("{head}{}\n", STANDARD.encode(octets)).into())
+        }
+        Err(_) => None,
+    }
+}
+
+/// A payload in [`text_form`]: empty where there is none, and where its octets have no such form, which was
+/// warned of when the record came. `None` while its source is still to be read.
+pub(super) fn payload_text(payload: Option<&Payload>) -> Option<String> {
+    let Some(payload) = payload else { return Some(String::new()) };
+    let octets = payload.bytes()?;
+    Some(text_form(&octets).map(Cow::into_owned).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{payload_text, text_form};
+    use crate::record::vm::Payload;
+    use bytes::Bytes;
+
+    #[test]
+    fn text_stays_gzip_is_wrapped_and_other_octets_have_no_form() {
+        assert_eq!(text_form("#é\n".as_bytes()).as_deref(), Some("#é\n"));
+        let wrapped = "MIME-Version: 1.0\nContent-Type: application/gzip\n\
+                       Content-Transfer-Encoding: base64\n\nH4sI\n";
+        assert_eq!(text_form(&[0x1f, 0x8b, 0x08]).as_deref(), Some(wrapped));
+        assert_eq!(text_form(&[0xff, 0xfe]), None);
+    }
+
+    #[test]
+    fn no_payload_and_one_without_a_text_form_are_empty() {
+        let payload = |octets: &'static [u8]| Payload::from(Bytes::from_static(octets));
+        assert_eq!(payload_text(None).as_deref(), Some(""));
+        assert_eq!(payload_text(Some(&payload(b"\xff\xfe"))).as_deref(), Some(""));
+        assert_eq!(payload_text(Some(&payload(b"#x\n"))).as_deref(), Some("#x\n"));
+    }
+}

@@ -1,0 +1,130 @@
+//! Vultr: one JSON document, a few leaves for Afterburn, and Ignition's user-data.
+//!
+//! cloud-init (`sources/helpers/vultr.py`) makes a network configuration of `interfaces` with resolvers of its
+//! own, unless there is `cloud_interfaces`, which it takes as it is: so that is always there, except for
+//! versions before 23.1, which read it as a list and fail.
+
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Value, json};
+
+use super::addresses::{Version, gateway, given, known, netmask, network_of, public_keys, role_name, speaks};
+use super::document::Document;
+use super::network_v1::{Resolvers, version_1};
+use super::sheet::{JSON, Sheet};
+use super::text::payload_text;
+use super::{Dialect, client};
+use crate::http::{Response, Status};
+use crate::record::values::NicMac;
+use crate::record::{self, Nic, Record};
+use crate::store::{Call, Live, Methods, Outcome};
+
+pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Vultr], render };
+
+fn render(record: &Record, sheet: &mut Sheet<'_>) {
+    let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
+    match texts {
+        Some((user_data, vendor_data)) => {
+            let document = sheet.document(&document(record, user_data, vendor_data));
+            let response = sheet.found(JSON, document.body());
+            sheet.live("/v1.json", Methods::READ, &[], Whole { document, response });
+        }
+        None => {
+            let unread = sheet.unread();
+            sheet.open("/v1.json", unread);
+        }
+    }
+    sheet.text("/v1/hostname", record.hostname.short.as_str());
+    sheet.text("/v1/instanceid", record.numeric_id().to_string());
+    sheet.text("/v1/region/regioncode", record.region_code());
+    let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
+    sheet.text("/v1/public-keys", keys.join("\n"));
+    if let Some(user_data) = &record.user_data {
+        let user_data = sheet.payload(user_data);
+        sheet.open("/user-data/user-data", user_data);
+    }
+}
+
+/// The first version of cloud-init that takes `cloud_interfaces` for what it is.
+const TAKES_INTERFACES: (u32, u32) = (23, 1);
+
+/// The document, as its reader can take it.
+#[derive(Debug)]
+struct Whole {
+    document: Document,
+    response: Response,
+}
+
+impl Live for Whole {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        if client::cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
+            return self.response.clone().into();
+        }
+        let body = self.document.root().json_without("cloud_interfaces");
+        Response::new(Status(200), Some(JSON), &[], body).into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the document, without cloud_interfaces for cloud-init before 23.1"
+    }
+}
+
+fn document(record: &Record, user_data: String, vendor_data: String) -> Value {
+    json!({
+        "cloud_interfaces": version_1(&record.network, Resolvers::Item, |_, _| true),
+        "hostname": record.hostname.short.as_str(),
+        "instance-v2-id": record.vm.uuid.as_str(),
+        "instanceid": record.numeric_id().to_string(),
+        "interfaces": given(&record.network)
+            .map(|(n, nic, mac)| interface(record, n, nic, mac))
+            .collect::<Vec<_>>(),
+        "public-keys": public_keys(record),
+        "region": { "regioncode": record.region_code() },
+        "user-data": user_data,
+        "vendor-data": vendor_data,
+    })
+}
+
+fn interface(record: &Record, n: usize, nic: &Nic, mac: NicMac) -> Value {
+    let mut interface = json!({
+        "ipv6": ipv6(nic),
+        "mac": mac.to_string(),
+        "network-type": role_name(record.role(n)),
+    });
+    if speaks(nic, Version::V4) || !speaks(nic, Version::V6) {
+        interface["ipv4"] = ipv4(nic);
+    }
+    if let Some(mtu) = nic.mtu {
+        interface["mtu"] = mtu.get().into();
+    }
+    interface
+}
+
+fn ipv4(nic: &Nic) -> Value {
+    let mut addresses = known(nic, Version::V4);
+    let mut entry = json!({ "address": "", "gateway": "", "netmask": "" });
+    if let Some((address, cidr)) = addresses.next() {
+        entry["address"] = cidr.address.to_string().into();
+        entry["gateway"] = gateway(address).into();
+        entry["netmask"] = netmask(cidr.prefix).to_string().into();
+    }
+    let additional = addresses.map(
+        |(_, cidr)| json!({ "address": cidr.address.to_string(), "netmask": netmask(cidr.prefix).to_string() }),
+    );
+    entry["additional"] = additional.collect();
+    entry
+}
+
+fn ipv6(nic: &Nic) -> Value {
+    let mut addresses = known(nic, Version::V6).map(|(_, cidr)| {
+        json!({
+            "address": cidr.address.to_string(),
+            "network": network_of(cidr).address.to_string(),
+            "prefix": cidr.prefix.to_string(),
+        })
+    });
+    let mut entry = addresses.next().unwrap_or_else(|| json!({ "address": "", "network": "", "prefix": "" }));
+    entry["additional"] = addresses.collect();
+    entry
+}

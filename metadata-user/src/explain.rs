@@ -1,0 +1,261 @@
+//! `xdp-imds explain`: which dialect answers a request, with what, and why.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, bail};
+
+use crate::feed::directory;
+use crate::http::parse::TARGET_MAX;
+use crate::http::target::normalise;
+use crate::http::{Headers, Method, Request, Response};
+use crate::record::Limits;
+use crate::stack::Connection;
+use crate::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
+use crate::time::Now;
+use crate::{addresses, dialect};
+
+/// Most octets of a body that are printed.
+const SHOWN_OCTETS: usize = 8 << 10;
+
+/// The request to explain.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The record file.
+    pub record: PathBuf,
+    /// What a record may hold.
+    pub limits: Limits,
+    /// The request's method.
+    pub method: String,
+    /// The request's target: a path, or a whole URL.
+    pub target: String,
+    /// Header fields, `Name: value`.
+    pub fields: Vec<String>,
+    /// The body.
+    pub body: String,
+    /// The address asked; 169.254.169.254, or the one in the URL.
+    pub to: Option<IpAddr>,
+    /// The port asked; 80, or the one in the URL.
+    pub port: Option<u16>,
+    /// The guest's port: one dialect answers only those below 1024.
+    pub source_port: u16,
+}
+
+impl Question {
+    /// Address and port asked, by option, by URL, or the usual ones.
+    fn local(&self) -> (IpAddr, u16) {
+        let authority = self.target.split_once("://").map(|(_, rest)| {
+            let authority = rest.split(['/', '?']).next().unwrap_or_default();
+            match authority.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) {
+                Some((host, port)) => (host, port.parse().ok()),
+                None => (authority, None),
+            }
+        });
+        let named = authority.and_then(|(host, _)| {
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            host.split('%').next().unwrap_or(host).parse().ok()
+        });
+        let address = self.to.or(named).unwrap_or(addresses::METADATA.into());
+        (address, self.port.or(authority.and_then(|(_, port)| port)).unwrap_or(80))
+    }
+}
+
+/// Explains one request to `out`.
+///
+/// # Errors
+/// The record cannot be read, or the request is none.
+pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
+    let responses = rendered(question)?;
+    let method = Method::from_token(&question.method);
+    let local = question.local();
+    let fields = question.fields.iter().map(|field| {
+        let (name, value) = field
+            .split_once(':')
+            .with_context(|| format!("expected a header field as `Name: value`, found `{field}`"))?;
+        Ok(httparse::Header { name: name.trim(), value: value.trim().as_bytes() })
+    });
+    let fields: Vec<httparse::Header<'_>> = fields.collect::<anyhow::Result<_>>()?;
+    let mut buffer = [0; TARGET_MAX];
+    let target = match normalise(&question.target, &mut buffer) {
+        Ok(target) => target,
+        Err(error) => bail!("{} names nothing: {error}; a guest hears 400 or 404", question.target),
+    };
+    let request = Request { method, target, headers: Headers::new(&fields), body: question.body.as_bytes() };
+    let unix_seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+    let now = Now { mono: Duration::ZERO, unix_seconds };
+    let remote = (addresses::METADATA.into(), question.source_port);
+    let connection = Connection { slot: 0, local, remote };
+    writeln!(out, "{} {} at {} port {}", question.method, target.path, local.0, local.1)?;
+    why(&responses, now, &connection, &request, out)?;
+    match responses.answer(now, &connection, &request, None) {
+        Outcome::Ready(response) | Outcome::Changed(response) => answer(&response, method, out)?,
+        Outcome::Park(parked) => {
+            writeln!(out, "  answer      none before something changes, or {:?} are over", parked.until)?;
+        }
+    }
+    Ok(())
+}
+
+fn rendered(question: &Question) -> anyhow::Result<Responses> {
+    let path = &question.record;
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.with_context(|| format!("{}: expected a record file", path.display()))?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(".".as_ref());
+    let loaded = directory::load(dir, name, &question.limits)
+        .with_context(|| format!("{}: expected a record (*.yaml, *.yml or *.json)", path.display()))?;
+    let (record, _) = loaded.record?;
+    Ok(dialect::render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str())))
+}
+
+/// The route, and what of its conditions holds.
+fn why(
+    responses: &Responses,
+    now: Now,
+    connection: &Connection,
+    request: &Request<'_>,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    match responses.explain(Host::at(connection.local), request) {
+        Explained::Route { path, route, rest } => {
+            writeln!(out, "  dialect     {}", route.dialect())?;
+            writeln!(out, "  route       {} {path}{}", route.allowed(), below(route))?;
+            let call = Call { now, connection, request, rest, vm: responses.vm(), parked: None };
+            for guard in route.guards() {
+                let holds = guard.condition.holds(&call);
+                let verdict =
+                    if holds { "holds".into() } else { format!("fails: {}", guard.otherwise.status().0) };
+                writeln!(out, "  condition   {}: {verdict}", guard.condition)?;
+                if !holds {
+                    return Ok(());
+                }
+            }
+            match route.endpoint() {
+                Endpoint::Fixed(_) => writeln!(out, "  computed    when the record came")?,
+                Endpoint::Live(live) => writeln!(out, "  computed    now: {}", live.about())?,
+            }
+        }
+        Explained::Others { routes } => {
+            writeln!(out, "  no route    takes this method here; there are:")?;
+            for (path, route) in routes {
+                let header = route.header().map(|header| format!(" with {header}")).unwrap_or_default();
+                writeln!(
+                    out,
+                    "              {} {path}{} ({}){header}",
+                    route.allowed(),
+                    below(route),
+                    route.dialect()
+                )?;
+            }
+        }
+        Explained::Nothing => {
+            writeln!(
+                out,
+                "  no route    of any dialect the record serves is at this path, or takes what is below another"
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn below(route: &Route) -> &'static str {
+    if route.takes_below() { "/…" } else { "" }
+}
+
+fn answer(response: &Response, method: Method, out: &mut dyn Write) -> anyhow::Result<()> {
+    let hop_limit =
+        response.hop_limit().map(|hops| format!(", in packets of TTL {hops}")).unwrap_or_default();
+    let close = if response.closes() { ", then the connection closes" } else { "" };
+    writeln!(
+        out,
+        "  answer      {} {}{hop_limit}{close}\n",
+        response.status().0,
+        response.status().reason()
+    )?;
+    out.write_all(response.head())?;
+    writeln!(out)?;
+    let body = response.body().to_bytes();
+    if method == Method::Head || body.is_empty() {
+        return Ok(());
+    }
+    match std::str::from_utf8(&body) {
+        Ok(text) if body.len() <= SHOWN_OCTETS => writeln!(out, "{}", text.trim_end_matches('\n'))?,
+        _ => writeln!(out, "({} octets)", body.len())?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Question, run};
+    use crate::record::Limits;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    const FULL: &str = include_str!("../../tests/vectors/record.yaml");
+
+    fn explained(method: &str, target: &str, fields: &[&str]) -> String {
+        let dir = tempfile::tempdir().expect("a directory is made");
+        let record = dir.path().join("web.yaml");
+        std::fs::write(&record, FULL).expect("the record is written");
+        std::fs::set_permissions(&record, std::fs::Permissions::from_mode(0o640)).expect("the mode is set");
+        let question = Question {
+            record,
+            limits: Limits::DEFAULT,
+            method: method.into(),
+            target: target.into(),
+            fields: fields.iter().map(|field| (*field).to_owned()).collect(),
+            body: String::new(),
+            to: None,
+            port: None,
+            source_port: 40_000,
+        };
+        let mut out = Vec::new();
+        run(&question, &mut out).expect("an explanation");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_request_is_explained_by_dialect_route_and_answer() {
+        let said = explained("GET", "//v1//user-data", &[]);
+        let wanted = "GET /v1/user-data at 169.254.169.254 port 80\n  dialect     nocloud\n  route       \
+                      GET, HEAD /v1/user-data\n  computed    when the record came\n  answer      200 OK\n\n\
+                      HTTP/1.1 200 OK\r\n";
+        assert!(said.starts_with(wanted), "{said}");
+        assert!(said.ends_with("\n#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n"), "{said}");
+    }
+
+    #[test]
+    fn a_refusal_names_the_condition() {
+        let said = explained("GET", "/v1/token", &[]);
+        assert!(said.contains("condition   refused with X-Forwarded-For: holds\n"), "{said}");
+        assert!(said.contains("condition   needs Metadata: true: fails: 400\n"), "{said}");
+        let said = explained("GET", "/v1/token", &["metadata: TRUE"]);
+        assert!(said.contains("condition   needs Metadata: true: holds\n"), "{said}");
+        assert!(said.contains("answer      200 OK"), "{said}");
+    }
+
+    #[test]
+    fn what_no_dialect_answers_is_said_to_be_that() {
+        assert!(explained("GET", "/nope", &[]).contains("no route    of any dialect"));
+        let said = explained("POST", "/healthz", &[]);
+        assert!(
+            said.contains("takes this method here") && said.contains("GET, HEAD /healthz (kubevirt)"),
+            "{said}"
+        );
+        assert!(said.contains("answer      405 Method Not Allowed"), "{said}");
+    }
+
+    #[test]
+    fn a_url_says_address_and_port() {
+        for (url, at) in [
+            ("http://169.254.42.42/conf", "/conf at 169.254.42.42 port 80\n"),
+            ("http://169.254.169.254:8080/", "/ at 169.254.169.254 port 8080\n"),
+            ("http://[fd00:ec2::254]/latest", "/latest at fd00:ec2::254 port 80\n"),
+            ("http://[fe80::a9fe:a9fe%25eth0]:80/x", "/x at fe80::a9fe:a9fe port 80\n"),
+            ("/x", "/x at 169.254.169.254 port 80\n"),
+        ] {
+            assert!(explained("GET", url, &[]).starts_with(&format!("GET {at}")), "{url}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! `xdp-imds export`: the same documents on a disk, for VMs that must boot without a network.
+//!
+//! An image holds what HTTP would answer, octet for octet: each file is one path asked of the record's own
+//! responses. A guest that finds such a disk asks no HTTP service of the same dialect.
+
+use std::fs::File;
+use std::io::{Cursor, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use hadris_iso::sync::read::PathSeparator;
+use hadris_iso::sync::write::options::{CreationFeatures, IsoFormatOptions};
+use hadris_iso::sync::write::{InputEntry, InputTree, IsoImageWriter};
+use serde_json::{Map, Value};
+
+use crate::feed::directory;
+use crate::http::{Headers, Method, Request, Target};
+use crate::record::{Limits, Record};
+use crate::stack::Connection;
+use crate::store::path::OPENSTACK_VERSIONS;
+use crate::store::{Endpoint, Host, Interner, Outcome, Responses, Vm};
+use crate::time::Now;
+use crate::{addresses, dialect, private_file};
+
+/// A form of disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// OpenStack's ConfigDrive (label `config-2`; cloud-init `DataSourceConfigDrive.py`, cloudbase-init).
+    ConfigDrive,
+    /// A NoCloud seed (label `cidata`; cloud-init `DataSourceNoCloud.py`).
+    NoCloud,
+}
+
+impl Form {
+    /// The label by which guests find the disk.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::ConfigDrive => "config-2",
+            Self::NoCloud => "cidata",
+        }
+    }
+
+    fn tree(self, documents: &Documents) -> anyhow::Result<Vec<InputEntry>> {
+        match self {
+            Self::ConfigDrive => documents.config_drive(),
+            Self::NoCloud => documents.nocloud(),
+        }
+    }
+}
+
+/// Writes an image per record (a file, or a directory of them, within `limits`) into `dir`, named after the record file and
+/// readable by its owner only; says to `out` what was written.
+///
+/// # Errors
+/// A record is bad or does not serve the dialect, or an image cannot be written. Images written before stay.
+pub fn run(
+    form: Form,
+    records: &Path,
+    limits: &Limits,
+    dir: &Path,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let (from, names) = directory::files(records)?;
+    if names.is_empty() {
+        bail!("no records (*.yaml, *.yml, *.json) in {}", records.display());
+    }
+    std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    for name in names {
+        let Some(loaded) = directory::load(&from, &name, limits) else { continue };
+        let record = loaded.record?.0;
+        let documents = Documents::of(&record);
+        let tree = form.tree(&documents).with_context(|| from.join(&name).display().to_string())?;
+        let image = image(form, tree)?;
+        let path: PathBuf = dir.join(Path::new(&name).with_extension("iso"));
+        private_file::replace(&path, &image).with_context(|| format!("writing {}", path.display()))?;
+        writeln!(
+            out,
+            "{}: {}, label {}, {} octets",
+            path.display(),
+            record.vm.name,
+            form.label(),
+            image.len()
+        )?;
+    }
+    File::open(dir)?.sync_all().with_context(|| format!("syncing {}", dir.display()))
+}
+
+fn image(form: Form, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
+    let options = IsoFormatOptions {
+        volume_name: form.label().to_owned(),
+        system_id: Some("LINUX".into()),
+        volume_set_id: None,
+        publisher_id: None,
+        preparer_id: None,
+        application_id: Some("xdp-imds".into()),
+        sector_size: 2048,
+        // Rock Ridge for Linux, Joliet for Windows: the names have lower case and hyphens.
+        features: CreationFeatures::extensions(),
+        path_separator: PathSeparator::ForwardSlash,
+        // Guests compare the label as it is written.
+        strict_charset: false,
+    };
+    let tree = InputTree::new(PathSeparator::ForwardSlash, entries);
+    let image = IsoImageWriter::create(Cursor::new(Vec::new()), tree, options);
+    Ok(image.context("writing an ISO 9660 image")?.into_inner())
+}
+
+/// What a record is answered with.
+struct Documents {
+    responses: Responses,
+}
+
+impl Documents {
+    fn of(record: &Record) -> Self {
+        let vm = Vm::alone(record.vm.uuid.as_str());
+        Self { responses: dialect::render(record, &mut Interner::new(), vm) }
+    }
+
+    /// The body of a path that is answered 200.
+    fn found(&self, path: &str) -> anyhow::Result<Option<Vec<u8>>> {
+        let target = Target { path, query: "" };
+        let request = Request { method: Method::Get, target, headers: Headers::new(&[]), body: b"" };
+        let address: IpAddr = addresses::METADATA.into();
+        let connection = Connection { slot: 0, local: (address, 80), remote: (address, 0) };
+        let now = Now { mono: Duration::ZERO, unix_seconds: 0 };
+        match self.responses.answer(now, &connection, &request, None) {
+            Outcome::Ready(response) | Outcome::Changed(response) => match response.status().0 {
+                200 => Ok(Some(response.body().to_bytes().to_vec())),
+                204 | 404 => Ok(None),
+                status => bail!("{path} is answered {status}; is a file the record names missing?"),
+            },
+            Outcome::Park(_) => Ok(None),
+        }
+    }
+
+    /// Those of the paths that are there, as files named by their last segment.
+    fn files(&self, dir: &str, names: &[&str]) -> anyhow::Result<Vec<InputEntry>> {
+        let mut files = Vec::new();
+        for name in names {
+            if let Some(octets) = self.found(&format!("{dir}/{name}"))? {
+                files.push(InputEntry::file(*name, octets));
+            }
+        }
+        Ok(files)
+    }
+
+    fn nocloud(&self) -> anyhow::Result<Vec<InputEntry>> {
+        let mut files = self.files("/v1", &["meta-data", "network-config", "user-data", "vendor-data"])?;
+        let has = |files: &[InputEntry], name: &str| files.iter().any(|file| *file.name() == name);
+        if !has(&files, "meta-data") {
+            bail!("the record does not serve nocloud; add it to serve.dialects");
+        }
+        if !has(&files, "user-data") {
+            // Without the file the seed is none (cloud-init, `DataSourceNoCloud.py`).
+            files.push(InputEntry::file("user-data", Vec::new()));
+        }
+        Ok(files)
+    }
+
+    fn config_drive(&self) -> anyhow::Result<Vec<InputEntry>> {
+        const NAMES: [&str; 5] =
+            ["meta_data.json", "network_data.json", "user_data", "vendor_data.json", "vendor_data2.json"];
+        let files = self.files("/openstack/latest", &NAMES)?;
+        if files.is_empty() {
+            bail!("the record does not serve openstack; add it to serve.dialects");
+        }
+        let content: Vec<&str> = self
+            .responses
+            .routes()
+            .filter(|(host, ..)| *host == Host::Metadata)
+            .filter_map(|(_, path, _)| path.strip_prefix("/openstack/content/"))
+            .collect();
+        let mut openstack = vec![InputEntry::directory("latest", files.clone())];
+        openstack.extend(OPENSTACK_VERSIONS.map(|version| InputEntry::directory(version, files.clone())));
+        if !content.is_empty() {
+            openstack.push(InputEntry::directory("content", self.files("/openstack/content", &content)?));
+        }
+        let mut tree = vec![InputEntry::directory("openstack", openstack)];
+        if let Some(meta_data) = self.ec2_meta_data() {
+            let mut files = vec![InputEntry::file("meta-data.json", meta_data.to_string())];
+            files.extend(self.files("/latest", &["user-data"])?);
+            let versions =
+                ["2009-04-04", "latest"].map(|version| InputEntry::directory(version, files.clone()));
+            tree.push(InputEntry::directory("ec2", versions.into()));
+        }
+        Ok(tree)
+    }
+
+    /// EC2's tree as one document (nova writes it beside OpenStack's); without what needs a token.
+    fn ec2_meta_data(&self) -> Option<Value> {
+        let leaves: Vec<(String, &str)> = self
+            .responses
+            .routes()
+            .filter(|(host, _, route)| {
+                *host == Host::Metadata
+                    && route.guards().iter().all(|guard| guard.condition.asks_for_nothing())
+            })
+            .flat_map(|(_, path, route)| match route.endpoint() {
+                Endpoint::Fixed(response) => match response.body().pieces() {
+                    [piece] => vec![(path.to_owned(), std::str::from_utf8(piece).unwrap_or_default())],
+                    _ => Vec::new(),
+                },
+                Endpoint::Live(live) => {
+                    live.leaves().into_iter().map(|(below, text)| (format!("{path}{below}"), text)).collect()
+                }
+            })
+            .filter_map(|(path, text)| {
+                path.strip_prefix("/latest/meta-data/").map(|path| (path.to_owned(), text))
+            })
+            .collect();
+        let is_directory = |path: &str| {
+            leaves.iter().any(|(other, _)| other.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')))
+        };
+        let mut document = Map::new();
+        for (path, text) in leaves.iter().filter(|(path, _)| !is_directory(path)) {
+            let (dirs, leaf) =
+                path.rsplit_once('/').map_or((None, path.as_str()), |(dirs, leaf)| (Some(dirs), leaf));
+            let mut at = &mut document;
+            for dir in dirs.iter().flat_map(|dirs| dirs.split('/')) {
+                let below = at.entry(dir).or_insert_with(|| Map::new().into());
+                at = below.as_object_mut()?;
+            }
+            at.insert(leaf.to_owned(), (*text).into());
+        }
+        (!document.is_empty()).then(|| document.into())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! `metadata`: the keys an owner gives a VM, and what the dialects make of them.
+
+use super::Record;
+use super::parse::way;
+use super::serving::{DateTree, Dialect};
+use super::validate::{Checked, Validator};
+use super::values::excerpt;
+
+/// Keys of `metadata` that NoCloud's meta-data gives itself.
+pub const RESERVED_KEYS: [&str; 9] = [
+    "instance-id",
+    "local-hostname",
+    "public-keys",
+    "dsmode",
+    "seedfrom",
+    "network-interfaces",
+    "availability-zone",
+    "region",
+    "instance-type",
+];
+
+/// Keys of `metadata` that Oracle's `metadata` gives itself.
+pub const ORACLE_KEYS: [&str; 2] = ["ssh_authorized_keys", "user_data"];
+
+/// Keys of `metadata` that GCE's attributes give themselves.
+pub const GCE_ATTRIBUTES: [&str; 3] = ["ssh-keys", "user-data", "user-data-encoding"];
+
+/// True for a key that can be the last segment of a path, as GCE's attributes are asked for.
+#[must_use]
+pub fn is_segment(key: &str) -> bool {
+    !matches!(key, "." | "..")
+}
+
+/// Longest key of `metadata` that is an instance tag of EC2, in characters.
+const TAG_CHARS: usize = 128;
+
+/// True for an entry of `metadata` that EC2's tree can have as an instance tag.
+///
+/// A key must be able to stand in a listing and a path, a value on one line: clients take a listed `0=name`
+/// for a public key and a value of several lines for a list.
+#[must_use]
+pub fn is_instance_tag(key: &str, value: &str) -> bool {
+    let clean = |b: u8| b.is_ascii_alphanumeric() || b"+-=.,_:@".contains(&b);
+    let numbered = key.split_once('=').is_some_and(|(number, _)| number.bytes().all(|b| b.is_ascii_digit()));
+    (1..=TAG_CHARS).contains(&key.len())
+        && key.bytes().all(clean)
+        && !numbered
+        && !matches!(key, "." | ".." | "_index")
+        && !value.contains('\n')
+}
+
+impl Validator<'_> {
+    /// Keys and values within the policy; a warning for each that a dialect leaves out.
+    pub(super) fn metadata(&mut self, record: &Record) -> Checked {
+        let entries = &record.metadata.0;
+        let has_password = record.admin.as_ref().is_some_and(|admin| admin.password.is_some());
+        self.at_most(&way!["metadata"], self.limits.metadata_keys, entries.len(), "keys")?;
+        for (key, value) in entries {
+            let here = way!["metadata", key.as_str()];
+            let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+            if key.is_empty() || key.len() > self.limits.metadata_chars || !key.bytes().all(named) {
+                let found = format!("`{}`", excerpt(key));
+                let expected =
+                    format!("a key of 1 to {} letters, digits, `.`, `_` and `-`", self.limits.metadata_chars);
+                return Err(self.refuse(&here, expected, found, "rename it"));
+            }
+            self.at_most(&here, self.limits.metadata_chars, value.chars().count(), "characters")?;
+            if RESERVED_KEYS.contains(&key.as_str()) {
+                let message = "NoCloud's meta-data has a key of this name of its own, which wins; rename it";
+                self.warn(&here, message);
+            }
+            if key == "admin_pass" && has_password && record.serve.serves(Dialect::OpenStack) {
+                let message = "left out of OpenStack's meta: admin.password wins; rename it";
+                self.warn(&here, message);
+            }
+            if ORACLE_KEYS.contains(&key.as_str()) && record.serve.serves(Dialect::Oracle) {
+                let message = "Oracle's metadata has a key of this name of its own, which wins; rename it";
+                self.warn(&here, message);
+            }
+            if GCE_ATTRIBUTES.contains(&key.as_str()) && record.serve.serves(Dialect::Gce) {
+                let message = "GCE has an attribute of this name of its own, which wins; rename it";
+                self.warn(&here, message);
+            }
+            if !is_segment(key) && record.serve.serves(Dialect::Gce) {
+                self.warn(&here, "left out of GCE's attributes: no path can end in this; rename it");
+            }
+            let tree = record.serve.date_tree == DateTree::Ec2 && record.serve.serves(Dialect::Ec2);
+            if tree && !is_instance_tag(key, value) {
+                let message = format!(
+                    "not served as an instance tag by ec2: expected a key of at most {TAG_CHARS} characters other \
+                     than `.`, `..` and `_index`, and a value of one line"
+                );
+                self.warn(&here, message);
+            }
+        }
+        Ok(())
+    }
+}

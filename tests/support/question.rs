@@ -1,0 +1,199 @@
+//! Questions to a VM's responses without a connection: what is said, without what carries it.
+
+use std::net::IpAddr;
+
+use metadata_user::addresses;
+use metadata_user::http::parse::TARGET_MAX;
+use metadata_user::http::target::{TargetError, normalise};
+use metadata_user::http::{Headers, Method, Request, Response, Status};
+use metadata_user::stack::Connection;
+use metadata_user::store::path::PASSWORD_PORT;
+use metadata_user::store::{Host, Outcome, Responses};
+use metadata_user::time::Now;
+
+/// When questions are asked, in Unix seconds: 2026-11-21T00:00:00Z.
+pub const NOW_UNIX: u64 = 1_795_219_200;
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The method.
+    pub method: Method,
+    /// The target, as it is sent.
+    pub target: String,
+    /// Address and port asked.
+    pub to: (IpAddr, u16),
+    /// The guest's port.
+    pub source_port: u16,
+    /// Header fields.
+    pub fields: Vec<(String, Vec<u8>)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Question {
+    /// A GET of the target at 169.254.169.254.
+    #[must_use]
+    pub fn get(target: impl Into<String>) -> Self {
+        let to = (IpAddr::V4(addresses::METADATA), 80);
+        let target = target.into();
+        Self { method: Method::Get, target, to, source_port: 40_000, fields: Vec::new(), body: Vec::new() }
+    }
+
+    /// The host asked.
+    #[must_use]
+    pub fn host(&self) -> Host {
+        Host::at(self.to)
+    }
+
+    /// The same with another method.
+    #[must_use]
+    pub fn by(self, method: Method) -> Self {
+        Self { method, ..self }
+    }
+
+    /// The same to another host, from a port it takes.
+    #[must_use]
+    pub fn at(self, host: Host) -> Self {
+        let v4 = |address| (IpAddr::V4(address), 80);
+        let (to, source_port) = match host {
+            Host::Metadata => (v4(addresses::METADATA), 40_000),
+            Host::Wireserver => (v4(addresses::AZURE_WIRESERVER), 40_000),
+            // Scaleway gives user-data to the guest's root only, which a low port proves.
+            Host::Scaleway => (v4(addresses::SCALEWAY), 1),
+            Host::AliYun => (v4(addresses::ALIYUN), 40_000),
+            Host::Password => ((IpAddr::V4(addresses::METADATA), PASSWORD_PORT), 40_000),
+        };
+        Self { to, source_port, ..self }
+    }
+
+    /// The same with one more header field.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Vec<u8>>) -> Self {
+        self.fields.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// The same with a body.
+    #[must_use]
+    pub fn saying(self, body: impl Into<Vec<u8>>) -> Self {
+        Self { body: body.into(), ..self }
+    }
+
+    /// The answer. A request that is parked is asked again when its time is over.
+    ///
+    /// # Panics
+    /// When it is parked again then.
+    #[must_use]
+    pub fn ask(&self, responses: &Responses) -> Response {
+        let mut buffer = [0; TARGET_MAX];
+        let target = match normalise(&self.target, &mut buffer) {
+            Ok(target) => target,
+            Err(TargetError::Malformed) => return Response::error(Status(400), &[]),
+            Err(TargetError::NotText) => return Response::error(Status(404), &[]),
+        };
+        let fields: Vec<_> =
+            self.fields.iter().map(|(name, value)| httparse::Header { name, value }).collect();
+        let headers = Headers::new(&fields);
+        let request = Request { method: self.method, target, headers, body: &self.body };
+        let remote = "10.0.2.15".parse().expect("an address");
+        let connection = Connection { slot: 0, local: self.to, remote: (remote, self.source_port) };
+        let mut now = Now { mono: std::time::Duration::ZERO, unix_seconds: NOW_UNIX };
+        let parked = match responses.answer(now, &connection, &request, None) {
+            Outcome::Ready(response) | Outcome::Changed(response) => return response,
+            Outcome::Park(parked) => parked,
+        };
+        now.unix_seconds += parked.until.as_secs();
+        now.mono = parked.until;
+        match responses.answer(now, &connection, &request, Some(&parked)) {
+            Outcome::Ready(response) | Outcome::Changed(response) => response,
+            Outcome::Park(again) => panic!("{} waits longer than it said: {again:?}", self.target),
+        }
+    }
+}
+
+/// Header fields that satisfy every dialect's conditions but for tokens. Not Akamai's: where they are sent
+/// some paths are another thing.
+pub const KEYS: [(&str, &str); 4] = [
+    ("Metadata", "true"),
+    ("Metadata-Flavor", "Google"),
+    ("Authorization", "Bearer Oracle"),
+    ("x-ms-version", "2012-11-30"),
+];
+
+/// What holds a token: its field, who makes it, and the field that says for how long.
+pub const TOKENS: [(Host, &str, &str, &str); 3] = [
+    (Host::Metadata, "X-aws-ec2-metadata-token", "/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds"),
+    (
+        Host::AliYun,
+        "X-aliyun-ecs-metadata-token",
+        "/latest/api/token",
+        "X-aliyun-ecs-metadata-token-ttl-seconds",
+    ),
+    (Host::Metadata, "Metadata-Token", "/v1/token", "Metadata-Token-Expiry-Seconds"),
+];
+
+/// A guest that has fetched every key there is for it.
+#[derive(Clone, Debug)]
+pub struct Insider<'r> {
+    responses: &'r Responses,
+    tokens: Vec<(Host, &'static str, Vec<u8>)>,
+}
+
+impl<'r> Insider<'r> {
+    /// A guest of this VM, with a token of each kind that is made.
+    #[must_use]
+    pub fn of(responses: &'r Responses) -> Self {
+        let fetch = |(host, field, path, seconds): &(Host, &'static str, &str, &str)| {
+            let put = Question::get(*path).by(Method::Put).at(*host).with(seconds, "300");
+            let answer = put.ask(responses);
+            (answer.status() == Status(200)).then(|| (*host, *field, answer.body().to_bytes().to_vec()))
+        };
+        Self { responses, tokens: TOKENS.iter().filter_map(fetch).collect() }
+    }
+
+    /// The tokens it has: for which host, in which field.
+    #[must_use]
+    pub fn tokens(&self) -> &[(Host, &'static str, Vec<u8>)] {
+        &self.tokens
+    }
+
+    /// A question with every key, and the tokens of the host that do not change what a path means.
+    #[must_use]
+    pub fn question(&self, host: Host, target: &str) -> Question {
+        let question = Question::get(target).at(host);
+        let keyed = KEYS.iter().fold(question, |question, (name, value)| question.with(name, *value));
+        let tokens = self.tokens.iter().filter(|(of, field, _)| *of == host && *field != "Metadata-Token");
+        tokens.fold(keyed, |question, (_, field, token)| question.with(field, token.clone()))
+    }
+
+    /// The answer to a GET with every key.
+    #[must_use]
+    pub fn get(&self, host: Host, target: &str) -> Response {
+        self.question(host, target).ask(self.responses)
+    }
+}
+
+/// A path as it stands in a target.
+#[must_use]
+pub fn quoted(path: &str) -> String {
+    path.bytes()
+        .map(|octet| match octet {
+            b'%' | b'?' | b'#' => format!("%{octet:02x}"),
+            0x21..=0x7e => char::from(octet).into(),
+            _ => format!("%{octet:02x}"),
+        })
+        .collect()
+}
+
+/// The target with its slashes doubled, tripled, and more of them at the end: the same thing.
+#[must_use]
+pub fn slashed(target: &str) -> [String; 4] {
+    let (before, origin) = match target.split_once("://") {
+        Some((scheme, rest)) => target.split_at(scheme.len() + 3 + rest.find('/').unwrap_or(rest.len())),
+        None => ("", target),
+    };
+    let (path, query) = origin.split_at(origin.find('?').unwrap_or(origin.len()));
+    let forms = [path.replace('/', "//"), path.replace('/', "///"), format!("{path}/"), format!("{path}//")];
+    forms.map(|path| format!("{before}{path}{query}"))
+}

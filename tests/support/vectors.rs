@@ -1,0 +1,413 @@
+//! Vectors: one request and its exact answer a line, and what every answer satisfies.
+//!
+//! The files under `tests/vectors/` are data any implementation can be held against. The first line of each
+//! names patches (JSON merge patch, RFC 7396) to `record.yaml`; each further line is a request to the VM
+//! whose record is patched with `rec`. They are asked in file order, and each patch has one VM.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use metadata_user::http::Method;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::pattern::{Answered, responses};
+use crate::question::{Question, slashed};
+
+/// The record behind the vectors.
+pub const RECORD: &str = include_str!("../vectors/record.yaml");
+/// The vectors every implementation is held against.
+pub const ALL: &str = include_str!("../vectors/vectors.jsonl");
+/// The address of the guest's first NIC in that record: one answer tells the guest which it has.
+pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+/// Where vectors are asked unless they say otherwise.
+const METADATA: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
+
+/// One line of a file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vector {
+    /// Name.
+    pub n: String,
+    /// Method and request target.
+    q: String,
+    /// Address asked.
+    to: Option<IpAddr>,
+    /// Port asked.
+    port: Option<u16>,
+    /// The guest's port.
+    sp: Option<u16>,
+    /// Request header fields.
+    #[serde(default)]
+    h: BTreeMap<String, String>,
+    /// Request body.
+    b: Option<String>,
+    /// Name of the patch.
+    pub rec: Option<String>,
+    /// Name under which the answer's body is kept for later vectors.
+    save: Option<String>,
+    /// Status.
+    s: u16,
+    /// `Content-Type`; not there when the field must be absent.
+    t: Option<String>,
+    /// Response header fields; `null` for one that must be absent.
+    #[serde(default)]
+    rh: BTreeMap<String, Option<String>>,
+    /// Body as text.
+    o: Option<String>,
+    /// Body in base64.
+    b64: Option<String>,
+    /// What the body is as JSON.
+    j: Option<Value>,
+    /// What the body is as YAML.
+    y: Option<Value>,
+    /// Members the body has as JSON.
+    jp: Option<Value>,
+    /// A pattern for the whole body: `[set]{count}`, as far as vectors use it.
+    r: Option<String>,
+}
+
+/// One request, ready to be sent on a connection of its own.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The guest's port.
+    pub source_port: u16,
+    /// Address and port asked.
+    pub to: (IpAddr, u16),
+    /// The request, which asks for the connection to be closed after the answer.
+    pub octets: Vec<u8>,
+}
+
+/// A VM that can be asked.
+pub trait Ask {
+    /// Sends a request on a connection of its own; returns all that came until the service closed it.
+    ///
+    /// # Errors
+    /// No connection, or no end.
+    fn ask(&mut self, asked: &Asked) -> Result<Vec<u8>>;
+}
+
+/// What goes wrong in a file, and how many vectors it has.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Vectors asked.
+    pub asked: usize,
+    /// `name: what is wrong`.
+    pub failures: Vec<String>,
+}
+
+impl Outcome {
+    /// Fails with all failures, or when the file has another number of vectors.
+    ///
+    /// # Panics
+    /// Then.
+    pub fn assert(&self, expected: usize) {
+        let failed = self.failures.len();
+        assert!(
+            self.failures.is_empty(),
+            "{failed} of {} vectors fail:\n{}",
+            self.asked,
+            self.failures.join("\n")
+        );
+        assert_eq!(self.asked, expected, "another number of vectors");
+    }
+}
+
+/// Asks the vectors of a file in order. `make` makes the VM of a patched record (JSON).
+///
+/// # Errors
+/// The file is no file of vectors, or a VM cannot be made.
+pub fn run<V: Ask>(lines: &str, make: impl FnMut(&Value) -> Result<V>) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    outcome.asked = each(lines, make, |vm, vector, saved| {
+        if let Err(error) = holds(vm, vector, saved) {
+            outcome.failures.push(format!("{}: {error:#}", vector.n));
+        }
+    })?;
+    Ok(outcome)
+}
+
+/// Bodies saved by earlier vectors.
+pub type Saved = HashMap<String, String>;
+
+/// The vectors of a file, whatever record they are for.
+///
+/// # Panics
+/// When a line is no vector.
+#[must_use]
+pub fn all(lines: &str) -> Vec<Vector> {
+    let vector = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    lines.lines().skip(1).map(vector).collect()
+}
+
+/// Goes through the vectors of a file; returns how many there are.
+///
+/// # Errors
+/// As [`run`].
+pub fn each<V: Ask>(
+    lines: &str,
+    mut make: impl FnMut(&Value) -> Result<V>,
+    mut take: impl FnMut(&mut V, &Vector, &mut Saved),
+) -> Result<usize> {
+    #[derive(Deserialize)]
+    struct Patches {
+        patches: HashMap<String, Value>,
+    }
+    let mut lines = lines.lines();
+    let Patches { patches } = serde_json::from_str(lines.next().context("an empty file")?)?;
+    let mut vms: HashMap<Option<String>, V> = HashMap::new();
+    let (mut saved, mut taken) = (Saved::new(), 0);
+    for line in lines {
+        let vector: Vector = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        let vm = match vms.entry(vector.rec.clone()) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let patch = match &vector.rec {
+                    Some(rec) => patches.get(rec).with_context(|| format!("no patch {rec}"))?,
+                    None => &Value::Null,
+                };
+                entry.insert(make(&record(patch)?)?)
+            }
+        };
+        take(vm, &vector, &mut saved);
+        taken += 1;
+    }
+    Ok(taken)
+}
+
+/// The record, patched.
+fn record(patch: &Value) -> Result<Value> {
+    let mut value: Value = serde_yaml::from_str(RECORD)?;
+    if !patch.is_null() {
+        merge(&mut value, patch);
+    }
+    Ok(value)
+}
+
+/// JSON merge patch (RFC 7396 §2).
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(serde_json::Map::new());
+    }
+    let members = target.as_object_mut().expect("it was just made an object");
+    for (key, value) in patch {
+        if value.is_null() {
+            members.remove(key);
+        } else {
+            merge(members.entry(key.as_str()).or_insert(Value::Null), value);
+        }
+    }
+}
+
+/// Asks what the vector asks. What it reads must also have a HEAD, and not depend on slashes.
+fn holds(vm: &mut impl Ask, vector: &Vector, saved: &mut Saved) -> Result<()> {
+    let (method, target) = vector.request()?;
+    let answer = vector.ask(vm, method, target, saved)?;
+    vector.check(&answer)?;
+    if let Some(name) = &vector.save {
+        saved.insert(name.clone(), String::from_utf8(answer.body.clone())?);
+    }
+    if method != "GET" {
+        return Ok(());
+    }
+    let head = vector.ask(vm, "HEAD", target, saved)?;
+    let lines = |answer: &Answered| -> Vec<String> {
+        answer.head.lines().filter(|line| !line.starts_with("Date: ")).map(str::to_owned).collect()
+    };
+    ensure!(lines(&head) == lines(&answer), "HEAD has {:?} instead of {:?}", head.head, answer.head);
+    ensure!(head.body.is_empty(), "HEAD has a body");
+    for target in slashed(target) {
+        let other = vector.ask(vm, method, &target, saved)?;
+        let same = (other.status, &other.body) == (answer.status, &answer.body);
+        ensure!(same, "{target} is another thing: {other:?}");
+    }
+    Ok(())
+}
+
+impl Vector {
+    /// Method and target.
+    ///
+    /// # Errors
+    /// `q` is not the two of them.
+    pub fn request(&self) -> Result<(&str, &str)> {
+        self.q.split_once(' ').context("q is method and target")
+    }
+
+    /// The address asked.
+    #[must_use]
+    pub fn to(&self) -> IpAddr {
+        self.to.unwrap_or(METADATA)
+    }
+
+    /// The request in text: `method target address port source-port`, header fields a line each, an empty
+    /// line, the body. What it takes from earlier answers stays a name.
+    #[must_use]
+    pub fn as_text(&self) -> String {
+        let (port, source_port) = (self.port.unwrap_or(80), self.sp.unwrap_or(40_000));
+        let mut text = format!("{} {} {port} {source_port}\n", self.q, self.to());
+        for (name, value) in &self.h {
+            text.push_str(&format!("{name}:{value}\n"));
+        }
+        text + "\n" + self.b.as_deref().unwrap_or_default()
+    }
+
+    /// As a question, without what it takes from earlier answers.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request).
+    pub fn question(&self) -> Result<Question> {
+        let (method, target) = self.request()?;
+        let given = self.h.iter().filter(|(_, value)| !value.starts_with("${"));
+        Ok(Question {
+            method: Method::from_token(method),
+            target: target.to_owned(),
+            to: (self.to(), self.port.unwrap_or(80)),
+            source_port: self.sp.unwrap_or(40_000),
+            fields: given.map(|(name, value)| (name.clone(), value.clone().into_bytes())).collect(),
+            body: self.b.clone().unwrap_or_default().into_bytes(),
+        })
+    }
+
+    /// Asks, with another method or target if need be.
+    ///
+    /// # Errors
+    /// No answer, or not exactly one.
+    pub fn ask(&self, vm: &mut impl Ask, method: &str, target: &str, saved: &Saved) -> Result<Answered> {
+        let to = self.to();
+        let mut head = format!("{method} {target} HTTP/1.1\r\nHost: {to}\r\n");
+        for (name, value) in &self.h {
+            let value = match value.strip_prefix("${").and_then(|value| value.strip_suffix('}')) {
+                Some(name) => saved.get(name).with_context(|| format!("nothing is saved as {name}"))?,
+                None => value,
+            };
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if let Some(body) = &self.b {
+            head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+        }
+        head.push_str("Connection: close\r\n\r\n");
+        head.push_str(self.b.as_deref().unwrap_or_default());
+        let asked = Asked {
+            source_port: self.sp.unwrap_or(40_000),
+            to: (to, self.port.unwrap_or(80)),
+            octets: head.into_bytes(),
+        };
+        let received = vm.ask(&asked)?;
+        let answers = responses(&received, &[method == "HEAD"]);
+        let octets: usize = answers.iter().map(|answer| answer.head.len() + 2 + answer.body.len()).sum();
+        let text = String::from_utf8_lossy(&received);
+        ensure!(
+            answers.len() == 1 && octets == received.len(),
+            "not one answer of the length it says: {text:?}"
+        );
+        Ok(answers.into_iter().next().expect("there is one"))
+    }
+
+    /// Holds an answer against the vector.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self, answer: &Answered) -> Result<()> {
+        let text = String::from_utf8_lossy(&answer.body);
+        ensure!(answer.status == self.s, "status {} instead of {}: {text:?}", answer.status, self.s);
+        let content_type = answer.field("Content-Type");
+        ensure!(content_type == self.t.as_deref(), "type {content_type:?} instead of {:?}", self.t);
+        for (name, wanted) in &self.rh {
+            let found = answer.field(name);
+            ensure!(found == wanted.as_deref(), "{name} is {found:?} instead of {wanted:?}");
+        }
+        if let Some(wanted) = &self.o {
+            ensure!(answer.body == wanted.as_bytes(), "body {text:?} instead of {wanted:?}");
+        }
+        if let Some(wanted) = &self.b64 {
+            ensure!(answer.body == STANDARD.decode(wanted)?, "body {text:?} instead of {wanted:?}");
+        }
+        if let Some(wanted) = &self.j {
+            let found: Value = serde_json::from_str(&text).with_context(|| text.to_string())?;
+            ensure!(found == *wanted, "JSON {found} instead of {wanted}");
+        }
+        if let Some(wanted) = &self.y {
+            let found: Value = serde_yaml::from_str(&text).with_context(|| text.to_string())?;
+            ensure!(found == *wanted, "YAML {found} instead of {wanted}");
+        }
+        if let Some(wanted) = &self.jp {
+            let found: Value = serde_json::from_str(&text).with_context(|| text.to_string())?;
+            for (name, wanted) in wanted.as_object().context("jp is an object")? {
+                ensure!(found[name] == *wanted, "{name} is {} instead of {wanted}", found[name]);
+            }
+        }
+        if let Some(pattern) = &self.r {
+            ensure!(matches(pattern, &text)?, "body {text:?} instead of {pattern}");
+        }
+        self.framed(answer)
+    }
+
+    /// What every response satisfies.
+    fn framed(&self, answer: &Answered) -> Result<()> {
+        let mut names = HashSet::new();
+        for (name, _) in answer.fields() {
+            ensure!(names.insert(name.to_ascii_lowercase()), "{name} is there twice");
+        }
+        for name in ["Transfer-Encoding", "Content-Encoding"] {
+            ensure!(answer.field(name).is_none(), "{name} is there");
+        }
+        // Programs take this field for the sign that they are on GCE.
+        let google = self.q.contains(" /computeMetadata");
+        let flavoured = answer.field("Metadata-Flavor");
+        ensure!(flavoured == google.then_some("Google"), "Metadata-Flavor is {flavoured:?}");
+        ensure!(answer.field("Date").is_some(), "no Date");
+        match answer.field("Content-Length").map(str::parse::<usize>).transpose()? {
+            None => ensure!(answer.status == 204 && answer.body.is_empty(), "no Content-Length"),
+            Some(_) if answer.status == 204 => bail!("Content-Length with 204"),
+            Some(_) if self.q.starts_with("HEAD ") => ensure!(answer.body.is_empty(), "HEAD with a body"),
+            Some(length) => {
+                ensure!(length == answer.body.len(), "Content-Length {length}, body {}", answer.body.len())
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether `text` is `[set]{count}`, the set of ranges and single characters.
+fn matches(pattern: &str, text: &str) -> Result<bool> {
+    let parts = pattern.strip_prefix('[').and_then(|rest| rest.split_once("]{"));
+    let (set, count) = parts.context("the only pattern known is [set]{count}")?;
+    let count: usize = count.strip_suffix('}').context("a count ends in }")?.parse()?;
+    let set: Vec<char> = set.chars().collect();
+    let member = |c: char| {
+        let mut at = 0;
+        while at < set.len() {
+            let range = set.get(at + 1) == Some(&'-') && at + 2 < set.len();
+            let (low, high) = if range { (set[at], set[at + 2]) } else { (set[at], set[at]) };
+            if (low..=high).contains(&c) {
+                return true;
+            }
+            at += if range { 3 } else { 1 };
+        }
+        false
+    };
+    Ok(text.chars().count() == count && text.chars().all(member))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn a_pattern_is_a_set_and_a_count() {
+        for (text, whether) in
+            [("aZ9+", true), ("a/b+", true), ("abc", false), ("abcde", false), ("ab-c", false)]
+        {
+            assert_eq!(matches("[A-Za-z0-9+/]{4}", text).expect("a pattern"), whether, "{text}");
+        }
+        assert!(matches("abc", "abc").is_err());
+    }
+}
