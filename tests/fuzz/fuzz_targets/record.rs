@@ -1,0 +1,7 @@
+//! Any text at all as a record.
+#![no_main]
+
+#[path = "../laws/record.rs"]
+mod laws;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| laws::assert_all(input));

@@ -1,0 +1,173 @@
+//! What holds for every sequence of octets a guest may send over a connection, however the network cut it.
+//!
+//! Shared by the fuzz target and the test that replays its corpus. The first eight octets of an input choose
+//! where the rest is cut.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metadata_user::http::body::BODY_MAX;
+use metadata_user::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
+use metadata_user::http::{Request, Response, Status};
+use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
+use metadata_user::stack::{Connection, Exchange, Service, Step};
+use metadata_user::store::{Outcome, Parked};
+use metadata_user::time::Now;
+
+/// Octets of empty lines before a request that are skipped.
+const LEADING_MAX: usize = 8;
+/// Octets that choose the cuts.
+const CUTS: usize = 8;
+/// Longest piece, in octets.
+const PIECE_MAX: usize = 48;
+/// How long `/park` waits.
+const PARKED: Duration = Duration::from_secs(1);
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// Answers with what was asked, and keeps it.
+#[derive(Debug, Default)]
+struct Echo(Mutex<Vec<String>>);
+
+impl Answers for Echo {
+    fn answer(&self, now: Now, _: &Connection, request: &Request<'_>, parked: Option<&Parked>) -> Answer {
+        let target = request.target;
+        assert!(target.path.len() <= TARGET_MAX && target.path.starts_with('/'), "{target:?}");
+        let mut segments = target.path[1..].split('/');
+        let plain = target.path == "/" || segments.all(|segment| !matches!(segment, "" | "." | ".."));
+        assert!(plain, "{target:?} is not normalised");
+        assert!(request.body.len() <= BODY_MAX, "a body of {} octets", request.body.len());
+        match (target.path, parked) {
+            ("/later", _) => return Answer::NotYet,
+            ("/busy", _) => return Answer::TooMany,
+            ("/nobody", _) => return Answer::Unknown,
+            ("/park", None) => {
+                let until = now.mono + PARKED;
+                return Answer::Known(Outcome::Park(Parked { until, state: 7, wait: Arc::default() }));
+            }
+            ("/park", Some(parked)) if now.mono < parked.until => {
+                return Answer::Known(Outcome::Park(parked.clone()));
+            }
+            _ => {}
+        }
+        let said = format!("{:?} {target:?} {:?}", request.method, request.body);
+        self.0.lock().expect("nobody panicked").push(said.clone());
+        let response = match target.path {
+            "/none" => Response::new(Status(204), None, &[], ""),
+            "/close" => Response::new(Status(200), None, &[], said).and_close(),
+            _ => Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], said),
+        };
+        Answer::Known(response.into())
+    }
+}
+
+/// What was said to a guest, and what the dialects were asked.
+#[derive(Debug, PartialEq, Eq)]
+struct Transcript {
+    said: Vec<u8>,
+    asked: Vec<String>,
+}
+
+/// Asserts every law on one input.
+///
+/// # Panics
+/// When one is broken; the message says which.
+pub(crate) fn assert_all(input: &[u8]) {
+    let (cuts, octets) = input.split_at(input.len().min(CUTS));
+    let mut seed = [0; CUTS];
+    seed[..cuts.len()].copy_from_slice(cuts);
+    let mut random = fastrand::Rng::with_seed(u64::from_le_bytes(seed));
+    let whole = converse(octets, || usize::MAX);
+    assert_eq!(converse(octets, || random.usize(1..PIECE_MAX)), whole, "the answers depend on the cuts");
+    assert_eq!(converse(octets, || 1), whole, "the answers depend on the cuts");
+}
+
+/// Talks to the service in pieces as long as `piece` says.
+fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
+    let answers = Arc::new(Echo::default());
+    let (here, there) = ([169, 254, 169, 254].into(), [10, 0, 2, 15].into());
+    let connection = Connection { slot: 0, local: (here, 80), remote: (there, 40_000) };
+    let mut now = Now { mono: Duration::ZERO, unix_seconds: 1_795_219_200 };
+    let mut talk = Serve::new(Arc::clone(&answers), ServeConfig::default()).open(now, connection);
+    let (mut said, mut start, mut at) = (Vec::new(), 0, 0_usize);
+    // A request may wait for its record or its turn, looking again twenty times a second.
+    let turns = octets.len() * (1 + 20 * 45) + 1;
+    for _ in 0..=turns {
+        let offered = &octets[at..octets.len().min(at.saturating_add(piece()))];
+        let mut taken = 0;
+        if offered.is_empty() {
+            talk.finish(now);
+        } else {
+            taken = talk.receive(now, offered);
+            assert!(taken <= offered.len(), "{taken} octets taken of {}", offered.len());
+            at += taken;
+        }
+        let (group, last) = listen(&mut talk, now);
+        let idle = taken == 0 && group.is_empty();
+        if is_answer(&group, &octets[start..at]) {
+            start = at;
+        }
+        said.extend(group);
+        match last {
+            Step::Wait { until: Some(until) } if idle => {
+                assert!(until > now.mono, "it waits for what is past");
+                now.mono = until;
+            }
+            Step::Wait { until } => assert!(until.is_some(), "it waits for ever"),
+            _ => {
+                let asked = answers.0.lock().expect("nobody panicked").clone();
+                return Transcript { said, asked };
+            }
+        }
+    }
+    panic!("no end after {turns} turns");
+}
+
+/// What is said now, and what happens after it.
+fn listen(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, Step) {
+    let mut said = Vec::new();
+    loop {
+        match talk.next(now) {
+            Step::Send(piece) => said.extend(piece),
+            Step::SendWithin { .. } => panic!("no answer of the echo is for the first hop only"),
+            last => return (said, last),
+        }
+    }
+}
+
+/// True for the answer to `request`, false for nothing yet; anything else breaks a law.
+fn is_answer(said: &[u8], request: &[u8]) -> bool {
+    let said = said.strip_prefix(CONTINUE).unwrap_or(said);
+    if said.is_empty() {
+        return false;
+    }
+    let end = said.windows(4).position(|four| four == b"\r\n\r\n").expect("a head has an end");
+    let head = std::str::from_utf8(&said[..end]).expect("a head is text");
+    let mut lines = head.split("\r\n");
+    let status = lines.next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).expect("a status line");
+    let status: u16 = status[..3].parse().expect("a status");
+    let known = [200, 204, 400, 404, 408, 413, 414, 417, 429, 431, 501, 503, 505];
+    assert!(known.contains(&status), "{head}");
+    let mut names = Vec::new();
+    let mut length = None;
+    for (name, value) in lines.map(|line| line.split_once(": ").expect("a field")) {
+        assert!(name.bytes().all(|b| b.is_ascii_alphabetic() || b == b'-'), "{head}");
+        assert!(value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()), "{head}");
+        assert!(!names.contains(&name), "{name} is there twice: {head}");
+        names.push(name);
+        if name == "Content-Length" {
+            length = Some(value.parse::<usize>().expect("a length"));
+        }
+    }
+    assert!(names.contains(&"Date") && !names.contains(&"Transfer-Encoding"), "{head}");
+    assert_eq!(length.is_none(), status == 204, "{head}");
+    let begins = request.iter().position(|octet| !b"\r\n".contains(octet)).unwrap_or(request.len());
+    let body = &said[end + 4..];
+    if begins <= LEADING_MAX && request[begins..].starts_with(b"HEAD ") {
+        assert!(body.is_empty(), "a body with {head}");
+    } else {
+        assert_eq!(body.len(), length.unwrap_or(0), "the body is not as long as said: {head}");
+    }
+    let lines = request.iter().filter(|octet| **octet == b'\n').count();
+    assert!(status != 431 || lines > FIELD_COUNT_MAX || request.len() > TARGET_MAX, "{head}");
+    true
+}

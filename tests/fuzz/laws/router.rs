@@ -1,0 +1,143 @@
+//! What holds for every request to a VM with everything in its record.
+//!
+//! Shared by the fuzz target and the test that replays its corpus. An input is a request in text: `method
+//! target address port source-port`, header fields a line each, an empty line, the body.
+
+use std::net::IpAddr;
+use std::sync::LazyLock;
+
+use metadata_user::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
+use metadata_user::http::{Method, Response, body::BODY_MAX};
+use metadata_user::record::Record;
+use metadata_user::store::{Interner, Responses, Vm};
+use metadata_user::{addresses, dialect};
+use serde_json::{Value, json};
+use support::question::{Question, slashed};
+
+/// What only those may read who show a key, wherever it is.
+const KEYED: [&str; 3] = ["sk-example", "st-example", "eyJhbGciOiJub25lIn0.e30."];
+/// What nobody may read through a proxy.
+const DIRECT: [&str; 4] = [KEYED[0], KEYED[1], KEYED[2], "admin-example"];
+/// Fields that are keys, or hold them.
+const KEYS: [&str; 8] = [
+    "metadata",
+    "metadata-flavor",
+    "x-google-metadata-request",
+    "authorization",
+    "metadata-token",
+    "x-aws-ec2-metadata-token",
+    "x-aliyun-ecs-metadata-token",
+    "domu_request",
+];
+
+static RECORD: LazyLock<Record> = LazyLock::new(|| {
+    let mut record: Value = serde_yaml::from_str(support::vectors::RECORD).expect("the record is YAML");
+    record["admin"]["password"] = json!("admin-example");
+    record["vendor_data2"] = json!({ "text": "#cloud-config\n{}\n" });
+    record["files"] = json!([{ "path": "/etc/motd", "base64": "aGVsbG8K" }]);
+    record["disks"] = json!([{ "type": "disk", "bus": "virtio", "address": "0000:00:04.0", "serial": "s1" }]);
+    Record::parse("full.json", &record.to_string()).expect("a good record").0
+});
+/// For requests that change nothing.
+static READ: LazyLock<Responses> = LazyLock::new(vm);
+
+/// A VM nobody has asked anything.
+fn vm() -> Responses {
+    dialect::render(&RECORD, &mut Interner::new(), Vm::alone(RECORD.vm.uuid.as_str()))
+}
+
+/// Asserts every law on one input.
+///
+/// # Panics
+/// When one is broken; the message says which.
+pub(crate) fn assert_all(input: &[u8]) {
+    let Some(question) = question(input) else { return };
+    let reads = matches!(question.method, Method::Get | Method::Head);
+    let takes = question.fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("DomU_Request"));
+    if !reads || takes {
+        let vm = vm();
+        well_formed(&question, &question.ask(&vm));
+        let after = Question { method: Method::Get, ..question };
+        well_formed(&after, &after.ask(&vm));
+        return;
+    }
+    let answer = question.clone().by(Method::Get).ask(&READ);
+    well_formed(&question, &answer);
+    assert_eq!(question.clone().by(Method::Head).ask(&READ), answer, "HEAD differs from GET: {question:?}");
+    // More slashes can make a path of what is none.
+    let forms = question.target.starts_with('/').then(|| slashed(&question.target));
+    for target in forms.into_iter().flatten().filter(|target| target.len() <= TARGET_MAX) {
+        let other = Question { method: Method::Get, target, ..question.clone() }.ask(&READ);
+        let same = (other.status(), other.body()) == (answer.status(), answer.body());
+        assert!(same, "slashes make {other:?} of {answer:?}: {question:?}");
+    }
+}
+
+/// The request, where the parser of HTTP would let it through.
+fn question(input: &[u8]) -> Option<Question> {
+    let text = |octets| std::str::from_utf8(octets).ok();
+    let (line, mut rest) = line(input);
+    let mut words = text(line)?.split(' ');
+    let (method, target) = (Method::from_token(words.next()?), words.next()?);
+    let good = (1..=TARGET_MAX).contains(&target.len()) && target.bytes().all(|b| b.is_ascii_graphic());
+    let address = words.next().and_then(|word| word.parse().ok());
+    let address = address.filter(|to: &IpAddr| addresses::ALL.contains(to)).unwrap_or(addresses::ALL[0]);
+    let port = if words.next() == Some("8080") { 8080 } else { 80 };
+    let source_port = words.next().and_then(|word| word.parse().ok()).unwrap_or(40_000);
+    let mut question = Question { to: (address, port), source_port, ..Question::get(target).by(method) };
+    while !rest.is_empty() {
+        let (field, after) = self::line(rest);
+        rest = after;
+        if field.is_empty() {
+            break;
+        }
+        let colon = field.iter().position(|octet| *octet == b':')?;
+        let (name, value) = (text(&field[..colon])?, &field[colon + 1..]);
+        let token = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        if !token || value.iter().any(u8::is_ascii_control) {
+            return None;
+        }
+        question.fields.push((name.to_owned(), value.to_owned()));
+    }
+    question.body = rest.to_owned();
+    let fits = question.fields.len() <= FIELD_COUNT_MAX && question.body.len() <= BODY_MAX;
+    (good && fits).then_some(question)
+}
+
+/// The first line, and what follows it.
+fn line(octets: &[u8]) -> (&[u8], &[u8]) {
+    let end = octets.iter().position(|octet| *octet == b'\n').unwrap_or(octets.len());
+    (&octets[..end], octets.get(end + 1..).unwrap_or_default())
+}
+
+fn well_formed(question: &Question, answer: &Response) {
+    let status = answer.status().0;
+    assert!(status < 500, "{status} to {question:?}");
+    let head = std::str::from_utf8(answer.head()).expect("a head is text");
+    let mut names = Vec::new();
+    for line in head.strip_suffix("\r\n").expect("a head ends its last line").split("\r\n").skip(1) {
+        let (name, value) = line.split_once(": ").expect("a field");
+        assert!(value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()), "{head:?}");
+        let name = name.to_ascii_lowercase();
+        assert!(!names.contains(&name), "{name} is there twice: {head:?}");
+        names.push(name);
+    }
+    let length = answer.field("Content-Length").map(|length| length.parse().expect("a length"));
+    assert_eq!(length, (status != 204).then(|| answer.body().len()), "{head:?}");
+    assert!(status != 204 || answer.body().is_empty(), "204 with a body: {question:?}");
+    assert_eq!(answer.field("Allow").is_some(), status == 405, "{head:?} to {question:?}");
+    let sent = |wanted: &[&str]| {
+        question.fields.iter().any(|(name, _)| wanted.iter().any(|known| name.eq_ignore_ascii_case(known)))
+    };
+    let body = answer.body().to_bytes();
+    let said = |secrets: &[&'static str]| {
+        let in_body = |secret: &&&str| body.windows(secret.len()).any(|octets| octets == secret.as_bytes());
+        secrets.iter().find(in_body).copied()
+    };
+    if !sent(&KEYS) {
+        assert_eq!(said(&KEYED), None, "said to somebody without a key: {question:?}");
+    }
+    if sent(&["X-Forwarded-For"]) {
+        assert_eq!(said(&DIRECT), None, "said through a proxy: {question:?}");
+    }
+}

@@ -1,0 +1,124 @@
+//! What reads octets from guests and records from operators keeps its laws on every seed of the fuzzers'
+//! corpora, and on mutations of them.
+
+#[path = "fuzz/laws/http.rs"]
+mod http;
+#[path = "fuzz/laws/record.rs"]
+mod record;
+#[path = "fuzz/laws/router.rs"]
+mod router;
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use support::{seed, vectors};
+
+/// Set to 1, it writes the seeds of the vectors instead of comparing them.
+const WRITE: &str = "XDP_IMDS_WRITE_SEEDS";
+
+type Law = fn(&[u8]);
+
+/// The targets, with the octets they look at and how often each is mutated.
+const TARGETS: [(&str, Law, usize); 3] = [
+    ("http", http::assert_all, 1_500),
+    ("router", router::assert_all, 3_000),
+    ("record", record::assert_all, 400),
+];
+
+fn directory(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
+}
+
+fn corpus(target: &str) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(directory(target)).expect("the corpus is in the tree");
+    let seed = |file: std::io::Result<fs::DirEntry>| {
+        let file = file.expect("a readable directory");
+        let name = file.file_name().into_string().expect("a plain name");
+        (name, fs::read(file.path()).expect("a readable seed"))
+    };
+    files.map(seed).collect()
+}
+
+/// A request of each kind the vectors ask: of those with one method, address and beginning of the path, the
+/// first.
+fn requests() -> BTreeMap<String, Vec<u8>> {
+    let mut seen = HashSet::new();
+    let mut kinds = BTreeMap::new();
+    for vector in vectors::all(vectors::ALL) {
+        let (method, target) = vector.request().expect("a request");
+        let path = target.split('?').next().unwrap_or_default();
+        let beginning: Vec<_> = path.split('/').filter(|segment| !segment.is_empty()).take(2).collect();
+        if seen.insert((method.to_owned(), vector.to(), beginning.join("/"))) {
+            kinds.insert(vector.n.clone(), vector.as_text().into_bytes());
+        }
+    }
+    kinds
+}
+
+#[test]
+fn every_kind_of_request_in_the_vectors_is_a_seed_of_its_name() {
+    if std::env::var_os(WRITE).is_some_and(|value| value == "1") {
+        fs::create_dir_all(directory("router")).expect("a place for the corpus");
+        for (name, text) in requests() {
+            fs::write(directory("router").join(name), text).expect("a seed is written");
+        }
+    }
+    let corpus = corpus("router");
+    for (name, text) in requests() {
+        assert_eq!(corpus.get(&name), Some(&text), "{name}: {WRITE}=1 writes the seeds anew");
+    }
+}
+
+#[test]
+fn every_corpus_keeps_its_laws() {
+    for (target, law, _) in TARGETS {
+        let corpus = corpus(target);
+        assert!(corpus.len() >= 10, "{} seeds for {target}", corpus.len());
+        for (name, input) in corpus {
+            eprintln!("{target}/{name}");
+            law(&input);
+        }
+    }
+}
+
+#[test]
+fn mutated_seeds_keep_the_laws() {
+    const MOST_MUTATIONS: usize = 6;
+    let mut random = fastrand::Rng::with_seed(seed::seed());
+    for (target, law, rounds) in TARGETS {
+        let corpus: Vec<_> = corpus(target).into_values().collect();
+        for _ in 0..rounds {
+            let mut input = corpus[random.usize(..corpus.len())].clone();
+            for _ in 0..random.usize(1..=MOST_MUTATIONS) {
+                mutate(&mut random, &mut input, &corpus);
+            }
+            let kept = std::panic::catch_unwind(|| law(&input));
+            assert!(kept.is_ok(), "a law of {target} is broken by {}", input.escape_ascii());
+        }
+    }
+}
+
+fn mutate(random: &mut fastrand::Rng, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
+    let at = random.usize(..=input.len());
+    let other = &corpus[random.usize(..corpus.len())];
+    let from = random.usize(..=other.len());
+    let until = random.usize(from..=other.len().min(from + 40));
+    match random.u8(..7) {
+        0 => input.truncate(at),
+        1 => input.insert(at, random.u8(..)),
+        2 => input.splice(at..at, other[from..until].iter().copied()).for_each(drop),
+        3 => {
+            // The head of this input and the tail of another.
+            input.truncate(at);
+            input.extend(&other[from..]);
+        }
+        4 => input.splice(at..at, std::iter::repeat_n(random.u8(..), random.usize(..64))).for_each(drop),
+        5 => drop(input.drain(at..input.len().min(at + random.usize(..16)))),
+        _ => {
+            if let Some(octet) = input.get_mut(at) {
+                *octet ^= 1 << random.u8(..8);
+            }
+        }
+    }
+}

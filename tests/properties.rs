@@ -1,0 +1,414 @@
+//! What every dialect keeps to whatever is in a record.
+
+#[path = "properties/crawl.rs"]
+mod crawl;
+#[path = "properties/records.rs"]
+mod records;
+
+use std::sync::{Arc, LazyLock};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use crawl::{Listing, Tree};
+use metadata_user::dialect;
+use metadata_user::http::{Method, Response, Status};
+use metadata_user::mailbox::Mailboxes;
+use metadata_user::record::{DateTree, Record};
+use metadata_user::sink::Outbox;
+use metadata_user::store::{Host, Interner, Responses, Vm};
+use metadata_user::token::Keyring;
+use proptest::prelude::*;
+use records::{Given, any_record, bare, parse};
+use serde_json::{Value, json};
+use support::question::{Insider, Question, quoted, slashed};
+use support::vectors;
+
+/// Records a property is held against, when `PROPTEST_CASES` does not say.
+const CASES: u32 = 24;
+
+fn config() -> ProptestConfig {
+    let cases = std::env::var_os("PROPTEST_CASES").map_or(CASES, |_| ProptestConfig::default().cases);
+    ProptestConfig { cases, ..ProptestConfig::default() }
+}
+
+/// What clients read, as far as vectors know it.
+static KNOWN: LazyLock<Vec<Question>> = LazyLock::new(|| {
+    let questions = vectors::all(vectors::ALL).into_iter().map(|v| v.question().expect("a request"));
+    questions.filter(|question| question.method == Method::Get).collect()
+});
+
+/// A node with VMs of one key ring.
+struct Node {
+    keyring: Arc<Keyring>,
+    mailboxes: Mailboxes,
+    interner: Interner,
+}
+
+impl Node {
+    fn new() -> Self {
+        let mailboxes = Mailboxes::in_memory(Outbox::detached());
+        Self { keyring: Arc::new(Keyring::ephemeral()), mailboxes, interner: Interner::new() }
+    }
+
+    fn take(&mut self, record: &Record) -> Responses {
+        let vm = Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(record));
+        dialect::render(record, &mut self.interner, vm)
+    }
+}
+
+fn vm(record: &Record) -> Responses {
+    Node::new().take(record)
+}
+
+/// What clients and the routes suggest to ask, without and with every key.
+fn questions(responses: &Responses, insider: &Insider<'_>) -> Vec<Question> {
+    let routes = responses.routes().map(|(host, path, _)| insider.question(host, &quoted(path)));
+    let known = KNOWN.iter().cloned();
+    let keyed = KNOWN.iter().map(|question| Question {
+        source_port: question.source_port,
+        to: question.to,
+        ..insider.question(question.host(), &question.target)
+    });
+    routes.chain(known).chain(keyed).collect()
+}
+
+fn body(response: &Response) -> Vec<u8> {
+    response.body().to_bytes().to_vec()
+}
+
+fn document(insider: &Insider<'_>, target: &str) -> Value {
+    let answer = insider.get(Host::Metadata, target);
+    assert_eq!(answer.status(), Status(200), "{target}");
+    serde_json::from_slice(&body(&answer)).expect("a JSON document")
+}
+
+/// True for the only server's errors there are: a token that is not there, or that has expired.
+fn has_no_token(question: &Question, answer: &Response) -> bool {
+    let google = question.target.contains("service-accounts");
+    match answer.status() {
+        Status(500) => body(answer).starts_with(br#"{"error":"token_unavailable""#),
+        Status(503) => google && answer.field("Retry-After").is_some(),
+        _ => false,
+    }
+}
+
+fn contains(octets: &[u8], part: &str) -> bool {
+    octets.windows(part.len()).any(|octets| octets == part.as_bytes())
+}
+
+const EC2: Tree =
+    Tree { host: Host::Metadata, root: "/latest/meta-data/", query: "", listing: Listing::Ec2, lists: &[] };
+/// The other trees that list what they have.
+const TREES: [Tree; 4] = [
+    Tree { host: Host::AliYun, ..EC2 },
+    Tree {
+        host: Host::Metadata,
+        root: "/computeMetadata/v1/",
+        query: "?audience=a",
+        listing: Listing::Google,
+        lists: &[],
+    },
+    Tree {
+        host: Host::Metadata,
+        root: "/metadata/v1/",
+        query: "",
+        listing: Listing::Plain,
+        lists: &["tags/"],
+    },
+    Tree {
+        host: Host::Metadata,
+        root: "/metadata/instance/",
+        query: "?api-version=2021-08-01&format=text",
+        listing: Listing::Plain,
+        lists: &[],
+    },
+];
+/// Leaves of EC2's tree that are lists.
+const LISTS: [&str; 4] = ["local-ipv4s", "public-ipv4s", "ipv6s", "subnet-ipv6-cidr-blocks"];
+
+proptest! {
+    #![proptest_config(config())]
+
+    /// cloud-init gives EC2's tree up for one name that is not there, and takes a leaf with a newline for a
+    /// list.
+    #[test]
+    fn everything_ec2_lists_is_there_and_is_one_line(Given { mut value, .. } in any_record()) {
+        value["serve"]["date_tree"] = json!("ec2");
+        let responses = vm(&parse(value));
+        for (name, place, leaf) in EC2.crawl(&Insider::of(&responses))? {
+            let text = body(&leaf);
+            prop_assert!(!text.ends_with(b"\n"), "{} ends in a newline", place);
+            // Documents nobody crawls.
+            let read = place.contains("/security-credentials/") || place.ends_with("/iam/info");
+            let list = read || LISTS.contains(&name.as_str());
+            prop_assert!(list || !text.contains(&b'\n'), "{} has a newline", place);
+        }
+    }
+
+    #[test]
+    fn everything_listed_is_there(given in any_record()) {
+        let responses = vm(&given.record);
+        let insider = Insider::of(&responses);
+        for tree in TREES {
+            tree.crawl(&insider)?;
+        }
+        for directory in ["/openstack", "/openstack/latest"] {
+            let listing = String::from_utf8(body(&insider.get(Host::Metadata, directory))).expect("text");
+            for name in listing.split('\n').filter(|name| !name.is_empty()) {
+                let place = format!("{directory}/{name}");
+                prop_assert_eq!(insider.get(Host::Metadata, &place).status(), Status(200), "{}", place);
+            }
+        }
+    }
+
+    #[test]
+    fn flat_trees_list_what_is_there(Given { mut value, .. } in any_record()) {
+        value["serve"]["date_tree"] = json!("cloudstack");
+        let responses = vm(&parse(value));
+        Tree { listing: Listing::Plain, ..EC2 }.crawl(&Insider::of(&responses))?;
+    }
+
+    #[test]
+    fn slashes_change_nothing(given in any_record()) {
+        let responses = vm(&given.record);
+        for question in questions(&responses, &Insider::of(&responses)) {
+            let answer = question.ask(&responses);
+            for target in slashed(&question.target) {
+                let other = Question { target: target.clone(), ..question.clone() }.ask(&responses);
+                let same = (other.status(), other.body()) == (answer.status(), answer.body());
+                prop_assert!(same, "{} is {:?}, {} is {:?}", question.target, answer, target, other);
+            }
+        }
+    }
+
+    /// As GET, but for the body, which the connection leaves out.
+    #[test]
+    fn head_is_answered_as_get(given in any_record()) {
+        let responses = vm(&given.record);
+        for question in questions(&responses, &Insider::of(&responses)) {
+            let answer = question.ask(&responses);
+            prop_assert_eq!(question.by(Method::Head).ask(&responses), answer);
+        }
+    }
+
+    #[test]
+    fn user_data_arrives_octet_for_octet_in_every_dialect(given in any_record()) {
+        let Some(octets) = given.user_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
+        let responses = vm(&given.record);
+        let insider = Insider::of(&responses);
+        for (host, target) in [
+            (Host::Metadata, "/v1/user-data"),
+            (Host::Metadata, "/openstack/latest/user_data"),
+            (Host::Metadata, "/latest/user-data"),
+            (Host::Metadata, "/2009-04-04/user-data"),
+            (Host::Metadata, "/computeMetadata/v1/instance/attributes/user-data"),
+            (Host::Metadata, "/metadata/v1/user-data"),
+            (Host::Metadata, "/hetzner/v1/userdata"),
+            (Host::Metadata, "/user-data/user-data"),
+            (Host::AliYun, "/latest/user-data"),
+        ] {
+            let answer = insider.get(host, target);
+            prop_assert_eq!(answer.status(), Status(200), "{}", target);
+            // Google's attributes are text; other octets are in base64, and say so.
+            let encoded = target.ends_with("attributes/user-data") && std::str::from_utf8(&octets).is_err();
+            let found = if encoded { STANDARD.decode(body(&answer)).expect("base64") } else { body(&answer) };
+            prop_assert_eq!(&found, &octets, "{}", target);
+        }
+        if given.record.credentials.maas.is_none() {
+            let maas = insider.get(Host::Metadata, "/MAAS/metadata/2012-03-01/user-data");
+            prop_assert_eq!(body(&maas), &octets[..]);
+        }
+        let akamai = insider.tokens().iter().find(|(_, field, _)| *field == "Metadata-Token");
+        let (_, field, token) = akamai.expect("a token");
+        let akamai = Question::get("/v1/user-data").with(field, token.clone()).ask(&responses);
+        let azure = "/metadata/instance/compute/userData?api-version=2021-08-01&format=text";
+        let azure = insider.get(Host::Metadata, azure);
+        let oracle = insider.get(Host::Metadata, "/opc/v2/instance/metadata/user_data");
+        for answer in [akamai, azure, oracle] {
+            prop_assert_eq!(STANDARD.decode(body(&answer)).expect("base64"), &octets[..]);
+        }
+    }
+
+    /// gzip in a MIME part, as cloud-init unpacks it; other octets have no text form.
+    #[test]
+    fn user_data_arrives_in_documents_that_are_text(given in any_record()) {
+        let Some(octets) = given.user_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
+        let responses = vm(&given.record);
+        let insider = Insider::of(&responses);
+        let cloudcix = STANDARD.decode(body(&insider.get(Host::Metadata, "/v1/userdata"))).expect("base64");
+        let member = |target: &str, name: &str| {
+            document(&insider, target)[name].as_str().expect("text").to_owned()
+        };
+        for text in [
+            member("/metadata/v1.json", "user_data"),
+            member("/v1.json", "user-data"),
+            member("/api/v1/metadata", "userdata"),
+            String::from_utf8(cloudcix).expect("text"),
+            String::from_utf8(body(&insider.get(Host::Scaleway, "/user_data/cloud-init"))).expect("text"),
+        ] {
+            let head = "MIME-Version: 1.0\nContent-Type: application/gzip\n\
+                        Content-Transfer-Encoding: base64\n\n";
+            let wanted = match std::str::from_utf8(&octets) {
+                Ok(text) => text.to_owned(),
+                Err(_) if octets.starts_with(&[0x1f, 0x8b]) => {
+                    format!("{head}{}\n", STANDARD.encode(&octets))
+                }
+                Err(_) => String::new(),
+            };
+            prop_assert_eq!(text, wanted);
+        }
+    }
+
+    #[test]
+    fn vendor_data_arrives_octet_for_octet(given in any_record()) {
+        let Some(octets) = given.vendor_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
+        let responses = vm(&given.record);
+        let insider = Insider::of(&responses);
+        for (host, target) in [
+            (Host::Metadata, "/v1/vendor-data"),
+            (Host::Metadata, "/metadata/v1/vendor-data"),
+            (Host::AliYun, "/latest/vendor-data"),
+        ] {
+            prop_assert_eq!(body(&insider.get(host, target)), &octets[..], "{}", target);
+        }
+    }
+
+    #[test]
+    fn no_vm_is_told_of_another(one in any_record(), other in any_record()) {
+        let mut marked = one.value;
+        for place in ["/vm/name", "/vm/instance_id", "/instance_type"] {
+            *marked.pointer_mut(place).expect("a place") = json!("marked-as-mine");
+        }
+        marked["user_data"] = json!({ "text": "#cloud-config\n# marked-as-mine\n" });
+        marked["metadata"] = json!({ "owner": "marked-as-mine" });
+        let mine = parse(marked);
+        prop_assume!(mine.vm.uuid != other.record.vm.uuid);
+        let mut node = Node::new();
+        let (mine_served, other_served) = (node.take(&mine), node.take(&other.record));
+        let insider = Insider::of(&other_served);
+        for question in questions(&other_served, &insider) {
+            let answer = question.ask(&other_served);
+            for said in [answer.head().to_vec(), body(&answer)] {
+                let told = contains(&said, "marked-as-mine") || contains(&said, mine.vm.uuid.as_str());
+                prop_assert!(!told, "{}", question.target);
+            }
+        }
+        prop_assert!(contains(&body(&Question::get("/v1/user-data").ask(&mine_served)), "marked-as-mine"));
+    }
+
+    #[test]
+    fn a_token_is_good_for_its_vm_and_its_dialect_only(one in any_record(), other in any_record()) {
+        prop_assume!(one.record.vm.uuid != other.record.vm.uuid);
+        let mut node = Node::new();
+        let vms = [node.take(&one.record), node.take(&other.record)];
+        let guarded = |host: Host, field: &str| match (host, field) {
+            (_, "Metadata-Token") => Question::get("/v1/instance"),
+            (host, _) => Question::get("/latest/meta-data/").at(host),
+        };
+        let tokens = Insider::of(&vms[0]).tokens().to_vec();
+        for (host, field, token) in &tokens {
+            let own = guarded(*host, field).with(field, token.clone());
+            prop_assert_eq!(own.ask(&vms[0]).status(), Status(200), "{} of its own VM", field);
+            let (tree, is_ec2) = (other.record.serve.date_tree, *field == "X-aws-ec2-metadata-token");
+            if !is_ec2 || tree == DateTree::Ec2 {
+                prop_assert_eq!(own.ask(&vms[1]).status(), Status(401), "{} of another VM", field);
+            }
+            for (_, _, foreign) in tokens.iter().filter(|(_, other, _)| other != field) {
+                let crossed = guarded(*host, field).with(field, foreign.clone());
+                prop_assert_eq!(crossed.ask(&vms[0]).status(), Status(401), "{} of another dialect", field);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_guest_writes_no_other_reads(one in any_record(), other in any_record()) {
+        prop_assume!(one.record.vm.uuid != other.record.vm.uuid);
+        let mut node = Node::new();
+        let vms = [node.take(&one.record), node.take(&other.record)];
+        let password = Question::get("/openstack/latest/password");
+        let posted = password.clone().by(Method::Post).saying("written-by-one").ask(&vms[0]);
+        prop_assert_eq!(posted.status(), Status(200));
+        prop_assert_eq!(body(&password.ask(&vms[0])), b"written-by-one");
+        prop_assert_eq!(body(&password.ask(&vms[1])), b"");
+        let attribute = Question::get("/computeMetadata/v1/instance/guest-attributes/a/b");
+        let attribute = attribute.with("Metadata-Flavor", "Google");
+        let put = attribute.clone().by(Method::Put).saying("written-by-one").ask(&vms[0]);
+        prop_assert_eq!(put.status(), Status(200));
+        prop_assert_eq!(body(&attribute.ask(&vms[0])), b"written-by-one");
+        prop_assert_eq!(attribute.ask(&vms[1]).status(), Status(404));
+        for question in questions(&vms[1], &Insider::of(&vms[1])) {
+            prop_assert!(!contains(&body(&question.ask(&vms[1])), "written-by-one"), "{}", question.target);
+        }
+    }
+
+    #[test]
+    fn nothing_is_a_server_error_but_a_token_that_is_not_there(given in any_record()) {
+        let responses = vm(&given.record);
+        for question in questions(&responses, &Insider::of(&responses)) {
+            let answer = question.ask(&responses);
+            let good = answer.status().0 < 500 || has_no_token(&question, &answer);
+            prop_assert!(good, "{} is {:?}", question.target, answer);
+        }
+    }
+
+    #[test]
+    fn what_a_bare_record_has_not_costs_no_client_time(record in bare()) {
+        let responses = vm(&record);
+        let insider = Insider::of(&responses);
+        for question in questions(&responses, &insider) {
+            let answer = question.ask(&responses);
+            let good = answer.status().0 < 500 || has_no_token(&question, &answer);
+            prop_assert!(good, "{} is {:?}", question.target, answer);
+        }
+        for (host, target, status, said) in ABSENT {
+            let answer = insider.get(host, target);
+            prop_assert_eq!(answer.status(), Status(status), "{}", target);
+            prop_assert_eq!(body(&answer), said.as_bytes(), "{}", target);
+        }
+        let scaleway = insider.get(Host::Scaleway, "/user_data/cloud-init");
+        prop_assert!(scaleway.closes(), "the client's port is free again only when the service closes");
+        let digital_ocean = document(&insider, "/metadata/v1.json");
+        for role in ["public", "private"] {
+            let interfaces = digital_ocean["interfaces"].get(role);
+            prop_assert!(interfaces.is_none(), "{}: an empty list is an error of the client", role);
+        }
+        let oracle = document(&insider, "/opc/v2/instance/");
+        prop_assert!(oracle["metadata"].get("user_data").is_none(), "{}", oracle);
+        for (target, name) in [
+            ("/v1.json", "user-data"),
+            ("/v1.json", "vendor-data"),
+            ("/api/v1/metadata", "userdata"),
+            ("/api/v1/metadata", "vendordata"),
+        ] {
+            prop_assert_eq!(&document(&insider, target)[name], "", "{} of {}", name, target);
+        }
+        let identity = document(&insider, "/latest/dynamic/instance-identity/document");
+        prop_assert!(identity["instanceId"].is_string(), "{}", identity);
+    }
+}
+
+/// What is said of what a bare record has not: host, target, status and body.
+const ABSENT: [(Host, &str, u16, &str); 22] = [
+    (Host::Metadata, "/v1/user-data", 204, ""),
+    (Host::Metadata, "/v1/vendor-data", 204, ""),
+    (Host::Metadata, "/v1/network-config", 204, ""),
+    (Host::Metadata, "/openstack/latest/user_data", 404, "Not Found\n"),
+    (Host::Metadata, "/openstack/latest/vendor_data.json", 200, "{}"),
+    (Host::Metadata, "/openstack/latest/vendor_data2.json", 200, "{}"),
+    (Host::Metadata, "/openstack/latest/network_data.json", 404, "Not Found\n"),
+    (Host::Metadata, "/latest/user-data", 404, "Not Found\n"),
+    (Host::Metadata, "/latest/meta-data/public-keys", 404, "Not Found\n"),
+    (Host::AliYun, "/latest/user-data", 200, ""),
+    (Host::AliYun, "/latest/vendor-data", 200, ""),
+    (Host::Metadata, "/computeMetadata/v1/instance/attributes/?recursive=true", 200, "{}"),
+    (Host::Metadata, "/computeMetadata/v1/project/attributes/?recursive=true", 200, "{}"),
+    (Host::Metadata, "/metadata/instance/compute/userData?api-version=2021-08-01&format=text", 200, ""),
+    (Host::Metadata, "/hetzner/v1/userdata", 204, ""),
+    (Host::Metadata, "/hetzner/v1/metadata/private-networks", 200, "[]\n"),
+    (Host::Scaleway, "/user_data/cloud-init", 404, "Not Found\n"),
+    (Host::Scaleway, "/vendor_data/cloud-init", 404, "Not Found\n"),
+    (Host::Metadata, "/v1/userdata", 200, ""),
+    (Host::Metadata, "/user-data/user-data", 404, "Not Found\n"),
+    (Host::Metadata, "/MAAS/metadata/2012-03-01/user-data", 200, ""),
+    (Host::Metadata, "/MAAS/metadata/2012-03-01/meta-data/vendor-data", 200, ""),
+];

@@ -1,0 +1,112 @@
+//! Clients that read whole trees by their listings.
+
+use metadata_user::http::{Response, Status};
+use metadata_user::store::Host;
+use proptest::prelude::*;
+use support::question::{Insider, quoted};
+
+/// Deeper than any tree.
+const DEEPEST: usize = 12;
+
+/// How a tree lists what is in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listing {
+    /// Names joined by newlines; `0=name` is a key below `0`.
+    Ec2,
+    /// A line for each name.
+    Google,
+    /// Names joined by newlines.
+    Plain,
+}
+
+/// A tree to be crawled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tree {
+    pub(crate) host: Host,
+    /// Where it begins, with a slash at its end.
+    pub(crate) root: &'static str,
+    /// What every question needs.
+    pub(crate) query: &'static str,
+    pub(crate) listing: Listing,
+    /// Names with a slash that are lists of values all the same.
+    pub(crate) lists: &'static [&'static str],
+}
+
+/// A leaf: its name, where it is and what it says.
+pub(crate) type Leaf = (String, String, Response);
+
+impl Tree {
+    /// Reads every name listed from the root on; each must be there.
+    pub(crate) fn crawl(&self, insider: &Insider<'_>) -> Result<Vec<Leaf>, TestCaseError> {
+        let mut leaves = Vec::new();
+        self.directory(insider, self.root, 0, &mut leaves)?;
+        Ok(leaves)
+    }
+
+    fn directory(
+        &self,
+        insider: &Insider<'_>,
+        path: &str,
+        depth: usize,
+        leaves: &mut Vec<Leaf>,
+    ) -> Result<(), TestCaseError> {
+        prop_assert!(depth < DEEPEST, "{} is too deep", path);
+        let listing = insider.get(self.host, &format!("{path}{}", self.query));
+        prop_assert_eq!(listing.status(), Status(200), "{}", path);
+        let text = String::from_utf8(listing.body().to_bytes().to_vec()).expect("a listing is text");
+        for name in self.names(path, &text)? {
+            let quoted = quoted(&name);
+            if self.lists.contains(&name.as_str()) {
+                let list = insider.get(self.host, &format!("{path}{quoted}{}", self.query));
+                prop_assert_eq!(list.status(), Status(200), "{}{}", path, name);
+                continue;
+            }
+            if name.ends_with('/') {
+                self.directory(insider, &format!("{path}{quoted}"), depth + 1, leaves)?;
+                continue;
+            }
+            let below = match name.split_once('=') {
+                Some((number, _)) if self.listing == Listing::Ec2 && number.parse::<u32>().is_ok() => {
+                    format!("{number}/openssh-key")
+                }
+                _ => quoted,
+            };
+            let place = format!("{path}{below}");
+            let leaf = insider.get(self.host, &format!("{place}{}", self.query));
+            // Whose token has expired is told to ask again.
+            let again = place.contains("/service-accounts/") && leaf.status() == Status(503);
+            prop_assert!(leaf.status() == Status(200) || again, "{} is {:?}", place, leaf.status());
+            leaves.push((name, place, leaf));
+        }
+        Ok(())
+    }
+
+    fn names(&self, path: &str, text: &str) -> Result<Vec<String>, TestCaseError> {
+        let text = match self.listing {
+            Listing::Google if text.is_empty() => text,
+            Listing::Google => {
+                let lines = text.strip_suffix('\n');
+                prop_assert!(lines.is_some(), "{} ends without a newline: {:?}", path, text);
+                lines.expect("it was just seen")
+            }
+            Listing::Ec2 | Listing::Plain => text,
+        };
+        if text.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names: Vec<String> = text.split('\n').map(str::to_owned).collect();
+        for (n, name) in names.iter().enumerate() {
+            // Clients strip what is around a name; of a key they ask for its number only.
+            let key = self.listing == Listing::Ec2 && name.contains('=');
+            prop_assert!(
+                !name.is_empty() && (key || name.trim() == name),
+                "{:?} is in {} ({:?})",
+                name,
+                path,
+                text
+            );
+            prop_assert!(!names[..n].contains(name), "{:?} is twice in {}", name, path);
+        }
+        Ok(names)
+    }
+}
