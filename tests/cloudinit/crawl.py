@@ -1,75 +1,185 @@
-"""Crawls a NoCloud seed with the unmodified datasource class, and prints what it got as one JSON document.
+"""Crawls with one unmodified datasource class of cloud-init, and prints what it got as one JSON document.
 
-    crawl.py SEED DIRECTORY
+    crawl.py CLASS MACHINE DIRECTORY
 
-SEED is what the machine's firmware would name (`http://169.254.169.254/v1/`); DIRECTORY is where cloud-init may
-keep its state. Two things of the machine are replaced, neither of them the datasource's: the serial number in
-its firmware tables names SEED, and its kernel command line is empty. Two are watched: every sleep, which is
-still slept in full, and every HTTP request.
+CLASS is the datasource's without its prefix: `OpenStackLocal` is DataSourceOpenStack.DataSourceOpenStackLocal.
+DIRECTORY is where cloud-init may keep its state. MACHINE is a JSON document of what the class would find on
+the machine, which is all that is replaced:
+
+    dmi     values of the firmware's tables by dmidecode's names; other names have none
+    config  cloud-init's own configuration, as from /etc/cloud/cloud.cfg
+    lease   what a DHCP client would have got, by dhclient's names
+
+`@DIRECTORY@` in MACHINE stands for DIRECTORY.
+
+Besides, the kernel command line is empty, there are no disks to search, and a tap counts as a real NIC. Two
+things are watched: every sleep, which is still slept in full, and every HTTP request.
 """
 import base64
 import http.client
+import importlib
 import json
+import logging
+import os
 import sys
 import time
 
-from cloudinit import distros, dmi, helpers, util, version
-from cloudinit.sources import DataSourceNoCloud
+# A crawl that has slept this long has failed; the rest of a datasource's minutes would add nothing.
+SLEPT_ENOUGH_SECONDS = 8
 
 sleeps = []
 requests = []
+warnings = []
+
+
+class GivenUp(BaseException):
+    """Past every `except Exception` of a datasource."""
+
+
+class Warnings(logging.Handler):
+    def emit(self, record):
+        warnings.append(record.getMessage())
 
 
 def watch_sleep(sleep):
     def watched(seconds):
         sleeps.append(seconds)
+        if sum(sleeps) > SLEPT_ENOUGH_SECONDS:
+            raise GivenUp(f"after {sum(sleeps)} s of sleep")
         sleep(seconds)
 
     return watched
 
 
-def watch_request(putrequest):
-    def watched(self, method, url, *args, **kwargs):
-        requests.append(f"{method} {url}")
+def watch_http(connection):
+    putrequest, getresponse = connection.putrequest, connection.getresponse
+
+    def watched_putrequest(self, method, url, *args, **kwargs):
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == 80 else f":{self.port}"
+        self.watched = {"request": f"{method} {host}{port}{url}", "status": 0}
+        requests.append(self.watched)
         return putrequest(self, method, url, *args, **kwargs)
 
-    return watched
+    def watched_getresponse(self, *args, **kwargs):
+        response = getresponse(self, *args, **kwargs)
+        self.watched["status"] = response.status
+        return response
+
+    connection.putrequest, connection.getresponse = watched_putrequest, watched_getresponse
+
+
+# Before cloud-init's modules take their own names for it.
+time.sleep = watch_sleep(time.sleep)
+watch_http(http.client.HTTPConnection)
+
+from cloudinit import distros, dmi, helpers, util, version  # noqa: E402
+from cloudinit.distros import networking  # noqa: E402
+from cloudinit.net import dhcp, ephemeral  # noqa: E402
+
+logging.getLogger().addHandler(Warnings(logging.WARNING))
+
+
+def no_disk(device, *_args, **_kwargs):
+    raise util.MountFailedError(f"there is no {device} here")
+
+
+def replace_dhcp(lease):
+    def discovery(*_args, **_kwargs):
+        # Since 23.4 one lease, before that a list of them.
+        return dict(lease) if hasattr(dhcp, "IscDhclient") else [dict(lease)]
+
+    def option(key, *_args, **_kwargs):
+        return lease.get("dhcp-server-identifier") if key == "SERVER_ADDRESS" else None
+
+    ephemeral.maybe_perform_dhcp_discovery = discovery
+    dhcp.networkd_get_option_from_leases = option
+    if not hasattr(dhcp, "IscDhclient"):
+        return
+
+    class Client(dhcp.IscDhclient):
+        client_name = "lease"
+
+        def __init__(self):
+            """Unlike its parent, needs no program."""
+
+        def get_newest_lease(self, *_args):
+            return dictlease
+
+    distros.Distro.dhcp_client = property(lambda self: Client())
+
+
+def replace_machine(machine):
+    dmi.read_dmi_data = machine["dmi"].get
+    util.get_cmdline = lambda: ""
+    util.find_devs_with = lambda *_args, **_kwargs: []
+    util.mount_cb = no_disk
+    networking.LinuxNetworking.is_physical = lambda self, name: name != "lo"
+    replace_dhcp(machine["lease"])
 
 
 def octets(data):
     if data is None:
         data = b""
+    if isinstance(data, (dict, list)):
+        data = json.dumps(data)
     if isinstance(data, str):
         data = data.encode()
     return base64.b64encode(data).decode()
 
 
-def crawl(seed, directory):
-    serial = f"ds=nocloud-net;s={seed}"
-    dmi.read_dmi_data = lambda key: serial if key == "system-serial-number" else None
-    util.get_cmdline = lambda: ""
-    time.sleep = watch_sleep(time.sleep)
-    http.client.HTTPConnection.putrequest = watch_request(http.client.HTTPConnection.putrequest)
-
+def datasource(name, config, directory):
+    # The class's name is its module's, with the stage it is for.
+    stem = name.removesuffix("Local").removesuffix("Net")
+    module = importlib.import_module(f"cloudinit.sources.DataSource{stem}")
     paths = helpers.Paths({"cloud_dir": directory, "run_dir": directory})
-    distro = distros.fetch("debian")("debian", {}, paths)
-    # Without a label it does not look through this machine's own disks for a seed.
-    config = {"datasource": {"NoCloud": {"fs_label": None}}}
-    source = DataSourceNoCloud.DataSourceNoCloudNet(config, distro, paths)
-    found = source.get_data()
-    return {
+    distro = distros.fetch("debian")("debian", config.get("system_info", {}), paths)
+    return getattr(module, f"DataSource{name}")(config, distro, paths)
+
+
+def network_config(source):
+    try:
+        return json.loads(json.dumps(source.network_config)), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def crawl(name, machine, directory):
+    replace_machine(machine)
+    source = datasource(name, machine["config"], directory)
+    started = time.monotonic()
+    try:
+        found, trouble = bool(source.get_data()), ""
+    except (Exception, GivenUp) as error:
+        found, trouble = False, f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - started
+    report = {
         "version": version.version_string(),
-        "found": bool(found),
         "datasource": type(source).__name__,
-        "metadata": source.metadata if found else {},
-        "instance_id": str(source.get_instance_id()) if found else "",
-        "hostname": str(getattr(source.get_hostname(), "hostname", source.get_hostname())) if found else "",
-        "ssh_keys": list(source.get_public_ssh_keys()) if found else [],
-        "user_data": octets(source.get_userdata_raw()),
-        "vendor_data": octets(source.get_vendordata_raw()),
-        "sleeps": sleeps,
-        "requests": requests,
+        "found": found,
+        "trouble": trouble,
+        "seconds": seconds,
     }
+    if found:
+        hostname = source.get_hostname()
+        network, network_trouble = network_config(source)
+        report |= {
+            "metadata": json.loads(json.dumps(source.metadata, default=str)),
+            "instance_id": str(source.get_instance_id()),
+            "hostname": str(getattr(hostname, "hostname", hostname)),
+            "ssh_keys": list(source.get_public_ssh_keys()),
+            "user_data": octets(source.get_userdata_raw()),
+            "vendor_data": octets(source.get_vendordata_raw()),
+            "own_config": source.get_config_obj() or {},
+            "network": network,
+            "network_trouble": network_trouble,
+        }
+    # Last: what is asked of the datasource above may cost requests and sleeps, too.
+    return report | {"sleeps": sleeps, "requests": requests, "warnings": warnings}
 
 
-json.dump(crawl(*sys.argv[1:]), sys.stdout)
+name, machine, directory = sys.argv[1:]
+json.dump(crawl(name, json.loads(machine.replace("@DIRECTORY@", directory)), directory), sys.stdout)
+sys.stdout.flush()
+# Threads that still wait for the slower of two addresses are not waited for.
+os._exit(0)

@@ -1,19 +1,27 @@
-//! The unmodified cloud-init of this machine's distribution, unpacked and not installed, and its NoCloud
-//! datasource run inside a guest.
+//! The unmodified cloud-init of this machine's distribution, unpacked and not installed, and its datasources
+//! run inside a guest.
+//!
+//! `XDP_IMDS_CLOUD_INIT=DIRECTORY` names a checkout of cloud-init to run instead, for measuring; the packages
+//! it imports remain the distribution's.
 
+use crate::inside;
 use crate::netns::{Namespace, run};
 use crate::privileged;
 use anyhow::{Context as _, Result, bail};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Longest one crawl may take; a seed without faults takes about a second.
-pub const PATIENCE_SECONDS: u32 = 120;
+/// The variable that names a checkout of cloud-init to run instead of the distribution's.
+pub const CHECKOUT: &str = "XDP_IMDS_CLOUD_INIT";
+/// Longest one crawl may take; one without faults takes about a second.
+pub const PATIENCE_SECONDS: u32 = 90;
 /// The interpreter the packages were built for: a newer one first on PATH would not load their modules.
 const PYTHON: &str = "/usr/bin/python3";
 /// Where Debian's packages put Python modules.
@@ -46,36 +54,79 @@ const PACKAGES: &[&str] = &[
 /// An unpacked cloud-init.
 #[derive(Debug)]
 pub struct CloudInit {
-    root: PathBuf,
+    /// `PYTHONPATH`.
+    modules: OsString,
 }
 
-/// What one crawl of a seed brought.
+/// What a datasource would find on its machine besides the network.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Machine {
+    /// Values of the firmware's tables by dmidecode's names, e.g. `system-uuid`.
+    pub dmi: BTreeMap<&'static str, String>,
+    /// cloud-init's own configuration; `@DIRECTORY@` in it stands for one that goes with the crawl.
+    pub config: serde_json::Value,
+    /// What a DHCP server would answer, by dhclient's names.
+    pub lease: BTreeMap<&'static str, String>,
+}
+
+/// What one crawl brought. Of the fields that say what was found, each is empty when nothing was.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Crawl {
     /// cloud-init's version, as it prints it.
     pub version: String,
-    /// Whether the datasource took the seed.
-    pub found: bool,
+    /// Whether it is newer than the distribution's: [`CHECKOUT`] named it.
+    #[serde(default)]
+    pub of_checkout: bool,
     /// The datasource's class.
     pub datasource: String,
+    /// Whether the datasource took what it was told.
+    pub found: bool,
+    /// What it raised, if it did.
+    pub trouble: String,
+    /// Seconds from the crawl's start to its end, sleeps included, the interpreter's start not.
+    pub seconds: f64,
     /// The whole meta-data.
+    #[serde(default)]
     pub metadata: serde_json::Value,
     /// The instance-id as cloud-init would use it.
+    #[serde(default)]
     pub instance_id: String,
     /// The short host name as cloud-init would set it.
+    #[serde(default)]
     pub hostname: String,
     /// The keys it would give the default user.
+    #[serde(default)]
     pub ssh_keys: Vec<String>,
     /// The octets of user-data.
-    #[serde(deserialize_with = "octets")]
+    #[serde(default, deserialize_with = "octets")]
     pub user_data: Vec<u8>,
-    /// The octets of vendor-data.
-    #[serde(deserialize_with = "octets")]
+    /// The octets of vendor-data; as JSON where it is a document.
+    #[serde(default, deserialize_with = "octets")]
     pub vendor_data: Vec<u8>,
+    /// What the datasource adds to the machine's cloud-config, such as a password.
+    #[serde(default)]
+    pub own_config: serde_json::Value,
+    /// The network configuration it makes, if it makes one.
+    #[serde(default)]
+    pub network: Option<serde_json::Value>,
+    /// Why it could not make one.
+    #[serde(default)]
+    pub network_trouble: String,
     /// Every sleep, in seconds.
     pub sleeps: Vec<f64>,
-    /// Every request, `GET /v1/meta-data`.
-    pub requests: Vec<String>,
+    /// Every request, in the order sent.
+    pub requests: Vec<Asked>,
+    /// What cloud-init logged as a warning or worse.
+    pub warnings: Vec<String>,
+}
+
+/// One request of a crawl.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Asked {
+    /// Method, host, a port other than 80, and path: `GET 169.254.169.254/v1/meta-data`.
+    pub request: String,
+    /// The answer's status, 0 when none came.
+    pub status: u16,
 }
 
 impl CloudInit {
@@ -90,7 +141,9 @@ impl CloudInit {
         static READY: OnceLock<std::result::Result<CloudInit, String>> = OnceLock::new();
         let ready = READY.get_or_init(|| match privileged::missing() {
             Some(reason) => Err(reason.to_owned()),
-            None => Self::unpack().map_err(|error| format!("it cannot get cloud-init's packages: {error:#}")),
+            None => Self::unpack()
+                .and_then(|root| Self::of(&root))
+                .map_err(|error| format!("it cannot get cloud-init's packages: {error:#}")),
         });
         let missing = ready.as_ref().err().map(String::as_str);
         if !privileged::or_skip_for(missing) {
@@ -99,14 +152,26 @@ impl CloudInit {
         ready.as_ref().ok()
     }
 
+    /// The modules below an unpacked root, a checkout's before them.
+    fn of(root: &Path) -> Result<Self> {
+        let checkout = std::env::var_os(CHECKOUT).map(PathBuf::from);
+        if let Some(checkout) = &checkout
+            && !checkout.join("cloudinit").is_dir()
+        {
+            bail!("{CHECKOUT} names {}, which holds no cloudinit/", checkout.display());
+        }
+        let paths = checkout.into_iter().chain([root.join(MODULES)]);
+        Ok(Self { modules: std::env::join_paths(paths)? })
+    }
+
     /// Fetches the packages from this machine's apt sources and unpacks them below the target directory,
     /// once for each version.
     ///
     /// # Errors
     /// When apt is missing or has no source, the network is down, or there is no Python.
-    fn unpack() -> Result<Self> {
+    fn unpack() -> Result<PathBuf> {
         if !Path::new(PYTHON).exists() {
-            bail!("there is no {PYTHON}; `apt-get install python3-minimal` brings it");
+            bail!("there is no {PYTHON}; `apt-get install python3` brings it");
         }
         let shown = run(Command::new("apt-cache").args(["show", "--no-all-versions", "cloud-init"]))?;
         let version = shown.lines().find_map(|line| line.strip_prefix("Version: "));
@@ -116,7 +181,7 @@ impl CloudInit {
         let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
         let root = target.join(format!("cloud-init-{version}"));
         if root.is_dir() {
-            return Ok(Self { root });
+            return Ok(root);
         }
         let aside = tempfile::tempdir_in(target).context("cannot unpack below target/")?;
         let mut download = Command::new("apt-get");
@@ -136,30 +201,46 @@ impl CloudInit {
             // Not merely another test program that was quicker.
             return Err(error).with_context(|| format!("cannot put {} in place", root.display()));
         }
-        Ok(Self { root })
+        Ok(root)
     }
 
-    /// Runs the NoCloud datasource inside a guest on this seed, a URL that ends in `/`.
+    /// Runs a datasource inside a guest: its class without the prefix `DataSource`, e.g. `OpenStackLocal`.
     ///
     /// # Errors
-    /// When the datasource raises, does not end within [`PATIENCE_SECONDS`], or prints anything else.
-    pub fn crawl(&self, guest: &Namespace, seed: &str) -> Result<Crawl> {
+    /// When the crawl does not end within [`PATIENCE_SECONDS`] or prints anything but its report. That the
+    /// datasource finds nothing, or raises, is in the report.
+    pub fn crawl(&self, guest: &Namespace, class: &str, machine: &Machine) -> Result<Crawl> {
         let state = tempfile::tempdir()?;
-        let mut command = Command::new("timeout");
+        let machine = serde_json::to_string(machine)?;
+        let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
         // -S: nothing the machine happens to have installed takes part.
-        command.args([&PATIENCE_SECONDS.to_string(), PYTHON, "-S", "-B", "-c", CRAWL, seed]);
-        command.arg(state.path());
-        // An environment of its own: no proxy, no other modules, no locale of the machine's.
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        command.env("PYTHONPATH", self.root.join(MODULES)).env("LC_ALL", "C.UTF-8");
+        command.args([PYTHON, "-S", "-B", "-c", CRAWL, class, &machine]).arg(state.path());
+        command.env("PYTHONPATH", &self.modules);
         let output = guest.output(&mut command)?;
         let said = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            bail!("the datasource's crawl ended with {}: {}", output.status, said.trim());
+            bail!("the crawl of {class} ended with {}: {}", output.status, said.trim());
         }
-        serde_json::from_slice(&output.stdout).with_context(|| {
+        let crawl = serde_json::from_slice(&output.stdout).with_context(|| {
             format!("the crawl printed {} and {}", String::from_utf8_lossy(&output.stdout), said.trim())
+        });
+        // A checkout does not know its version before it is built.
+        crawl.map(|crawl: Crawl| match std::env::var_os(CHECKOUT) {
+            Some(_) => Crawl { version: "of a checkout".to_owned(), of_checkout: true, ..crawl },
+            None => crawl,
         })
+    }
+}
+
+impl Asked {
+    /// Whether it is of this method and path, whatever the host: `GET /v1/meta-data`.
+    #[must_use]
+    pub fn is(&self, method_and_path: &str) -> bool {
+        let of_path = |(method, rest): (&str, &str)| {
+            let path = rest.find('/').map_or("", |start| &rest[start..]);
+            method_and_path == format!("{method} {path}")
+        };
+        self.request.split_once(' ').is_some_and(of_path)
     }
 }
 
@@ -167,7 +248,8 @@ impl Crawl {
     /// Seconds slept in all.
     #[must_use]
     pub fn slept(&self) -> f64 {
-        self.sleeps.iter().sum()
+        // An empty sum would be -0.
+        self.sleeps.iter().fold(0.0, |sum, seconds| sum + seconds)
     }
 }
 

@@ -21,6 +21,7 @@ pub mod eventually;
 pub mod frames;
 pub mod guest;
 pub mod host;
+pub mod inside;
 pub mod netns;
 pub mod pattern;
 pub mod privileged;

@@ -5,7 +5,7 @@ use crate::tools;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
-use support::privileged;
+use support::{cloudinit, privileged};
 
 /// What to test and how strictly.
 #[derive(clap::Args)]
@@ -45,7 +45,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Root::Sudo(sudo) => {
             // Cargo and the compiler stay with the user; only the test programs run as root.
             let variable = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
-            let keep = format!("--preserve-env={},{},XDP_IMDS_SEED", privileged::LOG, privileged::REQUIRE);
+            let kept = [privileged::LOG, privileged::REQUIRE, cloudinit::CHECKOUT, "XDP_IMDS_SEED"];
+            let keep = format!("--preserve-env={}", kept.join(","));
             test.env(variable, format!("{} {keep}", sudo.display()));
         }
         Root::No(_) => {}

@@ -1,0 +1,297 @@
+//! One datasource with the machine it expects, crawled in every form of a record.
+
+use super::form::{EC2_ID, Form, GZIP, NUMBER, USER, VENDOR_DATA};
+use anyhow::Result;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use support::agent::{Agent, PortArgument};
+use support::cloudinit::{CloudInit, Crawl, Machine};
+use support::guest::{Guest, METADATA, NIC, Spec};
+use support::host::{self, Host};
+use support::record::{Identity, replace};
+
+/// Metadata addresses a DHCP server routes on-link.
+const ON_LINK: [&str; 4] = ["169,254,169,254", "168,63,129,16", "169,254,42,42", "100,100,100,200"];
+
+/// Crawls of one form for [`Case::again_after`].
+const MAX_CRAWLS: usize = 5;
+
+/// When in the boot the datasource runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Before the network is up: it brings its own up, by DHCP or by a link-local address.
+    Local,
+    /// With the network up.
+    Network,
+}
+
+/// What a datasource does with vendor-data.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum VendorData {
+    /// Its dialect has none.
+    Unknown,
+    Taken,
+    /// The distribution's cloud-init does not ask for it.
+    TakenByNewer,
+}
+
+/// A value of the firmware's tables, or an instance id.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Word {
+    Text(&'static str),
+    Number,
+    Ec2,
+    Uuid,
+    /// Oracle's long form of the UUID.
+    Ocid,
+}
+
+/// What the distribution's cloud-init is too old for.
+pub(super) struct TooNew {
+    pub(super) forms: &'static [Form],
+    /// How every deviation begins that it has in these forms.
+    pub(super) deviations: &'static [&'static str],
+    pub(super) why: &'static str,
+}
+
+impl TooNew {
+    /// Takes away the deviations there are known to be, and adds one for each that is no more.
+    fn forgive(&self, form: Form, wrong: &mut Vec<String>) {
+        for known in self.deviations.iter().filter(|_| self.forms.contains(&form)) {
+            let before = wrong.len();
+            wrong.retain(|deviation| !deviation.starts_with(known));
+            if wrong.len() == before {
+                wrong.push(format!("no more {known:?}, though {}", self.why));
+            }
+        }
+    }
+}
+
+/// A datasource and what it must make of a record.
+pub(super) struct Case {
+    /// Its class without the prefix `DataSource`.
+    pub(super) class: &'static str,
+    pub(super) stage: Stage,
+    /// What the firmware says.
+    pub(super) dmi: &'static [(&'static str, Word)],
+    /// Its part of cloud-init's configuration, by the name it has there.
+    pub(super) config: Value,
+    /// The first group of the UUID.
+    pub(super) uuid: &'static str,
+    /// What the record has besides.
+    pub(super) record: fn(&mut Value),
+    pub(super) instance_id: Word,
+    /// Method and path of a request that must be answered 200 in every form: that of no other dialect.
+    pub(super) asks: &'static str,
+    /// Whether the dialect has a place for vendor-data.
+    pub(super) vendor_data: VendorData,
+    /// Whether the dialect is text only, so that packed user-data arrives in a MIME part.
+    pub(super) text_only: bool,
+    pub(super) forms: &'static [Form],
+    /// Seconds it sleeps where no answer can prevent it, and why.
+    pub(super) sleeps: Option<(Form, f64, &'static str)>,
+    /// Where the distribution's cloud-init is too old.
+    pub(super) too_new: Option<TooNew>,
+    /// A warning that says the machine under test was too slow for a race inside the client: crawl again.
+    pub(super) again_after: Option<&'static str>,
+    /// What it must add to the machine's cloud-config.
+    pub(super) own_config: Value,
+}
+
+impl Case {
+    /// A datasource of the local stage that knows nothing special.
+    pub(super) fn of(class: &'static str) -> Self {
+        Self {
+            class,
+            stage: Stage::Local,
+            dmi: &[],
+            config: json!({}),
+            uuid: "7c0f1a52",
+            record: |_| {},
+            instance_id: Word::Uuid,
+            asks: "",
+            vendor_data: VendorData::Unknown,
+            text_only: false,
+            forms: &Form::ALL,
+            sleeps: None,
+            too_new: None,
+            again_after: None,
+            own_config: json!({}),
+        }
+    }
+
+    /// Crawls in every form, each in a guest of its own, and reports every deviation at once.
+    pub(super) fn run(&self) {
+        let Some(cloud_init) = CloudInit::or_skip() else { return };
+        let records = tempfile::tempdir().expect("a directory");
+        let host = Host::new().expect("a node");
+        let guests: Vec<Guest> = (0..)
+            .zip(self.forms)
+            .map(|(number, &form)| {
+                let identity = Identity::of(number);
+                let mut record = form.record(&identity, &self.uuid(&identity));
+                (self.record)(&mut record);
+                replace(&identity.path(records.path()), &record.to_string()).expect("a record file");
+                self.boot(&host, &identity)
+            })
+            .collect();
+        let port = |guest: &Guest| PortArgument::new(guest.host_tap().name(), guest.identity().mac);
+        let ports: Vec<_> = guests.iter().map(port).collect();
+        let _agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
+        let mut deviations = String::new();
+        for (guest, &form) in guests.iter().zip(self.forms) {
+            let crawl = match self.crawl(cloud_init, guest) {
+                Ok(crawl) => crawl,
+                Err(error) => {
+                    writeln!(deviations, "{form:?}: {error:#}").expect("text has room");
+                    continue;
+                }
+            };
+            eprintln!(
+                "{:16} {:8} {:3} requests {:6.2} s, slept {} s, cloud-init {}",
+                self.class,
+                format!("{form:?}").to_lowercase(),
+                crawl.requests.len(),
+                crawl.seconds,
+                crawl.slept(),
+                crawl.version,
+            );
+            let mut wrong = self.wrong(guest.identity(), form, &crawl);
+            if let Some(too_new) = self.too_new.as_ref().filter(|_| !crawl.of_checkout) {
+                too_new.forgive(form, &mut wrong);
+            }
+            if !wrong.is_empty() {
+                let asked = crawl.requests.iter().map(|asked| format!("{} {}", asked.status, asked.request));
+                let told: Vec<_> = asked.chain(crawl.warnings.iter().cloned()).collect();
+                let (wrong, told) = (wrong.join("\n    "), told.join("\n        "));
+                writeln!(deviations, "{form:?}:\n    {wrong}\n        {told}").expect("text has room");
+            }
+        }
+        assert!(deviations.is_empty(), "{}\n{deviations}", self.class);
+    }
+
+    /// One crawl, repeated while the client loses a race against itself.
+    fn crawl(&self, cloud_init: &CloudInit, guest: &Guest) -> Result<Crawl> {
+        let machine = self.machine(guest.identity());
+        let mut crawl = cloud_init.crawl(guest.ns(), self.class, &machine)?;
+        for _ in 1..MAX_CRAWLS {
+            let lost = self.again_after.filter(|lost| crawl.warnings.iter().any(|text| text.contains(lost)));
+            let Some(lost) = lost else { break };
+            eprintln!("{} again after {lost:?}", self.class);
+            crawl = cloud_init.crawl(guest.ns(), self.class, &machine)?;
+        }
+        Ok(crawl)
+    }
+
+    fn uuid(&self, identity: &Identity) -> String {
+        format!("{}{}", self.uuid, &identity.instance_id[self.uuid.len()..])
+    }
+
+    fn text(&self, word: Word, identity: &Identity) -> String {
+        match word {
+            Word::Text(text) => text.to_owned(),
+            Word::Number => NUMBER.to_owned(),
+            Word::Ec2 => EC2_ID.to_owned(),
+            Word::Uuid => self.uuid(identity),
+            Word::Ocid => format!("ocid1.instance.oc1..{}", self.uuid(identity)),
+        }
+    }
+
+    /// A guest with both families, as far up as its stage of the boot has them.
+    fn boot(&self, host: &Host, identity: &Identity) -> Guest {
+        let guest = Guest::boot(host, &Spec::of(identity)).expect("a guest");
+        if self.stage == Stage::Local {
+            guest.ns().ip(&format!("-4 addr flush dev {NIC}")).expect("a NIC without addresses");
+        }
+        // Without duplicate address detection, which would make the guest's address wait for a second.
+        for (name, value) in [("accept_dad", "0"), ("disable_ipv6", "0")] {
+            guest.ns().sysctl(&format!("ipv6/conf/{NIC}/{name}"), value).expect("a setting");
+        }
+        guest.ns().ip(&format!("-6 route add fd00::/8 dev {NIC}")).expect("a route");
+        guest
+    }
+
+    fn machine(&self, identity: &Identity) -> Machine {
+        let on_link = ON_LINK.map(|address| format!("32,{address},0,0,0,0,"));
+        let gateway = host::ADDRESS.octets().map(|octet| octet.to_string()).join(",");
+        let lease = [
+            ("interface", NIC.to_owned()),
+            ("fixed-address", identity.address.to_string()),
+            ("subnet-mask", "255.255.0.0".to_owned()),
+            ("routers", host::ADDRESS.to_string()),
+            ("rfc3442-classless-static-routes", format!("{}0,{gateway}", on_link.concat())),
+            ("dhcp-server-identifier", METADATA.to_string()),
+        ];
+        Machine {
+            dmi: self.dmi.iter().map(|&(name, word)| (name, self.text(word, identity))).collect(),
+            config: json!({
+                "datasource": self.config,
+                "datasource_list": [],
+                "system_info": {"default_user": {"name": USER}},
+                "users": ["default"],
+            }),
+            lease: lease.into(),
+        }
+    }
+
+    /// Everything in which a crawl differs from the record.
+    fn wrong(&self, identity: &Identity, form: Form, crawl: &Crawl) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut check = |what: &str, got: &str, expected: &str| {
+            if got != expected {
+                wrong.push(format!("{what}: got {got:?}, expected {expected:?}"));
+            }
+        };
+        let allowed = match self.sleeps {
+            Some((slow, seconds, _)) if slow == form => seconds,
+            _ => 0.0,
+        };
+        check("seconds slept", &format!("{:.1}", crawl.slept()), &format!("{allowed:.1}"));
+        check("found", &format!("{} {}", crawl.found, crawl.trouble), "true ");
+        if !crawl.found {
+            return wrong;
+        }
+        let key = if form == Form::Bare { "" } else { &identity.ssh_key };
+        let user_data = self.user_data(identity, form);
+        let vendor_data = match self.vendor_data {
+            VendorData::Taken if form != Form::Bare => VENDOR_DATA,
+            VendorData::TakenByNewer if form != Form::Bare && crawl.of_checkout => VENDOR_DATA,
+            _ => "",
+        };
+        check("instance-id", &crawl.instance_id, &self.text(self.instance_id, identity));
+        check("hostname", &crawl.hostname, &identity.hostname);
+        check("keys", &crawl.ssh_keys.join("|"), key);
+        check("user-data", &lossless(&crawl.user_data), &lossless(&user_data));
+        check("vendor-data", &lossless(&crawl.vendor_data), &lossless(vendor_data.as_bytes()));
+        check("trouble with the network", &crawl.network_trouble, "");
+        for (name, value) in self.own_config.as_object().into_iter().flatten() {
+            check(name, &crawl.own_config[name].to_string(), &value.to_string());
+        }
+        let asked = crawl.requests.iter().any(|asked| asked.status == 200 && asked.is(self.asks));
+        check(&format!("{} answered 200", self.asks), &asked.to_string(), "true");
+        wrong
+    }
+
+    fn user_data(&self, identity: &Identity, form: Form) -> Vec<u8> {
+        match form {
+            Form::Bare => Vec::new(),
+            Form::Full | Form::Required => identity.user_data.clone().into_bytes(),
+            Form::Gzip if self.text_only => format!(
+                "MIME-Version: 1.0\nContent-Type: application/gzip\n\
+                 Content-Transfer-Encoding: base64\n\n{GZIP}\n"
+            )
+            .into_bytes(),
+            Form::Gzip => STANDARD.decode(GZIP).expect("base64"),
+        }
+    }
+}
+
+/// Text as it is, anything else as base64.
+fn lossless(octets: &[u8]) -> String {
+    match std::str::from_utf8(octets) {
+        Ok(text) => text.to_owned(),
+        Err(_) => STANDARD.encode(octets),
+    }
+}
