@@ -22,6 +22,7 @@ pub mod frames;
 pub mod guest;
 pub mod host;
 pub mod inside;
+pub mod libraries;
 pub mod netns;
 pub mod pattern;
 pub mod privileged;

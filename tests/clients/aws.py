@@ -1,0 +1,23 @@
+"""Credentials and region as boto3 finds them by itself on an instance, by the metadata service alone."""
+import json
+import os
+
+# Before the session looks: no container's endpoint, no file of the machine's.
+os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+
+import boto3  # noqa: E402
+from botocore.utils import InstanceMetadataRegionFetcher  # noqa: E402
+
+credentials = boto3.Session().get_credentials()
+keys = credentials and credentials.get_frozen_credentials()
+print(
+    json.dumps(
+        {
+            "method": credentials and credentials.method,
+            "access_key": keys and keys.access_key,
+            "secret_key": keys and keys.secret_key,
+            "token": keys and keys.token,
+            "region": InstanceMetadataRegionFetcher().retrieve_region(),
+        }
+    )
+)

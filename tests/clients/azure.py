@@ -1,0 +1,8 @@
+"""A token as Azure's identity library gets one for a virtual machine's managed identity."""
+import json
+import time
+
+from azure.identity import ManagedIdentityCredential
+
+token = ManagedIdentityCredential().get_token("https://management.azure.com/.default")
+print(json.dumps({"token": token.token, "expired": token.expires_on <= time.time()}))

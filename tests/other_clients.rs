@@ -1,0 +1,203 @@
+//! Clients other than cloud-init, unmodified, get what the record says: SDKs of three clouds from their package
+//! registry, and HTTP as old, lasting, hurried or addressed as clients like it.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::{Value, json};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+use support::agent::{Agent, PortArgument};
+use support::guest::{Guest, METADATA, NIC, Spec};
+use support::host::Host;
+use support::libraries::Libraries;
+use support::privileged;
+use support::record::{Identity, replace};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const LATER: &str = "2099-12-31T23:59:59Z";
+
+/// A guest whose record `change` has been at, and what lives as long.
+struct Node {
+    records: tempfile::TempDir,
+    guest: Guest,
+    host: Host,
+}
+
+impl Node {
+    fn new(change: impl FnOnce(&mut Value)) -> Self {
+        let identity = Identity::of(0);
+        let mut record: Value = serde_json::from_str(&identity.record(1)).expect("a record");
+        change(&mut record);
+        let records = tempfile::tempdir().expect("a directory");
+        std::fs::write(records.path().join("identity.token"), token()).expect("a token file");
+        replace(&identity.path(records.path()), &record.to_string()).expect("a record file");
+        let host = Host::new().expect("a node");
+        let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+        Self { records, guest, host }
+    }
+
+    fn agent(&self) -> Agent<'_> {
+        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
+        Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
+    }
+}
+
+/// A token in the form of a JWT (RFC 7519) without a signature, good until 2099.
+fn token() -> String {
+    let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    format!("{}.{}.", part(json!({"alg": "none"})), part(json!({"exp": 4_102_444_799_u64})))
+}
+
+fn asked_by(script: &str, change: impl FnOnce(&mut Value)) -> Option<Value> {
+    let libraries = Libraries::or_skip()?;
+    let node = Node::new(change);
+    let _agent = node.agent();
+    Some(libraries.run(node.guest.ns(), script).expect("a client that gets its answers"))
+}
+
+#[test]
+fn an_aws_sdk_finds_credentials_and_region_by_a_session_token() {
+    let answer = asked_by(include_str!("clients/aws.py"), |record| {
+        record["serve"] = json!({"imdsv2": "required"});
+        record["placement"] = json!({"region": "local-1", "zone": "local-1a"});
+        record["credentials"]["iam"] = json!({
+            "role": "app",
+            "access_key_id": "AKIDEXAMPLE",
+            "secret_access_key": "sk-example",
+            "session_token": "st-example",
+            "expires": LATER,
+            "updated": "2026-01-01T00:00:00Z",
+        });
+    });
+    let Some(answer) = answer else { return };
+    let expected = json!({
+        "method": "iam-role",
+        "access_key": "AKIDEXAMPLE",
+        "secret_key": "sk-example",
+        "token": "st-example",
+        "region": "local-1",
+    });
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn googles_auth_library_finds_its_platform_project_and_token() {
+    let answer = asked_by(include_str!("clients/google.py"), |record| {
+        record["serve"] = json!({"gce_root": true});
+        record["credentials"]["service_account"] = json!({
+            "name": "web",
+            "email": "web@lab.local",
+            "scopes": ["cloud-platform"],
+            "token": {"text": token(), "expires": LATER},
+        });
+    });
+    let Some(answer) = answer else { return };
+    let expected = json!({
+        "ping": true,
+        "project": "lab",
+        "email": "web@lab.local",
+        "token": token(),
+        "expired": false,
+    });
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn azures_identity_library_gets_the_managed_identitys_token() {
+    let answer = asked_by(include_str!("clients/azure.py"), |record| {
+        record["credentials"]["managed_identity"] = json!({"client_id": "c0ffee00-0000-4000-8000-000000000000", "source": {"file": "identity.token"}});
+    });
+    let Some(answer) = answer else { return };
+    assert_eq!(answer, json!({"token": token(), "expired": false}));
+}
+
+/// A guest and its agent, for clients that come with the machine.
+fn with_guest(test: impl FnOnce(&Guest)) {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(|_| {});
+    let _agent = node.agent();
+    test(&node.guest);
+}
+
+const USER_DATA: &str = "http://169.254.169.254/v1/user-data";
+
+#[test]
+fn http_1_0_is_answered_and_closed() {
+    with_guest(|guest| {
+        let words = ["--http1.0", "--include", USER_DATA];
+        let answer = guest.curl(&words, PATIENCE).expect("an answer").text();
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        assert_eq!(body, guest.identity().user_data);
+        assert!(head.starts_with("HTTP/1."), "{head}");
+        assert!(!head.to_lowercase().contains("connection: keep-alive"), "{head}");
+    });
+}
+
+#[test]
+fn a_second_request_goes_over_the_first_ones_connection() {
+    with_guest(|guest| {
+        let verbose = guest.ns().output(std::process::Command::new("curl").args([
+            "--silent",
+            "--noproxy",
+            "*",
+            "--max-time",
+            "10",
+            "--write-out",
+            "\n%{num_connects} %{http_code}\n",
+            USER_DATA,
+            "http://169.254.169.254/v1/meta-data",
+        ]));
+        let said = String::from_utf8(verbose.expect("curl runs").stdout).expect("text");
+        let counts: Vec<_> = said.lines().filter(|line| line.ends_with(" 200")).collect();
+        assert_eq!(counts, ["1 200", "0 200"], "{said}");
+    });
+}
+
+#[test]
+fn requests_sent_ahead_are_answered_in_order() {
+    with_guest(|guest| {
+        let answers = guest.ns().run_in(|| -> std::io::Result<String> {
+            let mut stream = TcpStream::connect_timeout(&(METADATA, 80).into(), PATIENCE)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let get = |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nHost: metadata\r\n{more}\r\n");
+            let requests = [
+                get("/v1/user-data", ""),
+                get("/v1/meta-data", ""),
+                get("/v1/user-data", "Connection: close\r\n"),
+            ];
+            stream.write_all(requests.concat().as_bytes())?;
+            let mut answers = String::new();
+            stream.read_to_string(&mut answers)?;
+            Ok(answers)
+        });
+        let answers = answers.expect("three answers");
+        let bodies: Vec<_> = answers
+            .split("HTTP/1.1 200 OK\r\n")
+            .skip(1)
+            .map(|answer| answer.split_once("\r\n\r\n").expect("a head").1)
+            .collect();
+        let identity = guest.identity();
+        assert_eq!(bodies.len(), 3, "{answers}");
+        assert_eq!([bodies[0], bodies[2]], [&identity.user_data; 2]);
+        assert!(bodies[1].contains(&identity.instance_id), "{answers}");
+    });
+}
+
+#[test]
+fn the_same_is_told_over_ipv6() {
+    with_guest(|guest| {
+        // Without duplicate address detection, which would make the guest's address wait for a second.
+        for (name, value) in [("accept_dad", "0"), ("disable_ipv6", "0")] {
+            guest.ns().sysctl(&format!("ipv6/conf/{NIC}/{name}"), value).expect("a setting");
+        }
+        guest.ns().ip(&format!("-6 route add fd00:ec2::254 dev {NIC}")).expect("a route");
+        for authority in ["[fd00:ec2::254]", "[fe80::a9fe:a9fe%25eth0]"] {
+            let url = format!("http://{authority}/v1/user-data");
+            let answer = guest.curl(&["--globoff", &url], PATIENCE).expect("an answer");
+            assert_eq!((answer.status, answer.text()), (200, guest.identity().user_data.clone()), "{url}");
+        }
+    });
+}

@@ -1,0 +1,108 @@
+//! Client libraries from the Python package registry, installed below the target directory and run inside a
+//! guest.
+
+use crate::inside;
+use crate::netns::{Namespace, run};
+use crate::privileged;
+use anyhow::{Context as _, Result, bail};
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Longest one script may take.
+pub const PATIENCE_SECONDS: u32 = 60;
+/// The distribution's interpreter: one first on PATH might be gone with its owner's home.
+const PYTHON: &str = "/usr/bin/python3";
+/// Releases and the hashes of their files.
+const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
+
+/// Installed libraries.
+#[derive(Debug)]
+pub struct Libraries {
+    root: PathBuf,
+}
+
+impl Libraries {
+    /// The libraries when the calling test may go on; otherwise it skips as [`privileged::or_skip`] does, for
+    /// lack of privilege, of pip or of the registry.
+    ///
+    /// # Panics
+    /// When something is missing where no test may skip.
+    #[must_use]
+    #[track_caller]
+    pub fn or_skip() -> Option<&'static Self> {
+        static READY: OnceLock<std::result::Result<Libraries, String>> = OnceLock::new();
+        let ready = READY.get_or_init(|| match privileged::missing() {
+            Some(reason) => Err(reason.to_owned()),
+            None => Self::install().map_err(|error| format!("it cannot get client libraries: {error:#}")),
+        });
+        let missing = ready.as_ref().err().map(String::as_str);
+        if !privileged::or_skip_for(missing) {
+            return None;
+        }
+        ready.as_ref().ok()
+    }
+
+    /// Installs the releases named in the requirements, once for each set of them.
+    ///
+    /// # Errors
+    /// When there is no Python or pip, the registry is out of reach, or a file is not the one it was.
+    fn install() -> Result<Self> {
+        let own = std::env::current_exe().context("cannot find the running program's own file")?;
+        // target/<profile>/deps/<test>: libraries serve every profile.
+        let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
+        let version =
+            run(Command::new(PYTHON).arg("--version")).context("`apt-get install python3` brings Python")?;
+        let mut hasher = DefaultHasher::new();
+        (REQUIREMENTS, version).hash(&mut hasher);
+        let root = target.join(format!("client-libraries-{:016x}", hasher.finish()));
+        if root.is_dir() {
+            return Ok(Self { root });
+        }
+        let aside = tempfile::tempdir_in(target).context("cannot install below target/")?;
+        let (list, tree) = (aside.path().join("requirements.txt"), aside.path().join("tree"));
+        fs::write(&list, REQUIREMENTS)?;
+        let mut pip = Command::new(PYTHON);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--retries=2",
+            "--disable-pip-version-check",
+            "--no-compile",
+        ]);
+        // Wheels only: an install that runs nobody's code.
+        pip.args(["--root-user-action=ignore", "--require-hashes", "--no-deps", "--only-binary=:all:"]);
+        pip.arg("--target").arg(&tree).arg("--requirement").arg(&list);
+        run(&mut pip).context("`apt-get install python3-pip` brings pip")?;
+        if let Err(error) = fs::rename(&tree, &root)
+            && !root.is_dir()
+        {
+            // Not merely another test program that was quicker.
+            return Err(error).with_context(|| format!("cannot put {} in place", root.display()));
+        }
+        Ok(Self { root })
+    }
+
+    /// Runs a script inside a guest; the JSON document it prints.
+    ///
+    /// # Errors
+    /// When it raises, does not end within [`PATIENCE_SECONDS`], or prints anything else.
+    pub fn run(&self, guest: &Namespace, script: &str) -> Result<serde_json::Value> {
+        let state = tempfile::tempdir()?;
+        let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
+        // -S: nothing the machine happens to have installed takes part.
+        command.args([PYTHON, "-S", "-B", "-c", script]).env("PYTHONPATH", &self.root);
+        let output = guest.output(&mut command)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            bail!("the client ended with {}: {}", output.status, said.trim());
+        }
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            format!("the client printed {} and {}", String::from_utf8_lossy(&output.stdout), said.trim())
+        })
+    }
+}
