@@ -1,12 +1,10 @@
 //! One boot: a namespace with bridge, tap and DHCP server, the agent on the tap, QEMU behind it.
 
 use super::image::Image;
+use super::subject::Subject;
 use super::wire;
 use anyhow::{Context as _, Result, bail};
-use metadata_common::mac::Mac;
-use serde_json::json;
 use std::fs::{self, File};
-use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,10 +15,6 @@ use support::netns::Namespace;
 use support::record::replace;
 
 const TAP: &str = "tap0";
-const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// The seed as the guest's firmware names it. Debian 12's cloud-init (22.4) throws away what it fetched
-/// under the plain name `ds=nocloud`; every version from 20.4 on takes this one.
-const SERIAL: &str = "ds=nocloud-net;s=http://169.254.169.254/v1/";
 /// The kernel's command line. Mitigations and security modules cost an emulated processor dearly.
 const KERNEL: &str = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=1 mitigations=off audit=0 \
                       apparmor=0 xdp-imds-report";
@@ -32,65 +26,6 @@ const DHCP_PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(100);
 /// Between two lines of progress.
 const PROGRESS_EVERY: Duration = Duration::from_secs(15);
-
-/// What the guest's record says, and so what the guest must become.
-#[derive(Debug)]
-pub(super) struct Subject {
-    pub(super) mac: Mac,
-    pub(super) instance_id: &'static str,
-    pub(super) hostname: &'static str,
-    pub(super) ssh_key: &'static str,
-    /// What user-data leaves in [`Subject::MARKER`].
-    pub(super) marker: &'static str,
-}
-
-impl Subject {
-    /// The file user-data writes and the guest's report reads.
-    const MARKER: &'static str = "/run/xdp-imds-user-data";
-
-    fn record(&self) -> String {
-        let script = format!("echo {} > {}", self.marker, Self::MARKER);
-        let user_data = format!("#cloud-config\nruncmd:\n- [sh, -c, \"{script}\"]\n");
-        let record = json!({
-            "schema": "vmrecord/1",
-            "generation": 1,
-            "vm": {
-                "uuid": self.instance_id,
-                "name": self.hostname,
-                "project": {"id": "lab", "number": 1, "account": "000000000000"},
-            },
-            "hostname": {"short": self.hostname, "domain": "lab.internal"},
-            "placement": {"region": "local", "zone": "local-a"},
-            "ssh_keys": [{"name": "default", "key": self.ssh_key}],
-            "user_data": {"text": user_data},
-            "network": {"nics": [{
-                "id": "n0",
-                "name": "eth0",
-                "mac": self.mac.to_string(),
-                "mtu": 1500,
-                "network_id": "lab",
-                "addresses": [{
-                    "method": "dhcp4",
-                    "address": format!("{ADDRESS}/16"),
-                    "gateway": host::ADDRESS.to_string(),
-                }],
-            }]},
-        });
-        format!("{record:#}\n")
-    }
-}
-
-impl Default for Subject {
-    fn default() -> Self {
-        Self {
-            mac: Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]),
-            instance_id: "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
-            hostname: "debian-guest",
-            ssh_key: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8wUQ0H0m1c3a0nYf1mVYQx0b7m2wq8q0R4T0qX9V1k lab@example",
-            marker: "applied",
-        }
-    }
-}
 
 /// What a boot left behind for the report.
 #[derive(Debug)]
@@ -140,7 +75,8 @@ pub(super) fn boot(
     let before = agent.metrics()?;
 
     let accelerator = accelerator();
-    println!("guest: booting under {accelerator}, console in {}", directory.join("console.log").display());
+    let (name, console) = (subject.dialect.name(), directory.join("console.log"));
+    println!("guest: booting for {name} under {accelerator}, console in {}", console.display());
     let started = Instant::now();
     let mut qemu = Running(host.ns().spawn(&mut qemu(image, subject, accelerator, directory)?)?);
     let waited = wait(&mut qemu.0, directory, patience);
@@ -181,8 +117,9 @@ fn dhcp(ns: &Namespace, subject: &Subject, directory: &Path) -> Result<Running> 
     command.args(["--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--pid-file=", "--user=root"]);
     command.args(["--bind-interfaces", "--no-ping", "--log-dhcp", "--dhcp-authoritative"]);
     command.arg(format!("--interface={}", host::BRIDGE));
-    command.arg(format!("--dhcp-range={ADDRESS},{ADDRESS},255.255.0.0,1h"));
-    command.arg(format!("--dhcp-host={},{ADDRESS}", subject.mac));
+    let lease = subject.lease;
+    command.arg(format!("--dhcp-range={lease},{lease},255.255.0.0,1h"));
+    command.arg(format!("--dhcp-host={},{lease}", subject.mac));
     command.arg(format!("--dhcp-option=option:router,{}", host::ADDRESS));
     command.arg(format!("--dhcp-leasefile={}", directory.join("leases").display()));
     command.arg(format!("--log-facility={}", log_path.display()));
@@ -235,7 +172,9 @@ fn qemu(image: &Image, subject: &Subject, accelerator: &str, directory: &Path) -
     command.args(["-device", "virtio-rng-pci"]);
     command.args(["-serial", &format!("file:{}", place("console.log")?)]);
     command.args(["-serial", &format!("file:{}", place("report.json")?)]);
-    command.args(["-smbios", &format!("type=1,serial={SERIAL}")]);
+    for table in subject.dialect.smbios(subject) {
+        command.args(["-smbios", &table]);
+    }
     let log = File::create(directory.join("qemu.log"))?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     Ok(command)

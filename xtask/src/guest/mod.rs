@@ -11,15 +11,21 @@
 //! ```
 
 mod boot;
+mod dialect;
+mod findings;
 mod image;
+mod print;
 mod report;
+mod subject;
 mod wire;
 
 use crate::{shell, tools};
 use anyhow::{Result, ensure};
+use dialect::Dialect;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
+use subject::Subject;
 
 /// What the verb calls, and the Debian packages they are in.
 const TOOLS: &[(&str, &str)] = &[
@@ -30,9 +36,13 @@ const TOOLS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
 ];
 
-/// How long, with which image, on which agent.
+/// Which dialects, how long, with which image, on which agent.
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// The dialect a guest's SMBIOS shows and cloud-init must end on; several, with commas between, boot one
+    /// after the other
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "nocloud")]
+    dialect: Vec<Dialect>,
     /// Seconds the guest may take from power-on to its report
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=3_600))]
     timeout: u64,
@@ -65,11 +75,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     };
     let image = ready(args)?;
-    let subject = boot::Subject::default();
-    let directory = shell::target().join("guest");
-    let outcome = boot::boot(&image, &subject, &agent, &directory, Duration::from_secs(args.timeout))?;
-    let findings = report::findings(&subject, &outcome);
-    report::print(&subject, &outcome, &findings);
+    let mut boots = Vec::new();
+    for &dialect in &args.dialect {
+        let subject = Subject::of(dialect);
+        let directory = shell::target().join("guest").join(dialect.name());
+        let outcome = boot::boot(&image, &subject, &agent, &directory, Duration::from_secs(args.timeout))?;
+        let findings = findings::findings(&subject, &outcome);
+        print::boot(&subject, &outcome, &findings)?;
+        boots.push((subject, outcome, findings));
+    }
+    if boots.len() > 1 {
+        print::table(&boots);
+    }
+    let findings: Vec<_> = boots.iter().flat_map(|(_, _, findings)| findings).collect();
     let failed = findings.iter().filter(|finding| !finding.holds).count();
     ensure!(failed == 0, "{failed} of {} findings are not as they must be; see above", findings.len());
     Ok(())

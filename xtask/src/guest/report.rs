@@ -1,34 +1,46 @@
-//! What the guest says, judged against its record, and printed.
+//! The document the guest writes, and what can be read in it.
 
-use super::boot::{Outcome, Subject};
 use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
-/// The files of a NoCloud seed that Debian 12's cloud-init asks for.
-const SEED: [&str; 3] = ["/v1/meta-data", "/v1/user-data", "/v1/vendor-data"];
 /// How cloud-init's log announces each sleep before a retry (`url_helper.py`, 22.4 to 25.1).
 const SLEEP: &str = "Please wait ";
+/// Where the same log tells each attempt: `url_helper.py[DEBUG]: [1/6] open 'http://…'` is the second of six.
+const ATTEMPT: &str = "url_helper.py[DEBUG]: [";
+/// How it tells where the network configuration is from (`stages.py`).
+const NETWORK: &str = "Applying network configuration from ";
+/// The stages of a boot.
+const STAGES: [&str; 4] = ["init-local", "init", "modules-config", "modules-final"];
+/// Modules whose warnings are about this image, which has no SSH server and brings its NIC up by itself.
+const OF_THE_IMAGE: [&str; 2] = ["activators.py", "cc_set_passwords.py"];
 
 /// The document the image's `boot-report` writes.
 #[derive(Debug, Deserialize)]
 pub(super) struct GuestReport {
     /// Since the kernel started.
-    uptime_seconds: f64,
+    pub(super) uptime_seconds: f64,
     /// Name and version of the cloud-init package.
-    package: String,
+    pub(super) package: String,
+    /// What SMBIOS shows, by the kernel's names.
+    pub(super) firmware: BTreeMap<String, String>,
     /// cloud-init's `result.json`; nothing when it did not finish.
     result: Option<Versioned<CloudInitResult>>,
     /// cloud-init's `status.json`.
     status: Option<Versioned<serde_json::Map<String, serde_json::Value>>>,
-    instance_id: String,
-    hostname: String,
+    pub(super) cloud_id: String,
+    pub(super) instance_id: String,
+    pub(super) hostname: String,
     /// By path.
-    authorized_keys: BTreeMap<String, String>,
+    pub(super) authorized_keys: BTreeMap<String, String>,
     /// What user-data left, if it had any effect.
-    marker: Option<String>,
+    pub(super) marker: Option<String>,
+    /// By `ip -brief -4 address`.
     addresses: String,
-    /// Lines of cloud-init's log: requests, warnings, errors.
+    /// The file cloud-init configured the network in.
+    pub(super) interfaces: String,
+    /// Lines of cloud-init's log: requests, DHCP, network, warnings, errors.
     log: Vec<String>,
 }
 
@@ -43,17 +55,19 @@ struct CloudInitResult {
     errors: Vec<String>,
 }
 
-/// One thing that must hold.
-#[derive(Debug)]
-pub(super) struct Finding {
-    what: &'static str,
-    found: String,
-    pub(super) holds: bool,
-}
-
 impl GuestReport {
+    /// The datasource class with its details, when cloud-init finished.
+    pub(super) fn datasource(&self) -> Option<&str> {
+        self.result.as_ref().map(|result| result.v1.datasource.as_str())
+    }
+
+    /// Errors cloud-init ended with; nothing when it did not finish.
+    pub(super) fn errors(&self) -> Option<&[String]> {
+        self.result.as_ref().map(|result| result.v1.errors.as_slice())
+    }
+
     /// What cloud-init slept between retries of a request, in all.
-    fn retry_sleep(&self) -> Duration {
+    pub(super) fn retry_sleep(&self) -> Duration {
         let sleeps = self.log.iter().filter_map(|line| {
             let (_, rest) = line.split_once(SLEEP)?;
             rest.split(' ').next()?.parse::<f64>().ok()
@@ -61,8 +75,41 @@ impl GuestReport {
         Duration::from_secs_f64(sleeps.sum())
     }
 
+    /// Attempts cloud-init made after a first one had failed.
+    pub(super) fn further_attempts(&self) -> usize {
+        let attempts = self.log.iter().filter_map(|line| line.split_once(ATTEMPT)?.1.split('/').next());
+        attempts.filter(|number| *number != "0").count()
+    }
+
+    /// Where cloud-init had the network configuration from when it last applied one.
+    pub(super) fn network_source(&self) -> Option<&str> {
+        let sources = self.log.iter().rev().filter_map(|line| line.split_once(NETWORK)?.1.split(' ').next());
+        // `ds` of some versions is the name of an enum's variant.
+        sources.map(|word| word.rsplit('.').next().unwrap_or(word)).next()
+    }
+
+    /// The first address that is not the loopback's.
+    pub(super) fn address(&self) -> Option<Ipv4Addr> {
+        let nic = self.addresses.lines().find(|line| !line.starts_with("lo "))?;
+        nic.split_whitespace().nth(2)?.split('/').next()?.parse().ok()
+    }
+
+    /// Warnings and errors in the log that metadata or the network may be to blame for, and the rest.
+    pub(super) fn warnings(&self) -> (Vec<&str>, Vec<&str>) {
+        let doubtful = self
+            .log
+            .iter()
+            .map(String::as_str)
+            .filter(|line| ["WARN", "ERROR", "CRITICAL"].iter().any(|level| line.contains(level)));
+        doubtful.partition(|line| {
+            // `2026-01-01 00:00:00,000 - module.py[WARNING]: …`
+            let module = line.split(" - ").nth(1).and_then(|rest| rest.split('[').next());
+            !OF_THE_IMAGE.contains(&module.unwrap_or_default())
+        })
+    }
+
     /// When each stage of cloud-init began and how long it took, by its `status.json`.
-    fn stages(&self) -> Vec<(f64, f64, &str)> {
+    pub(super) fn stages(&self) -> Vec<(f64, f64, &str)> {
         let Some(status) = &self.status else { return Vec::new() };
         let stages = status.v1.iter().filter_map(|(name, stage)| {
             let (start, finished) = (stage.get("start")?.as_f64()?, stage.get("finished")?.as_f64()?);
@@ -72,115 +119,24 @@ impl GuestReport {
         stages.sort_by(|one, other| one.0.total_cmp(&other.0));
         stages
     }
-}
 
-/// Judges a boot.
-pub(super) fn findings(subject: &Subject, outcome: &Outcome) -> Vec<Finding> {
-    let report = &outcome.report;
-    let (datasource, errors) = match &report.result {
-        Some(result) => (result.v1.datasource.as_str(), result.v1.errors.join("; ")),
-        None => ("none: cloud-init left no result", "unknown".to_owned()),
-    };
-    let holders = report.authorized_keys.iter().filter(|(_, keys)| keys.contains(subject.ssh_key));
-    let holders: Vec<_> = holders.map(|(path, _)| path.as_str()).collect();
-    let marker = report.marker.as_deref().map_or("no effect", str::trim_end);
-    let sleep = report.retry_sleep();
-    let asked: BTreeSet<_> =
-        outcome.traffic.exchanges.iter().filter_map(|e| e.request.split(' ').nth(1)).collect();
-    let refused = outcome.traffic.exchanges.iter().filter(|e| !answered_well(e.answer.as_deref())).count();
-    vec![
-        finding("datasource", datasource, datasource.starts_with("DataSourceNoCloud")),
-        finding("errors", or(&errors, "none"), errors.is_empty()),
-        finding("instance-id", &report.instance_id, report.instance_id == subject.instance_id),
-        finding("hostname", &report.hostname, report.hostname == subject.hostname),
-        finding("ssh key in", or(&holders.join(", "), "no file"), !holders.is_empty()),
-        finding("user-data", marker, marker == subject.marker),
-        finding("retry sleep", &format!("{} s", sleep.as_secs_f64()), sleep.is_zero()),
-        finding(
-            "seed requests",
-            &format!("{} made, {refused} without a good answer", outcome.traffic.exchanges.len()),
-            refused == 0 && SEED.iter().all(|file| asked.contains(file)),
-        ),
-        finding("DHCP", &format!("{} messages passed", outcome.traffic.dhcp), outcome.traffic.dhcp >= 4),
-    ]
-}
-
-fn finding(what: &'static str, found: &str, holds: bool) -> Finding {
-    Finding { what, found: found.to_owned(), holds }
-}
-
-fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
-    if text.is_empty() { otherwise } else { text }
-}
-
-fn answered_well(status_line: Option<&str>) -> bool {
-    status_line.and_then(|line| line.split(' ').nth(1)).is_some_and(|status| status.starts_with('2'))
-}
-
-/// Prints findings and figures.
-pub(super) fn print(subject: &Subject, outcome: &Outcome, findings: &[Finding]) {
-    let report = &outcome.report;
-    println!("\nguest {} ({}, {})", subject.hostname, report.package.replace('\t', " "), subject.mac);
-    for Finding { what, found, holds } in findings {
-        println!("  {} {what:<14} {found}", if *holds { "ok  " } else { "FAIL" });
+    /// Stages that did not come to their end.
+    pub(super) fn unfinished(&self) -> Vec<&'static str> {
+        let finished = self.stages();
+        STAGES.into_iter().filter(|stage| !finished.iter().any(|(_, _, name)| name == stage)).collect()
     }
-    println!("\ntime");
-    let (wall, uptime) = (outcome.time.as_secs_f64(), report.uptime_seconds);
-    println!(
-        "  {wall:.1} s from power-on to report under {} ({uptime:.1} s by the guest)",
-        outcome.accelerator
-    );
-    for (_, took, stage) in report.stages() {
-        println!("  {took:>6.1} s  cloud-init {stage}");
-    }
-    println!("\nseed requests on the guest's wire");
-    for exchange in &outcome.traffic.exchanges {
-        let answer = exchange.answer.as_deref().unwrap_or("no answer");
-        println!("  {:>8.2} ms  {}  →  {answer}", exchange.took.as_secs_f64() * 1e3, exchange.request);
-    }
-    let (connections, repeated) = (outcome.traffic.connections, outcome.traffic.repeated_syns);
-    let address = own_address(&report.addresses);
-    println!("  {connections} connections, {repeated} SYNs repeated, from {address}");
-    println!("\nwhat the agent counted during the boot");
-    for line in counted(outcome) {
-        println!("  {line}");
-    }
-    let doubtful: Vec<_> = report.log.iter().filter(|l| l.contains("WARN") || l.contains("ERROR")).collect();
-    if !doubtful.is_empty() {
-        println!("\nwarnings of cloud-init");
-        doubtful.iter().for_each(|line| println!("  {line}"));
-    }
-    println!("\nconsole, packet dump and logs: {}", outcome.directory.display());
-}
-
-/// The first address that is not the loopback's, in the output of `ip -brief address`.
-fn own_address(text: &str) -> &str {
-    let nic = text.lines().find(|line| !line.starts_with("lo "));
-    nic.and_then(|line| line.split_whitespace().nth(2)).unwrap_or("no address")
-}
-
-/// The agent's counters that moved.
-fn counted(outcome: &Outcome) -> Vec<String> {
-    let (before, after) = &outcome.metrics;
-    let moved = after.samples().iter().filter_map(|sample| {
-        let same =
-            |other: &&support::agent::Sample| other.name == sample.name && other.labels == sample.labels;
-        let from = before.samples().iter().find(same).map_or(0.0, |old| old.value);
-        let labels: Vec<_> = sample.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        let grown = sample.value - from;
-        (grown > 0.0).then(|| format!("{grown:>8}  {} {}", sample.name, labels.join(" ")))
-    });
-    moved.collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{GuestReport, answered_well};
+pub(super) mod tests {
+    use super::GuestReport;
+    use std::net::Ipv4Addr;
     use std::time::Duration;
 
-    fn report(log: &[&str]) -> GuestReport {
+    pub(in super::super) fn report(log: &[&str]) -> GuestReport {
         let document = serde_json::json!({
             "uptime_seconds": 40.0, "package": "cloud-init\t22.4.2", "cloud_id": "nocloud",
+            "firmware": {"product_uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"},
             "result": {"v1": {"datasource": "DataSourceNoCloudNet", "errors": []}},
             "status": {"v1": {
                 "stage": null,
@@ -188,38 +144,53 @@ mod tests {
                 "init": {"errors": [], "start": 10.0, "finished": 12.5},
                 "modules-init": {"errors": [], "start": null, "finished": null},
             }},
-            "instance_id": "i", "hostname": "h", "authorized_keys": {}, "marker": null, "addresses": "",
-            "log": log,
+            "instance_id": "i", "hostname": "h", "authorized_keys": {}, "marker": null,
+            "addresses": "lo    UNKNOWN  127.0.0.1/8\neth0  UP  10.0.2.20/16",
+            "interfaces": "auto lo", "log": log,
         });
         serde_json::from_value(document).expect("a report")
     }
 
     #[test]
-    fn sleeps_between_retries_add_up_and_other_lines_do_not() {
+    fn sleeps_and_further_attempts_add_up_and_other_lines_do_not() {
         let quiet = report(&[
             "2026-01-01 00:00:00,000 - url_helper.py[DEBUG]: [0/11] open 'http://x/v1/meta-data' with {}",
             "2026-01-01 00:00:00,100 - url_helper.py[DEBUG]: Read from http://x/v1/meta-data (200, 9b) after 1 attempts",
         ]);
-        assert_eq!(quiet.retry_sleep(), Duration::ZERO);
+        assert_eq!((quiet.retry_sleep(), quiet.further_attempts()), (Duration::ZERO, 0));
         let slow = report(&[
+            "t - url_helper.py[DEBUG]: [0/6] open 'http://x/openstack' with {}",
             "t - url_helper.py[DEBUG]: Please wait 1 seconds while we wait to try again",
+            "t - url_helper.py[DEBUG]: [1/6] open 'http://x/openstack' with {}",
             "t - url_helper.py[DEBUG]: Please wait 0.5 seconds while we wait to try again",
+            "t - url_helper.py[DEBUG]: [2/6] open 'http://x/openstack' with {}",
         ]);
-        assert_eq!(slow.retry_sleep(), Duration::from_millis(1_500));
+        assert_eq!((slow.retry_sleep(), slow.further_attempts()), (Duration::from_millis(1_500), 2));
     }
 
     #[test]
-    fn stages_come_in_the_order_they_began() {
+    fn stages_come_in_the_order_they_began_and_missing_ones_are_named() {
         let report = report(&[]);
         let names: Vec<_> = report.stages().into_iter().map(|(_, took, name)| (name, took)).collect();
         assert_eq!(names, [("init", 2.5), ("modules-final", 1.0)]);
+        assert_eq!(report.unfinished(), ["init-local", "modules-config"]);
     }
 
     #[test]
-    fn only_a_success_is_a_good_answer() {
-        assert!(answered_well(Some("HTTP/1.1 200 OK")) && answered_well(Some("HTTP/1.1 204 No Content")));
-        for bad in [None, Some("HTTP/1.1 404 Not Found"), Some(""), Some("HTTP/1.1")] {
-            assert!(!answered_well(bad), "{bad:?}");
-        }
+    fn the_network_configuration_that_was_applied_last_counts() {
+        let report = report(&[
+            "t - stages.py[INFO]: Applying network configuration from fallback bringup=False: {}",
+            "t - stages.py[INFO]: Applying network configuration from ds bringup=True: {}",
+        ]);
+        assert_eq!(report.network_source(), Some("ds"));
+        assert_eq!(report.address(), Some(Ipv4Addr::new(10, 0, 2, 20)));
+    }
+
+    #[test]
+    fn only_warnings_about_the_image_are_set_apart() {
+        let image = "t - cc_set_passwords.py[WARNING]: Ignoring config 'ssh_pwauth: None'.";
+        let called = "t - DataSourceEc2.py[WARNING]: Calling 'http://x/latest/api/token' failed [0/120s]";
+        let report = report(&[image, called, "t - url_helper.py[DEBUG]: [0/6] open 'http://x' with {}"]);
+        assert_eq!(report.warnings(), (vec![called], vec![image]));
     }
 }

@@ -5,11 +5,12 @@
 
 use anyhow::{Context as _, Result, ensure};
 use metadata_common::mac::Mac;
-use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, TcpPacket, UdpPacket};
-use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use smoltcp::wire::{
+    EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket,
+};
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::time::Duration;
-use support::guest::METADATA;
 
 const FILE_HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
@@ -17,31 +18,40 @@ const RECORD_HEADER: usize = 16;
 const MAGIC: u32 = 0xa1b2_c3d4;
 /// Lengths of the virtio header that some versions of QEMU leave in front of a dumped frame.
 const PREFIXES: [usize; 3] = [0, 10, 12];
+/// Where every dialect of a guest that boots is served; it asks nothing else of this port.
 const HTTP: u16 = 80;
 const DHCP_SERVER: u16 = 67;
 
 /// One request and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
-    /// The request line.
+    /// Method and target.
     pub(super) request: String,
+    /// Who was asked.
+    pub(super) server: IpAddr,
     /// The status line, when an answer came.
     pub(super) answer: Option<String>,
+    /// When it was asked, since the first request.
+    pub(super) at: Duration,
     /// From the segment with the request to the first segment of the answer.
     pub(super) took: Duration,
+    /// The hop limit (TTL) that segment came with; 0 when there was none.
+    pub(super) hops: u8,
 }
 
 /// Everything the report tells of the wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traffic {
-    /// Requests to the metadata address in the order they were made.
+    /// Requests in the order they were made.
     pub(super) exchanges: Vec<Exchange>,
-    /// Connections the guest opened to it.
+    /// Connections the guest opened for them.
     pub(super) connections: usize,
-    /// SYNs it had to send again.
-    pub(super) repeated_syns: usize,
+    /// SYNs and requests it had to send again.
+    pub(super) repeated: usize,
     /// DHCP messages, both ways.
     pub(super) dhcp: usize,
+    /// Of these, the ones before the first request.
+    pub(super) dhcp_before: usize,
 }
 
 /// Reads a dump of the NIC with this MAC.
@@ -70,63 +80,102 @@ fn word(dump: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(octets.try_into().ok()?))
 }
 
+/// What the IP header of a packet says.
+struct Path {
+    from: IpAddr,
+    to: IpAddr,
+    hops: u8,
+}
+
+/// One end of the guest's conversation: the server's address and the guest's port.
+type Peer = (IpAddr, u16);
+
 #[derive(Default)]
 struct Reader {
     nic: Mac,
     traffic: Traffic,
-    /// Connections by the guest's port: its first sequence number.
-    opened: HashMap<(u16, i32), ()>,
-    /// The exchange under way by the guest's port: its place in the list, and when it was asked.
-    asked: HashMap<u16, (usize, Duration)>,
+    /// When the first request was made.
+    first: Option<Duration>,
+    /// First sequence numbers of connections.
+    opened: HashSet<(Peer, i32)>,
+    /// Sequence numbers of requests.
+    requested: HashSet<(Peer, i32)>,
+    /// The exchange under way: its place in the list.
+    asked: HashMap<Peer, usize>,
 }
 
 impl Reader {
     fn frame(&mut self, time: Duration, octets: &[u8]) -> Option<()> {
         let octets = self.without_prefix(octets)?;
         let frame = EthernetFrame::new_checked(octets).ok()?;
-        if frame.ethertype() != EthernetProtocol::Ipv4 {
-            return None;
+        match frame.ethertype() {
+            EthernetProtocol::Ipv4 => {
+                let packet = Ipv4Packet::new_checked(frame.payload()).ok()?;
+                let path = Path {
+                    from: packet.src_addr().into(),
+                    to: packet.dst_addr().into(),
+                    hops: packet.hop_limit(),
+                };
+                self.payload(time, &path, packet.next_header(), packet.payload())
+            }
+            EthernetProtocol::Ipv6 => {
+                let packet = Ipv6Packet::new_checked(frame.payload()).ok()?;
+                let path = Path {
+                    from: packet.src_addr().into(),
+                    to: packet.dst_addr().into(),
+                    hops: packet.hop_limit(),
+                };
+                self.payload(time, &path, packet.next_header(), packet.payload())
+            }
+            _ => None,
         }
-        let packet = Ipv4Packet::new_checked(frame.payload()).ok()?;
-        let (from, to) = (packet.src_addr(), packet.dst_addr());
-        match packet.next_header() {
+    }
+
+    fn payload(&mut self, time: Duration, path: &Path, protocol: IpProtocol, octets: &[u8]) -> Option<()> {
+        match protocol {
             IpProtocol::Udp => {
-                let datagram = UdpPacket::new_checked(packet.payload()).ok()?;
+                let datagram = UdpPacket::new_checked(octets).ok()?;
                 if datagram.src_port() == DHCP_SERVER || datagram.dst_port() == DHCP_SERVER {
                     self.traffic.dhcp += 1;
+                    self.traffic.dhcp_before += usize::from(self.first.is_none());
                 }
             }
-            IpProtocol::Tcp => {
-                self.segment(time, (from, to), &TcpPacket::new_checked(packet.payload()).ok()?)
-            }
+            IpProtocol::Tcp => self.segment(time, path, &TcpPacket::new_checked(octets).ok()?),
             _ => {}
         }
         Some(())
     }
 
-    fn segment(&mut self, time: Duration, (from, to): (Ipv4Addr, Ipv4Addr), segment: &TcpPacket<&[u8]>) {
-        let first_line = || {
-            let text = String::from_utf8_lossy(segment.payload());
-            text.lines().next().unwrap_or_default().to_owned()
-        };
-        if to == METADATA && segment.dst_port() == HTTP {
-            let port = segment.src_port();
-            if segment.syn() && self.opened.insert((port, segment.seq_number().0), ()).is_some() {
-                self.traffic.repeated_syns += 1;
+    fn segment(&mut self, time: Duration, path: &Path, segment: &TcpPacket<&[u8]>) {
+        let text = String::from_utf8_lossy(segment.payload());
+        let line = text.lines().next().unwrap_or_default();
+        let sequence = segment.seq_number().0;
+        if segment.dst_port() == HTTP {
+            let peer = (path.to, segment.src_port());
+            let repeated_syn = segment.syn() && !self.opened.insert((peer, sequence));
+            let request = line.strip_suffix(" HTTP/1.1");
+            let repeated_request = request.is_some() && !self.requested.insert((peer, sequence));
+            if repeated_syn || repeated_request {
+                self.traffic.repeated += 1;
+            } else if let Some(request) = request {
+                let at = time.saturating_sub(*self.first.get_or_insert(time));
+                self.asked.insert(peer, self.traffic.exchanges.len());
+                self.traffic.exchanges.push(Exchange {
+                    request: request.to_owned(),
+                    server: path.to,
+                    answer: None,
+                    at,
+                    took: Duration::ZERO,
+                    hops: 0,
+                });
             }
-            let line = first_line();
-            if line.ends_with(" HTTP/1.1") {
-                self.asked.insert(port, (self.traffic.exchanges.len(), time));
-                self.traffic.exchanges.push(Exchange { request: line, answer: None, took: Duration::ZERO });
-            }
-        } else if from == METADATA && segment.src_port() == HTTP {
-            let line = first_line();
-            if line.starts_with("HTTP/1.")
-                && let Some((place, asked)) = self.asked.remove(&segment.dst_port())
-            {
+        } else if segment.src_port() == HTTP && line.starts_with("HTTP/1.") {
+            let asked = self.asked.remove(&(path.from, segment.dst_port()));
+            if let (Some(place), Some(first)) = (asked, self.first) {
                 let exchange = &mut self.traffic.exchanges[place];
-                exchange.answer = Some(line);
-                exchange.took = time.saturating_sub(asked);
+                exchange.answer = Some(line.to_owned());
+                exchange.took = time.saturating_sub(first + exchange.at);
+                exchange.hops = path.hops;
             }
         }
     }
@@ -145,8 +194,10 @@ impl Reader {
 mod tests {
     use super::{Exchange, FILE_HEADER, MAGIC, read};
     use metadata_common::mac::Mac;
+    use std::net::{Ipv4Addr, Ipv6Addr};
     use std::time::Duration;
 
+    const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
     const NIC: Mac = Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
 
     /// A TCP segment between guest and metadata address; no checksum, as with offloads.
@@ -176,11 +227,22 @@ mod tests {
         file
     }
 
+    /// The same over IPv6.
+    fn segment_v6(to_server: bool, port: u16, payload: &str) -> Vec<u8> {
+        let v4 = segment(to_server, port, 0x18, payload);
+        let ends = [[0xfd; 16], SERVER_V6.octets()];
+        let [from, to] = if to_server { ends } else { [ends[1], ends[0]] };
+        let (ethernet, tcp) = (&v4[..12], &v4[34..]);
+        let len = (tcp.len() as u16).to_be_bytes();
+        [ethernet, &[0x86, 0xdd, 0x60, 0, 0, 0], &len, &[6, 64], &from, &to, tcp].concat()
+    }
+
     #[test]
     fn requests_are_paired_with_their_answers_whatever_precedes_a_frame() {
         let frames = [
             segment(true, 4000, 0x02, ""),
             segment(true, 4000, 0x02, ""),
+            segment(true, 4000, 0x18, "GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n\r\n"),
             segment(true, 4000, 0x18, "GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n\r\n"),
             segment(false, 4000, 0x18, "HTTP/1.1 200 OK\r\n\r\n"),
             segment(true, 4001, 0x18, "GET /v1/user-data HTTP/1.1\r\n\r\n"),
@@ -188,14 +250,32 @@ mod tests {
         for prefix in [0, 10, 12] {
             let traffic = read(&dump(prefix, &frames), NIC).expect("a dump");
             let answered = Exchange {
-                request: "GET /v1/meta-data HTTP/1.1".into(),
+                request: "GET /v1/meta-data".into(),
+                server: Ipv4Addr::new(169, 254, 169, 254).into(),
                 answer: Some("HTTP/1.1 200 OK".into()),
-                took: Duration::from_micros(100),
+                at: Duration::ZERO,
+                took: Duration::from_micros(200),
+                hops: 64,
             };
+            assert_eq!(traffic.exchanges.len(), 2, "{prefix}");
             assert_eq!(traffic.exchanges[0], answered, "{prefix}");
             assert_eq!(traffic.exchanges[1].answer, None, "{prefix}");
-            assert_eq!((traffic.connections, traffic.repeated_syns), (1, 1), "{prefix}");
+            assert_eq!(traffic.exchanges[1].at, Duration::from_micros(300), "{prefix}");
+            assert_eq!((traffic.connections, traffic.repeated), (1, 2), "{prefix}");
         }
+    }
+
+    #[test]
+    fn both_families_are_read_and_kept_apart() {
+        let frames = [
+            segment(true, 4000, 0x18, "PUT /latest/api/token HTTP/1.1\r\n\r\n"),
+            segment_v6(true, 4000, "PUT /latest/api/token HTTP/1.1\r\n\r\n"),
+            segment_v6(false, 4000, "HTTP/1.1 200 OK\r\n\r\n"),
+        ];
+        let traffic = read(&dump(0, &frames), NIC).expect("a dump");
+        let [v4, v6] = &traffic.exchanges[..] else { panic!("{traffic:?}") };
+        assert_eq!((v4.answer.as_deref(), v6.answer.as_deref()), (None, Some("HTTP/1.1 200 OK")));
+        assert_eq!(v6.server, SERVER_V6);
     }
 
     #[test]

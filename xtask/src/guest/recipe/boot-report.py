@@ -10,6 +10,13 @@ import subprocess
 import time
 
 PORT = "/dev/ttyS1"
+# Where the firmware's tables show, and which of their values detection looks at.
+FIRMWARE = "/sys/class/dmi/id/"
+IDENTITY = ("bios_vendor", "product_name", "product_serial", "product_uuid")
+# Lines of cloud-init's log that tell of metadata and the network, or of trouble.
+TELLING = ("url_helper.py", "dhcp.py", "Applying network configuration", "WARN", "ERROR", "CRITICAL")
+# A crawl logs a few hundred lines, each with all its headers: their beginnings say enough.
+LINE_CHARS = 240
 
 
 def said(*words):
@@ -31,6 +38,7 @@ def main():
     report = {
         "uptime_seconds": time.clock_gettime(time.CLOCK_BOOTTIME),
         "package": said("dpkg-query", "--show", "cloud-init"),
+        "firmware": {name: (content(FIRMWARE + name) or "").strip() for name in IDENTITY},
         "result": json.loads(content("/run/cloud-init/result.json") or "null"),
         "status": json.loads(content("/run/cloud-init/status.json") or "null"),
         "cloud_id": (content("/run/cloud-init/cloud-id") or "").strip(),
@@ -39,7 +47,8 @@ def main():
         "authorized_keys": {path: content(path) for path in keys if content(path)},
         "marker": content("/run/xdp-imds-user-data"),
         "addresses": said("ip", "-brief", "-4", "address"),
-        "log": [line for line in log.splitlines() if "url_helper.py" in line or "WARN" in line or "ERROR" in line],
+        "interfaces": content("/etc/network/interfaces.d/50-cloud-init") or "",
+        "log": [line[:LINE_CHARS] for line in log.splitlines() if any(word in line for word in TELLING)],
     }
     with open(PORT, "w", encoding="ascii") as port:
         json.dump(report, port)

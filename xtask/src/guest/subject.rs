@@ -1,0 +1,109 @@
+//! What the guest's record says, and so what the guest must become.
+
+use super::dialect::Dialect;
+use metadata_common::mac::Mac;
+use serde_json::{Value, json};
+use std::net::Ipv4Addr;
+use support::host;
+
+/// The address the DHCP server gives.
+const LEASE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+/// An address no DHCP server gives: a guest that has it read it in its dialect.
+const STATIC: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 20);
+/// The file user-data writes and the guest's report reads.
+const MARKER: &str = "/run/xdp-imds-user-data";
+
+/// One guest on paper.
+#[derive(Debug)]
+pub(super) struct Subject {
+    pub(super) dialect: Dialect,
+    pub(super) mac: Mac,
+    /// The system UUID in SMBIOS.
+    pub(super) uuid: &'static str,
+    /// The instance id where it is not the UUID.
+    ec2_id: &'static str,
+    pub(super) hostname: &'static str,
+    pub(super) ssh_key: &'static str,
+    /// What user-data leaves in its file.
+    pub(super) marker: &'static str,
+    /// What the DHCP server gives it.
+    pub(super) lease: Ipv4Addr,
+}
+
+impl Subject {
+    /// The guest of this dialect.
+    pub(super) fn of(dialect: Dialect) -> Self {
+        Self {
+            dialect,
+            mac: Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]),
+            uuid: match dialect {
+                Dialect::NoCloud | Dialect::OpenStack => "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
+                // AWS's mark.
+                Dialect::Ec2 => "ec2f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
+            },
+            ec2_id: "i-0f5e8a1b2c3d4e5f6",
+            hostname: "debian-guest",
+            ssh_key: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8wUQ0H0m1c3a0nYf1mVYQx0b7m2wq8q0R4T0qX9V1k lab@example",
+            marker: "applied",
+            lease: LEASE,
+        }
+    }
+
+    /// What cloud-init must take for its instance id.
+    pub(super) fn instance_id(&self) -> &'static str {
+        match self.dialect {
+            Dialect::NoCloud | Dialect::OpenStack => self.uuid,
+            Dialect::Ec2 => self.ec2_id,
+        }
+    }
+
+    /// The address the NIC must end with. OpenStack tells static ones; EC2 and 22.4's NoCloud lead to DHCP.
+    pub(super) fn address(&self) -> Ipv4Addr {
+        match self.dialect {
+            Dialect::NoCloud | Dialect::Ec2 => self.lease,
+            Dialect::OpenStack => STATIC,
+        }
+    }
+
+    /// The record, in JSON, which is YAML too.
+    pub(super) fn record(&self) -> String {
+        let script = format!("echo {} > {MARKER}", self.marker);
+        let user_data = format!("#cloud-config\nruncmd:\n- [sh, -c, \"{script}\"]\n");
+        let record = json!({
+            "schema": "vmrecord/1",
+            "generation": 1,
+            "vm": {
+                "uuid": self.uuid,
+                "ec2_id": self.ec2_id,
+                "name": self.hostname,
+                "project": {"id": "lab", "number": 1, "account": "000000000000"},
+            },
+            "hostname": {"short": self.hostname, "domain": "lab.internal"},
+            "placement": {"region": "local", "zone": "local-a"},
+            "ssh_keys": [{"name": "default", "key": self.ssh_key}],
+            "user_data": {"text": user_data},
+            "metadata": {"role": "guest"},
+            "network": {"nics": [{
+                "id": "n0",
+                "name": "eth0",
+                "mac": self.mac.to_string(),
+                "mtu": 1500,
+                "network_id": "lab",
+                "addresses": [self.address_entry()],
+            }]},
+            // An AWS guest uses tokens whatever the record says: here it also needs them.
+            "serve": {"smbios": self.dialect.stamp(), "imdsv2": self.imdsv2()},
+        });
+        format!("{record:#}\n")
+    }
+
+    fn address_entry(&self) -> Value {
+        let address = self.address();
+        let method = if address == self.lease { "dhcp4" } else { "static" };
+        json!({"method": method, "address": format!("{address}/16"), "gateway": host::ADDRESS.to_string()})
+    }
+
+    fn imdsv2(&self) -> &'static str {
+        if self.dialect == Dialect::Ec2 { "required" } else { "optional" }
+    }
+}
