@@ -8,7 +8,7 @@ use metadata_user::dialect;
 use metadata_user::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
 use metadata_user::http::{Response, Status};
 use metadata_user::record::Record;
-use metadata_user::serve::{Serve, ServeConfig};
+use metadata_user::serve::{PUT_HOLD, Serve, ServeConfig};
 use metadata_user::stack::{Stack, StackConfig};
 use metadata_user::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
 use support::client::{Client, Habits};
@@ -348,6 +348,17 @@ fn a_request_waits_for_its_record_as_long_as_its_client_would() {
         assert!(answers[0].head.contains("\r\nRetry-After: 1\r\n"), "{path}");
         assert!(!world.client.talks[talk].ended, "{path}: the retry uses the same connection");
     }
+}
+
+#[test]
+fn a_put_for_a_vm_that_is_awaited_ends_without_an_answer() {
+    let (mut world, pattern) = world();
+    pattern.ready.store(false, Ordering::Relaxed);
+    let talk = world.client.begin(40_000, b"PUT /latest/api/token HTTP/1.1\r\nContent-Length: 0\r\n\r\n");
+    world.wait(PUT_HOLD - SOON);
+    assert!(!world.client.talks[talk].ended);
+    world.wait(2 * SOON);
+    assert!(world.client.talks[talk].ended && world.client.talks[talk].received.is_empty());
 }
 
 #[test]

@@ -1,0 +1,120 @@
+//! What a guest holds outlives the agent, what it waits for reaches it, and what it says reaches its host.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::agent::{Agent, PortArgument};
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::host::Host;
+use support::privileged;
+use support::record::{Identity, replace};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const METADATA: &str = "http://169.254.169.254";
+
+/// A node, a guest, and its record.
+struct Node {
+    guest: Guest,
+    host: Host,
+    records: tempfile::TempDir,
+}
+
+impl Node {
+    fn new(change: impl FnOnce(&mut Value, &Path)) -> Self {
+        let records = tempfile::tempdir().expect("a directory");
+        let host = Host::new().expect("a node");
+        let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");
+        let node = Self { guest, host, records };
+        node.write(1, change);
+        node
+    }
+
+    fn write(&self, generation: u64, change: impl FnOnce(&mut Value, &Path)) {
+        let identity = self.guest.identity();
+        let mut record = serde_json::from_str(&identity.record(generation)).expect("a record");
+        change(&mut record, self.records.path());
+        replace(&identity.path(self.records.path()), &record.to_string()).expect("a record file");
+    }
+
+    fn agent(&self) -> Agent<'_> {
+        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
+        Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
+    }
+
+    /// Status and body of what curl asks with these words.
+    fn curl(&self, words: &[&str]) -> (u16, String) {
+        let fetched = self.guest.curl(words, PATIENCE).expect("an answer");
+        (fetched.status, fetched.text())
+    }
+}
+
+#[test]
+fn tokens_and_one_shot_passwords_outlive_an_agent_that_is_killed() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(|record, _| {
+        record["serve"] = json!({"imdsv2": "required"});
+        record["admin"] = json!({"password": "correct-horse"});
+    });
+    let (put, ttl) = (format!("{METADATA}/latest/api/token"), "X-aws-ec2-metadata-token-ttl-seconds: 60");
+    let (name, passwords) = (format!("{METADATA}/latest/meta-data/hostname"), format!("{METADATA}:8080/"));
+    let agent = node.agent();
+    let (status, token) = node.curl(&["-X", "PUT", "-H", ttl, &put]);
+    assert_eq!((status, token.len()), (200, 56));
+    assert_eq!(node.curl(&["-H", "DomU_Request: send_my_password", &passwords]).1, "correct-horse");
+    assert_eq!(node.curl(&["-H", "DomU_Request: saved_password", &passwords]).1, "saved_password");
+    // Changes are on disk a quarter of a second later.
+    std::thread::sleep(Duration::from_secs(1));
+    agent.kill().expect("an agent to kill");
+    let _agent = node.agent();
+    assert_eq!(node.curl(&[&name]).0, 401);
+    let (status, found) = node.curl(&["-H", &format!("X-aws-ec2-metadata-token: {token}"), &name]);
+    assert_eq!((status, found.starts_with(&node.guest.identity().hostname)), (200, true), "{found}");
+    assert_eq!(node.curl(&["-H", "DomU_Request: send_my_password", &passwords]).1, "saved_password");
+}
+
+#[test]
+fn a_waiting_guest_hears_of_a_change_of_its_record_at_once() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(|record, _| record["metadata"] = json!({"colour": "red"}));
+    let _agent = node.agent();
+    let url = format!(
+        "{METADATA}/computeMetadata/v1/instance/attributes/colour?wait_for_change=true&timeout_sec=600"
+    );
+    std::thread::scope(|scope| {
+        let asked = Instant::now();
+        let waiting = scope.spawn(|| node.curl(&["-H", "Metadata-Flavor: Google", &url]));
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(!waiting.is_finished(), "answered after {:?} without a change", asked.elapsed());
+        node.write(2, |record, _| record["metadata"] = json!({"colour": "blue"}));
+        assert_eq!(waiting.join().expect("an answer"), (200, "blue".to_owned()));
+    });
+}
+
+#[test]
+fn what_a_guest_says_reaches_its_sink_and_a_sink_that_fails_costs_it_nothing() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(|record, records| {
+        let file = format!("file:{}", records.join("homes.jsonl").display());
+        record["sinks"] = json!({"phone_home": file, "events": "unix:/nowhere.sock"});
+    });
+    let _agent = node.agent();
+    let home = format!("{METADATA}/v1/phone-home");
+    assert_eq!(node.curl(&["-d", "instance_id=i-1&hostname=guest-0", &home]).0, 200);
+    assert_eq!(node.curl(&["-d", "{\"name\": \"boot\"}", &format!("{METADATA}/v1/events")]).0, 200);
+    let path = node.records.path().join("homes.jsonl");
+    let told = eventually(PATIENCE, || Ok(serde_json::from_str::<Value>(&std::fs::read_to_string(&path)?)?));
+    let told = told.expect("a line in the sink");
+    assert_eq!(told["body"]["instance_id"], "i-1");
+    assert_eq!(
+        (&told["kind"], &told["vm"]),
+        (&json!("phone_home"), &json!(node.guest.identity().instance_id))
+    );
+}
