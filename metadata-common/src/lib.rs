@@ -11,6 +11,7 @@ extern crate std;
 
 pub mod bucket;
 pub mod classify;
+pub mod cookie;
 pub mod decide;
 pub mod mac;
 pub mod maps;

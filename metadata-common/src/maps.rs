@@ -18,6 +18,10 @@ pub const MAX_HUBS: u32 = 64;
 /// Metadata addresses of one family a node can serve, next hops on the way to them included.
 pub const MAX_SERVED: u32 = 32;
 
+/// Connections the kernel can acknowledge for user space at a time: a power of two. Two that fall on one entry
+/// take turns, and the other's segments go to user space as if there were no table.
+pub const ALL_SENT: u32 = 65_536;
+
 /// The value of an address that is served.
 pub const SERVED: u32 = 1;
 
@@ -44,6 +48,9 @@ pub mod name {
     pub const SERVED_V4: &str = "SERVED_V4";
     /// `HASH` IPv6 address (16 octets, wire order) → [`SERVED`](super::SERVED).
     pub const SERVED_V6: &str = "SERVED_V6";
+    /// `ARRAY`, mapped into user space: [`Flow::index`](crate::cookie::Flow::index) →
+    /// [`AllSent`](super::AllSent).
+    pub const ALL_SENT: &str = "ALL_SENT";
     /// `PERCPU_ARRAY` verdict → count of frames.
     pub const COUNTERS: &str = "COUNTERS";
     /// Global constant of one program instance: the number the agent gave the namespace it is loaded for.
@@ -114,6 +121,32 @@ pub struct Guest {
     pub live: u16,
 }
 
+/// A connection on which user space has sent all it has to say for now, so that the kernel can hear the guest's
+/// acknowledgement, and its FIN, in its place.
+///
+/// User space writes the first four fields, the kernel the last two; either may see the other's by halves.
+/// Nothing comes of that: the kernel acts only on a segment whose numbers are exactly these, and user space
+/// believes the kernel only where [`acknowledged`](Self::acknowledged) is what it has sent. A frame that
+/// misses the table goes to user space, which knows what to do with it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllSent {
+    /// [`Flow::number`](crate::cookie::Flow::number); 0 for nobody.
+    pub flow: u64,
+    /// SND.NXT: the acknowledgement number that covers all that was sent, our FIN included if there is one.
+    pub sent: u32,
+    /// RCV.NXT: the sequence number of what the guest says next.
+    pub received: u32,
+    /// 1 when our FIN is among what was sent, so that the guest's ends the connection; else 0.
+    pub finished: u32,
+    /// The window to offer in an acknowledgement, as it stands in the header.
+    pub window: u32,
+    /// The kernel's: the acknowledgement number it has heard, which is [`sent`](Self::sent) once all arrived.
+    pub acknowledged: u32,
+    /// The kernel's: [`sent`](Self::sent) once it has acknowledged the guest's FIN.
+    pub closed: u32,
+}
+
 /// Lays integers and octets out one after the other, as `repr(C)` does with these types.
 macro_rules! join {
     ($($part:expr),+) => {{
@@ -175,6 +208,8 @@ const _: () = {
     assert!(size_of::<IdentityKey>() == 16);
     assert!(size_of::<Identity>() == 8);
     assert!(size_of::<Guest>() == 8);
+    assert!(size_of::<AllSent>() == 32);
+    assert!(ALL_SENT.is_power_of_two());
 };
 
 #[cfg(test)]

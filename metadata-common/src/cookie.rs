@@ -1,0 +1,248 @@
+//! Handshakes without memory: everything a SYN said is in the sequence number it is answered with.
+//!
+//! A SYN is answered by the kernel or by user space, whichever meets it first, and neither remembers it. The
+//! first segment with something in it brings the number back (RFC 4987 §3.6), and with it what the guest's TCP
+//! can do. A guest that only opens connections therefore costs nothing.
+//!
+//! ```text
+//!  31        23                7    4      0
+//!  ┌─────────┬────────────────┬────┬───────┐
+//!  │ flow, 9 │ flow + ISN, 16 │mss,│scale, │
+//!  │         │                │  3 │     4 │
+//!  └─────────┴────────────────┴────┴───────┘
+//! ```
+//!
+//! The first part tells our connections from strangers'; the second, which covers the guest's initial sequence
+//! number, tells a connection's first segment from a later one that overtook it, and one use of a four-tuple
+//! from the next. Neither guards anything: only the guest itself can speak on its port, and it may open
+//! connections as it likes. So a fast hash does, and the key only keeps numbers from being guessed in advance
+//! (RFC 6528).
+
+use crate::maps::{ALL_SENT, Slot};
+
+/// The key of all numbers of one agent: two random words.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key(pub [u64; 2]);
+
+/// A connection: its slot, addresses and ports, as one number under the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow(u64);
+
+/// Largest segments, octets of TCP payload, that a number can express; smaller ones count as the first.
+pub const SEGMENT_SIZES: [u16; 8] = [64, 256, 536, 1024, 1220, 1400, 1440, 1460];
+
+/// Largest shift of a window (RFC 7323 §2.3).
+pub const SCALE_MAX: u8 = 14;
+
+/// What a guest's SYN said about its TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// Octets of payload it takes in one segment: one of [`SEGMENT_SIZES`] after a journey in a number.
+    pub segment: u16,
+    /// How far its windows are shifted, 0 to [`SCALE_MAX`]; `None` if it knows no such option.
+    pub scale: Option<u8>,
+}
+
+/// What the numbers of a segment say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// It acknowledges a SYN-ACK of ours, and its first octet is the connection's first.
+    First(Abilities),
+    /// Its connection may be one of ours, but something before it is missing.
+    Later,
+    /// It belongs to no SYN-ACK of ours.
+    Foreign,
+}
+
+const FLOW_SHIFT: u32 = 23;
+const FIRST_SHIFT: u32 = 7;
+const FIRST_MASK: u32 = 0xffff;
+const SIZE_SHIFT: u32 = 4;
+const SIZE_MASK: u32 = 7;
+const SCALE_MASK: u32 = 0xf;
+const NO_SCALE: u32 = 0xf;
+
+impl Flow {
+    /// Of a connection over IPv4; `ports` are the guest's and ours as a TCP header begins.
+    #[inline(always)]
+    #[must_use]
+    pub const fn v4(key: &Key, slot: Slot, guest: [u8; 4], local: [u8; 4], ports: [u8; 4]) -> Self {
+        let addresses = pair(u32::from_be_bytes(guest), u32::from_be_bytes(local));
+        Self(mix(begin(key, slot, ports) ^ addresses))
+    }
+
+    /// Of a connection over IPv6.
+    #[inline(always)]
+    #[must_use]
+    pub const fn v6(key: &Key, slot: Slot, guest: [u8; 16], local: [u8; 16], ports: [u8; 4]) -> Self {
+        let (guest, local) = (u128::from_be_bytes(guest), u128::from_be_bytes(local));
+        let hash = mix(begin(key, slot, ports) ^ (guest >> 64) as u64);
+        let hash = mix(hash ^ guest as u64);
+        let hash = mix(hash ^ (local >> 64) as u64);
+        Self(mix(hash ^ local as u64))
+    }
+
+    /// The number itself: what an entry of `ALL_SENT` is known by.
+    #[inline(always)]
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+
+    /// Where its entry in `ALL_SENT` is.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0 as u32 & (ALL_SENT - 1)
+    }
+}
+
+/// The sequence number to answer a SYN with.
+#[inline(always)]
+#[must_use]
+pub const fn issue(key: &Key, flow: Flow, guest_isn: u32, abilities: Abilities) -> u32 {
+    let scale = match abilities.scale {
+        Some(shift) if shift > SCALE_MAX => SCALE_MAX as u32,
+        Some(shift) => shift as u32,
+        None => NO_SCALE,
+    };
+    marks(key, flow, guest_isn) | size_class(abilities.segment) << SIZE_SHIFT | scale
+}
+
+/// What a segment of `flow` is that has this sequence number and acknowledges `ack`, and whose connection
+/// nobody remembers.
+#[inline(always)]
+#[must_use]
+pub const fn check(key: &Key, flow: Flow, seq: u32, ack: u32) -> Check {
+    let number = ack.wrapping_sub(1);
+    let differs = number ^ marks(key, flow, seq.wrapping_sub(1));
+    if differs >> FLOW_SHIFT != 0 {
+        return Check::Foreign;
+    }
+    if differs >> FIRST_SHIFT & FIRST_MASK != 0 {
+        return Check::Later;
+    }
+    let segment = SEGMENT_SIZES[(number >> SIZE_SHIFT & SIZE_MASK) as usize];
+    let scale = number & SCALE_MASK;
+    Check::First(Abilities { segment, scale: if scale == NO_SCALE { None } else { Some(scale as u8) } })
+}
+
+/// Both hashes, where they stand.
+#[inline(always)]
+const fn marks(key: &Key, flow: Flow, guest_isn: u32) -> u32 {
+    let first = mix(flow.0 ^ key.0[1] ^ guest_isn as u64) >> 48;
+    ((flow.0 >> 55) as u32) << FLOW_SHIFT | (first as u32) << FIRST_SHIFT
+}
+
+/// The largest class that is not above what the guest takes.
+#[inline(always)]
+const fn size_class(segment: u16) -> u32 {
+    // Without a loop, so that the verifier need not follow one.
+    (segment >= SEGMENT_SIZES[1]) as u32
+        + (segment >= SEGMENT_SIZES[2]) as u32
+        + (segment >= SEGMENT_SIZES[3]) as u32
+        + (segment >= SEGMENT_SIZES[4]) as u32
+        + (segment >= SEGMENT_SIZES[5]) as u32
+        + (segment >= SEGMENT_SIZES[6]) as u32
+        + (segment >= SEGMENT_SIZES[7]) as u32
+}
+
+#[inline(always)]
+const fn begin(key: &Key, slot: Slot, ports: [u8; 4]) -> u64 {
+    mix(key.0[0] ^ pair(slot, u32::from_be_bytes(ports)))
+}
+
+#[inline(always)]
+const fn pair(high: u32, low: u32) -> u64 {
+    (high as u64) << 32 | low as u64
+}
+
+/// A permutation of 64 bits in which each bit of the input moves about half of the output's (the finaliser
+/// of MurmurHash3, with the constants of D. Stafford's variant 13).
+#[inline(always)]
+const fn mix(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Abilities, Check, Flow, Key, SCALE_MAX, SEGMENT_SIZES, check, issue};
+    use std::collections::HashSet;
+    use std::vec::Vec;
+
+    const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
+    const LOCAL: [u8; 4] = [169, 254, 169, 254];
+
+    fn flow(slot: u32, port: u16) -> Flow {
+        let [a, b] = port.to_be_bytes();
+        Flow::v4(&KEY, slot, [10, 0, 0, 1], LOCAL, [a, b, 0, 80])
+    }
+
+    #[test]
+    fn what_a_syn_said_comes_back_with_the_first_segment() {
+        for segment in SEGMENT_SIZES {
+            for scale in (0..=SCALE_MAX).map(Some).chain([None]) {
+                let said = Abilities { segment, scale };
+                let number = issue(&KEY, flow(1, 40_000), 77, said);
+                let heard = check(&KEY, flow(1, 40_000), 78, number.wrapping_add(1));
+                assert_eq!(heard, Check::First(said));
+            }
+        }
+    }
+
+    #[test]
+    fn a_size_between_two_classes_counts_as_the_smaller_and_a_tiny_one_as_the_least() {
+        for (said, heard) in
+            [(0, 64), (63, 64), (255, 64), (256, 256), (1459, 1440), (1461, 1460), (8960, 1460)]
+        {
+            let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: said, scale: None });
+            let Check::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
+            assert_eq!(back.segment, heard, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_shift_no_window_has_counts_as_the_largest() {
+        let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: 536, scale: Some(255) });
+        let Check::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
+        assert_eq!(back.scale, Some(SCALE_MAX));
+    }
+
+    #[test]
+    fn a_segment_that_overtook_the_first_is_told_from_it() {
+        let number = issue(&KEY, flow(3, 50_000), 1_000, Abilities { segment: 1460, scale: Some(7) });
+        let later = (1..=1_000).filter(|behind| {
+            check(&KEY, flow(3, 50_000), 1_001 + behind * 1_460, number + 1) == Check::Later
+        });
+        assert!(later.count() >= 998, "a sixteen-bit mark may agree by chance, but not often");
+    }
+
+    #[test]
+    fn other_slots_ports_and_keys_are_strangers() {
+        let number = issue(&KEY, flow(3, 50_000), 9, Abilities { segment: 1460, scale: Some(7) });
+        let other = Key([1, 2]);
+        let strangers: Vec<Check> = (0..1_000)
+            .map(|n| check(&KEY, flow(4 + n, 50_000), 10, number + 1))
+            .chain((0..1_000).map(|n| check(&KEY, flow(3, 50_001 + n), 10, number + 1)))
+            .chain([check(&other, flow(3, 50_000), 10, number + 1)])
+            .collect();
+        let foreign = strangers.iter().filter(|check| **check == Check::Foreign).count();
+        assert!(foreign >= strangers.len() - 20, "{foreign} of {}", strangers.len());
+        assert!(!strangers.iter().any(|check| matches!(check, Check::First(_))));
+    }
+
+    #[test]
+    fn flows_of_a_node_are_distinct_and_spread_over_the_table() {
+        let v4 = (0..4_096).flat_map(|slot| (0..8).map(move |port| flow(slot, 32_768 + port)));
+        let v6 = (0..4_096).map(|slot| Flow::v6(&KEY, slot, [0xfe; 16], [0xfd; 16], [1, 2, 0, 80]));
+        let flows: Vec<Flow> = v4.chain(v6).collect();
+        let numbers: HashSet<u64> = flows.iter().map(|flow| flow.number()).collect();
+        assert_eq!(numbers.len(), flows.len());
+        let places: HashSet<u32> = flows.iter().map(|flow| flow.index()).collect();
+        // Of n balls in m = 65,536 boxes, m (1 - e^(-n/m)) boxes hold one: 28,100 for 36,864.
+        assert!(places.len() > 27_000, "{}", places.len());
+    }
+}
