@@ -36,5 +36,6 @@ pub mod seed;
 pub mod tap;
 pub mod tap_client;
 pub mod toy;
+pub mod typical;
 pub mod vectors;
 pub mod wire;

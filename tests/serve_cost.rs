@@ -1,0 +1,95 @@
+//! What a request costs from its octets to the pieces of its answer, without TCP:
+//! `cargo bench -p xdp-imds-tests --bench serve_cost`.
+//!
+//! Every guest asks what cloud-init asks, all of them in turn, so that each finds its VM's responses out of the
+//! cache, as in a boot storm.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata_user::dialect;
+use metadata_user::mailbox::Mailboxes;
+use metadata_user::record::Record;
+use metadata_user::serve::{Serve, ServeConfig};
+use metadata_user::sink::Outbox;
+use metadata_user::stack::{Connection, Exchange as _, Service as _, Step};
+use metadata_user::store::{Interner, Store, Vm};
+use metadata_user::token::Keyring;
+use support::typical;
+use support::wire::at;
+
+/// Requests of one measurement, about.
+const REQUESTS: u32 = 400_000;
+const PATHS: [&str; 4] = [
+    "/v1/meta-data",
+    "/openstack/2018-08-27/meta_data.json",
+    "/2009-04-04/meta-data/block-device-mapping/ami",
+    "/latest/user-data",
+];
+
+/// Time this thread has spent on a CPU: what else the machine does counts only by its use of the caches.
+fn on_cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("schedstat of the kernel");
+    let first = stat.split(' ').next().and_then(|ns| ns.parse().ok());
+    Duration::from_nanos(first.expect("nanoseconds on the CPU"))
+}
+
+fn store(guests: u32) -> Arc<Store> {
+    let store = Store::new(guests);
+    let (keyring, mut interner) = (Arc::new(Keyring::ephemeral()), Interner::new());
+    let mailboxes = Mailboxes::in_memory(Outbox::detached());
+    for slot in 0..guests {
+        let mut record = typical::record(slot, None);
+        record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
+        let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
+        let vm = Vm::of(&record, Arc::clone(&keyring), mailboxes.for_record(&record));
+        let responses = Arc::new(dialect::render(&record, &mut interner, vm));
+        store.publish(slot, responses).expect("a slot of the table");
+    }
+    Arc::new(store)
+}
+
+fn main() {
+    for guests in [1, 100, 1_000, 4_000] {
+        let mut serve = Serve::new(store(guests), ServeConfig::default());
+        // Goes on from path to path: the guests' token buckets remember.
+        let mut now = Duration::ZERO;
+        for path in PATHS {
+            let get = format!(
+                "GET {path} HTTP/1.1\r\nHost: 169.254.169.254\r\nUser-Agent: Cloud-Init/25.1\r\n\
+                 Accept-Encoding: gzip, deflate\r\nAccept: */*\r\nConnection: keep-alive\r\n\r\n"
+            );
+            let rounds = (REQUESTS / guests).max(1);
+            let start = on_cpu();
+            let mut octets = 0;
+            for _ in 0..rounds {
+                now += Duration::from_millis(1);
+                for slot in 0..guests {
+                    octets += ask(&mut serve, slot, at(now), get.as_bytes());
+                }
+            }
+            let requests = f64::from(rounds) * f64::from(guests);
+            let ns = on_cpu().saturating_sub(start).as_nanos() as f64 / requests;
+            println!(
+                "{guests:5} guests, {path:48} {ns:5.0} ns a request, {:5.0} octets",
+                octets as f64 / requests
+            );
+        }
+    }
+}
+
+/// One connection with one request; octets of the answer.
+fn ask(serve: &mut Serve, slot: u32, now: metadata_user::time::Now, get: &[u8]) -> usize {
+    let connection =
+        Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), 40_000) };
+    let mut exchange = serve.open(now, connection);
+    assert_eq!(exchange.receive(now, get), get.len());
+    let mut octets = 0;
+    loop {
+        match black_box(exchange.next(now)) {
+            Step::Send(bytes) | Step::SendWithin { bytes, .. } => octets += bytes.len(),
+            Step::Wait { .. } | Step::Close | Step::Abort => return octets,
+        }
+    }
+}
