@@ -10,11 +10,12 @@ use std::sync::LazyLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::Dialect;
 use super::addresses::{Version, given, known, labels, public_keys};
 use super::sheet::{Sheet, TEXT};
+use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::record::vm::Payload;
 use crate::record::{self, Record, Role};

@@ -5,11 +5,12 @@
 
 use std::sync::LazyLock;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::document::{Document, Form, Node};
 use super::sheet::{JSON, OCTETS, Sheet, TEXT};
 use super::{Dialect, tokens};
+use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::Cidr;
 use crate::record::{self, Imdsv2, Nic, Record};

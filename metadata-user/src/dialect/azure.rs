@@ -16,11 +16,12 @@ use std::fmt;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Dialect;
 use super::document::{Document, Form, Node};
 use super::sheet::{JSON, Sheet, TEXT};
+use crate::dialect::json::json;
 use crate::http::{Body, Response, Status};
 use crate::record::{self, Record};
 use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
@@ -68,6 +69,10 @@ const VERSIONS: [&str; 33] = [
     "2025-04-07",
 ];
 
+static VERSIONS_DOCUMENT: LazyLock<Bytes> =
+    LazyLock::new(|| json!({ "apiVersions": VERSIONS.as_slice() }).to_string().into());
+const NO_EVENTS: &str = r#"{"DocumentIncarnation":1,"Events":[]}"#;
+
 static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     [
         Guard {
@@ -92,9 +97,9 @@ fn error(document: &Value) -> Response {
 }
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
-    let versions = sheet.found(DOCUMENT, json!({ "apiVersions": VERSIONS.as_slice() }).to_string());
+    let versions = sheet.found(DOCUMENT, VERSIONS_DOCUMENT.clone());
     sheet.guarded("/metadata/versions", &*GUARDS, versions);
-    let events = sheet.found(DOCUMENT, json!({ "DocumentIncarnation": 1, "Events": [] }).to_string());
+    let events = sheet.found(DOCUMENT, NO_EVENTS);
     sheet.guarded("/metadata/scheduledevents", &*GUARDS, events);
     let instance = Instance {
         document: sheet.document(&instance::whole(record)),

@@ -8,13 +8,14 @@ mod tests;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Dialect;
 use super::addresses::public_keys;
 use super::nocloud_network::version_2;
 use super::sheet::{Sheet, TEXT};
 use super::text::payload_text;
+use crate::dialect::json::json;
 use crate::record::network::{Mode, Network};
 use crate::record::{self, Record};
 
@@ -24,8 +25,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let id = record.numeric_id().to_string();
     // The client reads the id under its older name.
     let document = sheet.json(&json!({
-        "instance-id": id,
-        "instance_id": id,
+        "instance-id": id.as_str(),
+        "instance_id": id.as_str(),
         "local-hostname": record.hostname.fqdn(),
         "network": network(&record.network),
         "public-keys": public_keys(record),

@@ -8,7 +8,7 @@
 mod tests;
 mod tree;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::Dialect;
 use super::addresses::{
@@ -16,6 +16,7 @@ use super::addresses::{
 };
 use super::sheet::Sheet;
 use super::text::payload_text;
+use crate::dialect::json::json;
 use crate::record::network::{Address, Method};
 use crate::record::values::NicMac;
 use crate::record::{self, Nic, Record, Role};
@@ -33,7 +34,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         document["vendor_data"] = vendor_data.into();
     }
     let document = sheet.document(&document);
-    let whole = if unread { sheet.unread() } else { sheet.found(super::sheet::JSON, document.body()) };
+    let whole = if unread { sheet.unread() } else { sheet.own(super::sheet::JSON, document.body()) };
     sheet.open("/metadata/v1.json", whole);
     for (paths, payload) in [
         (["/metadata/v1/user-data", "/metadata/v1/user_data"], &record.user_data),
@@ -55,7 +56,7 @@ fn document(record: &Record) -> Value {
     let dns = resolvers(&record.network);
     let mut document = json!({
         "cloud_name": "upcloud",
-        "dns": { "nameservers": dns },
+        "dns": { "nameservers": dns.clone() },
         "droplet_id": record.numeric_id(),
         "features": { "dhcp_enabled": true },
         "hostname": record.hostname.fqdn(),

@@ -1,32 +1,43 @@
 //! JSON documents that share what is long, and can be walked.
 //!
 //! A long string (a user-data a thousand VMs have) is held once for all documents; the rest, the skeleton,
-//! names it by number. So a document costs a VM only what is its own, and any part of it can be read out
-//! without having been rendered before.
+//! has an empty string in its place. So a document costs a VM only what is its own, and any part of it can be
+//! read out without having been rendered before.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
+use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::http::Body;
-use crate::store::Interner;
+use crate::store::{Interner, Notation};
 
 /// Strings of so many octets and more are held outside the skeleton.
 const LONG: usize = 256;
 
-/// How a string that is held outside starts in the skeleton; its number and a quotation mark follow. Strings
-/// that start like this themselves are held outside, too, so it means nothing else.
-const OUTSIDE: &str = "\"\\u0000";
+/// Octets of a skeleton it is given room for at first: most need no more.
+const USUAL: usize = 2 << 10;
+
+/// What stands for a long string.
+const STAND_IN: &[u8] = b"\"\"";
 
 /// A JSON document.
 pub(super) struct Document {
     skeleton: Bytes,
-    /// Long strings, quoted and escaped.
-    long: Box<[Bytes]>,
+    /// Long strings, in the order of their places.
+    long: Box<[Long]>,
+}
+
+/// A string that is held outside the skeleton.
+struct Long {
+    /// Where its stand-in is.
+    at: usize,
+    /// Quoted and escaped.
+    quoted: Bytes,
 }
 
 impl std::fmt::Debug for Document {
@@ -39,10 +50,10 @@ impl std::fmt::Debug for Document {
 impl Document {
     /// Renders `value`, the members of objects in alphabetical order.
     pub(super) fn new(value: &Value, interner: &mut Interner) -> Self {
-        let (mut skeleton, mut long) = (String::new(), Vec::new());
-        write(value, &mut skeleton, &mut |string| {
-            long.push(interner.octets(quoted(string).into()));
-            long.len() - 1
+        let (mut skeleton, mut long) = (Vec::with_capacity(USUAL), Vec::new());
+        write(value, &mut skeleton, &mut |string, at| {
+            let quoted = interner.written(Notation::Json, string, || quoted(string));
+            long.push(Long { at, quoted });
         });
         skeleton.shrink_to_fit();
         Self { skeleton: skeleton.into(), long: long.into() }
@@ -50,7 +61,7 @@ impl Document {
 
     /// The whole document.
     pub(super) fn body(&self) -> Body {
-        self.expand(0, self.skeleton.len())
+        self.expand(0..self.skeleton.len())
     }
 
     /// The root.
@@ -60,68 +71,60 @@ impl Document {
     }
 
     /// A part of the skeleton with the long strings in their places.
-    fn expand(&self, start: usize, end: usize) -> Body {
-        let part = &self.skeleton[start..end];
+    fn expand(&self, part: Range<usize>) -> Body {
         let mut pieces = Vec::new();
-        let (mut copied, mut at) = (0, 0);
-        while let Some(found) = find(&part[at..], OUTSIDE.as_bytes()) {
-            let (quote, number) = (at + found, at + found + OUTSIDE.len());
-            at = number;
-            // A quotation mark inside a string has a backslash before it; one that opens a string has not.
-            if quote > 0 && part[quote - 1] == b'\\' {
-                continue;
-            }
-            let digits = part[number..].iter().take_while(|octet| octet.is_ascii_digit()).count();
-            at = number + digits + 1;
-            pieces.push(self.skeleton.slice(start + copied..start + quote));
-            pieces.push(self.long_string(&part[number..number + digits]));
-            copied = at;
+        let mut copied = part.start;
+        for Long { at, quoted } in self.long.iter().filter(|long| part.contains(&long.at)) {
+            pieces.push(self.skeleton.slice(copied..*at));
+            pieces.push(quoted.clone());
+            copied = at + STAND_IN.len();
         }
-        pieces.push(self.skeleton.slice(start + copied..end));
+        pieces.push(self.skeleton.slice(copied..part.end));
         Body::join(pieces)
     }
-
-    fn long_string(&self, digits: &[u8]) -> Bytes {
-        let number = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<usize>().ok());
-        number.and_then(|number| self.long.get(number)).cloned().expect("the skeleton names what there is")
-    }
 }
 
-/// Writes a value, with `outside` taking the strings that are not for the skeleton.
-fn write(value: &Value, text: &mut String, outside: &mut impl FnMut(&str) -> usize) {
+/// Writes a value, with `outside` taking the strings that are not for the skeleton, and their places.
+fn write(value: &Value, text: &mut Vec<u8>, outside: &mut impl FnMut(&str, usize)) {
     match value {
         Value::Object(members) => {
-            text.push('{');
+            text.push(b'{');
             for (n, (key, value)) in members.iter().enumerate() {
-                text.push_str(if n == 0 { "" } else { "," });
-                text.push_str(&quoted(key));
-                text.push(':');
+                if n > 0 {
+                    text.push(b',');
+                }
+                scalar(key, text);
+                text.push(b':');
                 write(value, text, outside);
             }
-            text.push('}');
+            text.push(b'}');
         }
         Value::Array(members) => {
-            text.push('[');
+            text.push(b'[');
             for (n, value) in members.iter().enumerate() {
-                text.push_str(if n == 0 { "" } else { "," });
+                if n > 0 {
+                    text.push(b',');
+                }
                 write(value, text, outside);
             }
-            text.push(']');
+            text.push(b']');
         }
-        Value::String(string) if string.len() >= LONG || string.starts_with('\0') => {
-            let number = outside(string);
-            text.push_str(&format!("{OUTSIDE}{number}\""));
+        Value::String(string) if string.len() >= LONG => {
+            outside(string, text.len());
+            text.extend_from_slice(STAND_IN);
         }
-        scalar => text.push_str(&scalar.to_string()),
+        other => scalar(other, text),
     }
 }
 
-fn quoted(string: &str) -> String {
-    Value::from(string).to_string()
+fn scalar<T: Serialize + ?Sized>(value: &T, text: &mut Vec<u8>) {
+    serde_json::to_writer(text, value).expect("writing to a Vec cannot fail");
 }
 
-fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
-    haystack.windows(needle.len()).position(|window| window == needle)
+fn quoted(string: &str) -> Vec<u8> {
+    let mut text = Vec::with_capacity(string.len() + string.len() / 8 + STAND_IN.len());
+    scalar(string, &mut text);
+    text
 }
 
 /// A part of a document.
@@ -180,8 +183,7 @@ impl<'a> Node<'a> {
 
     /// As JSON.
     pub(super) fn json(self) -> Body {
-        let Range { start, end } = self.span();
-        self.document.expand(start, end)
+        self.document.expand(self.span())
     }
 
     /// An object as JSON, less one of its members.
@@ -189,7 +191,7 @@ impl<'a> Node<'a> {
         let mut pieces = Vec::new();
         for (key, node) in self.members().into_iter().filter(|(key, _)| key != name) {
             let before = if pieces.is_empty() { "{" } else { "," };
-            pieces.push(format!("{before}{}:", quoted(&key)).into());
+            pieces.push([before.as_bytes(), &quoted(&key), b":"].concat().into());
             pieces.extend(node.json().pieces().iter().cloned());
         }
         let end = if pieces.is_empty() { "{}" } else { "}" };

@@ -19,10 +19,9 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
-use serde_json::json;
-
 use super::sheet::Sheet;
 use super::{Dialect, tokens};
+use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::Cidr;
 use crate::record::{self, DateTree, Imdsv2, Nic, Record, is_instance_tag};

@@ -5,10 +5,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Dialect;
 use super::sheet::{JSON, Sheet, TEXT};
+use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::mailbox::Document;
 use crate::record::{self, Record};

@@ -27,11 +27,11 @@ use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde_json::json;
 
 use super::Dialect;
 use super::document::{Document, Node};
 use super::sheet::{JSON, Sheet, TEXT};
+use crate::dialect::json::json;
 use crate::http::{Body, Method, Response, Status};
 use crate::record::values::Secret;
 use crate::record::{self, Record};

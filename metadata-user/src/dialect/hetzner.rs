@@ -10,7 +10,7 @@ mod tests;
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::Dialect;
 use super::addresses::{Version, gateway, given, known, network_of, public_keys, speaks};
@@ -19,6 +19,7 @@ use super::sheet::{Sheet, YAML};
 use super::text::payload_text;
 use super::walk::Walk;
 use super::yaml;
+use crate::dialect::json::json;
 use crate::http::{Body, Response, Status};
 use crate::record::values::NicMac;
 use crate::record::{self, Nic, Record, Role};
@@ -71,10 +72,10 @@ fn whole(record: &Record, document: Map<String, Value>, sheet: &mut Sheet<'_>) -
     if record.vendor_data.is_none() {
         return sheet.found(YAML, text);
     }
-    let vendor_data = sheet.octets(yaml::scalar(&vendor_data));
+    let vendor_data = sheet.yaml_scalar(&vendor_data);
     let newline = Bytes::from_static(b"\n");
     let before = format!("{text}vendor_data: ").into_boxed_str().into_boxed_bytes();
-    sheet.found(YAML, Body::join([before.into(), vendor_data, newline]))
+    sheet.own(YAML, Body::join([before.into(), vendor_data, newline]))
 }
 
 /// The first address that reaches the VM from the world: one translated to it, or its own.

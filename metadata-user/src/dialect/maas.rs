@@ -10,15 +10,13 @@ mod oauth;
 mod tests;
 
 use bytes::Bytes;
-use serde_json::json;
 
 use super::Dialect;
 use super::sheet::{OCTETS, Sheet, TEXT, YAML};
 use super::text::text_form;
-use super::yaml;
 use crate::http::parse::TARGET_MAX;
 use crate::http::target::normalise;
-use crate::http::{Method, Response, Status};
+use crate::http::{Body, Method, Response, Status};
 use crate::record::vm::Payload;
 use crate::record::{self, Record};
 use crate::sink::MessageKind;
@@ -55,8 +53,10 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(YAML, "") };
     let Some(octets) = payload.bytes() else { return sheet.unread() };
-    let document = text_form(&octets).map(|text| yaml::document(&json!({ "cloud-init": text })));
-    sheet.found(YAML, document.unwrap_or_default())
+    let Some(text) = text_form(&octets) else { return sheet.found(YAML, "") };
+    let scalar = sheet.yaml_scalar(&text);
+    let (before, newline) = (Bytes::from_static(b"cloud-init: "), Bytes::from_static(b"\n"));
+    sheet.found(YAML, Body::join([before, scalar, newline]))
 }
 
 /// All below the path.

@@ -18,6 +18,7 @@ mod ec2;
 mod eve;
 mod gce;
 mod hetzner;
+mod json;
 mod kubevirt;
 mod maas;
 mod messages;

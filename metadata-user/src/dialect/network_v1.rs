@@ -1,8 +1,9 @@
 //! A record's network as cloud-init's network-config version 1.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::addresses::{Version, resolvers};
+use crate::dialect::json::json;
 use crate::record::Nic;
 use crate::record::network::{Address, Bond, Method, Network, NicRoute};
 

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use crate::dialect::json::json;
 use crate::record::Nic;
 use crate::record::network::{Address, Bond, Method, Network};
 

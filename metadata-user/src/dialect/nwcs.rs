@@ -6,13 +6,12 @@
 #[cfg(test)]
 mod tests;
 
-use serde_json::json;
-
 use super::Dialect;
 use super::addresses::public_keys;
 use super::network_v1::{Resolvers, version_1};
 use super::sheet::Sheet;
 use super::text::payload_text;
+use crate::dialect::json::json;
 use crate::record::{self, Nic, Record};
 
 pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Nwcs], render };

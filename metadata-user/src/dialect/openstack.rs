@@ -11,11 +11,12 @@ mod tests;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::Dialect;
-use super::sheet::{OCTETS, Sheet, TEXT};
+use super::sheet::{JSON, OCTETS, Sheet, TEXT};
 use super::text::text_form;
+use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::mailbox::PasswordRefused;
 use crate::record::values::Secret;
@@ -167,12 +168,13 @@ fn devices(record: &Record) -> Value {
     record.disks.iter().map(device).collect()
 }
 
-/// The only part of an object cloud-init reads. Octets that are no text cannot be in JSON.
+/// The only part of an object cloud-init reads, the same for many VMs. Octets that are no text cannot be in JSON.
 fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
-    let Some(payload) = payload else { return sheet.json(&json!({})) };
+    let Some(payload) = payload else { return sheet.found(JSON, "{}") };
     let Some(octets) = payload.bytes() else { return sheet.unread() };
     let document = text_form(&octets).map_or_else(|| json!({}), |text| json!({ "cloud-init": text }));
-    sheet.json(&document)
+    let body = sheet.document(&document).body();
+    sheet.found(JSON, body)
 }
 
 fn base64(octets: &Bytes) -> String {

@@ -10,12 +10,13 @@ use std::sync::LazyLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::Dialect;
 use super::addresses::{Version, gateway, given, known, network_of};
 use super::sheet::Sheet;
 use super::walk::Walk;
+use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::NicMac;
 use crate::record::vm::Payload;

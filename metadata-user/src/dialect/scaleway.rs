@@ -9,12 +9,13 @@
 mod tests;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::addresses::{Version, gateway, given, labels};
 use super::sheet::{JSON, OCTETS, Sheet};
 use super::text::payload_text;
 use super::{Dialect, client};
+use crate::dialect::json::json;
 use crate::http::{Body, Method as Verb, Response, Status};
 use crate::record::network::{Address, Method};
 use crate::record::values::Cidr;

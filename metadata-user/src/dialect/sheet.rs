@@ -7,10 +7,12 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::document::Document;
+use super::yaml;
 use crate::http::{Body, Response, Status};
 use crate::record::vm::Payload;
 use crate::store::{
-    Endpoint, Guard, Host, Interner, Live, Methods, RequestLimit, Responses, ResponsesBuilder, Route, Vm,
+    Endpoint, Guard, Host, Interner, Live, Methods, Notation, RequestLimit, Responses, ResponsesBuilder,
+    Route, Vm,
 };
 
 /// Type of text bodies. Without the charset some clients read ISO-8859-1.
@@ -28,11 +30,19 @@ pub(super) struct Sheet<'a> {
     routes: ResponsesBuilder,
     dialect: &'static str,
     host: Host,
+    /// Payloads, and the responses they are.
+    payloads: Vec<(Bytes, Response)>,
 }
 
 impl<'a> Sheet<'a> {
     pub(super) fn new(interner: &'a mut Interner, vm: Vm) -> Self {
-        Self { interner, routes: Responses::builder(vm), dialect: "", host: Host::Metadata }
+        Self {
+            interner,
+            routes: Responses::builder(vm),
+            dialect: "",
+            host: Host::Metadata,
+            payloads: Vec::new(),
+        }
     }
 
     /// Begins a dialect: from here on routes are its own, at 169.254.169.254.
@@ -51,12 +61,18 @@ impl<'a> Sheet<'a> {
     }
 
     pub(super) fn finish(self) -> Responses {
-        self.routes.build()
+        self.interner.responses(self.routes.build())
     }
 
     /// A 200.
-    pub(super) fn found(&mut self, content_type: &str, body: impl Into<Body>) -> Response {
-        self.share(Response::new(Status(200), Some(content_type), &[], body))
+    pub(super) fn found(&mut self, content_type: &'static str, body: impl Into<Body>) -> Response {
+        self.interner.found(content_type, body.into())
+    }
+
+    /// A 200 that no other VM has, so that looking for one would be in vain.
+    pub(super) fn own(&mut self, content_type: &'static str, body: impl Into<Body>) -> Response {
+        let body = body.into();
+        Response::sharing(self.interner.found_head(content_type, &body), body)
     }
 
     /// Any response.
@@ -69,26 +85,33 @@ impl<'a> Sheet<'a> {
         self.interner.octets(octets.into())
     }
 
+    /// A text as YAML's scalar, which others may have, too.
+    pub(super) fn yaml_scalar(&mut self, text: &str) -> Bytes {
+        self.interner.written(Notation::Yaml, text, || yaml::scalar(text).into_bytes())
+    }
+
     /// A JSON document whose long strings are shared with the documents of other VMs.
     pub(super) fn document(&mut self, value: &Value) -> Document {
         Document::new(value, self.interner)
     }
 
-    /// A 200 with a JSON document.
+    /// A 200 with a JSON document, which is the VM's own.
     pub(super) fn json(&mut self, value: &Value) -> Response {
         let body = self.document(value).body();
-        self.found(JSON, body)
+        self.own(JSON, body)
     }
 
     /// The octets of a payload; 503 while they are still to be read, which clients repeat until they are.
     pub(super) fn payload(&mut self, payload: &Payload) -> Response {
-        match payload.bytes() {
-            Some(octets) => {
-                let octets = self.octets(octets);
-                self.found(OCTETS, octets)
-            }
-            None => self.unread(),
+        let Some(octets) = payload.bytes() else { return self.unread() };
+        let is_this = |known: &Bytes| std::ptr::eq::<[u8]>(&**known, &*octets);
+        if let Some((_, response)) = self.payloads.iter().find(|(known, _)| is_this(known)) {
+            return response.clone();
         }
+        let shared = self.octets(octets.clone());
+        let response = self.found(OCTETS, shared);
+        self.payloads.push((octets, response.clone()));
+        response
     }
 
     /// What is said of something whose source is still to be read.

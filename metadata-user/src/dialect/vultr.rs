@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::addresses::{Version, gateway, given, known, netmask, network_of, public_keys, role_name, speaks};
 use super::document::Document;
@@ -15,6 +15,7 @@ use super::network_v1::{Resolvers, version_1};
 use super::sheet::{JSON, Sheet};
 use super::text::payload_text;
 use super::{Dialect, client};
+use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::NicMac;
 use crate::record::{self, Nic, Record};
@@ -27,7 +28,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     match texts {
         Some((user_data, vendor_data)) => {
             let document = sheet.document(&document(record, user_data, vendor_data));
-            let response = sheet.found(JSON, document.body());
+            let response = sheet.own(JSON, document.body());
             sheet.live("/v1.json", Methods::READ, &[], Whole { document, response });
         }
         None => {

@@ -91,21 +91,24 @@ fn string(value: &str, text: &mut String) {
         return;
     }
     text.push('"');
-    for c in value.chars() {
-        match c {
-            '"' | '\\' => text.extend(['\\', c]),
-            '\n' => text.push_str("\\n"),
-            '\t' => text.push_str("\\t"),
-            '\r' => text.push_str("\\r"),
-            c if is_literal(c) => text.push(c),
-            c => escape(c, text),
-        }
+    let mut rest = value;
+    while let Some(at) = rest.find(|c| matches!(c, '"' | '\\') || !is_literal(c)) {
+        let (literal, other) = rest.split_at(at);
+        text.push_str(literal);
+        let mut others = other.chars();
+        others.next().into_iter().for_each(|c| escape(c, text));
+        rest = others.as_str();
     }
+    text.push_str(rest);
     text.push('"');
 }
 
 fn escape(c: char, text: &mut String) {
     match u32::from(c) {
+        0x22 | 0x5c => write!(text, "\\{c}"),
+        0x09 => write!(text, "\\t"),
+        0x0a => write!(text, "\\n"),
+        0x0d => write!(text, "\\r"),
         code @ 0..=0xff => write!(text, "\\x{code:02x}"),
         code @ 0x100..=0xffff => write!(text, "\\u{code:04x}"),
         code => write!(text, "\\U{code:08x}"),
@@ -117,7 +120,7 @@ fn escape(c: char, text: &mut String) {
 fn is_bare(value: &str) -> bool {
     value.starts_with(|c: char| c.is_ascii_alphabetic())
         && value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/'))
-        && !WORDS.contains(&value.to_ascii_lowercase().as_str())
+        && !WORDS.iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
 /// Printable by YAML 1.1 and 1.2 (§5.1), and no line break (§5.4) or byte order mark.

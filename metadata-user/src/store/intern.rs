@@ -1,27 +1,49 @@
 //! One allocation for equal bytes.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use foldhash::{HashMap, HashSet};
 
-use super::responses::{Route, Terms};
-use crate::http::{Body, Head, Response};
+use super::responses::{Responses, Route, Terms};
+use crate::http::{Body, Head, Response, Status};
 
 /// Entries below which the interner does not look for unused ones by itself.
 const SWEEP_AT_LEAST: usize = 1_024;
+
+/// How a text is written into documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Notation {
+    /// As a JSON string.
+    Json,
+    /// As a YAML scalar.
+    Yaml,
+}
+
+impl Notation {
+    const COUNT: usize = 2;
+}
 
 /// Makes equal responses of all VMs, equal heads of different ones, equal octets and equal terms of routes share
 /// one allocation.
 ///
 /// What no VM uses any more goes with the next [`sweep`](Self::sweep), which also happens by itself whenever
 /// the number of entries has doubled.
+///
+/// A fast hash will do for all of it: what is interned comes from records, so from who runs the node, and
+/// nothing a guest sends ever does. It is seeded for each process all the same.
 #[derive(Debug, Default)]
 pub struct Interner {
     octets: HashSet<Bytes>,
+    /// Texts that are among `octets`, and how they are written, by notation.
+    written: [HashMap<Bytes, Bytes>; Notation::COUNT],
     responses: HashSet<Response>,
+    /// Heads of plain answers, by type and length of the body.
+    found: HashMap<(&'static str, usize), Arc<Head>>,
+    /// Other heads.
     heads: HashSet<Arc<Head>>,
     terms: HashSet<Arc<Terms>>,
+    hashes: HashSet<Arc<[u32]>>,
     sweep_at: usize,
 }
 
@@ -45,6 +67,51 @@ impl Interner {
         octets
     }
 
+    /// The shared copy of a text in a notation. Where the text itself is one of [`octets`](Self::octets), which
+    /// others may have, too, it is written once for all of them.
+    #[must_use]
+    pub(crate) fn written(
+        &mut self,
+        notation: Notation,
+        text: &str,
+        write: impl FnOnce() -> Vec<u8>,
+    ) -> Bytes {
+        if let Some(known) = self.written[notation as usize].get(text.as_bytes()) {
+            return known.clone();
+        }
+        let Some(text) = self.octets.get(text.as_bytes()).cloned() else {
+            return self.octets(write().into());
+        };
+        self.make_room();
+        let written = Bytes::from(write().into_boxed_slice());
+        self.written[notation as usize].insert(text, written.clone());
+        written
+    }
+
+    /// The shared 200 of a type with a body.
+    #[must_use]
+    pub(crate) fn found(&mut self, content_type: &'static str, body: Body) -> Response {
+        let head = self.found_head(content_type, &body);
+        let response = Response::sharing(head, body);
+        match self.responses.get(&response) {
+            Some(known) => known.clone(),
+            None => self.keep(Arc::clone(response.shared_head()), response.body()),
+        }
+    }
+
+    /// The head of a 200 of a type, for a body as long as this.
+    #[must_use]
+    pub(crate) fn found_head(&mut self, content_type: &'static str, body: &Body) -> Arc<Head> {
+        let key = (content_type, body.len());
+        if let Some(known) = self.found.get(&key) {
+            return Arc::clone(known);
+        }
+        self.make_room();
+        let response = Response::new(Status(200), Some(content_type), &[], body.clone());
+        self.found.insert(key, Arc::clone(response.shared_head()));
+        Arc::clone(response.shared_head())
+    }
+
     /// The shared copy of a response. Its body is shared with others where it is one of [`octets`](Self::octets).
     #[must_use]
     pub fn response(&mut self, response: Response) -> Response {
@@ -52,8 +119,12 @@ impl Interner {
             return known.clone();
         }
         let head = self.head(&response);
+        self.keep(head, response.body())
+    }
+
+    fn keep(&mut self, head: Arc<Head>, body: &Body) -> Response {
         // Bodies are mostly a VM's own, and an entry for each costs more than the copies it saves.
-        let body = match response.body() {
+        let body = match body {
             Body::One(body) => match self.octets.get(body) {
                 Some(known) => known.clone().into(),
                 None => Bytes::copy_from_slice(body).into(),
@@ -88,18 +159,38 @@ impl Interner {
         route
     }
 
+    /// The responses, found by what they share with others.
+    #[must_use]
+    pub(crate) fn responses(&mut self, mut responses: Responses) -> Responses {
+        for hashes in &mut responses.hashes {
+            match self.hashes.get(hashes) {
+                Some(known) => *hashes = Arc::clone(known),
+                None => {
+                    self.hashes.insert(Arc::clone(hashes));
+                }
+            }
+        }
+        responses
+    }
+
     /// Lets go of everything nobody else holds.
     pub fn sweep(&mut self) {
         self.terms.retain(|terms| Arc::strong_count(terms) > 1);
+        self.hashes.retain(|hashes| Arc::strong_count(hashes) > 1);
         self.responses.retain(|response| !response.is_unique());
+        self.found.retain(|_, head| Arc::strong_count(head) > 1);
         self.heads.retain(|head| Arc::strong_count(head) > 1);
+        // Texts hold on to what they are among.
+        self.written.iter_mut().for_each(|written| written.retain(|_, written| !written.is_unique()));
         self.octets.retain(|octets| !octets.is_unique());
     }
 
-    /// How many responses, heads and pieces of them and terms of routes are held.
+    /// How many responses, heads and pieces of them, terms and tables of routes are held.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.octets.len() + self.responses.len() + self.heads.len() + self.terms.len()
+        let written: usize = self.written.iter().map(HashMap::len).sum();
+        let heads = self.found.len() + self.heads.len();
+        self.octets.len() + written + self.responses.len() + heads + self.terms.len() + self.hashes.len()
     }
 
     /// True when nothing is held.
@@ -118,7 +209,7 @@ impl Interner {
 
 #[cfg(test)]
 mod tests {
-    use super::{Interner, SWEEP_AT_LEAST};
+    use super::{Interner, Notation, SWEEP_AT_LEAST};
     use crate::http::{Response, Status};
 
     fn response(interner: &mut Interner, body: &str) -> Response {
@@ -167,6 +258,42 @@ mod tests {
         let (first, other) = (response(&mut interner, "a"), response(&mut interner, "b"));
         assert_ne!(other.body(), first.body());
         assert_eq!(other.head().as_ptr(), first.head().as_ptr());
+    }
+
+    #[test]
+    fn a_text_others_may_have_is_written_once_in_a_notation_and_goes_with_its_users() {
+        let mut interner = Interner::new();
+        let shared = interner.octets("shared".into());
+        let mut written = |notation, text: &str, as_what: &str| {
+            interner.written(notation, text, || as_what.as_bytes().to_vec())
+        };
+        let json = written(Notation::Json, "shared", "'shared'");
+        assert_eq!(json, "'shared'");
+        let again = written(Notation::Json, "shared", "written again");
+        assert_eq!(again.as_ptr(), json.as_ptr());
+        assert_eq!(written(Notation::Yaml, "shared", "shared:"), "shared:");
+        assert_eq!(written(Notation::Json, "a VM's own", "first"), "first");
+        assert_eq!(written(Notation::Json, "a VM's own", "next"), "next");
+        drop((shared, again));
+        interner.sweep();
+        assert_eq!(interner.len(), 2, "the text and its JSON");
+        drop(json);
+        interner.sweep();
+        assert!(interner.is_empty(), "{} entries outlive their users", interner.len());
+    }
+
+    #[test]
+    fn a_plain_answer_is_what_it_is_without_an_interner() {
+        let mut interner = Interner::new();
+        for (kind, body) in
+            [("text/plain", "a"), ("text/plain", "b"), ("text/yaml", "b"), ("text/plain", "bb")]
+        {
+            let found = interner.found(kind, body.into());
+            assert_eq!(found, Response::new(Status(200), Some(kind), &[], body));
+            assert_eq!(piece(&interner.found(kind, body.into())), piece(&found));
+        }
+        interner.sweep();
+        assert!(interner.is_empty());
     }
 
     #[test]

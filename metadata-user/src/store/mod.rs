@@ -14,6 +14,7 @@ mod table;
 
 pub use guard::{Condition, Guard};
 pub use intern::Interner;
+pub(crate) use intern::Notation;
 pub use live::{Call, Live, Outcome, Parked, Vm};
 pub use path::Host;
 pub use responses::{Endpoint, Explained, Methods, RequestLimit, Responses, ResponsesBuilder, Route};

@@ -104,12 +104,14 @@ impl<'a> Canonical<'a> {
         }
     }
 
-    /// Compares with a route's path, as text.
-    pub(super) fn cmp(&self, route: &str) -> std::cmp::Ordering {
-        let (head, tail) = (self.head.as_bytes(), self.tail.as_bytes());
-        let route = route.as_bytes();
-        let split = head.len().min(route.len());
-        head.cmp(&route[..split]).then_with(|| tail.cmp(&route[split..]))
+    /// True when this is a route's path.
+    pub(super) fn is(&self, route: &str) -> bool {
+        route.strip_prefix(self.head).is_some_and(|tail| tail == self.tail)
+    }
+
+    /// What a route is looked up by.
+    pub(super) fn hash(&self) -> u32 {
+        hash([self.head, self.tail])
     }
 
     /// The path one level up, and how many octets of the tail lie below it; `None` at the root.
@@ -129,6 +131,12 @@ impl<'a> Canonical<'a> {
         }
         &whole.tail[self.tail.len()..]
     }
+}
+
+/// FNV-1a of a path in parts: the same wherever it is cut.
+pub(super) fn hash<'p>(parts: impl IntoIterator<Item = &'p str>) -> u32 {
+    let octets = parts.into_iter().flat_map(str::bytes);
+    octets.fold(0x811c_9dc5, |hash, octet| (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193))
 }
 
 /// `/2021-03-23/x`, `/1.0/x` and `/latest/x` are one tree; the version by itself lists it.
@@ -164,8 +172,7 @@ fn is_date(segment: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Canonical, Host, OPENSTACK_VERSIONS};
-    use std::cmp::Ordering;
+    use super::{Canonical, Host, OPENSTACK_VERSIONS, hash};
 
     #[test]
     fn versions_are_one_tree_and_nothing_else_is() {
@@ -189,19 +196,20 @@ mod tests {
             (Host::Scaleway, "/2016-01-01", "/2016-01-01"),
             (Host::Password, "/1.0", "/1.0"),
         ] {
-            assert_eq!(Canonical::of(host, path).cmp(canonical), Ordering::Equal, "{path} at {host:?}");
+            assert!(Canonical::of(host, path).is(canonical), "{path} at {host:?}");
         }
         assert!(OPENSTACK_VERSIONS.is_sorted());
     }
 
     #[test]
-    fn paths_compare_as_their_text() {
+    fn a_path_is_its_text_and_hashes_as_it() {
         let texts = ["/", "/l", "/latest", "/latest/a", "/latest0", "/latest/meta-data", "/z", "/openstack"];
         for path in ["/2009-04-04/meta-data", "/latest", "/x", "/openstack/latest"] {
             let canonical = Canonical::of(Host::Metadata, path);
             let whole = format!("{}{}", canonical.head, canonical.tail);
+            assert_eq!(canonical.hash(), hash([whole.as_str()]), "{whole}");
             for text in texts {
-                assert_eq!(canonical.cmp(text), whole.as_str().cmp(text), "{whole} and {text}");
+                assert_eq!(canonical.is(text), whole == text, "{whole} and {text}");
             }
         }
     }

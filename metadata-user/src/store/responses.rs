@@ -1,12 +1,11 @@
 //! All a VM can be answered: host, path and method to response.
 
 use std::borrow::Cow;
-use std::cmp::Ordering;
 use std::sync::{Arc, LazyLock};
 
 use super::guard::Guard;
 use super::live::{Call, Live, Outcome, Parked, Vm};
-use super::path::{Canonical, Host};
+use super::path::{Canonical, Host, hash};
 use crate::http::{Headers, Method, Request, Response, Status};
 use crate::stack::Connection;
 use crate::time::Now;
@@ -93,14 +92,22 @@ pub struct Route {
 }
 
 /// Where a route is, and who may come to it by what.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     path: Cow<'static, str>,
+    /// The path's hash, which stands for all of the terms: few paths are served on different ones.
+    hash: u32,
     dialect: &'static str,
     guards: Guards,
     header: Option<&'static str>,
     methods: Methods,
     below: bool,
+}
+
+impl std::hash::Hash for Terms {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        state.write_u32(self.hash);
+    }
 }
 
 /// Guards are compared by where they are: each is written down once.
@@ -115,18 +122,13 @@ impl PartialEq for Guards {
 
 impl Eq for Guards {}
 
-impl std::hash::Hash for Guards {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        std::ptr::hash(self.0, state);
-    }
-}
-
 impl Route {
     /// A route of a dialect, for GET and HEAD, without conditions.
     #[must_use]
     pub fn new(dialect: &'static str, endpoint: Endpoint) -> Self {
         let terms = Terms {
             path: Cow::Borrowed("/"),
+            hash: hash(["/"]),
             dialect,
             guards: Guards(&[]),
             header: None,
@@ -143,12 +145,16 @@ impl Route {
         if let Cow::Owned(path) = &mut path {
             path.shrink_to_fit();
         }
-        self.on(|terms| terms.path = path)
+        self.on(|terms| (terms.hash, terms.path) = (hash([path.as_ref()]), path))
     }
 
     /// Where it is.
     fn path(&self) -> &str {
         &self.terms.path
+    }
+
+    fn hash(&self) -> u32 {
+        self.terms.hash
     }
 
     fn on(mut self, change: impl FnOnce(&mut Terms)) -> Self {
@@ -275,8 +281,11 @@ pub enum Explained<'r, 'p> {
 /// Everything one VM can be answered.
 #[derive(Clone, Debug)]
 pub struct Responses {
-    /// By host, then sorted by path; of one path those that want a header first.
+    /// By host, then sorted by the hash of their path, and by path; of one path those that want a header first.
     routes: [Box<[Route]>; Host::ALL.len()],
+    /// The hashes of all, in their order. VMs with the same paths share them, so that a look-up is in the cache
+    /// already, whoever asks.
+    pub(super) hashes: [Arc<[u32]>; Host::ALL.len()],
     limit: RequestLimit,
     vm: Vm,
 }
@@ -372,16 +381,22 @@ impl Responses {
 
     /// The routes of a path.
     fn at(&self, host: Host, path: &Canonical<'_>) -> &[Route] {
-        let routes = &self.routes[host.index()];
-        let start = routes.partition_point(|known| path.cmp(known.path()) == Ordering::Greater);
-        let count =
-            routes[start..].iter().take_while(|known| path.cmp(known.path()) == Ordering::Equal).count();
-        &routes[start..start + count]
+        let (routes, hashes, hash) = (&self.routes[host.index()], &self.hashes[host.index()], path.hash());
+        let start = hashes.partition_point(|known| *known < hash);
+        let alike = hashes[start..].iter().take_while(|known| **known == hash).count();
+        let alike = &routes[start..start + alike];
+        let Some(first) = alike.iter().position(|known| path.is(known.path())) else { return &[] };
+        let others = alike[first + 1..].iter().take_while(|known| path.is(known.path())).count();
+        &alike[first..=first + others]
     }
 
     /// All hosts, paths and routes, by path.
     pub fn routes(&self) -> impl Iterator<Item = (Host, &str, &Route)> {
-        let of = |host: Host| self.routes[host.index()].iter().map(move |route| (host, route.path(), route));
+        let of = |host: Host| {
+            let mut routes: Vec<&Route> = self.routes[host.index()].iter().collect();
+            routes.sort_by(|a, b| a.path().cmp(b.path()));
+            routes.into_iter().map(move |route| (host, route.path(), route))
+        };
         Host::ALL.into_iter().flat_map(of)
     }
 }
@@ -422,22 +437,26 @@ impl ResponsesBuilder {
     /// Finishes.
     #[must_use]
     pub fn build(self) -> Responses {
-        let sorted = |mut routes: Vec<Route>| {
-            fn key(route: &Route) -> (&str, bool) {
-                (route.path(), route.terms.header.is_none())
-            }
-            routes.sort_by(|a, b| key(a).cmp(&key(b)));
-            let mut kept: Vec<Route> = Vec::with_capacity(routes.len());
-            for route in routes {
-                let mut earlier = kept.iter().rev().take_while(|other| other.path() == route.path());
-                if !earlier.any(|other| other.covers(&route)) {
-                    kept.push(route);
-                }
-            }
-            kept.into()
-        };
-        Responses { routes: self.routes.map(sorted), limit: self.limit, vm: self.vm }
+        let routes = self.routes.map(sorted);
+        let hashes = std::array::from_fn(|host| routes[host].iter().map(Route::hash).collect());
+        Responses { routes, hashes, limit: self.limit, vm: self.vm }
     }
+}
+
+/// In the order they are looked up in, without those that can never be reached.
+fn sorted(mut routes: Vec<Route>) -> Box<[Route]> {
+    fn key(route: &Route) -> (u32, &str, bool) {
+        (route.hash(), route.path(), route.terms.header.is_none())
+    }
+    routes.sort_by(|a, b| key(a).cmp(&key(b)));
+    let mut kept: Vec<Route> = Vec::with_capacity(routes.len());
+    for route in routes {
+        let mut earlier = kept.iter().rev().take_while(|other| other.path() == route.path());
+        if !earlier.any(|other| other.covers(&route)) {
+            kept.push(route);
+        }
+    }
+    kept.into()
 }
 
 #[cfg(test)]

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use serde_json::json;
-
 use super::super::sheet::JSON;
 use super::query::Parameters;
 use super::{DOCUMENT, error};
+use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::Record;
 use crate::record::vm::ManagedIdentity;

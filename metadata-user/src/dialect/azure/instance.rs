@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::dialect::json::json;
 use crate::record::Record;
 use crate::record::network::{Address, Method, Mode, Nic};
 use crate::record::values::Cidr;
@@ -29,7 +30,7 @@ fn compute(record: &Record) -> Value {
     let octets = record.user_data.as_ref().and_then(Payload::bytes);
     let domain = record.placement.fault_domain.as_ref().unwrap_or(&record.placement.zone);
     let tags: Vec<String> = record.metadata.0.iter().map(|(name, value)| format!("{name}:{value}")).collect();
-    let tag = |(name, value): (&String, &String)| json!({ "name": name, "value": value });
+    let tag = |(name, value): (&String, &String)| json!({ "name": name.as_str(), "value": value.as_str() });
     json!({
         "azEnvironment": "AzurePublicCloud",
         "location": record.placement.region.as_str(),

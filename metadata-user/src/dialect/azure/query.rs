@@ -2,9 +2,8 @@
 
 use std::borrow::Cow;
 
-use serde_json::json;
-
 use super::{VERSIONS, bad, error};
+use crate::dialect::json::json;
 use crate::http::Response;
 
 /// How many versions an error names.

@@ -2,12 +2,13 @@
 
 use std::sync::LazyLock;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::super::sheet::TEXT;
 use super::super::tokens::UNPROXIED;
 use super::tree::Tree;
 use super::{REFUSED, TOKEN};
+use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::Timestamp;
 use crate::record::vm::Iam;

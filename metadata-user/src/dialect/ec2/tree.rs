@@ -20,7 +20,7 @@ pub(super) struct Tree<'s, 'i> {
     sheet: &'s mut Sheet<'i>,
     guards: &'static [Guard],
     /// Names by directory.
-    listings: BTreeMap<Cow<'static, str>, Vec<String>>,
+    listings: BTreeMap<Cow<'static, str>, Vec<Cow<'static, str>>>,
     /// Leaves and listings whose path is the VM's own.
     own: BTreeMap<String, String>,
 }
@@ -74,7 +74,7 @@ impl<'s, 'i> Tree<'s, 'i> {
     }
 
     /// Lists a name in a directory, and that in those above.
-    fn list(&mut self, directory: Cow<'static, str>, name: String) {
+    fn list(&mut self, directory: Cow<'static, str>, name: Cow<'static, str>) {
         if let Some(names) = self.listings.get_mut(directory.as_ref()) {
             names.push(name);
             return;
@@ -110,17 +110,16 @@ impl<'s, 'i> Tree<'s, 'i> {
 }
 
 /// The directory a path is in, and its name there. Slices of a static path are static.
-fn split(path: Cow<'static, str>) -> (Cow<'static, str>, String) {
+fn split(path: Cow<'static, str>) -> (Cow<'static, str>, Cow<'static, str>) {
     let at = path.rfind('/').expect("paths begin with a slash");
-    let name = path[at + 1..].to_owned();
-    let directory = match path {
-        Cow::Borrowed(path) => Cow::Borrowed(&path[..at]),
+    match path {
+        Cow::Borrowed(path) => (path[..at].into(), path[at + 1..].into()),
         Cow::Owned(mut path) => {
+            let name = path.split_off(at + 1);
             path.truncate(at);
-            path.into()
+            (path.into(), name.into())
         }
-    };
-    (directory, name)
+    }
 }
 
 /// The root's listing, what is the VM's own, and 404 for everything below it that has no route: behind the

@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use crate::dialect::json::json;
 use crate::record::network::Nic;
 use crate::record::vm::{Payload, ServiceAccount};
 use crate::record::{GCE_ATTRIBUTES, Record, is_segment};

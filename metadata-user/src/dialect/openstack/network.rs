@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use crate::dialect::json::json;
 use crate::record::network::{Address, Method, Mode, Network, NicRoute};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::{Nic, Record};
