@@ -1,7 +1,7 @@
 //! A rack of guests boots at once and each gets its own files.
 
 use std::time::Duration;
-use support::agent::{Agent, PortArgument};
+use support::agent::{self, Agent, Metrics, PortArgument, Sample};
 use support::answers::{self, PATHS};
 use support::host::Host;
 use support::privileged;
@@ -15,9 +15,29 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn guests_booting_at_once_all_get_their_own_files() {
+    if privileged::or_skip() {
+        all_get_their_own(1);
+    }
+}
+
+#[test]
+fn workers_share_the_guests_and_all_get_their_own_files() {
     if !privileged::or_skip() {
         return;
     }
+    let metrics = all_get_their_own(2);
+    for hub in ["0", "1"] {
+        let sample =
+            |one: &&Sample| one.name == "xdp_imds_received_frames_total" && one.label("hub") == Some(hub);
+        let frames = metrics.samples().iter().find(sample).expect("a sample for each worker").value;
+        // Slots are dealt out in turn, so half of the guests are each one's; every question is a frame at least.
+        let questions = PATHS.len() * usize::from(GUESTS) / 2;
+        assert!(frames >= questions as f64, "worker {hub} had {frames} frames");
+    }
+}
+
+/// Boots the rack on an agent of so many workers, checks every answer, and returns what the agent counted.
+fn all_get_their_own(workers: u16) -> Metrics {
     let mut host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let guests: Vec<Identity> = (0..GUESTS)
@@ -29,7 +49,10 @@ fn guests_booting_at_once_all_get_their_own_files() {
     let taps = host.rack(&guests, Shape::default()).expect("taps");
     let ports: Vec<_> =
         guests.iter().map(|guest| PortArgument::new(Host::tap_name(guest), guest.mac)).collect();
-    let _agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
+    let mut words = agent::arguments(records.path(), &ports);
+    words.extend(["--workers".into(), workers.to_string().into()]);
+    let binary = agent::binary().expect("the agent is built");
+    let agent = Agent::start_binary(&binary, host.ns(), words).expect("an agent");
 
     let outcomes = storm(guests.into_iter().zip(taps).collect(), &PATHS, PATIENCE);
 
@@ -43,4 +66,5 @@ fn guests_booting_at_once_all_get_their_own_files() {
         }
     }
     assert!(failures.is_empty(), "{} of {GUESTS} guests failed:\n{}", failures.len(), failures.join("\n"));
+    agent.metrics().expect("metrics")
 }

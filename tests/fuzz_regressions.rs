@@ -7,6 +7,8 @@ mod http;
 mod record;
 #[path = "fuzz/laws/router.rs"]
 mod router;
+#[path = "fuzz/laws/segments.rs"]
+mod segments;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -20,10 +22,11 @@ const WRITE: &str = "XDP_IMDS_WRITE_SEEDS";
 type Law = fn(&[u8]);
 
 /// The targets, with the octets they look at and how often each is mutated.
-const TARGETS: [(&str, Law, usize); 3] = [
+const TARGETS: [(&str, Law, usize); 4] = [
     ("http", http::assert_all, 1_500),
     ("router", router::assert_all, 3_000),
     ("record", record::assert_all, 400),
+    ("segments", segments::assert_all, 1_000),
 ];
 
 fn directory(target: &str) -> PathBuf {

@@ -111,6 +111,30 @@ fn guests_reach_their_gateway_and_each_other_while_the_agent_serves() {
 }
 
 #[test]
+fn a_guest_steered_by_a_classifier_gets_its_own_metadata_and_reaches_its_neighbours() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for shape in SHAPES {
+        let neighbours = Neighbours::boot(shape).expect("two guests");
+        let records = tempfile::tempdir().expect("a directory");
+        for guest in &neighbours.guests {
+            guest.identity().write(records.path(), 1).expect("a record");
+        }
+        let mut words = support::agent::arguments(records.path(), &neighbours.ports());
+        words.extend(["--steer".into(), "tcx".into()]);
+        let binary = support::agent::binary().expect("the agent is built");
+        let _agent = Agent::start_binary(&binary, neighbours.host.ns(), words).expect("an agent");
+        let shown = neighbours.host.ns().ip("link show tap0").expect("the tap");
+        assert!(!shown.contains("xdp"), "{shape:?}: XDP on a tap steered by tcx: {shown}");
+        for guest in &neighbours.guests {
+            guest.fetch_own("/v1/meta-data", PATIENCE).unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
+        }
+        neighbours.talk().unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
+    }
+}
+
+#[test]
 fn a_crash_of_the_agent_disturbs_no_guest_and_its_successor_serves_again() {
     if !privileged::or_skip() {
         return;

@@ -21,7 +21,28 @@ fn large_user_data_survives_a_link_that_loses_every_fifth_frame() {
 
 #[test]
 fn large_user_data_survives_a_link_that_repeats_and_reorders() {
-    whole_in_spite_of(Faults { loss: 0.1, duplicate: 0.1, reorder: 0.2 });
+    whole_in_spite_of(Faults { loss: 0.1, duplicate: 0.1, reorder: 0.2, ..Faults::default() });
+}
+
+#[test]
+fn large_user_data_gets_through_a_tap_too_narrow_for_what_the_guest_asked_for() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let identity = Identity::of(0).with_user_data_of(USER_DATA);
+    identity.write(records.path(), 1).expect("a record");
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    let tap = guest.host_tap().name();
+    // The guest's NIC stays at 1,500, as that of a container behind it would.
+    host.ns().ip(&format!("link set {tap} mtu 1450")).expect("a narrow tap");
+    let agent = Agent::start(host.ns(), records.path(), &[PortArgument::new(tap, identity.mac)]);
+    let agent = agent.expect("an agent");
+    let fetched = guest.fetch_own("/v1/user-data", PATIENCE);
+    let fetched = fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    // Its full segments did not fit: the first timeout is 200 ms, and the second twice that.
+    assert!(fetched.time > Duration::from_millis(500), "nothing was too long: {:?}", fetched.time);
 }
 
 fn whole_in_spite_of(faults: Faults) {

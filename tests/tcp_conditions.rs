@@ -64,8 +64,13 @@ fn cases() -> Vec<Case> {
             faults: Faults { delay: Duration::from_millis(50), ..Faults::NONE },
             ..base
         },
+        Case {
+            name: "a link too narrow for the segments the guest asked for",
+            faults: Faults { longest: 1_464, ..Faults::NONE },
+            ..base
+        },
         Case { name: "request in segments of one octet", habits: Habits { write: 1, ..habits }, ..base },
-        Case { name: "small MTU", habits: Habits { mtu: 128, ..habits }, ..base },
+        Case { name: "small MTU", habits: Habits { mtu: 576, ..habits }, ..base },
         Case {
             name: "small window",
             habits: Habits { window: 256, read_pause: Duration::from_millis(1), ..habits },
@@ -105,6 +110,38 @@ fn every_answer_arrives_whole_whatever_the_link_does() {
             world.wait(SETTLED);
             let stats = world.stack.stats();
             assert_eq!((stats.connections, stats.ports), (0, 0), "{} (seed {seed}): {stats:?}", case.name);
+        }
+    }
+}
+
+#[test]
+fn a_mebibyte_arrives_whole_through_windows_of_any_size_and_in_time() {
+    const MEBIBYTE: usize = 1 << 20;
+    let far = Faults { delay: Duration::from_millis(10), ..Faults::NONE };
+    // The time a round trip of 20 ms allows: a window each, or slow start from ten segments.
+    let cases = [
+        ("scaled window", 1 << 20, far, 1, 1),
+        ("64 KiB", 65_535, far, 1, 2),
+        ("one segment at a time", 1460, Faults::NONE, 1, 5),
+        ("2 % loss", 1 << 20, Faults { loss: 2, ..far }, 5, 120),
+        ("reordering", 1 << 18, Faults { reorder: 5, ..Faults::NONE }, 5, 60),
+        ("all at once", 1 << 18, Faults { loss: 3, duplicate: 5, reorder: 5, ..far }, 5, 200),
+    ];
+    for (name, window, faults, seeds, seconds) in cases {
+        for seed in 0..seeds {
+            let (stack, _) = stack(StackConfig::default());
+            let client = Client::new(3, Habits { window, ..Habits::default() });
+            let mut world = World::new(stack, client, faults, seed);
+            let request = format!("GET /bytes/{MEBIBYTE} HTTP/1.1\r\nConnection: close\r\n\r\n");
+            let talk = world.client.begin(40_000, request.as_bytes());
+            let done = world.run(Duration::from_secs(seconds), |world| world.client.talks[talk].ended);
+            let received = &world.client.talks[talk].received;
+            assert!(done, "{name} (seed {seed}): {} octets", received.len());
+            assert!(responses(received, &[])[0].body == octets(MEBIBYTE), "{name} (seed {seed})");
+            world.client.close(talk);
+            world.wait(SETTLED);
+            let stats = world.stack.stats();
+            assert_eq!((stats.connections, stats.ports, stats.faults), (0, 0, 0), "{name}: {stats:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use metadata_user::addresses;
-use metadata_user::stack::{STRETCHES_PER_CONNECTION, StackConfig};
+use metadata_user::stack::{PIECES_PER_CONNECTION, StackConfig};
 use support::client::{CLIENT_V6, Client, Habits, SERVICE};
 use support::raw::{Raw, Reply, SYN_ACK, Segment};
 use support::toy::{self, NEAR, Toy};
@@ -149,12 +149,12 @@ fn a_boundary_between_segments_is_met_to_the_octet() {
 }
 
 #[test]
-fn stretches_beyond_the_limit_wait_until_the_guest_has_read() {
-    const ORDERS: usize = STRETCHES_PER_CONNECTION + 10;
+fn pieces_beyond_the_limit_wait_until_the_guest_has_read() {
+    const ORDERS: usize = PIECES_PER_CONNECTION / 2 + 10;
     let mut guest = Guest::connect(families()[0]);
     let replies = guest.order(&"near 10\nfar 10\n".repeat(ORDERS));
     let sent = |replies: &[Reply]| replies.iter().map(|reply| reply.payload.len()).sum::<usize>();
-    assert_eq!(sent(&replies), STRETCHES_PER_CONNECTION * 20);
+    assert_eq!(sent(&replies), PIECES_PER_CONNECTION * 10);
     let rest = guest.acknowledge(&replies);
     assert_eq!(sent(&rest), 10 * 20);
     assert!(replies.iter().chain(&rest).all(|reply| reply.ttl == NEAR), "each segment has some of both");

@@ -7,14 +7,15 @@ use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_user::http::{Request, Response, Status};
 use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::stack::{Connection, Stack, StackConfig, TIME_WAITS_PER_PORT};
+use metadata_user::stack::{Connection, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
 use metadata_user::store::Parked;
 use metadata_user::time::Now;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
 use support::pattern::{Pattern, stack};
-use support::raw::{FIN_ACK, Raw, SYN_ACK, Segment};
+use support::raw::{FIN_ACK, Raw, Reply, SYN_ACK, Segment};
+use support::toy;
 
 fn raw(config: StackConfig) -> Raw<Serve<Pattern>> {
     let (stack, _) = stack(config);
@@ -22,58 +23,100 @@ fn raw(config: StackConfig) -> Raw<Serve<Pattern>> {
 }
 
 #[test]
-fn a_port_at_its_connection_limit_drops_syns_until_one_ends() {
+fn a_port_at_its_connection_limit_drops_first_segments_until_one_ends() {
     let mut raw = raw(StackConfig { connections_per_port: 128, ..StackConfig::default() });
     for port in 1..=128 {
-        raw.connect(port);
+        raw.open(port);
     }
-    assert!(raw.send(&Segment::syn(200, 1000)).is_empty());
+    let next = raw.connect(200);
+    let first = Segment::ack(200, 1001, next).with(b"\n");
+    assert!(raw.send(&first).is_empty());
     assert_eq!((raw.stack.stats().refused_port_connections, raw.stack.stats().connections), (1, 128));
-    raw.send(&Segment::ack(5, 1001, 0).control(Rst));
-    assert_eq!(raw.send(&Segment::syn(200, 1000))[0].flags, SYN_ACK);
+    raw.send(&Segment::ack(5, 1002, 0).control(Rst));
+    assert_eq!(raw.send(&first)[0].ack, 1002, "sent again, it is taken");
     raw.slot += 1;
-    raw.connect(1);
+    raw.open(1);
 }
 
 #[test]
 fn all_connections_taken_refuses_other_ports_too_until_one_ends() {
     let mut raw = raw(StackConfig { connections: 3, ..StackConfig::default() });
     for port in 1..=3 {
-        raw.connect(port);
+        raw.open(port);
     }
     raw.slot += 1;
-    assert!(raw.send(&Segment::syn(1, 1000)).is_empty());
+    let next = raw.connect(1);
+    let first = Segment::ack(1, 1001, next).with(b"\n");
+    assert!(raw.send(&first).is_empty());
     assert_eq!(raw.stack.stats().refused_connections, 1);
     raw.stack.forget(raw.slot - 1);
-    assert_eq!((raw.stack.stats().connections, raw.stack.stats().spare_connections), (0, 3));
-    raw.connect(1);
-    assert_eq!(raw.stack.stats().spare_connections, 2, "buffers are used again");
+    assert_eq!(raw.stack.stats().connections, 0);
+    assert_eq!(raw.send(&first)[0].ack, 1002);
 }
 
 #[test]
-fn an_old_half_open_connection_makes_room_and_a_young_one_does_not() {
-    let mut raw = raw(StackConfig { connections_per_port: 4, ..StackConfig::default() });
-    for port in 1..=4 {
-        raw.send(&Segment::syn(port, 1000));
+fn idle_connections_beyond_a_ports_share_make_room_for_others() {
+    let mut raw = raw(StackConfig { connections: 20, ..StackConfig::default() });
+    let get = b"GET / HTTP/1.1\r\n\r\n";
+    for port in 1..=20 {
+        let next = raw.connect(port);
+        let replies = raw.send(&Segment::ack(port, 1001, next).with(get));
+        let end = next.wrapping_add(replies.iter().map(|reply| reply.payload.len() as u32).sum());
+        raw.send(&Segment::ack(port, 1001 + get.len() as u32, end));
     }
-    assert!(raw.send(&Segment::syn(9, 1000)).is_empty());
-    raw.wait(Duration::from_secs(1));
-    assert_eq!(raw.send(&Segment::syn(9, 1000))[0].flags, SYN_ACK);
-    let stats = raw.stack.stats();
-    assert_eq!((stats.half_open_evicted, stats.refused_port_connections, stats.connections), (1, 1, 4));
+    for (slot, evicted) in (100..).zip(1..=12) {
+        raw.slot = slot;
+        let next = raw.connect(1);
+        let replies = raw.send(&Segment::ack(1, 1001, next).with(b"\n"));
+        assert_eq!(replies.len(), 2, "a reset for one, an acknowledgement for the other: {replies:?}");
+        assert!(replies[0].flags.3, "{replies:?}");
+        assert_eq!(raw.stack.stats().connections_evicted, evicted);
+    }
+    raw.slot = 200;
+    let next = raw.connect(1);
+    assert!(raw.send(&Segment::ack(1, 1001, next).with(b"\n")).is_empty(), "eight are nobody's to take");
+    assert_eq!(raw.stack.stats().refused_connections, 1);
 }
 
 #[test]
-fn a_syn_flood_of_one_guest_leaves_another_served() {
-    let mut raw = raw(StackConfig::default());
-    for port in 1..=10_000 {
-        raw.send(&Segment::syn(port, u32::from(port)));
+fn a_connection_with_a_request_under_way_makes_room_for_nobody() {
+    let (stack, _) = toy::stack(StackConfig { connections: 20, ..StackConfig::default() });
+    let mut raw = Raw::new(stack);
+    for port in 1..=20 {
+        let next = raw.connect(port);
+        assert_eq!(raw.send(&Segment::ack(port, 1001, next).with(b"park 60\n")).len(), 1);
     }
-    assert_eq!(raw.stack.stats().connections, 128);
     raw.slot += 1;
-    raw.connect(1);
-    raw.wait(Duration::from_secs(600));
-    assert_eq!((raw.stack.stats().connections, raw.stack.stats().ports), (0, 0));
+    let next = raw.connect(1);
+    assert!(raw.send(&Segment::ack(1, 1001, next).with(b"park 60\n")).is_empty());
+    let stats = raw.stack.stats();
+    assert_eq!((stats.connections_evicted, stats.refused_connections), (0, 1));
+}
+
+#[test]
+fn time_waits_that_are_over_make_room_though_a_connection_stays() {
+    let mut raw = raw(StackConfig::default());
+    raw.open(1000);
+    for port in 1..=5 {
+        let next = raw.connect(port);
+        raw.send(&Segment::ack(port, 1001, next).control(Fin));
+        raw.send(&Segment::ack(port, 1002, next.wrapping_add(1)));
+    }
+    assert_eq!((raw.stack.time_waits(), raw.stack.stats().connections), (5, 1));
+    raw.wait(Duration::from_secs(11));
+    assert_eq!((raw.stack.time_waits(), raw.stack.stats().connections), (0, 1));
+}
+
+#[test]
+fn a_flood_of_handshakes_holds_nothing_and_leaves_others_served() {
+    let mut raw = raw(StackConfig { connections: 1, ..StackConfig::default() });
+    for port in 1..=10_000 {
+        assert_eq!(raw.send(&Segment::syn(port, u32::from(port)))[0].flags, SYN_ACK);
+    }
+    let stats = raw.stack.stats();
+    assert_eq!((stats.handshakes, stats.connections, stats.ports), (10_000, 0, 0));
+    raw.slot += 1;
+    raw.open(1);
 }
 
 #[test]
@@ -82,30 +125,31 @@ fn ports_at_their_limit_make_room_by_the_longest_idle_or_refuse() {
     for slot in [1, 2] {
         raw.slot = slot;
         raw.now += Duration::from_secs(1);
-        raw.connect(1);
+        raw.open(1);
     }
     raw.slot = 3;
-    assert!(raw.send(&Segment::syn(1, 1000)).is_empty());
+    let next = raw.connect(1);
+    assert!(raw.send(&Segment::ack(1, 1001, next).with(b"\n")).is_empty());
     assert_eq!(raw.stack.stats().refused_ports, 1);
     for slot in [2, 1] {
         raw.slot = slot;
         raw.now += Duration::from_secs(1);
-        raw.send(&Segment::ack(1, 1001, 0).control(Rst));
+        raw.send(&Segment::ack(1, 1002, 0).control(Rst));
     }
     raw.slot = 3;
-    raw.connect(1);
+    raw.open(1);
     let stats = raw.stack.stats();
     assert_eq!((stats.ports_evicted, stats.ports), (1, 2));
     raw.slot = 1;
-    raw.connect(1);
+    raw.open(1);
     assert_eq!(raw.stack.stats().ports_evicted, 1, "slot 2 was silent longest and made room");
 }
 
 #[test]
 fn an_idle_port_is_freed_and_asks_for_no_time() {
     let mut raw = raw(StackConfig::default());
-    raw.connect(1);
-    raw.send(&Segment::ack(1, 1001, 0).control(Rst));
+    raw.open(1);
+    raw.send(&Segment::ack(1, 1002, 0).control(Rst));
     assert_eq!(raw.stack.stats().ports, 1);
     raw.wait(Duration::from_secs(29));
     assert_eq!(raw.stack.stats().ports, 1);
@@ -132,6 +176,40 @@ fn time_waits_are_bounded_and_the_oldest_is_forgotten() {
 }
 
 #[test]
+fn time_waits_of_all_ports_are_bounded_and_connections_go_on_without() {
+    const PORTS: u32 = (TIME_WAITS / TIME_WAITS_PER_PORT) as u32 + 2;
+    let mut raw = raw(StackConfig::default());
+    for slot in 0..PORTS {
+        raw.slot = slot;
+        for port in 1..=TIME_WAITS_PER_PORT as u16 {
+            let next = raw.connect(port);
+            raw.send(&Segment::ack(port, 1001, next).control(Fin));
+            raw.send(&Segment::ack(port, 1002, next.wrapping_add(1)));
+        }
+    }
+    let stats = raw.stack.stats();
+    assert_eq!((raw.stack.time_waits(), stats.connections), (TIME_WAITS, 0));
+    assert_eq!(stats.accepted, u64::from(PORTS) * TIME_WAITS_PER_PORT as u64);
+    raw.wait(Duration::from_secs(60));
+    assert_eq!((raw.stack.time_waits(), raw.stack.stats().ports), (0, 0));
+}
+
+#[test]
+fn a_guest_that_reads_nothing_is_not_answered_far_ahead() {
+    let (stack, board) = toy::stack(StackConfig::default());
+    let mut raw = Raw::new(stack);
+    let next = raw.connect(1);
+    let orders = b"far 10000\nfar 10000\nwrite 5\n";
+    let mut replies = raw.send(&Segment::ack(1, 1001, next).with(orders));
+    assert_eq!(board.read(raw.slot), 0, "20,000 octets are enough to be getting on with");
+    let end = |replies: &[Reply]| replies.last().map(|r| r.seq.wrapping_add(r.payload.len() as u32));
+    while let Some(ack) = end(&replies) {
+        replies = raw.send(&Segment::ack(1, 1001 + orders.len() as u32, ack));
+    }
+    assert_eq!(board.read(raw.slot), 5);
+}
+
+#[test]
 fn a_slot_beyond_the_table_is_dropped_and_counted() {
     let mut raw = raw(StackConfig { slots: 8, ..StackConfig::default() });
     raw.slot = 8;
@@ -142,8 +220,8 @@ fn a_slot_beyond_the_table_is_dropped_and_counted() {
 #[test]
 fn forgetting_a_slot_is_silent_and_returns_everything() {
     let mut raw = raw(StackConfig::default());
-    raw.connect(1);
-    raw.connect(2);
+    raw.open(1);
+    raw.open(2);
     raw.stack.forget(raw.slot);
     raw.stack.forget(raw.slot);
     raw.stack.forget(u32::MAX);
@@ -276,16 +354,16 @@ fn a_fault_costs_one_slot_its_connections_and_nobody_else_anything() {
     let stack = Stack::new(StackConfig::default(), Serve::new(Arc::new(Faulty), ServeConfig::default()));
     let mut raw = Raw::new(stack);
     let faulty = raw.slot;
-    let mine = raw.connect(1);
-    raw.connect(2);
+    let mine = raw.open(1);
+    raw.open(2);
     raw.slot += 1;
-    let others = raw.connect(1);
+    let others = raw.open(1);
     raw.slot = faulty;
-    raw.send(&Segment::ack(1, 1001, mine).with(b"GET /fault HTTP/1.1\r\n\r\n"));
+    raw.send(&Segment::ack(1, 1002, mine).with(b"GET /fault HTTP/1.1\r\n\r\n"));
     assert_eq!((raw.stack.stats().faults, raw.stack.stats().connections), (1, 1));
     raw.slot += 1;
-    let replies = raw.send(&Segment::ack(1, 1001, others).with(b"GET / HTTP/1.1\r\n\r\n"));
+    let replies = raw.send(&Segment::ack(1, 1002, others).with(b"GET / HTTP/1.1\r\n\r\n"));
     assert!(replies.iter().any(|reply| reply.payload.ends_with(b"fine")), "{replies:?}");
     raw.slot = faulty;
-    raw.connect(3);
+    raw.open(3);
 }

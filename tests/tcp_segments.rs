@@ -119,33 +119,58 @@ fn an_unserved_address_is_not_answered() {
 }
 
 #[test]
-fn a_handshake_never_finished_is_repeated_and_then_freed() {
+fn a_handshake_leaves_nothing_behind_and_is_never_repeated_unasked() {
     let mut raw = raw();
     raw.send(&Segment::syn(40_000, 1000));
-    let repeated = raw.wait(Duration::from_secs(9));
-    assert!(repeated.len() >= 2 && repeated.iter().all(|reply| reply.flags == SYN_ACK), "{repeated:?}");
-    assert_eq!(raw.stack.stats().connections, 1);
-    raw.wait(Duration::from_secs(2));
-    assert_eq!((raw.stack.stats().connections, raw.stack.stats().half_open_expired), (0, 1));
+    let next = raw.connect(40_001);
+    let stats = raw.stack.stats();
+    assert_eq!((stats.handshakes, stats.accepted, stats.connections, stats.ports), (2, 0, 0, 0));
+    assert!(raw.wait(Duration::from_secs(20)).is_empty());
+    let replies = raw.send(&Segment::ack(40_001, 1001, next).with(GET));
+    assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "however late the request comes");
     settles(raw);
 }
 
 #[test]
-fn a_lost_syn_ack_is_sent_again() {
+fn a_syn_sent_again_is_answered_the_same_whatever_has_happened_since() {
     let mut raw = raw();
     let first = raw.send(&Segment::syn(40_000, 1000));
-    let again = raw.wait(Duration::from_millis(1100));
-    assert_eq!((again[0].flags, again[0].seq), (SYN_ACK, first[0].seq));
-    let replies = raw.send(&Segment::ack(40_000, 1001, again[0].seq.wrapping_add(1)).with(GET));
+    assert_eq!(raw.send(&Segment::syn(40_000, 1000)), first);
+    let replies = raw.send(&Segment::ack(40_000, 1001, first[0].seq.wrapping_add(1)).with(GET));
     assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"));
+    assert_eq!(raw.send(&Segment::syn(40_000, 1000)), first, "over a connection");
+    assert_eq!(raw.stack.stats().accepted, 1);
+}
+
+#[test]
+fn a_segment_that_overtook_the_first_is_dropped_until_that_has_come() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    let (start, end) = GET.split_at(10);
+    let second = Segment::ack(40_000, 1011, next).with(end);
+    assert!(raw.send(&second).is_empty());
+    assert_eq!((raw.stack.stats().dropped_early, raw.stack.stats().connections), (1, 0));
+    raw.send(&Segment::ack(40_000, 1001, next).with(start));
+    assert!(text(&raw.send(&second)).starts_with("HTTP/1.1 200 OK\r\n"));
 }
 
 #[test]
 fn a_reset_takes_a_syn_back() {
     let mut raw = raw();
     raw.send(&Segment::syn(40_000, 1000));
-    raw.send(&Segment { ack: None, ..Segment::ack(40_000, 1001, 0) }.control(Rst));
+    assert!(raw.send(&Segment { ack: None, ..Segment::ack(40_000, 1001, 0) }.control(Rst)).is_empty());
     assert_eq!(raw.stack.stats().connections, 0);
+    settles(raw);
+}
+
+#[test]
+fn a_guest_that_connects_and_says_nothing_is_told_goodbye() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    let replies = raw.send(&Segment::ack(40_000, 1001, next).control(Fin));
+    assert_eq!((replies[0].flags, replies[0].ack), (FIN_ACK, 1002));
+    assert!(raw.send(&Segment::ack(40_000, 1002, next.wrapping_add(1))).is_empty());
+    assert_eq!((raw.stack.stats().connections, raw.stack.stats().accepted), (0, 1));
     settles(raw);
 }
 
@@ -168,8 +193,12 @@ fn a_syn_starts_anew_from_a_four_tuple_in_time_wait() {
     for initial in [1000, 1001, 77_000, 0x8000_0000] {
         let mut raw = raw();
         to_time_wait(&mut raw);
-        let replies = raw.send(&Segment::syn(1, initial));
-        assert_eq!((replies[0].flags, replies[0].ack), (SYN_ACK, initial.wrapping_add(1)));
+        let opened = raw.send(&Segment::syn(1, initial));
+        assert_eq!((opened[0].flags, opened[0].ack), (SYN_ACK, initial.wrapping_add(1)));
+        let (seq, next) = (initial.wrapping_add(1), opened[0].seq.wrapping_add(1));
+        assert!(raw.send(&Segment::ack(1, seq, next)).is_empty());
+        let replies = raw.send(&Segment::ack(1, seq, next).with(GET));
+        assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "from {initial}");
         assert_eq!((raw.stack.stats().time_wait_reused, raw.stack.time_waits()), (1, 0));
         settles(raw);
     }
@@ -236,16 +265,35 @@ fn time_wait_answers_a_repeated_fin_and_ignores_resets() {
     assert!(raw.send(&Segment::ack(1, seq, ack)).is_empty());
     assert_eq!(raw.stack.time_waits(), 1);
     raw.wait(Duration::from_secs(11));
-    assert!(raw.send(&Segment::ack(1, seq, ack).with(b"x"))[0].flags.3, "forgotten after its time");
+    assert!(raw.send(&Segment::ack(1, seq, ack).with(b"x")).is_empty(), "forgotten after its time");
+    assert_eq!((raw.stack.time_waits(), raw.stack.stats().dropped_early), (0, 1));
     settles(raw);
 }
 
 #[test]
-fn a_new_syn_replaces_a_connection_its_guest_has_forgotten() {
+fn time_wait_lasts_from_the_last_fin() {
     let mut raw = raw();
-    raw.connect(40_000);
-    let replies = raw.send(&Segment::syn(40_000, 9_000_000));
-    assert_eq!((replies[0].flags, replies[0].ack), (SYN_ACK, 9_000_001));
+    let (seq, ack) = to_time_wait(&mut raw);
+    raw.wait(Duration::from_secs(8));
+    assert_eq!(raw.send(&Segment::ack(1, seq - 1, ack).control(Fin)).len(), 1);
+    raw.wait(Duration::from_secs(9));
+    assert_eq!(raw.stack.time_waits(), 1);
+    raw.wait(Duration::from_secs(2));
+    assert_eq!(raw.stack.time_waits(), 0);
+    settles(raw);
+}
+
+#[test]
+fn a_new_conversation_replaces_one_its_guest_has_forgotten_when_it_says_something() {
+    let mut raw = raw();
+    raw.open(40_000);
+    let opened = raw.send(&Segment::syn(40_000, 9_000_000));
+    assert_eq!((opened[0].flags, opened[0].ack), (SYN_ACK, 9_000_001));
+    let next = opened[0].seq.wrapping_add(1);
+    assert!(raw.send(&Segment::ack(40_000, 9_000_001, next)).is_empty());
+    assert_eq!((raw.stack.stats().superseded, raw.stack.stats().connections), (0, 1));
+    let replies = raw.send(&Segment::ack(40_000, 9_000_001, next).with(GET));
+    assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"));
     assert_eq!((raw.stack.stats().superseded, raw.stack.stats().connections), (1, 1));
     settles(raw);
 }
@@ -261,16 +309,29 @@ fn a_repeated_syn_does_not_disturb_its_connection() {
 }
 
 #[test]
-fn any_mss_a_guest_announces_carries_the_answer() {
-    for mss in [None, Some(0), Some(1), Some(48), Some(64), Some(536), Some(1460), Some(65_535)] {
-        let mut raw = raw();
-        let first = raw.send(&Segment { mss, ..Segment::syn(40_000, 1000) });
-        let next = first[0].seq.wrapping_add(1);
-        let replies = raw.send(&Segment::ack(40_000, 1001, next).with(b"GET /bytes/4000 HTTP/1.1\r\n\r\n"));
-        let most = replies.iter().map(|reply| reply.payload.len()).max().expect("an answer");
-        let limit = mss.filter(|mss| *mss > 0).map_or(536, |mss| usize::from(mss.clamp(48, 1460)));
-        assert_eq!(most, limit, "{mss:?}");
-        assert!(replies.iter().map(|reply| reply.payload.len()).sum::<usize>() > 4000, "{mss:?}");
+fn any_mss_a_guest_announces_carries_the_answer_and_none_below_what_every_host_takes_is_heeded() {
+    const BODY: usize = 4000;
+    let families: [([IpAddr; 2], u16, u16); 2] = [
+        ([[10, 0, 2, 15].into(), [169, 254, 169, 254].into()], 536, 1460),
+        (["fe80::10", "fe80::a9fe:a9fe"].map(|address| address.parse().expect("an address")), 1220, 1440),
+    ];
+    for ([guest, service], least, largest) in families {
+        for mss in
+            [None, Some(0), Some(1), Some(48), Some(64), Some(536), Some(1220), Some(1460), Some(65_535)]
+        {
+            let mut raw = raw();
+            let from = |segment| Segment { source: (guest, 40_000), destination: (service, 80), ..segment };
+            let first = raw.send(&from(Segment { mss, ..Segment::syn(40_000, 1000) }));
+            let next = first[0].seq.wrapping_add(1);
+            let get = format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n");
+            let replies = raw.send(&from(Segment::ack(40_000, 1001, next).with(get.as_bytes())));
+            let most = replies.iter().map(|reply| reply.payload.len()).max().expect("an answer");
+            let limit = usize::from(mss.unwrap_or(0).clamp(least, largest));
+            assert_eq!(most, limit, "{service}, {mss:?}");
+            // Ten segments at first (RFC 6928), or all.
+            let sent: usize = replies.iter().map(|reply| reply.payload.len()).sum();
+            assert!(sent >= BODY.min(10 * limit), "{service}, {mss:?}: {sent}");
+        }
     }
 }
 

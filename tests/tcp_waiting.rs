@@ -67,12 +67,18 @@ fn a_parked_exchange_outlives_every_timeout_and_answers_at_its_deadline() {
 }
 
 #[test]
-fn while_parked_a_slot_asks_for_no_time_before_the_deadline() {
+fn while_parked_a_slot_asks_for_hardly_any_time_before_the_deadline() {
     let (mut raw, _board) = raw();
     park(&mut raw, 1);
-    let mut sent = support::wire::Sent::default();
-    let due = raw.stack.step(support::wire::at(raw.now), &mut sent);
-    assert_eq!(due, Some(raw.now + Duration::from_secs(LONG)));
+    let (mut sent, mut times) = (support::wire::Sent::default(), 0);
+    let deadline = raw.now + Duration::from_secs(LONG);
+    while raw.now < deadline {
+        raw.now = raw.stack.step(support::wire::at(raw.now), &mut sent).expect("a deadline");
+        times += 1;
+    }
+    assert_eq!((raw.now, sent.0.len()), (deadline, 0));
+    // A timer far away is looked at a few times on its way; the idle port's own is among them.
+    assert!(times < 10, "{times} times in {LONG} s");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use support::{privileged, seed};
 const NETNS: u32 = 3;
 const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
 const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1 };
-const UNLIMITED: Port = Port { frame_ns: 0, depth_ns: 0, full_at_ns: 0 };
+const UNLIMITED: Port = Port { frame_ns: 0, depth_ns: 0, full_at_ns: 0, answers: 0, steered: 0 };
 
 /// A node with one hub that serves both addresses, answers ARP for the next hop, and knows no port yet.
 fn node() -> Programs {
@@ -41,6 +41,7 @@ fn outcome(frame: &[u8], verdict: Verdict) -> Outcome {
     let action = match verdict.fate() {
         Fate::Pass => XDP_PASS,
         Fate::Drop => XDP_DROP,
+        Fate::Answer | Fate::Absorb => unreachable!("nothing is answered on this port"),
         Fate::Steer => {
             let source = ethernet::SOURCE..ethernet::SOURCE + Mac::LEN;
             frame[source].copy_from_slice(&stamp(IDENTITY.slot).0);
@@ -260,7 +261,7 @@ fn a_port_over_its_limit_is_held_while_its_other_traffic_passes() {
     }
     in_empty_namespace(|| {
         let mut programs = node_with_guest();
-        let two_an_hour = Port { frame_ns: HOUR_NS, depth_ns: 2 * HOUR_NS, full_at_ns: 0 };
+        let two_an_hour = Port { frame_ns: HOUR_NS, depth_ns: 2 * HOUR_NS, ..UNLIMITED };
         programs.own(PORT, two_an_hour).expect("the port is limited");
         assert_known_good(&mut programs);
         assert_known_good(&mut programs);

@@ -38,7 +38,7 @@ impl Port {
             rate => NANOS / rate as u64,
         };
         let burst = if burst == 0 { 1 } else { burst as u64 };
-        Self { frame_ns, depth_ns: frame_ns * burst, full_at_ns: 0 }
+        Self { frame_ns, depth_ns: frame_ns * burst, full_at_ns: 0, answers: 0, steered: 0 }
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_end_of_time_refuses_instead_of_wrapping() {
-        let port = Port { frame_ns: 1_000, depth_ns: 1_000, full_at_ns: u64::MAX };
+        let port = Port { frame_ns: 1_000, depth_ns: 1_000, full_at_ns: u64::MAX, answers: 0, steered: 0 };
         assert_eq!(take(port, 0), None);
         assert_eq!(take(port, u64::MAX), Some(u64::MAX));
     }

@@ -16,6 +16,12 @@ use crate::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol};
 pub trait Reader {
     /// The `N` octets from `offset` on, or `None` if the frame ends before that.
     fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+
+    /// True if the frame had a VLAN tag that is no longer among its octets.
+    #[inline(always)]
+    fn is_tagged(&self) -> bool {
+        false
+    }
 }
 
 impl Reader for [u8] {
@@ -44,9 +50,11 @@ pub fn classify(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict
         return Verdict::PassTruncated;
     };
     let mut payload = ethernet::HEADER;
-    let mut tagged = false;
-    for _ in 0..ethernet::MAX_TAGS {
-        if ethertype == ethernet::CUSTOMER_TAG || ethertype == ethernet::SERVICE_TAG {
+    let mut tagged = frame.is_tagged();
+    for tag in 0..ethernet::MAX_TAGS {
+        // A tag taken off has been looked behind already.
+        let behind = tag == 0 && frame.is_tagged();
+        if !behind && (ethertype == ethernet::CUSTOMER_TAG || ethertype == ethernet::SERVICE_TAG) {
             tagged = true;
             // The type behind a tag is its last two octets.
             match read_u16(frame, payload + ethernet::TAG - 2) {

@@ -25,12 +25,20 @@ use crate::maps::{ALL_SENT, Slot};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub [u64; 2]);
 
+/// Without the words: who has them can guess numbers.
+impl core::fmt::Debug for Key {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Key")
+    }
+}
+
 /// A connection: its slot, addresses and ports, as one number under the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow(u64);
 
-/// Largest segments, octets of TCP payload, that a number can express; smaller ones count as the first.
-pub const SEGMENT_SIZES: [u16; 8] = [64, 256, 536, 1024, 1220, 1400, 1440, 1460];
+/// Largest segments, octets of TCP payload, that a number can express. Smaller ones count as the first, which every
+/// host takes (RFC 9293 §3.7.1): a guest that asks for less would have each of its frames answered with many.
+pub const SEGMENT_SIZES: [u16; 8] = [536, 768, 1024, 1220, 1360, 1400, 1440, 1460];
 
 /// Largest shift of a window (RFC 7323 §2.3).
 pub const SCALE_MAX: u8 = 14;
@@ -196,7 +204,7 @@ mod tests {
     #[test]
     fn a_size_between_two_classes_counts_as_the_smaller_and_a_tiny_one_as_the_least() {
         for (said, heard) in
-            [(0, 64), (63, 64), (255, 64), (256, 256), (1459, 1440), (1461, 1460), (8960, 1460)]
+            [(0, 536), (64, 536), (767, 536), (768, 768), (1459, 1440), (1461, 1460), (8960, 1460)]
         {
             let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: said, scale: None });
             let Check::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };

@@ -19,6 +19,8 @@ pub trait Bucket {
     fn load(&self) -> Port;
     /// Replaces the state.
     fn store(&self, full_at_ns: u64);
+    /// Replaces the number of frames steered.
+    fn tally(&self, steered: u64);
 }
 
 /// What `port` looks up about a frame's port and sender.
@@ -40,8 +42,9 @@ pub enum Decision {
     Pass(Verdict),
     /// Throw it away.
     Drop(Verdict),
-    /// Stamp it with the slot and send it to the hub.
-    Steer(Verdict, Identity),
+    /// Answer it if [`answer`](crate::answer::answer) can, given what the port's entry lets the kernel answer
+    /// ([`Port::answers`]); else stamp it with the slot and send it to the hub.
+    Steer(Verdict, Identity, u64),
 }
 
 /// Decides about a frame a guest sent.
@@ -67,7 +70,8 @@ pub fn decide(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Decision 
             None => return Decision::Drop(Verdict::DropOverLimit),
         }
     }
-    Decision::Steer(verdict, identity)
+    bucket.tally(port.steered.wrapping_add(1));
+    Decision::Steer(verdict, identity, port.answers)
 }
 
 /// Who sent the frame. A group address is nobody's, even if somebody registered it.

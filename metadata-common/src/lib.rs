@@ -9,6 +9,7 @@
 #[cfg(any(test, feature = "std"))]
 extern crate std;
 
+pub mod answer;
 pub mod bucket;
 pub mod classify;
 pub mod cookie;

@@ -22,12 +22,35 @@ pub const MAX_SERVED: u32 = 32;
 /// take turns, and the other's segments go to user space as if there were no table.
 pub const ALL_SENT: u32 = 65_536;
 
+/// Octets of the longest frame a hub takes: more than any guest's MTU, and what a veth runs XDP natively on.
+pub const MAX_STEERED: u32 = 3_400 + crate::wire::ethernet::HEADER as u32;
+
+/// Shortest segments the kernel may be asked to cut a steered frame into: every host takes this much (RFC 9293
+/// §3.7.1), so no client offers less.
+pub const MIN_SEGMENT: u32 = 536;
+
 /// The value of an address that is served.
 pub const SERVED: u32 = 1;
 
 /// The value of an IPv4 address for which ARP is answered and nothing else: a next hop guests have been told
 /// to reach a served address by, which is somebody else's.
 pub const ARP_ONLY: u32 = 2;
+
+/// [`AllSent::finished`]: user space must hear of the guest's FIN.
+pub const FIN_IS_NEWS: u32 = 0;
+
+/// [`AllSent::finished`]: our FIN is among what was sent, so the guest's ends the connection.
+pub const FIN_ENDS: u32 = 1;
+
+/// [`AllSent::finished`]: we wait for the guest alone, and should it finish there is nothing to do but to finish
+/// too. Most clients close first, after an answer on a connection that might have gone on.
+pub const FIN_ENDS_BOTH: u32 = 2;
+
+/// A bit of [`Port::answers`]: ARP and neighbour solicitations.
+pub const ANSWER_LINK: u64 = 1;
+
+/// A bit of [`Port::answers`]: what of TCP needs no memory.
+pub const ANSWER_TCP: u64 = 2;
 
 /// Names of maps and globals, as they stand in the object.
 pub mod name {
@@ -41,7 +64,10 @@ pub mod name {
     pub const GUEST_DEVICES: &str = "GUEST_DEVICES";
     /// `DEVMAP` hub number → ifindex of the hub's outer veth.
     pub const HUBS: &str = "HUBS";
-    /// `XSKMAP` receive queue of a hub's inner veth → AF_XDP socket.
+    /// `ARRAY` hub number → ifindex of the hub's outer veth, 0 for none: `HUBS` for classifiers, since the kernel
+    /// keeps device maps to programs of one type.
+    pub const HUB_DEVICES: &str = "HUB_DEVICES";
+    /// `XSKMAP` hub number → AF_XDP socket on the hub's inner veth.
     pub const SOCKETS: &str = "SOCKETS";
     /// `HASH` IPv4 address (4 octets, wire order) → [`SERVED`](super::SERVED) or
     /// [`ARP_ONLY`](super::ARP_ONLY).
@@ -55,12 +81,18 @@ pub mod name {
     pub const COUNTERS: &str = "COUNTERS";
     /// Global constant of one program instance: the number the agent gave the namespace it is loaded for.
     pub const NETNS: &str = "NETNS";
+    /// Global constant: the [`Key`](crate::cookie::Key) of handshakes, the same as user space has.
+    pub const COOKIE_KEY: &str = "COOKIE_KEY";
+    /// Global constant of one instance of `socket`: the number of the hub it sits on.
+    pub const HUB: &str = "HUB";
 }
 
 /// Names of the programs in the object.
 pub mod program {
     /// On each VM's tap: classify, identify, limit, stamp, redirect to the hub.
     pub const PORT: &str = "port";
+    /// A classifier where a VM's frames enter the network stack: does what `port` does.
+    pub const PORT_TCX: &str = "port_tcx";
     /// On the hub's inner veth: into the AF_XDP socket.
     pub const SOCKET: &str = "socket";
     /// On the hub tap: from the stamp to the guest's port.
@@ -77,7 +109,7 @@ pub struct PortKey {
     pub ifindex: u32,
 }
 
-/// The limits and the token bucket of a port.
+/// The limits and the token bucket of a port, and what is answered on it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
@@ -87,6 +119,10 @@ pub struct Port {
     pub depth_ns: u64,
     /// State, kernel clock: when the bucket will be full again.
     pub full_at_ns: u64,
+    /// What the kernel answers itself, if the device can send a frame back: [`ANSWER_LINK`], [`ANSWER_TCP`].
+    pub answers: u64,
+    /// State: frames steered since the port was registered. CPUs that count at once may count one frame for two.
+    pub steered: u64,
 }
 
 /// A MAC on a port.
@@ -124,7 +160,8 @@ pub struct Guest {
 /// A connection on which user space has sent all it has to say for now, so that the kernel can hear the guest's
 /// acknowledgement, and its FIN, in its place.
 ///
-/// User space writes the first four fields, the kernel the last two; either may see the other's by halves.
+/// User space writes all of it when it posts; after that the kernel writes the last two fields. Either may see the
+/// other's writing by halves.
 /// Nothing comes of that: the kernel acts only on a segment whose numbers are exactly these, and user space
 /// believes the kernel only where [`acknowledged`](Self::acknowledged) is what it has sent. A frame that
 /// misses the table goes to user space, which knows what to do with it.
@@ -137,13 +174,14 @@ pub struct AllSent {
     pub sent: u32,
     /// RCV.NXT: the sequence number of what the guest says next.
     pub received: u32,
-    /// 1 when our FIN is among what was sent, so that the guest's ends the connection; else 0.
+    /// What the guest's FIN is to us: [`FIN_IS_NEWS`], [`FIN_ENDS`] or [`FIN_ENDS_BOTH`].
     pub finished: u32,
     /// The window to offer in an acknowledgement, as it stands in the header.
     pub window: u32,
     /// The kernel's: the acknowledgement number it has heard, which is [`sent`](Self::sent) once all arrived.
     pub acknowledged: u32,
-    /// The kernel's: [`sent`](Self::sent) once it has acknowledged the guest's FIN.
+    /// The kernel's: [`sent`](Self::sent) once it has acknowledged the guest's FIN, and sent ours with
+    /// [`FIN_ENDS_BOTH`].
     pub closed: u32,
 }
 
@@ -173,8 +211,14 @@ impl PortKey {
 impl Port {
     /// As the kernel reads it.
     #[must_use]
-    pub fn to_bytes(self) -> [u8; 24] {
-        join!(self.frame_ns.to_ne_bytes(), self.depth_ns.to_ne_bytes(), self.full_at_ns.to_ne_bytes())
+    pub fn to_bytes(self) -> [u8; 40] {
+        join!(
+            self.frame_ns.to_ne_bytes(),
+            self.depth_ns.to_ne_bytes(),
+            self.full_at_ns.to_ne_bytes(),
+            self.answers.to_ne_bytes(),
+            self.steered.to_ne_bytes()
+        )
     }
 }
 
@@ -204,7 +248,7 @@ impl Guest {
 
 const _: () = {
     assert!(size_of::<PortKey>() == 8);
-    assert!(size_of::<Port>() == 24);
+    assert!(size_of::<Port>() == 40);
     assert!(size_of::<IdentityKey>() == 16);
     assert!(size_of::<Identity>() == 8);
     assert!(size_of::<Guest>() == 8);
@@ -228,7 +272,7 @@ mod tests {
         let guest = Guest { mac: [1, 2, 3, 4, 5, 6], live: 1 }.to_bytes();
         assert_eq!(guest[..6], [1, 2, 3, 4, 5, 6]);
         assert_eq!(guest[6..], 1u16.to_ne_bytes());
-        let limits = Port { frame_ns: 1, depth_ns: 2, full_at_ns: 3 }.to_bytes();
-        assert_eq!(limits, [1u64.to_ne_bytes(), 2u64.to_ne_bytes(), 3u64.to_ne_bytes()].concat()[..]);
+        let limits = Port { frame_ns: 1, depth_ns: 2, full_at_ns: 3, answers: 4, steered: 5 }.to_bytes();
+        assert_eq!(limits, [1u64, 2, 3, 4, 5].map(u64::to_ne_bytes).concat()[..]);
     }
 }

@@ -10,13 +10,17 @@ pub enum Fate {
     Pass,
     /// Sent on its way: to the hub, to the AF_XDP socket, or to the guest.
     Steer,
+    /// Turned into its answer and sent back.
+    Answer,
+    /// Taken note of, and needing no answer.
+    Absorb,
     /// Thrown away.
     Drop,
 }
 
 macro_rules! verdicts {
     ($($(#[doc = $doc:literal])+ $variant:ident => $fate:ident, $name:literal;)+) => {
-        /// Why a frame passed, was steered or was dropped; its number indexes `COUNTERS`.
+        /// Why a frame passed, was steered, answered or dropped; its number indexes `COUNTERS`.
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Verdict {
@@ -76,6 +80,17 @@ verdicts! {
     /// `port`: ICMPv6 to a served address.
     SteerIpv6Icmp => Steer, "steer_ipv6_icmp";
 
+    /// `port`: an ARP request, answered.
+    AnswerArp => Answer, "answer_arp";
+    /// `port`: a neighbour solicitation, answered.
+    AnswerNeighbour => Answer, "answer_neighbour";
+    /// `port`: a SYN, answered with a number that remembers it.
+    AnswerSyn => Answer, "answer_syn";
+    /// `port`: a guest's FIN on a connection that has ended, acknowledged.
+    AnswerFin => Answer, "answer_fin";
+    /// `port`: an acknowledgement that says nothing new.
+    AbsorbAck => Absorb, "absorb_ack";
+
     /// `port`: VLAN-tagged, for a served address.
     DropVlan => Drop, "drop_vlan";
     /// `port`: to a served address, but sent to a group of stations (RFC 1122 §3.3.6).
@@ -110,6 +125,8 @@ verdicts! {
     DropNoHub => Drop, "drop_no_hub";
     /// `port`: the kernel refused a write the classifier had made sure of.
     DropUnwritable => Drop, "drop_unwritable";
+    /// `port_tcx`: longer than the hub takes, or to be cut into more segments than a client's would be.
+    DropOversize => Drop, "drop_oversize";
 
     /// `socket`: given to the AF_XDP socket of its queue.
     SocketDelivered => Steer, "socket_delivered";
@@ -178,6 +195,8 @@ mod tests {
             let said = match verdict.fate() {
                 Fate::Pass => verdict.name().starts_with("pass_"),
                 Fate::Steer => verdict.name().starts_with("steer_") || verdict.name().ends_with("_delivered"),
+                Fate::Answer => verdict.name().starts_with("answer_"),
+                Fate::Absorb => verdict.name().starts_with("absorb_"),
                 Fate::Drop => verdict.name().contains("drop_"),
             };
             assert!(said, "{verdict:?} is called {}", verdict.name());

@@ -63,6 +63,8 @@ pub mod ipv4 {
     pub const FRAGMENT: usize = 6;
     /// Of those: "more fragments" and the offset. Zero in a whole datagram.
     pub const FRAGMENT_BITS: u16 = 0x3fff;
+    /// And of those: "don't fragment".
+    pub const DONT_FRAGMENT: u16 = 0x4000;
     /// Time to live, 1 octet.
     pub const TTL: usize = 8;
     /// Protocol, 1 octet.
@@ -161,4 +163,38 @@ pub mod neighbour {
     pub const TARGET: usize = 8;
     /// The hop limit of a solicitation no router has touched (RFC 4861 §7.1.1).
     pub const HOP_LIMIT: u8 = 255;
+    /// ICMPv6 type of an advertisement (§4.4).
+    pub const ADVERTISEMENT: u8 = 136;
+    /// Flags of an advertisement: it was solicited, and replaces what was known.
+    pub const SOLICITED_OVERRIDE: u32 = 0x6000_0000;
+    /// The option that carries the target's link-layer address (§4.6.1).
+    pub const TARGET_LINK_ADDRESS: u8 = 2;
+}
+
+/// TCP (RFC 9293 §3.1).
+pub mod tcp {
+    /// Octets of a header without options.
+    pub const HEADER: usize = 20;
+
+    /// No more data from sender.
+    pub const FIN: u8 = 0x01;
+    /// Synchronise sequence numbers.
+    pub const SYN: u8 = 0x02;
+    /// Reset the connection.
+    pub const RST: u8 = 0x04;
+    /// Push.
+    pub const PSH: u8 = 0x08;
+    /// The acknowledgement number counts.
+    pub const ACK: u8 = 0x10;
+    /// The urgent pointer counts.
+    pub const URG: u8 = 0x20;
+
+    /// Option kind: end of the list, one octet (§3.2).
+    pub const END_OF_OPTIONS: u8 = 0;
+    /// Option kind: padding, one octet.
+    pub const NO_OPERATION: u8 = 1;
+    /// Option kind: largest segment, four octets.
+    pub const SEGMENT_SIZE: u8 = 2;
+    /// Option kind: shift of windows, three octets (RFC 7323 §2.2).
+    pub const WINDOW_SCALE: u8 = 3;
 }

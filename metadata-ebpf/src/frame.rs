@@ -1,6 +1,8 @@
 //! The frame under a program: reads and writes the verifier can follow.
 
-use aya_ebpf::programs::XdpContext;
+use aya_ebpf::programs::{TcContext, XdpContext};
+use core::hint::black_box;
+use metadata_common::answer::Editor;
 use metadata_common::classify::Reader;
 
 /// A frame between its first octet and its end, as the kernel gave them.
@@ -16,6 +18,15 @@ impl Frame {
         Self { start: context.data(), end: context.data_end() }
     }
 
+    /// The first piece of the frame a classifier was called for.
+    #[inline(always)]
+    pub(crate) fn first_piece(context: &TcContext) -> Self {
+        // The context holds both as 32 bits, which the compiler then compares; the verifier learns only from
+        // comparing all 64.
+        let (start, end) = (black_box(context.data()), black_box(context.data_end()));
+        Self { start, end }
+    }
+
     /// Address of `N` octets from `offset` on, if the frame holds them.
     ///
     /// Written as the one comparison with the end of the frame the verifier recognises.
@@ -25,9 +36,16 @@ impl Frame {
         if address + N > self.end { None } else { Some(address as *mut [u8; N]) }
     }
 
-    /// Overwrites `N` octets from `offset` on; false, and nothing written, if the frame ends before that.
+    /// Octets in the frame.
     #[inline(always)]
-    pub(crate) fn write<const N: usize>(&self, offset: usize, octets: [u8; N]) -> bool {
+    pub(crate) fn len(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+impl Editor for Frame {
+    #[inline(always)]
+    fn write<const N: usize>(&mut self, offset: usize, octets: [u8; N]) -> bool {
         let Some(place) = self.at(offset) else {
             return false;
         };

@@ -1,21 +1,39 @@
 //! The maps, and how `metadata-common` looks things up in them.
 
 use aya_ebpf::Global;
+use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, XskMap};
 use aya_ebpf::programs::XdpContext;
+use metadata_common::answer;
 use metadata_common::classify::Served;
+use metadata_common::cookie::Key;
 use metadata_common::decide;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, Guest, Identity, IdentityKey, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, PortKey, SERVED, Slot,
+    self, AllSent, Guest, Identity, IdentityKey, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, PortKey, SERVED,
+    Slot,
 };
 use metadata_common::verdict::Verdict;
 
 /// The number of the namespace this instance is loaded for; the loader sets it.
 #[unsafe(no_mangle)]
 static NETNS: Global<u32> = Global::new(0);
+
+/// The key of handshakes; the loader sets it.
+#[unsafe(no_mangle)]
+static COOKIE_KEY: Global<[u64; 2]> = Global::new([0; 2]);
+
+/// The number of the hub this instance of `socket` belongs to; the loader sets it.
+#[unsafe(no_mangle)]
+static HUB: Global<u32> = Global::new(0);
+
+/// The hub whose inner veth this instance sits on.
+#[inline(always)]
+pub(crate) fn own_hub() -> u32 {
+    HUB.load()
+}
 
 #[map]
 static PORTS: HashMap<PortKey, maps::Port> = HashMap::with_max_entries(MAX_PORTS, 0);
@@ -28,11 +46,15 @@ pub(crate) static GUEST_DEVICES: DevMapHash = DevMapHash::with_max_entries(MAX_S
 #[map]
 pub(crate) static HUBS: DevMap = DevMap::with_max_entries(MAX_HUBS, 0);
 #[map]
+pub(crate) static HUB_DEVICES: Array<u32> = Array::with_max_entries(MAX_HUBS, 0);
+#[map]
 pub(crate) static SOCKETS: XskMap = XskMap::with_max_entries(MAX_HUBS, 0);
 #[map]
 static SERVED_V4: HashMap<[u8; 4], u32> = HashMap::with_max_entries(MAX_SERVED, 0);
 #[map]
 static SERVED_V6: HashMap<[u8; 16], u32> = HashMap::with_max_entries(MAX_SERVED, 0);
+#[map]
+static ALL_SENT: Array<AllSent> = Array::with_max_entries(maps::ALL_SENT, BPF_F_MMAPABLE);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT, 0);
 
@@ -43,7 +65,7 @@ pub(crate) fn count(verdict: Verdict) -> u64 {
         return 0;
     };
     // SAFETY: the map returned this pointer to a live, aligned u64 of this CPU, which no other CPU
-    // writes; an XDP program is not preempted by another on its CPU.
+    // writes; neither XDP programs nor classifiers preempt each other on a CPU.
     let counter = unsafe { &mut *counter };
     *counter += 1;
     *counter
@@ -57,7 +79,12 @@ pub(crate) struct Ingress {
 impl Ingress {
     #[inline(always)]
     pub(crate) fn of(context: &XdpContext) -> Self {
-        Self { key: PortKey { netns: NETNS.load(), ifindex: context.ingress_ifindex() as u32 } }
+        Self::on(context.ingress_ifindex() as u32)
+    }
+
+    #[inline(always)]
+    pub(crate) fn on(ifindex: u32) -> Self {
+        Self { key: PortKey { netns: NETNS.load(), ifindex } }
     }
 
     pub(crate) fn key(&self) -> PortKey {
@@ -110,6 +137,49 @@ impl decide::Tables for Ingress {
     }
 }
 
+impl answer::Ledger for Ingress {
+    type Entry = Entry;
+
+    #[inline(always)]
+    fn key(&self) -> Key {
+        Key(COOKIE_KEY.load())
+    }
+
+    #[inline(always)]
+    fn entry(&self, index: u32) -> Option<Entry> {
+        ALL_SENT.get_ptr_mut(index).map(Entry)
+    }
+}
+
+/// An entry of `ALL_SENT`, which user space writes meanwhile: only ever copied. One seen by halves matches no
+/// segment, or one that it matched a moment ago.
+pub(crate) struct Entry(*mut AllSent);
+
+impl answer::Entry for Entry {
+    #[inline(always)]
+    fn load(&self) -> AllSent {
+        // SAFETY: the map returned this pointer to a live, aligned AllSent; arrays stay as long as the program,
+        // and any octets are an AllSent.
+        unsafe { self.0.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn acknowledge(&self, sent: u32) {
+        // SAFETY: as in `load`; the field lies inside the AllSent.
+        let place = unsafe { &raw mut (*self.0).acknowledged };
+        // SAFETY: as in `load`; one aligned u32.
+        unsafe { place.write_volatile(sent) };
+    }
+
+    #[inline(always)]
+    fn close(&self, sent: u32) {
+        // SAFETY: as in `load`; the field lies inside the AllSent.
+        let place = unsafe { &raw mut (*self.0).closed };
+        // SAFETY: as in `load`; one aligned u32.
+        unsafe { place.write_volatile(sent) };
+    }
+}
+
 /// A port's entry in `PORTS`.
 ///
 /// Other CPUs and user space may write it meanwhile, so it is only ever copied, never referred to. A
@@ -130,6 +200,14 @@ impl decide::Bucket for Bucket {
         let place = unsafe { &raw mut (*self.0).full_at_ns };
         // SAFETY: as in `load`; one aligned u64.
         unsafe { place.write_volatile(full_at_ns) };
+    }
+
+    #[inline(always)]
+    fn tally(&self, steered: u64) {
+        // SAFETY: as in `store`.
+        let place = unsafe { &raw mut (*self.0).steered };
+        // SAFETY: as in `store`.
+        unsafe { place.write_volatile(steered) };
     }
 }
 

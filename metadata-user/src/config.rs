@@ -23,7 +23,7 @@ use serde::Deserialize;
 use crate::addresses;
 use crate::port::PortName;
 use crate::record;
-use crate::steer::{HUB_PREFIX_MAX, Limits};
+use crate::steer::{HUB_PREFIX_MAX, Limits, Mode};
 
 /// Where state is kept unless the configuration says otherwise.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
@@ -51,6 +51,9 @@ pub struct Config {
     pub limits: Limits,
     /// How much a record's custom `metadata` may hold; records with more are refused.
     pub metadata: MetadataLimits,
+    /// By which program ports are steered; `auto` by default, which `cargo xtask traffic` shows to cost guests
+    /// least.
+    pub steer: Mode,
     /// Prefix of the hub's device names, 1 to 11 octets; two agents in one namespace need two.
     pub hub: String,
     /// Where to serve Prometheus metrics; `None` (default) serves none.
@@ -60,9 +63,15 @@ pub struct Config {
     pub state: Option<PathBuf>,
     /// Age at which the token key is replaced, in days; tokens of the last one stay good until they expire.
     pub rotate_token_key_days: u32,
-    /// How long a worker with nothing to do keeps polling before it sleeps, in microseconds.
-    /// More answers a lone request sooner; 0 sleeps at once.
+    /// How long a worker with nothing to do keeps polling before it sleeps, in microseconds. The kernel wakes it
+    /// as fast as anybody, so this pays only for guests that ask again within that time, and costs them its CPU.
     pub spin_us: u32,
+    /// Let the kernel answer what needs no memory on ports that are taps, so that user space sees little more
+    /// than requests. `false` steers everything, which a capture on the hub then shows.
+    pub answer_in_kernel: bool,
+    /// Threads that answer, 1 to [`maps::MAX_HUBS`], each with a hub of its own, among which the guests are spread.
+    #[serde(deserialize_with = "read_workers")]
+    pub workers: u32,
 }
 
 impl Default for Config {
@@ -73,14 +82,31 @@ impl Default for Config {
             addresses: addresses::ALL.to_vec(),
             arp_only: None,
             limits: Limits::default(),
+            steer: Mode::default(),
             metadata: MetadataLimits::default(),
             hub: "imds".into(),
             metrics: None,
             state: Some(DEFAULT_STATE.into()),
             rotate_token_key_days: 30,
-            spin_us: 50,
+            spin_us: 0,
+            answer_in_kernel: true,
+            workers: 1,
         }
     }
+}
+
+/// Reads `workers`, a number from 1 to [`maps::MAX_HUBS`].
+///
+/// # Errors
+/// When it is anything else.
+pub fn workers(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (1..=maps::MAX_HUBS).contains(number));
+    number.ok_or_else(|| format!("expected a number of workers from 1 to {}, found `{text}`", maps::MAX_HUBS))
+}
+
+fn read_workers<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let number = i64::deserialize(from)?;
+    workers(&number.to_string()).map_err(serde::de::Error::custom)
 }
 
 /// `metadata`: the policy for custom keys.
@@ -321,6 +347,17 @@ mod tests {
     }
 
     #[test]
+    fn workers_are_as_many_as_there_may_be_hubs() {
+        let cases =
+            [("1", Some(1)), ("64", Some(64)), ("0", None), ("65", None), ("-1", None), ("many", None)];
+        for (text, expected) in cases {
+            assert_eq!(workers(text).ok(), expected, "{text}");
+            let config = Config::parse(&format!("workers: {text}\n"));
+            assert_eq!(config.ok().map(|config| config.workers), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn a_file_names_only_what_differs() {
         let config =
             Config::parse("limits: {burst: 7}\nports: [{ifname: t0, mac: '52:54:00:00:00:01'}]\n").unwrap();
@@ -357,6 +394,7 @@ mod tests {
     fn refusals_name_field_and_line() {
         let cases = [
             ("hub: x\nlimit: {}\n", "line 2", "limit"),
+            ("hub: x\nsteer: tc\n", "line 2", "steer"),
             ("limits:\n  burst: -1\n", "line 2", "limits.burst"),
             ("ports:\n- {ifname: a-name-that-is-too-long}\n", "line 2", "ports[0]"),
             ("ports:\n- {ifname: t0, mac: '53:54:00:00:00:01'}\n", "line 2", "group address"),

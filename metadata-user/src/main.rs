@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use metadata_user::config::{Config, PortSpec};
+use metadata_user::config::{self, Config, PortSpec};
+use metadata_user::steer::Mode;
 use metadata_user::{agent, check, explain, export};
 use tracing_subscriber::EnvFilter;
 
@@ -15,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 /// An XDP program on each VM's tap steers packets for 169.254.169.254 to this agent, which answers with
 /// what it computed from the VM's record. Who is asking is decided by the tap and the MAC, in the kernel.
 #[derive(Parser)]
-#[command(version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "xdp-imds", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
     /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_user::steer=debug`.
     #[arg(long, global = true, env = "XDP_IMDS_LOG", default_value = "info", value_name = "FILTER")]
@@ -158,9 +159,15 @@ struct Serve {
     /// /var/lib/xdp-imds by default.
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
+    /// By which program taps are steered [default: auto].
+    #[arg(long, value_name = "MODE", value_enum)]
+    steer: Option<Mode>,
     /// Prefix of the hub's device names; two agents in one namespace need two.
     #[arg(long, value_name = "NAME")]
     hub: Option<String>,
+    /// Threads that answer guests [default: 1].
+    #[arg(long, value_name = "N", value_parser = config::workers)]
+    workers: Option<u32>,
 }
 
 impl Serve {
@@ -170,7 +177,9 @@ impl Serve {
         config.records = self.records.or(config.records);
         config.metrics = self.metrics.or(config.metrics);
         config.state = self.state.or(config.state);
+        config.steer = self.steer.unwrap_or(config.steer);
         config.hub = self.hub.unwrap_or(config.hub);
+        config.workers = self.workers.unwrap_or(config.workers);
         config.validate()?;
         anyhow::ensure!(
             config.records.is_some(),

@@ -43,8 +43,14 @@ pub struct Snapshot<'a, T> {
     pub verdicts: &'a [(&'static str, u64)],
     /// Ports attached.
     pub ports: u64,
+    /// Of these, how many each program steers, by its name.
+    pub steered_by: [(&'static str, u64); 2],
     /// Identities bound.
     pub identities: u64,
+    /// Attachments so far.
+    pub attaching: Attaching,
+    /// Time spent on rendering records.
+    pub rendering: Duration,
     /// Records held.
     pub records: u64,
     /// Records refused since the start.
@@ -53,6 +59,17 @@ pub struct Snapshot<'a, T> {
     pub errands: Errands,
     /// The hubs.
     pub hubs: &'a [Hub<'a, T>],
+}
+
+/// How long attaching ports has taken, from the look at the port until its guest is bound.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attaching {
+    /// Ports attached since the start, those that have gone included.
+    pub count: u64,
+    /// What all of them took.
+    pub total: Duration,
+    /// The median of the last few thousand.
+    pub median: Duration,
 }
 
 /// What is done for guests beside answering them.
@@ -77,7 +94,16 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     );
     let none: [(&str, &str); 0] = [];
     out.family("xdp_imds_ports", "Ports attached.", Kind::Gauge, [(none, snapshot.ports)]);
+    let steered = snapshot.steered_by.map(|(program, ports)| ([("program", program)], ports));
+    out.family("xdp_imds_ports_steered", "Ports by the program that steers them.", Kind::Gauge, steered);
     out.family("xdp_imds_identities", "Identities bound.", Kind::Gauge, [(none, snapshot.identities)]);
+    attaching(&snapshot.attaching, &mut out);
+    out.family(
+        "xdp_imds_render_seconds_total",
+        "Time spent on rendering records.",
+        Kind::Counter,
+        [(none, Seconds(snapshot.rendering))],
+    );
     out.family("xdp_imds_records", "Records held.", Kind::Gauge, [(none, snapshot.records)]);
     let rejected = [(none, snapshot.records_rejected)];
     out.family(
@@ -94,6 +120,17 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     hubs.turns(&mut out);
     hubs.engine(&mut out);
     out.text
+}
+
+fn attaching(Attaching { count, total, median }: &Attaching, out: &mut Exposition) {
+    let none: [(&str, &str); 0] = [];
+    let (name, help) = ("xdp_imds_attached_total", "Ports attached since the start.");
+    out.family(name, help, Kind::Counter, [(none, *count)]);
+    let (name, help) =
+        ("xdp_imds_attach_seconds_total", "Time it took to attach them and bind their guests.");
+    out.family(name, help, Kind::Counter, [(none, Seconds(*total))]);
+    let (name, help) = ("xdp_imds_attach_seconds_median", "The median of the last 4096 of them.");
+    out.family(name, help, Kind::Gauge, [(none, Seconds(*median))]);
 }
 
 fn errands(Errands { messages, mailboxes }: &Errands, out: &mut Exposition) {
@@ -195,6 +232,9 @@ impl<'a, T> Hubs<'a, T> {
         let help = "Turns that received as many frames as a turn may.";
         self.one(out, "xdp_imds_worker_full_batches_total", help, |w| w.turns.full_batches);
         self.one(out, "xdp_imds_worker_sleeps_total", "Times the worker slept.", |w| w.turns.sleeps);
+        self.one(out, "xdp_imds_worker_naps_total", "Times the busy worker let frames gather.", |w| {
+            w.turns.naps
+        });
         let help = "Slots the worker was told to forget.";
         self.one(out, "xdp_imds_worker_forgotten_total", help, |w| w.turns.forgotten);
         let help = "VMs whose waiting requests the worker was told to look at again.";
@@ -306,7 +346,7 @@ impl fmt::Display for Escaped<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Errands, Exposition, Hub, Kind, Snapshot, render};
+    use super::{Attaching, Errands, Exposition, Hub, Kind, Snapshot, render};
     use crate::afxdp::SocketStats;
     use crate::link::{LinkStats, TapStats};
     use crate::mailbox::MailboxCounts;
@@ -321,6 +361,7 @@ mod tests {
                 turns: 1,
                 full_batches: 2,
                 sleeps: 3,
+                naps: 4,
                 slept: Duration::from_micros(1_500_004),
                 elapsed: Duration::from_secs(5),
                 forgotten: 6,
@@ -357,8 +398,11 @@ mod tests {
         render(&Snapshot {
             verdicts: &verdicts,
             ports: 61,
+            steered_by: [("xdp", 21), ("tcx", 40)],
             identities: 62,
             records: 63,
+            attaching: Attaching::default(),
+            rendering: Duration::ZERO,
             records_rejected: 64,
             errands: Errands {
                 messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
@@ -375,6 +419,8 @@ mod tests {
             "xdp_imds_frames_total{verdict=\"steered\"} 51",
             "xdp_imds_frames_total{verdict=\"unknown_mac\"} 52",
             "xdp_imds_ports 61",
+            "xdp_imds_ports_steered{program=\"xdp\"} 21",
+            "xdp_imds_ports_steered{program=\"tcx\"} 40",
             "xdp_imds_identities 62",
             "xdp_imds_messages_total{outcome=\"delivered\"} 71",
             "xdp_imds_messages_total{outcome=\"failed\"} 72",
@@ -386,6 +432,7 @@ mod tests {
             "xdp_imds_worker_turns_total{hub=\"0\"} 1",
             "xdp_imds_worker_full_batches_total{hub=\"0\"} 2",
             "xdp_imds_worker_sleeps_total{hub=\"0\"} 3",
+            "xdp_imds_worker_naps_total{hub=\"0\"} 4",
             "xdp_imds_worker_slept_seconds_total{hub=\"0\"} 1.500004000",
             "xdp_imds_worker_seconds_total{hub=\"0\"} 5.000000000",
             "xdp_imds_worker_forgotten_total{hub=\"0\"} 6",
@@ -452,9 +499,12 @@ mod tests {
         let text = render::<()>(&Snapshot {
             verdicts: &[],
             ports: 0,
+            steered_by: [("xdp", 0), ("tcx", 0)],
             identities: 0,
             records: 0,
             records_rejected: 0,
+            attaching: Attaching::default(),
+            rendering: Duration::ZERO,
             errands: Errands::default(),
             hubs: &[],
         });

@@ -10,13 +10,15 @@
 //!  │   step the engine: timers, answers, reaping
 //!  │   publish counters                             (every PUBLISH_EVERY, and before each sleep)
 //!  │        │ there was work less than `spin` ago: again at once
+//!  ├────────┤ many frames come: nap, and let them gather
 //!  └────────┤ else
 //!           └ poll(2) on [socket, bell] until a frame, a message or the engine's next deadline
 //! ```
 //!
-//! Polling adaptively is the difference between about 110 µs (always asleep) and 53–68 µs (always awake) for
-//! a lone request: awake for `spin` after the last work catches the rest of an exchange, asleep after it
-//! costs an idle node nothing.
+//! In a storm frames come one after the other, and a worker that polls for each, or is woken for each, spends more
+//! on that than on answering. So while it is busy it sleeps for [`NAP`] whenever it finds nothing, and takes what
+//! has gathered at once. A lone request finds it in `poll`, from where the kernel wakes it at once; an idle node
+//! costs nothing.
 //!
 //! The control side talks to the worker by bounded queues of slots to forget and to wake and a flag to stop,
 //! all followed by the bell (an eventfd), and reads counters from a snapshot the worker refreshes. The worker
@@ -54,6 +56,14 @@ pub const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 /// Longest sleep: what may pass before counters the kernel moves by itself are read again.
 pub const MAX_SLEEP: Duration = Duration::from_secs(1);
 
+/// How long frames are counted to tell a busy worker from another.
+pub const PACE: Duration = Duration::from_millis(1);
+/// Frames of one [`PACE`] that make a worker busy.
+pub const BUSY: usize = 16;
+/// How long a busy worker with nothing to do lets frames gather: they wait as long at most, and neither waking
+/// it for each nor polling in vain is paid for.
+pub const NAP: Duration = Duration::from_micros(50);
+
 /// What the worker drives: [`crate::stack`], or a pretended one in tests.
 pub trait Engine: Send + 'static {
     /// Its counters.
@@ -77,14 +87,13 @@ pub struct WorkerConfig {
     pub name: String,
     /// The CPU to stay on, or `None` to go where the scheduler likes.
     pub cpu: Option<usize>,
-    /// How long to stay awake after the last work. More answers sooner and burns more of a CPU under light
-    /// load; 0 sleeps at once.
+    /// How long to stay awake after the last work; 0 sleeps at once.
     pub spin: Duration,
 }
 
 impl Default for WorkerConfig {
     fn default() -> Self {
-        Self { name: "imds-hub-0".into(), cpu: None, spin: Duration::from_micros(50) }
+        Self { name: "imds-hub-0".into(), cpu: None, spin: Duration::ZERO }
     }
 }
 
@@ -138,9 +147,11 @@ pub struct LoopStats {
     pub turns: u64,
     /// Turns that received [`BATCH`] frames: more were probably waiting.
     pub full_batches: u64,
-    /// Times it slept.
+    /// Times it slept until something happened.
     pub sleeps: u64,
-    /// Time slept in all.
+    /// Times it let frames gather.
+    pub naps: u64,
+    /// Time slept in all, either way.
     pub slept: Duration,
     /// Time since the thread started.
     pub elapsed: Duration,
@@ -170,6 +181,8 @@ pub struct WorkerStats<T> {
 struct Shared<T> {
     bell: Bell,
     stop: AtomicBool,
+    /// A slot waits to be forgotten or woken.
+    told: AtomicBool,
     stats: Mutex<WorkerStats<T>>,
 }
 
@@ -197,6 +210,7 @@ impl Worker {
         let shared = Arc::new(Shared {
             bell: Bell::new().map_err(|errno| start(errno.into()))?,
             stop: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             stats: Mutex::default(),
         });
         let (forget, forgets) = mpsc::sync_channel(CONTROL_QUEUE);
@@ -277,6 +291,7 @@ impl<T> WorkerHandle<T> {
             TrySendError::Full(_) => ControlError::Full,
             TrySendError::Disconnected(_) => ControlError::Ended,
         })?;
+        self.shared.told.store(true, Ordering::Release);
         self.shared.bell.ring();
         Ok(())
     }

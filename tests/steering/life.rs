@@ -39,7 +39,7 @@ fn the_hubs_devices_go_even_if_the_tap_is_still_held() {
     let ns = Namespace::new("steer").expect("a namespace");
     let before = links(&ns);
     let mut steering = start_in(&ns, &config()).expect("steering starts");
-    let _tap = steering.take_tap();
+    let _tap = steering.take_tap(0);
     drop(steering);
     assert_eq!(links(&ns), before);
 }

@@ -4,7 +4,7 @@ use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_user::port::PortName;
-use metadata_user::steer::{Limits, SteerConfig, SteerError, Steering};
+use metadata_user::steer::{Limits, Mode, SteerConfig, SteerError, Steering};
 use std::fs::File;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -26,6 +26,8 @@ pub(crate) fn config() -> SteerConfig {
         served: vec![SERVED.into()],
         arp_only: Vec::new(),
         limits: Limits::default(),
+        mode: Mode::Xdp,
+        ..SteerConfig::default()
     }
 }
 
@@ -39,9 +41,13 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn start() -> Self {
+        Self::start_with(&config())
+    }
+
+    pub(crate) fn start_with(config: &SteerConfig) -> Self {
         let ns = Namespace::new("steer").expect("a namespace");
-        let mut steering = start_in(&ns, &config()).expect("steering starts");
-        let hub_tap = steering.take_tap().into();
+        let mut steering = start_in(&ns, config).expect("steering starts");
+        let hub_tap = steering.take_tap(0).into();
         Self { steering, hub_tap, ns }
     }
 

@@ -36,7 +36,7 @@ fn a_device_that_comes_or_goes_is_told_of() {
         for change in ["link add tap0 type bridge", "link set tap0 up", "link del tap0"] {
             ns.ip(change).expect("a change");
             let told = timeout(PATIENCE, watch.changed()).await;
-            assert!(matches!(told, Ok(Ok(()))), "{change}: {told:?}");
+            assert!(matches!(told, Ok(Ok(_))), "{change}: {told:?}");
             quiet(&mut watch).await;
         }
     });
@@ -69,10 +69,10 @@ fn a_storm_of_changes_is_told_of_and_survived() {
     runtime().block_on(async {
         let mut watch = LinkWatch::open(Some(ns.name())).expect("a watch");
         ns.ip_batch(&storm).expect("a storm");
-        assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(()))));
+        assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(_))));
         quiet(&mut watch).await;
         ns.ip("link add tap0 type bridge").expect("a change");
-        assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(()))), "deaf after the storm");
+        assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(_))), "deaf after the storm");
     });
 }
 

@@ -29,6 +29,10 @@ const KEPT_LINES: usize = 2_000;
 
 /// Verdicts of frames that went on to the agent.
 pub const STEERED: &str = "steer_";
+/// Verdicts of frames that the kernel answered in the agent's place.
+pub const ANSWERED: &str = "answer_";
+/// Verdicts of frames that the kernel took note of in the agent's place.
+pub const ABSORBED: &str = "absorb_";
 /// Verdicts of frames that are none of the agent's business.
 pub const PASSED: &str = "pass_";
 /// Verdicts of frames that a port refused.

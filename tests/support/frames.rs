@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use metadata_common::classify::Served;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict::{self, *};
-use metadata_common::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol};
+use metadata_common::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol, tcp};
 
 /// The guest that sends.
 pub const GUEST: Mac = Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
@@ -109,6 +109,55 @@ pub fn syn(destination: Ipv4Addr, port: u16) -> Vec<u8> {
     packet
 }
 
+/// What a Linux guest's SYN offers: segments of 1460 octets, SACK, timestamps, windows shifted by 7.
+const OFFERS: [u8; 20] = [2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
+
+/// A segment without payload from port 40,000 to port 80 over IPv4, with what Linux offers if it opens.
+#[must_use]
+pub fn tcp(destination: Ipv4Addr, flags: u8) -> Vec<u8> {
+    let segment = segment(flags);
+    let mut packet = datagram(destination, protocol::TCP);
+    packet.truncate(ipv4::HEADER);
+    // The checksum is a sum: what the length gains, it loses.
+    let more = segment.len() as u16 - 20;
+    let checksum = u16::from_be_bytes([packet[ipv4::CHECKSUM], packet[ipv4::CHECKSUM + 1]]);
+    packet[ipv4::TOTAL_LENGTH + 1] += more as u8;
+    packet[ipv4::CHECKSUM..ipv4::SOURCE].copy_from_slice(&(checksum - more).to_be_bytes());
+    packet.extend(segment);
+    packet
+}
+
+/// The same over IPv6.
+#[must_use]
+pub fn tcp6(destination: Ipv6Addr, flags: u8) -> Vec<u8> {
+    let segment = segment(flags);
+    let mut packet = datagram6(destination, protocol::TCP);
+    packet.truncate(ipv6::HEADER);
+    packet[ipv6::PAYLOAD_LENGTH + 1] = segment.len() as u8;
+    packet.extend(segment);
+    packet
+}
+
+fn segment(flags: u8) -> Vec<u8> {
+    let options: &[u8] = if flags & tcp::SYN != 0 { &OFFERS } else { &[] };
+    let offset = ((tcp::HEADER + options.len()) as u8 / 4) << 4;
+    let mut segment = [40_000u16.to_be_bytes(), 80u16.to_be_bytes()].concat();
+    segment.extend([1_000u32.to_be_bytes(), 5_000u32.to_be_bytes()].concat());
+    segment.extend([offset, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    segment.extend(options);
+    segment
+}
+
+/// A neighbour solicitation that carries its sender's MAC, as hosts send it.
+#[must_use]
+pub fn introduced(destination: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
+    let mut packet = solicitation(destination, target);
+    packet[ipv6::PAYLOAD_LENGTH + 1] += 8;
+    packet.extend([1, 1]);
+    packet.extend(GUEST.0);
+    packet
+}
+
 /// An IPv6 datagram with 24 octets of payload.
 #[must_use]
 pub fn datagram6(destination: Ipv6Addr, next_header: u8) -> Vec<u8> {
@@ -205,6 +254,9 @@ fn ipv4_cases() -> Vec<Case> {
             ("ipv4_first_fragment", set(ipv4::FRAGMENT, &[0x20, 0]), DropIpv4Fragment),
             ("ipv4_last_fragment", set(ipv4::FRAGMENT, &[0, 1]), DropIpv4Fragment),
             ("ipv4_bad_checksum", set(ipv4::CHECKSUM, &[0, 0]), SteerIpv4Tcp),
+            ("ipv4_linux_syn", tcp(SERVED_V4, tcp::SYN), SteerIpv4Tcp),
+            ("ipv4_ack", tcp(SERVED_V4, tcp::ACK), SteerIpv4Tcp),
+            ("ipv4_fin", tcp(SERVED_V4, tcp::FIN | tcp::ACK), SteerIpv4Tcp),
             ("ipv4_elsewhere", syn(OTHER_V4, 80), PassIpv4),
             ("ipv4_next_hop", syn(NEXT_HOP, 80), PassIpv4),
             ("ipv4_next_hop_icmp", datagram(NEXT_HOP, protocol::ICMP), PassIpv4),
@@ -222,12 +274,15 @@ fn ipv6_cases() -> Vec<Case> {
         ethernet::IPV6,
         [
             ("nd_solicitation", ours.clone(), SteerNeighbour),
+            ("nd_solicitation_of_a_host", introduced(SOLICITED, SERVED_V6), SteerNeighbour),
             ("nd_unicast_solicitation", solicitation(SERVED_V6, SERVED_V6), SteerIpv6Icmp),
             ("nd_for_gateway", solicitation(SOLICITED, OTHER_V6), PassIpv6),
             ("nd_forwarded", with(ours.clone(), ipv6::HOP_LIMIT, &[254]), DropNeighbourInvalid),
             ("nd_code", with(ours.clone(), ipv6::HEADER + neighbour::CODE, &[1]), DropNeighbourInvalid),
             ("nd_advertisement", with(ours, ipv6::HEADER, &[136]), PassIpv6),
             ("ipv6_tcp", datagram6(SERVED_V6, protocol::TCP), SteerIpv6Tcp),
+            ("ipv6_linux_syn", tcp6(SERVED_V6, tcp::SYN), SteerIpv6Tcp),
+            ("ipv6_fin", tcp6(SERVED_V6, tcp::FIN | tcp::ACK), SteerIpv6Tcp),
             ("ipv6_icmp", datagram6(SERVED_V6, protocol::ICMPV6), SteerIpv6Icmp),
             ("ipv6_udp", datagram6(SERVED_V6, protocol::UDP), DropIpv6Udp),
             ("ipv6_sctp", datagram6(SERVED_V6, 132), DropIpv6Protocol),

@@ -6,15 +6,17 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::xdp::{DevMap, DevMapHash, XskMap};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
+use metadata_common::cookie::{Flow, Key};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, Guest, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name, program,
+    ARP_ONLY, AllSent, Guest, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name, program,
 };
 use metadata_common::verdict::Verdict;
 
@@ -27,8 +29,13 @@ pub const PREBUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebp
 pub const XDP_DROP: u32 = 1;
 /// `XDP_PASS`.
 pub const XDP_PASS: u32 = 2;
+/// `XDP_TX`.
+pub const XDP_TX: u32 = 3;
 /// `XDP_REDIRECT`.
 pub const XDP_REDIRECT: u32 = 4;
+
+/// The key of handshakes all runs have.
+pub const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
 
 /// The ring buffer aya-log writes to.
 const LOG: &str = "AYA_LOGS";
@@ -83,6 +90,7 @@ impl Programs {
         let object = std::fs::read(&path).with_context(|| format!("no object at {path}"))?;
         let mut ebpf = EbpfLoader::new()
             .override_global(name::NETNS, &netns, true)
+            .override_global(name::COOKIE_KEY, &KEY.0, true)
             .load(&object)
             .with_context(|| format!("{path} cannot be loaded"))?;
         for program in [program::PORT, program::SOCKET, program::HUB] {
@@ -169,7 +177,7 @@ impl Programs {
     /// # Errors
     /// As for [`Programs::serve`].
     pub fn own(&mut self, key: PortKey, port: Port) -> Result<()> {
-        Ok(self.hash::<[u8; 8], [u8; 24]>(name::PORTS)?.insert(key.to_bytes(), port.to_bytes(), 0)?)
+        Ok(self.hash::<[u8; 8], [u8; 40]>(name::PORTS)?.insert(key.to_bytes(), port.to_bytes(), 0)?)
     }
 
     /// Registers a MAC on a port.
@@ -225,6 +233,54 @@ impl Programs {
         let map = self.ebpf.map_mut(name::SOCKETS).context(name::SOCKETS)?;
         XskMap::try_from(map)?.set(queue, socket.as_raw_fd(), 0)?;
         Ok(socket)
+    }
+
+    /// Posts a connection as user space would.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn post(&mut self, flow: Flow, said: AllSent) -> Result<()> {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let words = [
+            said.flow,
+            pair(said.sent, said.received),
+            pair(said.finished, said.window),
+            pair(said.acknowledged, said.closed),
+        ];
+        let map = self.ebpf.map_mut(name::ALL_SENT).context(name::ALL_SENT)?;
+        Ok(Array::<_, [u64; 4]>::try_from(map)?.set(flow.index(), words, 0)?)
+    }
+
+    /// What stands in a connection's place.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn posted(&self, flow: Flow) -> Result<AllSent> {
+        let map = self.ebpf.map(name::ALL_SENT).context(name::ALL_SENT)?;
+        let [flow, numbers, state, heard] = Array::<_, [u64; 4]>::try_from(map)?.get(&flow.index(), 0)?;
+        let halves = |word: u64| (word as u32, (word >> 32) as u32);
+        let ((sent, received), (finished, window)) = (halves(numbers), halves(state));
+        let (acknowledged, closed) = halves(heard);
+        Ok(AllSent { flow, sent, received, finished, window, acknowledged, closed })
+    }
+
+    /// Instructions the verifier followed through a program, all ways through it together. It gives up at a
+    /// million, and takes its time before.
+    ///
+    /// # Errors
+    /// When the kernel does not tell (before 5.16).
+    pub fn verified(&mut self, program: &str) -> Result<u32> {
+        let info = xdp(&mut self.ebpf, program)?.info()?;
+        info.verified_instruction_count().context("no count of verified instructions")
+    }
+
+    /// Time a program has run so far, and how often, while the kernel's run statistics are on.
+    ///
+    /// # Errors
+    /// When the kernel gives none.
+    pub fn stats(&mut self, program: &str) -> Result<(Duration, u64)> {
+        let info = xdp(&mut self.ebpf, program)?.info()?;
+        Ok((info.run_time(), info.run_count()))
     }
 
     fn hash<K: aya::Pod, V: aya::Pod>(&mut self, name: &'static str) -> Result<HashMap<&mut MapData, K, V>> {

@@ -2,9 +2,10 @@
 //! descriptors of two taps, with as much bad luck as a test asks for.
 #![expect(unsafe_code, reason = "poll has no safe form in std")]
 
-use crate::tap::Tap;
+use crate::tap::{Tap, VNET_HDR_LEN};
 use anyhow::{Result, ensure};
 use fastrand::Rng;
+use smoltcp::wire::{IpProtocol, Ipv4Packet, TcpPacket};
 use std::io::{PipeReader, PipeWriter, pipe};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
@@ -16,9 +17,43 @@ const FRAME_MAX: usize = 65_536 + 256;
 /// Frames moved from one queue before the next queue has its turn.
 const BURST: usize = 64;
 
+/// A kind of frame, by which one can be lost on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A SYN.
+    Syn,
+    /// A SYN and its acknowledgement.
+    SynAck,
+    /// An acknowledgement of something, alone.
+    Ack,
+    /// A segment with payload.
+    Payload,
+    /// A FIN without payload.
+    Fin,
+}
+
+impl Kind {
+    /// What an Ethernet frame is, if it is TCP over IPv4.
+    #[must_use]
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        let ip = Ipv4Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [8, 0])?).ok()?;
+        let tcp =
+            TcpPacket::new_checked(ip.payload()).ok().filter(|_| ip.next_header() == IpProtocol::Tcp)?;
+        Some(match (tcp.syn(), tcp.ack(), tcp.payload().is_empty(), tcp.fin()) {
+            (true, false, ..) => Self::Syn,
+            (true, true, ..) => Self::SynAck,
+            (_, _, false, _) => Self::Payload,
+            (_, _, _, true) => Self::Fin,
+            _ => Self::Ack,
+        })
+    }
+}
+
 /// Bad luck of one direction, as chances from 0 to 1 per frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
+    /// The last of so many frames of a kind, and only that, never arrives.
+    pub lose: Option<(Kind, u32)>,
     /// The frame never arrives.
     pub loss: f64,
     /// The frame arrives twice.
@@ -31,7 +66,7 @@ impl Faults {
     /// Loses this share of frames and does nothing else.
     #[must_use]
     pub const fn loss(share: f64) -> Self {
-        Self { loss: share, duplicate: 0.0, reorder: 0.0 }
+        Self { lose: None, loss: share, duplicate: 0.0, reorder: 0.0 }
     }
 }
 
@@ -190,8 +225,19 @@ impl Lane {
         true
     }
 
+    /// True for the one frame that is to be lost by its kind.
+    fn is_doomed(&mut self, frame: &[u8]) -> bool {
+        let Some((kind, nth)) = self.faults.lose else { return false };
+        let header = if self.from.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
+        if frame.get(header..).and_then(Kind::of) != Some(kind) {
+            return false;
+        }
+        self.faults.lose = (nth > 1).then_some((kind, nth - 1));
+        nth == 1
+    }
+
     fn pass(&mut self, frame: &[u8]) {
-        if self.rng.f64() < self.faults.loss {
+        if self.is_doomed(frame) || self.rng.f64() < self.faults.loss {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }

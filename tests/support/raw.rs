@@ -3,7 +3,7 @@
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
-use metadata_user::stack::{Service, Stack};
+use metadata_user::stack::{Ledger, NoLedger, Service, Stack};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     IpAddress, IpProtocol, IpRepr, Ipv4Packet, Ipv6Packet, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber,
@@ -175,18 +175,18 @@ impl Reply {
 }
 
 /// A stack, and the hand that feeds it segments.
-pub struct Raw<S: Service> {
+pub struct Raw<S: Service, L = NoLedger> {
     /// The stack under test.
-    pub stack: Stack<S>,
+    pub stack: Stack<S, L>,
     /// The slot all segments come from.
     pub slot: Slot,
     /// Virtual time.
     pub now: Duration,
 }
 
-impl<S: Service> Raw<S> {
+impl<S: Service, L: Ledger> Raw<S, L> {
     /// At time zero.
-    pub fn new(stack: Stack<S>) -> Self {
+    pub fn new(stack: Stack<S, L>) -> Self {
         Self { stack, slot: 7, now: Duration::ZERO }
     }
 
@@ -225,13 +225,23 @@ impl<S: Service> Raw<S> {
         sent.0.iter().map(|frame| Reply::read(frame)).collect()
     }
 
-    /// Opens a connection from `port`; returns the service's next sequence number. Ours is 1001.
+    /// Shakes hands from `port`, of which the service remembers nothing; returns its next sequence number. Ours
+    /// is 1001.
     pub fn connect(&mut self, port: u16) -> u32 {
         let replies = self.send(&Segment::syn(port, 1000));
         assert_eq!(replies.len(), 1, "one answer to a SYN: {replies:?}");
         assert_eq!((replies[0].flags, replies[0].ack), (SYN_ACK, 1001));
         let next = replies[0].seq.wrapping_add(1);
         self.send(&Segment::ack(port, 1001, next));
+        next
+    }
+
+    /// Opens a connection from `port` with an octet no request starts with, which is ignored; returns the
+    /// service's next sequence number. Ours is 1002.
+    pub fn open(&mut self, port: u16) -> u32 {
+        let next = self.connect(port);
+        let replies = self.send(&Segment::ack(port, 1001, next).with(b"\n"));
+        assert_eq!((replies.len(), replies[0].flags, replies[0].ack), (1, ACK, 1002), "{replies:?}");
         next
     }
 }

@@ -6,6 +6,8 @@
 //! | `near N` | sends N octets that may not travel further than one hop |
 //! | `park N` | waits for the board to change, N seconds at most; then sends a line with what it says |
 //! | `write N` | puts N on the board, stirs, and sends `ok` |
+//! | `close` | closes its side, and reads no further |
+//! | `abort` | gives the connection up |
 //! | `storm` | waits, and whenever the board changes adds one to it and stirs, as no sane exchange would |
 //!
 //! When the guest closes its side, the exchange closes.
@@ -109,6 +111,8 @@ impl Puppet {
             "far" => return Some(Step::Send(octets())),
             "near" => return Some(Step::SendWithin { bytes: octets(), hop_limit: NEAR }),
             "park" => self.doing = Doing::Parked { seen, until: now.mono + Duration::from_secs(number) },
+            "close" => return Some(Step::Close),
+            "abort" => return Some(Step::Abort),
             "storm" => self.doing = Doing::Storming { seen },
             "write" => {
                 self.stir(number);

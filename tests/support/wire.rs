@@ -3,12 +3,13 @@
 //! Time is virtual and every fault is drawn from a seed, so a failure repeats exactly.
 
 use metadata_common::maps::Slot;
-use metadata_user::stack::{Service, Stack, Transmit};
+use metadata_user::stack::{Ledger, NoLedger, Service, Stack, Transmit};
 use metadata_user::time::Now;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::client::Client;
+use crate::kernel::Kernel;
 
 /// Virtual unix time at the start of a world: 2026-01-01T00:00:00Z.
 pub const EPOCH: u64 = 1_767_225_600;
@@ -59,11 +60,14 @@ pub struct Faults {
     pub reorder: u64,
     /// One way.
     pub delay: Duration,
+    /// Octets of the longest frame that is delivered.
+    pub longest: usize,
 }
 
 impl Faults {
     /// A perfect link with 100 µs one way.
-    pub const NONE: Self = Self { loss: 0, duplicate: 0, reorder: 0, delay: Duration::from_micros(100) };
+    pub const NONE: Self =
+        Self { loss: 0, duplicate: 0, reorder: 0, delay: Duration::from_micros(100), longest: usize::MAX };
 }
 
 /// One direction of a link.
@@ -84,7 +88,7 @@ impl Link {
 
     /// Puts a frame on the link.
     pub fn push(&mut self, now: Duration, frame: &[u8]) {
-        if self.rng.percent(self.faults.loss) {
+        if self.rng.percent(self.faults.loss) || frame.len() > self.faults.longest {
             return;
         }
         let copies = if self.rng.percent(self.faults.duplicate) { 2 } else { 1 };
@@ -117,13 +121,15 @@ impl Transmit for Sent {
 }
 
 /// One stack, one client, a link between them, and the time.
-pub struct World<S: Service> {
+pub struct World<S: Service, L = NoLedger> {
     /// The stack under test.
-    pub stack: Stack<S>,
+    pub stack: Stack<S, L>,
     /// Its guest.
     pub client: Client,
     /// Every frame the stack has sent, the lost ones too, if there is a list to keep them in.
     pub sent: Option<Vec<Vec<u8>>>,
+    /// What stands before the stack and answers in its place, if anything.
+    pub kernel: Option<Kernel>,
     slot: Slot,
     now: Duration,
     up: Link,
@@ -131,9 +137,9 @@ pub struct World<S: Service> {
     wake: Option<Duration>,
 }
 
-impl<S: Service> World<S> {
+impl<S: Service, L: Ledger> World<S, L> {
     /// A world at time zero.
-    pub fn new(stack: Stack<S>, client: Client, faults: Faults, seed: u64) -> Self {
+    pub fn new(stack: Stack<S, L>, client: Client, faults: Faults, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let (up, down) = (Rng::new(rng.draw()), Rng::new(rng.draw()));
         Self {
@@ -141,6 +147,7 @@ impl<S: Service> World<S> {
             slot: client.slot(),
             client,
             sent: None,
+            kernel: None,
             now: Duration::ZERO,
             up: Link::new(faults, up),
             down: Link::new(faults, down),
@@ -200,6 +207,9 @@ impl<S: Service> World<S> {
         }
         let mut sent = Sent::default();
         while let Some(frame) = self.up.pop(self.now) {
+            if self.kernel.as_mut().is_some_and(|kernel| kernel.takes(self.slot, &frame, &mut sent)) {
+                continue;
+            }
             self.stack.receive(now, self.slot, &frame, &mut sent);
         }
         self.wake = self.stack.step(now, &mut sent);

@@ -69,6 +69,10 @@ impl Bucket for &Cell<Port> {
     fn store(&self, full_at_ns: u64) {
         self.set(Port { full_at_ns, ..self.get() });
     }
+
+    fn tally(&self, steered: u64) {
+        self.set(Port { steered, ..self.get() });
+    }
 }
 
 fn frame(source: Mac, protocol: u8) -> [u8; 34] {
@@ -85,7 +89,7 @@ fn decision(node: &Node, frame: &[u8]) -> Decision {
     decide(frame, &node)
 }
 
-const STEERED: Decision = Decision::Steer(Verdict::SteerIpv4Tcp, IDENTITY);
+const STEERED: Decision = Decision::Steer(Verdict::SteerIpv4Tcp, IDENTITY, 0);
 
 #[test]
 fn a_registered_sender_is_steered_as_its_identity() {

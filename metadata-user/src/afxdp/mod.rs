@@ -47,11 +47,13 @@
 //! # Files
 //!
 //! `sys` maps memory, `ring` is one ring, `umem` the chunks and their owners, `receiver` joins them, `socket`
-//! sets up and binds. Only the first three contain unsafe code.
+//! sets up and binds. `all_sent` is no socket's, but memory shared with the kernel as well: what it says of
+//! connections. Only `sys`, `ring`, `umem` and `all_sent` contain unsafe code.
 //!
 //! Reading list: Linux `Documentation/networking/af_xdp.rst`
 //! (<https://docs.kernel.org/networking/af_xdp.html>), `net/xdp/xsk.c`, `net/xdp/xsk_queue.h`.
 
+mod all_sent;
 mod error;
 mod receiver;
 mod ring;
@@ -62,5 +64,6 @@ mod umem;
 #[cfg(test)]
 mod model;
 
+pub use all_sent::AllSentTable;
 pub use error::AfxdpError;
 pub use socket::{HEADROOM, MAX_RX_RING, MIN_RX_RING, Socket, SocketConfig, SocketStats};

@@ -1,8 +1,10 @@
 //! The control side: joins feed, store and steer.
 //!
-//! Every event (a record, a link that came or went, a timer) asks [`Plan`] for the whole wanted state and
-//! [`Node`] for the difference to the present one. There is no other way a port or a response changes.
+//! Every event (a record, a link that came or went, a timer) says which ports it touches, and [`Node`] brings
+//! those from the present state to the one [`Plan`] wants, a few at a time. There is no other way a port or a
+//! response changes.
 
+mod attaching;
 mod endpoint;
 mod node;
 mod plan;
@@ -10,7 +12,7 @@ mod slots;
 mod start;
 mod state;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::time::Duration;
 
@@ -31,16 +33,22 @@ pub use state::{Errands, State};
 
 use crate::config::Config;
 use crate::feed::{FeedEvent, directory};
-use crate::steer::{LinkWatch, NetnsId, SteerError};
+use crate::steer::{Changed, LinkWatch, NetnsId, SteerError};
 
 /// Feed events waiting for the agent; a feed that is ahead of it waits.
 const FEED_QUEUE: usize = 1_024;
 
-/// Links change in bursts (a boot storm makes a tap per VM): let one settle before looking again.
-const SETTLE: Duration = Duration::from_millis(20);
+/// Changes of links waiting for the agent, by namespace; a watch that is ahead of it waits.
+const LINK_QUEUE: usize = 64;
+
+/// Longest time ports are looked at before signals, metrics and the other tasks have their turn.
+const PASS: Duration = Duration::from_millis(5);
 
 /// How often to try again what the kernel refused or has not got yet, should no link event tell.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// How often ports are looked at, a few at a time, for guests that have booted or boot again.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How often keys and mailboxes are looked after.
 const TEND: Duration = Duration::from_secs(60);
@@ -71,29 +79,31 @@ async fn run(config: &Config, mut node: Node, errands: Errands, mut stop: Stop) 
         }
         None => mpsc::channel(1).1,
     };
-    let (link_tx, mut links) = mpsc::channel(1);
+    let (link_tx, mut links) = mpsc::channel(LINK_QUEUE);
     let mut watched = Watched { links: link_tx, namespaces: HashMap::new() };
     let mut retry = tokio::time::interval(RETRY);
     retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tend = tokio::time::interval(TEND);
     let mut serving = false;
 
     loop {
         tokio::select! {
-            Some(event) = feed.recv() => synced |= take(&mut node, event, &mut feed),
-            Some(()) = links.recv() => {
-                tokio::time::sleep(SETTLE).await;
-                // What was told meanwhile is seen below.
-                let _ = links.try_recv();
+            Some(event) = feed.recv() => {
+                synced |= take(&mut node, event, &mut feed);
+                // Watched before looked at: what changes meanwhile is told.
+                watched.follow(&mut node, &mut tasks);
             }
+            Some((netns, changed)) = links.recv() => node.touch(netns.as_deref(), &changed),
             Some(request) = metrics.recv() => { node.report(request); continue; }
             _ = retry.tick() => {
                 node.check_path()?;
-                let fresh = watched.follow(&node.namespaces(&config.ports), &mut tasks);
-                if serving && node.is_settled() && !fresh {
-                    continue;
-                }
+                node.retry();
+                watched.follow(&mut node, &mut tasks);
             }
+            now = look.tick() => { node.follow_guests(now.into_std()); continue; }
+            () = tokio::task::yield_now(), if synced && node.has_work() => { node.proceed(PASS); }
             _ = tend.tick() => { if synced { node.tend(); } continue; }
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
             name = stop.recv() => { info!("{name}: stopping"); node.save(); return Ok(()); }
@@ -101,10 +111,7 @@ async fn run(config: &Config, mut node: Node, errands: Errands, mut stop: Stop) 
         if !synced {
             continue;
         }
-        // Watched first: what changes while the node is being looked at is told.
-        watched.follow(&node.namespaces(&config.ports), &mut tasks);
-        node.reconcile(&config.ports);
-        if !serving {
+        if !serving && !node.has_work() {
             serving = true;
             info!(ports = node.port_count(), identities = node.identity_count(), "serving");
         }
@@ -125,6 +132,7 @@ fn take(node: &mut Node, first: FeedEvent, feed: &mut mpsc::Receiver<FeedEvent>)
             FeedEvent::Synced => synced = true,
         }
     }
+    node.tell_conflicts();
     synced
 }
 
@@ -145,14 +153,15 @@ fn ended_well(ended: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result<()
 /// The namespaces whose links are being watched. A watch holds its namespace alive, so one whose name is
 /// gone, or means another namespace now, must be let go.
 struct Watched {
-    links: mpsc::Sender<()>,
+    links: mpsc::Sender<(Option<String>, Changed)>,
     namespaces: HashMap<Option<String>, (NetnsId, AbortHandle)>,
 }
 
 impl Watched {
-    /// Starts a watch for each namespace that has none, ends those nobody needs or that were replaced. True
-    /// when one was started: it tells nothing of what changed before, so look at the devices.
-    fn follow(&mut self, wanted: &BTreeSet<Option<String>>, tasks: &mut JoinSet<anyhow::Result<()>>) -> bool {
+    /// Starts a watch for each namespace that has none, ends those nobody needs or that were replaced. One that
+    /// was started tells nothing of what changed before, so the ports there are to be looked at.
+    fn follow(&mut self, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
+        let wanted = node.namespaces();
         self.namespaces.retain(|netns, (id, task)| {
             let keep = !task.is_finished()
                 && wanted.contains(netns)
@@ -162,38 +171,43 @@ impl Watched {
             }
             keep
         });
-        let mut fresh = false;
         for netns in wanted {
-            if self.namespaces.contains_key(netns) {
+            if self.namespaces.contains_key(&netns) {
                 continue;
             }
             let open =
                 || Ok::<_, SteerError>((NetnsId::of(netns.as_deref())?, LinkWatch::open(netns.as_deref())?));
             match open() {
                 Ok((id, watch)) => {
-                    let task = tasks.spawn(forward(watch, self.links.clone()));
-                    self.namespaces.insert(netns.clone(), (id, task));
-                    fresh = true;
+                    node.touch(netns.as_deref(), &Changed::Unknown);
+                    let task = tasks.spawn(forward(watch, netns.clone(), self.links.clone()));
+                    self.namespaces.insert(netns, (id, task));
                 }
                 // The namespace is not there yet; the timer asks again.
                 Err(error) => debug!(?netns, "links are not watched yet: {error}"),
             }
         }
-        fresh
     }
 }
 
-/// Turns link events into at most one waiting ping.
-async fn forward(mut watch: LinkWatch, links: mpsc::Sender<()>) -> anyhow::Result<()> {
+/// Passes changes on; while nobody takes them the kernel keeps them, and says so when it lost some.
+async fn forward(
+    mut watch: LinkWatch,
+    netns: Option<String>,
+    links: mpsc::Sender<(Option<String>, Changed)>,
+) -> anyhow::Result<()> {
     loop {
-        if let Err(error) = watch.changed().await {
-            // The timer still finds what changes, and the next plan opens another watch.
-            warn!("links are not watched any more: {error}");
-            return Ok(());
-        }
-        match links.try_send(()) {
-            Ok(()) | Err(mpsc::error::TrySendError::Full(())) => {}
-            Err(mpsc::error::TrySendError::Closed(())) => return Ok(()),
+        match watch.changed().await {
+            Ok(changed) => {
+                if links.send((netns.clone(), changed)).await.is_err() {
+                    return Ok(());
+                }
+            }
+            Err(error) => {
+                // The timer opens another watch.
+                warn!("links are not watched any more: {error}");
+                return Ok(());
+            }
         }
     }
 }

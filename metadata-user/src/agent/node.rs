@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use tracing::{debug, info, warn};
 
+use super::attaching::Attaching;
 use super::endpoint::MetricsRequest;
 use super::plan::{Plan, Records};
 use super::slots::{IdentityName, Slots};
@@ -18,7 +19,7 @@ use crate::metrics::{self, Hub, Snapshot};
 use crate::port::PortName;
 use crate::record::Record;
 use crate::stack::StackStats;
-use crate::steer::{Counters, Found, Steering};
+use crate::steer::{Changed, Counters, Found, Steering};
 use crate::store::{Interner, Responses, Store};
 use crate::worker::{ControlError, WorkerHandle};
 
@@ -26,11 +27,20 @@ use crate::worker::{ControlError, WorkerHandle};
 pub struct Node {
     steering: Steering,
     store: Arc<Store>,
-    worker: WorkerHandle<StackStats>,
+    /// By the number of their hub.
+    workers: Vec<WorkerHandle<StackStats>>,
     interner: Interner,
     state: State,
     slots: Slots,
     records: Records,
+    plan: Plan,
+    /// Ports to look at: something that matters to them has changed.
+    touched: BTreeSet<PortName>,
+    /// Ports for which something could not be done yet.
+    unsettled: BTreeSet<PortName>,
+    attaching: Attaching,
+    /// Time spent on rendering records.
+    rendering: Duration,
     rendered: HashMap<String, Rendered>,
     bound: BTreeMap<IdentityName, Bound>,
     /// What was last said about each port of the plan, and the conflicts, so that each trouble is told once.
@@ -38,8 +48,6 @@ pub struct Node {
     conflicts: HashSet<String>,
     /// Slots whose waiting requests could not be woken yet.
     asleep: BTreeSet<Slot>,
-    /// False while something of the plan could not be done yet.
-    settled: bool,
     rejected: u64,
 }
 
@@ -81,13 +89,20 @@ impl Node {
     pub fn new(
         steering: Steering,
         store: Arc<Store>,
-        worker: WorkerHandle<StackStats>,
+        workers: Vec<WorkerHandle<StackStats>>,
         state: State,
+        configured: &[PortSpec],
     ) -> Self {
+        let plan = Plan::new(configured);
         Self {
+            touched: plan.ports().cloned().collect(),
+            plan,
+            unsettled: BTreeSet::new(),
+            attaching: Attaching::default(),
+            rendering: Duration::ZERO,
             steering,
             store,
-            worker,
+            workers,
             interner: Interner::new(),
             state,
             slots: Slots::new(MAX_SLOTS),
@@ -97,7 +112,6 @@ impl Node {
             told: HashMap::new(),
             conflicts: HashSet::new(),
             asleep: BTreeSet::new(),
-            settled: true,
             rejected: 0,
         }
     }
@@ -109,6 +123,7 @@ impl Node {
         record.compact(|octets| self.interner.octets(octets));
         let record = Arc::new(record);
         debug!(record = key, generation = record.generation, vm = %record.vm.name, "record");
+        self.touched.append(&mut self.plan.put(&key, Some(&record)));
         if let Some(last) = self.records.insert(key, Arc::clone(&record))
             && last.vm.uuid != record.vm.uuid
         {
@@ -119,6 +134,8 @@ impl Node {
     /// A record went.
     pub fn remove(&mut self, key: &str) {
         debug!(record = key, "record removed");
+        self.touched.append(&mut self.plan.put(key, None));
+        self.rendered.remove(key);
         if let Some(record) = self.records.remove(key) {
             self.state.gone(&record.vm.uuid);
         }
@@ -128,6 +145,7 @@ impl Node {
     pub fn tend(&mut self) {
         let known: HashSet<&str> = self.records.values().map(|record| record.vm.uuid.as_str()).collect();
         self.state.tend(|vm| known.contains(vm));
+        self.interner.sweep();
     }
 
     /// Writes what guests wrote and is not on disk yet.
@@ -143,7 +161,7 @@ impl Node {
     /// Ports owned now.
     #[must_use]
     pub fn port_count(&self) -> usize {
-        self.steering.ports().count()
+        self.steering.port_count()
     }
 
     /// Identities served now.
@@ -152,19 +170,10 @@ impl Node {
         self.bound.len()
     }
 
-    /// True when the whole plan was carried out.
-    #[must_use]
-    pub fn is_settled(&self) -> bool {
-        self.settled
-    }
-
     /// The namespaces where links matter: the agent's own and those of the wanted ports.
     #[must_use]
-    pub fn namespaces(&self, configured: &[PortSpec]) -> BTreeSet<Option<String>> {
-        let nics = self.records.values().flat_map(|record| &record.network.nics);
-        let named = nics.filter_map(|nic| nic.port.as_ref()).map(|port| PortName::from(port).netns);
-        let configured = configured.iter().map(|spec| spec.name.netns.clone());
-        named.chain(configured).chain([None]).collect()
+    pub fn namespaces(&self) -> BTreeSet<Option<String>> {
+        self.plan.namespaces().cloned().chain([None]).collect()
     }
 
     /// Fails when the packet path has stopped: an agent without it must not look alive.
@@ -173,14 +182,19 @@ impl Node {
     /// The worker thread has ended, or a device of the hub was deleted.
     pub fn check_path(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
-            !self.worker.is_finished(),
-            "the worker thread has stopped; see the log above, then restart"
+            !self.workers.iter().any(WorkerHandle::is_finished),
+            "a worker thread has stopped; see the log above, then restart"
         );
         match self.steering.hub_is_whole() {
             Ok(whole) => anyhow::ensure!(whole, "a device of the hub was deleted; restart to make it anew"),
             Err(error) => warn!("looking for the hub's devices: {error}"),
         }
         Ok(())
+    }
+
+    /// Has ports steered by what costs their guests least now.
+    pub fn follow_guests(&mut self, now: Instant) {
+        self.steering.follow_guests(now);
     }
 
     /// Answers a metrics request with the counters of this moment.
@@ -191,51 +205,112 @@ impl Node {
             .flat_map(Counters::iter)
             .map(|(verdict, frames)| (verdict.name(), frames))
             .collect();
-        let worker = self.worker.stats();
-        let (counters, gauges) = (worker.engine.counters(), worker.engine.gauges());
+        let workers: Vec<_> = self.workers.iter().map(WorkerHandle::stats).collect();
+        let named: Vec<_> =
+            workers.iter().map(|worker| (worker.engine.counters(), worker.engine.gauges())).collect();
+        let hubs: Vec<_> = (0..)
+            .zip(workers.iter().zip(&named))
+            .map(|(number, (worker, (counters, gauges)))| Hub { number, worker: *worker, counters, gauges })
+            .collect();
+        let (xdp, tcx) = self.steering.ports_by_program();
         let snapshot = Snapshot {
             verdicts: &verdicts,
             ports: self.port_count() as u64,
+            steered_by: [("xdp", xdp as u64), ("tcx", tcx as u64)],
             identities: self.bound.len() as u64,
+            attaching: self.attaching.figures(),
+            rendering: self.rendering,
             records: self.records.len() as u64,
             records_rejected: self.rejected,
             errands: self.state.counts(),
-            hubs: &[Hub { number: 0, worker, counters: &counters, gauges: &gauges }],
+            hubs: &hubs,
         };
         // A client that has gone away needs no answer.
         let _ = request.reply.send(metrics::render(&snapshot));
     }
 
-    /// Brings the node to the plan, as far as the kernel lets it; what fails is told once and tried again
-    /// with the next event.
-    pub fn reconcile(&mut self, configured: &[PortSpec]) {
-        let plan = Plan::new(&self.records, configured);
-        self.settled = true;
+    /// True while there are ports to look at.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
+    /// Devices of a namespace came, went or changed: the ports they are or were need a look.
+    pub fn touch(&mut self, netns: Option<&str>, changed: &Changed) {
+        match changed {
+            Changed::Unknown => {
+                let there = self.plan.ports().filter(|port| port.netns.as_deref() == netns);
+                self.touched.extend(there.cloned());
+            }
+            Changed::Devices(devices) => {
+                for device in devices {
+                    let named = PortName { ifname: device.name.clone(), netns: netns.map(str::to_owned) };
+                    let attached = self.steering.attached_as(device).cloned();
+                    let wanted = Some(named).filter(|port| self.plan.wants(port));
+                    self.touched.extend(attached.into_iter().chain(wanted));
+                }
+            }
+        }
+    }
+
+    /// Tries again what could not be done.
+    pub fn retry(&mut self) {
+        self.touched.append(&mut self.unsettled);
         for slot in std::mem::take(&mut self.asleep) {
             self.wake(slot);
         }
-        let conflicts: HashSet<String> = plan.conflicts.iter().map(ToString::to_string).collect();
+    }
+
+    /// Tells of conflicts that are new. To be called after records changed.
+    pub fn tell_conflicts(&mut self) {
+        let conflicts: HashSet<String> = self.plan.conflicts().map(|conflict| conflict.to_string()).collect();
         for conflict in conflicts.difference(&self.conflicts) {
             warn!("record {conflict}");
         }
         self.conflicts = conflicts;
-        self.told.retain(|port, _| plan.ports.contains(port));
+    }
 
-        let gone: Vec<_> =
-            self.bound.keys().filter(|who| !plan.identities.contains_key(*who)).cloned().collect();
-        for who in &gone {
-            self.unbind(who);
+    /// Brings touched ports to the plan until none is left or the time is over; what fails is told once and
+    /// tried again with the next event.
+    pub fn proceed(&mut self, for_at_most: Duration) {
+        let start = Instant::now();
+        while start.elapsed() < for_at_most
+            && let Some(port) = self.touched.pop_first()
+        {
+            self.unsettled.remove(&port);
+            self.settle(&port);
+            self.attaching.tell(self.touched.len(), self.port_count());
         }
-        let owned: Vec<PortName> = self.steering.ports().map(|(port, _)| port.clone()).collect();
-        for port in owned.iter().filter(|port| !plan.ports.contains(*port)) {
-            self.give_up(port);
+    }
+
+    /// Brings one port to the plan.
+    fn settle(&mut self, port: &PortName) {
+        let (start, rendered) = (Instant::now(), self.rendering);
+        if !self.plan.wants(port) {
+            self.told.remove(port);
+            return self.give_up(port);
         }
-        let ready: BTreeSet<&PortName> = plan.ports.iter().filter(|port| self.own(port)).collect();
-        self.rendered.retain(|key, _| self.records.contains_key(key));
-        for (who, key) in plan.identities.iter().filter(|(who, _)| ready.contains(&who.port)) {
-            self.serve(who, key.as_deref());
+        for who in self.speakers(port).filter(|who| !self.plan.knows(who)).cloned().collect::<Vec<_>>() {
+            self.unbind(&who);
         }
-        self.interner.sweep();
+        let fresh = !self.steering.is_attached(port);
+        if !self.own(port) {
+            return;
+        }
+        let speakers: Vec<_> =
+            self.plan.speakers(port).map(|(who, key)| (who.clone(), key.map(str::to_owned))).collect();
+        for (who, key) in speakers {
+            self.serve(&who, key.as_deref());
+        }
+        if fresh {
+            self.attaching.took(start.elapsed().saturating_sub(self.rendering - rendered));
+        }
+    }
+
+    /// The identities bound on a port.
+    fn speakers(&self, port: &PortName) -> impl Iterator<Item = &IdentityName> {
+        let first = IdentityName { port: port.clone(), mac: Mac::default() };
+        self.bound.range(first..).map(|(who, _)| who).take_while(move |who| who.port == *port)
     }
 
     /// Makes a port ours; true when it is.
@@ -266,10 +341,8 @@ impl Node {
     /// Lets a port go, if we have it, with all that speak on it.
     fn give_up(&mut self, port: &PortName) {
         // Steering detaches a device that was renamed by itself, so there may be speakers without a port.
-        let first = IdentityName { port: port.clone(), mac: Mac::default() };
-        let speakers = self.bound.range(first..).map(|(who, _)| who).take_while(|who| who.port == *port);
-        for who in &speakers.cloned().collect::<Vec<_>>() {
-            self.unbind(who);
+        for who in self.speakers(port).cloned().collect::<Vec<_>>() {
+            self.unbind(&who);
         }
         if !self.steering.is_attached(port) {
             return;
@@ -317,13 +390,17 @@ impl Node {
         self.bound.insert(who.clone(), Bound { slot, serves });
     }
 
+    /// The worker that serves a slot.
+    fn worker(&self, slot: Slot) -> Result<&WorkerHandle<StackStats>, ControlError> {
+        self.workers.get(self.steering.hub_of(slot) as usize).ok_or(ControlError::Ended)
+    }
+
     /// Has requests that wait on a slot look at what has changed; tried again when the worker has no room.
     fn wake(&mut self, slot: Slot) {
-        match self.worker.wake(slot) {
+        match self.worker(slot).and_then(|worker| worker.wake(slot)) {
             Ok(()) => {}
             Err(ControlError::Full) => {
                 self.asleep.insert(slot);
-                self.settled = false;
             }
             Err(error) => warn!(slot, "requests that wait are not woken: {error}"),
         }
@@ -345,7 +422,7 @@ impl Node {
         if let Err(error) = self.store.withdraw(slot) {
             warn!(slot, "{error}");
         }
-        match self.worker.forget(slot) {
+        match self.worker(slot).and_then(|worker| worker.forget(slot)) {
             Ok(()) if unbound => {
                 self.slots.release(who, Instant::now());
             }
@@ -361,7 +438,9 @@ impl Node {
             return Some(Arc::clone(&rendered.responses));
         }
         let vm = self.state.vm(record);
+        let start = Instant::now();
         let responses = Arc::new(dialect::render(record, &mut self.interner, vm));
+        self.rendering += start.elapsed();
         let rendered = Rendered { record: Arc::clone(record), responses: Arc::clone(&responses) };
         self.rendered.insert(key.to_owned(), rendered);
         Some(responses)
@@ -369,7 +448,7 @@ impl Node {
 
     /// Tries again later, and logs what is new.
     fn trouble(&mut self, port: &PortName, text: &str) {
-        self.settled = false;
+        self.unsettled.insert(port.clone());
         if self.told.get(port).is_none_or(|last| last != text) {
             warn!("port {port}: {text}");
             self.told.insert(port.clone(), text.to_owned());

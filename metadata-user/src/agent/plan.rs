@@ -1,6 +1,6 @@
 //! What the node should look like, given the records and the configuration.
 //!
-//! A pure function of its inputs, so that every event may simply ask for the whole plan again.
+//! It is kept up record by record, and is the same whatever the order they came in.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -16,15 +16,24 @@ use crate::record::Record;
 /// Records by the key their feed gives them: for a directory, the file name.
 pub type Records = BTreeMap<String, Arc<Record>>;
 
-/// The wanted state.
+/// The wanted state. A change of one record costs what that record names, however many there are.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Ports to own.
-    pub ports: BTreeSet<PortName>,
-    /// Who speaks on them, and the key of the record they get; `None` while it has not arrived.
-    pub identities: BTreeMap<IdentityName, Option<String>>,
-    /// What cannot be had, for the operator.
-    pub conflicts: Vec<Conflict>,
+    /// Ports to own, and how many identities and configured ports want each.
+    ports: BTreeMap<PortName, usize>,
+    /// The namespaces of those ports, and how many ports each has.
+    namespaces: BTreeMap<Option<String>, usize>,
+    /// Who speaks on them, and the keys of the records that claim it: the first gets it. None while it has not
+    /// arrived.
+    identities: BTreeMap<IdentityName, BTreeSet<String>>,
+    /// Identities more than one record claims.
+    contested: BTreeSet<IdentityName>,
+    /// What each record claims, for when it changes.
+    claims: HashMap<String, BTreeSet<IdentityName>>,
+    /// NICs of a record that could be on several ports.
+    ambiguous: BTreeMap<String, Vec<(Mac, usize)>>,
+    /// Configured ports by their guest's MAC.
+    by_mac: HashMap<Mac, BTreeSet<PortName>>,
 }
 
 /// Why a record is not served where it could be.
@@ -67,61 +76,166 @@ impl fmt::Display for Conflict {
 }
 
 impl Plan {
-    /// Joins records and configured ports.
-    ///
-    /// A NIC that names its port is served there. A NIC that names none is served on the configured port
-    /// that names its MAC, and nowhere if several do. A configured port with a MAC that no record has is owned already: its guest's
-    /// requests wait for the record.
+    /// What the configuration alone asks for.
     #[must_use]
-    pub fn new(records: &Records, configured: &[PortSpec]) -> Self {
+    pub fn new(configured: &[PortSpec]) -> Self {
         let mut plan = Self::default();
-        let mut by_mac: HashMap<Mac, BTreeSet<PortName>> = HashMap::new();
         for spec in configured {
-            plan.ports.insert(spec.name.clone());
+            plan.want(&spec.name);
             if let Some(mac) = spec.mac {
-                by_mac.entry(mac).or_default().insert(spec.name.clone());
-                plan.identities.insert(IdentityName { port: spec.name.clone(), mac }, None);
-            }
-        }
-        for (key, record) in records {
-            for nic in &record.network.nics {
-                // VLANs and bonds have no MAC of their own, and no tap.
-                let Some(mac) = nic.mac.map(|mac| mac.0) else { continue };
-                match (&nic.port, by_mac.get(&mac)) {
-                    (Some(port), _) => plan.claim(IdentityName { port: port.into(), mac }, key),
-                    (None, Some(ports)) if ports.len() > 1 => {
-                        let (ports, refused) = (ports.len(), key.clone());
-                        plan.conflicts.push(Conflict::Ambiguous { mac, ports, refused });
-                    }
-                    (None, ports) => {
-                        for port in ports.into_iter().flatten().cloned() {
-                            plan.claim(IdentityName { port, mac }, key);
-                        }
-                    }
-                }
+                plan.by_mac.entry(mac).or_default().insert(spec.name.clone());
+                plan.identities.entry(IdentityName { port: spec.name.clone(), mac }).or_default();
             }
         }
         plan
     }
 
-    fn claim(&mut self, identity: IdentityName, key: &str) {
-        self.ports.insert(identity.port.clone());
-        let holder = self.identities.entry(identity.clone()).or_insert(None);
-        match holder {
-            None => *holder = Some(key.to_owned()),
-            Some(kept) => {
-                let conflict = Conflict::Taken { identity, kept: kept.clone(), refused: key.to_owned() };
-                self.conflicts.push(conflict);
+    /// Puts a record in the place of the one of that key, or takes it out. Returns the ports this touches.
+    ///
+    /// A NIC that names its port is served there. A NIC that names none is served on the configured port
+    /// that names its MAC, and nowhere if several do. A configured port with a MAC that no record has is owned
+    /// already: its guest's requests wait for the record.
+    pub fn put(&mut self, key: &str, record: Option<&Record>) -> BTreeSet<PortName> {
+        self.ambiguous.remove(key);
+        let wanted = record.map(|record| self.claims_of(key, record)).unwrap_or_default();
+        let former = self.claims.remove(key).unwrap_or_default();
+        for identity in former.difference(&wanted) {
+            self.drop_claim(identity, key);
+        }
+        for identity in wanted.difference(&former) {
+            self.claim(identity, key);
+        }
+        let touched = former.union(&wanted).map(|identity| identity.port.clone()).collect();
+        if !wanted.is_empty() {
+            self.claims.insert(key.to_owned(), wanted);
+        }
+        touched
+    }
+
+    /// True when the port is to be owned.
+    #[must_use]
+    pub fn wants(&self, port: &PortName) -> bool {
+        self.ports.contains_key(port)
+    }
+
+    /// Every port to own.
+    pub fn ports(&self) -> impl Iterator<Item = &PortName> {
+        self.ports.keys()
+    }
+
+    /// The namespaces of those ports.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Option<String>> {
+        self.namespaces.keys()
+    }
+
+    /// Who speaks on a port, and the key of the record each gets.
+    pub fn speakers(&self, port: &PortName) -> impl Iterator<Item = (&IdentityName, Option<&str>)> {
+        let first = IdentityName { port: port.clone(), mac: Mac::default() };
+        self.identities
+            .range(first..)
+            .take_while(move |(who, _)| who.port == *port)
+            .map(|(who, keys)| (who, keys.first().map(String::as_str)))
+    }
+
+    /// True for an identity of the plan.
+    #[must_use]
+    pub fn knows(&self, who: &IdentityName) -> bool {
+        self.identities.contains_key(who)
+    }
+
+    /// What cannot be had, for the operator.
+    pub fn conflicts(&self) -> impl Iterator<Item = Conflict> {
+        let ambiguous = self.ambiguous.iter().flat_map(|(key, nics)| {
+            nics.iter().map(|&(mac, ports)| Conflict::Ambiguous { mac, ports, refused: key.clone() })
+        });
+        let taken = self.contested.iter().flat_map(|identity| {
+            let mut keys = self.identities.get(identity).into_iter().flatten();
+            let kept = keys.next().cloned().unwrap_or_default();
+            keys.map(move |refused| Conflict::Taken {
+                identity: identity.clone(),
+                kept: kept.clone(),
+                refused: refused.clone(),
+            })
+        });
+        ambiguous.chain(taken)
+    }
+
+    fn claims_of(&mut self, key: &str, record: &Record) -> BTreeSet<IdentityName> {
+        let mut claims = BTreeSet::new();
+        for nic in &record.network.nics {
+            // VLANs and bonds have no MAC of their own, and no tap.
+            let Some(mac) = nic.mac.map(|mac| mac.0) else { continue };
+            match (&nic.port, self.by_mac.get(&mac)) {
+                (Some(port), _) => {
+                    claims.insert(IdentityName { port: port.into(), mac });
+                }
+                (None, Some(ports)) if ports.len() > 1 => {
+                    self.ambiguous.entry(key.to_owned()).or_default().push((mac, ports.len()));
+                }
+                (None, ports) => {
+                    let named = ports.into_iter().flatten().cloned();
+                    claims.extend(named.map(|port| IdentityName { port, mac }));
+                }
             }
         }
+        claims
+    }
+
+    fn claim(&mut self, identity: &IdentityName, key: &str) {
+        self.want(&identity.port);
+        let keys = self.identities.entry(identity.clone()).or_default();
+        keys.insert(key.to_owned());
+        if keys.len() > 1 {
+            self.contested.insert(identity.clone());
+        }
+    }
+
+    fn drop_claim(&mut self, identity: &IdentityName, key: &str) {
+        let configured = self.by_mac.get(&identity.mac).is_some_and(|ports| ports.contains(&identity.port));
+        if let Some(keys) = self.identities.get_mut(identity) {
+            keys.remove(key);
+            if keys.len() < 2 {
+                self.contested.remove(identity);
+            }
+            if keys.is_empty() && !configured {
+                self.identities.remove(identity);
+            }
+        }
+        self.want_less(&identity.port);
+    }
+
+    fn want(&mut self, port: &PortName) {
+        let wanted = self.ports.entry(port.clone()).or_default();
+        *wanted += 1;
+        if *wanted == 1 {
+            *self.namespaces.entry(port.netns.clone()).or_default() += 1;
+        }
+    }
+
+    fn want_less(&mut self, port: &PortName) {
+        count_down(&mut self.ports, port).then(|| count_down(&mut self.namespaces, &port.netns));
+    }
+}
+
+/// One less of `key`; true when that was the last.
+fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
+    match counts.get_mut(key) {
+        Some(count) if *count > 1 => {
+            *count -= 1;
+            false
+        }
+        Some(_) => counts.remove(key).is_some(),
+        None => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Conflict, IdentityName, Plan, Records};
+    use crate::config::PortSpec;
     use crate::port::PortName;
     use crate::record::Record;
+    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     /// A record with one NIC; `port` is YAML to follow the MAC, or empty.
@@ -135,6 +249,21 @@ mod tests {
         Arc::new(Record::parse(name, &text).unwrap_or_else(|e| panic!("{name}: {e}")).0)
     }
 
+    fn planned(records: &Records, configured: &[PortSpec]) -> Plan {
+        let mut plan = Plan::new(configured);
+        for (key, record) in records {
+            plan.put(key, Some(record));
+        }
+        plan
+    }
+
+    fn identities(plan: &Plan) -> BTreeMap<IdentityName, Option<String>> {
+        plan.ports()
+            .flat_map(|port| plan.speakers(port))
+            .map(|(who, key)| (who.clone(), key.map(str::to_owned)))
+            .collect()
+    }
+
     fn who(port: &str, mac: &str) -> IdentityName {
         IdentityName { port: PortName::local(port), mac: mac.parse().expect("a MAC") }
     }
@@ -145,54 +274,60 @@ mod tests {
     #[test]
     fn a_nic_that_names_its_port_is_served_there_without_configuration() {
         let records = Records::from([("a".into(), record("a", A, ", port: {ifname: tap0}"))]);
-        let plan = Plan::new(&records, &[]);
-        assert_eq!(plan.identities, [(who("tap0", A), Some("a".into()))].into());
-        assert_eq!(plan.ports, [PortName::local("tap0")].into());
+        let plan = planned(&records, &[]);
+        assert_eq!(identities(&plan), [(who("tap0", A), Some("a".into()))].into());
+        assert_eq!(plan.ports().cloned().collect::<Vec<_>>(), [PortName::local("tap0")]);
     }
 
     #[test]
     fn a_nic_without_a_port_is_served_where_the_configuration_names_its_mac() {
         let records = Records::from([("a".into(), record("a", A, "")), ("b".into(), record("b", B, ""))]);
         let specs = [format!("tap0={A}").parse().unwrap(), "tap1".parse().unwrap()];
-        let plan = Plan::new(&records, &specs);
-        assert_eq!(plan.identities, [(who("tap0", A), Some("a".into()))].into());
-        assert_eq!(plan.ports.len(), 2);
+        let plan = planned(&records, &specs);
+        assert_eq!(identities(&plan), [(who("tap0", A), Some("a".into()))].into());
+        assert_eq!(plan.ports().count(), 2);
     }
 
     #[test]
     fn a_record_that_names_another_port_does_not_move_to_the_configured_one() {
         let records = Records::from([("a".into(), record("a", A, ", port: {ifname: tap9}"))]);
-        let plan = Plan::new(&records, &[format!("tap0={A}").parse().unwrap()]);
-        assert_eq!(plan.identities, [(who("tap0", A), None), (who("tap9", A), Some("a".into()))].into());
+        let plan = planned(&records, &[format!("tap0={A}").parse().unwrap()]);
+        assert_eq!(identities(&plan), [(who("tap0", A), None), (who("tap9", A), Some("a".into()))].into());
     }
 
     #[test]
     fn a_configured_identity_waits_for_its_record() {
-        let plan = Plan::new(&Records::new(), &[format!("tap0={A}").parse().unwrap()]);
-        assert_eq!(plan.identities, [(who("tap0", A), None)].into());
+        let plan = planned(&Records::new(), &[format!("tap0={A}").parse().unwrap()]);
+        assert_eq!(identities(&plan), [(who("tap0", A), None)].into());
     }
 
     #[test]
     fn of_two_records_with_one_identity_the_first_by_key_keeps_it() {
         let port = ", port: {ifname: tap0}";
         let records = Records::from([("b".into(), record("b", A, port)), ("a".into(), record("a", A, port))]);
-        let plan = Plan::new(&records, &[]);
-        assert_eq!(plan.identities, [(who("tap0", A), Some("a".into()))].into());
+        let plan = planned(&records, &[]);
+        assert_eq!(identities(&plan), [(who("tap0", A), Some("a".into()))].into());
         let (kept, refused) = ("a".into(), "b".into());
-        assert_eq!(plan.conflicts, [Conflict::Taken { identity: who("tap0", A), kept, refused }]);
+        assert_eq!(
+            plan.conflicts().collect::<Vec<_>>(),
+            [Conflict::Taken { identity: who("tap0", A), kept, refused }]
+        );
     }
 
     #[test]
     fn a_record_without_a_port_is_served_on_none_of_two_that_have_its_mac() {
         let records = Records::from([("a".into(), record("a", A, ""))]);
         let twice = [format!("tap0={A}"), format!("tap0@blue={A}")].map(|spec| spec.parse().unwrap());
-        let plan = Plan::new(&records, &twice);
-        assert!(plan.identities.values().all(Option::is_none), "{:?}", plan.identities);
+        let plan = planned(&records, &twice);
+        assert!(identities(&plan).values().all(Option::is_none), "{:?}", plan.identities);
         let mac = who("tap0", A).mac;
-        assert_eq!(plan.conflicts, [Conflict::Ambiguous { mac, ports: 2, refused: "a".into() }]);
+        assert_eq!(
+            plan.conflicts().collect::<Vec<_>>(),
+            [Conflict::Ambiguous { mac, ports: 2, refused: "a".into() }]
+        );
         let same_port_twice = [format!("tap0={A}"), format!("tap0={A}")].map(|spec| spec.parse().unwrap());
         assert_eq!(
-            Plan::new(&records, &same_port_twice).identities,
+            identities(&planned(&records, &same_port_twice)),
             [(who("tap0", A), Some("a".into()))].into()
         );
     }
@@ -203,8 +338,52 @@ mod tests {
             ("a".into(), record("a", A, ", port: {ifname: tap0}")),
             ("b".into(), record("b", A, ", port: {ifname: tap0, netns: blue}")),
         ]);
-        let plan = Plan::new(&records, &[]);
+        let plan = planned(&records, &[]);
         assert_eq!(plan.identities.len(), 2);
-        assert!(plan.conflicts.is_empty());
+        assert!(plan.conflicts().next().is_none());
+    }
+
+    #[test]
+    fn a_plan_that_lost_all_its_records_is_the_one_it_began_as() {
+        let configured = [format!("tap0={A}").parse().unwrap()];
+        let records = [
+            ("a", record("a", A, "")),
+            ("b", record("b", A, ", port: {ifname: tap0}")),
+            ("c", record("c", B, ", port: {ifname: tap1, netns: blue}")),
+        ];
+        let mut rng = fastrand::Rng::with_seed(7);
+        for _ in 0..64 {
+            let mut plan = Plan::new(&configured);
+            let mut order = [0, 1, 2, 0, 1, 2];
+            for pass in [true, false] {
+                rng.shuffle(&mut order);
+                for n in order {
+                    let (key, record) = &records[n];
+                    let touched = plan.put(key, pass.then_some(&**record));
+                    assert!(pass == plan.claims.contains_key(*key) && touched.len() <= 1);
+                }
+                if pass {
+                    assert_eq!(
+                        plan,
+                        planned(&records.clone().map(|(k, r)| (k.into(), r)).into(), &configured)
+                    );
+                    assert_eq!(plan.conflicts().count(), 1, "b's NIC is a's");
+                }
+            }
+            assert_eq!(plan, Plan::new(&configured));
+        }
+    }
+
+    #[test]
+    fn a_change_touches_the_ports_it_leaves_and_those_it_comes_to() {
+        let mut plan = Plan::new(&[]);
+        let at = |port: &str| record("a", A, &format!(", port: {{ifname: {port}}}"));
+        let mut put =
+            |record: Option<&Record>| plan.put("a", record).into_iter().map(|p| p.ifname).collect::<Vec<_>>();
+        assert_eq!(put(Some(&at("tap0"))), ["tap0"]);
+        assert_eq!(put(Some(&at("tap1"))), ["tap0", "tap1"]);
+        assert_eq!(put(None), ["tap1"]);
+        assert_eq!(put(None), Vec::<String>::new());
+        assert!(plan.ports().next().is_none() && plan.namespaces().next().is_none());
     }
 }

@@ -1,12 +1,13 @@
 //! From a configuration to a running node.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use metadata_common::maps::MAX_SLOTS;
+use metadata_common::answer;
+use metadata_common::cookie::Key;
+use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
 
 use super::node::Node;
 use super::state::State;
@@ -14,10 +15,15 @@ use crate::afxdp::{Socket, SocketConfig};
 use crate::config::Config;
 use crate::link::HubTap;
 use crate::serve::{Serve, ServeConfig};
-use crate::stack::{Stack, StackConfig};
-use crate::steer::{SteerConfig, Steering};
+use crate::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
+use crate::steer::{Hub, SteerConfig, Steering};
 use crate::store::Store;
-use crate::worker::{Worker, WorkerConfig};
+use crate::worker::{Worker, WorkerConfig, WorkerHandle};
+
+/// What the stack lets the kernel answer in its place.
+const ANSWERS: u64 = ANSWER_LINK | ANSWER_TCP;
+
+const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "both answer SYNs alike");
 
 /// Serves until a signal ends the agent.
 ///
@@ -35,34 +41,54 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     })
 }
 
-/// Makes hub, socket and worker; from here on frames are served, as soon as a port is attached.
+/// Makes hubs, sockets and workers; from here on frames are served, as soon as a port is attached.
 fn start(config: &Config, state: State) -> anyhow::Result<Node> {
+    let key = Key(rand::random());
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
         served: config.addresses.clone(),
         arp_only: config.next_hops(),
         limits: config.limits,
+        answers: if config.answer_in_kernel { ANSWERS } else { 0 },
+        key,
+        mode: config.steer,
+        hubs: config.workers,
     })?;
-    let (ifindex, queue) = (steering.hub().inner_ifindex, steering.hub().queue);
-    let socket = Socket::bind(ifindex, queue, &SocketConfig::default())
-        .with_context(|| format!("binding the AF_XDP socket to {}", steering.hub().inner_name))?;
-    steering.register_socket(socket.as_fd())?;
-    let tap = HubTap::new(steering.take_tap());
     steering.forward_logs();
 
     let store = Arc::new(Store::new(MAX_SLOTS));
-    let service = Serve::new(Arc::clone(&store), ServeConfig::default());
-    let stack = Stack::new(
+    let workers =
+        steering.hubs().to_vec().into_iter().map(|hub| work(config, &mut steering, &store, key, &hub));
+    let workers = workers.collect::<anyhow::Result<_>>()?;
+    Ok(Node::new(steering, store, workers, state, &config.ports))
+}
+
+/// Makes a hub's socket and worker.
+fn work(
+    config: &Config,
+    steering: &mut Steering,
+    store: &Arc<Store>,
+    key: Key,
+    hub: &Hub,
+) -> anyhow::Result<WorkerHandle<StackStats>> {
+    let socket = Socket::bind(hub.inner_ifindex, hub.queue, &SocketConfig::default())
+        .with_context(|| format!("binding the AF_XDP socket to {}", hub.inner_name))?;
+    steering.register_socket(hub.number, socket.as_fd())?;
+    let tap = HubTap::new(steering.take_tap(hub.number));
+    let stack = Stack::with_ledger(
         StackConfig {
             served: config.addresses.clone(),
             arp_only: config.next_hops(),
-            seed: RandomState::new().hash_one(0),
+            cookie_key: key,
             ..StackConfig::default()
         },
-        service,
+        Serve::new(Arc::clone(store), ServeConfig::default()),
+        steering.all_sent()?,
     );
-    let worker_config =
-        WorkerConfig { spin: Duration::from_micros(config.spin_us.into()), ..WorkerConfig::default() };
-    let worker = Worker::spawn(worker_config, socket, tap, stack)?;
-    Ok(Node::new(steering, store, worker, state))
+    let worker = WorkerConfig {
+        name: format!("imds-hub-{}", hub.number),
+        spin: Duration::from_micros(config.spin_us.into()),
+        ..WorkerConfig::default()
+    };
+    Ok(Worker::spawn(worker, socket, tap, stack)?)
 }

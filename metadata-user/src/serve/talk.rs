@@ -353,6 +353,10 @@ impl<A: Answers> Exchange for Talk<A> {
         if self.is_saying() { self.speak(now) } else { self.listen(now) }
     }
 
+    fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Head) && self.head.is_empty() && !self.is_saying() && !self.stirs
+    }
+
     fn stirs(&mut self) -> bool {
         std::mem::take(&mut self.stirs)
     }

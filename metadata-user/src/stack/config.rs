@@ -1,37 +1,40 @@
 //! What bounds a stack.
 
+use metadata_common::cookie::Key;
 use metadata_common::maps::MAX_SLOTS;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-/// Octets of a connection's receive buffer, and so the largest window offered.
+/// Octets received and not yet taken that one connection holds, and so the largest window offered.
 ///
 /// A guest with segmentation offload may put everything the window allows into one frame. With the
 /// longest headers (14 Ethernet + 60 IPv4 + 60 TCP) and the 256 octets of headroom XDP reserves, that
 /// frame still fits a 4 KiB UMEM chunk; a larger one would vanish without a trace.
 pub const RECEIVE_BUFFER: usize = 3 * 1024;
 
-/// Octets of a connection's send buffer: what can be in flight at once.
-pub const SEND_BUFFER: usize = 16 * 1024;
+/// Octets handed over and not acknowledged, from which on an exchange is asked for no more. They are shared
+/// and not copied, so this bounds how far a guest that asks ahead is answered ahead, not memory.
+pub const SEND_AHEAD: usize = 16 * 1024;
+
+/// Pieces handed over and not acknowledged that one connection keeps; further ones wait.
+pub const PIECES_PER_CONNECTION: usize = 64;
+
+/// Segments of one connection on their way at once, and so sent in one turn: what a burst may cost others.
+pub const SEGMENTS_IN_FLIGHT: u32 = 128;
 
 /// Octets of an IP packet we send: 1460 octets of TCP payload over IPv4, 1440 over IPv6.
 pub const MTU: usize = 1500;
 
-/// Free connections kept with their buffers for reuse; more than that go back to the allocator.
-pub(super) const SPARE_CONNECTIONS: usize = 1024;
-
 /// Remembered four-tuples in TIME-WAIT of one port; the oldest makes room.
 pub const TIME_WAITS_PER_PORT: usize = 128;
 
-/// Stretches of unacknowledged octets with a hop limit of their own that one connection remembers.
-/// Neighbours with the same limit are one, so this is reached only by a guest that asks for tokens and other
-/// things in turn without reading; further such octets wait until it reads.
-pub const STRETCHES_PER_CONNECTION: usize = 64;
+/// The same of all ports. Beyond, a port remembers no more until some of its own have expired.
+pub const TIME_WAITS: usize = 65_536;
 
 const _: () = assert!(RECEIVE_BUFFER + 14 + 60 + 60 + 256 <= 4096, "a full window must fit a UMEM chunk");
 
 /// Limits and addresses of a [`Stack`](super::Stack).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StackConfig {
     /// The addresses answered for.
     pub served: Vec<IpAddr>,
@@ -43,16 +46,17 @@ pub struct StackConfig {
     pub ports: usize,
     /// Connections of one port.
     pub connections_per_port: usize,
-    /// Connections of all ports; each holds [`RECEIVE_BUFFER`] + [`SEND_BUFFER`] octets.
+    /// Connections of all ports.
     pub connections: usize,
-    /// Seed of the initial sequence numbers: take it from the system's random source.
-    pub seed: u64,
+    /// Key of the initial sequence numbers: take it from the system's random source, and give the kernel side
+    /// the same.
+    pub cookie_key: Key,
     /// When patience ends.
     pub timeouts: Timeouts,
 }
 
 impl Default for StackConfig {
-    /// 169.254.169.254, every slot, 128 connections a port and 8,192 in all (150 MiB of buffers at most).
+    /// 169.254.169.254, every slot, 128 connections a port and 8,192 in all.
     fn default() -> Self {
         Self {
             served: vec![IpAddr::from([169, 254, 169, 254])],
@@ -61,21 +65,32 @@ impl Default for StackConfig {
             ports: MAX_SLOTS as usize,
             connections_per_port: 128,
             connections: 8192,
-            seed: 0,
+            cookie_key: Key([0; 2]),
             timeouts: Timeouts::default(),
         }
+    }
+}
+
+impl std::fmt::Debug for StackConfig {
+    /// Without the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StackConfig")
+            .field("served", &self.served)
+            .field("arp_only", &self.arp_only)
+            .field("slots", &self.slots)
+            .field("ports", &self.ports)
+            .field("connections_per_port", &self.connections_per_port)
+            .field("connections", &self.connections)
+            .field("timeouts", &self.timeouts)
+            .finish_non_exhaustive()
     }
 }
 
 /// How long a connection or port may stand still.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// From SYN to the end of the handshake. Freed silently.
-    pub half_open: Duration,
-    /// A half-open connection older than this makes room for a new SYN when a limit is reached.
-    pub half_open_grace: Duration,
-    /// Without an octet acknowledged while some are outstanding. Reset. Long enough for six
-    /// retransmissions, each at twice the distance of the one before (RFC 6298 §5.5).
+    /// Without an octet acknowledged while some are outstanding. Reset. Long enough for a dozen
+    /// retransmissions (RFC 6298 §5.5, §5.7).
     pub stall: Duration,
     /// From our FIN acknowledged to the guest's FIN (FIN-WAIT-2). Reset.
     pub linger: Duration,
@@ -88,8 +103,6 @@ pub struct Timeouts {
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
-            half_open: Duration::from_secs(10),
-            half_open_grace: Duration::from_secs(1),
             stall: Duration::from_secs(120),
             linger: Duration::from_secs(30),
             time_wait: Duration::from_secs(10),

@@ -1,40 +1,37 @@
 //! One TCP connection and the exchange held over it.
 
-use bytes::{Buf, Bytes};
-use smoltcp::socket::tcp::State;
-use smoltcp::wire::TcpControl;
-use std::net::IpAddr;
+use metadata_common::cookie::Flow;
+use metadata_common::maps::{AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, Slot};
 use std::time::Duration;
 
-use super::bare;
-use super::config::{SEND_BUFFER, StackConfig, Timeouts};
-use super::device::Wire;
-use super::engine::{Engine, instant, moment};
-use super::frame::Route;
-use super::pool::Tcp;
-use super::reach::{HOP_LIMIT, Reach};
-use super::seam::{Connection, Exchange, Service, Step, Transmit};
+use super::config::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD, StackConfig};
+use super::ledger::{Displaced, Heard, Ledger};
+use super::receive::Arrival;
+use super::seam::{Exchange, Step};
+use super::segment::{RST, Segment};
+use super::send::Outlet;
+use super::tcb::Tcb;
+use super::timewait::Numbers;
 use crate::time::Now;
-use metadata_common::maps::Slot;
 
 /// Exchange steps taken for one frame or timer: far more than a full receive buffer of the shortest
 /// requests asks for. What is left over is done on the next turn.
 const STEPS_PER_TURN: usize = 2048;
 
-/// Segments sent for one frame or timer: a full send buffer in the smallest segments (48 octets), twice.
-const SEGMENTS_PER_TURN: usize = 2 * SEND_BUFFER / 48;
-
-/// How soon a turn that was cut short goes on.
+/// How soon a turn that was cut short goes on, and the least time from one timer to the next.
 const NEXT_TURN: Duration = Duration::from_millis(1);
 
-/// First distance between two of our own repetitions of a FIN; it doubles, as retransmissions do.
-const FIN_REPEAT: Duration = Duration::from_secs(1);
+const _: () = assert!(PIECES_PER_CONNECTION < STEPS_PER_TURN);
 
-/// The four-tuple of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tuple {
-    pub(super) remote: (IpAddr, u16),
-    pub(super) local: (IpAddr, u16),
+/// Why a connection gets a turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cause<'a> {
+    /// A segment of it has come.
+    Segment(&'a Segment<'a>),
+    /// Its deadline.
+    Timer,
+    /// Something it may wait for has changed.
+    Change,
 }
 
 /// What has become of a connection after a turn.
@@ -42,266 +39,236 @@ pub(super) struct Tuple {
 pub(super) enum Fate {
     /// It goes on.
     Live,
-    /// It is over.
+    /// It is over, by a reset.
     Gone,
-    /// Both sides have closed, we first: our next sequence number and the guest's are to be remembered.
-    TimeWait((u32, u32)),
+    /// Both sides have closed: what is to be remembered.
+    Closed(Numbers),
 }
 
 /// What a turn did, for the counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Turn {
-    pub(super) accepted: bool,
     pub(super) aborted: bool,
     pub(super) stalled: bool,
-    pub(super) half_open_expired: bool,
     /// The exchange changed something others of its slot may wait for.
     pub(super) stirred: bool,
+    /// The connection whose place in the ledger this one took.
+    pub(super) displaced: Option<Displaced>,
 }
 
 /// Everything a turn needs beside the connection.
-pub(super) struct Scene<'a, S> {
+pub(super) struct Scene<'a, L> {
     pub(super) now: Now,
-    pub(super) slot: Slot,
     pub(super) config: &'a StackConfig,
-    pub(super) service: &'a mut S,
-    pub(super) engine: &'a mut Engine,
-    pub(super) out: &'a mut dyn Transmit,
+    pub(super) ledger: &'a mut L,
+    pub(super) outlet: Outlet<'a>,
 }
 
 /// A connection and its exchange.
 pub(super) struct Conn<E> {
-    pub(super) tuple: Tuple,
-    pub(super) tcp: Tcp,
-    /// How its guest is reached: taken from each frame, so a changed gateway is followed.
-    pub(super) route: Route,
-    /// The guest's initial sequence number: a SYN with another one is a new conversation.
-    pub(super) initial: u32,
-    pub(super) opened: Duration,
+    pub(super) tcb: Tcb,
+    pub(super) flow: Flow,
+    pub(super) slot: Slot,
+    /// Where it stands among its port's connections.
+    pub(super) place: usize,
     /// When it next wants a turn.
     pub(super) deadline: Option<Duration>,
-    /// Boxed, because it is taken out for each turn.
-    exchange: Option<Box<E>>,
-    /// Handed over by the exchange, not yet all in the send buffer.
-    pending: Bytes,
-    /// The hop limit of `pending`, where it has one of its own.
-    within: Option<u8>,
-    /// Our sequence number after the last octet put into the send buffer.
-    queued: u32,
-    /// Which octets of the send buffer may not travel far.
-    reach: Reach,
-    until: Option<Duration>,
-    /// The exchange is over: what still comes in is thrown away, so that the guest can finish sending and
-    /// read our answer instead of a reset (RFC 9112 §9.6).
-    closing: bool,
-    finished: bool,
-    /// When the guest last acknowledged something or changed its mind.
-    progress: Duration,
-    unacknowledged: usize,
-    state: State,
-    last_sent: Option<(u32, u32)>,
-    /// When to repeat the FIN ourselves, and the distance to the next time.
-    fin_repeat: Option<(Duration, Duration)>,
+    exchange: E,
+    /// The exchange has nothing to hand over, and asked for this moment at the latest.
+    waiting: Option<Option<Duration>>,
+    /// The exchange has been told that the guest has finished.
+    told: bool,
+    /// What the kernel was told: our next number, the guest's, and what its FIN is to us.
+    posted: Option<(u32, u32, u32)>,
 }
 
 impl<E: Exchange> Conn<E> {
-    /// A connection whose SYN is about to be processed.
-    pub(super) fn new(tuple: Tuple, mut tcp: Tcp, route: Route, initial: u32, now: Duration) -> Self {
-        let (address, port) = tuple.local;
-        let listening = tcp.socket_mut().listen((smoltcp::wire::IpAddress::from(address), port));
-        debug_assert!(listening.is_ok(), "a pooled connection is closed and port 0 is never listened on");
-        Self {
-            tuple,
-            tcp,
-            route,
-            initial,
-            opened: now,
-            deadline: None,
-            exchange: None,
-            pending: Bytes::new(),
-            within: None,
-            queued: 0,
-            reach: Reach::default(),
-            until: None,
-            closing: false,
-            finished: false,
-            progress: now,
-            unacknowledged: 0,
-            state: State::Listen,
-            last_sent: None,
-            fin_repeat: None,
-        }
-    }
-
-    pub(super) fn is_half_open(&self) -> bool {
-        self.tcp.socket().state() == State::SynReceived
+    /// A connection whose first segment is about to be processed.
+    pub(super) fn new(tcb: Tcb, flow: Flow, slot: Slot, place: usize, exchange: E) -> Self {
+        Self { tcb, flow, slot, place, deadline: None, exchange, waiting: None, told: false, posted: None }
     }
 
     /// True when the exchange has nothing to hand over and waits, so that a turn may make a difference.
     pub(super) fn waits(&self) -> bool {
-        self.exchange.is_some() && !self.closing && self.pending.is_empty()
+        self.waiting.is_some() && !self.tcb.closing
     }
 
-    /// One turn: takes in `packet`, runs the exchange, sends, and sets the next deadline.
-    pub(super) fn turn<S>(&mut self, scene: &mut Scene<'_, S>, packet: Option<&[u8]>) -> (Fate, Turn)
-    where
-        S: Service<Exchange = E>,
-    {
-        let now = scene.now;
-        let at = instant(now.mono);
+    /// True when it waits for its guest to ask something, and all that was said is heard.
+    pub(super) fn is_idle(&self) -> bool {
+        self.waits() && self.exchange.is_idle() && self.tcb.una == self.tcb.max
+    }
+
+    /// True when its guest may have ended it without our hearing.
+    pub(super) fn may_be_over(&self) -> bool {
+        self.posted.is_some_and(|(.., finished)| finished != FIN_IS_NEWS)
+            || (self.tcb.closing && self.tcb.guest_finished)
+    }
+
+    /// One turn: takes in what has come, runs the exchange, sends, and sets the next deadline.
+    pub(super) fn turn<L: Ledger>(&mut self, scene: &mut Scene<'_, L>, cause: Cause<'_>) -> (Fate, Turn) {
+        let now = scene.now.mono;
         let mut turn = Turn::default();
-        let Engine { interface, scratch, sent, .. } = &mut *scene.engine;
-        let mut wire = Wire::new(packet, self.route, scratch, &mut *scene.out);
-        if packet.is_some() {
-            interface.poll_ingress_single(at, &mut wire, &mut self.tcp.set);
+        let mut payload: &[u8] = &[];
+        let mut due = true;
+        match cause {
+            Cause::Segment(segment) => {
+                if self.posted.is_some() && segment.length() > 0 {
+                    // The kernel may have kept the acknowledgement that came in time.
+                    self.tcb.recovery.forget_timing();
+                }
+                if self.answers_the_kernels_fin(segment) {
+                    self.tcb.finished_by_proxy(now);
+                    self.tcb.finished(now);
+                    return (Fate::Closed(self.numbers()), turn);
+                }
+                match self.tcb.arrived(segment, now) {
+                    Arrival::Reset => return (Fate::Gone, turn),
+                    Arrival::Taken(octets) => payload = octets,
+                }
+                let finished = self.tcb.guest_finished && !self.told;
+                due = self.waiting.is_none() || !payload.is_empty() || finished;
+            }
+            Cause::Timer => {
+                self.hear(scene.ledger, now);
+                due = self.waiting.is_none_or(|until| until.is_some_and(|until| until <= now));
+            }
+            Cause::Change => {}
         }
-        self.note_progress(now.mono, true);
-        if let Some(limit) = self.patience(&scene.config.timeouts)
-            && now.mono >= limit
-        {
-            if self.is_half_open() {
-                turn.half_open_expired = true;
+        let overdue =
+            |conn: &Self| conn.tcb.patience(&scene.config.timeouts).is_some_and(|limit| limit <= now);
+        if overdue(self) && self.hear(scene.ledger, now).is_none() && overdue(self) {
+            turn.stalled = true;
+            self.tcb.reset(&mut scene.outlet);
+            return (Fate::Gone, turn);
+        }
+        let mut complete = true;
+        if due && !self.tcb.closing {
+            complete = self.converse(scene.now, payload, &mut turn);
+            turn.stirred = self.exchange.stirs();
+            if turn.aborted {
+                self.tcb.reset(&mut scene.outlet);
                 return (Fate::Gone, turn);
             }
-            turn.stalled = true;
-            self.tcp.socket_mut().abort();
         }
-        let complete = self.converse(now, scene.slot, scene.service, &mut turn);
-        wire.reach = std::mem::take(&mut self.reach);
-        for _ in 0..SEGMENTS_PER_TURN {
-            match interface.poll_egress(at, &mut wire, &mut self.tcp.set) {
-                smoltcp::iface::PollResult::None => break,
-                smoltcp::iface::PollResult::SocketStateChanged => {}
+        self.tcb.expire(now, &mut scene.outlet);
+        let rests = self.waiting.is_some() || self.tcb.closing;
+        let idle = self.waiting.is_some() && self.exchange.is_idle();
+        let Self { tcb, flow, posted, .. } = self;
+        let mut post = |tcb: &Tcb| {
+            let entry = rests.then(|| all_sent(tcb, *flow, idle)).flatten();
+            if let Some(entry) = entry
+                && *posted != Some((entry.sent, entry.received, entry.finished))
+            {
+                *posted = Some((entry.sent, entry.received, entry.finished));
+                turn.displaced = scene.ledger.post(*flow, entry).or(turn.displaced);
             }
+        };
+        tcb.output(now, &mut scene.outlet, &mut post);
+        if tcb.is_over() {
+            return (Fate::Closed(self.numbers()), turn);
         }
-        self.reach = std::mem::take(&mut wire.reach);
-        self.queued = wire.first.unwrap_or(self.queued);
-        self.last_sent = wire.last.or(self.last_sent);
-        self.note_progress(now.mono, false);
-        let timer = interface.poll_at(at, &self.tcp.set).map(moment);
-        self.repeat_fin(now.mono, timer, &mut wire);
-        *sent += wire.sent;
-        let fin = self.fin_repeat.map(|(at, _)| at);
-        self.deadline = [timer, fin, self.until, self.patience(&scene.config.timeouts)]
-            .into_iter()
-            .chain((!complete).then_some(Some(now.mono)))
-            .flatten()
-            .min()
-            .map(|at| at.max(now.mono + NEXT_TURN));
-        (self.fate(), turn)
+        post(tcb);
+        self.deadline = self.next_deadline(scene, complete);
+        (Fate::Live, turn)
     }
 
-    /// Repeats a FIN that smoltcp has given up on.
-    ///
-    /// Three duplicate ACKs make smoltcp (0.14) retransmit the first unacknowledged data at once, and stop
-    /// its retransmission timer until it has. With nothing but the FIN outstanding there is no data, and
-    /// the FIN would never be sent again.
-    fn repeat_fin(&mut self, now: Duration, timer: Option<Duration>, wire: &mut Wire<'_>) {
-        let outstanding = matches!(self.state, State::FinWait1 | State::Closing | State::LastAck);
-        if !outstanding || self.unacknowledged > 0 || timer.is_some() {
-            self.fin_repeat = None;
-            return;
-        }
-        let (at, distance) = self.fin_repeat.unwrap_or((now + FIN_REPEAT, FIN_REPEAT));
-        self.fin_repeat = Some((at, distance));
-        if let Some((next, ack)) = self.last_sent.filter(|_| at <= now) {
-            let numbers = (next.wrapping_sub(1), ack);
-            let length = bare::emit(&self.tuple, self.route, TcpControl::Fin, numbers, wire.scratch);
-            wire.out.send(&wire.scratch[..length]);
-            wire.sent += 1;
-            self.fin_repeat = Some((now + distance * 2, distance * 2));
-        }
+    /// True for what acknowledges a FIN of ours that only the kernel can have sent, whose note of it was lost to
+    /// another connection.
+    fn answers_the_kernels_fin(&self, segment: &Segment<'_>) -> bool {
+        let Tcb { max, rcv, .. } = self.tcb;
+        self.posted == Some((max, rcv, FIN_ENDS_BOTH))
+            && segment.ack == Some(max.wrapping_add(1))
+            && segment.seq == rcv.wrapping_add(1)
+            && segment.length() == 0
+            && !segment.has(RST)
     }
 
-    fn fate(&self) -> Fate {
-        match (self.tcp.socket().state(), self.last_sent) {
-            // Back to LISTEN: the guest took its SYN back (RFC 9293 §3.10.7.4).
-            (State::Closed | State::Listen, _) => Fate::Gone,
-            (State::TimeWait, Some(next)) => Fate::TimeWait(next),
-            _ => Fate::Live,
-        }
+    fn next_deadline<L>(&self, scene: &Scene<'_, L>, complete: bool) -> Option<Duration> {
+        let now = scene.now.mono;
+        let until = self.waiting.flatten().filter(|_| !self.tcb.closing);
+        let cut = (!complete).then_some(now);
+        let wishes = [self.tcb.timer, self.tcb.patience(&scene.config.timeouts), until, cut];
+        wishes.into_iter().flatten().min().map(|at| at.max(now + NEXT_TURN))
     }
 
-    /// Moves the patience mark: when the guest has acknowledged something or moved the state on, and when
-    /// we start to wait for it. A FIN of ours behind data it ignores is no progress.
-    fn note_progress(&mut self, now: Duration, guest_spoke: bool) {
-        let (queued, state) = (self.tcp.socket().send_queue(), self.tcp.socket().state());
-        let nothing_due = self.unacknowledged == 0;
-        let moved = state != self.state && (guest_spoke || nothing_due);
-        if moved || queued < self.unacknowledged || (nothing_due && queued > 0) {
-            self.progress = now;
-        }
-        self.unacknowledged = queued;
-        self.state = state;
+    fn numbers(&self) -> Numbers {
+        let Tcb { max, rcv, initial, .. } = self.tcb;
+        Numbers { next: (max, rcv), initial }
     }
 
-    /// When waiting for the guest ends, if we wait for it.
-    fn patience(&self, timeouts: &Timeouts) -> Option<Duration> {
-        match self.tcp.socket().state() {
-            State::SynReceived => Some(self.opened + timeouts.half_open),
-            State::FinWait2 => Some(self.progress + timeouts.linger),
-            State::FinWait1 | State::Closing | State::LastAck => Some(self.progress + timeouts.stall),
-            _ => (self.unacknowledged > 0).then(|| self.progress + timeouts.stall),
+    /// Reads what the kernel has heard. Returns what is to be remembered if both sides have closed.
+    pub(super) fn hear<L: Ledger>(&mut self, ledger: &L, now: Duration) -> Option<Numbers> {
+        self.posted?;
+        self.heard(ledger.look(self.flow)?, now)
+    }
+
+    /// Takes in what the kernel has heard. Returns what is to be remembered if both sides have closed.
+    pub(super) fn heard(&mut self, heard: Heard, now: Duration) -> Option<Numbers> {
+        let (sent, received, finished) = self.posted?;
+        let is_new = self.tcb.max == sent && self.tcb.rcv == received;
+        if is_new && heard.acknowledged == sent && self.tcb.una != sent {
+            self.tcb.recovery.forget_timing();
+            self.tcb.acknowledged(sent, now);
         }
+        if is_new && finished != FIN_IS_NEWS && heard.closed == sent {
+            if finished == FIN_ENDS_BOTH {
+                self.tcb.finished_by_proxy(now);
+            } else if self.tcb.una != sent {
+                self.tcb.acknowledged(sent, now);
+            }
+            self.tcb.finished(now);
+        }
+        self.tcb.is_over().then(|| self.numbers())
     }
 
     /// Lets the exchange and the guest talk until one has to wait for the other. False when the turn was
     /// cut short.
-    fn converse<S>(&mut self, now: Now, slot: Slot, service: &mut S, turn: &mut Turn) -> bool
-    where
-        S: Service<Exchange = E>,
-    {
-        if self.closing {
-            self.discard();
-            return true;
-        }
-        if !self.tcp.socket().may_send() {
-            return true;
-        }
-        let mut exchange = match self.exchange.take() {
-            Some(exchange) => exchange,
-            None => {
-                turn.accepted = true;
-                let (local, remote) = (self.tuple.local, self.tuple.remote);
-                Box::new(service.open(now, Connection { slot, local, remote }))
-            }
+    fn converse(&mut self, now: Now, payload: &[u8], turn: &mut Turn) -> bool {
+        let mut held = std::mem::take(&mut self.tcb.held);
+        let whole = if held.is_empty() {
+            payload
+        } else {
+            held.extend_from_slice(payload);
+            &held
         };
-        self.until = None;
-        self.reach.acknowledged(self.queued.wrapping_sub(self.tcp.socket().send_queue() as u32));
-        let complete = self.steps(now, &mut exchange, turn);
-        turn.stirred = exchange.stirs();
-        self.exchange = Some(exchange);
+        let mut rest = whole;
+        let complete = self.steps(now, &mut rest, turn);
+        // What waits is acknowledged, so it is kept: no more than the window offered.
+        if !rest.is_empty() && !self.tcb.closing {
+            let taken = whole.len() - rest.len();
+            if held.is_empty() {
+                held = rest.to_vec();
+            } else {
+                held.drain(..taken);
+            }
+            self.tcb.held = held;
+        }
+        self.tcb.ack_due |= self.tcb.is_window_reopened();
         complete
     }
 
-    fn steps(&mut self, now: Now, exchange: &mut E, turn: &mut Turn) -> bool {
-        self.offer(now, exchange);
+    fn steps(&mut self, now: Now, rest: &mut &[u8], turn: &mut Turn) -> bool {
+        self.waiting = None;
+        self.offer(now, rest);
         for _ in 0..STEPS_PER_TURN {
-            if !self.flush() {
+            if self.tcb.queued() as usize >= SEND_AHEAD || self.tcb.outbox.is_full() {
                 return true;
             }
-            match exchange.next(now) {
-                Step::Send(bytes) => (self.pending, self.within) = (bytes, None),
-                Step::SendWithin { bytes, hop_limit } => {
-                    self.pending = bytes;
-                    self.within = Some(hop_limit.clamp(1, HOP_LIMIT));
-                }
+            match self.exchange.next(now) {
+                Step::Send(bytes) => self.line_up(now, bytes, None),
+                Step::SendWithin { bytes, hop_limit } => self.line_up(now, bytes, Some(hop_limit)),
                 Step::Wait { until } => {
-                    if !self.offer(now, exchange) {
-                        self.until = until;
+                    if !self.offer(now, rest) {
+                        self.waiting = Some(until);
                         return true;
                     }
                 }
                 Step::Close => {
-                    self.closing = true;
-                    self.tcp.socket_mut().close();
-                    self.discard();
+                    self.tcb.close(now.mono);
                     return true;
                 }
                 Step::Abort => {
                     turn.aborted = true;
-                    self.closing = true;
-                    self.tcp.socket_mut().abort();
                     return true;
                 }
             }
@@ -309,51 +276,48 @@ impl<E: Exchange> Conn<E> {
         false
     }
 
-    /// Copies pending bytes into the send buffer. True when none are left.
-    fn flush(&mut self) -> bool {
-        while !self.pending.is_empty() {
-            if self.within.is_some() && !self.reach.has_room() {
-                return false;
-            }
-            let taken = match self.tcp.socket_mut().send_slice(&self.pending) {
-                Ok(taken) if taken > 0 => taken,
-                _ => return false,
-            };
-            if let Some(hop_limit) = self.within {
-                self.reach.add(self.queued, taken, hop_limit);
-            }
-            self.queued = self.queued.wrapping_add(taken as u32);
-            self.pending.advance(taken);
-        }
-        true
+    fn line_up(&mut self, now: Now, bytes: bytes::Bytes, hop_limit: Option<u8>) {
+        self.tcb.begins_to_wait(now.mono);
+        self.tcb.outbox.push(bytes, hop_limit);
     }
 
     /// Offers received bytes, then the end of them. True when the exchange took anything.
-    fn offer(&mut self, now: Now, exchange: &mut E) -> bool {
+    fn offer(&mut self, now: Now, rest: &mut &[u8]) -> bool {
         let mut moved = false;
-        while self.tcp.socket().can_recv() {
-            let taken = self.tcp.socket_mut().recv(|bytes| {
-                let taken = exchange.receive(now, bytes).min(bytes.len());
-                (taken, taken)
-            });
-            match taken {
-                Ok(taken) if taken > 0 => moved = true,
-                _ => return moved,
+        while !rest.is_empty() {
+            let taken = self.exchange.receive(now, rest).min(rest.len());
+            if taken == 0 {
+                return moved;
             }
+            *rest = &rest[taken..];
+            moved = true;
         }
-        if !self.finished && !self.tcp.socket().may_recv() {
-            self.finished = true;
-            exchange.finish(now);
+        if self.tcb.guest_finished && !self.told {
+            self.told = true;
+            self.exchange.finish(now);
             moved = true;
         }
         moved
     }
+}
 
-    fn discard(&mut self) {
-        while self.tcp.socket().can_recv() {
-            if self.tcp.socket_mut().recv(|bytes| (bytes.len(), ())).is_err() {
-                break;
-            }
-        }
-    }
+/// What to tell the kernel when all there is to say for now is sent; `idle` when the guest's FIN would only have
+/// to be answered with ours.
+fn all_sent(tcb: &Tcb, flow: Flow, idle: bool) -> Option<AllSent> {
+    let finished = match (tcb.guest_finished, tcb.closing) {
+        (false, true) => FIN_ENDS,
+        (false, false) if idle => FIN_ENDS_BOTH,
+        _ => FIN_IS_NEWS,
+    };
+    let expects = tcb.flight() > 0 || finished != FIN_IS_NEWS;
+    let nothing_yet = tcb.max.wrapping_sub(1);
+    (expects && tcb.is_all_sent() && tcb.held.is_empty()).then(|| AllSent {
+        flow: flow.number(),
+        sent: tcb.max,
+        received: tcb.rcv,
+        finished,
+        window: RECEIVE_BUFFER as u32,
+        acknowledged: nothing_yet,
+        closed: nothing_yet,
+    })
 }

@@ -13,8 +13,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Octets of an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
 const ARP: u16 = 0x0806;
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
+pub(super) const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const ICMPV6: u8 = 58;
@@ -22,12 +22,11 @@ const ECHO_REQUEST: u8 = 8;
 const ECHO_REQUEST_V6: u8 = 128;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
-/// Checksums are completed on everything sent and never verified on what a guest sends: with checksum
-/// offload a guest's kernel leaves only the pseudo-header's sum in the field.
+/// Checksums are completed on everything sent and, but for IPv4's own, never verified on what a guest sends:
+/// with checksum offload a guest's kernel leaves only the pseudo-header's sum in the field.
 pub(super) fn checksums() -> ChecksumCapabilities {
     let mut sums = ChecksumCapabilities::default();
     sums.ipv4 = Checksum::Tx;
-    sums.tcp = Checksum::Tx;
     sums.icmpv4 = Checksum::Tx;
     sums.icmpv6 = Checksum::Tx;
     sums
@@ -49,12 +48,6 @@ impl Route {
         frame[6..12].copy_from_slice(&self.from.0);
         frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
     }
-
-    /// Writes the Ethernet header in front of the IP packet that follows it.
-    pub(super) fn emit_ip(self, frame: &mut [u8]) {
-        let ethertype = if frame[ETHERNET] >> 4 == 4 { IPV4 } else { IPV6 };
-        self.emit(ethertype, frame);
-    }
 }
 
 /// Why a frame is dropped: each has its counter.
@@ -74,10 +67,10 @@ pub(super) enum Inbound<'a> {
     Arp(&'a [u8]),
     /// Who has `target`? Asked by `source`.
     Solicitation { source: Ipv6Addr, target: Ipv6Addr },
-    /// An echo request: the whole IP packet.
-    Echo(&'a [u8]),
+    /// An echo request.
+    Echo { source: IpAddr, destination: IpAddr, icmp: &'a [u8] },
     /// A TCP segment.
-    Segment { source: IpAddr, destination: IpAddr, packet: &'a [u8], tcp: &'a [u8] },
+    Segment { source: IpAddr, destination: IpAddr, tcp: &'a [u8] },
 }
 
 /// Splits a frame into the way back and what it asks.
@@ -115,11 +108,11 @@ fn ipv4<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     if !served.contains(&destination) {
         return Err(Drop::Address);
     }
-    let whole = &bytes[..usize::from(packet.total_len())];
-    let payload = &whole[usize::from(packet.header_len())..];
+    let payload = &bytes[usize::from(packet.header_len())..usize::from(packet.total_len())];
+    let source = IpAddr::V4(source);
     match (u8::from(packet.next_header()), payload.first()) {
-        (TCP, _) => Ok(Inbound::Segment { source: source.into(), destination, packet: whole, tcp: payload }),
-        (ICMP, Some(&ECHO_REQUEST)) => Ok(Inbound::Echo(whole)),
+        (TCP, _) => Ok(Inbound::Segment { source, destination, tcp: payload }),
+        (ICMP, Some(&ECHO_REQUEST)) => Ok(Inbound::Echo { source, destination, icmp: payload }),
         _ => Err(Drop::Protocol),
     }
 }
@@ -129,8 +122,7 @@ fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     if packet.version() != 6 {
         return Err(Drop::Malformed);
     }
-    let whole = &bytes[..packet.total_len()];
-    let payload = &whole[packet.header_len()..];
+    let payload = &bytes[packet.header_len()..packet.total_len()];
     let (source, destination) = (packet.src_addr(), IpAddr::V6(packet.dst_addr()));
     let protocol = u8::from(packet.next_header());
     if protocol == ICMPV6 && payload.first() == Some(&NEIGHBOUR_SOLICITATION) {
@@ -139,9 +131,10 @@ fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     if source.is_unspecified() || source.is_multicast() || !served.contains(&destination) {
         return Err(Drop::Address);
     }
+    let source = IpAddr::V6(source);
     match (protocol, payload.first()) {
-        (TCP, _) => Ok(Inbound::Segment { source: source.into(), destination, packet: whole, tcp: payload }),
-        (ICMPV6, Some(&ECHO_REQUEST_V6)) => Ok(Inbound::Echo(whole)),
+        (TCP, _) => Ok(Inbound::Segment { source, destination, tcp: payload }),
+        (ICMPV6, Some(&ECHO_REQUEST_V6)) => Ok(Inbound::Echo { source, destination, icmp: payload }),
         _ => Err(Drop::Protocol),
     }
 }
@@ -155,14 +148,23 @@ fn solicitation<'a>(source: Ipv6Addr, hop_limit: u8, icmp: &'a [u8]) -> Result<I
     Ok(Inbound::Solicitation { source, target })
 }
 
-/// The answer to an ARP request for an address of ours (RFC 826), also to a probe from 0.0.0.0 (RFC 5227
-/// §2.1.1). Returns its length in `frame`.
-pub(super) fn answer_arp(
-    arp: &[u8],
-    to: Mac,
-    is_ours: impl Fn(Ipv4Addr) -> bool,
-    frame: &mut [u8],
-) -> Result<Option<usize>, Drop> {
+/// The answer to an ARP request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ArpAnswer(ArpRepr);
+
+impl ArpAnswer {
+    /// Builds its frame. Returns the length.
+    pub(super) fn emit(self, to: Mac, frame: &mut [u8]) -> usize {
+        let length = ETHERNET + self.0.buffer_len();
+        Route { to, from: Mac::SERVICE }.emit(ARP, frame);
+        self.0.emit(&mut ArpPacket::new_unchecked(&mut frame[ETHERNET..length]));
+        length
+    }
+}
+
+/// What to answer to an ARP packet: something to a request for an address of ours (RFC 826), also to a probe
+/// from 0.0.0.0 (RFC 5227 §2.1.1).
+pub(super) fn answer_arp(arp: &[u8], is_ours: impl Fn(Ipv4Addr) -> bool) -> Result<Option<ArpAnswer>, Drop> {
     let packet = ArpPacket::new_checked(arp).map_err(|_| Drop::Malformed)?;
     let ArpRepr::EthernetIpv4 {
         operation,
@@ -180,17 +182,13 @@ pub(super) fn answer_arp(
     if !is_ours(target_protocol_addr) {
         return Err(Drop::Address);
     }
-    let answer = ArpRepr::EthernetIpv4 {
+    Ok(Some(ArpAnswer(ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
         source_hardware_addr: EthernetAddress(Mac::SERVICE.0),
         source_protocol_addr: target_protocol_addr,
         target_hardware_addr: source_hardware_addr,
         target_protocol_addr: source_protocol_addr,
-    };
-    let length = ETHERNET + answer.buffer_len();
-    Route { to, from: Mac::SERVICE }.emit(ARP, frame);
-    answer.emit(&mut ArpPacket::new_unchecked(&mut frame[ETHERNET..length]));
-    Ok(Some(length))
+    })))
 }
 
 /// The answer to a neighbour solicitation (RFC 4861 §7.2.4), with hop limit 255; to all nodes when it

@@ -1,8 +1,8 @@
 //! The seam between TCP and what is said over it.
 //!
 //! The stack owns connections and knows no HTTP; [`Service`] and [`Exchange`] know HTTP and no packets.
-//! What is to be sent crosses the seam as immutable shared bytes, so that an implementation of TCP may
-//! copy them into a send buffer or keep the reference and slice it again to retransmit.
+//! What is to be sent crosses the seam as immutable shared bytes: TCP keeps the reference until all of them
+//! are acknowledged, and slices it again to retransmit.
 
 use bytes::Bytes;
 use metadata_common::maps::Slot;
@@ -34,14 +34,15 @@ pub trait Service {
     type Exchange: Exchange;
     /// True when the service listens on this address and port.
     fn listens(&self, local: (IpAddr, u16)) -> bool;
-    /// A connection was established.
+    /// A connection was established, and the guest has said something on it, or that it has nothing to say.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
 }
 
 /// What the stack is to do with a connection next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send these bytes, then ask again once all of them are in the send buffer.
+    /// Send these bytes, and ask again when there is room for more
+    /// ([`SEND_AHEAD`](super::SEND_AHEAD), [`PIECES_PER_CONNECTION`](super::PIECES_PER_CONNECTION)).
     Send(Bytes),
     /// The same, but no segment that carries any of these bytes, at first or again, leaves with an IP TTL or
     /// hop limit above `hop_limit`. What carries none of them (SYN-ACK, pure ACKs, FIN) has the usual 64.
@@ -71,6 +72,11 @@ pub trait Exchange {
     fn finish(&mut self, now: Now);
     /// What to do next; called until it answers [`Step::Wait`], [`Step::Close`] or [`Step::Abort`].
     fn next(&mut self, now: Now) -> Step;
+    /// True when it waits for the guest alone, and would close at once, with nothing more said, if the guest
+    /// finished now. Then that may happen without it: it is dropped.
+    fn is_idle(&self) -> bool {
+        false
+    }
     /// True, once, when this exchange has changed something that others of its slot may be waiting for.
     /// Asked after each turn of the connection; then the slot's other connections get a turn as by
     /// [`Stack::wake`](super::Stack::wake).

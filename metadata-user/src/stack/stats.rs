@@ -25,23 +25,26 @@ pub struct StackStats {
     pub dropped_protocol: u64,
     /// Dropped: a slot this stack has no room for.
     pub dropped_slot: u64,
-    /// Connections established.
+    /// SYNs answered here; the kernel answers most itself.
+    pub handshakes: u64,
+    /// Connections established: first segments of a handshake we answered.
     pub accepted: u64,
+    /// Segments dropped that came before their connection's first, and will come again after it; or after its last,
+    /// of a connection forgotten, which nothing tells from the former.
+    pub dropped_early: u64,
     /// Segments for no connection of ours, answered with RST (a closed port, or a connection forgotten).
     pub unmatched: u64,
-    /// SYNs dropped: the port has as many connections as it may.
+    /// First segments dropped: the port has as many connections as it may.
     pub refused_port_connections: u64,
-    /// SYNs dropped: all connections are taken.
+    /// First segments dropped: all connections are taken.
     pub refused_connections: u64,
-    /// SYNs dropped: all ports are taken and none is idle.
+    /// First segments dropped: all ports are taken and none is idle.
     pub refused_ports: u64,
     /// Idle ports that made room for another.
     pub ports_evicted: u64,
-    /// Handshakes never finished.
-    pub half_open_expired: u64,
-    /// Unfinished handshakes that made room for a new one.
-    pub half_open_evicted: u64,
-    /// Connections replaced by a new SYN from the same address and port.
+    /// Idle connections reset to make room for another guest's, when all were taken.
+    pub connections_evicted: u64,
+    /// Connections replaced by a new one from the same address and port.
     pub superseded: u64,
     /// Connections reset because the guest acknowledged nothing, or never closed its side.
     pub stalled: u64,
@@ -49,7 +52,7 @@ pub struct StackStats {
     pub woken: u64,
     /// Connections given up by the service.
     pub aborted: u64,
-    /// Four-tuples in TIME-WAIT taken into use again by a SYN.
+    /// Four-tuples in TIME-WAIT taken into use again.
     pub time_wait_reused: u64,
     /// Faults of ours, each of which cost one slot its connections: please report them.
     pub faults: u64,
@@ -57,14 +60,12 @@ pub struct StackStats {
     pub ports: u64,
     /// Gauge: connections held.
     pub connections: u64,
-    /// Gauge: free connections kept for reuse.
-    pub spare_connections: u64,
 }
 
 impl StackStats {
     /// The counters, by name.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 25] {
+    pub fn counters(&self) -> [(&'static str, u64); 26] {
         [
             ("received", self.received),
             ("sent", self.sent),
@@ -77,14 +78,15 @@ impl StackStats {
             ("dropped_fragment", self.dropped_fragment),
             ("dropped_protocol", self.dropped_protocol),
             ("dropped_slot", self.dropped_slot),
+            ("handshakes", self.handshakes),
             ("accepted", self.accepted),
+            ("dropped_early", self.dropped_early),
             ("unmatched", self.unmatched),
             ("refused_port_connections", self.refused_port_connections),
             ("refused_connections", self.refused_connections),
             ("refused_ports", self.refused_ports),
             ("ports_evicted", self.ports_evicted),
-            ("half_open_expired", self.half_open_expired),
-            ("half_open_evicted", self.half_open_evicted),
+            ("connections_evicted", self.connections_evicted),
             ("superseded", self.superseded),
             ("stalled", self.stalled),
             ("woken", self.woken),
@@ -96,11 +98,7 @@ impl StackStats {
 
     /// The gauges, by name.
     #[must_use]
-    pub fn gauges(&self) -> [(&'static str, u64); 3] {
-        [
-            ("ports", self.ports),
-            ("connections", self.connections),
-            ("spare_connections", self.spare_connections),
-        ]
+    pub fn gauges(&self) -> [(&'static str, u64); 2] {
+        [("ports", self.ports), ("connections", self.connections)]
     }
 }

@@ -1,53 +1,40 @@
-//! TIME-WAIT without a connection: a closed conversation needs four numbers, not two buffers.
+//! What is left of a connection that is over: four numbers, and not a word of the exchange.
 //!
 //! RFC 9293 §3.6.1, §3.10.7.4: whoever closed first answers a repeated FIN until the other side must have
-//! heard. A SYN for the four-tuple starts anew at once (Scaleway's client always comes from port 1).
+//! heard. Here whoever closed last does the same, because nothing else tells an echo of a connection's first
+//! segment from a new connection: its number is proof enough of a handshake. A SYN for the four-tuple
+//! starts anew at once (Scaleway's client always comes from port 1).
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::config::TIME_WAITS_PER_PORT;
-use super::connection::Tuple;
+/// How long the first segment of a connection that is over may still be an echo: its guest has heard the answer, and
+/// is a frame away. After that it is of a guest that comes with the same numbers again, as simple ones do, and
+/// whose SYN the kernel has answered.
+const ECHO: Duration = Duration::from_secs(1);
 
-/// One closed conversation.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TimeWait {
-    pub(super) tuple: Tuple,
-    pub(super) until: Duration,
+/// The numbers of a connection that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbers {
     /// Our next sequence number, and the guest's.
     pub(super) next: (u32, u32),
+    /// Both initial sequence numbers, the guest's first.
+    pub(super) initial: (u32, u32),
 }
 
-/// The conversations of one port that closed lately, oldest first.
-#[derive(Debug, Default)]
-pub(super) struct TimeWaits(VecDeque<TimeWait>);
+/// One four-tuple in TIME-WAIT.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TimeWait {
+    pub(super) until: Duration,
+    pub(super) numbers: Numbers,
+    /// A SYN has come since, so that even a first segment with the old numbers is a new one.
+    pub(super) reopened: bool,
+}
 
-impl TimeWaits {
-    /// Remembers a conversation; at the limit the oldest is forgotten.
-    pub(super) fn push(&mut self, wait: TimeWait) {
-        if self.0.len() == TIME_WAITS_PER_PORT {
-            self.0.pop_front();
-        }
-        self.0.push_back(wait);
-    }
-
-    /// Forgets what has expired. Returns how many are left.
-    pub(super) fn expire(&mut self, now: Duration) -> usize {
-        self.0.retain(|wait| wait.until > now);
-        self.0.len()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub(super) fn find(&mut self, tuple: &Tuple) -> Option<&mut TimeWait> {
-        self.0.iter_mut().find(|wait| wait.tuple == *tuple)
-    }
-
-    /// Forgets one four-tuple. True when it was known.
-    pub(super) fn remove(&mut self, tuple: &Tuple) -> bool {
-        let at = self.0.iter().position(|wait| wait.tuple == *tuple);
-        at.is_some_and(|at| self.0.remove(at).is_some())
+impl TimeWait {
+    /// True when a first segment that is proof of a handshake with these initial numbers begins a new
+    /// connection, of the `kept` that it is remembered after the guest's last FIN.
+    pub(super) fn gives_way(&self, initial: (u32, u32), now: Duration, kept: Duration) -> bool {
+        let is_rested = self.until.saturating_sub(kept) + ECHO <= now;
+        self.reopened || is_rested || self.numbers.initial != initial
     }
 }

@@ -1,6 +1,6 @@
 //! What can go wrong in steering, and what its reader can do about it.
 
-use metadata_common::maps::{MAX_PORTS, MAX_SERVED, MAX_SLOTS, Slot};
+use metadata_common::maps::{MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, Slot};
 use std::fmt;
 use std::io;
 
@@ -119,6 +119,18 @@ pub enum SteerError {
         /// What the kernel said.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The classifier needs what this kernel has not.
+    #[error("steering by tcx needs Linux 6.6 or later; set `steer: auto` or `steer: xdp`")]
+    NoTcx,
+    /// The classifier cannot reach the hub from there.
+    #[error(
+        "cannot steer {port} by tcx: the kernel redirects classified frames within one network namespace, and \
+         the hub is in the agent's own; set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`"
+    )]
+    TcxElsewhere {
+        /// The port.
+        port: PortName,
+    },
     /// The port's device does not exist, or is no longer the one that was attached.
     #[error("expected a device {port}, found {found}; attach it again once it exists")]
     PortGone {
@@ -140,6 +152,12 @@ pub enum SteerError {
     NotAttached {
         /// The port.
         port: PortName,
+    },
+    /// No hub, or too many.
+    #[error("expected 1 to {MAX_HUBS} hubs, found {found}; `workers` says how many")]
+    Hubs {
+        /// How many were asked for.
+        found: u32,
     },
     /// The slot number is beyond the tables.
     #[error("expected a slot below {MAX_SLOTS}, found {slot}; this node is full")]

@@ -5,17 +5,23 @@
 //!  ports ◀══ XDP redirect ══ `hub` XDP ── PREFIX-tap ◀── write() of one frame
 //! ```
 
+use metadata_common::maps::MAX_STEERED;
+use metadata_common::wire::ethernet;
 use std::os::fd::OwnedFd;
+
+use metadata_common::maps::MAX_HUBS;
 
 use super::{HUB_PREFIX_MAX, SteerError, netlink, netns, tun};
 
 /// MTU of the hub's devices, octets. A redirect drops frames above the target's MTU, so it exceeds any
 /// guest's; a veth runs XDP natively up to a page less head and tail room, 3,506 octets on x86.
-pub const HUB_MTU: u32 = 3_400;
+pub const HUB_MTU: u32 = MAX_STEERED - ethernet::HEADER as u32;
 
 /// The inner end of the hub's veth pair: where the AF_XDP socket is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hub {
+    /// Its number, from 0.
+    pub number: u32,
     /// Interface index of the inner end, in the namespace steering was started in.
     pub inner_ifindex: u32,
     /// Name of the inner end.
@@ -58,24 +64,23 @@ impl Device {
 }
 
 impl Devices {
-    /// Makes the devices in the calling thread's namespace, all up but carrying nothing yet.
+    /// Makes the devices of hub `number` in the calling thread's namespace, all up but carrying nothing yet.
     ///
     /// A veth pair left by an agent that was killed is replaced. On an error nothing is left.
-    pub(super) fn create(prefix: &str) -> Result<(Self, OwnedFd), SteerError> {
+    pub(super) fn create(prefix: &str, number: u32) -> Result<(Self, OwnedFd), SteerError> {
         check_prefix(prefix)?;
-        let name = format!("{prefix}-tap");
+        let [outer, inner, name] = names(prefix, number);
         // The tap first: a live agent holds it, and then nothing of that agent's may be touched.
         let fd = tun::create(&name)?;
         let tap = Device::find(name)?;
         // Closing the descriptor would do, but not at once if a child process is just being started.
-        let (outer, inner) = Self::create_veth(prefix).inspect_err(|_| tap.remove())?;
+        let (outer, inner) = Self::create_veth(outer, inner).inspect_err(|_| tap.remove())?;
         let devices = Self { outer, inner, tap };
         devices.bring_up().inspect_err(|_| devices.remove())?;
         Ok((devices, fd))
     }
 
-    fn create_veth(prefix: &str) -> Result<(Device, Device), SteerError> {
-        let [outer, inner] = ["out", "in"].map(|end| format!("{prefix}-{end}"));
+    fn create_veth(outer: String, inner: String) -> Result<(Device, Device), SteerError> {
         for end in [&outer, &inner] {
             remove_left_over(end)?;
         }
@@ -101,6 +106,28 @@ impl Devices {
     }
 }
 
+/// The names of a hub's devices: outer and inner end, tap. Those of the first say what they are; the others
+/// have a number in the same four octets.
+fn names(prefix: &str, number: u32) -> [String; 3] {
+    match number {
+        0 => ["out", "in", "tap"].map(|end| format!("{prefix}-{end}")),
+        n => ["o", "i", "t"].map(|end| format!("{prefix}-{end}{n}")),
+    }
+}
+
+/// Removes what an agent with more hubs left when it was killed. To be called once the first hub is ours, which
+/// says that no other agent has the prefix.
+pub(super) fn remove_further(prefix: &str, hubs: u32) -> Result<(), SteerError> {
+    for [outer, ..] in (hubs.max(1)..MAX_HUBS).map(|number| names(prefix, number)) {
+        if let Some(ifindex) = netns::index_of(&outer)?
+            && netlink::kind(&outer, ifindex)? == netlink::VETH
+        {
+            netlink::delete(&outer, ifindex)?;
+        }
+    }
+    Ok(())
+}
+
 fn remove_left_over(name: &str) -> Result<(), SteerError> {
     let Some(ifindex) = netns::index_of(name)? else { return Ok(()) };
     let kind = netlink::kind(name, ifindex)?;
@@ -120,7 +147,18 @@ pub(super) fn check_prefix(prefix: &str) -> Result<(), SteerError> {
 
 #[cfg(test)]
 mod tests {
-    use super::check_prefix;
+    use super::{check_prefix, names};
+    use crate::steer::HUB_PREFIX_MAX;
+    use metadata_common::maps::MAX_HUBS;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_hub_has_names_of_its_own_that_the_kernel_takes() {
+        let prefix = "x".repeat(HUB_PREFIX_MAX);
+        let all: HashSet<String> = (0..MAX_HUBS).flat_map(|number| names(&prefix, number)).collect();
+        assert_eq!(all.len(), 3 * MAX_HUBS as usize);
+        assert!(all.iter().all(|name| name.len() <= 15), "{all:?}");
+    }
 
     #[test]
     fn a_hub_name_leaves_room_for_its_suffix() {

@@ -27,16 +27,20 @@
 //! # What the kernel will not do
 //!
 //! - Say which namespace a frame came from: hence one instance of `port` per namespace (`object`).
-//! - Look up an interface index outside the caller's namespace: hence a thread that enters the namespace
-//!   for each attach and bind (`netns`).
+//! - Look up an interface index outside the caller's namespace: hence a thread that enters another namespace
+//!   for each attach and bind there (`netns`).
 //! - Keep an attachment alive after its owner: links are not pinned, so when the agent dies, however it
 //!   dies, every guest's own traffic goes on as if it had never been there.
+//! - Send a frame back where it came from (`XDP_TX`) on every device: a tap can, a veth only while its peer takes
+//!   such frames in, which nobody tells. Hence what the kernel answers itself ([`SteerConfig::answers`]) it
+//!   answers on taps; elsewhere all is steered.
+//! - Look at a large frame by XDP at no cost: hence a classifier for guests that have booted (`mode`).
 //! - Carry two XDP programs on one device: a port that is taken is an error that names the holder.
 //!
 //! # Calling it
 //!
-//! All methods block: for well under a millisecond when ports come and go (one thread start, a few system
-//! calls), for some milliseconds of verifying at the first port of a namespace, for about a tenth of a
+//! All methods block: for well under a millisecond when ports come and go (a few system calls, and in another
+//! namespace a thread start), for some tens of milliseconds of verifying at the first port of a namespace, for about a tenth of a
 //! second at start and on drop. They may be called from an async task that holds up nothing urgent.
 //! [`Steering`] is `Send` and has one owner.
 //!
@@ -49,6 +53,7 @@ mod counters;
 mod error;
 mod hub;
 mod logs;
+mod mode;
 mod netlink;
 mod netns;
 mod object;
@@ -60,22 +65,26 @@ mod watch;
 pub use counters::Counters;
 pub use error::SteerError;
 pub use hub::{HUB_MTU, Hub};
+pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use netns::{MAX_NAMESPACES, NetnsId};
 pub use ports::{Found, exists};
-pub use watch::LinkWatch;
+pub use watch::{Changed, Device, LinkWatch};
 
+use aya::Ebpf;
 use aya::programs::xdp::XdpLink;
+use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Slot, program};
-use std::collections::BTreeMap;
+use metadata_common::maps::{MAX_HUBS, Slot, program};
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::afxdp::AllSentTable;
 use crate::port::PortName;
 use hub::Devices;
 use logs::Logs;
-use netns::Netns;
+use netns::{Cookie, Netns};
 use object::Object;
 use ports::Attached;
 use tables::Tables;
@@ -114,11 +123,29 @@ pub struct SteerConfig {
     pub arp_only: Vec<Ipv4Addr>,
     /// For each port alike.
     pub limits: Limits,
+    /// What the kernel answers itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK) and
+    /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP), the latter only for a stack that knows `key`.
+    pub answers: u64,
+    /// The key of handshakes: the stack's.
+    pub key: Key,
+    /// Which program ports are steered by.
+    pub mode: Mode,
+    /// How many hubs share the slots, 1 to [`MAX_HUBS`].
+    pub hubs: u32,
 }
 
 impl Default for SteerConfig {
     fn default() -> Self {
-        Self { hub: "imds".into(), served: Vec::new(), arp_only: Vec::new(), limits: Limits::default() }
+        Self {
+            hub: "imds".into(),
+            served: Vec::new(),
+            arp_only: Vec::new(),
+            limits: Limits::default(),
+            answers: 0,
+            key: Key([0; 2]),
+            mode: Mode::default(),
+            hubs: 1,
+        }
     }
 }
 
@@ -126,27 +153,49 @@ impl Default for SteerConfig {
 pub struct Steering {
     // Dropped in this order: the ports stop steering, the hub's programs go, then its devices.
     ports: BTreeMap<PortName, Attached>,
-    _links: [XdpLink; 2],
-    tap: Option<OwnedFd>,
+    /// The ports by where they are.
+    places: HashMap<(Cookie, u32), PortName>,
+    _links: Vec<XdpLink>,
+    taps: Vec<Option<OwnedFd>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
     tables: Tables,
     object: Object,
     logs: Logs,
     limits: Limits,
-    hub: Hub,
+    answers: u64,
+    mode: Mode,
+    /// The port last looked at, while there are more behind it.
+    looked_at: Option<PortName>,
+    /// The agent's own namespace, which the hub is in.
+    home: Cookie,
+    hubs: Vec<Hub>,
     devices: Guard,
 }
 
-/// The hub's devices, removed with this, and the namespace they are in: the agent's own.
+/// The hubs' devices, removed with this, and the namespace they are in: the agent's own.
 struct Guard {
-    devices: Devices,
+    devices: Vec<Devices>,
     home: Arc<Netns>,
+}
+
+impl Guard {
+    /// Makes the devices of all hubs. What was made before an error goes with this.
+    fn create(&mut self, config: &SteerConfig) -> Result<Vec<OwnedFd>, SteerError> {
+        let mut taps = Vec::new();
+        for number in 0..config.hubs {
+            let (devices, tap) = Devices::create(&config.hub, number)?;
+            self.devices.push(devices);
+            taps.push(tap);
+        }
+        hub::remove_further(&config.hub, config.hubs)?;
+        Ok(taps)
+    }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         let removed = self.home.run(|| {
-            self.devices.remove();
+            self.devices.iter().for_each(Devices::remove);
             Ok(())
         });
         if let Err(error) = removed {
@@ -165,55 +214,76 @@ impl Steering {
     /// left then.
     pub fn start(config: &SteerConfig) -> Result<Self, SteerError> {
         hub::check_prefix(&config.hub)?;
+        mode::check(config.mode)?;
         tables::check_served(&config.served, &config.arp_only)?;
         raise_descriptor_limit();
         let home = Arc::new(Netns::own()?);
-        let (devices, tap) = home.run(|| Devices::create(&config.hub))?;
-        let devices = Guard { devices, home: Arc::clone(&home) };
-        home.run(|| Self::start_inside(config, devices, tap))
+        if !(1..=MAX_HUBS).contains(&config.hubs) {
+            return Err(SteerError::Hubs { found: config.hubs });
+        }
+        let mut devices = Guard { devices: Vec::new(), home: Arc::clone(&home) };
+        let taps = home.run(|| devices.create(config))?;
+        home.run(|| Self::start_inside(config, devices, taps))
     }
 
-    fn start_inside(config: &SteerConfig, devices: Guard, tap: OwnedFd) -> Result<Self, SteerError> {
-        let Devices { outer, inner, tap: tap_device } = &devices.devices;
-        let (object, mut ebpf) = Object::load()?;
+    fn start_inside(config: &SteerConfig, devices: Guard, taps: Vec<OwnedFd>) -> Result<Self, SteerError> {
+        let (mut object, mut ebpf) = Object::load(config.key)?;
         let mut tables = Tables::take(&mut ebpf)?;
         let logs = Logs::take(&mut ebpf)?;
         tables.serve(&config.served, &config.arp_only)?;
-        let mut put = |name: &'static str, device: &hub::Device| {
-            attach::native(object::load_program(&mut ebpf, name)?, device.ifindex)
+        let put = |ebpf: &mut Ebpf, name: &'static str, device: &hub::Device| {
+            attach::native(object::load_program(ebpf, name)?, device.ifindex)
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
         };
-        let links = [put(program::SOCKET, inner)?, put(program::HUB, tap_device)?];
-        tables.set_hub(outer.ifindex)?;
-        let hub = Hub { inner_ifindex: inner.ifindex, inner_name: inner.name.clone(), queue: 0 };
+        let (mut links, mut hubs) = (Vec::new(), Vec::new());
+        for (number, Devices { outer, inner, tap }) in (0..).zip(&devices.devices) {
+            if number > 0 {
+                // `socket` knows its hub by a constant.
+                ebpf = object.hub(number)?;
+            }
+            links.extend([put(&mut ebpf, program::SOCKET, inner)?, put(&mut ebpf, program::HUB, tap)?]);
+            tables.set_hub(number, outer.ifindex)?;
+            hubs.push(Hub { number, inner_ifindex: inner.ifindex, inner_name: inner.name.clone(), queue: 0 });
+        }
         Ok(Self {
             ports: BTreeMap::new(),
+            places: HashMap::new(),
             _links: links,
-            tap: Some(tap),
+            taps: taps.into_iter().map(Some).collect(),
             bound: BTreeMap::new(),
             tables,
             object,
             logs,
             limits: config.limits,
-            hub,
+            answers: config.answers,
+            mode: config.mode,
+            looked_at: None,
+            home: netns::cookie()?,
+            hubs,
             devices,
         })
     }
 
-    /// Where to bind the AF_XDP socket.
+    /// Where to bind the AF_XDP sockets, by the hub's number.
     #[must_use]
-    pub fn hub(&self) -> &Hub {
-        &self.hub
+    pub fn hubs(&self) -> &[Hub] {
+        &self.hubs
     }
 
-    /// True while the hub's devices are there, looked for in the calling thread's namespace. Without them
+    /// The number of the hub that serves a slot: always the same one.
+    #[must_use]
+    pub fn hub_of(&self, slot: Slot) -> u32 {
+        slot % u32::try_from(self.hubs.len()).unwrap_or(1).max(1)
+    }
+
+    /// True while the hubs' devices are there, looked for in the calling thread's namespace. Without them
     /// no guest is answered, and nothing else tells.
     ///
     /// # Errors
     /// When the kernel refuses to look.
     pub fn hub_is_whole(&self) -> Result<bool, SteerError> {
-        let Devices { outer, inner, tap } = &self.devices.devices;
-        for device in [outer, inner, tap] {
+        let devices = self.devices.devices.iter();
+        for device in devices.flat_map(|Devices { outer, inner, tap }| [outer, inner, tap]) {
             if netns::index_of(&device.name)? != Some(device.ifindex) {
                 return Ok(false);
             }
@@ -221,22 +291,31 @@ impl Steering {
         Ok(true)
     }
 
-    /// The hub tap, for the way out: one `write(2)` per Ethernet frame, without a virtio header,
+    /// A hub's tap, for the way out: one `write(2)` per Ethernet frame, without a virtio header,
     /// non-blocking. The frame's destination is the stamp of the slot it is for.
     ///
     /// # Panics
-    /// The second time: the tap has one owner.
-    pub fn take_tap(&mut self) -> OwnedFd {
-        self.tap.take().expect("the hub tap is taken once")
+    /// The second time: the tap has one owner. And when there is no such hub.
+    pub fn take_tap(&mut self, hub: u32) -> OwnedFd {
+        self.taps.get_mut(hub as usize).and_then(Option::take).expect("the hub tap is taken once")
     }
 
-    /// Lets steered frames arrive at this AF_XDP socket, in place of any before it. Until the first is
+    /// Lets frames steered to a hub arrive at this AF_XDP socket, in place of any before it. Until the first is
     /// registered they are dropped and counted.
     ///
     /// # Errors
     /// When `socket` is no AF_XDP socket.
-    pub fn register_socket(&mut self, socket: BorrowedFd<'_>) -> Result<(), SteerError> {
-        self.tables.set_socket(self.hub.queue, socket)
+    pub fn register_socket(&mut self, hub: u32, socket: BorrowedFd<'_>) -> Result<(), SteerError> {
+        self.tables.set_socket(hub, socket)
+    }
+
+    /// Where user space and the kernel tell each other what has been said on connections: a mapping of its
+    /// own for each worker.
+    ///
+    /// # Errors
+    /// When the kernel refuses the mapping.
+    pub fn all_sent(&self) -> Result<AllSentTable, SteerError> {
+        self.tables.all_sent()
     }
 
     /// Frames by verdict, all ports and the hub together.

@@ -1,8 +1,8 @@
 //! rtnetlink, asked and answered: create, change, look at and delete devices in the calling thread's
 //! namespace.
 //!
-//! Each call brings its own small runtime and socket, so it needs a thread that is in no tokio runtime;
-//! the threads of [`Netns::run`](super::netns::Netns::run) are such.
+//! Each call brings its own small runtime and socket, and a thread for them, since the caller's may be in a
+//! tokio runtime already. A thread starts in the namespace of the one that starts it.
 
 use futures_util::TryStreamExt as _;
 use rtnetlink::packet_route::link::{
@@ -13,9 +13,9 @@ use std::io;
 
 use super::SteerError;
 
-fn talk<T>(
+fn talk<T: Send>(
     action: impl FnOnce() -> String,
-    exchange: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error>,
+    exchange: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error> + Send,
 ) -> Result<T, SteerError> {
     let attempt = || -> io::Result<T> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
@@ -27,7 +27,11 @@ fn talk<T>(
             answer
         })
     };
-    attempt().map_err(|source| SteerError::device(action(), source))
+    let answer = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("netlink".into()).spawn_scoped(scope, attempt)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    answer.map_err(|source| SteerError::device(action(), source))
 }
 
 /// The errno of a netlink answer; other failures keep their text.
@@ -84,7 +88,7 @@ pub(super) fn delete(name: &str, ifindex: u32) -> Result<(), SteerError> {
     }
 }
 
-/// The kind of a device (`veth`, `tun`, `bridge`…), `physical` when it has none.
+/// The kind of a device (`veth`, `tap`, `bridge`…), `physical` when it has none.
 pub(super) fn kind(name: &str, ifindex: u32) -> Result<String, SteerError> {
     let message = look(name, ifindex)?;
     let infos = message.attributes.iter().find_map(|attribute| match attribute {
@@ -97,6 +101,7 @@ pub(super) fn kind(name: &str, ifindex: u32) -> Result<String, SteerError> {
     });
     Ok(match kind {
         Some(InfoKind::Veth) => VETH.into(),
+        Some(InfoKind::Tun) => TUN.into(),
         Some(kind) => kind.to_string(),
         None => "physical device".into(),
     })
@@ -104,6 +109,9 @@ pub(super) fn kind(name: &str, ifindex: u32) -> Result<String, SteerError> {
 
 /// What [`kind`] calls a veth.
 pub(super) const VETH: &str = "veth";
+
+/// What [`kind`] calls a tap.
+pub(super) const TUN: &str = "tap";
 
 /// Numbers of the XDP programs on a device.
 pub(super) fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, SteerError> {

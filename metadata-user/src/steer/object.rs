@@ -5,9 +5,10 @@
 //! share one set of maps. The loader shares maps by pinning only, hence a bpffs: one that is mounted
 //! nowhere, reached through its descriptor, and gone with the process even if that is killed.
 
-use aya::programs::Xdp;
+use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::programs::XdpAttachType;
+use metadata_common::cookie::Key;
 use metadata_common::maps::{name, program};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use std::collections::BTreeMap;
@@ -22,15 +23,17 @@ use super::netns::{Cookie, MAX_NAMESPACES};
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps all instances share: every one of the object's but its constants.
-const SHARED: [&str; 10] = [
+const SHARED: [&str; 12] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
     name::GUEST_DEVICES,
     name::HUBS,
+    name::HUB_DEVICES,
     name::SOCKETS,
     name::SERVED_V4,
     name::SERVED_V6,
+    name::ALL_SENT,
     name::COUNTERS,
     // The ring of the kernel side's log, as aya-log calls it.
     "AYA_LOGS",
@@ -63,21 +66,34 @@ pub(super) struct Object {
 struct Instance {
     number: usize,
     program: Xdp,
+    /// Loaded when the first port wants it.
+    classifier: Option<SchedClassifier>,
     ports: usize,
 }
 
 impl Object {
     /// Loads the object for the hub; the maps are in what is returned beside it.
-    pub(super) fn load() -> Result<(Self, Ebpf), SteerError> {
+    pub(super) fn load(key: Key) -> Result<(Self, Ebpf), SteerError> {
         let pins = Pins::create()?;
         let mut loader = EbpfLoader::new();
+        // The loader refers to it for as long as it likes: sixteen octets each time steering starts.
+        let key: &'static [u64; 2] = Box::leak(Box::new(key.0));
+        loader.override_global(name::COOKIE_KEY, key, true);
         for map in SHARED {
             loader.map_pin_path(map, pins.path(map));
         }
         let free = (HUB_INSTANCE + 1..NUMBERS.len()).rev().collect();
         let mut object = Self { loader, pins, instances: BTreeMap::new(), free };
-        let hub = object.instantiate(HUB_INSTANCE)?;
+        let hub = object.hub(0)?;
         Ok((object, hub))
+    }
+
+    /// The object once more, for the devices of a hub; it shares its maps with all other instances.
+    pub(super) fn hub(&mut self, hub: u32) -> Result<Ebpf, SteerError> {
+        let number = NUMBERS.get(hub as usize).unwrap_or(&NUMBERS[0]);
+        // The first hub's number is what the object says anyway.
+        self.loader.override_global(name::HUB, number, hub > 0);
+        self.instantiate(HUB_INSTANCE)
     }
 
     fn instantiate(&mut self, number: usize) -> Result<Ebpf, SteerError> {
@@ -87,18 +103,40 @@ impl Object {
             .map_err(|source| SteerError::load("object", source))
     }
 
-    /// Counts one more port in a namespace; returns the namespace's number and its `port` program.
+    /// Counts one more port in a namespace; returns the namespace's number. Its programs are there from now on.
     ///
     /// Pair it with [`Object::release`], also when the port then comes to nothing.
-    pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<(u32, &mut Xdp), SteerError> {
+    pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<u32, SteerError> {
         if !self.instances.contains_key(&cookie) {
             let number = self.free.pop().ok_or(SteerError::TooManyNamespaces)?;
             let program = self.port_program(number).inspect_err(|_| self.free.push(number))?;
-            self.instances.insert(cookie, Instance { number, program, ports: 0 });
+            self.instances.insert(cookie, Instance { number, program, classifier: None, ports: 0 });
         }
         let instance = self.instances.get_mut(&cookie).expect("it was there or has just been inserted");
         instance.ports += 1;
-        Ok((NUMBERS[instance.number], &mut instance.program))
+        Ok(NUMBERS[instance.number])
+    }
+
+    /// The `port` program of a namespace with ports.
+    pub(super) fn port(&mut self, cookie: Cookie) -> Result<&mut Xdp, SteerError> {
+        self.instance(cookie).map(|instance| &mut instance.program)
+    }
+
+    /// The classifier of a namespace with ports.
+    pub(super) fn classifier(&mut self, cookie: Cookie) -> Result<&mut SchedClassifier, SteerError> {
+        let Instance { number, classifier, .. } = self.instance(cookie)?;
+        if classifier.is_none() {
+            let number = *number;
+            let loaded = self.port_classifier(number)?;
+            self.instance(cookie)?.classifier = Some(loaded);
+        }
+        let loaded = self.instance(cookie)?.classifier.as_mut();
+        loaded.ok_or_else(|| SteerError::load(program::PORT_TCX, "it was not kept"))
+    }
+
+    fn instance(&mut self, cookie: Cookie) -> Result<&mut Instance, SteerError> {
+        let absent = || SteerError::load(program::PORT, "the namespace has no ports");
+        self.instances.get_mut(&cookie).ok_or_else(absent)
     }
 
     /// Counts one port less; with the last of a namespace its instance goes.
@@ -124,6 +162,24 @@ impl Object {
         std::fs::remove_file(&path)
             .map_err(|source| SteerError::device("remove the program's pin", source))?;
         program
+    }
+}
+
+impl Object {
+    /// As [`Object::port_program`], for the classifier.
+    fn port_classifier(&mut self, number: usize) -> Result<SchedClassifier, SteerError> {
+        let failed = |source| SteerError::load(format!("program {}", program::PORT_TCX), source);
+        let mut ebpf = self.instantiate(number)?;
+        let absent = || SteerError::load(program::PORT_TCX, "the object has no such program");
+        let loaded: &mut SchedClassifier =
+            ebpf.program_mut(program::PORT_TCX).ok_or_else(absent)?.try_into().map_err(failed)?;
+        loaded.load().map_err(failed)?;
+        let path = self.pins.path(program::PORT_TCX);
+        loaded.pin(&path).map_err(|source| SteerError::load("classifier's pin", source))?;
+        let classifier = SchedClassifier::from_pin(&path).map_err(failed);
+        std::fs::remove_file(&path)
+            .map_err(|source| SteerError::device("remove the classifier's pin", source))?;
+        classifier
     }
 }
 
@@ -172,10 +228,15 @@ mod tests {
     }
 
     #[test]
-    fn the_object_can_be_told_its_namespace() {
+    fn the_object_can_be_told_its_namespace_its_hub_and_the_key() {
         let mut object = aya_obj::Object::parse(OBJECT).expect("the embedded object parses");
         let number = NUMBERS[7].to_ne_bytes();
-        let told = object.patch_map_data([(name::NETNS, (number.as_slice(), true))].into());
+        let constants = [
+            (name::NETNS, (number.as_slice(), true)),
+            (name::HUB, (number.as_slice(), true)),
+            (name::COOKIE_KEY, (&[7; 16][..], true)),
+        ];
+        let told = object.patch_map_data(constants.into());
         assert!(told.is_ok(), "{told:?}");
     }
 

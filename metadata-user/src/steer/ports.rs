@@ -1,14 +1,14 @@
 //! Taps become ports and guests become slots, while frames flow.
 
-use aya::programs::xdp::XdpLink;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot, program};
+use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::mode::{By, Programs};
 use super::netns::{Cookie, Netns};
 use super::tables::Binding;
-use super::{Limits, SteerError, Steering, attach, netns};
+use super::{Device, Limits, SteerError, Steering, netlink, netns};
 use crate::port::PortName;
 
 /// What a port's name leads to now.
@@ -24,10 +24,10 @@ pub enum Found {
 
 /// A port and what is bound to it.
 pub(super) struct Attached {
-    cookie: Cookie,
-    key: PortKey,
+    pub(super) cookie: Cookie,
+    pub(super) key: PortKey,
     slots: BTreeMap<Mac, Slot>,
-    link: XdpLink,
+    pub(super) programs: Programs,
 }
 
 impl Steering {
@@ -63,27 +63,28 @@ impl Steering {
             return Err(SteerError::TooManyPorts);
         }
         let attached = self.attach_new(port, cookie, ifindex).inspect_err(|_| self.object.release(cookie))?;
+        self.places.insert((cookie, ifindex), port.clone());
         self.ports.insert(port.clone(), attached);
         Ok(())
     }
 
     fn attach_new(&mut self, port: &PortName, cookie: Cookie, ifindex: u32) -> Result<Attached, SteerError> {
-        let (netns, program) = self.object.acquire(cookie)?;
+        let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
         let Limits { frames_per_second, burst } = self.limits;
-        self.tables.add_port(key, Port::with_limit(frames_per_second, burst))?;
-        match attach::native_or_generic(program, ifindex, port) {
-            Ok(link) => Ok(Attached { cookie, key, slots: BTreeMap::new(), link }),
-            Err(refusal) => {
+        let answers = if self.answers != 0 && sends_back(&port.ifname, ifindex)? { self.answers } else { 0 };
+        self.tables.add_port(key, Port { answers, ..Port::with_limit(frames_per_second, burst) })?;
+        match self.first_programs(port, cookie, ifindex) {
+            Ok(programs) => Ok(Attached { cookie, key, slots: BTreeMap::new(), programs }),
+            Err(error) => {
                 self.tables.remove_port(key)?;
-                Err(refusal.about(program::PORT, port, ifindex))
+                Err(error)
             }
         }
     }
 
     fn holder_of(&self, cookie: Cookie, ifindex: u32) -> Option<PortName> {
-        let holds = |held: &Attached| held.cookie == cookie && held.key.ifindex == ifindex;
-        self.ports.iter().find(|(_, held)| holds(held)).map(|(name, _)| name.clone())
+        self.places.get(&(cookie, ifindex)).cloned()
     }
 
     /// Gives a port up: frees its slots, and leaves the tap, if it still exists, as it was found. A port
@@ -93,12 +94,13 @@ impl Steering {
     /// When the kernel refuses to clear a table. The port is given up all the same.
     pub fn detach(&mut self, port: &PortName) -> Result<(), SteerError> {
         let Some(attached) = self.ports.remove(port) else { return Ok(()) };
+        self.places.remove(&(attached.cookie, attached.key.ifindex));
         let mut outcome = Ok(());
         for (mac, slot) in attached.slots {
             self.bound.remove(&slot);
-            outcome = outcome.and(self.tables.unbind(Binding { slot, port: attached.key, mac }));
+            outcome = outcome.and(self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 }));
         }
-        drop(attached.link);
+        drop(attached.programs);
         self.object.release(attached.cookie);
         outcome.and(self.tables.remove_port(attached.key))
     }
@@ -141,7 +143,8 @@ impl Steering {
         if let Some(former) = attached.slots.get(&mac).copied() {
             self.unbind(former)?;
         }
-        self.tables.bind(Binding { slot, port: key, mac })?;
+        let hub = self.hub_of(slot);
+        self.tables.bind(Binding { slot, port: key, mac, hub })?;
         self.bound.insert(slot, (port.clone(), mac));
         if let Some(attached) = self.ports.get_mut(port) {
             attached.slots.insert(mac, slot);
@@ -158,7 +161,7 @@ impl Steering {
         let Some((port, mac)) = self.bound.remove(&slot) else { return Ok(()) };
         let Some(attached) = self.ports.get_mut(&port) else { return Ok(()) };
         attached.slots.remove(&mac);
-        self.tables.unbind(Binding { slot, port: attached.key, mac })
+        self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 })
     }
 
     /// What a port's name leads to now, looked for as by [`exists`]. A tap made anew, or one of the same index
@@ -177,6 +180,25 @@ impl Steering {
     #[must_use]
     pub fn is_attached(&self, port: &PortName) -> bool {
         self.ports.contains_key(port)
+    }
+
+    /// The name under which a device is attached, whatever it is called now.
+    #[must_use]
+    pub fn attached_as(&self, device: &Device) -> Option<&PortName> {
+        self.places.get(&(device.cookie, device.ifindex))
+    }
+
+    /// How many ports are attached.
+    #[must_use]
+    pub fn port_count(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// How many ports XDP steers, and how many the classifier alone.
+    #[must_use]
+    pub fn ports_by_program(&self) -> (usize, usize) {
+        let xdp = self.ports.values().filter(|attached| attached.programs.by() == By::Xdp).count();
+        (xdp, self.ports.len() - xdp)
     }
 
     /// The ports attached and their interface indexes, each in its namespace. A tap that has gone is among
@@ -205,6 +227,12 @@ impl Steering {
             Some(name) => Netns::open(name).map(Arc::new),
         }
     }
+}
+
+/// True for a device that can return a frame to where it came from (`XDP_TX`): a tap. A veth can only while its
+/// peer, which is the guest's, takes such frames in, and that nobody tells.
+fn sends_back(ifname: &str, ifindex: u32) -> Result<bool, SteerError> {
+    Ok(netlink::kind(ifname, ifindex)? == netlink::TUN)
 }
 
 /// The calling thread's namespace, and in it the index of a port's device if there is one.

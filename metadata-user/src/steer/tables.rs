@@ -1,30 +1,33 @@
 //! The maps, filled in an order in which no frame is ever sent to the wrong guest.
 
 use aya::Ebpf;
-use aya::maps::{Array, DevMap, DevMapHash, HashMap, Map, MapData, MapError, PerCpuArray, XskMap};
+use aya::maps::{
+    Array, DevMap, DevMapHash, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, XskMap,
+};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
     ARP_ONLY, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, name,
 };
 use metadata_common::verdict::Verdict;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use super::{Counters, SteerError};
-
-/// Index in `HUBS` of the one hub there is.
-pub(super) const HUB: u32 = 0;
+use crate::afxdp::AllSentTable;
 
 /// Handles to all maps. What goes in are byte and integer arrays of the layouts `metadata-common` asserts.
 pub(super) struct Tables {
-    ports: HashMap<MapData, [u32; 2], [u64; 3]>,
+    ports: HashMap<MapData, [u32; 2], [u64; 5]>,
     identities: HashMap<MapData, [u8; 16], [u32; 2]>,
     guests: Array<MapData, u64>,
     guest_devices: DevMapHash<MapData>,
     hubs: DevMap<MapData>,
+    hub_devices: Array<MapData, u32>,
     sockets: XskMap<MapData>,
     served_v4: HashMap<MapData, [u8; 4], u32>,
     served_v6: HashMap<MapData, [u8; 16], u32>,
+    all_sent: Array<MapData, [u64; 4]>,
     counters: PerCpuArray<MapData, u64>,
 }
 
@@ -34,6 +37,8 @@ pub(super) struct Binding {
     pub(super) slot: Slot,
     pub(super) port: PortKey,
     pub(super) mac: Mac,
+    /// The number of the hub that serves the slot.
+    pub(super) hub: u32,
 }
 
 impl Tables {
@@ -45,9 +50,11 @@ impl Tables {
             guests: take(ebpf, name::GUESTS)?,
             guest_devices: take(ebpf, name::GUEST_DEVICES)?,
             hubs: take(ebpf, name::HUBS)?,
+            hub_devices: take(ebpf, name::HUB_DEVICES)?,
             sockets: take(ebpf, name::SOCKETS)?,
             served_v4: take(ebpf, name::SERVED_V4)?,
             served_v6: take(ebpf, name::SERVED_V6)?,
+            all_sent: take(ebpf, name::ALL_SENT)?,
             counters: take(ebpf, name::COUNTERS)?,
         })
     }
@@ -67,26 +74,35 @@ impl Tables {
         Ok(())
     }
 
-    /// Sends steered frames to this device of the calling thread's namespace.
-    pub(super) fn set_hub(&mut self, outer_ifindex: u32) -> Result<(), SteerError> {
+    /// Sends frames steered to a hub to this device of the calling thread's namespace.
+    pub(super) fn set_hub(&mut self, hub: u32, outer_ifindex: u32) -> Result<(), SteerError> {
+        let entering = || format!("enter device {outer_ifindex}");
         self.hubs
-            .set(HUB, outer_ifindex, None, 0)
-            .map_err(|source| SteerError::map(name::HUBS, format!("enter device {outer_ifindex}"), source))
+            .set(hub, outer_ifindex, None, 0)
+            .map_err(|source| SteerError::map(name::HUBS, entering(), source))?;
+        self.hub_devices
+            .set(hub, outer_ifindex, 0)
+            .map_err(|source| SteerError::map(name::HUB_DEVICES, entering(), source))
     }
 
-    /// Gives frames of a receive queue to a socket.
-    pub(super) fn set_socket(&mut self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), SteerError> {
-        self.sockets.set(queue, socket.as_raw_fd(), 0).map_err(|source| {
-            SteerError::map(name::SOCKETS, format!("enter a socket for queue {queue}"), source)
-        })
+    /// Gives the frames of a hub to a socket.
+    pub(super) fn set_socket(&mut self, hub: u32, socket: BorrowedFd<'_>) -> Result<(), SteerError> {
+        self.sockets
+            .set(hub, socket.as_raw_fd(), 0)
+            .map_err(|source| SteerError::map(name::SOCKETS, format!("enter a socket for hub {hub}"), source))
     }
 
     /// Owns a port, with a full bucket.
     pub(super) fn add_port(&mut self, key: PortKey, port: Port) -> Result<(), SteerError> {
-        let state = [port.frame_ns, port.depth_ns, port.full_at_ns];
+        let state = [port.frame_ns, port.depth_ns, port.full_at_ns, port.answers, port.steered];
         self.ports
             .insert(port_key(key), state, 0)
             .map_err(|source| SteerError::map(name::PORTS, format!("enter {key:?}"), source))
+    }
+
+    /// Frames steered since the port was added; `None` if it is not there.
+    pub(super) fn steered(&self, key: PortKey) -> Option<u64> {
+        self.ports.get(&port_key(key), 0).ok().map(|[.., steered]| steered)
     }
 
     /// Gives a port up.
@@ -107,7 +123,7 @@ impl Tables {
         })
     }
 
-    fn try_bind(&mut self, Binding { slot, port, mac }: Binding) -> Result<(), SteerError> {
+    fn try_bind(&mut self, Binding { slot, port, mac, hub }: Binding) -> Result<(), SteerError> {
         let entering = || format!("enter slot {slot}");
         self.guests
             .set(slot, guest_word(Guest { mac: mac.0, live: 1 }), 0)
@@ -115,7 +131,7 @@ impl Tables {
         self.guest_devices
             .insert(slot, port.ifindex, None, 0)
             .map_err(|source| SteerError::map(name::GUEST_DEVICES, entering(), source))?;
-        let Identity { slot, hub } = Identity { slot, hub: HUB };
+        let Identity { slot, hub } = Identity { slot, hub };
         self.identities
             .insert(identity_key(port, mac), [slot, hub], 0)
             .map_err(|source| SteerError::map(name::IDENTITIES, entering(), source))
@@ -123,13 +139,19 @@ impl Tables {
 
     /// Frees a slot: no frame in (identity), then none out (device, guest). All three are tried; the first
     /// error is returned. The kernel removes entries of a deleted device itself.
-    pub(super) fn unbind(&mut self, Binding { slot, port, mac }: Binding) -> Result<(), SteerError> {
+    pub(super) fn unbind(&mut self, Binding { slot, port, mac, .. }: Binding) -> Result<(), SteerError> {
         let failed = |map| move |source: MapError| SteerError::map(map, format!("free slot {slot}"), source);
         let identity = absent_is_fine(self.identities.remove(&identity_key(port, mac)))
             .map_err(failed(name::IDENTITIES));
         let device = absent_is_fine(self.guest_devices.remove(slot)).map_err(failed(name::GUEST_DEVICES));
         let guest = self.guests.set(slot, 0, 0).map_err(failed(name::GUESTS));
         identity.and(device).and(guest)
+    }
+
+    /// Maps what connections have said into memory.
+    pub(super) fn all_sent(&self) -> Result<AllSentTable, SteerError> {
+        AllSentTable::map(self.all_sent.map().fd().as_fd())
+            .map_err(|source| SteerError::map(name::ALL_SENT, "map into memory", io::Error::from(source)))
     }
 
     /// Reads all counters.

@@ -6,17 +6,39 @@ use std::io;
 use tokio::runtime::Handle;
 
 use super::SteerError;
-use super::netns::Netns;
+use super::netns::{self, Cookie, Netns};
 
 /// `RTMGRP_LINK`: the multicast group of device changes (rtnetlink(7)).
 const LINKS: u32 = 1;
 /// Messages read for one change at most: a storm of changes is one change, and the rest is the next.
 const MESSAGES_AT_ONCE: usize = 256;
+/// Octets read of a message: its heads and the name, which comes first, fit amply.
+const MESSAGE: usize = 256;
+
+/// What a [`LinkWatch`] saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// These devices came, went or changed; a device may be among them twice.
+    Devices(Vec<Device>),
+    /// More than could be read: look at all devices.
+    Unknown,
+}
+
+/// A device that came, went or changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub(super) cookie: Cookie,
+    pub(super) ifindex: u32,
+    /// Its name, after a renaming the new one.
+    pub name: String,
+}
+
 /// A watch on the devices of one namespace.
 ///
 /// Holding it keeps the namespace alive: drop it when the VM it was opened for goes.
 pub struct LinkWatch {
     socket: TokioSocket,
+    cookie: Cookie,
 }
 
 impl LinkWatch {
@@ -39,30 +61,106 @@ impl LinkWatch {
             socket.socket_mut().bind(&SocketAddr::new(0, LINKS))?;
             Ok(socket)
         };
-        let socket = netns.run(|| open().map_err(|source| SteerError::device("watch devices", source)))?;
-        Ok(Self { socket })
+        netns.run(|| {
+            let socket = open().map_err(|source| SteerError::device("watch devices", source))?;
+            Ok(Self { socket, cookie: netns::cookie()? })
+        })
     }
 
-    /// Waits until a device came, went or changed. Changes close together may be told once, so look at all
-    /// devices afterwards; steering's own attaching counts as a change too. Cancel safe.
+    /// Waits until devices came, went or changed, and says which; steering's own attaching counts as a change
+    /// too. Cancel safe.
     ///
     /// # Errors
     /// When the kernel refuses to read on; the watch is of no more use then.
-    pub async fn changed(&mut self) -> io::Result<()> {
-        // One octet of a message will do: the socket is in one group, whose messages all tell of a device.
-        let first = poll_fn(|context| self.socket.poll_recv(context, &mut [0_u8; 1].as_mut_slice())).await;
-        overrun_is_fine(first)?;
+    pub async fn changed(&mut self) -> io::Result<Changed> {
+        let mut message = [0; MESSAGE];
+        let first = poll_fn(|context| {
+            let mut space = message.as_mut_slice();
+            self.socket.poll_recv(context, &mut space)
+        });
+        let first = first.await.map(drop);
+        let mut devices = Vec::new();
+        let mut known = self.take(first, &message, &mut devices)?;
         for _ in 1..MESSAGES_AT_ONCE {
-            match self.socket.socket_ref().recv(&mut [0_u8; 1].as_mut_slice(), 0) {
+            message.fill(0);
+            match self.socket.socket_ref().recv(&mut message.as_mut_slice(), 0) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                more => overrun_is_fine(more.map(drop))?,
+                more => known &= self.take(more.map(drop), &message, &mut devices)?,
             }
         }
-        Ok(())
+        Ok(if known { Changed::Devices(devices) } else { Changed::Unknown })
+    }
+
+    /// Notes the device a message is about; false when it does not say, or when messages were lost.
+    fn take(&self, read: io::Result<()>, message: &[u8], devices: &mut Vec<Device>) -> io::Result<bool> {
+        match read {
+            // More came than the socket holds.
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
+            Err(error) => Err(error),
+            Ok(()) => {
+                let device = about(message);
+                let found = device.is_some();
+                devices.extend(device.map(|(ifindex, name)| Device { cookie: self.cookie, ifindex, name }));
+                Ok(found)
+            }
+        }
     }
 }
 
-/// More came than the socket holds: what was lost may have been a change, and counts as one.
-fn overrun_is_fine(outcome: io::Result<()>) -> io::Result<()> {
-    outcome.or_else(|error| if error.raw_os_error() == Some(libc::ENOBUFS) { Ok(()) } else { Err(error) })
+/// Index and name of the device a message is about: `struct nlmsghdr`, `struct ifinfomsg`, attributes
+/// (netlink(7), rtnetlink(7)).
+fn about(message: &[u8]) -> Option<(u32, String)> {
+    const IFINFO: usize = 16;
+    const ATTRIBUTES: usize = IFINFO + 16;
+    let index = message.get(IFINFO + 4..IFINFO + 8)?;
+    let index = u32::from_ne_bytes(index.try_into().ok()?);
+    let mut rest = message.get(ATTRIBUTES..)?;
+    while let [a, b, c, d, ..] = *rest {
+        let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
+        let value = rest.get(4..len)?;
+        if kind == libc::IFLA_IFNAME {
+            let name = value.split(|octet| *octet == 0).next()?;
+            return String::from_utf8(name.to_vec()).ok().map(|name| (index, name));
+        }
+        rest = rest.get(len.next_multiple_of(4)..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MESSAGE, about};
+
+    fn message(attributes: &[u8]) -> [u8; MESSAGE] {
+        let mut message = [0; MESSAGE];
+        message[20..24].copy_from_slice(&7_u32.to_ne_bytes());
+        message[32..][..attributes.len()].copy_from_slice(attributes);
+        message
+    }
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let len = u16::try_from(4 + value.len()).expect("short");
+        let mut all = [len.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        all.extend(value);
+        all.resize(all.len().next_multiple_of(4), 0);
+        all
+    }
+
+    #[test]
+    fn a_message_names_its_device_wherever_the_name_stands() {
+        let name = attribute(libc::IFLA_IFNAME, b"tap7\0");
+        for before in [vec![], attribute(1, b"odd"), attribute(4, &[0; 4])] {
+            assert_eq!(about(&message(&[before, name.clone()].concat())), Some((7, "tap7".into())));
+        }
+    }
+
+    #[test]
+    fn a_message_without_a_name_or_with_impossible_lengths_says_nothing() {
+        for attributes in
+            [vec![], attribute(1, b"x"), vec![2, 0, 3, 0], vec![255, 255, 3, 0], vec![3, 0, 9, 0]]
+        {
+            assert_eq!(about(&message(&attributes)), None, "{attributes:?}");
+        }
+        assert_eq!(about(&[0; 20]), None);
+    }
 }

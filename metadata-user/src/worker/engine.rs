@@ -5,13 +5,14 @@ use std::time::Duration;
 use metadata_common::maps::Slot;
 
 use super::Engine;
-use crate::stack::{Service, Stack, StackStats, Transmit};
+use crate::stack::{Ledger, Service, Stack, StackStats, Transmit};
 use crate::time::Now;
 
-impl<S> Engine for Stack<S>
+impl<S, L> Engine for Stack<S, L>
 where
     S: Service + Send + 'static,
     S::Exchange: Send,
+    L: Ledger + Send + 'static,
 {
     type Stats = StackStats;
 

@@ -4,13 +4,15 @@ use metadata_common::maps::Slot;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{
-    BATCH, CONTROL_BATCH, Engine, LoopStats, MAX_SLEEP, PUBLISH_EVERY, Shared, WorkerError, WorkerStats,
+    BATCH, BUSY, CONTROL_BATCH, Engine, LoopStats, MAX_SLEEP, NAP, PACE, PUBLISH_EVERY, Shared, WorkerError,
+    WorkerStats,
 };
 use crate::link::{FrameSource, HubTap, Link};
 use crate::time::Now;
@@ -25,15 +27,49 @@ pub(super) fn pin(cpu: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// Reads both clocks.
+/// Both clocks. The calendar's is read once a second: it says nothing finer, and reading it costs as much as
+/// looking for a frame.
 #[derive(Debug)]
-struct Clock(Instant);
+struct Clock {
+    start: Instant,
+    unix_seconds: u64,
+    /// By `Now::mono`: when `unix_seconds` is to be read again.
+    stale: Duration,
+}
 
 impl Clock {
-    fn now(&self) -> Now {
-        // A clock set before 1970 is as good as unset.
-        let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Now { mono: self.0.elapsed(), unix_seconds }
+    fn new() -> Self {
+        Self { start: Instant::now(), unix_seconds: 0, stale: Duration::ZERO }
+    }
+
+    fn now(&mut self) -> Now {
+        let mono = self.start.elapsed();
+        if mono >= self.stale {
+            // A clock set before 1970 is as good as unset.
+            let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.unix_seconds = unix.as_secs();
+            self.stale = mono + Duration::from_secs(1) - Duration::from_nanos(unix.subsec_nanos().into());
+        }
+        Now { mono, unix_seconds: self.unix_seconds }
+    }
+}
+
+/// How many frames come.
+#[derive(Debug, Default)]
+struct Pace {
+    /// By `Now::mono`: since when they are counted.
+    since: Duration,
+    frames: usize,
+    is_busy: bool,
+}
+
+impl Pace {
+    fn count(&mut self, now: Duration, frames: usize) {
+        self.frames += frames;
+        if now >= self.since + PACE {
+            self.is_busy = self.frames >= BUSY;
+            (self.since, self.frames) = (now, 0);
+        }
     }
 }
 
@@ -47,6 +83,7 @@ pub(super) struct Run<S, E: Engine> {
     wakes: Receiver<Slot>,
     spin: Duration,
     clock: Clock,
+    pace: Pace,
     stats: LoopStats,
     /// By `Now::mono`: when there was work last, and when counters were published last.
     worked: Duration,
@@ -62,13 +99,15 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         [forgets, wakes]: [Receiver<Slot>; 2],
         spin: Duration,
     ) -> Self {
-        let clock = Clock(Instant::now());
+        let (clock, pace) = (Clock::new(), Pace::default());
         let (stats, worked) = (LoopStats::default(), Duration::ZERO);
-        Self { link, tap, engine, shared, forgets, wakes, spin, clock, stats, worked, published: None }
+        Self { link, tap, engine, shared, forgets, wakes, spin, clock, pace, stats, worked, published: None }
     }
 
     /// Turns until told to stop.
     pub(super) fn run(mut self) -> Result<(), WorkerError> {
+        // The usual slack of 50 µs would double a nap. Without the right to change it naps are longer.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut now = self.clock.now();
         // Relaxed: the flag carries nothing but itself; what was rung after it wakes the poll.
         while !self.shared.stop.load(Ordering::Relaxed) {
@@ -82,6 +121,10 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
                 now = self.clock.now();
                 continue;
             }
+            if self.pace.is_busy {
+                now = self.nap(now, sleep.min(NAP));
+                continue;
+            }
             self.publish(now);
             let overdue = self.published.is_none();
             now = self.sleep(now, if overdue { sleep.min(PUBLISH_EVERY) } else { sleep })?;
@@ -92,11 +135,11 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
 
     /// Every step once; returns the engine's next deadline.
     fn turn(&mut self, now: Now) -> Option<Duration> {
-        let Self { link, tap, engine, forgets, wakes, .. } = self;
-        let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(|slot| engine.forget(slot)).count();
-        let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
+        let (forgotten, woken) = self.listen(now);
+        let Self { link, tap, engine, .. } = self;
         let received = link.receive(BATCH, |slot, frame| engine.receive(now, slot, frame, tap));
         let deadline = engine.step(now, tap);
+        self.pace.count(now.mono, received);
         self.stats.turns += 1;
         self.stats.forgotten += forgotten as u64;
         self.stats.woken += woken as u64;
@@ -107,6 +150,30 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         // More may be waiting than one turn takes: no sleep before a turn that found less.
         let more = received == BATCH || forgotten == CONTROL_BATCH || woken == CONTROL_BATCH;
         if more { Some(now.mono) } else { deadline }
+    }
+
+    /// Does what the control side has asked for; how many slots it has forgotten and woken.
+    fn listen(&mut self, now: Now) -> (usize, usize) {
+        // Whoever tells writes the message first, so it is there once this is seen.
+        if !self.shared.told.swap(false, Ordering::Acquire) {
+            return (0, 0);
+        }
+        let Self { tap, engine, forgets, wakes, .. } = self;
+        let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(|slot| engine.forget(slot)).count();
+        let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
+        if forgotten == CONTROL_BATCH || woken == CONTROL_BATCH {
+            self.shared.told.store(true, Ordering::Relaxed);
+        }
+        (forgotten, woken)
+    }
+
+    /// Lets frames gather, deaf to them for a moment: returns the time after.
+    fn nap(&mut self, before: Now, long: Duration) -> Now {
+        std::thread::sleep(long);
+        let after = self.clock.now();
+        self.stats.naps += 1;
+        self.stats.slept += after.mono.saturating_sub(before.mono);
+        after
     }
 
     /// Waits for a frame, the bell, or the time to pass; returns the time after.

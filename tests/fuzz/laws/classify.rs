@@ -3,15 +3,22 @@
 //! Shared by the fuzz target and the test that replays its corpus. The other opinion on what a frame is
 //! comes from smoltcp's parsers.
 
+use metadata_common::answer::{Reply, answer};
 use metadata_common::classify::{Served, classify};
+use metadata_common::cookie::Flow;
 use metadata_common::decide::{Bucket, Decision, Tables, decide};
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Identity, Port};
+use metadata_common::maps::{
+    ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, Identity, Port,
+};
 use metadata_common::verdict::{Fate, Verdict};
 use smoltcp::wire::{
     ArpPacket, ArpRepr, EthernetFrame, EthernetProtocol, Icmpv6Packet, IpProtocol, Ipv4Packet, Ipv6Packet,
     NdiscRepr,
 };
+use support::ledger::Book;
+use support::prog_test::KEY;
+use support::raw;
 
 const GUEST: Mac = Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
 const SERVED_V4: [u8; 4] = [169, 254, 169, 254];
@@ -46,6 +53,7 @@ impl Bucket for Unlimited {
     }
 
     fn store(&self, _: u64) {}
+    fn tally(&self, _: u64) {}
 }
 
 impl Tables for Node {
@@ -96,12 +104,83 @@ pub(crate) fn assert_all(frame: &[u8]) {
         Decision::Drop(Verdict::DropUnknownMac) => {
             assert_ne!(frame[6..12], GUEST.0, "the registered guest was called unknown");
         }
-        Decision::Steer(found, _) => {
+        Decision::Steer(found, ..) => {
             assert_eq!((found, found.fate()), (verdict, Fate::Steer));
             assert_eq!(frame[6..12], GUEST.0, "somebody else was steered as the guest");
+            assert_answer(frame, found);
         }
         other => panic!("{other:?} where the policy says {verdict:?}"),
     }
+}
+
+/// Asserts the laws of what the kernel answers itself, on a node where every connection is posted as if it had
+/// just been heard, or none is.
+fn assert_answer(frame: &[u8], steered: Verdict) {
+    const SLOT: u32 = 1;
+    for finished in [None, Some(FIN_IS_NEWS), Some(FIN_ENDS), Some(FIN_ENDS_BOTH)] {
+        let book = Book::default();
+        if let (Some(finished), Some((flow, seq, ack))) = (finished, connection(frame, steered, SLOT)) {
+            let said =
+                AllSent { flow: flow.number(), sent: ack, received: seq, finished, ..AllSent::default() };
+            book.post(flow, said);
+        }
+        let mut after = frame.to_vec();
+        let Some(reply) = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &book) else {
+            assert_eq!(after, frame, "a frame for user space was changed");
+            continue;
+        };
+        let (verdict, length) = match reply {
+            Reply::Absorb(verdict) => {
+                assert_eq!(verdict.fate(), Fate::Absorb);
+                assert_eq!(after, frame, "a frame that was absorbed was changed");
+                continue;
+            }
+            Reply::Send(verdict, length) => (verdict, length),
+        };
+        assert_eq!(verdict.fate(), Fate::Answer);
+        assert!(length <= frame.len(), "{verdict:?} is longer than what it answers");
+        let answer = &after[..length];
+        assert_eq!(answer[..6], frame[6..12], "the answer is for somebody else");
+        assert!(answer[6..12] == frame[..6] || answer[6..12] == Mac::SERVICE.0, "from somebody else");
+        assert_eq!(answer[12..14], frame[12..14]);
+        match verdict {
+            Verdict::AnswerSyn | Verdict::AnswerFin => {
+                // Insists on complete checksums.
+                let said = raw::Reply::read(answer);
+                assert_eq!((said.payload.len(), said.flags.1, said.flags.3), (0, true, false));
+                assert_eq!(said.flags.0, verdict == Verdict::AnswerSyn);
+            }
+            Verdict::AnswerArp => {
+                let said = ArpPacket::new_checked(&answer[14..]).expect("an ARP packet");
+                assert_eq!(said.source_hardware_addr(), &Mac::SERVICE.0[..]);
+                assert_eq!(said.source_protocol_addr(), &frame[38..42]);
+            }
+            Verdict::AnswerNeighbour => {
+                let ip = Ipv6Packet::new_checked(&answer[14..]).expect("an IPv6 packet");
+                let message = Icmpv6Packet::new_checked(ip.payload()).expect("an ICMPv6 message");
+                assert!(message.verify_checksum(&ip.src_addr(), &ip.dst_addr()));
+                assert_eq!(ip.src_addr().octets(), SERVED_V6);
+            }
+            other => panic!("{other:?} is no answer"),
+        }
+    }
+}
+
+/// The connection a frame belongs to, its sequence number and what it acknowledges, read without regard to its
+/// lengths.
+fn connection(frame: &[u8], steered: Verdict, slot: u32) -> Option<(Flow, u32, u32)> {
+    let octets = |at: usize| frame.get(at..)?.first_chunk().copied();
+    let (tcp, flow) = match steered {
+        Verdict::SteerIpv4Tcp => (34, Flow::v4(&KEY, slot, octets(26)?, octets(30)?, octets(34)?)),
+        Verdict::SteerIpv6Tcp => {
+            let addresses: [u8; 32] = frame.get(22..)?.first_chunk().copied()?;
+            let (guest, local) = addresses.split_at(16);
+            let [guest, local] = [guest, local].map(|half| half.try_into().unwrap_or_default());
+            (54, Flow::v6(&KEY, slot, guest, local, octets(54)?))
+        }
+        _ => return None,
+    };
+    Some((flow, u32::from_be_bytes(octets(tcp + 4)?), u32::from_be_bytes(octets(tcp + 8)?)))
 }
 
 /// True if smoltcp, too, finds a served address where such a frame is for.

@@ -9,10 +9,15 @@ const INSTRUCTION: u64 = 8;
 /// The programs by name, with their length in instructions.
 pub(super) fn instructions(object: &[u8]) -> Result<Vec<(String, u64)>> {
     let file = object::File::parse(object).context("the object is no ELF file")?;
-    let section = file.section_by_name("xdp").context("the object has no section `xdp`")?.index();
-    let programs = file
-        .symbols()
-        .filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.section_index() == Some(section));
+    let section = |name| file.section_by_name(name).map(|section| section.index());
+    let sections = [section("xdp").context("the object has no section `xdp`")?]
+        .into_iter()
+        .chain(section("classifier"))
+        .collect::<Vec<_>>();
+    let programs = file.symbols().filter(|symbol| {
+        symbol.kind() == SymbolKind::Text
+            && symbol.section_index().is_some_and(|index| sections.contains(&index))
+    });
     let mut counted = programs
         .map(|symbol| Ok((symbol.name()?.to_owned(), symbol.size() / INSTRUCTION)))
         .collect::<Result<Vec<_>>>()?;
@@ -32,12 +37,12 @@ mod tests {
     use super::{first_difference, instructions};
 
     #[test]
-    fn the_committed_object_has_the_three_programs() {
+    fn the_committed_object_has_the_four_programs() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
         let object = std::fs::read(path).expect("the object is committed");
         let counted = instructions(&object).expect("it is an object");
         let names: Vec<_> = counted.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["hub", "port", "socket"]);
+        assert_eq!(names, ["hub", "port", "port_tcx", "socket"]);
         assert!(counted.iter().all(|(_, count)| *count > 0), "{counted:?}");
     }
 

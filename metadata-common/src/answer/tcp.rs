@@ -1,0 +1,395 @@
+//! SYN, acknowledgement and FIN (RFC 9293), as far as nothing need be remembered about them.
+
+use super::{Editor, Entry, HOP_LIMIT, Ledger, PORT, Reply, SEGMENT_V4, SEGMENT_V6, WINDOW, put, sum};
+use crate::cookie::{self, Abilities, Check, Flow, SCALE_MAX};
+use crate::maps::{FIN_ENDS, FIN_ENDS_BOTH, Slot};
+use crate::verdict::Verdict;
+use crate::wire::{ethernet, ipv4, ipv6, protocol, tcp};
+use core::hint::black_box;
+
+/// Where TCP starts.
+const AT_V4: usize = ethernet::HEADER + ipv4::HEADER;
+const AT_V6: usize = ethernet::HEADER + ipv6::HEADER;
+
+/// Options of a SYN that are looked at; Linux sends five, macOS eight. One with more is steered.
+pub(super) const OPTIONS_MAX: usize = 9;
+
+/// What a guest that names no segment size takes (RFC 9293 §3.7.1).
+const SEGMENT_UNSAID_V4: u16 = 536;
+const SEGMENT_UNSAID_V6: u16 = 1220;
+
+/// A segment without payload, as far as it matters here.
+struct Segment {
+    flow: Flow,
+    /// Source and destination, as a header begins.
+    ports: [u8; 4],
+    seq: u32,
+    ack: u32,
+    flags: u8,
+    /// Octets of its header, options included: 20 to 60.
+    header: usize,
+}
+
+/// The segment to answer with.
+struct Said {
+    verdict: Verdict,
+    seq: u32,
+    ack: u32,
+    flags: u8,
+    window: u16,
+    options: Options,
+}
+
+/// The options of an answer.
+enum Options {
+    None,
+    /// The largest segment we take.
+    Segment(u16),
+    /// The same, and that windows are not shifted.
+    SegmentAndScale(u16),
+}
+
+/// What to do about a segment.
+enum Deed {
+    Say(Said),
+    Absorb,
+}
+
+/// Deals with a segment over IPv4 (no IP options, no fragment: `classify` has seen to that).
+#[inline(always)]
+pub(super) fn ipv4(frame: &mut (impl Editor + ?Sized), slot: Slot, ledger: &impl Ledger) -> Option<Reply> {
+    let ip: [u8; ipv4::HEADER] = frame.read(ethernet::HEADER)?;
+    let [v0, v1, l0, l1, i0, i1, f0, f1, t0, p0, c0, c1, s0, s1, s2, s3, d0, d1, d2, d3] = ip;
+    let (guest, local) = ([s0, s1, s2, s3], [d0, d1, d2, d3]);
+    let head = u32::from_be_bytes([v0, v1, l0, l1]);
+    let rest = [u32::from_be_bytes([i0, i1, f0, f1]), u32::from_be_bytes([t0, p0, c0, c1])];
+    let addresses = sum::long(u32::from_be_bytes(guest)) + sum::long(u32::from_be_bytes(local));
+    let whole = sum::long(head) + sum::long(rest[0]) + sum::long(rest[1]) + addresses;
+    if sum::fold(whole) != 0xffff || !is_station_v4(guest) {
+        return None;
+    }
+    let length = u16::from_be_bytes([l0, l1]) as usize;
+    let segment = segment(frame, AT_V4, length.checked_sub(ipv4::HEADER)?, |ports| {
+        Flow::v4(&ledger.key(), slot, guest, local, ports)
+    })?;
+    let said = match deed(frame, AT_V4, &segment, (SEGMENT_V4, SEGMENT_UNSAID_V4), ledger)? {
+        Deed::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
+        Deed::Say(said) => said,
+    };
+    let payload = tcp::HEADER + said.options.len();
+    // Never fragmented, hence without a number to reassemble by (RFC 6864 §4.1).
+    let head = [ipv4::VERSION_IHL, 0, 0, (ipv4::HEADER + payload) as u8];
+    let ttl = [HOP_LIMIT, protocol::TCP];
+    let header = sum::long(u32::from_be_bytes(head))
+        + ipv4::DONT_FRAGMENT as u32
+        + u16::from_be_bytes(ttl) as u32
+        + addresses;
+    let mut at = swap(frame, AT_V4 + payload)?;
+    at = put(frame, at, head)?;
+    at = put(frame, at, [0; 2])?;
+    at = put(frame, at, ipv4::DONT_FRAGMENT.to_be_bytes())?;
+    at = put(frame, at, ttl)?;
+    at = put(frame, at, sum::finish(header))?;
+    at = put(frame, at, local)?;
+    at = put(frame, at, guest)?;
+    emit(frame, at, addresses, &segment, &said)
+}
+
+/// Deals with a segment over IPv6 (no extension headers).
+#[inline(always)]
+pub(super) fn ipv6(frame: &mut (impl Editor + ?Sized), slot: Slot, ledger: &impl Ledger) -> Option<Reply> {
+    let length: [u8; 2] = frame.read(ethernet::HEADER + ipv6::PAYLOAD_LENGTH)?;
+    let guest: [u8; 16] = frame.read(ethernet::HEADER + ipv6::SOURCE)?;
+    let local: [u8; 16] = frame.read(ethernet::HEADER + ipv6::DESTINATION)?;
+    if !is_station_v6(guest) {
+        return None;
+    }
+    let segment = segment(frame, AT_V6, u16::from_be_bytes(length) as usize, |ports| {
+        Flow::v6(&ledger.key(), slot, guest, local, ports)
+    })?;
+    let said = match deed(frame, AT_V6, &segment, (SEGMENT_V6, SEGMENT_UNSAID_V6), ledger)? {
+        Deed::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
+        Deed::Say(said) => said,
+    };
+    let payload = tcp::HEADER + said.options.len();
+    let mut at = swap(frame, AT_V6 + payload)?;
+    at = put(frame, at, [ipv6::VERSION << 4, 0, 0, 0])?;
+    at = put(frame, at, [0, payload as u8, protocol::TCP, HOP_LIMIT])?;
+    at = put(frame, at, local)?;
+    at = put(frame, at, guest)?;
+    emit(frame, at, sum::address(guest) + sum::address(local), &segment, &said)
+}
+
+/// Reads a segment of `length` octets that starts `at`; `None` for one with payload.
+#[inline(always)]
+fn segment(
+    frame: &(impl Editor + ?Sized),
+    at: usize,
+    length: usize,
+    flow: impl FnOnce([u8; 4]) -> Flow,
+) -> Option<Segment> {
+    let header: [u8; 14] = frame.read(at)?;
+    let [p0, p1, p2, p3, s0, s1, s2, s3, a0, a1, a2, a3, offset, flags] = header;
+    let header = (offset >> 4) as usize * 4;
+    if header < tcp::HEADER || length != header || (p0 | p1) == 0 || (p2 | p3) == 0 {
+        return None;
+    }
+    let ports = [p0, p1, p2, p3];
+    Some(Segment {
+        flow: flow(ports),
+        ports,
+        seq: u32::from_be_bytes([s0, s1, s2, s3]),
+        ack: u32::from_be_bytes([a0, a1, a2, a3]),
+        flags,
+        header,
+    })
+}
+
+/// What to do about a segment; `None` leaves it to user space, as one the frame ends before. The congestion bits (RFC 3168) are nobody's here.
+#[inline(always)]
+fn deed(
+    frame: &(impl Editor + ?Sized),
+    at: usize,
+    segment: &Segment,
+    sizes: (u16, u16),
+    ledger: &impl Ledger,
+) -> Option<Deed> {
+    const FIN_ACK: u8 = tcp::FIN | tcp::ACK;
+    // Once an answer is found, not before: knowing this, the compiler would leave out checks of reads inside the
+    // header, which the verifier wants to see.
+    let whole = || octet(frame, at + segment.header - 1);
+    match segment.flags & (tcp::URG | tcp::ACK | tcp::RST | tcp::SYN | tcp::FIN) {
+        tcp::SYN if segment.flags & tcp::PSH == 0 => {
+            let said = syn(frame, at, segment, sizes, ledger)?;
+            whole().map(|_| Deed::Say(said))
+        }
+        tcp::ACK => whole().and_then(|_| ack(segment, ledger).then_some(Deed::Absorb)),
+        FIN_ACK => whole().and_then(|_| fin(segment, ledger).map(Deed::Say)),
+        _ => None,
+    }
+}
+
+/// Answers a SYN with a number that says what it said.
+#[inline(always)]
+fn syn(
+    frame: &(impl Editor + ?Sized),
+    at: usize,
+    segment: &Segment,
+    (largest, unsaid): (u16, u16),
+    ledger: &impl Ledger,
+) -> Option<Said> {
+    let [_, _, p2, p3] = segment.ports;
+    if u16::from_be_bytes([p2, p3]) != PORT {
+        return None;
+    }
+    let abilities = abilities(frame, at + segment.header, segment.header - tcp::HEADER, (largest, unsaid))?;
+    let options = match abilities.scale {
+        Some(_) => Options::SegmentAndScale(largest),
+        None => Options::Segment(largest),
+    };
+    Some(Said {
+        verdict: Verdict::AnswerSyn,
+        seq: cookie::issue(&ledger.key(), segment.flow, segment.seq, abilities),
+        ack: segment.seq.wrapping_add(1),
+        flags: tcp::SYN | tcp::ACK,
+        window: WINDOW,
+        options,
+    })
+}
+
+/// Walks the options of a SYN, which take the last `rest` octets before `end`. `None` for more than
+/// [`OPTIONS_MAX`], and for lengths that make no sense. A size of 0 was not meant (RFC 9293 §3.7.1 knows none).
+#[inline(always)]
+fn abilities(
+    frame: &(impl Editor + ?Sized),
+    end: usize,
+    rest: usize,
+    (largest, unsaid): (u16, u16),
+) -> Option<Abilities> {
+    const UNSAID: u16 = u16::MAX;
+    // The verifier follows every way through the loop whose state differs from the others'. So the place counts
+    // back from an end that the compiler must not know to be the start and `rest`, and all that depends on what
+    // was found comes after the loop.
+    let mut rest = black_box(rest);
+    let (mut size, mut scale) = (0, UNSAID);
+    for _ in 0..OPTIONS_MAX {
+        if rest == 0 {
+            break;
+        }
+        // At most 54 + 60; the verifier wants to see it.
+        let at = (end - rest) & 0x7f;
+        let kind = octet(frame, at)?;
+        if kind == tcp::END_OF_OPTIONS {
+            rest = 0;
+            break;
+        }
+        if kind == tcp::NO_OPERATION {
+            rest -= 1;
+            continue;
+        }
+        let length = octet(frame, at + 1)? as usize;
+        if length < 2 || length > rest {
+            return None;
+        }
+        rest -= length;
+        if kind == tcp::SEGMENT_SIZE {
+            if length != 4 {
+                return None;
+            }
+            size = u16::from_be_bytes(frame.read(at + 2)?);
+        } else if kind == tcp::WINDOW_SCALE {
+            if length != 3 {
+                return None;
+            }
+            scale = octet(frame, at + 2)?.into();
+        }
+    }
+    if rest != 0 {
+        return None;
+    }
+    let segment = if size == 0 { unsaid } else { size.min(largest) };
+    let scale = if scale == UNSAID { None } else { Some((scale as u8).min(SCALE_MAX)) };
+    Some(Abilities { segment, scale })
+}
+
+/// An octet after the first one. Read with the one before it: of a comparison of a pointer itself with the end
+/// of the frame, which is what a compiler makes of one octet at a variable place, the verifier learns nothing.
+#[inline(always)]
+fn octet(frame: &(impl Editor + ?Sized), at: usize) -> Option<u8> {
+    frame.read::<2>(at - 1).map(|[_, octet]| octet)
+}
+
+/// True for an acknowledgement that tells user space nothing it must know.
+///
+/// Where it has posted the connection, that is one of all that was sent, by it or by [`fin`]; elsewhere the one
+/// that ends a handshake, since what it says comes again with the first segment that carries something.
+#[inline(always)]
+fn ack(segment: &Segment, ledger: &impl Ledger) -> bool {
+    let Some(entry) = ledger.entry(segment.flow.index()) else {
+        return false;
+    };
+    let posted = entry.load();
+    if posted.flow == segment.flow.number() {
+        let all = posted.sent == segment.ack && posted.received == segment.seq;
+        if all {
+            entry.acknowledge(posted.sent);
+        }
+        let ended = posted.finished == FIN_ENDS_BOTH && posted.closed == posted.sent;
+        let last =
+            posted.sent.wrapping_add(1) == segment.ack && posted.received.wrapping_add(1) == segment.seq;
+        return all || ended && last;
+    }
+    let found = cookie::check(&ledger.key(), segment.flow, segment.seq, segment.ack);
+    matches!(found, Check::First(_))
+}
+
+/// Acknowledges the FIN of a guest that has heard all there was to say, and again when it comes again; with ours,
+/// if that is not said yet. Should the answer be lost, the guest repeats its FIN, so nobody need repeat ours.
+#[inline(always)]
+fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Said> {
+    let entry = ledger.entry(segment.flow.index())?;
+    let posted = entry.load();
+    let ends =
+        posted.flow == segment.flow.number() && posted.sent == segment.ack && posted.received == segment.seq;
+    let flags = match posted.finished {
+        FIN_ENDS if ends => tcp::ACK,
+        FIN_ENDS_BOTH if ends => tcp::FIN | tcp::ACK,
+        _ => return None,
+    };
+    entry.acknowledge(posted.sent);
+    entry.close(posted.sent);
+    Some(Said {
+        verdict: Verdict::AnswerFin,
+        seq: posted.sent,
+        ack: posted.received.wrapping_add(1),
+        flags,
+        window: posted.window as u16,
+        options: Options::None,
+    })
+}
+
+impl Options {
+    #[inline(always)]
+    const fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Segment(_) => 4,
+            Self::SegmentAndScale(_) => 8,
+        }
+    }
+
+    /// As they stand in the header; 0 for one that does not.
+    #[inline(always)]
+    const fn words(&self) -> (u32, u32) {
+        const SIZE: u32 = u32::from_be_bytes([tcp::SEGMENT_SIZE, 4, 0, 0]);
+        const SCALE: u32 = u32::from_be_bytes([tcp::NO_OPERATION, tcp::WINDOW_SCALE, 3, 0]);
+        match self {
+            Self::None => (0, 0),
+            Self::Segment(size) => (SIZE | *size as u32, 0),
+            Self::SegmentAndScale(size) => (SIZE | *size as u32, SCALE),
+        }
+    }
+}
+
+/// Exchanges the addresses of a frame that has `length` octets or more; returns where IP starts.
+#[inline(always)]
+fn swap(frame: &mut (impl Editor + ?Sized), length: usize) -> Option<usize> {
+    octet(frame, length - 1)?;
+    let to: [u8; 6] = frame.read(ethernet::SOURCE)?;
+    let from: [u8; 6] = frame.read(ethernet::DESTINATION)?;
+    let at = put(frame, ethernet::DESTINATION, to)?;
+    put(frame, at, from)?;
+    Some(ethernet::HEADER)
+}
+
+/// Writes the answer's TCP header, which starts `at`.
+#[inline(always)]
+fn emit(
+    frame: &mut (impl Editor + ?Sized),
+    at: usize,
+    addresses: u32,
+    segment: &Segment,
+    said: &Said,
+) -> Option<Reply> {
+    let [p0, p1, p2, p3] = segment.ports;
+    let (size, scale) = said.options.words();
+    let length = tcp::HEADER + said.options.len();
+    let offset = [(length as u8 / 4) << 4, said.flags];
+    let sum = addresses
+        + protocol::TCP as u32
+        + length as u32
+        + sum::long(u32::from_be_bytes(segment.ports))
+        + sum::long(said.seq)
+        + sum::long(said.ack)
+        + u16::from_be_bytes(offset) as u32
+        + said.window as u32
+        + sum::long(size)
+        + sum::long(scale);
+    let end = at + length;
+    let mut at = put(frame, at, [p2, p3, p0, p1])?;
+    at = put(frame, at, said.seq.to_be_bytes())?;
+    at = put(frame, at, said.ack.to_be_bytes())?;
+    at = put(frame, at, offset)?;
+    at = put(frame, at, said.window.to_be_bytes())?;
+    at = put(frame, at, sum::finish(sum))?;
+    at = put(frame, at, [0; 2])?;
+    if size != 0 {
+        at = put(frame, at, size.to_be_bytes())?;
+    }
+    if scale != 0 {
+        put(frame, at, scale.to_be_bytes())?;
+    }
+    Some(Reply::Send(said.verdict, end))
+}
+
+/// True for an address one station can have: neither unspecified nor a group (RFC 1122 §3.2.1.3).
+#[inline(always)]
+const fn is_station_v4(address: [u8; 4]) -> bool {
+    u32::from_be_bytes(address) != 0 && address[0] & 0xf0 != 0xe0 && u32::from_be_bytes(address) != u32::MAX
+}
+
+/// The same for IPv6 (RFC 4291 §2.5.2, §2.7).
+#[inline(always)]
+pub(super) const fn is_station_v6(address: [u8; 16]) -> bool {
+    u128::from_be_bytes(address) != 0 && address[0] != 0xff
+}

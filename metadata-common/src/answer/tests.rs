@@ -1,0 +1,357 @@
+use super::{Entry, Ledger, PORT, Reply, WINDOW, answer, sum, tcp};
+use crate::cookie::{Abilities, Check, Flow, Key, check};
+use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS};
+use crate::verdict::Verdict::{self, *};
+use crate::wire::{ethernet, ipv4, protocol, tcp as header};
+use core::cell::Cell;
+use std::vec;
+use std::vec::Vec;
+
+const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
+const SLOT: u32 = 7;
+const GUEST: [u8; 4] = [10, 0, 2, 15];
+const LOCAL: [u8; 4] = [169, 254, 169, 254];
+const MACS: [u8; 12] = [0x02, 0xa9, 0xfe, 0xa9, 0xfe, 0xfe, 0x52, 0x54, 0, 0, 0, 1];
+const FROM: u16 = 40_000;
+/// The guest's initial sequence number, about to wrap.
+const ISN: u32 = u32::MAX;
+const BOTH: u64 = ANSWER_LINK | ANSWER_TCP;
+
+/// A table of one entry, wherever it is looked for.
+#[derive(Default)]
+struct Book(Cell<AllSent>);
+
+impl<'a> Ledger for &'a Book {
+    type Entry = &'a Cell<AllSent>;
+
+    fn key(&self) -> Key {
+        KEY
+    }
+
+    fn entry(&self, _: u32) -> Option<&'a Cell<AllSent>> {
+        Some(&self.0)
+    }
+}
+
+impl Entry for &Cell<AllSent> {
+    fn load(&self) -> AllSent {
+        self.get()
+    }
+
+    fn acknowledge(&self, sent: u32) {
+        self.set(AllSent { acknowledged: sent, ..self.get() });
+    }
+
+    fn close(&self, sent: u32) {
+        self.set(AllSent { closed: sent, ..self.get() });
+    }
+}
+
+fn flow() -> Flow {
+    let ports = [FROM.to_be_bytes(), PORT.to_be_bytes()].concat();
+    Flow::v4(&KEY, SLOT, GUEST, LOCAL, ports.try_into().expect("four octets"))
+}
+
+/// A segment of the guest's in its frame.
+fn segment(flags: u8, seq: u32, ack: u32, options: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut options = options.to_vec();
+    options.resize(options.len().next_multiple_of(4), header::END_OF_OPTIONS);
+    let length = (ipv4::HEADER + header::HEADER + options.len() + payload.len()) as u16;
+    let mut ip = vec![ipv4::VERSION_IHL, 0];
+    ip.extend(length.to_be_bytes());
+    ip.extend([0x12, 0x34, 0x40, 0, 64, protocol::TCP, 0, 0]);
+    ip.extend(GUEST);
+    ip.extend(LOCAL);
+    complete(&mut ip);
+    let mut frame = MACS.to_vec();
+    frame.extend(ethernet::IPV4.to_be_bytes());
+    frame.extend(ip);
+    frame.extend([FROM.to_be_bytes(), PORT.to_be_bytes()].concat());
+    frame.extend(seq.to_be_bytes());
+    frame.extend(ack.to_be_bytes());
+    frame.extend([((header::HEADER + options.len()) as u8 / 4) << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    frame.extend(options);
+    frame.extend(payload);
+    frame
+}
+
+fn complete(ip: &mut [u8]) {
+    ip[ipv4::CHECKSUM..ipv4::SOURCE].fill(0);
+    let sum = sum_of(&ip[..ipv4::HEADER]);
+    ip[ipv4::CHECKSUM..ipv4::SOURCE].copy_from_slice(&sum::finish(sum));
+}
+
+/// The sum of octets as RFC 1071 §1 has it.
+fn sum_of(octets: &[u8]) -> u32 {
+    octets.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
+}
+
+fn ask(frame: &mut [u8], book: &Book) -> Option<Reply> {
+    answer(frame, SteerIpv4Tcp, SLOT, BOTH, &book)
+}
+
+/// MSS 1460 and a shift of 7, as Linux sends them.
+const LINUX: &[u8] = &[2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
+
+fn syn(options: &[u8]) -> Vec<u8> {
+    segment(header::SYN, ISN, 0, options, &[])
+}
+
+/// The answer to a SYN, cut to its length, and what its number remembers.
+#[track_caller]
+fn said(options: &[u8]) -> (Vec<u8>, Abilities) {
+    let mut frame = syn(options);
+    let Some(Reply::Send(AnswerSyn, length)) = ask(&mut frame, &Book::default()) else {
+        panic!("{options:02x?} was not answered");
+    };
+    frame.truncate(length);
+    let number = u32::from_be_bytes(frame[38..42].try_into().expect("a sequence number"));
+    let back = check(&KEY, flow(), ISN.wrapping_add(1), number.wrapping_add(1));
+    let Check::First(abilities) = back else { panic!("{back:?}") };
+    (frame, abilities)
+}
+
+#[test]
+fn a_syn_is_answered_with_a_number_that_remembers_it() {
+    let (frame, abilities) = said(LINUX);
+    assert_eq!(abilities, Abilities { segment: 1460, scale: Some(7) });
+    assert_eq!(frame[..12], [&MACS[6..], &MACS[..6]].concat());
+    let (ip, tcp) = frame[14..].split_at(ipv4::HEADER);
+    assert_eq!(sum::fold(sum_of(ip)), 0xffff, "the header's checksum");
+    assert_eq!([&ip[12..16], &ip[16..20]], [LOCAL, GUEST]);
+    assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), frame.len() - 14);
+    assert_eq!(ip[ipv4::TTL], 64);
+    let pseudo = sum_of(&[&ip[12..], &[0, 6, 0, tcp.len() as u8]].concat());
+    assert_eq!(sum::fold(pseudo + sum_of(tcp)), 0xffff, "the segment's checksum");
+    assert_eq!(tcp[..4], [PORT.to_be_bytes(), FROM.to_be_bytes()].concat());
+    assert_eq!(tcp[8..12], ISN.wrapping_add(1).to_be_bytes());
+    assert_eq!(tcp[12..14], [7 << 4, header::SYN | header::ACK]);
+    assert_eq!(tcp[14..16], WINDOW.to_be_bytes());
+    assert_eq!(tcp[20..], [2, 4, 0x05, 0xb4, 1, 3, 3, 0]);
+}
+
+#[test]
+fn the_same_syn_gets_the_same_answer_whatever_its_congestion_bits() {
+    let [first, again] = [said(LINUX), said(LINUX)];
+    assert_eq!(first, again);
+    let mut congested = segment(header::SYN | 0xc0, ISN, 0, LINUX, &[]);
+    assert_eq!(ask(&mut congested, &Book::default()), Some(Reply::Send(AnswerSyn, first.0.len())));
+    assert_eq!(congested[..first.0.len()], first.0);
+}
+
+#[test]
+fn options_are_found_wherever_they_stand() {
+    const SIZE: &[u8] = &[2, 4, 0x02, 0x18];
+    let cases: [(&str, Vec<u8>, Abilities); 11] = [
+        ("size alone", SIZE.into(), Abilities { segment: 536, scale: None }),
+        ("a size of 0", vec![2, 4, 0, 0], Abilities { segment: 536, scale: None }),
+        ("a jumbo's size", vec![2, 4, 0x23, 0], Abilities { segment: 1460, scale: None }),
+        ("linux", LINUX.into(), Abilities { segment: 1460, scale: Some(7) }),
+        ("scale first", vec![3, 3, 14, 2, 4, 5, 0xb4], Abilities { segment: 1460, scale: Some(14) }),
+        ("scale alone", vec![1, 3, 3, 2, 1, 1, 1, 1], Abilities { segment: 536, scale: Some(2) }),
+        ("a shift too far", vec![3, 3, 15, 2, 4, 5, 0xb4], Abilities { segment: 1460, scale: Some(14) }),
+        ("the largest", vec![3, 3, 255, 2, 4, 5, 0xb4], Abilities { segment: 1460, scale: Some(14) }),
+        ("behind the end", vec![1, 1, 1, 0, 2, 4, 5, 0xb4], Abilities { segment: 536, scale: None }),
+        ("unknown ones", vec![254, 6, 1, 2, 3, 4, 2, 4, 5, 0xb4], Abilities { segment: 1460, scale: None }),
+        (
+            "macos",
+            vec![2, 4, 5, 0xb4, 1, 3, 3, 6, 1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 4, 2, 0, 0],
+            Abilities { segment: 1460, scale: Some(6) },
+        ),
+    ];
+    for (name, options, expected) in cases {
+        assert_eq!(said(&options).1, expected, "{name}");
+    }
+}
+
+/// Asserts that a frame is left to user space, octet for octet.
+#[track_caller]
+fn assert_steered(name: &str, frame: &[u8], book: &Book) {
+    let mut after = frame.to_vec();
+    assert_eq!(ask(&mut after, book), None, "{name}");
+    assert_eq!(after, frame, "{name}");
+}
+
+#[test]
+fn odd_syns_are_left_to_user_space_as_they_are() {
+    let long = |count: usize| [vec![header::NO_OPERATION; count], vec![2, 4, 5, 0xb4]].concat();
+    let mut cases = vec![
+        ("no room for the answer's option", syn(&[])),
+        ("an option of no length", syn(&[254, 0, 2, 4, 5, 0xb4, 0, 0])),
+        ("an option that leads out of the header", syn(&[2, 4, 5, 0xb4, 254, 5])),
+        ("a size of the wrong length", syn(&[2, 3, 5, 0xb4])),
+        ("a scale of the wrong length", syn(&[3, 4, 5, 0xb4])),
+        ("an option too many", syn(&long(tcp::OPTIONS_MAX))),
+        ("payload", segment(header::SYN, ISN, 0, LINUX, b"early")),
+        ("pushed", segment(header::SYN | header::PSH, ISN, 0, LINUX, &[])),
+        ("urgent", segment(header::SYN | header::URG, ISN, 0, LINUX, &[])),
+        ("reset", segment(header::RST, ISN, 0, LINUX, &[])),
+        ("syn and fin", segment(header::SYN | header::FIN, ISN, 0, LINUX, &[])),
+        ("syn and ack", segment(header::SYN | header::ACK, ISN, 0, LINUX, &[])),
+        ("no flags", segment(0, ISN, 0, LINUX, &[])),
+    ];
+    let mut set = |name, at: usize, octets: &[u8], sum: bool| {
+        let mut frame = syn(LINUX);
+        frame[at..at + octets.len()].copy_from_slice(octets);
+        if sum {
+            complete(&mut frame[ethernet::HEADER..]);
+        }
+        cases.push((name, frame));
+    };
+    set("another port", 36, &81u16.to_be_bytes(), false);
+    set("from port 0", 34, &[0, 0], false);
+    set("a header too short", 46, &[0x40], false);
+    set("a header longer than the packet", 46, &[0xf0], false);
+    set("a broken IP header", 24, &[0, 0], false);
+    set("from nowhere", 26, &[0; 4], true);
+    set("from everywhere", 26, &[255; 4], true);
+    set("from a group", 26, &[224, 0, 0, 1], true);
+    set("a packet shorter than its header", 16, &[0, 19], true);
+    set("a packet longer than its header", 16, &[0, 200], true);
+    for (name, frame) in &cases {
+        assert_steered(name, frame, &Book::default());
+    }
+    let whole = syn(LINUX);
+    for length in 0..whole.len() {
+        assert_steered("cut short", &whole[..length], &Book::default());
+    }
+}
+
+#[test]
+fn padding_behind_a_packet_is_no_part_of_it() {
+    let mut frame = segment(header::SYN, ISN, 0, &[2, 4, 5, 0xb4], &[]);
+    frame.resize(100, 0xa5);
+    assert_eq!(ask(&mut frame, &Book::default()), Some(Reply::Send(AnswerSyn, 58)));
+}
+
+#[test]
+fn only_what_the_port_allows_is_answered() {
+    for (answers, expected) in [(0, false), (ANSWER_LINK, false), (ANSWER_TCP, true), (BOTH, true)] {
+        let found = answer(&mut syn(LINUX)[..], SteerIpv4Tcp, SLOT, answers, &&Book::default());
+        assert_eq!(found.is_some(), expected, "{answers}");
+    }
+    for verdict in Verdict::ALL.iter().filter(|verdict| !matches!(verdict, SteerIpv4Tcp | SteerIpv6Tcp)) {
+        let mut frame = syn(LINUX);
+        let before = frame.clone();
+        let found = answer(&mut frame[..], *verdict, SLOT, ANSWER_TCP, &&Book::default());
+        assert_eq!((found, frame), (None, before), "{verdict:?}");
+    }
+}
+
+const SENT: u32 = 5_000;
+const RECEIVED: u32 = 700;
+
+/// What user space posts when it has sent all, and FIN.
+fn posted() -> AllSent {
+    AllSent {
+        flow: flow().number(),
+        sent: SENT,
+        received: RECEIVED,
+        finished: FIN_ENDS,
+        window: 3_000,
+        acknowledged: !SENT,
+        closed: !SENT,
+    }
+}
+
+fn book(entry: AllSent) -> Book {
+    Book(Cell::new(entry))
+}
+
+#[test]
+fn an_acknowledgement_of_all_that_was_sent_is_noted_and_absorbed() {
+    for flags in [header::ACK, header::ACK | header::PSH] {
+        let book = book(posted());
+        let found = ask(&mut segment(flags, RECEIVED, SENT, &[], &[]), &book);
+        assert_eq!(found, Some(Reply::Absorb(AbsorbAck)));
+        assert_eq!(book.0.get(), AllSent { acknowledged: SENT, ..posted() });
+    }
+}
+
+#[test]
+fn the_guests_fin_is_acknowledged_as_often_as_it_comes() {
+    let book = book(posted());
+    let mut frames: [Vec<u8>; 2] = core::array::from_fn(|_| {
+        let mut frame = segment(header::FIN | header::ACK, RECEIVED, SENT, &[], &[]);
+        assert_eq!(ask(&mut frame, &book), Some(Reply::Send(AnswerFin, 54)));
+        assert_eq!(book.0.get(), AllSent { acknowledged: SENT, closed: SENT, ..posted() });
+        frame
+    });
+    assert_eq!(frames[0], frames[1]);
+    let tcp = &frames[0].split_off(34);
+    assert_eq!(tcp[4..12], [SENT.to_be_bytes(), (RECEIVED + 1).to_be_bytes()].concat());
+    assert_eq!(tcp[12..16], [5 << 4, header::ACK, 0x0b, 0xb8]);
+}
+
+#[test]
+fn a_guest_that_finishes_first_gets_our_fin_with_the_acknowledgement() {
+    let idle = AllSent { finished: FIN_ENDS_BOTH, ..posted() };
+    let ended = AllSent { acknowledged: SENT, closed: SENT, ..idle };
+    let book = book(idle);
+    for _ in 0..2 {
+        let mut frame = segment(header::FIN | header::ACK, RECEIVED, SENT, &[], &[]);
+        assert_eq!(ask(&mut frame, &book), Some(Reply::Send(AnswerFin, 54)));
+        assert_eq!(frame[38..46], [SENT.to_be_bytes(), (RECEIVED + 1).to_be_bytes()].concat());
+        assert_eq!(frame[46..48], [5 << 4, header::FIN | header::ACK]);
+        assert_eq!(book.0.get(), ended);
+    }
+    let mut last = segment(header::ACK, RECEIVED + 1, SENT + 1, &[], &[]);
+    assert_eq!(ask(&mut last, &book), Some(Reply::Absorb(AbsorbAck)));
+    assert_eq!(book.0.get(), ended);
+}
+
+#[test]
+fn anything_else_said_on_a_posted_connection_is_for_user_space() {
+    const ACK: u8 = header::ACK;
+    const FIN: u8 = header::FIN | header::ACK;
+    let said = |flags, seq, ack| segment(flags, seq, ack, &[], &[]);
+    let open = AllSent { finished: FIN_IS_NEWS, ..posted() };
+    let idle = AllSent { finished: FIN_ENDS_BOTH, ..posted() };
+    let half = AllSent { flow: flow().number() ^ 1, ..posted() };
+    let cases = [
+        ("payload", segment(ACK, RECEIVED, SENT, &[], b"GET"), posted()),
+        ("payload and fin", segment(FIN, RECEIVED, SENT, &[], b"GET"), posted()),
+        ("an acknowledgement of less", said(ACK, RECEIVED, SENT - 1), posted()),
+        ("an acknowledgement of more", said(ACK, RECEIVED, SENT + 1), posted()),
+        ("a probe that keeps alive", said(ACK, RECEIVED - 1, SENT), posted()),
+        ("a segment ahead", said(ACK, RECEIVED + 1, SENT), posted()),
+        ("urgent", said(ACK | header::URG, RECEIVED, SENT), posted()),
+        ("reset", said(ACK | header::RST, RECEIVED, SENT), posted()),
+        ("a fin before ours", said(FIN, RECEIVED, SENT), open),
+        ("of an end that has not come", said(ACK, RECEIVED + 1, SENT + 1), idle),
+        (
+            "of an end that is the guest's alone",
+            said(ACK, RECEIVED + 1, SENT + 1),
+            AllSent { closed: SENT, ..posted() },
+        ),
+        ("a fin with a word unknown", said(FIN, RECEIVED, SENT), AllSent { finished: 3, ..posted() }),
+        ("a fin that does not acknowledge ours", said(FIN, RECEIVED, SENT - 1), posted()),
+        ("a fin ahead", said(FIN, RECEIVED + 1, SENT), posted()),
+        ("a fin without acknowledgement", said(header::FIN, RECEIVED, SENT), posted()),
+        ("a fin on another's entry", said(FIN, RECEIVED, SENT), half),
+        ("an acknowledgement on another's entry", said(ACK, RECEIVED, SENT), half),
+        ("a fin on nobody's entry", said(FIN, 0, 0), AllSent::default()),
+    ];
+    for (name, frame, entry) in cases {
+        let book = book(entry);
+        assert_steered(name, &frame, &book);
+        assert_eq!(book.0.get(), entry, "{name}");
+    }
+}
+
+#[test]
+fn the_acknowledgement_that_ends_a_handshake_is_absorbed_unless_the_connection_is_known() {
+    let (frame, _) = said(LINUX);
+    let next = u32::from_be_bytes(frame[38..42].try_into().expect("a number")).wrapping_add(1);
+    let first = |seq, ack| segment(header::ACK, seq, ack, &[], &[]);
+    let absorbed = |entry| ask(&mut first(0, next), &book(entry));
+    assert_eq!(absorbed(AllSent::default()), Some(Reply::Absorb(AbsorbAck)));
+    assert_eq!(absorbed(AllSent { flow: 1, ..posted() }), Some(Reply::Absorb(AbsorbAck)));
+    let unknown = Book::default();
+    assert_steered("on a posted connection", &first(0, next), &book(posted()));
+    assert_steered("a probe that keeps alive", &first(u32::MAX, next), &unknown);
+    assert_steered("a later segment", &first(400, next), &unknown);
+    assert_steered("of no handshake of ours", &first(0, next ^ 1 << 30), &unknown);
+    assert_steered("with the first request", &segment(header::ACK, 0, next, &[], b"GET"), &unknown);
+    assert_steered("with a fin", &segment(header::ACK | header::FIN, 0, next, &[], &[]), &unknown);
+}

@@ -1,0 +1,118 @@
+//! The same decision behind the network stack's door: a tcx classifier in place of the XDP program `port`.
+//!
+//! It sees a frame as a socket buffer, which leaves large frames in pieces and takes one VLAN tag off. So
+//! what is not in the first piece is copied out, and a tag taken off counts as one.
+//!
+//! Least kernel: 6.6 (tcx links). `bpf_redirect` finds devices of the frame's own namespace only, so the
+//! port must be in the hub's.
+
+use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
+use aya_ebpf::helpers::generated::{bpf_redirect, bpf_skb_load_bytes};
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
+use metadata_common::classify::Reader;
+use metadata_common::decide::{Decision, decide};
+use metadata_common::maps::{Identity, MAX_STEERED, MIN_SEGMENT};
+use metadata_common::stamp::stamp;
+use metadata_common::verdict::Verdict;
+use metadata_common::wire::ethernet;
+
+use crate::frame::Frame;
+use crate::tables::{HUB_DEVICES, Ingress, count};
+use crate::{report_unknown, worth_a_line};
+
+/// Where a VM's frames enter the network stack: steer what is for the metadata service, leave the rest alone.
+#[classifier]
+pub fn port_tcx(context: TcContext) -> i32 {
+    let buffer = Buffer { context: &context, first: Frame::first_piece(&context) };
+    let ingress = Ingress::on(buffer.ifindex());
+    match decide(&buffer, &ingress) {
+        Decision::Pass(verdict) => {
+            count(verdict);
+            // On to the next classifier, if there is one.
+            TC_ACT_UNSPEC
+        }
+        Decision::Drop(verdict) => {
+            let nth = count(verdict);
+            if matches!(verdict, Verdict::DropUnknownMac) && worth_a_line(nth) {
+                report_unknown(&context, &buffer, &ingress, nth);
+            }
+            TC_ACT_SHOT
+        }
+        Decision::Steer(verdict, identity, _) => steer(&buffer, verdict, identity),
+    }
+}
+
+/// Names the sender's slot in the source MAC and sends the frame to its hub.
+#[inline(always)]
+fn steer(buffer: &Buffer<'_>, verdict: Verdict, identity: Identity) -> i32 {
+    let refuse = |verdict| {
+        count(verdict);
+        TC_ACT_SHOT
+    };
+    if buffer.is_oversize() {
+        return refuse(Verdict::DropOversize);
+    }
+    let Some(hub) = HUB_DEVICES.get(identity.hub).copied().filter(|ifindex| *ifindex != 0) else {
+        return refuse(Verdict::DropNoHub);
+    };
+    if buffer.context.store(ethernet::SOURCE, &stamp(identity.slot).0, 0).is_err() {
+        return refuse(Verdict::DropUnwritable);
+    }
+    count(verdict);
+    // SAFETY: the helper takes two integers and has no precondition; a device that is gone drops the frame.
+    let action = unsafe { bpf_redirect(hub, 0) };
+    action as i32
+}
+
+/// A socket buffer as a frame.
+struct Buffer<'c> {
+    context: &'c TcContext,
+    first: Frame,
+}
+
+impl Buffer<'_> {
+    /// The device the frame came in by.
+    #[inline(always)]
+    fn ifindex(&self) -> u32 {
+        // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
+        unsafe { (*self.context.skb.skb).ifindex }
+    }
+
+    /// True for more than a client sends at once: the hub would refuse it, or the kernel would have to cut
+    /// one frame, for which the bucket gave one token, into a flood of segments.
+    #[inline(always)]
+    fn is_oversize(&self) -> bool {
+        // SAFETY: as in `ifindex`.
+        let segment = unsafe { (*self.context.skb.skb).gso_size };
+        self.context.len() > MAX_STEERED || (segment != 0 && segment < MIN_SEGMENT)
+    }
+}
+
+impl Reader for Buffer<'_> {
+    #[inline(always)]
+    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        if let Some(octets) = self.first.read(offset) {
+            return Some(octets);
+        }
+        // The sender chooses where its first piece ends; what lies behind it counts all the same.
+        let mut octets = [0; N];
+        // SAFETY: the destination is N octets of this function's own; the helper checks the range in the frame.
+        let outcome = unsafe {
+            bpf_skb_load_bytes(
+                self.context.skb.skb.cast(),
+                offset as u32,
+                octets.as_mut_ptr().cast(),
+                N as u32,
+            )
+        };
+        if outcome == 0 { Some(octets) } else { None }
+    }
+
+    #[inline(always)]
+    fn is_tagged(&self) -> bool {
+        // SAFETY: as in `ifindex`.
+        let present = unsafe { (*self.context.skb.skb).vlan_present };
+        present != 0
+    }
+}

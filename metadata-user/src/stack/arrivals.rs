@@ -1,0 +1,156 @@
+//! Whom a segment is for: a connection, one that closed lately, or nobody yet.
+
+use metadata_common::cookie::{Abilities, Check, Flow, check};
+use metadata_common::maps::Slot;
+
+use super::Stack;
+use super::config::RECEIVE_BUFFER;
+use super::connection::{Cause, Conn};
+use super::emit::Header;
+use super::frame::Route;
+use super::handshake;
+use super::ledger::Ledger;
+use super::seam::{Connection, Service, Transmit};
+use super::segment::{FIN, RST, SYN, Segment};
+use super::tcb::Tcb;
+use super::timewait::TimeWait;
+use crate::time::Now;
+
+/// What comes with a segment.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    pub(super) now: Now,
+    pub(super) slot: Slot,
+    pub(super) route: Route,
+    pub(super) flow: Flow,
+}
+
+impl<S: Service, L: Ledger> Stack<S, L> {
+    /// Takes one segment.
+    pub(super) fn segment(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        if segment.opens() {
+            return self.handshake(source, segment, out);
+        }
+        if let Some(at) = self.table.find(source.flow.number()) {
+            return self.held(source, at, segment, out);
+        }
+        match self.table.wait(source.flow.number()) {
+            Some(wait) if wait.until > source.now.mono => self.closed(source, wait, segment, out),
+            Some(_) => {
+                self.forget_wait(source.slot, source.flow);
+                self.unknown(source, segment, out);
+            }
+            None => self.unknown(source, segment, out),
+        }
+    }
+
+    /// A SYN: answered from what it says alone, whatever is held for its four-tuple.
+    fn handshake(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        if !self.service.listens(segment.tuple.local) {
+            return self.refuse(source, segment, out);
+        }
+        if let Some(wait) = self.table.wait_mut(source.flow) {
+            wait.reopened = true;
+        }
+        let key = &self.config.cookie_key;
+        self.workshop.send(out, |frame| handshake::answer(key, source.flow, segment, source.route, frame));
+        self.stats.handshakes += 1;
+    }
+
+    /// What the numbers of a segment say, and the initial ones if it is a connection's first.
+    fn check(&self, flow: Flow, segment: &Segment<'_>) -> Option<(Check, (u32, u32))> {
+        let ack = segment.ack.filter(|_| !segment.has(SYN | RST))?;
+        let initial = (segment.seq.wrapping_sub(1), ack.wrapping_sub(1));
+        Some((check(&self.config.cookie_key, flow, segment.seq, ack), initial))
+    }
+
+    /// A segment of a four-tuple with a connection: mostly its own, now and then the first of a new one, whose
+    /// guest has forgotten the old. Nobody but the guest can speak on its port, so it is believed.
+    fn held(&mut self, source: Source, at: u32, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        let Some(conn) = self.table.get_mut(at) else { return };
+        // Two flows with one number: the other one has to wait.
+        if conn.slot != source.slot || conn.tcb.tuple != segment.tuple {
+            return;
+        }
+        if conn.tcb.expects(segment) {
+            conn.tcb.route = source.route;
+            return self.turn_and_stir(source.now, at, Cause::Segment(segment), out);
+        }
+        let current = conn.tcb.initial;
+        match self.check(source.flow, segment) {
+            Some((Check::First(abilities), initial)) if initial != current => {
+                if segment.length() > 0 {
+                    self.stats.superseded += 1;
+                    self.bury(source.now.mono, at);
+                    self.begin(source, segment, abilities, out);
+                }
+            }
+            _ => self.turn_and_stir(source.now, at, Cause::Segment(segment), out),
+        }
+    }
+
+    /// A segment of a four-tuple in TIME-WAIT.
+    fn closed(&mut self, source: Source, wait: TimeWait, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        // RST is ignored in this state (RFC 1337 §3), a bare ACK needs no answer.
+        if segment.length() == 0 || segment.has(RST) {
+            return;
+        }
+        if let Some((Check::First(abilities), initial)) = self.check(source.flow, segment)
+            && wait.gives_way(initial, source.now.mono, self.config.timeouts.time_wait)
+        {
+            self.stats.time_wait_reused += 1;
+            self.forget_wait(source.slot, source.flow);
+            return self.begin(source, segment, abilities, out);
+        }
+        if segment.has(FIN)
+            && let Some(wait) = self.table.wait_mut(source.flow)
+        {
+            wait.until = source.now.mono + self.config.timeouts.time_wait;
+        }
+        let (seq, ack) = wait.numbers.next;
+        let window = RECEIVE_BUFFER as u16;
+        let answer = Header { seq, ack: Some(ack), flags: 0, window, options: &[] };
+        self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
+    }
+
+    /// A segment of a four-tuple of which nothing is known but what its numbers say.
+    fn unknown(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        if let Some(port) = self.ports.get_mut(source.slot) {
+            port.heard = source.now.mono;
+        }
+        let listens = self.service.listens(segment.tuple.local);
+        match self.check(source.flow, segment).filter(|_| listens) {
+            // The end of a handshake: something will follow.
+            Some((Check::First(_) | Check::Later, _)) if segment.length() == 0 => {}
+            Some((Check::First(abilities), _)) => self.begin(source, segment, abilities, out),
+            Some((Check::Later, _)) => self.stats.dropped_early += 1,
+            Some((Check::Foreign, _)) | None => self.refuse(source, segment, out),
+        }
+    }
+
+    /// Makes a connection of its first segment, if there is room.
+    fn begin(&mut self, source: Source, segment: &Segment<'_>, abilities: Abilities, out: &mut dyn Transmit) {
+        let Source { now, slot, route, flow } = source;
+        if !self.has_room(now.mono, slot, out) {
+            return;
+        }
+        self.forget_wait(slot, flow);
+        let (local, remote) = (segment.tuple.local, segment.tuple.remote);
+        let exchange = self.service.open(now, Connection { slot, local, remote });
+        let port = self.ports.get_or_make(slot, now.mono);
+        let tcb = Tcb::new(segment, abilities, route, now.mono);
+        let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
+        port.conns.push(at);
+        self.stats.accepted += 1;
+        self.turn_and_stir(now, at, Cause::Segment(segment), out);
+    }
+
+    fn refuse(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        // A reset is never answered.
+        if !segment.has(RST) {
+            let answer = Header::refusal(segment);
+            self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
+            self.stats.unmatched += 1;
+        }
+    }
+}

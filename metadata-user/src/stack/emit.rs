@@ -1,0 +1,178 @@
+//! Frames of ours: TCP segments and echo replies, built in one place and sent.
+
+use smoltcp::wire::{IpProtocol, IpRepr};
+use std::net::IpAddr;
+
+use super::checksum::{finish, sum};
+use super::config::MTU;
+use super::frame::{ETHERNET, IPV4, IPV6, Route, checksums};
+use super::seam::Transmit;
+use super::segment::{ACK, HEADER, RST, Segment, Tuple};
+
+/// Hop limit of all that has none of its own; what Linux uses.
+pub(super) const HOP_LIMIT: u8 = 64;
+
+const IPV4_HEADER: usize = 20;
+const IPV6_HEADER: usize = 40;
+const DONT_FRAGMENT: u8 = 0x40;
+const TCP: u8 = 6;
+
+/// Where frames are built, and how many have been sent.
+pub(super) struct Workshop {
+    frame: Box<[u8; ETHERNET + MTU]>,
+    pub(super) sent: u64,
+}
+
+impl Workshop {
+    pub(super) fn new() -> Self {
+        Self { frame: Box::new([0; ETHERNET + MTU]), sent: 0 }
+    }
+
+    /// Builds a frame by `build`, which returns its length, and sends it.
+    pub(super) fn send(&mut self, out: &mut dyn Transmit, build: impl FnOnce(&mut [u8]) -> usize) {
+        let length = build(&mut self.frame[..]);
+        out.send(&self.frame[..length]);
+        self.sent += 1;
+    }
+}
+
+/// The header of a segment to send.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header<'a> {
+    pub(super) seq: u32,
+    /// Without it the ACK bit is clear.
+    pub(super) ack: Option<u32>,
+    /// The control bits but ACK.
+    pub(super) flags: u8,
+    pub(super) window: u16,
+    /// Whole words of four octets.
+    pub(super) options: &'a [u8],
+}
+
+impl Header<'_> {
+    /// The answer to a segment that belongs to no connection (RFC 9293 §3.10.7.1).
+    pub(super) fn refusal(segment: &Segment<'_>) -> Self {
+        let (seq, ack) = match segment.ack {
+            Some(ack) => (ack, None),
+            None => (0, Some(segment.seq.wrapping_add(segment.length()))),
+        };
+        Header { seq, ack, flags: RST, window: 0, options: &[] }
+    }
+
+    /// Builds the frame of a segment without payload. Returns its length.
+    pub(super) fn emit(&self, tuple: &Tuple, route: Route, frame: &mut [u8]) -> usize {
+        self.emit_with(tuple, route, 0, |_| HOP_LIMIT, frame)
+    }
+
+    /// Builds the frame of a segment whose `payload` octets are filled in by `fill`, which returns the hop
+    /// limit. Together with the headers they are no more than the MTU allows. Returns the frame's length.
+    pub(super) fn emit_with(
+        &self,
+        tuple: &Tuple,
+        route: Route,
+        payload: usize,
+        fill: impl FnOnce(&mut [u8]) -> u8,
+        frame: &mut [u8],
+    ) -> usize {
+        let tcp = ETHERNET + if tuple.remote.0.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER };
+        let data = tcp + HEADER + self.options.len();
+        let length = data + payload;
+        let hop_limit = fill(&mut frame[data..length]);
+        let pseudo = ip(tuple.local.0, tuple.remote.0, length - tcp, hop_limit, &mut frame[..tcp]);
+        route.emit(if tuple.remote.0.is_ipv4() { IPV4 } else { IPV6 }, frame);
+        let segment = &mut frame[tcp..length];
+        segment[..2].copy_from_slice(&tuple.local.1.to_be_bytes());
+        segment[2..4].copy_from_slice(&tuple.remote.1.to_be_bytes());
+        segment[4..8].copy_from_slice(&self.seq.to_be_bytes());
+        segment[8..12].copy_from_slice(&self.ack.unwrap_or(0).to_be_bytes());
+        segment[12] = ((HEADER + self.options.len()) as u8 / 4) << 4;
+        segment[13] = self.flags | if self.ack.is_some() { ACK } else { 0 };
+        segment[14..16].copy_from_slice(&self.window.to_be_bytes());
+        // Checksum and urgent pointer.
+        segment[16..20].fill(0);
+        segment[HEADER..HEADER + self.options.len()].copy_from_slice(self.options);
+        let check = finish(pseudo + sum(segment));
+        segment[16..18].copy_from_slice(&check);
+        length
+    }
+}
+
+/// Writes the IP header of a TCP segment of `length` octets; returns the sum of its pseudo-header (RFC 9293
+/// §3.1). Both addresses are of one family: they come from one packet.
+fn ip(from: IpAddr, to: IpAddr, length: usize, hop_limit: u8, frame: &mut [u8]) -> u64 {
+    let header = &mut frame[ETHERNET..];
+    let tail = [0, TCP, (length >> 8) as u8, length as u8];
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let total = ((IPV4_HEADER + length) as u16).to_be_bytes();
+            header[..12].copy_from_slice(&[
+                0x45,
+                0,
+                total[0],
+                total[1],
+                0,
+                0,
+                DONT_FRAGMENT,
+                0,
+                hop_limit,
+                TCP,
+                0,
+                0,
+            ]);
+            header[12..16].copy_from_slice(&from.octets());
+            header[16..20].copy_from_slice(&to.octets());
+            let check = finish(sum(&header[..IPV4_HEADER]));
+            header[10..12].copy_from_slice(&check);
+            sum(&header[12..20]) + sum(&tail)
+        }
+        _ => {
+            let octets = (length as u16).to_be_bytes();
+            header[..8].copy_from_slice(&[0x60, 0, 0, 0, octets[0], octets[1], TCP, hop_limit]);
+            for (address, at) in [(from, 8), (to, 24)] {
+                if let IpAddr::V6(address) = address {
+                    header[at..at + 16].copy_from_slice(&address.octets());
+                }
+            }
+            sum(&header[8..40]) + sum(&tail)
+        }
+    }
+}
+
+/// True when an echo request is whole (type, code, checksum, identifier and sequence number) and its reply no
+/// larger than the MTU.
+pub(super) fn fits_echo(source: IpAddr, request: &[u8]) -> bool {
+    let header = if source.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER };
+    (8..=MTU - header).contains(&request.len())
+}
+
+/// Answers an echo request that fits with its reply (RFC 792, RFC 4443 §4.2): the same octets, but for type
+/// and checksum. Returns the frame's length.
+pub(super) fn echo(
+    source: IpAddr,
+    destination: IpAddr,
+    request: &[u8],
+    route: Route,
+    frame: &mut [u8],
+) -> usize {
+    const REPLY: u8 = 0;
+    const REPLY_V6: u8 = 129;
+    let (protocol, kind) =
+        if source.is_ipv4() { (IpProtocol::Icmp, REPLY) } else { (IpProtocol::Icmpv6, REPLY_V6) };
+    let ip = IpRepr::new(destination.into(), source.into(), protocol, request.len(), HOP_LIMIT);
+    let (start, length) = (ETHERNET + ip.header_len(), ETHERNET + ip.buffer_len());
+    ip.emit(&mut frame[ETHERNET..length], &checksums());
+    route.emit(if source.is_ipv4() { IPV4 } else { IPV6 }, frame);
+    // Of ICMPv6 the addresses count too (RFC 8200 §8.1); they are the last 32 octets of the header.
+    let pseudo = if source.is_ipv4() {
+        0
+    } else {
+        let size = (request.len() as u16).to_be_bytes();
+        sum(&frame[start - 32..start]) + sum(&[size[0], size[1], 0, u8::from(protocol)])
+    };
+    let reply = &mut frame[start..length];
+    reply.copy_from_slice(request);
+    reply[..4].copy_from_slice(&[kind, 0, 0, 0]);
+    let check = finish(pseudo + sum(reply));
+    reply[2..4].copy_from_slice(&check);
+    length
+}

@@ -1,0 +1,278 @@
+//! How much to send, and when to send it again.
+//!
+//! RFC 6298 (retransmission timeout), RFC 5681 (slow start, congestion avoidance, fast retransmit), RFC 6582
+//! (NewReno: recovery from several losses without SACK), RFC 6928 (initial window). No timestamps: one
+//! segment at a time is measured, and none that was sent twice (Karn).
+
+use std::time::Duration;
+
+use super::config::SEGMENTS_IN_FLIGHT;
+use super::segment::before;
+
+/// Least and first timeout, and the granularity of the clock. RFC 6298 asks for 1 s, which suits a wide
+/// network; the guest is on the same host, less than a millisecond away. Linux has the same 200 ms.
+pub(super) const RTO_MIN: Duration = Duration::from_millis(200);
+/// Largest timeout: a guest that comes back hears from us soon.
+pub(super) const RTO_MAX: Duration = Duration::from_secs(12);
+const GRANULARITY: Duration = Duration::from_millis(1);
+/// Duplicate acknowledgements taken for a loss (RFC 5681 §3.2).
+const DUPLICATES: u8 = 3;
+/// Doublings after which the timeout is at its largest anyway.
+const BACKOFF_MAX: u8 = 6;
+
+/// Congestion and timing of one direction: what we send.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recovery {
+    size: u32,
+    window: u32,
+    threshold: u32,
+    duplicates: u8,
+    /// Between a loss and the acknowledgement of all that was under way then.
+    is_recovering: bool,
+    /// The number after all that was under way at the last loss.
+    recover: u32,
+    backoff: u8,
+    smoothed: Option<Duration>,
+    variation: Duration,
+    /// The segment being measured: the number after it, and when it was sent.
+    timed: Option<(u32, Duration)>,
+    last_sent: Duration,
+}
+
+impl Recovery {
+    /// For segments of `size` octets, the first of which will be numbered `first`.
+    pub(super) fn new(size: u32, first: u32) -> Self {
+        Self {
+            size,
+            window: initial_window(size),
+            threshold: u32::MAX,
+            duplicates: 0,
+            is_recovering: false,
+            recover: first,
+            backoff: 0,
+            smoothed: None,
+            variation: Duration::ZERO,
+            timed: None,
+            last_sent: Duration::ZERO,
+        }
+    }
+
+    /// Octets that may be under way.
+    pub(super) fn window(&self) -> u32 {
+        self.window.min(SEGMENTS_IN_FLIGHT * self.size)
+    }
+
+    /// How long to wait for an acknowledgement (RFC 6298 §2).
+    pub(super) fn timeout(&self) -> Duration {
+        let rto = match self.smoothed {
+            Some(smoothed) => smoothed + (self.variation * 4).max(GRANULARITY),
+            None => RTO_MIN,
+        };
+        (rto.clamp(RTO_MIN, RTO_MAX) * (1 << self.backoff)).min(RTO_MAX)
+    }
+
+    /// Octets before `next` have been sent for the first time, at `now`; nothing else was under way if `idle`.
+    pub(super) fn sent(&mut self, next: u32, now: Duration, idle: bool) {
+        if self.timed.is_none() {
+            self.timed = Some((next, now));
+        }
+        // After a pause the path is unknown again (RFC 5681 §4.1).
+        if idle && now.saturating_sub(self.last_sent) > self.timeout() {
+            self.window = self.window.min(initial_window(self.size));
+        }
+        self.last_sent = now;
+    }
+
+    /// What is being measured will not tell the time of a round: it was sent again, or its acknowledgement
+    /// may have been heard by somebody else.
+    pub(super) fn forget_timing(&mut self) {
+        self.timed = None;
+    }
+
+    /// `acked` octets up to `una` have been acknowledged, `flight` are under way still. True when the first of
+    /// those is lost as well, and to be sent again (RFC 6582 §3.2).
+    pub(super) fn acknowledged(&mut self, una: u32, acked: u32, flight: u32, now: Duration) -> bool {
+        self.duplicates = 0;
+        self.backoff = 0;
+        if let Some((_, sent)) = self.timed.filter(|(next, _)| !before(una, *next)) {
+            self.measure(now.saturating_sub(sent));
+            self.timed = None;
+        }
+        if self.is_recovering {
+            if before(una, self.recover) {
+                let deflated = self.window.saturating_sub(acked);
+                self.window = if acked >= self.size { deflated + self.size } else { deflated }.max(self.size);
+                return true;
+            }
+            self.is_recovering = false;
+            self.window = self.threshold.min(flight.max(self.size) + self.size);
+        } else if self.window < self.threshold {
+            self.window = self.window.saturating_add(acked.min(self.size));
+        } else {
+            self.window = self.window.saturating_add((self.size * self.size / self.window).max(1));
+        }
+        self.window = self.window.min(SEGMENTS_IN_FLIGHT * self.size);
+        false
+    }
+
+    /// An acknowledgement of `una` came again, with `flight` octets under way up to `max`. True when the first
+    /// of them is taken for lost, and to be sent again at once (RFC 5681 §3.2, RFC 6582 §3.2).
+    pub(super) fn duplicate(&mut self, una: u32, max: u32, flight: u32) -> bool {
+        self.duplicates = self.duplicates.saturating_add(1);
+        if self.is_recovering {
+            self.window = self.window.saturating_add(self.size);
+            return false;
+        }
+        // Duplicates of what was sent again before the last loss was mended tell of no new one.
+        if self.duplicates != DUPLICATES || before(una, self.recover) {
+            return false;
+        }
+        self.threshold = self.half(flight);
+        self.recover = max;
+        self.is_recovering = true;
+        self.window = self.threshold + u32::from(DUPLICATES) * self.size;
+        true
+    }
+
+    /// True when a timeout is over and nothing was acknowledged since the last one.
+    pub(super) fn is_repeated(&self) -> bool {
+        self.backoff > 0
+    }
+
+    /// Segments are no longer than `size` octets from now on.
+    pub(super) fn shrink(&mut self, size: u32) {
+        self.size = self.size.min(size);
+    }
+
+    /// The timeout is over, with `flight` octets under way up to `max`: all of them count as lost
+    /// (RFC 5681 §3.1, RFC 6298 §5.5).
+    pub(super) fn timed_out(&mut self, max: u32, flight: u32) {
+        if self.backoff == 0 {
+            self.threshold = self.half(flight);
+        }
+        self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
+        self.window = self.size;
+        self.recover = max;
+        self.is_recovering = false;
+        self.duplicates = 0;
+        self.timed = None;
+    }
+
+    /// A closed window was asked about: the next time later.
+    pub(super) fn probed(&mut self) {
+        self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
+        self.timed = None;
+    }
+
+    /// The window opened again: there is nothing to be slow about.
+    pub(super) fn reopened(&mut self) {
+        self.backoff = 0;
+    }
+
+    fn half(&self, flight: u32) -> u32 {
+        (flight / 2).max(2 * self.size)
+    }
+
+    /// RFC 6298 §2.2, §2.3.
+    fn measure(&mut self, round: Duration) {
+        self.smoothed = Some(match self.smoothed {
+            None => {
+                self.variation = round / 2;
+                round
+            }
+            Some(smoothed) => {
+                self.variation = (self.variation * 3 + smoothed.abs_diff(round)) / 4;
+                (smoothed * 7 + round) / 8
+            }
+        });
+    }
+}
+
+/// RFC 6928 §2.
+fn initial_window(size: u32) -> u32 {
+    (10 * size).min(14_600.max(2 * size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RTO_MAX, RTO_MIN, Recovery};
+    use std::time::Duration;
+
+    const SIZE: u32 = 1000;
+    const FIRST: u32 = u32::MAX - 5_000;
+
+    fn number(octets: u32) -> u32 {
+        FIRST.wrapping_add(octets)
+    }
+
+    #[test]
+    fn the_window_starts_with_ten_segments_doubles_in_slow_start_and_then_grows_by_one() {
+        for (size, first) in [(1460, 14_600), (1440, 14_400), (64, 640)] {
+            assert_eq!(Recovery::new(size, 0).window(), first);
+        }
+        let mut recovery = Recovery::new(SIZE, FIRST);
+        for n in 1..=10 {
+            recovery.acknowledged(number(n * SIZE), SIZE, 0, Duration::ZERO);
+        }
+        assert_eq!(recovery.window(), 20 * SIZE);
+        recovery.threshold = 20 * SIZE;
+        for n in 11..=30 {
+            recovery.acknowledged(number(n * SIZE), SIZE, 0, Duration::ZERO);
+        }
+        assert!((20 * SIZE + 900..=21 * SIZE).contains(&recovery.window()), "{}", recovery.window());
+    }
+
+    #[test]
+    fn the_window_grows_to_its_limit_and_no_further() {
+        let mut recovery = Recovery::new(SIZE, FIRST);
+        for n in 1..=1_000 {
+            recovery.acknowledged(number(n * SIZE), SIZE, 0, Duration::ZERO);
+        }
+        assert_eq!(recovery.window(), super::SEGMENTS_IN_FLIGHT * SIZE);
+    }
+
+    #[test]
+    fn three_duplicates_mend_one_loss_and_partial_acknowledgements_the_others() {
+        let mut recovery = Recovery::new(SIZE, FIRST);
+        let (una, max) = (number(1), number(10 * SIZE));
+        assert!(!recovery.duplicate(una, max, 10 * SIZE));
+        assert!(!recovery.duplicate(una, max, 10 * SIZE));
+        assert!(recovery.duplicate(una, max, 10 * SIZE), "the third");
+        assert_eq!(recovery.window(), 8 * SIZE, "half, and what has left the network");
+        assert!(!recovery.duplicate(una, max, 10 * SIZE));
+        assert!(recovery.acknowledged(number(4 * SIZE), 4 * SIZE, 6 * SIZE, Duration::ZERO), "partial");
+        assert!(!recovery.acknowledged(max, 6 * SIZE, 0, Duration::ZERO));
+        assert_eq!(recovery.window(), 2 * SIZE);
+        for _ in 0..3 {
+            assert!(!recovery.duplicate(number(3 * SIZE), max, SIZE), "older than the last loss");
+        }
+    }
+
+    #[test]
+    fn the_timeout_follows_the_rounds_measured_and_doubles_up_to_its_limit() {
+        let mut recovery = Recovery::new(SIZE, FIRST);
+        assert_eq!(recovery.timeout(), RTO_MIN);
+        recovery.sent(number(SIZE), Duration::ZERO, true);
+        recovery.acknowledged(number(SIZE), SIZE, 0, Duration::from_millis(400));
+        assert_eq!(recovery.timeout(), Duration::from_millis(1200), "RFC 6298: R + 4 R / 2");
+        for doubled in [2400, 4800, 9600, 12_000, 12_000, 12_000, 12_000, 12_000] {
+            recovery.timed_out(number(2 * SIZE), SIZE);
+            assert_eq!(recovery.timeout(), Duration::from_millis(doubled).min(RTO_MAX));
+        }
+        assert_eq!(recovery.window(), SIZE);
+        recovery.acknowledged(number(2 * SIZE), SIZE, 0, Duration::from_secs(100));
+        assert_eq!(recovery.timeout(), Duration::from_millis(1200), "nothing sent again is measured");
+    }
+
+    #[test]
+    fn a_pause_takes_the_window_back_to_where_it_started() {
+        let mut recovery = Recovery::new(SIZE, FIRST);
+        for n in 1..=20 {
+            recovery.acknowledged(number(n * SIZE), SIZE, 0, Duration::ZERO);
+        }
+        recovery.sent(number(21 * SIZE), Duration::from_millis(100), true);
+        assert_eq!(recovery.window(), 30 * SIZE);
+        recovery.sent(number(22 * SIZE), Duration::from_secs(100), true);
+        assert_eq!(recovery.window(), 10 * SIZE);
+    }
+}

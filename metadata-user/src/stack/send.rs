@@ -1,0 +1,139 @@
+//! What a connection sends: segments cut from what is in line, FIN with the last of them, acknowledgements.
+
+use std::time::Duration;
+
+use super::config::SEGMENTS_IN_FLIGHT;
+use super::emit::{Header, Workshop};
+use super::handshake::safe_segment;
+use super::seam::Transmit;
+use super::segment::{FIN, PSH, RST, before};
+use super::tcb::Tcb;
+
+/// Segments sent in one turn: all that may be under way, and one of them again.
+const SEGMENTS_PER_TURN: u32 = SEGMENTS_IN_FLIGHT + 1;
+
+/// The way out.
+pub(super) struct Outlet<'a> {
+    pub(super) workshop: &'a mut Workshop,
+    pub(super) out: &'a mut dyn Transmit,
+}
+
+impl Tcb {
+    /// Does what the timer asks for, if it is due: from here on what was sent counts as lost.
+    pub(super) fn expire(&mut self, now: Duration, outlet: &mut Outlet<'_>) {
+        if self.timer.is_none_or(|timer| now < timer) {
+            return;
+        }
+        self.timer = None;
+        if self.nxt == self.una {
+            self.recovery.probed();
+        } else {
+            // A guest's link may be narrower than a container in it knows, and a frame too long for a tap is dropped
+            // without a word (RFC 2923 §2.1).
+            if self.recovery.is_repeated() {
+                self.size = self.size.min(safe_segment(self.tuple.remote.0.is_ipv4()).into());
+                self.recovery.shrink(self.size);
+            }
+            self.recovery.timed_out(self.max, self.flight());
+            self.nxt = self.una;
+        }
+        if self.next_segment().is_none() && self.queued() > 0 {
+            self.probe(now, outlet);
+        }
+    }
+
+    /// Sends what fits a window that is too small to send otherwise, an octet at least (RFC 9293 §3.8.6.1).
+    fn probe(&mut self, now: Duration, outlet: &mut Outlet<'_>) {
+        let octets = self.queued().min(self.window).min(self.size);
+        let header = self.count(self.nxt, octets.max(1), false, now);
+        self.emit(header, octets.max(1), outlet);
+        self.recovery.forget_timing();
+        // An octet beyond the window is not counted on: the guest may take it or leave it.
+        self.nxt = self.nxt.wrapping_add(octets);
+    }
+
+    /// Sends all that may be sent, acknowledges what is to be, and sets the timer. `last` is called before the
+    /// segment leaves after which all is sent: the guest may answer it before it is written.
+    pub(super) fn output(&mut self, now: Duration, outlet: &mut Outlet<'_>, last: impl FnOnce(&Self)) {
+        let mut last = Some(last);
+        if std::mem::take(&mut self.resend) {
+            let octets = self.queued().min(self.size);
+            let fin = self.closing && octets == self.queued() && self.max == self.after_fin();
+            let header = self.count(self.una, octets, fin, now);
+            self.emit(header, octets, outlet);
+        }
+        for _ in 0..SEGMENTS_PER_TURN {
+            let Some((octets, fin)) = self.next_segment() else { break };
+            let header = self.count(self.nxt, octets, fin, now);
+            self.nxt = self.nxt.wrapping_add(octets + u32::from(fin));
+            if self.is_all_sent()
+                && let Some(last) = last.take()
+            {
+                last(self);
+            }
+            self.emit(header, octets, outlet);
+        }
+        if self.ack_due {
+            self.bare(0, outlet);
+        }
+        let waits = self.flight() > 0 || self.queued() > 0;
+        self.timer = waits.then(|| self.timer.unwrap_or(now + self.recovery.timeout()));
+    }
+
+    /// Octets of the next segment, and whether FIN goes with it; `None` when there is none to send now.
+    fn next_segment(&self) -> Option<(u32, bool)> {
+        let end = self.outbox.end();
+        if before(end, self.nxt) {
+            return None;
+        }
+        let unsent = end.wrapping_sub(self.nxt);
+        let usable = self.window.min(self.recovery.window()).saturating_sub(self.nxt.wrapping_sub(self.una));
+        let octets = unsent.min(usable).min(self.size);
+        let fin = self.closing && octets == unsent;
+        // No silly windows (RFC 9293 §3.8.6.2.1); the last segment of an answer does not wait for the others.
+        let worth = octets == self.size || octets == unsent || octets >= self.largest / 2;
+        (fin || (octets > 0 && worth)).then_some((octets, fin))
+    }
+
+    /// Counts one segment as sent, for the first time or again. Returns its header.
+    fn count(&mut self, seq: u32, octets: u32, fin: bool, now: Duration) -> Header<'static> {
+        let data_end = seq.wrapping_add(octets);
+        let next = data_end.wrapping_add(u32::from(fin));
+        if seq == self.max {
+            self.recovery.sent(next, now, self.max == self.una);
+        } else {
+            self.recovery.forget_timing();
+        }
+        if before(self.max, next) {
+            self.max = next;
+        }
+        let push = if octets > 0 && data_end == self.outbox.end() { PSH } else { 0 };
+        self.header(push | if fin { FIN } else { 0 }, seq)
+    }
+
+    /// Sends a segment of so many octets.
+    fn emit(&self, header: Header<'_>, octets: u32, outlet: &mut Outlet<'_>) {
+        let Self { tuple, route, outbox, .. } = self;
+        outlet.workshop.send(outlet.out, |frame| {
+            header.emit_with(tuple, *route, octets as usize, |place| outbox.copy(header.seq, place), frame)
+        });
+    }
+
+    /// Sends a segment without payload, numbered as the guest expects it: what was sent only to ask about a
+    /// closed window it may not have taken.
+    fn bare(&mut self, flags: u8, outlet: &mut Outlet<'_>) {
+        let seq = if self.nxt == self.una { self.nxt } else { self.max };
+        let header = self.header(flags, seq);
+        outlet.workshop.send(outlet.out, |frame| header.emit(&self.tuple, self.route, frame));
+    }
+
+    /// Gives the connection up.
+    pub(super) fn reset(&mut self, outlet: &mut Outlet<'_>) {
+        self.bare(RST, outlet);
+    }
+
+    fn header(&mut self, flags: u8, seq: u32) -> Header<'static> {
+        self.ack_due = false;
+        Header { seq, ack: Some(self.rcv), flags, window: self.offer(), options: &[] }
+    }
+}

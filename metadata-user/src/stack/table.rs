@@ -1,0 +1,135 @@
+//! Connections of all ports, and those that closed lately: found by flow, bounded, and in one place each.
+
+use metadata_common::cookie::Flow;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::connection::Conn;
+use super::timewait::TimeWait;
+
+/// Flows are hashes already, under a key guests do not know.
+#[derive(Default)]
+pub(super) struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, octets: &[u8]) {
+        for octet in octets {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*octet);
+        }
+    }
+
+    fn write_u64(&mut self, flow: u64) {
+        self.0 = flow;
+    }
+}
+
+/// Found by flow.
+type ByFlow<T> = HashMap<u64, T, BuildHasherDefault<AsIs>>;
+
+/// Connections by number and by flow, and what has closed by flow. The two are apart because every frame asks
+/// for a connection: what it looks at first stays in the cache.
+pub(super) struct Table<E> {
+    conns: Vec<Option<Conn<E>>>,
+    free: Vec<u32>,
+    numbers: ByFlow<u32>,
+    waits: ByFlow<TimeWait>,
+    limits: (usize, usize),
+}
+
+impl<E> Table<E> {
+    /// A table for so many connections, and so many that closed lately. All of it is reserved at once, so that
+    /// nothing is moved later; memory is used as far as it is filled.
+    pub(super) fn new(conns: usize, waits: usize) -> Self {
+        Self {
+            conns: Vec::with_capacity(conns),
+            free: Vec::with_capacity(conns),
+            numbers: HashMap::with_capacity_and_hasher(conns, BuildHasherDefault::default()),
+            waits: HashMap::with_capacity_and_hasher(waits, BuildHasherDefault::default()),
+            limits: (conns, waits),
+        }
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.numbers.len()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.held() >= self.limits.0
+    }
+
+    /// How many numbers have been given out, in use or not.
+    pub(super) fn span(&self) -> u32 {
+        self.conns.len() as u32
+    }
+
+    /// The number of the connection of a flow.
+    pub(super) fn find(&self, flow: u64) -> Option<u32> {
+        self.numbers.get(&flow).copied()
+    }
+
+    pub(super) fn get(&self, at: u32) -> Option<&Conn<E>> {
+        self.conns.get(at as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, at: u32) -> Option<&mut Conn<E>> {
+        self.conns.get_mut(at as usize)?.as_mut()
+    }
+
+    /// Takes in a connection of a flow that has none; there is room. Returns its number.
+    pub(super) fn insert(&mut self, conn: Conn<E>) -> u32 {
+        let flow = conn.flow.number();
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.conns[at as usize] = Some(conn);
+                at
+            }
+            None => {
+                self.conns.push(Some(conn));
+                self.conns.len() as u32 - 1
+            }
+        };
+        self.numbers.insert(flow, at);
+        at
+    }
+
+    /// Lets a connection go.
+    pub(super) fn remove(&mut self, at: u32) -> Option<Conn<E>> {
+        let conn = self.conns.get_mut(at as usize)?.take()?;
+        self.free.push(at);
+        self.numbers.remove(&conn.flow.number());
+        Some(conn)
+    }
+
+    /// How many flows that closed are remembered.
+    pub(super) fn waits(&self) -> usize {
+        self.waits.len()
+    }
+
+    /// Remembers a flow that closed, unless too many are remembered. True when it is.
+    pub(super) fn remember(&mut self, flow: Flow, wait: TimeWait) -> bool {
+        let has_room = self.waits.len() < self.limits.1;
+        if has_room {
+            self.waits.insert(flow.number(), wait);
+        }
+        has_room
+    }
+
+    /// What is remembered of a flow that closed.
+    pub(super) fn wait(&self, flow: u64) -> Option<TimeWait> {
+        self.waits.get(&flow).copied()
+    }
+
+    /// The same, to change it.
+    pub(super) fn wait_mut(&mut self, flow: Flow) -> Option<&mut TimeWait> {
+        self.waits.get_mut(&flow.number())
+    }
+
+    /// Forgets a flow that closed. True when it was remembered.
+    pub(super) fn forget(&mut self, flow: u64) -> bool {
+        self.waits.remove(&flow).is_some()
+    }
+}

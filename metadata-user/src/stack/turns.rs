@@ -1,0 +1,288 @@
+//! Who gets a turn when, and what becomes of connections and ports after it.
+
+use metadata_common::cookie::Flow;
+use metadata_common::maps::Slot;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use super::Stack;
+use super::config::TIME_WAITS_PER_PORT;
+use super::connection::{Cause, Conn, Fate, Scene};
+use super::ledger::{Displaced, Ledger};
+use super::seam::{Service, Transmit};
+use super::send::Outlet;
+use super::timewait::{Numbers, TimeWait};
+use crate::time::Now;
+
+/// Times all waiting connections of a port get a turn because one of them stirred: once to see what it
+/// changed, and once more to see what they changed in turn. A stir after that is due [`STIR_AGAIN`] later, so
+/// that none is missed and none goes on for ever at once.
+const STIR_ROUNDS: usize = 2;
+
+/// See [`STIR_ROUNDS`].
+const STIR_AGAIN: Duration = Duration::from_millis(1);
+
+/// Timers that are heard in one step at most: what may delay frames. The next step hears the rest.
+const TIMERS_PER_STEP: usize = 1024;
+
+/// Connections looked at, of all there are, when none is free: some have ended without our hearing.
+const SWEEP: u32 = 128;
+
+/// Connections a slot keeps though nothing happens on them and all there are is taken; beyond, they make room for
+/// other guests' first segments.
+const SHARE: usize = 8;
+
+impl<S: Service, L: Ledger> Stack<S, L> {
+    /// Does what time demands: retransmissions, timeouts, held requests, freeing of idle ports.
+    ///
+    /// Returns when to call again at the latest, by the clock of [`Now::mono`]; `None` when nothing waits.
+    pub fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration> {
+        for _ in 0..TIMERS_PER_STEP {
+            let Some(timer) = self.wheel.pop(now.mono) else { break };
+            let port = (timer as usize).checked_sub(self.config.connections);
+            let slot = match (port, self.table.get(timer)) {
+                (Some(port), _) => port as Slot,
+                (None, Some(conn)) => conn.slot,
+                (None, None) => continue,
+            };
+            let stepped = catch_unwind(AssertUnwindSafe(|| match port {
+                Some(_) => self.step_port(now, slot, out),
+                None => self.step_connection(now, timer, out),
+            }));
+            self.contain(slot, stepped);
+        }
+        self.wheel.next()
+    }
+
+    fn step_connection(&mut self, now: Now, at: u32, out: &mut dyn Transmit) {
+        match self.table.get(at).and_then(|conn| conn.deadline) {
+            Some(deadline) if deadline <= now.mono => self.turn_and_stir(now, at, Cause::Timer, out),
+            // It has been put off since.
+            Some(deadline) => self.wheel.set(at, deadline),
+            None => {}
+        }
+    }
+
+    fn step_port(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
+        let idle = self.config.timeouts.port_idle;
+        let Some(port) = self.ports.get(slot) else { return };
+        if port.conns.is_empty() && port.heard + idle <= now.mono {
+            return self.forget(slot);
+        }
+        if port.stir_at.is_some_and(|at| at <= now.mono) {
+            self.stir(now, slot, out);
+        }
+        self.expire_waits(now.mono, slot);
+        self.schedule_port(slot);
+    }
+
+    fn port_timer(&self, slot: Slot) -> u32 {
+        self.config.connections as u32 + slot
+    }
+
+    fn schedule_port(&mut self, slot: Slot) {
+        let deadline = self.ports.get(slot).and_then(|port| port.deadline(self.config.timeouts.port_idle));
+        if let Some(deadline) = deadline {
+            self.wheel.set(self.port_timer(slot), deadline);
+        }
+    }
+
+    /// Gives a connection a turn, and then those that wait for what it changed.
+    pub(super) fn turn_and_stir(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) {
+        let Some(slot) = self.table.get(at).map(|conn| conn.slot) else { return };
+        if self.turn(now, at, cause, out) {
+            self.stir(now, slot, out);
+        }
+    }
+
+    /// Gives a connection a turn, and buries it when it is over. True when it stirred.
+    fn turn(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) -> bool {
+        let Self { config, ledger, workshop, table, wheel, stats, .. } = self;
+        let Some(conn) = table.get_mut(at) else { return false };
+        let mut scene = Scene { now, config, ledger, outlet: Outlet { workshop, out } };
+        let (fate, turn) = conn.turn(&mut scene, cause);
+        stats.aborted += u64::from(turn.aborted);
+        stats.stalled += u64::from(turn.stalled);
+        match (fate, conn.deadline) {
+            (Fate::Live, Some(deadline)) => wheel.set(at, deadline),
+            (Fate::Live, None) => {}
+            (Fate::Gone, _) => self.bury(now.mono, at),
+            (Fate::Closed(numbers), _) => self.close(now.mono, at, numbers),
+        }
+        if let Some(displaced) = turn.displaced {
+            self.displaced(now.mono, displaced);
+        }
+        turn.stirred
+    }
+
+    /// Gives every connection of a slot that waits a turn, and again while they stir one another, up to a
+    /// limit.
+    pub(super) fn stir(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        port.stir_at = None;
+        for _ in 0..STIR_ROUNDS {
+            let mut stirred = false;
+            // Backwards, because a connection that is buried is replaced by the last one.
+            let count = self.ports.get(slot).map_or(0, |port| port.conns.len());
+            for place in (0..count).rev() {
+                let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
+                let Some(at) = at.filter(|at| self.table.get(*at).is_some_and(Conn::waits)) else { continue };
+                self.stats.woken += 1;
+                stirred |= self.turn(now, at, Cause::Change, out);
+            }
+            if !stirred {
+                return;
+            }
+        }
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.stir_at = Some(now.mono + STIR_AGAIN);
+            self.schedule_port(slot);
+        }
+    }
+
+    /// Drops a connection without a word.
+    pub(super) fn bury(&mut self, now: Duration, at: u32) {
+        let Some(conn) = self.table.remove(at) else { return };
+        self.wheel.clear(at);
+        self.ledger.withdraw(conn.flow);
+        let Some(port) = self.ports.get_mut(conn.slot) else { return };
+        port.conns.swap_remove(conn.place);
+        if let Some(moved) = port.conns.get(conn.place).and_then(|at| self.table.get_mut(*at)) {
+            moved.place = conn.place;
+        }
+        if port.conns.is_empty() {
+            port.heard = now;
+            self.schedule_port(conn.slot);
+        }
+    }
+
+    /// Drops a connection both sides have closed, and remembers its numbers.
+    fn close(&mut self, now: Duration, at: u32, numbers: Numbers) {
+        let Some((flow, slot)) = self.table.get(at).map(|conn| (conn.flow, conn.slot)) else { return };
+        self.bury(now, at);
+        self.expire_waits(now, slot);
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        if port.waits.len() >= TIME_WAITS_PER_PORT
+            && let Some((oldest, _)) = port.waits.pop_front()
+        {
+            self.table.forget(oldest);
+        }
+        let until = now + self.config.timeouts.time_wait;
+        if self.table.remember(flow, TimeWait { until, numbers, reopened: false }) {
+            port.waits.push_back((flow.number(), until));
+            if port.waits.len() == 1 {
+                self.schedule_port(slot);
+            }
+        }
+    }
+
+    /// Forgets one four-tuple in TIME-WAIT, if it is remembered.
+    pub(super) fn forget_wait(&mut self, slot: Slot, flow: Flow) {
+        if self.table.forget(flow.number())
+            && let Some(port) = self.ports.get_mut(slot)
+        {
+            port.waits.retain(|(known, _)| *known != flow.number());
+        }
+    }
+
+    fn expire_waits(&mut self, now: Duration, slot: Slot) {
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        while let Some((oldest, _)) = port.waits.pop_front_if(|(_, until)| *until <= now) {
+            match self.table.wait(oldest).filter(|wait| wait.until > now) {
+                Some(wait) => port.waits.push_back((oldest, wait.until)),
+                None => _ = self.table.forget(oldest),
+            }
+        }
+    }
+
+    /// Forgets a slot: its connections end without a word, since nobody is there to hear it.
+    pub fn forget(&mut self, slot: Slot) {
+        let Some(port) = self.ports.remove(slot) else { return };
+        for at in port.conns {
+            if let Some(conn) = self.table.remove(at) {
+                self.wheel.clear(at);
+                self.ledger.withdraw(conn.flow);
+            }
+        }
+        for (flow, _) in port.waits {
+            self.table.forget(flow);
+        }
+        self.wheel.clear(self.port_timer(slot));
+    }
+
+    /// True when a slot may have one more connection; what has ended without our hearing makes room.
+    pub(super) fn has_room(&mut self, now: Duration, slot: Slot, out: &mut dyn Transmit) -> bool {
+        if !self.ports.has_room(slot) && !self.evict_port() {
+            self.stats.refused_ports += 1;
+            return false;
+        }
+        let limit = self.config.connections_per_port;
+        let count = |stack: &Self| stack.ports.get(slot).map_or(0, |port| port.conns.len());
+        if count(self) >= limit {
+            for place in (0..count(self)).rev() {
+                let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
+                at.into_iter().for_each(|at| self.reap(now, at));
+            }
+            if count(self) >= limit {
+                self.stats.refused_port_connections += 1;
+                return false;
+            }
+        }
+        if self.table.is_full() {
+            let mut spare = None;
+            for _ in 0..SWEEP.min(self.table.span()) {
+                self.sweep = (self.sweep + 1) % self.table.span();
+                self.reap(now, self.sweep);
+                if self.is_spare(self.sweep) {
+                    spare = Some(self.sweep);
+                }
+            }
+            if self.table.is_full() && !spare.is_some_and(|at| self.evict_connection(now, at, out)) {
+                self.stats.refused_connections += 1;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Frees a connection if the kernel has heard the end of it.
+    fn reap(&mut self, now: Duration, at: u32) {
+        let Self { table, ledger, .. } = self;
+        let conn = table.get_mut(at).filter(|conn| conn.may_be_over());
+        if let Some(numbers) = conn.and_then(|conn| conn.hear(ledger, now)) {
+            self.close(now, at, numbers);
+        }
+    }
+
+    /// True for a connection on which nothing happens, of a slot that has more than its share.
+    fn is_spare(&self, at: u32) -> bool {
+        let idle = self.table.get(at).filter(|conn| conn.is_idle());
+        idle.and_then(|conn| self.ports.get(conn.slot)).is_some_and(|port| port.conns.len() > SHARE)
+    }
+
+    /// Resets a connection, so that its guest knows. True when that made room.
+    fn evict_connection(&mut self, now: Duration, at: u32, out: &mut dyn Transmit) -> bool {
+        let Some(conn) = self.table.get_mut(at) else { return false };
+        conn.tcb.reset(&mut Outlet { workshop: &mut self.workshop, out });
+        self.bury(now, at);
+        self.stats.connections_evicted += 1;
+        true
+    }
+
+    /// Takes in the last that the kernel has heard of a connection, which nobody will be able to read again.
+    fn displaced(&mut self, now: Duration, Displaced { flow, heard }: Displaced) {
+        let Some(at) = self.table.find(flow) else { return };
+        if let Some(numbers) = self.table.get_mut(at).and_then(|conn| conn.heard(heard, now)) {
+            self.close(now, at, numbers);
+        }
+    }
+
+    fn evict_port(&mut self) -> bool {
+        let idle = self.ports.longest_idle();
+        if let Some(slot) = idle {
+            self.forget(slot);
+            self.stats.ports_evicted += 1;
+        }
+        idle.is_some()
+    }
+}

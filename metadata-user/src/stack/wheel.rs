@@ -1,0 +1,212 @@
+//! Timers: a hierarchical wheel (Varghese and Lauck 1987, scheme 7) of milliseconds.
+//!
+//! Five levels of 64 slots each; a slot of one level is a turn of the level below. Setting and removing a
+//! timer is a handful of writes whatever their number, and looking for the next one a look at five words.
+//! There is a fixed number of timers, known by number, and each is in one place at most.
+
+use std::time::Duration;
+
+const LEVELS: usize = 5;
+const BITS: u32 = 6;
+const SLOTS: usize = 1 << BITS;
+const HEADS: u32 = (LEVELS * SLOTS) as u32;
+/// Ticks beyond which a timer is put as far off as the wheel reaches, twelve days, and looked at again then:
+/// a turn of the last level, less the slot we are in and the one before it.
+const REACH: u64 = (SLOTS as u64 - 2) << ((LEVELS as u32 - 1) * BITS);
+
+/// A link of a ring; the first [`HEADS`] nodes are the slots, which hold no timer.
+#[derive(Clone, Copy)]
+struct Node {
+    at: u64,
+    previous: u32,
+    next: u32,
+}
+
+/// Timers by number.
+pub(super) struct Wheel {
+    nodes: Vec<Node>,
+    /// Which slots of each level hold timers.
+    occupied: [u64; LEVELS],
+    /// Tick up to which all has been handed out.
+    elapsed: u64,
+}
+
+/// The first whole millisecond that is not before `at`.
+fn tick(at: Duration) -> u64 {
+    let part = u64::from(at.subsec_nanos().div_ceil(1_000_000));
+    at.as_secs().saturating_mul(1_000).saturating_add(part)
+}
+
+/// The last whole millisecond that is not after `now`.
+fn ticks_gone(now: Duration) -> u64 {
+    now.as_secs().saturating_mul(1_000).saturating_add(u64::from(now.subsec_millis()))
+}
+
+impl Wheel {
+    /// A wheel for the timers 0 to `timers - 1`, none of which is set.
+    pub(super) fn new(timers: usize) -> Self {
+        let nodes = (0..HEADS + timers as u32).map(|at| Node { at: 0, previous: at, next: at });
+        Self { nodes: nodes.collect(), occupied: [0; LEVELS], elapsed: 0 }
+    }
+
+    /// Sets a timer to the first millisecond that is not before `at`. One that is set to an earlier moment
+    /// stays there: it costs less to look at it in vain then than to move it each time.
+    pub(super) fn set(&mut self, timer: u32, at: Duration) {
+        let (node, at) = (timer + HEADS, tick(at));
+        let is_set = self.nodes[node as usize].next != node;
+        if is_set && self.nodes[node as usize].at <= at {
+            return;
+        }
+        self.unlink(node);
+        self.link(node, at);
+    }
+
+    /// Removes a timer, if it is set.
+    pub(super) fn clear(&mut self, timer: u32) {
+        self.unlink(timer + HEADS);
+    }
+
+    /// Hands out a timer that is due and removes it; `None` when none is.
+    pub(super) fn pop(&mut self, now: Duration) -> Option<u32> {
+        let now = ticks_gone(now);
+        while let Some((level, slot, start)) = self.first().filter(|(.., start)| *start <= now) {
+            self.elapsed = self.elapsed.max(start);
+            let head = level * SLOTS + slot;
+            if level == 0 {
+                let node = self.nodes[head].next;
+                self.unlink(node);
+                return Some(node - HEADS);
+            }
+            // All of a slot comes down at once, or what is left in it would be behind its time. Each timer does
+            // so once a level.
+            while self.nodes[head].next != head as u32 {
+                let node = self.nodes[head].next;
+                self.unlink(node);
+                self.link(node, self.nodes[node as usize].at);
+            }
+        }
+        self.elapsed = self.elapsed.max(now);
+        None
+    }
+
+    /// When to look again at the latest: never later than the next timer, and at most one time per level
+    /// earlier.
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.first().map(|(.., start)| Duration::from_millis(start))
+    }
+
+    /// The earliest slot with timers: its level, number, and first tick.
+    fn first(&self) -> Option<(usize, usize, u64)> {
+        // A slot of a lower level is always before those of a higher one.
+        (0..LEVELS).find(|level| self.occupied[*level] != 0).map(|level| {
+            let shift = level as u32 * BITS;
+            let here = self.elapsed >> shift & (SLOTS as u64 - 1);
+            let ahead = self.occupied[level].rotate_right(here as u32).trailing_zeros();
+            let slot = (here as usize + ahead as usize) % SLOTS;
+            (level, slot, ((self.elapsed >> shift) + u64::from(ahead)) << shift)
+        })
+    }
+
+    fn link(&mut self, node: u32, at: u64) {
+        let when = at.clamp(self.elapsed, self.elapsed.saturating_add(REACH));
+        // The level is that of the highest digit in which it differs from now.
+        let differs = (self.elapsed ^ when) | (SLOTS as u64 - 1);
+        let level = ((u64::BITS - 1 - differs.leading_zeros()) / BITS).min(LEVELS as u32 - 1);
+        let slot = (when >> (level * BITS)) as usize % SLOTS;
+        self.occupied[level as usize] |= 1 << slot;
+        let head = level as usize * SLOTS + slot;
+        let last = self.nodes[head].previous;
+        self.nodes[node as usize] = Node { at, previous: last, next: head as u32 };
+        self.nodes[last as usize].next = node;
+        self.nodes[head].previous = node;
+    }
+
+    fn unlink(&mut self, node: u32) {
+        let Node { previous, next, .. } = self.nodes[node as usize];
+        self.nodes[previous as usize].next = next;
+        self.nodes[next as usize].previous = previous;
+        self.nodes[node as usize].previous = node;
+        self.nodes[node as usize].next = node;
+        // Alone in its slot: only then are both neighbours the slot itself.
+        if previous == next && previous < HEADS {
+            self.occupied[previous as usize / SLOTS] &= !(1 << (previous as usize % SLOTS));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LEVELS, Wheel};
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    const TIMERS: u32 = 50;
+
+    fn random(state: &mut u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *state >> 20
+    }
+
+    #[test]
+    fn every_timer_is_handed_out_in_its_millisecond_and_none_before() {
+        let mut state = 0x9e37_79b9_u64;
+        for reach in [10_u64, 100, 5_000, 300_000, 20_000_000, 1 << 31, 1 << 40] {
+            let mut wheel = Wheel::new(TIMERS as usize);
+            let mut model = BTreeMap::new();
+            let mut now = Duration::from_millis(random(&mut state) % 1_000_000);
+            for _ in 0..4_000 {
+                let timer = (random(&mut state) % u64::from(TIMERS)) as u32;
+                if random(&mut state).is_multiple_of(4) {
+                    wheel.clear(timer);
+                    model.remove(&timer);
+                } else {
+                    let at = now + Duration::from_millis(1 + random(&mut state) % reach);
+                    wheel.set(timer, at);
+                    let set = model.entry(timer).or_insert(at);
+                    *set = at.min(*set);
+                }
+                now += Duration::from_millis(random(&mut state) % (reach / 4 + 1));
+                while let Some(timer) = wheel.pop(now) {
+                    let at = model.remove(&timer).expect("it is set");
+                    assert!(at <= now, "timer {timer} of {at:?} at {now:?}");
+                }
+                let first = model.values().min();
+                assert!(first.is_none_or(|first| *first > now), "{first:?} is overdue at {now:?}");
+                assert_eq!(wheel.next().is_some(), first.is_some());
+                let next = wheel.next();
+                assert!(next.is_none_or(|next| Some(&next) <= first), "{next:?} for {first:?} at {now:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn waiting_for_a_timer_wakes_once_per_level_at_most() {
+        for at in [1, 70, 5_000, 600_000, 80_000_000].map(Duration::from_millis) {
+            let mut wheel = Wheel::new(1);
+            let mut now = Duration::from_millis(12_345);
+            let mut wakes = 0;
+            assert_eq!(wheel.pop(now), None);
+            wheel.set(0, now + at);
+            while let Some(next) = wheel.next() {
+                assert!(next > now, "time goes on");
+                now = next;
+                wakes += 1;
+                if wheel.pop(now).is_some() {
+                    assert_eq!(now, Duration::from_millis(12_345) + at);
+                }
+            }
+            assert!(wakes <= LEVELS, "{wakes} for {at:?}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_millisecond_count_as_a_whole_one() {
+        for part in [1, 999, 1_000, 999_999].map(Duration::from_nanos) {
+            let mut wheel = Wheel::new(1);
+            let at = Duration::from_millis(1) + part;
+            wheel.set(0, at);
+            assert_eq!(wheel.pop(at - Duration::from_nanos(1)), None, "{part:?}");
+            assert_eq!(wheel.pop(Duration::from_millis(2)), Some(0), "{part:?}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! On a tap the kernel answers what needs no memory, so that the agent sees about one frame of a small request,
+//! and a frame lost anywhere is made good.
+
+use std::time::Duration;
+
+use support::agent::{self, ABSORBED, ANSWERED, Agent, Metrics, PortArgument, STEERED};
+use support::answers::PATHS;
+use support::guest::{Fetched, Guest, METADATA, Route, Spec};
+use support::host::Host;
+use support::privileged;
+use support::pump::{Faults, Kind};
+use support::record::Identity;
+use support::tap::Shape;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const FETCHES: u64 = 10;
+
+/// Who closes a connection after the other.
+#[derive(Clone, Copy, Debug)]
+enum Last {
+    /// A client that asked for the connection to be closed.
+    Guest,
+    /// A client that might have gone on and does not, as most.
+    Service,
+}
+
+struct Scene {
+    guest: Guest,
+    host: Host,
+    records: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new(change: impl FnOnce(Spec) -> Spec) -> Self {
+        let host = Host::new().expect("a node");
+        let records = tempfile::tempdir().expect("a directory");
+        let identity = Identity::of(0);
+        identity.write(records.path(), 1).expect("a record");
+        let guest = Guest::boot(&host, &change(Spec::of(&identity))).expect("a guest");
+        Self { guest, host, records }
+    }
+
+    fn agent(&self, config: &str) -> Agent<'_> {
+        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
+        let file = self.records.path().join("agent.conf");
+        std::fs::write(&file, config).expect("a configuration");
+        let mut words = agent::arguments(self.records.path(), &[port]);
+        words.extend(["--config".into(), file.into()]);
+        let binary = agent::binary().expect("the agent is built");
+        Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
+    }
+
+    /// Asks once, over a connection of its own.
+    fn ask(&self, last: Last) -> anyhow::Result<Fetched> {
+        let url = format!("http://{METADATA}{}", PATHS[0]);
+        let header = match last {
+            Last::Guest => "Connection: close",
+            Last::Service => "Connection: keep-alive",
+        };
+        self.guest.curl(&["-H", header, &url], PATIENCE)
+    }
+}
+
+fn frames(metrics: &Metrics, beginning: &str) -> u64 {
+    metrics.frames(beginning).expect("a counter")
+}
+
+#[test]
+fn the_agent_sees_one_frame_of_a_small_request() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for shape in [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }] {
+        for (route, last) in [(Route::OnLink, Last::Guest), (Route::Gateway, Last::Service)] {
+            let scene = Scene::new(|spec| Spec { shape, route, ..spec });
+            let agent = scene.agent("");
+            for _ in 0..FETCHES {
+                let fetched = scene.ask(last).unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
+                assert_eq!(fetched.status, 200);
+            }
+            let metrics = agent.metrics().expect("metrics");
+            let counted: Vec<_> = metrics.verdicts().filter(|(_, frames)| *frames != 0).collect();
+            let tcp = frames(&metrics, "steer_ipv4_tcp");
+            // The request; on a machine busy with other tests the guest may lose patience and send one again.
+            assert!((FETCHES..=FETCHES + 2).contains(&tcp), "{shape:?}, {last:?}: {counted:?}");
+            assert_eq!(frames(&metrics, "answer_syn"), FETCHES, "{shape:?}, {last:?}: {counted:?}");
+            let arps = u64::from(route == Route::OnLink);
+            assert!(frames(&metrics, "answer_arp") >= arps, "{shape:?}, {last:?}: {counted:?}");
+            assert_eq!(frames(&metrics, "steer_arp"), 0, "{shape:?}, {last:?}: {counted:?}");
+        }
+    }
+}
+
+#[test]
+fn switched_off_everything_is_steered() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new(|spec| spec);
+    let agent = scene.agent("answer_in_kernel: false\n");
+    scene.ask(Last::Guest).expect("an answer");
+    let metrics = agent.metrics().expect("metrics");
+    assert_eq!((frames(&metrics, ANSWERED), frames(&metrics, ABSORBED)), (0, 0));
+    // ARP, SYN, acknowledgement, request, FIN.
+    assert!(frames(&metrics, STEERED) >= 5, "{} frames", frames(&metrics, STEERED));
+}
+
+#[test]
+fn a_frame_of_any_kind_lost_on_the_way_is_made_good() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let to_host = [(Kind::Syn, 1), (Kind::Ack, 1), (Kind::Ack, 2), (Kind::Payload, 1), (Kind::Fin, 1)];
+    let to_guest = [(Kind::SynAck, 1), (Kind::Payload, 1), (Kind::Ack, 1), (Kind::Fin, 1)];
+    let none = Faults::default();
+    let ways = to_host.map(|lose| (Faults { lose: Some(lose), ..none }, none));
+    let back = to_guest.map(|lose| (none, Faults { lose: Some(lose), ..none }));
+    for (faults, last) in
+        ways.into_iter().chain(back).flat_map(|way| [(way, Last::Guest), (way, Last::Service)])
+    {
+        let (to_host, to_guest) = faults;
+        let scene = Scene::new(|spec| Spec { to_host, to_guest, shape: Shape::virtio(), ..spec });
+        let _agent = scene.agent("");
+        let kind = (to_host.lose, to_guest.lose, last);
+        for ask in 0..3 {
+            let fetched = scene.ask(last);
+            let fetched = fetched.unwrap_or_else(|error| panic!("{kind:?}, {ask}: {error:#}"));
+            assert_eq!(fetched.status, 200, "{kind:?}");
+        }
+        // Our FIN is alone if it is the second, and acknowledges the guest's; else it comes with the payload.
+        let absent = match last {
+            Last::Guest => Kind::Fin,
+            Last::Service => Kind::Ack,
+        };
+        let lost = scene.guest.sent().lost + scene.guest.got().lost;
+        let expected = u64::from(to_guest.lose.is_none_or(|(kind, _)| kind != absent));
+        assert_eq!(lost, expected, "{kind:?}");
+    }
+}

@@ -1,0 +1,134 @@
+//! What holds for every sequence of segments a guest may send, in any state.
+//!
+//! Shared by the fuzz target and the test that replays its corpus. Eight octets make a segment:
+//!
+//! | octet | meaning |
+//! |---|---|
+//! | 0 | low six bits: FIN, SYN, RST, PSH, ACK, window 0; high two: 0–2 choose the port, 3 lets time pass first |
+//! | 1 | what it says: one of a few requests, or so many octets |
+//! | 2, 3 | distance of the sequence number from the next one expected |
+//! | 4, 5 | distance of the acknowledgement number from all that was sent |
+//! | 6 | the window, in units of 256 octets |
+//! | 7 | how long to wait, in units of 40 ms |
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use metadata_user::stack::{RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, StackConfig};
+use smoltcp::wire::TcpControl;
+use support::pattern::stack;
+use support::raw::{Raw, Reply, Segment};
+
+const SEGMENT: usize = 8;
+/// Segments looked at.
+const SEGMENTS: usize = 256;
+const REQUESTS: [&[u8]; 6] = [
+    b"GET /bytes/10 HTTP/1.1\r\n\r\n",
+    b"GET /bytes/40000 HTTP/1.1\r\n\r\n",
+    b"GET /close HTTP/1.1\r\n\r\n",
+    b"GET /bytes/3 HTTP/1.1\r\n\r\nGET /bytes/4 HTTP/1.1\r\n\r\nGET /bytes/5000 HTTP/1.1\r\n\r\n",
+    b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
+    b"GET ",
+];
+
+/// Where one four-tuple stands, as far as its guest can know.
+#[derive(Default)]
+struct Stand {
+    /// Our next number and the service's.
+    ours: u32,
+    theirs: u32,
+    /// The service's initial number, and every octet it has sent after it.
+    initial: u32,
+    octets: HashMap<u32, u8>,
+    /// The furthest number the guest's windows have allowed, from the initial one.
+    allowed: u32,
+    /// It has begun anew: its segments may be of either connection, and their octets are not compared.
+    mixed: bool,
+}
+
+/// Every law, on these octets.
+pub(crate) fn assert_all(input: &[u8]) {
+    let config = StackConfig { connections: 2, connections_per_port: 2, slots: 8, ..StackConfig::default() };
+    let mut raw = Raw::new(stack(config).0);
+    let mut stands: [Stand; 3] = Default::default();
+    for octets in input.as_chunks::<SEGMENT>().0.iter().take(SEGMENTS) {
+        let mut replies = Vec::new();
+        if octets[0] >> 6 == 3 {
+            replies = raw.wait(Duration::from_millis(40) * u32::from(octets[7]));
+        }
+        let port = usize::from(octets[0] >> 6) % stands.len();
+        let stand = &mut stands[port];
+        let segment = segment(octets, port, stand);
+        if let Some(ack) = segment.ack {
+            let edge = ack.wrapping_add(segment.window.into()).wrapping_sub(stand.initial);
+            stand.allowed = stand.allowed.max(edge);
+            // The low bits of an initial number are the guest's own word, and may be given back changed.
+            stand.mixed |= (1..128).contains(&(ack.wrapping_sub(1) ^ stand.initial));
+        }
+        let now = raw.send(&segment);
+        assert!(now.len() <= SEGMENTS_IN_FLIGHT as usize + 2, "{} segments for one", now.len());
+        replies.extend(now);
+        for reply in &replies {
+            heard(&mut stands[usize::from(reply.ports.1) - 1], reply);
+        }
+        let stats = raw.stack.stats();
+        assert_eq!(stats.faults, 0, "a fault of ours");
+        assert!(stats.connections <= 2, "{stats:?}");
+    }
+    raw.wait(Duration::from_secs(1000));
+    let stats = raw.stack.stats();
+    assert_eq!((stats.connections, stats.ports, raw.stack.time_waits(), stats.faults), (0, 0, 0, 0));
+}
+
+fn segment(octets: &[u8; SEGMENT], port: usize, stand: &Stand) -> Segment {
+    let near =
+        |base: u32, at: usize| base.wrapping_add(i16::from_be_bytes([octets[at], octets[at + 1]]) as u32);
+    let flags = octets[0];
+    let control = match (flags & 2 != 0, flags & 4 != 0, flags & 1 != 0) {
+        (true, ..) => TcpControl::Syn,
+        (_, true, _) => TcpControl::Rst,
+        (.., true) => TcpControl::Fin,
+        _ => TcpControl::None,
+    };
+    let say = usize::from(octets[1]);
+    let payload =
+        REQUESTS.get(say.wrapping_sub(1)).map_or_else(|| vec![b'x'; say * 13], |said| said.to_vec());
+    Segment {
+        seq: near(stand.ours, 2),
+        ack: (flags & 0x10 != 0).then(|| near(stand.theirs, 4)),
+        window: if flags & 0x20 != 0 { 0 } else { u16::from(octets[6]) * 256 },
+        ..Segment::syn(port as u16 + 1, 0)
+    }
+    .control(control)
+    .with(if control == TcpControl::Syn { &[] } else { &payload })
+}
+
+/// Holds one segment of the service against all that came before.
+fn heard(stand: &mut Stand, reply: &Reply) {
+    let (syn, ack, fin, rst) = reply.flags;
+    assert!(usize::from(reply.window) <= RECEIVE_BUFFER, "a window of {}", reply.window);
+    assert!(ack || rst, "all but a reset acknowledges");
+    if rst {
+        return;
+    }
+    let next = reply.seq.wrapping_add(reply.payload.len() as u32 + u32::from(syn) + u32::from(fin));
+    if syn {
+        if stand.initial != reply.seq {
+            let mixed = !stand.octets.is_empty() || stand.allowed > 0;
+            *stand = Stand { initial: reply.seq, allowed: 1, mixed, ..Stand::default() };
+        }
+        (stand.ours, stand.theirs) = (reply.ack, next);
+        return;
+    }
+    (stand.ours, stand.theirs) = (reply.ack, next);
+    if stand.mixed || reply.payload.is_empty() {
+        return;
+    }
+    let from = reply.seq.wrapping_sub(stand.initial);
+    for (at, octet) in (from..).zip(&reply.payload) {
+        let first = *stand.octets.entry(at).or_insert(*octet);
+        assert_eq!(first, *octet, "octet {at} differs when it is sent again");
+    }
+    let end = from + reply.payload.len() as u32;
+    assert!(end <= stand.allowed.max(from) + 1, "octet {end} is beyond the window, {}", stand.allowed);
+}

@@ -1,0 +1,374 @@
+//! What the kernel answers itself is what user space would have answered, and complete.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use metadata_common::answer::{self, Reply};
+use metadata_common::classify::classify;
+use metadata_common::cookie::{self, Check, Flow};
+use metadata_common::mac::Mac;
+use metadata_common::maps::{
+    ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, FIN_ENDS_BOTH, Identity, Port, PortKey, Slot, program,
+};
+use metadata_common::stamp::stamp;
+use metadata_common::verdict::{Fate, Verdict};
+use metadata_common::wire::{arp, ethernet, ipv6};
+use metadata_user::stack::StackConfig;
+use smoltcp::wire::TcpControl;
+use support::frames::{self, Both, GATEWAY, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6, SOLICITED};
+use support::ledger::Book;
+use support::prog_test::{
+    KEY, LOOPBACK, Outcome, Programs, XDP_DROP, XDP_REDIRECT, XDP_TX, in_empty_namespace,
+};
+use support::raw::{self, Raw, Segment};
+use support::{privileged, seed, toy};
+
+const NETNS: u32 = 3;
+const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
+const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1 };
+const ALL: u64 = ANSWER_LINK | ANSWER_TCP;
+const OPEN_PORT: Port = Port { frame_ns: 0, depth_ns: 0, full_at_ns: 0, answers: ALL, steered: 0 };
+const ADDRESS_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 15));
+const ADDRESS_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe12, 0x3456));
+const FROM: u16 = 40_000;
+const SEQ: u32 = 77;
+
+/// A node with one guest on a port whose device sends frames back.
+fn node() -> Programs {
+    let mut programs = Programs::load(NETNS).expect("the object loads");
+    programs.serve(IpAddr::V4(SERVED_V4)).expect("an IPv4 address is served");
+    programs.serve(IpAddr::V6(SERVED_V6)).expect("an IPv6 address is served");
+    programs.answer_arp(NEXT_HOP).expect("a next hop is answered for");
+    programs.place_hub(IDENTITY.hub).expect("the hub has a device");
+    programs.own(PORT, OPEN_PORT).expect("the port is registered");
+    programs.register(PORT, GUEST, IDENTITY).expect("the guest is registered");
+    programs
+}
+
+/// The policy's answer to a frame; `None` for user space.
+fn policy(frame: &[u8], book: &Book) -> Option<(Verdict, Option<Vec<u8>>)> {
+    let mut answer = frame.to_vec();
+    let verdict = classify(frame, &Both);
+    match answer::answer(&mut answer[..], verdict, IDENTITY.slot, ALL, book)? {
+        Reply::Absorb(verdict) => Some((verdict, None)),
+        Reply::Send(verdict, length) => {
+            answer.truncate(length);
+            Some((verdict, Some(answer)))
+        }
+    }
+}
+
+/// What the kernel must make of a frame.
+fn outcome(frame: &[u8], book: &Book) -> Outcome {
+    let (verdict, action, frame) = match policy(frame, book) {
+        Some((verdict, Some(answer))) => (verdict, XDP_TX, answer),
+        Some((verdict, None)) => (verdict, XDP_DROP, frame.to_vec()),
+        None => {
+            let verdict = classify(frame, &Both);
+            let mut after = frame.to_vec();
+            let action = match verdict.fate() {
+                Fate::Pass => support::prog_test::XDP_PASS,
+                Fate::Drop => XDP_DROP,
+                Fate::Steer | Fate::Answer | Fate::Absorb => {
+                    after[ethernet::SOURCE..ethernet::TYPE].copy_from_slice(&stamp(IDENTITY.slot).0);
+                    XDP_REDIRECT
+                }
+            };
+            (verdict, action, after)
+        }
+    };
+    Outcome { action, frame, counted: vec![(verdict, 1)] }
+}
+
+/// The two families, by the addresses of guest and service.
+fn families() -> [(IpAddr, IpAddr); 2] {
+    [(ADDRESS_V4, SERVED_V4.into()), (ADDRESS_V6, SERVED_V6.into())]
+}
+
+/// A segment of the guest's, by way of its gateway, with a size option if it opens.
+fn segment(
+    (guest, local): (IpAddr, IpAddr),
+    control: TcpControl,
+    seq: u32,
+    ack: Option<u32>,
+    payload: &[u8],
+) -> Vec<u8> {
+    let segment = Segment {
+        to: GATEWAY,
+        source: (guest, FROM),
+        destination: (local, 80),
+        control,
+        seq,
+        ack,
+        mss: (control == TcpControl::Syn).then_some(1400),
+        ..Segment::syn(FROM, seq).with(payload)
+    };
+    frames::with(segment.frame(IDENTITY.slot), ethernet::SOURCE, &GUEST.0)
+}
+
+fn flow((guest, local): (IpAddr, IpAddr), slot: Slot) -> Flow {
+    let ports = [FROM.to_be_bytes(), 80u16.to_be_bytes()].concat().try_into().expect("four octets");
+    match (guest, local) {
+        (IpAddr::V4(guest), IpAddr::V4(local)) => Flow::v4(&KEY, slot, guest.octets(), local.octets(), ports),
+        (IpAddr::V6(guest), IpAddr::V6(local)) => Flow::v6(&KEY, slot, guest.octets(), local.octets(), ports),
+        _ => panic!("one family"),
+    }
+}
+
+/// A connection on which user space has sent all, and FIN.
+fn posted(flow: Flow) -> AllSent {
+    let (sent, received) = (5_000, 900);
+    AllSent {
+        flow: flow.number(),
+        sent,
+        received,
+        finished: FIN_ENDS,
+        window: 3_072,
+        acknowledged: !sent,
+        closed: !sent,
+    }
+}
+
+/// A solicitation as hosts send it.
+fn solicitation(destination: Ipv6Addr) -> Vec<u8> {
+    frames::frame(&[], ethernet::IPV6, &frames::introduced(destination, SERVED_V6))
+}
+
+#[test]
+fn arp_and_solicitations_get_the_answer_user_space_gives_octet_for_octet() {
+    let config = StackConfig {
+        served: vec![SERVED_V4.into(), SERVED_V6.into()],
+        arp_only: vec![NEXT_HOP],
+        ..StackConfig::default()
+    };
+    let mut user = Raw::new(toy::stack(config).0);
+    let request = frames::arp_request(SERVED_V4);
+    let group = |frame: Vec<u8>| frames::with(frame, ethernet::DESTINATION, &Mac::BROADCAST.0);
+    let arp = |packet: &[u8]| group(frames::frame(&[], ethernet::ARP, packet));
+    let probe = frames::with(request.clone(), arp::SENDER_IP, &[0; 4]);
+    let gratuitous = frames::with(request.clone(), arp::SENDER_IP, &SERVED_V4.octets());
+    let cases = [
+        ("a request", arp(&request), Verdict::AnswerArp),
+        ("a request without padding", arp(&request)[..42].to_vec(), Verdict::AnswerArp),
+        ("for a next hop", arp(&frames::arp_request(NEXT_HOP)), Verdict::AnswerArp),
+        ("to the service alone", frames::frame(&[], ethernet::ARP, &request), Verdict::AnswerArp),
+        ("a probe", arp(&probe), Verdict::AnswerArp),
+        ("an announcement", arp(&gratuitous), Verdict::AnswerArp),
+        ("a solicitation", group(solicitation(SOLICITED)), Verdict::AnswerNeighbour),
+    ];
+    for (name, frame, verdict) in cases {
+        let said = user.frame(&frame);
+        let [said] = &said[..] else { panic!("{name}: user space sent {} frames", said.len()) };
+        assert_eq!(policy(&frame, &Book::default()), Some((verdict, Some(said.clone()))), "{name}");
+    }
+}
+
+#[test]
+fn link_questions_nobody_asks_are_left_to_user_space() {
+    let reply = frames::with(frames::arp_request(SERVED_V4), arp::OPERATION, &[0, 2]);
+    let from_nowhere = frames::with(solicitation(SOLICITED), ethernet::HEADER + ipv6::SOURCE, &[0; 16]);
+    let from_group = frames::with(solicitation(SOLICITED), ethernet::HEADER + ipv6::SOURCE, &[0xff, 2]);
+    let bare = frames::frame(&[], ethernet::IPV6, &frames::solicitation(SOLICITED, SERVED_V6));
+    let mut cases = vec![
+        ("an ARP reply", frames::frame(&[], ethernet::ARP, &reply)),
+        ("duplicate address detection", from_nowhere),
+        ("from a group", from_group),
+        ("without an option", bare),
+    ];
+    let whole = solicitation(SOLICITED);
+    cases.extend((0..whole.len()).map(|length| ("cut short", whole[..length].to_vec())));
+    for (name, frame) in cases {
+        assert_eq!(policy(&frame, &Book::default()), None, "{name}, {} octets", frame.len());
+    }
+}
+
+#[test]
+fn a_handshake_over_either_family_is_complete_and_remembered() {
+    for family in families() {
+        let book = Book::default();
+        let syn = segment(family, TcpControl::Syn, SEQ, None, &[]);
+        let Some((Verdict::AnswerSyn, Some(answer))) = policy(&syn, &book) else { panic!("{family:?}") };
+        // Insists on complete checksums.
+        let said = raw::Reply::read(&answer);
+        assert_eq!(said.macs, (GUEST, GATEWAY));
+        assert_eq!((said.addresses, said.ports), ((family.1, family.0), (80, FROM)));
+        assert_eq!((said.ttl, said.flags, said.ack), (64, raw::SYN_ACK, SEQ + 1));
+        let (size, segment_size) = if family.0.is_ipv4() { (1460, 1400) } else { (1440, 1400) };
+        assert_eq!((said.mss, said.window, said.payload.len()), (Some(size), 3_072, 0));
+
+        let next = said.seq.wrapping_add(1);
+        let ack = segment(family, TcpControl::None, SEQ + 1, Some(next), &[]);
+        assert_eq!(policy(&ack, &book), Some((Verdict::AbsorbAck, None)), "{family:?}");
+        let request = segment(family, TcpControl::None, SEQ + 1, Some(next), b"GET / HTTP/1.0\r\n\r\n");
+        assert_eq!(policy(&request, &book), None);
+        let check = cookie::check(&KEY, flow(family, IDENTITY.slot), SEQ + 1, next);
+        let Check::First(abilities) = check else { panic!("{check:?}") };
+        assert_eq!((abilities.segment, abilities.scale), (segment_size, None));
+    }
+}
+
+#[test]
+fn the_end_of_a_connection_over_either_family_is_acknowledged_and_noted() {
+    for family in families() {
+        let flow = flow(family, IDENTITY.slot);
+        let entry = posted(flow);
+        let book = Book::default();
+        book.post(flow, entry);
+        let ack = segment(family, TcpControl::None, entry.received, Some(entry.sent), &[]);
+        assert_eq!(policy(&ack, &book), Some((Verdict::AbsorbAck, None)));
+        assert_eq!(book.posted(flow), AllSent { acknowledged: entry.sent, ..entry });
+        let fin = segment(family, TcpControl::Fin, entry.received, Some(entry.sent), &[]);
+        let Some((Verdict::AnswerFin, Some(answer))) = policy(&fin, &book) else { panic!("{family:?}") };
+        let said = raw::Reply::read(&answer);
+        assert_eq!((said.flags, said.seq, said.ack), (raw::ACK, entry.sent, entry.received + 1));
+        assert_eq!((said.window, said.mss, said.macs), (3_072, None, (GUEST, GATEWAY)));
+        assert_eq!(book.posted(flow), AllSent { acknowledged: entry.sent, closed: entry.sent, ..entry });
+    }
+}
+
+/// Frames of every kind the kernel deals with, for both families, after a handshake in one and at the end of
+/// one in the other.
+fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
+    let mut scenes: Vec<(String, Vec<u8>)> = vec![
+        ("arp".into(), frames::frame(&[], ethernet::ARP, &frames::arp_request(SERVED_V4))),
+        ("solicitation".into(), solicitation(SOLICITED)),
+    ];
+    for family in families() {
+        let flow = flow(family, IDENTITY.slot);
+        let finished = if family.0.is_ipv4() { FIN_ENDS } else { FIN_ENDS_BOTH };
+        let entry = AllSent { finished, ..posted(flow) };
+        programs.post(flow, entry).expect("an entry");
+        book.post(flow, entry);
+        let (seq, ack) = (entry.received, Some(entry.sent));
+        let name = |what: &str| format!("{what} from {}", family.0);
+        scenes.extend([
+            (name("syn"), segment(family, TcpControl::Syn, SEQ, None, &[])),
+            (name("request"), segment(family, TcpControl::None, SEQ + 1, ack, b"GET / HTTP/1.0\r\n\r\n")),
+            (name("ack"), segment(family, TcpControl::None, seq, ack, &[])),
+            (name("fin"), segment(family, TcpControl::Fin, seq, ack, &[])),
+            (name("reset"), segment(family, TcpControl::Rst, seq, ack, &[])),
+        ]);
+        // A connection nobody has posted: of another guest's port.
+        let mut syn = segment(family, TcpControl::Syn, SEQ, None, &[]);
+        let at = if family.0.is_ipv4() { 34 } else { 54 };
+        syn[at] ^= 1;
+        let (_, answer) = policy(&syn, book).expect("an answer");
+        let next = raw::Reply::read(&answer.expect("a frame")).seq.wrapping_add(1);
+        let mut ack = segment(family, TcpControl::None, SEQ + 1, Some(next), &[]);
+        ack[at] ^= 1;
+        scenes.extend([(name("another syn"), syn), (name("the handshake's ack"), ack)]);
+    }
+    scenes
+}
+
+#[test]
+fn the_kernel_does_what_the_policy_says() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node();
+        let book = Book::default();
+        let mut verdicts = Vec::new();
+        for (name, frame) in scenes(&mut programs, &book) {
+            let expected = outcome(&frame, &book);
+            verdicts.push(expected.counted[0].0);
+            assert_eq!(programs.run(program::PORT, &frame).expect("a run"), expected, "{name}");
+        }
+        let answers = Verdict::ALL.iter().filter(|v| matches!(v.fate(), Fate::Answer | Fate::Absorb));
+        for verdict in answers {
+            assert!(verdicts.contains(verdict), "no scene for {verdict:?}");
+        }
+        for family in families() {
+            let flow = flow(family, IDENTITY.slot);
+            assert_eq!(programs.posted(flow).expect("an entry"), book.posted(flow));
+            assert_eq!(book.posted(flow).closed, posted(flow).sent);
+        }
+    });
+}
+
+#[test]
+fn the_kernel_and_the_policy_agree_on_mutated_segments() {
+    const ROUNDS: usize = 20_000;
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut random = fastrand::Rng::with_seed(seed::seed());
+    in_empty_namespace(|| {
+        let mut programs = node();
+        let book = Book::default();
+        let scenes = scenes(&mut programs, &book);
+        let mut answered = 0;
+        for _ in 0..ROUNDS {
+            let (name, frame) = &scenes[random.usize(..scenes.len())];
+            let mut frame = frame.clone();
+            for _ in 0..random.usize(..3) {
+                let at = random.usize(ethernet::TYPE..frame.len());
+                frame[at] = random.u8(..);
+            }
+            // Options and padding of any kind.
+            if random.bool() {
+                let more = random.usize(..48);
+                frame.extend(std::iter::repeat_with(|| random.u8(..8)).take(more));
+            }
+            if random.u8(..4) == 0 {
+                frame.truncate(random.usize(ethernet::HEADER..=frame.len()));
+            }
+            let expected = outcome(&frame, &book);
+            answered += usize::from(expected.action == XDP_TX);
+            let (action, found) = programs.run_uncounted(program::PORT, &frame).expect(name);
+            assert_eq!((action, found), (expected.action, expected.frame), "{name}: {frame:02x?}");
+        }
+        assert!(answered > ROUNDS / 20, "only {answered} of {ROUNDS} were answered");
+    });
+}
+
+#[test]
+fn a_port_that_cannot_send_back_has_everything_steered() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node();
+        programs.own(PORT, Port { answers: 0, ..OPEN_PORT }).expect("a veth, say");
+        for (name, frame) in scenes(&mut programs, &Book::default()) {
+            let found = programs.run(program::PORT, &frame).expect("a run");
+            assert_eq!((found.action, found.frame.len()), (XDP_REDIRECT, frame.len()), "{name}");
+            assert_eq!(found.counted[0].0.fate(), Fate::Steer, "{name}");
+        }
+    });
+}
+
+#[test]
+fn strangers_and_floods_get_no_answer_from_the_kernel_either() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    if !privileged::or_skip() {
+        return;
+    }
+    let syn = segment(families()[0], TcpControl::Syn, SEQ, None, &[]);
+    in_empty_namespace(|| {
+        let mut programs = node();
+        let stranger = frames::with(syn.clone(), ethernet::SOURCE, &[0x52, 0x54, 0, 0xba, 0xdb, 0xad]);
+        let found = programs.run(program::PORT, &stranger).expect("a run");
+        assert_eq!((found.action, found.counted), (XDP_DROP, vec![(Verdict::DropUnknownMac, 1)]));
+        assert_eq!(found.frame, stranger);
+
+        let two_an_hour = Port { frame_ns: HOUR_NS, depth_ns: 2 * HOUR_NS, ..OPEN_PORT };
+        programs.own(PORT, two_an_hour).expect("the port is limited");
+        let actions: Vec<u32> =
+            (0..4).map(|_| programs.run(program::PORT, &syn).expect("a run").action).collect();
+        assert_eq!(actions, [XDP_TX, XDP_TX, XDP_DROP, XDP_DROP]);
+    });
+}
+
+#[test]
+fn the_verifier_is_far_from_its_limit() {
+    // It gives up at 1,000,000; each namespace with ports waits for it once.
+    const MOST: u32 = 60_000;
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let verified = node().verified(program::PORT).expect("a count");
+        assert!(verified < MOST, "{verified} instructions");
+    });
+}

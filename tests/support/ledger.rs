@@ -1,0 +1,58 @@
+//! What connections have said, as `answer` asks for it: `ALL_SENT` without a kernel.
+
+use crate::prog_test::KEY;
+use metadata_common::answer::{Entry, Ledger};
+use metadata_common::cookie::{Flow, Key};
+use metadata_common::maps::AllSent;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// A table under [`KEY`], empty at first.
+#[derive(Debug, Default)]
+pub struct Book {
+    entries: RefCell<HashMap<u32, Rc<Cell<AllSent>>>>,
+}
+
+impl Book {
+    /// Posts a connection as user space would.
+    pub fn post(&self, flow: Flow, said: AllSent) {
+        self.entries.borrow_mut().insert(flow.index(), Rc::new(Cell::new(said)));
+    }
+
+    /// What stands in a connection's place.
+    #[must_use]
+    pub fn posted(&self, flow: Flow) -> AllSent {
+        self.entries.borrow().get(&flow.index()).map(|entry| entry.get()).unwrap_or_default()
+    }
+}
+
+/// One entry of a [`Book`].
+#[derive(Debug)]
+pub struct Line(Rc<Cell<AllSent>>);
+
+impl Ledger for Book {
+    type Entry = Line;
+
+    fn key(&self) -> Key {
+        KEY
+    }
+
+    fn entry(&self, index: u32) -> Option<Line> {
+        Some(Line(Rc::clone(self.entries.borrow_mut().entry(index).or_default())))
+    }
+}
+
+impl Entry for Line {
+    fn load(&self) -> AllSent {
+        self.0.get()
+    }
+
+    fn acknowledge(&self, sent: u32) {
+        self.0.set(AllSent { acknowledged: sent, ..self.0.get() });
+    }
+
+    fn close(&self, sent: u32) {
+        self.0.set(AllSent { closed: sent, ..self.0.get() });
+    }
+}

@@ -1,0 +1,277 @@
+//! A kernel that hears acknowledgements in the stack's place saves it work and never misleads it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata_common::maps::AllSent;
+use metadata_user::serve::{Serve, ServeConfig};
+use metadata_user::stack::{Stack, StackConfig};
+use smoltcp::wire::TcpControl::Fin;
+use support::client::{Client, Habits};
+use support::kernel::{Board, Kernel};
+use support::pattern::{Pattern, octets, responses};
+use support::raw::{ACK, FIN_ACK, Raw, Reply, Segment};
+use support::wire::{Faults, Sent, World};
+
+const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\n\r\n";
+const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nConnection: close\r\n\r\n";
+const PLACES: usize = 65_536;
+
+fn stack(config: StackConfig, places: usize) -> (Stack<Serve<Pattern>, Board>, Kernel, Board) {
+    let board = Board::new(places);
+    let kernel = Kernel::new(board.clone(), config.cookie_key);
+    let service = Serve::new(Arc::new(Pattern::default()), ServeConfig::default());
+    (Stack::with_ledger(config, service, board.clone()), kernel, board)
+}
+
+/// A guest made of segments, and a kernel between it and the stack.
+struct Guest {
+    raw: Raw<Serve<Pattern>, Board>,
+    kernel: Kernel,
+    board: Board,
+}
+
+impl Guest {
+    fn new(config: StackConfig) -> Self {
+        Self::with_places(config, PLACES)
+    }
+
+    fn with_places(config: StackConfig, places: usize) -> Self {
+        let (stack, kernel, board) = stack(config, places);
+        Self { raw: Raw::new(stack), kernel, board }
+    }
+
+    /// Sends a request; returns our next number and the one that acknowledges the whole answer.
+    fn ask(&mut self, port: u16, request: &[u8]) -> (u32, u32) {
+        let next = self.raw.connect(port);
+        let replies = self.raw.send(&Segment::ack(port, 1001, next).with(request));
+        (1001 + request.len() as u32, end(&replies))
+    }
+
+    /// Sends a segment that the kernel is to take; returns what it answers.
+    fn tell_kernel(&mut self, segment: &Segment) -> Vec<Reply> {
+        let mut sent = Sent::default();
+        let taken = self.kernel.takes(self.raw.slot, &segment.frame(self.raw.slot), &mut sent);
+        assert!(taken, "{segment:?} is not for the kernel: {:?}", self.board.entries());
+        sent.0.iter().map(|frame| Reply::read(frame)).collect()
+    }
+}
+
+/// The number after the last of these segments.
+fn end(replies: &[Reply]) -> u32 {
+    let last = replies.last().expect("an answer");
+    last.seq.wrapping_add(last.payload.len() as u32 + u32::from(last.flags.2))
+}
+
+#[test]
+fn what_the_kernel_has_heard_is_not_sent_again() {
+    let mut guest = Guest::new(StackConfig::default());
+    let (seq, next) = guest.ask(1, GET);
+    assert!(guest.tell_kernel(&Segment::ack(1, seq, next)).is_empty());
+    assert!(guest.raw.wait(Duration::from_secs(70)).is_empty());
+    assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.stats().stalled), (1, 0));
+    let again = guest.raw.send(&Segment::ack(1, seq, next).with(GET));
+    assert!(again.iter().any(|reply| reply.payload.starts_with(b"HTTP/1.1 200 OK")), "{again:?}");
+    let (seq, next) = (seq + GET.len() as u32, end(&again));
+    guest.tell_kernel(&Segment::ack(1, seq, next));
+    assert!(guest.raw.wait(Duration::from_secs(70)).is_empty(), "the second answer is posted like the first");
+    let idle = guest.raw.wait(Duration::from_secs(6));
+    assert_eq!(idle[0].flags, FIN_ACK, "and the idle time runs on");
+}
+
+#[test]
+fn what_it_has_not_heard_is_sent_again_whatever_the_table_says() {
+    type Spoil = fn(&mut AllSent);
+    let spoils: [(&str, Spoil); 4] = [
+        ("nothing", |_| {}),
+        ("a place taken by another", |entry| entry.flow ^= 1),
+        ("an older number", |entry| entry.acknowledged = entry.sent - 5),
+        ("an end that was not one", |entry| entry.closed = entry.sent - 5),
+    ];
+    for (name, spoil) in spoils {
+        let mut guest = Guest::new(StackConfig::default());
+        guest.ask(1, GET);
+        guest.board.spoil(spoil);
+        let again = guest.raw.wait(Duration::from_secs(1));
+        assert!(again.iter().any(|reply| !reply.payload.is_empty()), "{name}: {again:?}");
+    }
+}
+
+#[test]
+fn a_connection_the_kernel_has_seen_the_end_of_is_over_without_a_word() {
+    let mut guest = Guest::new(StackConfig::default());
+    let (seq, next) = guest.ask(1, GET_AND_CLOSE);
+    let bye = guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+    assert_eq!((bye[0].flags, bye[0].seq, bye[0].ack), (ACK, next, seq + 1));
+    assert_eq!(guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin)), bye, "a FIN sent again");
+    assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
+    assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
+    assert_eq!(guest.board.entries(), [], "it is withdrawn");
+    let late = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
+    assert_eq!((late[0].flags, late[0].seq, late[0].ack), (ACK, next, seq + 1), "then the stack answers");
+}
+
+#[test]
+fn a_connection_that_waits_for_its_guest_ends_with_it() {
+    let mut guest = Guest::new(StackConfig::default());
+    let (seq, next) = guest.ask(1, GET);
+    let bye = guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+    assert_eq!((bye[0].flags, bye[0].seq, bye[0].ack), (FIN_ACK, next, seq + 1));
+    assert!(guest.tell_kernel(&Segment::ack(1, seq + 1, next + 1)).is_empty());
+    assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
+    assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
+    let late = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
+    assert_eq!((late[0].flags, late[0].seq, late[0].ack), (ACK, next + 1, seq + 1));
+}
+
+#[test]
+fn numbers_used_again_after_a_second_are_a_new_connection_though_the_kernel_answered_its_syn() {
+    let mut guest = Guest::new(StackConfig::default());
+    for (round, accepted) in [(Duration::from_secs(2), 1), (Duration::ZERO, 2), (Duration::ZERO, 2)] {
+        let opened = guest.tell_kernel(&Segment::syn(1, 1_000));
+        let next = opened[0].seq.wrapping_add(1);
+        let replies = guest.raw.send(&Segment::ack(1, 1_001, next).with(GET_AND_CLOSE));
+        assert_eq!(guest.raw.stack.stats().accepted, accepted, "{replies:?}");
+        if replies.iter().any(|reply| reply.flags == FIN_ACK) {
+            let seq = 1_001 + GET_AND_CLOSE.len() as u32;
+            guest.tell_kernel(&Segment::ack(1, seq, end(&replies)).control(Fin));
+        }
+        guest.raw.wait(round);
+    }
+}
+
+#[test]
+fn an_end_whose_note_was_lost_to_another_connection_is_told_by_the_guest() {
+    // The guest has sent its last acknowledgement already, or sends it when its answer comes again.
+    for is_told_again in [false, true] {
+        let mut guest = Guest::new(StackConfig::default());
+        let (seq, next) = guest.ask(1, GET);
+        let bye = guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+        assert_eq!(bye[0].flags, FIN_ACK);
+        guest.board.spoil(|entry| entry.flow ^= 1);
+        if is_told_again {
+            let again = guest.raw.wait(Duration::from_millis(300));
+            assert!(again.iter().any(|reply| !reply.payload.is_empty()), "{again:?}");
+        }
+        assert!(guest.raw.send(&Segment::ack(1, seq + 1, next + 1)).is_empty());
+        assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
+        let late = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
+        assert_eq!((late[0].flags, late[0].seq, late[0].ack), (ACK, next + 1, seq + 1));
+    }
+}
+
+#[test]
+fn an_end_is_heard_before_another_connection_takes_its_place() {
+    // With our answer heard or not: nothing is sent again where it is.
+    for is_heard in [false, true] {
+        let mut guest = Guest::with_places(StackConfig::default(), 1);
+        let (seq, next) = guest.ask(1, GET);
+        if is_heard {
+            guest.tell_kernel(&Segment::ack(1, seq, next));
+            assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
+        }
+        guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+        guest.ask(2, GET);
+        let stats = guest.raw.stack.stats();
+        assert_eq!((stats.connections, guest.raw.stack.time_waits()), (1, 1), "heard: {is_heard}");
+    }
+}
+
+#[test]
+fn an_acknowledged_fin_is_waited_on_for_the_guests_own() {
+    let mut guest = Guest::new(StackConfig::default());
+    let (seq, next) = guest.ask(1, GET_AND_CLOSE);
+    guest.tell_kernel(&Segment::ack(1, seq, next));
+    assert!(guest.raw.wait(Duration::from_secs(20)).is_empty());
+    guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+    assert!(guest.raw.wait(Duration::from_secs(20)).is_empty(), "no reset: the kernel has heard the end");
+    assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.stats().stalled), (0, 0));
+}
+
+#[test]
+fn a_guest_that_closes_first_may_end_in_the_kernel_too() {
+    let mut guest = Guest::new(StackConfig::default());
+    let (seq, next) = guest.ask(1, GET);
+    let bye = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
+    assert_eq!(bye[0].flags, FIN_ACK);
+    assert!(guest.board.entries().iter().all(|entry| entry.finished == 0), "its FIN has come");
+    guest.tell_kernel(&Segment::ack(1, seq + 1, end(&bye)));
+    assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
+    assert_eq!(guest.raw.stack.stats().connections, 0);
+}
+
+#[test]
+fn connections_that_ended_in_the_kernel_make_room_at_once() {
+    for config in [
+        StackConfig { connections_per_port: 5, ..StackConfig::default() },
+        StackConfig { connections: 5, ..StackConfig::default() },
+    ] {
+        let mut guest = Guest::new(config);
+        for port in 1..=50 {
+            let (seq, next) = guest.ask(port, GET_AND_CLOSE);
+            guest.tell_kernel(&Segment::ack(port, seq, next).control(Fin));
+        }
+        let stats = guest.raw.stack.stats();
+        assert_eq!((stats.accepted, stats.refused_connections, stats.refused_port_connections), (50, 0, 0));
+    }
+}
+
+#[test]
+fn a_four_tuple_used_again_after_an_unheard_end_begins_anew() {
+    let mut guest = Guest::new(StackConfig::default());
+    let (seq, next) = guest.ask(1, GET_AND_CLOSE);
+    guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+    let opened = guest.tell_kernel(&Segment::syn(1, 77_000));
+    let next = opened[0].seq.wrapping_add(1);
+    let replies = guest.raw.send(&Segment::ack(1, 77_001, next).with(GET));
+    assert!(replies[0].payload.starts_with(b"HTTP/1.1 200 OK"), "{replies:?}");
+    assert_eq!((guest.raw.stack.stats().superseded, guest.raw.stack.stats().connections), (1, 1));
+}
+
+#[test]
+fn nothing_is_posted_while_there_is_more_to_say() {
+    let mut guest = Guest::new(StackConfig::default());
+    guest.ask(1, b"GET /bytes/200000 HTTP/1.1\r\n\r\n");
+    assert_eq!(guest.board.entries(), []);
+    guest.ask(2, GET);
+    assert_eq!(guest.board.entries().len(), 1);
+    guest.raw.stack.forget(guest.raw.slot);
+    assert_eq!(guest.board.entries(), []);
+}
+
+#[test]
+fn over_a_bad_link_every_answer_arrives_whole_whichever_of_them_hears_what() {
+    const BODY: usize = 20_000;
+    let bad = Faults { loss: 10, duplicate: 10, reorder: 10, ..Faults::NONE };
+    let mut taken = [0; 3];
+    for (places, faults) in [(PLACES, Faults::NONE), (PLACES, bad), (2, bad)] {
+        for seed in 0..10 {
+            let (stack, kernel, board) = stack(StackConfig::default(), places);
+            let mut world = World::new(stack, Client::new(3, Habits::default()), faults, seed);
+            world.kernel = Some(kernel);
+            let one = format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n");
+            let last = format!("GET /bytes/{BODY} HTTP/1.1\r\nConnection: close\r\n\r\n");
+            for port in 0..6 {
+                let request = if port % 2 == 0 { format!("{one}{last}") } else { last.clone() };
+                world.client.begin(40_000 + port, request.as_bytes());
+            }
+            let ended = |world: &mut World<_, _>| world.client.talks.iter().all(|talk| talk.ended);
+            assert!(world.run(Duration::from_secs(600), ended), "{places} places, seed {seed}");
+            for (port, talk) in world.client.talks.iter().enumerate() {
+                let answers = responses(&talk.received, &[]);
+                assert_eq!(answers.len(), 2 - port % 2, "{places} places, seed {seed}");
+                assert!(answers.iter().all(|answer| answer.body == octets(BODY)), "seed {seed}");
+            }
+            for talk in 0..6 {
+                world.client.close(talk);
+            }
+            world.wait(Duration::from_secs(600));
+            let stats = world.stack.stats();
+            assert_eq!((stats.connections, stats.ports), (0, 0), "{places} places, seed {seed}: {stats:?}");
+            assert_eq!(board.entries(), [], "{places} places, seed {seed}");
+            let kernel = world.kernel.expect("it is there");
+            taken.iter_mut().zip(kernel.taken).for_each(|(sum, taken)| *sum += taken);
+        }
+    }
+    assert!(taken.iter().all(|taken| *taken > 50), "the kernel has work: {taken:?}");
+}
