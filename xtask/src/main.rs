@@ -8,6 +8,7 @@ mod lab;
 mod shell;
 mod test;
 mod tools;
+mod traffic;
 
 use clap::{Parser, Subcommand};
 
@@ -32,6 +33,8 @@ enum Verb {
     Lab(lab::Args),
     /// Build as you, test as root, count what was skipped
     Test(test::Args),
+    /// Measure what steering costs guests' ordinary traffic, by program and kind of frame
+    Traffic(traffic::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -42,5 +45,6 @@ fn main() -> anyhow::Result<()> {
         Verb::Guest(args) => guest::run(&args),
         Verb::Lab(args) => lab::run(args),
         Verb::Test(args) => test::run(&args),
+        Verb::Traffic(args) => traffic::run(&args),
     }
 }
