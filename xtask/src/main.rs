@@ -6,6 +6,7 @@ mod demo;
 mod guest;
 mod lab;
 mod shell;
+mod storm;
 mod test;
 mod tools;
 mod traffic;
@@ -31,8 +32,13 @@ enum Verb {
     Guest(guest::Args),
     /// A lab that stays: a node and guests to work with by hand
     Lab(lab::Args),
+    /// Boot thousands of guests at once, on us and on peers, and measure
+    Storm(Box<storm::Args>),
     /// Build as you, test as root, count what was skipped
     Test(test::Args),
+    /// The load generator of a storm (started by `storm`)
+    #[command(hide = true)]
+    StormGuests(storm::guest::Args),
     /// Measure what steering costs guests' ordinary traffic, by program and kind of frame
     Traffic(traffic::Args),
 }
@@ -44,7 +50,9 @@ fn main() -> anyhow::Result<()> {
         Verb::Demo(args) => demo::run(&args),
         Verb::Guest(args) => guest::run(&args),
         Verb::Lab(args) => lab::run(args),
+        Verb::Storm(args) => storm::run(*args),
         Verb::Test(args) => test::run(&args),
+        Verb::StormGuests(args) => storm::guest::run(&args),
         Verb::Traffic(args) => traffic::run(&args),
     }
 }

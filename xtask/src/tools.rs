@@ -10,6 +10,26 @@ type Tool = (&'static str, &'static str);
 /// What namespaces and pretend guests need.
 pub(crate) const LAB: &[Tool] = &[("ip", "iproute2"), ("curl", "curl"), ("ping", "iputils-ping")];
 
+/// Servers a boot storm is measured against. Debian starts them when they are installed and at each boot, so that is
+/// left to whoever owns the host.
+const PEERS: &[Tool] = &[("nginx", "nginx-light"), ("haproxy", "haproxy")];
+
+/// What of these servers is missing, and how it is had.
+pub(crate) fn missing_peers() -> Option<String> {
+    let missing: Vec<_> = PEERS.iter().filter(|(program, _)| shell::which(program).is_none()).collect();
+    let list = |of: fn(&Tool) -> &'static str, between: &str| {
+        missing.iter().map(|tool| of(tool)).collect::<Vec<_>>().join(between)
+    };
+    let (programs, packages) = (list(|tool| tool.0, ", "), list(|tool| tool.1, " "));
+    (!missing.is_empty()).then(|| {
+        format!(
+            "missing: {programs}. On Debian: `apt-get install --no-install-recommends {packages}`, and as it starts \
+             them: `systemctl disable --now {}`",
+            list(|tool| tool.0, " ")
+        )
+    })
+}
+
 /// Installs what is missing where apt-get and root are at hand; else says what to run.
 pub(crate) fn ensure(tools: &[Tool]) -> Result<()> {
     let missing: Vec<_> = tools.iter().filter(|(program, _)| shell::which(program).is_none()).collect();

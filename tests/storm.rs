@@ -1,0 +1,78 @@
+//! A boot storm as users run it, small: guests of three clouds at once, every answer checked, none fails.
+
+use std::path::PathBuf;
+use std::process::Command;
+use support::{agent, privileged};
+
+/// What the verb is told besides the case; wall time bounded by the rounds, as a single wave is enough.
+const SMALL: [&str; 9] =
+    ["storm", "--vms", "32", "--rounds", "1", "--seconds", "0", "--subjects", "xdp-imds"];
+
+/// The verb's program beside the agent's.
+fn xtask() -> Option<PathBuf> {
+    let path = agent::binary().expect("the agent is built").with_file_name("xtask");
+    path.is_file().then_some(path)
+}
+
+/// Runs a storm and reads what it wrote.
+fn storm(more: &[&str]) -> serde_json::Value {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("storm.json");
+    let mut command = Command::new(xtask().expect("cargo xtask is built"));
+    command.args(SMALL).args(more).arg("--json").arg(&json);
+    command.arg("--agent").arg(agent::binary().expect("the agent is built"));
+    let output = command.output().expect("the storm runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{said}", output.status);
+    serde_json::from_slice(&std::fs::read(&json).expect("the results")).expect("JSON")
+}
+
+/// Requests answered rightly and failed, per case.
+fn outcomes(results: &serde_json::Value) -> Vec<(u64, u64)> {
+    let cases = results["cases"].as_array().expect("cases");
+    let round = |case: &serde_json::Value| case["subjects"][0]["rounds"][0].clone();
+    let count = |round: &serde_json::Value, what: &str| round[what].as_u64().expect("a number");
+    cases.iter().map(round).map(|round| (count(&round, "requests"), count(&round, "failures"))).collect()
+}
+
+fn may_run() -> bool {
+    let missing = privileged::missing().or_else(|| {
+        xtask().is_none().then_some("cargo xtask is not built beside the agent; `cargo build` does it")
+    });
+    privileged::or_skip_for(missing)
+}
+
+#[test]
+fn guests_of_every_cloud_boot_at_once_without_a_failure() {
+    if !may_run() {
+        return;
+    }
+    let results = storm(&[]);
+    assert_eq!(outcomes(&results), [(32 * 4, 0), (32 * 48, 0), (32 * 46, 0)]);
+}
+
+#[test]
+fn guests_that_lose_frames_read_slowly_or_leave_checksums_to_the_device_boot_all_the_same() {
+    if !may_run() {
+        return;
+    }
+    for more in [
+        &["--loss", "0.02"][..],
+        &["--slow-readers", "2", "--user-data", "64KiB"],
+        &["--vnet-hdr"],
+        &["--keep-alive"],
+        &["--arrival", "poisson:500"],
+    ] {
+        let results = storm(&[&["--dialect", "nocloud"], more].concat());
+        assert_eq!(outcomes(&results), [(32 * 4, 0)], "{more:?}");
+    }
+}
+
+#[test]
+fn one_guest_that_floods_makes_no_other_fail() {
+    if !may_run() {
+        return;
+    }
+    let results = storm(&["--dialect", "nocloud", "--flood", "syn"]);
+    assert_eq!(outcomes(&results), [(32 * 4, 0)]);
+}

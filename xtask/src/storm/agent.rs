@@ -1,0 +1,185 @@
+//! Our own subject: the agent as an operator runs it, with a record per guest.
+
+use super::peer::{Running, Scene, Subject};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::eventually::eventually;
+use support::netns::Namespace;
+use support::process;
+
+/// The name in tables and files.
+pub(super) const NAME: &str = "xdp-imds";
+/// Where it gives its metrics, inside its namespace.
+const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9_253);
+/// Longest it may take to read all records and attach all taps, or to stop.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two looks at whether it serves.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The agent, not yet running.
+pub(super) struct Agent {
+    pub(super) binary: PathBuf,
+    pub(super) records: PathBuf,
+    /// More of its configuration, as YAML lines; to compare settings.
+    pub(super) configuration: String,
+    directory: Option<tempfile::TempDir>,
+}
+
+impl Agent {
+    /// The agent of this binary, to serve these records.
+    pub(super) fn new(binary: PathBuf, records: PathBuf, configuration: String) -> Self {
+        Self { binary, records, configuration, directory: None }
+    }
+
+    fn file(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.directory.as_ref().context("the agent was not prepared")?.path().join(name))
+    }
+}
+
+impl Subject for Agent {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn version(&self) -> Result<String> {
+        Ok(support::netns::run(Command::new(&self.binary).arg("--version"))?.trim().to_owned())
+    }
+
+    fn prepare(&mut self, scene: &Scene<'_>) -> Result<()> {
+        self.directory = Some(tempfile::tempdir()?);
+        let mut text = format!("{}\nports:\n", self.configuration.trim_end());
+        for tenant in scene.tenants {
+            writeln!(text, "- {{ifname: {}, mac: \"{}\"}}", tenant.tap, tenant.mac)?;
+        }
+        Ok(std::fs::write(self.file("config.yaml")?, text)?)
+    }
+
+    fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>> {
+        let log = self.file("log")?;
+        let mut command = match scene.pinned {
+            None => Command::new(&self.binary),
+            Some(cores) => {
+                let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
+                let mut command = Command::new("taskset");
+                command.args(["--cpu-list", &cores.join(",")]).arg(&self.binary);
+                command
+            }
+        };
+        command.args(["serve", "--metrics", &METRICS.to_string()]);
+        command.arg("--config").arg(self.file("config.yaml")?).arg("--records").arg(&self.records);
+        command.arg("--state").arg(self.file("state")?).env("NO_COLOR", "1");
+        let file = File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let mut serving = Serving { child: scene.node.spawn(&mut command)?, node: scene.node, log };
+        serving.wait(scene.tenants.len())?;
+        Ok(Box::new(serving))
+    }
+}
+
+/// The agent, running.
+struct Serving<'a> {
+    child: Child,
+    node: &'a Namespace,
+    log: PathBuf,
+}
+
+impl Serving<'_> {
+    /// Waits until all ports are attached.
+    fn wait(&mut self, ports: usize) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            ensure!(self.child.try_wait()?.is_none(), "the agent ended:\n{}", said(&self.log));
+            let metrics = self.node.run_in(metrics).unwrap_or_default();
+            if sample(&metrics, "xdp_imds_ports").is_some_and(|attached| attached as usize >= ports) {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < end,
+                "the agent has not attached {ports} ports in {PATIENCE:?}:\n{}",
+                said(&self.log)
+            );
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if self.child.try_wait()?.is_some() {
+            return Ok(());
+        }
+        process::terminate(self.child.id())?;
+        let ended = eventually(PATIENCE, || {
+            ensure!(self.child.try_wait()?.is_some(), "the agent is still there");
+            Ok(())
+        });
+        if ended.is_err() {
+            self.child.kill()?;
+            self.child.wait()?;
+            bail!("the agent did not stop and was killed:\n{}", said(&self.log));
+        }
+        Ok(())
+    }
+}
+
+impl Running for Serving<'_> {
+    fn pids(&self) -> Vec<u32> {
+        vec![self.child.id()]
+    }
+
+    fn attached_in(&self) -> Option<Duration> {
+        let metrics = self.node.run_in(metrics).ok()?;
+        sample(&metrics, "xdp_imds_attach_seconds_median").map(Duration::from_secs_f64)
+    }
+
+    fn stop(mut self: Box<Self>) -> Result<()> {
+        self.end()
+    }
+}
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            eprintln!("agent {} stays behind: {error:#}", self.child.id());
+        }
+    }
+}
+
+fn said(log: &Path) -> String {
+    let said = std::fs::read_to_string(log).unwrap_or_default();
+    let last: Vec<_> = said.lines().rev().take(10).collect();
+    last.into_iter().rev().collect::<Vec<_>>().join("\n")
+}
+
+/// The metrics page, by this thread's namespace.
+fn metrics() -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&METRICS, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {METRICS}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// A metric without labels.
+fn sample(metrics: &str, name: &str) -> Option<f64> {
+    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+    metrics.lines().find_map(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sample;
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name() {
+        let metrics =
+            "HTTP/1.1 200 OK\r\n\r\n# TYPE xdp_imds_ports gauge\nxdp_imds_ports_more 7\nxdp_imds_ports 61\n";
+        assert_eq!(sample(metrics, "xdp_imds_ports"), Some(61.0));
+        assert_eq!(sample(metrics, "xdp_imds_port"), None);
+    }
+}

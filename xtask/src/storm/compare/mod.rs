@@ -1,0 +1,220 @@
+//! `cargo xtask storm --compare A.json B.json`: what became better or worse from A to B.
+//!
+//! The rule is in [`rule`]. Only our own figures can fail a comparison. Peers are its control: their code is
+//! the same in both files, so where they moved, the machine did, and that is said.
+
+mod rule;
+#[cfg(test)]
+mod tests;
+
+use super::agent;
+use super::figure::{FIGURES, Figure};
+use super::model::{Case, Environment, Results, Settings, Spread, Subject};
+use super::report::show;
+use anyhow::{Result, bail, ensure};
+use rule::Verdict;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// The subject whose regressions count.
+const OURS: &str = "xdp-imds";
+
+/// Reads both files, prints the comparison, and fails if there is a regression.
+///
+/// # Errors
+/// When a file cannot be read, when they do not compare (unless `force`), and when B is worse than A.
+pub(crate) fn run(before: &Path, after: &Path, force: bool) -> Result<()> {
+    let (before, after) = (Results::read(before)?, Results::read(after)?);
+    let different = differences(&before, &after);
+    ensure!(
+        force || different.is_empty(),
+        "these two do not compare:\n  {}\nMeasure both in the same way on the same machine, or compare what both have with --force",
+        different.join("\n  ")
+    );
+    for difference in &different {
+        eprintln!("warning: {difference}");
+    }
+    let comparison = compare(&before, &after);
+    print!("{}", comparison.text());
+    let regressions = comparison.regressions();
+    if regressions > 0 {
+        bail!("{regressions} {}", if regressions == 1 { "regression" } else { "regressions" });
+    }
+    Ok(())
+}
+
+/// Everything in which machine or settings differ, so that figures would not compare.
+fn differences(before: &Results, after: &Results) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut check = |what: &str, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
+        let (a, b) = (a.to_string(), b.to_string());
+        if a != b {
+            found.push(format!("{what}: {a} before, {b} after"));
+        }
+    };
+    let (a, b): (&Environment, &Environment) = (&before.environment, &after.environment);
+    check("kernel", &a.kernel, &b.kernel);
+    check("processor", &a.processor, &b.processor);
+    check("cores", &a.cores, &b.cores);
+    // Our own may differ: that is what is compared.
+    for (name, version) in a.versions.iter().filter(|(name, _)| *name != agent::NAME) {
+        if let Some(other) = b.versions.get(name) {
+            check(name, version, other);
+        }
+    }
+    let missing = |from: &Results, of: &Results, when: &str| {
+        let lacks = |case: &&Case| !from.cases.iter().any(|other| other.settings == case.settings);
+        of.cases
+            .iter()
+            .filter(lacks)
+            .map(|case| format!("only {when}: {}", case.settings))
+            .collect::<Vec<_>>()
+    };
+    found.extend(missing(after, before, "before"));
+    found.extend(missing(before, after, "after"));
+    for case in &before.cases {
+        let Some(other) = after.cases.iter().find(|other| other.settings == case.settings) else { continue };
+        let names =
+            |case: &Case| case.subjects.iter().map(|subject| subject.name.clone()).collect::<Vec<_>>();
+        let (was, is) = (names(case), names(other));
+        found.extend(was.iter().filter(|name| !is.contains(name)).map(|name| format!("only before: {name}")));
+        found.extend(is.iter().filter(|name| !was.contains(name)).map(|name| format!("only after: {name}")));
+    }
+    found
+}
+
+/// One figure of one subject in one case, before and after.
+struct Row {
+    case: String,
+    subject: String,
+    figure: &'static Figure,
+    before: Spread,
+    after: Spread,
+    verdict: Verdict,
+}
+
+/// All rows.
+struct Comparison {
+    commits: (String, String),
+    rows: Vec<Row>,
+}
+
+fn compare(before: &Results, after: &Results) -> Comparison {
+    let mut rows = Vec::new();
+    for case in &before.cases {
+        let Some(other) = after.cases.iter().find(|other| other.settings == case.settings) else { continue };
+        for subject in &case.subjects {
+            let Some(now) = other.subjects.iter().find(|now| now.name == subject.name) else { continue };
+            rows.extend(FIGURES.iter().filter_map(|figure| row(figure, &case.settings, subject, now)));
+        }
+    }
+    Comparison { commits: (before.environment.commit.clone(), after.environment.commit.clone()), rows }
+}
+
+fn row(figure: &'static Figure, settings: &Settings, before: &Subject, after: &Subject) -> Option<Row> {
+    let values = (figure.values(before, settings), figure.values(after, settings));
+    let spread = |values: &[f64]| Spread::of(values.iter().copied());
+    Some(Row {
+        case: settings.to_string(),
+        subject: before.name.clone(),
+        figure,
+        before: spread(&values.0)?,
+        after: spread(&values.1)?,
+        verdict: verdict(figure, &values.0, &values.1),
+    })
+}
+
+fn verdict(figure: &Figure, before: &[f64], after: &[f64]) -> Verdict {
+    // No failure at all is a promise, not a measurement: the first one breaks it, however rare.
+    if figure.is_promise() {
+        let (was, is): (f64, f64) = (before.iter().sum(), after.iter().sum());
+        match (was > 0.0, is > 0.0) {
+            (false, false) => return Verdict::NoDifference,
+            (false, true) => return Verdict::Regression,
+            (true, false) => return Verdict::Improvement,
+            (true, true) => {}
+        }
+    }
+    rule::judge(before, after, figure.threshold, figure.higher_is_better())
+}
+
+impl Comparison {
+    fn regressions(&self) -> usize {
+        self.rows.iter().filter(|row| row.subject == OURS && row.verdict == Verdict::Regression).count()
+    }
+
+    /// The table.
+    fn text(&self) -> String {
+        let mut out = format!("before: {}\nafter:  {}\n", self.commits.0, self.commits.1);
+        let mut shown = "";
+        let mut subject = "";
+        for row in &self.rows {
+            if row.case != shown {
+                let _ = writeln!(out, "\n{}", row.case);
+                (shown, subject) = (&row.case, "");
+            }
+            let name = if row.subject == subject { "" } else { &row.subject };
+            subject = &row.subject;
+            let _ = writeln!(out, "  {name:<10} {}", row.text());
+        }
+        let control: Vec<_> = self.rows.iter().filter(|row| row.subject != OURS && row.changed()).collect();
+        if !control.is_empty() {
+            let _ =
+                writeln!(out, "\nPeers moved too, though their code did not: the machine was not the same.");
+            for row in control {
+                let _ = writeln!(out, "  {}, {}: {} {}", row.case, row.subject, row.figure.name, row.ratio());
+            }
+        }
+        if self.rows.is_empty() {
+            out.push_str("\nNo case is in both.\n");
+        }
+        let _ = write!(
+            out,
+            "\nratio: after / before, medians of rounds, with the range of all rounds. A change is a median beyond\nthe figure's \
+             threshold and either a rank test at {} % or, below {} rounds, ranges apart.\n",
+            rule::CHANCE * 100.0,
+            rule::ENOUGH_ROUNDS
+        );
+        out
+    }
+}
+
+impl Row {
+    fn changed(&self) -> bool {
+        matches!(self.verdict, Verdict::Regression | Verdict::Improvement)
+    }
+
+    fn ratio(&self) -> String {
+        if self.before.median == 0.0 {
+            return if self.after.median == 0.0 { "×1.00".into() } else { "from 0".into() };
+        }
+        format!("×{:.2}", self.after.median / self.before.median)
+    }
+
+    fn text(&self) -> String {
+        let value = |spread: &Spread| {
+            let [low, median, high] =
+                [spread.low, spread.median, spread.high].map(|value| show(self.figure.unit, value));
+            format!("{median:>9} ({low} … {high})")
+        };
+        let verdict = match self.verdict {
+            Verdict::Regression => match self.figure.threshold {
+                Some(threshold) if threshold > 0.0 => {
+                    format!("REGRESSION (more than {} %)", threshold * 100.0)
+                }
+                _ => "REGRESSION".into(),
+            },
+            Verdict::Improvement => "improvement".into(),
+            Verdict::NoDifference => "no difference".into(),
+            Verdict::TooFewRounds => format!("too few rounds (at least {})", rule::FEWEST_ROUNDS),
+            Verdict::NotJudged => String::new(),
+        };
+        let (name, ratio) = (self.figure.name, self.ratio());
+        let line = format!(
+            "{name:<32} {ratio:>7}  {:<34} {:<34} {verdict}",
+            value(&self.before),
+            value(&self.after)
+        );
+        line.trim_end().to_owned()
+    }
+}

@@ -1,0 +1,121 @@
+//! Comparisons of made-up results.
+
+use super::{compare, differences, run};
+use crate::storm::model::{Case, Cpu, Distribution, Environment, Results, Round, SCHEMA, Settings, Subject};
+
+/// A round in which a request costs the host this much and takes ten times as long.
+fn round(cost_us: f64, failures: u64) -> Round {
+    let cpu = Cpu {
+        server_user_us: 100_000.0 * cost_us,
+        generator_us: 500_000.0,
+        busy_us: 500_000.0 + 200_000.0 * cost_us,
+        ..Cpu::default()
+    };
+    let times = |us: f64| Distribution { buckets: vec![(us, 100)], max_us: us };
+    Round {
+        requests: 100_000,
+        failures,
+        wall_us: 1e9 * cost_us,
+        cpu,
+        request: times(10.0 * cost_us),
+        boot: times(40.0 * cost_us),
+        ..Round::default()
+    }
+}
+
+fn results(subjects: &[(&str, &[f64], u64)]) -> Results {
+    let subject = |&(name, costs, failures): &(&str, &[f64], u64)| Subject {
+        name: name.into(),
+        rounds: costs.iter().map(|&cost| round(cost, failures)).collect(),
+    };
+    let settings = Settings { dialect: "nocloud".into(), vms: 100, ..Settings::default() };
+    let environment =
+        Environment { kernel: "6.18".into(), cores: 2, commit: "abc".into(), ..Environment::default() };
+    let cases = vec![Case { settings, subjects: subjects.iter().map(subject).collect() }];
+    Results { schema: SCHEMA.into(), environment, cases }
+}
+
+const STEADY: &[f64] = &[7.0, 7.1, 7.05, 7.2, 7.15];
+const WORSE: &[f64] = &[9.0, 9.1, 9.2, 9.05, 9.15];
+
+#[test]
+fn what_became_worse_better_or_stayed_is_said() {
+    // Name; costs and failures of each round before; the same after; whether it is a regression; what is said.
+    type Row<'a> = (&'a str, &'a [f64], u64, &'a [f64], u64, bool, &'a str);
+    let cases: &[Row<'_>] = &[
+        ("stayed", STEADY, 0, STEADY, 0, false, "no difference"),
+        ("worse", STEADY, 0, WORSE, 0, true, "REGRESSION (more than 5 %)"),
+        ("better", WORSE, 0, STEADY, 0, false, "improvement"),
+        ("a first failure", STEADY, 0, STEADY, 1, true, "from 0"),
+        ("no failure any more", STEADY, 3, STEADY, 0, false, "improvement"),
+        ("one round", &STEADY[..1], 0, &WORSE[..1], 0, false, "too few rounds"),
+        ("no round", &[], 0, &[], 0, false, "No case is in both"),
+    ];
+    for &(name, before, failed, after, fails, regression, says) in cases {
+        let comparison =
+            compare(&results(&[("xdp-imds", before, failed)]), &results(&[("xdp-imds", after, fails)]));
+        let text = comparison.text();
+        assert_eq!(comparison.regressions() > 0, regression, "{name}:\n{text}");
+        assert!(text.contains(says), "{name}: no `{says}` in\n{text}");
+    }
+}
+
+#[test]
+fn a_peer_that_moved_is_told_and_fails_nothing() {
+    let before = results(&[("xdp-imds", STEADY, 0), ("nginx", STEADY, 0)]);
+    let after = results(&[("xdp-imds", STEADY, 0), ("nginx", WORSE, 2)]);
+    let comparison = compare(&before, &after);
+    assert_eq!(comparison.regressions(), 0);
+    assert!(comparison.text().contains("Peers moved too"), "{}", comparison.text());
+    assert!(!compare(&before, &before).text().contains("Peers moved too"));
+}
+
+#[test]
+fn other_machines_and_other_settings_are_named() {
+    let base = results(&[("xdp-imds", STEADY, 0)]);
+    assert_eq!(differences(&base, &base), Vec::<String>::new());
+    type Change = fn(&mut Results);
+    let changes: &[(Change, &str)] = &[
+        (|r| r.environment.kernel = "6.12".into(), "kernel: 6.18 before, 6.12 after"),
+        (|r| r.environment.cores = 64, "cores: 2 before, 64 after"),
+        (|r| r.environment.processor = "other".into(), "processor"),
+        (|r| r.cases[0].settings.vms = 101, "only after: nocloud, 101 VMs"),
+        (|r| drop(r.cases[0].settings.options.insert("loss".into(), "1 %".into())), "loss 1 %"),
+        (|r| r.cases[0].subjects[0].name = "nginx".into(), "only before: xdp-imds"),
+        (|r| r.cases.clear(), "only before: nocloud, 100 VMs"),
+    ];
+    for (change, says) in changes {
+        let mut other = base.clone();
+        change(&mut other);
+        let found = differences(&base, &other).join("\n");
+        assert!(found.contains(says), "no `{says}` in {found}");
+    }
+}
+
+#[test]
+fn files_that_do_not_compare_are_refused_unless_forced_and_a_regression_fails() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, results: &Results| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, serde_json::to_string(results).expect("JSON")).expect("a file");
+        path
+    };
+    let good = write("good", &results(&[("xdp-imds", STEADY, 0)]));
+    let worse = write("worse", &results(&[("xdp-imds", WORSE, 0)]));
+    let mut moved = results(&[("xdp-imds", STEADY, 0)]);
+    moved.environment.cores = 64;
+    let moved = write("moved", &moved);
+    let mut old = results(&[]);
+    old.schema = "xdp-imds-storm/0".into();
+    let old = write("old", &old);
+
+    assert!(run(&good, &good, false).is_ok());
+    let error = run(&good, &worse, false).expect_err("a regression").to_string();
+    assert!(error.ends_with("regressions"), "{error}");
+    let error = run(&good, &moved, false).expect_err("a refusal").to_string();
+    assert!(error.contains("64 after") && error.contains("--force"), "{error}");
+    assert!(run(&good, &moved, true).is_ok());
+    let error = run(&good, &old, true).expect_err("a refusal").to_string();
+    assert!(error.contains("measure again"), "{error}");
+    assert!(run(&good, &directory.path().join("none"), true).is_err());
+}

@@ -1,0 +1,209 @@
+//! Who used the processors: the whole machine, the server, the generator, and everybody else.
+//!
+//! "Busy" is what was not idle, so that softirqs show wherever they ran: the kernel counts idle time exactly
+//! (NO_HZ), everything else by ticks. Other programs on the machine are told apart by their own clocks, those
+//! that have ended included, as their parents inherit them; kernel threads are nobody else's, since they may
+//! work for the server.
+
+use super::guest::{Calls, Prices};
+use super::model::Cpu;
+use anyhow::{Context as _, Result};
+use std::collections::HashSet;
+use std::time::Instant;
+
+/// Microseconds of one tick of /proc's clocks.
+fn tick_us() -> f64 {
+    1e6 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// User and system time, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Ticks {
+    user: u64,
+    system: u64,
+}
+
+impl std::ops::AddAssign for Ticks {
+    fn add_assign(&mut self, other: Self) {
+        self.user += other.user;
+        self.system += other.system;
+    }
+}
+
+/// One look at all clocks.
+#[derive(Clone, Debug)]
+pub(super) struct Clocks {
+    at: Instant,
+    cores: u64,
+    /// Idle, waiting for a disk, or taken by the hypervisor this machine runs on; all cores.
+    idle: u64,
+    server: Ticks,
+    generator: Ticks,
+    others: Ticks,
+}
+
+/// One process as /proc/PID/stat shows it (Linux: Documentation/filesystems/proc.rst).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: u32,
+    parent: u32,
+    own: Ticks,
+    /// Those it has waited for.
+    children: Ticks,
+}
+
+impl Clocks {
+    /// Looks.
+    pub(super) fn read(generator: u32, server: &[u32]) -> Result<Self> {
+        let server: HashSet<u32> = server.iter().copied().collect();
+        let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+        let (cores, idle) = idle(&stat).context("/proc/stat has no line `cpu`")?;
+        let mut clocks = Self {
+            at: Instant::now(),
+            cores,
+            idle,
+            server: Ticks::default(),
+            generator: Ticks::default(),
+            others: Ticks::default(),
+        };
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            // Whoever ends meanwhile is found in its parent.
+            let Ok(text) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+            let Some(process) = Process::parse(&text) else { continue };
+            if process.pid == generator {
+                clocks.generator = process.own;
+            } else if server.contains(&process.pid) {
+                clocks.server += process.own;
+            } else if process.pid != KTHREADD && process.parent != KTHREADD {
+                clocks.others += process.own;
+                clocks.others += process.children;
+            }
+        }
+        Ok(clocks)
+    }
+
+    /// What was used from `self` to `after`. Of a flooding guest the generator's own is as of any other: what the kernel
+    /// does with its frames is the subject's doing.
+    pub(super) fn until(&self, after: &Self, calls: &Calls, prices: &Prices, flood_frames: u64) -> Cpu {
+        let us = |before: u64, after: u64| after.saturating_sub(before) as f64 * tick_us();
+        let wall = after.at.duration_since(self.at).as_secs_f64() * 1e6;
+        let background = us(self.others.user + self.others.system, after.others.user + after.others.system);
+        let busy = wall * after.cores as f64 - us(self.idle, after.idle) - background;
+        let user = us(self.generator.user, after.generator.user);
+        let floor = ((calls.writes + flood_frames) as f64 * prices.write
+            + calls.reads as f64 * prices.read
+            + calls.waits as f64 * prices.wait)
+            / 1e3;
+        let system = us(self.generator.system, after.generator.system);
+        Cpu {
+            server_user_us: us(self.server.user, after.server.user),
+            server_system_us: us(self.server.system, after.server.system),
+            generator_us: user + floor,
+            busy_us: busy.max(0.0),
+            generator_user_us: user,
+            generator_system_us: system,
+            generator_floor_us: floor,
+            background_us: background,
+        }
+    }
+}
+
+/// CPU time of processes so far, in nanoseconds: exact where ticks of 10 ms are too coarse (Linux:
+/// Documentation/scheduler/sched-stats.rst), but without telling user mode from the kernel.
+pub(super) fn exact_ns(pids: &[u32]) -> u64 {
+    let threads = pids.iter().filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten();
+    let spent = |thread: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    };
+    threads.flatten().filter_map(spent).sum()
+}
+
+/// Parent of all kernel threads.
+const KTHREADD: u32 = 2;
+
+/// Cores, and the ticks of all of them that were idle, waiting or stolen.
+fn idle(stat: &str) -> Option<(u64, u64)> {
+    let cores = stat.lines().filter(|line| {
+        line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    });
+    let all = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    // user, nice, system, idle, iowait, irq, softirq, steal.
+    let fields: Vec<u64> = all.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    Some((cores.count() as u64, fields.get(3)? + fields.get(4)? + fields.get(7)?))
+}
+
+impl Process {
+    fn parse(stat: &str) -> Option<Self> {
+        let (pid, rest) = stat.split_once(' ')?;
+        // The name is in parentheses and may hold anything.
+        let fields: Vec<&str> = rest[rest.rfind(')')? + 2..].split(' ').collect();
+        let number = |at: usize| fields.get(at)?.trim().parse::<u64>().ok();
+        // proc(5) numbers fields from 1, and 3 is the first after the name.
+        Some(Self {
+            pid: pid.parse().ok()?,
+            parent: number(1)? as u32,
+            own: Ticks { user: number(11)?, system: number(12)? },
+            children: Ticks { user: number(13)?, system: number(14)? },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Clocks, Process, Ticks, exact_ns, idle};
+    use crate::storm::guest::{Calls, Prices};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn idle_is_idle_waiting_and_stolen() {
+        let stat = "cpu  1 2 3 400 50 6 7 8 0 0\ncpu0 1 2 3 4 5 6 7 8\ncpu1 1 2 3 4 5 6 7 8\nintr 5\n";
+        assert_eq!(idle(stat), Some((2, 458)));
+        assert_eq!(idle("cpu0 1 2"), None);
+    }
+
+    #[test]
+    fn this_process_has_used_time_and_uses_more() {
+        let own = [std::process::id()];
+        let before = exact_ns(&own);
+        let until = Instant::now() + Duration::from_millis(20);
+        while Instant::now() < until {}
+        assert!(exact_ns(&own) > before);
+    }
+
+    #[test]
+    fn a_process_is_read_whatever_its_name() {
+        let line = "77 (a) b (c) S 5 77 77 0 -1 4194560 1 2 3 4 10 20 30 40 20 0 1 0 99\n";
+        let expected = Process {
+            pid: 77,
+            parent: 5,
+            own: Ticks { user: 10, system: 20 },
+            children: Ticks { user: 30, system: 40 },
+        };
+        assert_eq!(Process::parse(line), Some(expected));
+        assert_eq!(Process::parse("77 no name"), None);
+    }
+
+    #[test]
+    fn what_others_did_is_not_busy_and_what_nothing_costs_is_not_the_hosts() {
+        let at = Instant::now();
+        let none = Ticks::default();
+        let before = Clocks { at, cores: 2, idle: 0, server: none, generator: none, others: none };
+        let after = Clocks {
+            at: at + Duration::from_secs(1),
+            idle: 50,
+            server: Ticks { user: 10, system: 20 },
+            generator: Ticks { user: 15, system: 35 },
+            others: Ticks { user: 30, system: 10 },
+            ..before
+        };
+        let calls = Calls { writes: 1_000, reads: 1_000, waits: 10 };
+        let prices = Prices { write: 100.0, read: 50.0, wait: 1_000.0 };
+        let cpu = before.until(&after, &calls, &prices, 0);
+        // Two cores for a second, less half a second idle and 0.4 s of others; ticks are 10 ms.
+        assert_eq!(cpu.busy_us.round(), 1_100_000.0);
+        assert_eq!(cpu.generator_floor_us, 160.0);
+        assert_eq!(cpu.generator_us, 150_160.0);
+        assert_eq!(cpu.host_us().round(), 949_840.0);
+    }
+}

@@ -1,0 +1,189 @@
+//! The figures a round is judged by: one list for the report's tables and for comparisons.
+
+use super::model::{Round, Settings, Spread, Subject};
+
+/// What a figure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// Microseconds.
+    Time,
+    /// Octets.
+    Memory,
+    /// Things per second.
+    Rate,
+    /// Things.
+    Count,
+    /// Parts of 1.
+    Share,
+}
+
+/// One figure of a round.
+pub(crate) struct Figure {
+    pub(crate) name: &'static str,
+    pub(crate) unit: Unit,
+    /// By what share medians must differ before a comparison calls it a change; none: shown, never judged,
+    /// since one slow request out of thousands decides it.
+    pub(crate) threshold: Option<f64>,
+    of: fn(&Round, &Settings) -> Option<f64>,
+}
+
+/// All of them, the most telling first.
+pub(crate) const FIGURES: &[Figure] = &[
+    Figure {
+        name: "failed requests",
+        unit: Unit::Count,
+        threshold: Some(0.0),
+        of: |r, _| Some(r.failures as f64),
+    },
+    Figure {
+        name: "host CPU / request",
+        unit: Unit::Time,
+        threshold: Some(0.05),
+        of: |r, _| per_request(r, r.cpu.host_us()),
+    },
+    Figure {
+        name: "server CPU / request",
+        unit: Unit::Time,
+        threshold: Some(0.05),
+        of: |r, _| per_request(r, r.cpu.server_user_us + r.cpu.server_system_us),
+    },
+    Figure { name: "requests / s", unit: Unit::Rate, threshold: Some(0.1), of: |r, _| rate(r) },
+    Figure {
+        name: "request p50",
+        unit: Unit::Time,
+        threshold: Some(0.1),
+        of: |r, _| r.request.quantile(0.5),
+    },
+    Figure {
+        name: "request p90",
+        unit: Unit::Time,
+        threshold: Some(0.1),
+        of: |r, _| r.request.quantile(0.9),
+    },
+    Figure {
+        name: "request p99",
+        unit: Unit::Time,
+        threshold: Some(0.2),
+        of: |r, _| r.request.quantile(0.99),
+    },
+    Figure { name: "request p99.9", unit: Unit::Time, threshold: None, of: |r, _| r.request.quantile(0.999) },
+    Figure { name: "request max", unit: Unit::Time, threshold: None, of: |r, _| r.request.quantile(1.0) },
+    Figure { name: "boot p50", unit: Unit::Time, threshold: Some(0.1), of: |r, _| r.boot.quantile(0.5) },
+    Figure { name: "boot p90", unit: Unit::Time, threshold: Some(0.1), of: |r, _| r.boot.quantile(0.9) },
+    Figure { name: "boot p99", unit: Unit::Time, threshold: Some(0.2), of: |r, _| r.boot.quantile(0.99) },
+    Figure { name: "boot p99.9", unit: Unit::Time, threshold: None, of: |r, _| r.boot.quantile(0.999) },
+    Figure { name: "boot max", unit: Unit::Time, threshold: None, of: |r, _| r.boot.quantile(1.0) },
+    Figure {
+        name: "server memory / VM",
+        unit: Unit::Memory,
+        threshold: Some(0.05),
+        of: |r, s| per_vm(r.memory.server_bytes, s),
+    },
+    Figure {
+        name: "kernel memory / VM",
+        unit: Unit::Memory,
+        threshold: Some(0.1),
+        of: |r, s| r.memory.kernel_bytes.filter(|_| s.vms > 0).map(|bytes| bytes as f64 / f64::from(s.vms)),
+    },
+    Figure {
+        name: "ready / VM",
+        unit: Unit::Time,
+        threshold: Some(0.1),
+        of: |r, s| (s.vms > 0 && r.ready_us > 0.0).then(|| r.ready_us / f64::from(s.vms)),
+    },
+    Figure { name: "attach / tap", unit: Unit::Time, threshold: Some(0.1), of: |r, _| r.attach_us },
+    Figure {
+        name: "idle CPU, of a core",
+        unit: Unit::Share,
+        threshold: None,
+        of: |r, _| r.idle.filter(|idle| idle.wall_us > 0.0).map(|idle| idle.server_us / idle.wall_us),
+    },
+    Figure { name: "flood frames / s", unit: Unit::Count, threshold: None, of: |r, _| r.flood_per_second },
+    Figure {
+        name: "segments sent again",
+        unit: Unit::Count,
+        threshold: None,
+        of: |r, _| (r.requests > 0).then_some(r.retransmissions as f64),
+    },
+];
+
+impl Figure {
+    /// The figure of this name.
+    ///
+    /// # Panics
+    /// When there is none: names are constants.
+    pub(crate) fn named(name: &str) -> &'static Self {
+        FIGURES.iter().find(|figure| figure.name == name).expect("a figure of this name")
+    }
+
+    /// Its value in each round that has one.
+    pub(crate) fn values(&self, subject: &Subject, settings: &Settings) -> Vec<f64> {
+        subject.rounds.iter().filter_map(|round| (self.of)(round, settings)).collect()
+    }
+
+    /// Median and spread over all rounds.
+    pub(crate) fn spread(&self, subject: &Subject, settings: &Settings) -> Option<Spread> {
+        Spread::of(self.values(subject, settings).into_iter())
+    }
+
+    /// Whether it is to be 0 always: the first one breaks a promise, however rare.
+    pub(crate) fn is_promise(&self) -> bool {
+        self.threshold == Some(0.0)
+    }
+
+    /// Whether more is better.
+    pub(crate) fn higher_is_better(&self) -> bool {
+        self.unit == Unit::Rate
+    }
+}
+
+/// Clocks tick every 10 ms: what is shorter than a few dozen of them is no figure.
+const LEAST_US: f64 = 200_000.0;
+
+fn per_request(round: &Round, us: f64) -> Option<f64> {
+    (round.requests > 0 && round.cpu.busy_us >= LEAST_US).then(|| us / round.requests as f64)
+}
+
+fn rate(round: &Round) -> Option<f64> {
+    (round.wall_us > 0.0).then(|| round.requests as f64 * 1e6 / round.wall_us)
+}
+
+/// Nothing is what was not measured.
+fn per_vm(bytes: u64, settings: &Settings) -> Option<f64> {
+    (settings.vms > 0 && bytes > 0).then(|| bytes as f64 / f64::from(settings.vms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FIGURES, Figure, LEAST_US};
+    use crate::storm::model::{Cpu, Round, Settings, Subject};
+
+    #[test]
+    fn a_round_of_nothing_has_no_figures_but_its_failures() {
+        let subject = Subject { name: "x".into(), rounds: vec![Round::default()] };
+        for figure in FIGURES {
+            let values = figure.values(&subject, &Settings::default());
+            assert_eq!(values.len(), usize::from(figure.name == "failed requests"), "{}", figure.name);
+        }
+    }
+
+    #[test]
+    fn cost_is_divided_by_answered_requests_and_leaves_the_generator_out() {
+        let cpu = Cpu {
+            server_user_us: 100_000.0,
+            server_system_us: 200_000.0,
+            generator_us: 500_000.0,
+            busy_us: 1_200_000.0,
+            ..Cpu::default()
+        };
+        let round = Round { requests: 100_000, failures: 7, wall_us: 50e6, cpu, ..Round::default() };
+        let subject = Subject { name: "x".into(), rounds: vec![round] };
+        let value = |name| Figure::named(name).values(&subject, &Settings::default())[0];
+        assert_eq!(value("host CPU / request"), 7.0);
+        assert_eq!(value("server CPU / request"), 3.0);
+        assert_eq!(value("requests / s"), 2_000.0);
+        let short = Round { cpu: Cpu { busy_us: LEAST_US - 1.0, ..cpu }, ..subject.rounds[0].clone() };
+        let subject = Subject { name: "x".into(), rounds: vec![short] };
+        assert!(Figure::named("host CPU / request").values(&subject, &Settings::default()).is_empty());
+    }
+}

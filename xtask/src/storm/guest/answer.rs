@@ -1,0 +1,228 @@
+//! Whether an answer is the right one: status, length and every octet, as they come in.
+
+use super::tally::Failure;
+use serde::{Deserialize, Serialize};
+
+/// Longest response head.
+const HEAD_MOST: usize = 8 << 10;
+/// Longest token.
+const TOKEN_MOST: usize = 1 << 10;
+
+/// What a request must be answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in super::super) struct Expected {
+    pub(in super::super) status: u16,
+    pub(in super::super) body: Body,
+}
+
+/// What a body must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in super::super) enum Body {
+    /// These octets of the file of bodies.
+    Exactly { offset: u64, length: u64 },
+    /// A token, to be sent with the requests after it.
+    Token,
+}
+
+/// How far an answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    More,
+    /// All there, and right. `keep`: the server keeps the connection.
+    Done {
+        keep: bool,
+    },
+    Wrong(Failure),
+}
+
+/// One answer being read.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    head: Vec<u8>,
+    /// Octets of the body said and seen, once the head is complete.
+    body: Option<(usize, usize)>,
+    keep: bool,
+    token: Vec<u8>,
+}
+
+impl Answer {
+    /// Forgets all but the token, for the next answer.
+    pub(super) fn reset(&mut self) {
+        self.head.clear();
+        self.body = None;
+    }
+
+    /// The token last seen.
+    pub(super) fn token(&self) -> &[u8] {
+        &self.token
+    }
+
+    /// The next octets, against what is expected; `bodies` is the file of bodies.
+    pub(super) fn feed(&mut self, mut octets: &[u8], expected: &Expected, bodies: &[u8]) -> Progress {
+        if self.body.is_none() {
+            let before = self.head.len();
+            self.head.extend_from_slice(&octets[..octets.len().min(HEAD_MOST - before)]);
+            let Some(end) = find_end(&self.head, before) else {
+                let full = self.head.len() == HEAD_MOST;
+                return if full { Progress::Wrong(Failure::Head) } else { Progress::More };
+            };
+            octets = &octets[end - before..];
+            self.head.truncate(end);
+            let Some(head) = Head::parse(&self.head) else { return Progress::Wrong(Failure::Head) };
+            if head.status != expected.status {
+                return Progress::Wrong(Failure::Status);
+            }
+            let length = head.length.unwrap_or(0);
+            if head.length.is_none() && head.status != 204 || !fits(length, expected.body) {
+                return Progress::Wrong(Failure::Length);
+            }
+            self.keep = head.keep;
+            self.body = Some((length, 0));
+            if expected.body == Body::Token {
+                self.token.clear();
+            }
+        }
+        self.feed_body(octets, expected.body, bodies)
+    }
+
+    fn feed_body(&mut self, octets: &[u8], expected: Body, bodies: &[u8]) -> Progress {
+        let Some((length, seen)) = &mut self.body else { return Progress::More };
+        if *seen + octets.len() > *length {
+            return Progress::Wrong(Failure::Length);
+        }
+        match expected {
+            Body::Exactly { offset, .. } => {
+                let from = offset as usize + *seen;
+                if bodies.get(from..from + octets.len()) != Some(octets) {
+                    return Progress::Wrong(Failure::Body);
+                }
+            }
+            Body::Token => self.token.extend_from_slice(octets),
+        }
+        *seen += octets.len();
+        if *seen == *length { Progress::Done { keep: self.keep } } else { Progress::More }
+    }
+}
+
+fn fits(length: usize, expected: Body) -> bool {
+    match expected {
+        Body::Exactly { length: exactly, .. } => length as u64 == exactly,
+        Body::Token => (1..=TOKEN_MOST).contains(&length),
+    }
+}
+
+/// The end of the blank line, of which no octet but the last three can be before `from`.
+fn find_end(head: &[u8], from: usize) -> Option<usize> {
+    let from = from.saturating_sub(3);
+    head[from..].windows(4).position(|four| four == b"\r\n\r\n").map(|at| from + at + 4)
+}
+
+struct Head {
+    status: u16,
+    /// Of the body; none in an answer that says none, or sends chunks.
+    length: Option<usize>,
+    keep: bool,
+}
+
+impl Head {
+    fn parse(head: &[u8]) -> Option<Self> {
+        let mut lines = head.split(|&octet| octet == b'\n').map(<[u8]>::trim_ascii_end);
+        let first = lines.next()?;
+        let (version, status) = (first.get(..9)?, first.get(9..12)?);
+        let mut parsed = Self { status: number(status)? as u16, length: None, keep: version == b"HTTP/1.1 " };
+        if !version.starts_with(b"HTTP/1.") {
+            return None;
+        }
+        for line in lines.take_while(|line| !line.is_empty()) {
+            let colon = line.iter().position(|&octet| octet == b':')?;
+            let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+            if name.eq_ignore_ascii_case(b"content-length") {
+                parsed.length = Some(number(value)?);
+            } else if name.eq_ignore_ascii_case(b"connection") {
+                parsed.keep = value.eq_ignore_ascii_case(b"keep-alive");
+            }
+        }
+        Some(parsed)
+    }
+}
+
+fn number(digits: &[u8]) -> Option<usize> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer, Body, Expected, Failure, Progress};
+
+    const BODIES: &[u8] = b"....right body....";
+    const RIGHT: Expected = Expected { status: 200, body: Body::Exactly { offset: 4, length: 10 } };
+    const DONE: Progress = Progress::Done { keep: true };
+
+    fn judged(answer: &str, expected: &Expected, step: usize) -> Progress {
+        let mut reader = Answer::default();
+        let mut progress = Progress::More;
+        for part in answer.as_bytes().chunks(step) {
+            assert_eq!(progress, Progress::More, "octets after the end");
+            progress = reader.feed(part, expected, BODIES);
+            if matches!(progress, Progress::Wrong(_)) {
+                break;
+            }
+        }
+        progress
+    }
+
+    #[test]
+    fn a_right_answer_is_right_however_it_is_cut() {
+        let answer = "HTTP/1.1 200 OK\r\nServer: x\r\ncontent-LENGTH: 10\r\n\r\nright body";
+        for step in 1..=answer.len() {
+            assert_eq!(judged(answer, &RIGHT, step), DONE, "{step} octets at a time");
+        }
+    }
+
+    #[test]
+    fn each_wrong_answer_is_called_by_its_fault() {
+        let ok = |rest: &str| format!("HTTP/1.1 200 OK\r\n{rest}");
+        for (answer, fault) in [
+            (ok("Content-Length: 10\r\n\r\nwrong body"), Failure::Body),
+            (ok("Content-Length: 10\r\n\r\nright bodY"), Failure::Body),
+            (ok("Content-Length: 10\r\n\r\nright body and more"), Failure::Length),
+            (ok("Content-Length: 9\r\n\r\nright bod"), Failure::Length),
+            (ok("Transfer-Encoding: chunked\r\n\r\n"), Failure::Length),
+            ("HTTP/1.1 404 Not Found\r\nContent-Length: 10\r\n\r\n".into(), Failure::Status),
+            ("HTTP/1.1 OK\r\n\r\n".into(), Failure::Head),
+            ("SMTP/1.1 200 OK\r\n\r\n".into(), Failure::Head),
+            (ok(&"X: y\r\n".repeat(2_000)), Failure::Head),
+        ] {
+            assert_eq!(judged(&answer, &RIGHT, 1_460), Progress::Wrong(fault), "{answer:.60}");
+        }
+    }
+
+    #[test]
+    fn a_server_may_end_the_connection_and_says_so() {
+        for (line, keep) in
+            [("HTTP/1.1", true), ("HTTP/1.0", false), ("HTTP/1.1 200 OK\r\nConnection: close", false)]
+        {
+            let first = if line.contains("200") { line.to_owned() } else { format!("{line} 200 OK") };
+            let answer = format!("{first}\r\nContent-Length: 10\r\n\r\nright body");
+            assert_eq!(judged(&answer, &RIGHT, 1_460), Progress::Done { keep }, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_kept_for_the_requests_after_it() {
+        let mut reader = Answer::default();
+        let token = Expected { status: 200, body: Body::Token };
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcde";
+        assert_eq!(reader.feed(answer, &token, &[]), DONE);
+        reader.reset();
+        assert_eq!(reader.token(), b"abcde");
+        let nothing = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        assert_eq!(reader.feed(nothing, &token, &[]), Progress::Wrong(Failure::Length));
+    }
+
+    #[test]
+    fn no_content_needs_no_length() {
+        let none = Expected { status: 204, body: Body::Exactly { offset: 0, length: 0 } };
+        assert_eq!(judged("HTTP/1.1 204 No Content\r\n\r\n", &none, 1_460), DONE);
+    }
+}

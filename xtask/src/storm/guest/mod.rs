@@ -1,0 +1,152 @@
+//! The load generator: thousands of guests in one thread, each on a true tap whose descriptor it owns.
+//!
+//! A process of its own (`cargo xtask storm-guests`, hidden), so that its CPU time can be told apart. It is
+//! told what to do by lines of JSON on standard input and replies so on standard output; when its input ends, it
+//! ends, and its taps with it.
+//!
+//! ```text
+//!  pump (epoll, taps, clock) ── boot (one guest: ARP, requests in turn) ── tcp (one connection)
+//!                                 ├─ request (what is asked)             └─ wire, sum (frames)
+//!                                 └─ answer (is it right?) ── tally (counts, times)
+//! ```
+
+mod answer;
+mod boot;
+mod flood;
+mod plan;
+mod price;
+mod pump;
+mod request;
+mod sum;
+mod tally;
+mod tcp;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub(super) use answer::{Body, Expected};
+pub(super) use plan::{Arrival, Command, Flood, Orders, Plan, Planned, Prices, Reply, TOKEN};
+pub(super) use tally::{Calls, Outcome};
+
+use anyhow::{Context as _, Result};
+use pump::Pump;
+use std::fmt::Write as _;
+use std::io::{BufRead as _, Write as _};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use support::netns::Namespace;
+use support::tap::{Shape, Tap};
+
+/// Descriptors beyond one per tap.
+const MORE_DESCRIPTORS: u64 = 256;
+
+/// What taps to make, and where.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The namespace the taps go into
+    netns: String,
+    /// Taps, one of them for a guest that floods
+    taps: usize,
+    /// Taps with a virtio header
+    #[arg(long)]
+    vnet_hdr: bool,
+    /// The core to keep to
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+/// A tap's name.
+pub(super) fn tap_name(number: usize) -> String {
+    format!("storm{number}")
+}
+
+/// The link group of all taps: deleting it is one step for the kernel; closing descriptors one by one waits
+/// out a grace period for each.
+pub(super) const TAP_GROUP: u32 = 254;
+
+/// Runs the verb.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if let Some(cpu) = args.cpu {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        rustix::thread::sched_setaffinity(None, &set)
+            .with_context(|| format!("cannot keep to core {cpu}"))?;
+    }
+    let ns = Namespace::open(&args.netns)?;
+    let taps = make_taps(&ns, args)?;
+    reply(&Reply::Done)?;
+    let mut pump = Pump::new(&taps)?;
+    let mut flooder: Option<(Planned, Ipv4Addr)> = None;
+    for line in std::io::stdin().lock().lines() {
+        match serde_json::from_str(&line?)? {
+            Command::Load(path) => {
+                let file = std::io::BufReader::new(std::fs::File::open(path)?);
+                let plan: Plan = serde_json::from_reader(file)?;
+                flooder = plan.guests.last().map(|last| (last.clone(), plan.server));
+                pump.load(plan)?;
+                reply(&Reply::Done)?;
+            }
+            Command::Price => reply(&Reply::Priced(price::prices(&taps[0])?))?,
+            Command::Storm(orders) => storm(&mut pump, &taps, flooder.as_ref(), &orders)?,
+        }
+    }
+    Ok(())
+}
+
+fn make_taps(ns: &Namespace, args: &Args) -> Result<Vec<Tap>> {
+    allow_descriptors(args.taps as u64 + MORE_DESCRIPTORS)?;
+    let shape = Shape { vnet_hdr: args.vnet_hdr, ..Shape::default() };
+    let mut lines = String::new();
+    let mut taps = Vec::with_capacity(args.taps);
+    for number in 0..args.taps {
+        let name = tap_name(number);
+        writeln!(lines, "link set {name} group {TAP_GROUP} up")?;
+        taps.push(Tap::create(ns, &name, shape)?);
+    }
+    ns.ip_batch(&lines)?;
+    Ok(taps)
+}
+
+fn allow_descriptors(count: u64) -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    if now.current.is_none_or(|current| current >= count) {
+        return Ok(());
+    }
+    let maximum = now.maximum.map(|maximum| maximum.max(count));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum })
+        .with_context(|| format!("cannot open {count} files; `ulimit -n` says how many are allowed"))
+}
+
+fn storm(
+    pump: &mut Pump<'_>,
+    taps: &[Tap],
+    flooder: Option<&(Planned, Ipv4Addr)>,
+    orders: &Orders,
+) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    let mut tell = |boots, failures| {
+        // Progress that nobody reads any more is no reason to stop in the middle.
+        let _ = reply(&Reply::Progress { boots, failures });
+    };
+    let outcome = std::thread::scope(|scope| {
+        let flood = orders.flood.zip(flooder).map(|(flood, (guest, server))| {
+            let (tap, stop) = (&taps[taps.len() - 1], &stop);
+            scope.spawn(move || flood::run(tap, guest, *server, flood, stop))
+        });
+        let stormed = pump.storm(orders, &mut tell);
+        stop.store(true, Ordering::Relaxed);
+        let flooded = flood.map(|thread| thread.join().expect("a flood does not panic")).transpose()?;
+        let (tally, wall) = stormed?;
+        anyhow::Ok(Outcome { flood: flooded, ..tally.outcome(wall) })
+    })?;
+    reply(&Reply::Stormed(Box::new(outcome)))
+}
+
+fn reply(reply: &Reply) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, reply)?;
+    out.write_all(b"\n")?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,295 @@
+//! Carries frames between guests and their taps, and time to guests.
+
+use super::boot::{Guest, Manner, Scratch, Transmit, World};
+use super::plan::{Arrival, Orders, Plan};
+use super::request::Requests;
+use super::tally::{Calls, Tally};
+use super::tcp::{MILLISECOND, Nanos, SECOND};
+use anyhow::{Context as _, Result, ensure};
+use rustix::event::epoll;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+use support::tap::Tap;
+
+/// Frames taken from one tap before others get their turn.
+const BATCH: usize = 32;
+/// Taps looked at after one wait.
+const EVENTS: usize = 256;
+/// Largest frame of a tap: 64 KiB with headers, where segments are put together.
+const BUFFER: usize = 68 << 10;
+/// How often guests' clocks are looked at.
+const TICK: Nanos = 5 * MILLISECOND;
+/// Wait while guests are still to begin.
+const NEXT_ARRIVAL: i32 = 1;
+/// How often progress is told.
+const TELL: Nanos = SECOND / 2;
+/// After the last boot, ends of connections are waited for so long.
+const LINGER: Nanos = SECOND;
+/// No storm takes longer; boots that have not finished count as failed by then.
+const LONGEST: Nanos = 600 * SECOND;
+/// Least time between two boots of a guest, for each request: boots one after the other without a pause are no
+/// storm but a flood, and a service that limits what one guest may send (10,000 frames a second) would be held
+/// up by it.
+const PAUSE: Nanos = MILLISECOND;
+
+/// The guests of a plan on their taps.
+pub(super) struct Pump<'a> {
+    taps: &'a [Tap],
+    epoll: OwnedFd,
+    guests: Vec<Guest>,
+    requests: Requests,
+    bodies: Vec<u8>,
+    manner: Manner,
+    buffer: Vec<u8>,
+    scratch: Scratch,
+}
+
+/// A tap's descriptor, with loss.
+struct Port<'a> {
+    tap: &'a Tap,
+    loss: f64,
+    dice: &'a mut fastrand::Rng,
+    calls: &'a mut Calls,
+}
+
+impl Transmit for Port<'_> {
+    fn send(&mut self, frame: &[u8]) {
+        if self.loss > 0.0 && self.dice.f64() < self.loss {
+            return;
+        }
+        self.calls.writes += 1;
+        // A frame the device does not take is lost, as on any network: it is sent again in time.
+        let _ = self.tap.send(0, frame);
+    }
+}
+
+/// A storm under way.
+struct Storm<'a> {
+    orders: &'a Orders,
+    clock: Instant,
+    /// When each guest of the present wave begins, the next one last.
+    arrivals: Vec<(Nanos, usize)>,
+    tally: Tally,
+    calls: Calls,
+    random: fastrand::Rng,
+    dice: fastrand::Rng,
+}
+
+impl<'a> Pump<'a> {
+    /// Guests on the first of the taps.
+    pub(super) fn new(taps: &'a [Tap]) -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (number, tap) in taps.iter().enumerate() {
+            let data = epoll::EventData::new_u64(number as u64);
+            epoll::add(&epoll, tap, data, epoll::EventFlags::IN)?;
+        }
+        Ok(Self {
+            taps,
+            epoll,
+            guests: Vec::new(),
+            requests: Requests::new(&[]),
+            bodies: Vec::new(),
+            manner: Manner::default(),
+            buffer: vec![0; BUFFER],
+            scratch: Scratch::default(),
+        })
+    }
+
+    /// Takes another plan.
+    pub(super) fn load(&mut self, plan: Plan) -> Result<()> {
+        ensure!(plan.guests.len() <= self.taps.len(), "more guests than taps");
+        let wrong = plan.guests.iter().any(|guest| guest.answers.len() != plan.requests.len());
+        ensure!(!wrong, "a guest has another number of answers than there are requests");
+        self.bodies = std::fs::read(&plan.bodies)
+            .with_context(|| format!("cannot read bodies from {}", plan.bodies.display()))?;
+        self.requests = Requests::new(&plan.requests);
+        self.guests = plan.guests.into_iter().map(|planned| Guest::new(planned, plan.server)).collect();
+        Ok(())
+    }
+
+    /// Boots guests as ordered; tells of progress by boots finished and failures.
+    pub(super) fn storm(
+        &mut self,
+        orders: &Orders,
+        tell: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Tally, Nanos)> {
+        ensure!(
+            (1..=self.guests.len()).contains(&orders.guests),
+            "the plan has {} guests",
+            self.guests.len()
+        );
+        let vnet = self.taps[0].shape().vnet_hdr;
+        let lone = orders.arrival == Arrival::Lone;
+        self.manner = Manner { vnet, keep_alive: orders.keep_alive, lone };
+        let mut random = fastrand::Rng::with_seed(orders.seed);
+        self.drain()?;
+        for (number, guest) in self.guests.iter_mut().enumerate() {
+            guest.forget(number < orders.slow, &mut random);
+        }
+        let mut storm = Storm {
+            orders,
+            clock: Instant::now(),
+            arrivals: Vec::new(),
+            tally: Tally::default(),
+            calls: Calls::default(),
+            dice: random.fork(),
+            random,
+        };
+        let (mut ticked, mut told, mut first_wave) = (0, 0, None);
+        storm.wave(0);
+        let (mut wave, pause) = (0, PAUSE * self.requests.len() as Nanos);
+        let wall = loop {
+            let now = storm.now();
+            self.arrive(&mut storm, now);
+            self.turn(&mut storm)?;
+            let now = storm.now();
+            if now >= ticked + TICK {
+                ticked = now;
+                self.tick(&mut storm, now);
+                if self.guests[..orders.guests].iter().all(Guest::is_off) && storm.arrivals.is_empty() {
+                    first_wave.get_or_insert(storm.tally.finished.len());
+                    let last = storm.tally.finished.last().copied().unwrap_or(now);
+                    if last as f64 >= orders.seconds * 1e9 {
+                        break last;
+                    }
+                    wave = now.max(wave + pause);
+                    storm.wave(wave);
+                }
+            }
+            if now >= told + TELL {
+                told = now;
+                tell(storm.tally.finished.len() as u64, storm.tally.failed);
+            }
+            ensure!(now < LONGEST, "the storm is not over after {} s", LONGEST / SECOND);
+        };
+        self.linger(&mut storm)?;
+        let mut tally = storm.tally;
+        tally.finished.truncate(first_wave.unwrap_or(0));
+        tally.calls = storm.calls;
+        Ok((tally, wall))
+    }
+
+    /// Begins the boots that are due.
+    fn arrive(&mut self, storm: &mut Storm<'_>, now: Nanos) {
+        let lone = storm.orders.arrival == Arrival::Lone;
+        while (!lone || self.guests.iter().all(Guest::is_off))
+            && let Some((_, number)) = storm.arrivals.pop_if(|(at, _)| *at <= now)
+        {
+            self.with(number, storm, now, Guest::boot);
+        }
+    }
+
+    /// Waits for frames and hands them to guests.
+    fn turn(&mut self, storm: &mut Storm<'_>) -> Result<()> {
+        let mut events =
+            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; EVENTS];
+        let milliseconds = if storm.arrivals.is_empty() { (TICK / MILLISECOND) as i32 } else { NEXT_ARRIVAL };
+        let patience =
+            rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(milliseconds) * MILLISECOND as i64 };
+        storm.calls.waits += 1;
+        let ready = match epoll::wait(&self.epoll, &mut events[..], Some(&patience)) {
+            Ok(ready) => ready,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        for event in &events[..ready] {
+            self.take(event.data.u64() as usize, storm)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the frames of one tap.
+    fn take(&mut self, number: usize, storm: &mut Storm<'_>) -> Result<()> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for _ in 0..BATCH {
+            storm.calls.reads += 1;
+            let Some(length) = self.taps[number].receive(0, &mut buffer)? else { break };
+            let lost = storm.orders.loss > 0.0 && storm.dice.f64() < storm.orders.loss;
+            if !lost && number < self.guests.len() {
+                let now = storm.now();
+                self.with(number, storm, now, |guest, world| guest.receive(&buffer[..length], world));
+            }
+        }
+        self.buffer = buffer;
+        Ok(())
+    }
+
+    fn tick(&mut self, storm: &mut Storm<'_>, now: Nanos) {
+        for number in 0..self.guests.len() {
+            if self.guests[number].wake_at <= now {
+                self.with(number, storm, now, Guest::due);
+            }
+        }
+    }
+
+    fn with(
+        &mut self,
+        number: usize,
+        storm: &mut Storm<'_>,
+        now: Nanos,
+        act: impl FnOnce(&mut Guest, &mut World<'_>),
+    ) {
+        let mut port = Port {
+            tap: &self.taps[number],
+            loss: storm.orders.loss,
+            dice: &mut storm.dice,
+            calls: &mut storm.calls,
+        };
+        let mut world = World {
+            now,
+            manner: self.manner,
+            requests: &self.requests,
+            bodies: &self.bodies,
+            tally: &mut storm.tally,
+            out: &mut port,
+            scratch: &mut self.scratch,
+            random: &mut storm.random,
+        };
+        act(&mut self.guests[number], &mut world);
+    }
+
+    /// Lets closed connections end.
+    fn linger(&mut self, storm: &mut Storm<'_>) -> Result<()> {
+        let until = storm.now() + LINGER;
+        while !self.guests.iter().all(Guest::is_quiet) && storm.now() < until {
+            self.turn(storm)?;
+            let now = storm.now();
+            self.tick(storm, now);
+        }
+        Ok(())
+    }
+
+    /// Throws away what an earlier subject left in the taps.
+    fn drain(&mut self) -> Result<()> {
+        for tap in self.taps {
+            while tap.receive(0, &mut self.buffer)?.is_some() {}
+        }
+        Ok(())
+    }
+}
+
+impl Storm<'_> {
+    fn now(&self) -> Nanos {
+        self.clock.elapsed().as_nanos() as Nanos
+    }
+
+    /// Plans when each guest begins.
+    fn wave(&mut self, from: Nanos) {
+        let guests = self.orders.guests;
+        let mut at = 0.0;
+        self.arrivals = (0..guests)
+            .map(|number| {
+                let after = match self.orders.arrival {
+                    Arrival::AtOnce | Arrival::Lone => 0.0,
+                    Arrival::Ramp(seconds) => seconds * number as f64 / guests as f64,
+                    Arrival::Poisson(rate) => {
+                        at -= (1.0 - self.random.f64()).ln() / rate;
+                        at
+                    }
+                };
+                (from + (after * 1e9) as Nanos, number)
+            })
+            .collect();
+        self.arrivals.reverse();
+    }
+}

@@ -1,0 +1,278 @@
+//! Guests against a server in memory: what goes wrong is noticed, what is lost is sent again.
+
+use super::answer::{Body, Expected};
+use super::boot::{Guest, Manner, Scratch, Transmit, World};
+use super::plan::Planned;
+use super::request::Requests;
+use super::tally::{Failure, Tally};
+use super::tcp::{MILLISECOND, Nanos, SECOND};
+use super::wire::tests::{ends, from_server, turned};
+use super::wire::{self, ACK, FIN, Header, Incoming, MSS, SYN};
+use std::collections::{HashMap, VecDeque};
+
+/// What the server says to every request.
+const LENGTH: usize = 20_000;
+/// No world turns for longer.
+const LONGEST: Nanos = 120 * SECOND;
+
+/// What the server does wrong, by the number of the frame it sends (from 0) and the frame.
+type Fault = fn(usize, &mut Vec<u8>) -> bool;
+
+#[derive(Default)]
+struct Sent(VecDeque<Vec<u8>>);
+
+impl Transmit for Sent {
+    fn send(&mut self, frame: &[u8]) {
+        self.0.push_back(frame.to_vec());
+    }
+}
+
+/// One connection as the server has it: its next octet, the guest's, and what is unacknowledged.
+struct Served {
+    next: u32,
+    expected: u32,
+    sent: Vec<(u32, Vec<u8>, u8)>,
+}
+
+/// A server without memory of time: whatever a guest repeats is answered with what is not acknowledged.
+struct Server {
+    answer: Vec<u8>,
+    connections: HashMap<u16, Served>,
+}
+
+impl Server {
+    fn new(answer: &str) -> Self {
+        Self { answer: answer.as_bytes().to_vec(), connections: HashMap::new() }
+    }
+
+    fn take(&mut self, frame: &[u8], out: &mut Vec<Vec<u8>>) {
+        let guest = ends();
+        let server = turned(&guest);
+        // As in `from_server`: ports are turned round.
+        let mut frame = frame.to_vec();
+        match wire::read(&frame, &server, false) {
+            Incoming::WhoHas(mac, address) => {
+                let mut reply = Vec::new();
+                wire::is_at(&mut reply, &server, mac, address);
+                out.push(reply);
+            }
+            Incoming::Tcp(..) => {
+                frame[34..38].rotate_left(2);
+                let Incoming::Tcp(header, payload) = wire::read(&frame, &server, false) else { return };
+                self.segment(&header, payload, out);
+            }
+            other => panic!("the guest sent {other:?}"),
+        }
+    }
+
+    fn segment(&mut self, header: &Header, payload: &[u8], out: &mut Vec<Vec<u8>>) {
+        if header.flags & SYN != 0 {
+            let served = Served { next: 1_001, expected: header.seq.wrapping_add(1), sent: Vec::new() };
+            let ack = served.expected;
+            self.connections.insert(header.port, served);
+            out.push(frame(header.port, 1_000, ack, SYN | ACK, &[]));
+            return;
+        }
+        let Some(served) = self.connections.get_mut(&header.port) else { return };
+        served.sent.retain(|(seq, octets, flags)| {
+            let end = seq.wrapping_add(octets.len() as u32 + u32::from(flags & FIN));
+            (header.ack.wrapping_sub(end) as i32) < 0
+        });
+        let new = header.seq == served.expected;
+        if !payload.is_empty() && new {
+            served.expected = served.expected.wrapping_add(payload.len() as u32);
+            for part in self.answer.chunks(usize::from(MSS)) {
+                served.sent.push((served.next, part.to_vec(), ACK));
+                served.next = served.next.wrapping_add(part.len() as u32);
+            }
+        }
+        if header.flags & FIN != 0 && new {
+            served.expected = served.expected.wrapping_add(1);
+            served.sent.push((served.next, Vec::new(), FIN | ACK));
+            served.next = served.next.wrapping_add(1);
+        }
+        // An acknowledgement of less than all may mean a loss: the first outstanding goes out again.
+        let again = if payload.is_empty() && header.flags & FIN == 0 { 1 } else { usize::MAX };
+        for (seq, octets, flags) in served.sent.iter().take(again) {
+            out.push(frame(header.port, *seq, served.expected, *flags, octets));
+        }
+        if served.sent.is_empty() && (!payload.is_empty() || header.flags & FIN != 0) {
+            out.push(frame(header.port, served.next, served.expected, ACK, &[]));
+        }
+    }
+}
+
+fn frame(port: u16, seq: u32, ack: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
+    from_server(&ends(), &Header { port, seq, ack, flags, window: 1_000, timestamps: None }, payload)
+}
+
+fn body() -> String {
+    (0..LENGTH).map(|n| char::from(b'a' + (n / 7 % 26) as u8)).collect()
+}
+
+fn answer(body: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+/// Boots one guest with two requests against a server, with loss of guest's frames by their number too.
+fn boot(said: &str, manner: Manner, slow: bool, lose: fn(usize) -> bool, fault: Fault) -> (Tally, Nanos) {
+    let expected = Expected { status: 200, body: Body::Exactly { offset: 0, length: LENGTH as u64 } };
+    let plan = Planned { mac: ends().mac.0, address: ends().address, answers: vec![expected; 2] };
+    let requests = Requests::new(&["GET /a HTTP/1.1\r\n\r\n".into(), "GET /b HTTP/1.1\r\n\r\n".into()]);
+    let (bodies, mut tally, mut scratch) = (body(), Tally::default(), Scratch::default());
+    let (mut sent, mut random) = (Sent::default(), fastrand::Rng::with_seed(1));
+    let mut guest = Guest::new(plan, ends().server);
+    guest.forget(slow, &mut random);
+    let mut server = Server::new(said);
+    let (mut now, mut from_guest, mut to_guest) = (0, 0, 0);
+    let mut act = |now, sent: &mut Sent, tally: &mut Tally, act: &mut dyn FnMut(&mut World<'_>)| {
+        act(&mut World {
+            now,
+            manner,
+            requests: &requests,
+            bodies: bodies.as_bytes(),
+            tally,
+            out: sent,
+            scratch: &mut scratch,
+            random: &mut random,
+        });
+    };
+    act(now, &mut sent, &mut tally, &mut |world| guest.boot(world));
+    while now < LONGEST && !(guest.is_quiet() && sent.0.is_empty()) {
+        now += MILLISECOND;
+        let mut out = Vec::new();
+        while let Some(frame) = sent.0.pop_front() {
+            from_guest += 1;
+            if !lose(from_guest - 1) {
+                server.take(&frame, &mut out);
+            }
+        }
+        for mut frame in out {
+            to_guest += 1;
+            if fault(to_guest - 1, &mut frame) {
+                act(now, &mut sent, &mut tally, &mut |world| guest.receive(&frame, world));
+            }
+        }
+        if guest.wake_at <= now {
+            act(now, &mut sent, &mut tally, &mut |world| guest.due(world));
+        }
+    }
+    (tally, now)
+}
+
+fn no_loss(_: usize) -> bool {
+    false
+}
+
+fn no_fault(_: usize, _: &mut Vec<u8>) -> bool {
+    true
+}
+
+#[test]
+fn a_boot_is_an_answer_to_every_request() {
+    for (keep_alive, slow) in [(false, false), (true, false), (false, true)] {
+        let manner = Manner { keep_alive, ..Manner::default() };
+        let (tally, _) = boot(&answer(&body()), manner, slow, no_loss, no_fault);
+        assert_eq!((tally.requests, tally.failed, tally.retransmissions), (2, 0, 0), "{keep_alive} {slow}");
+        assert_eq!((tally.boots, tally.finished.len()), (1, 1));
+    }
+}
+
+#[test]
+fn a_wrong_octet_anywhere_is_a_failed_request() {
+    for at in [0, 1_400, LENGTH - 1] {
+        let mut wrong = body().into_bytes();
+        wrong[at] = b'!';
+        let wrong = String::from_utf8(wrong).expect("text");
+        let (tally, _) = boot(&answer(&wrong), Manner::default(), false, no_loss, no_fault);
+        assert_eq!((tally.requests, tally.failed), (0, 2), "octet {at}");
+        assert_eq!(tally.reasons.get(&Failure::Body), Some(&2), "octet {at}");
+    }
+}
+
+#[test]
+fn a_wrong_checksum_is_noticed_and_the_frame_is_not_taken() {
+    let damage: Fault = |number, frame| {
+        if number == 4 {
+            let last = frame.len() - 1;
+            frame[last] ^= 1;
+        }
+        true
+    };
+    let (tally, _) = boot(&answer(&body()), Manner::default(), false, no_loss, damage);
+    assert_eq!(tally.reasons.get(&Failure::Checksum), Some(&1));
+    assert_eq!((tally.requests, tally.failed), (2, 0));
+}
+
+#[test]
+fn what_is_lost_on_the_way_there_is_sent_again() {
+    // ARP, SYN, acknowledgement, request, and something later.
+    let lose: [fn(usize) -> bool; 5] = [|n| n == 0, |n| n == 1, |n| n == 2, |n| n == 3, |n| n % 5 == 4];
+    for (number, lose) in lose.into_iter().enumerate() {
+        let (tally, _) = boot(&answer(&body()), Manner::default(), false, lose, no_fault);
+        assert_eq!((tally.requests, tally.failed), (2, 0), "loss {number}");
+        let silent = number == 2;
+        assert_eq!(tally.retransmissions == 0, silent, "loss {number}: {}", tally.retransmissions);
+    }
+}
+
+#[test]
+fn what_is_lost_on_the_way_back_arrives_in_the_end() {
+    for every in [3, 5, 9] {
+        let faults: Fault = match every {
+            3 => |n, _| n % 3 != 2,
+            5 => |n, _| n % 5 != 4,
+            _ => |n, _| n % 9 != 8,
+        };
+        let (tally, now) = boot(&answer(&body()), Manner::default(), false, no_loss, faults);
+        assert_eq!((tally.requests, tally.failed), (2, 0), "every {every}th lost");
+        assert!(now < LONGEST, "every {every}th lost");
+    }
+}
+
+#[test]
+fn a_silent_network_fails_every_request_by_name() {
+    let nothing: Fault = |_, _| false;
+    let (tally, now) = boot("", Manner::default(), false, no_loss, nothing);
+    assert_eq!(tally.reasons.get(&Failure::Arp), Some(&2));
+    assert!(now < 10 * SECOND, "{now}");
+    let only_arp: Fault = |n, _| n == 0;
+    let (tally, _) = boot("", Manner::default(), false, no_loss, only_arp);
+    assert_eq!(tally.reasons.get(&Failure::Connect), Some(&2));
+}
+
+#[test]
+fn an_answer_that_stops_is_given_up() {
+    let (tally, _) = boot(&answer(&body())[..9_000], Manner::default(), false, no_loss, no_fault);
+    assert_eq!(tally.reasons.get(&Failure::Silence), Some(&2));
+}
+
+#[test]
+fn what_is_left_of_an_old_connection_is_reset() {
+    let plan = Planned { mac: ends().mac.0, address: ends().address, answers: Vec::new() };
+    let (requests, mut tally) = (Requests::new(&[]), Tally::default());
+    let (mut sent, mut scratch, mut random) =
+        (Sent::default(), Scratch::default(), fastrand::Rng::with_seed(1));
+    let mut guest = Guest::new(plan, ends().server);
+    let mut world = World {
+        now: 0,
+        manner: Manner::default(),
+        requests: &requests,
+        bodies: &[],
+        tally: &mut tally,
+        out: &mut sent,
+        scratch: &mut scratch,
+        random: &mut random,
+    };
+    let mut known = Vec::new();
+    wire::is_at(&mut known, &turned(&ends()), ends().mac, ends().address);
+    guest.receive(&known, &mut world);
+    guest.receive(&frame(40_000, 7, 99, FIN | ACK, &[]), &mut world);
+    guest.receive(&frame(40_000, 7, 99, wire::RST | ACK, &[]), &mut world);
+    assert_eq!(sent.0.len(), 1, "a reset is not answered");
+    sent.0[0][34..38].rotate_left(2);
+    let Incoming::Tcp(header, _) = wire::read(&sent.0[0], &turned(&ends()), false) else {
+        panic!("no segment")
+    };
+    assert_eq!((header.flags, header.seq, header.port), (wire::RST, 99, 40_000));
+}

@@ -1,0 +1,116 @@
+//! Where a storm happens: a namespace of its own, and the generator process that holds its taps.
+
+use super::guest::{Command as Order, Orders, Outcome, Prices, Reply, TAP_GROUP};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use support::netns::Namespace;
+
+/// A node with taps, and guests on them.
+pub(super) struct Lab {
+    generator: Child,
+    orders: Option<ChildStdin>,
+    replies: BufReader<ChildStdout>,
+    /// Dropped last: the taps are in it.
+    node: Namespace,
+}
+
+impl Lab {
+    /// Makes the namespace and the taps.
+    pub(super) fn new(generator: &Path, taps: usize, vnet_hdr: bool, cpu: Option<usize>) -> Result<Self> {
+        let node = Namespace::new("storm")?;
+        // No chatter of the node's own.
+        node.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
+        let mut command = Command::new(generator);
+        command.args(["storm-guests", node.name(), &taps.to_string()]);
+        if vnet_hdr {
+            command.arg("--vnet-hdr");
+        }
+        if let Some(cpu) = cpu {
+            command.args(["--cpu", &cpu.to_string()]);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut generator =
+            command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let orders = generator.stdin.take();
+        let replies = BufReader::new(generator.stdout.take().context("standard output is piped")?);
+        let mut lab = Self { generator, orders, replies, node };
+        lab.expect_done()?;
+        Ok(lab)
+    }
+
+    /// The namespace.
+    pub(super) fn node(&self) -> &Namespace {
+        &self.node
+    }
+
+    /// The generator's process.
+    pub(super) fn pid(&self) -> u32 {
+        self.generator.id()
+    }
+
+    /// Gives the guests another plan.
+    pub(super) fn load(&mut self, plan: &Path) -> Result<()> {
+        self.order(&Order::Load(plan.to_owned()))?;
+        self.expect_done()
+    }
+
+    /// Prices the generator's system calls. Nobody may serve the taps.
+    pub(super) fn prices(&mut self) -> Result<Prices> {
+        self.order(&Order::Price)?;
+        match self.reply()? {
+            Reply::Priced(prices) => Ok(prices),
+            other => bail!("expected prices, the generator replied {other:?}"),
+        }
+    }
+
+    /// Lets guests boot; tells of boots finished and failures meanwhile.
+    pub(super) fn storm(&mut self, orders: &Orders, tell: &mut dyn FnMut(u64, u64)) -> Result<Outcome> {
+        self.order(&Order::Storm(orders.clone()))?;
+        loop {
+            match self.reply()? {
+                Reply::Progress { boots, failures } => tell(boots, failures),
+                Reply::Stormed(outcome) => return Ok(*outcome),
+                other => bail!("expected an outcome, the generator replied {other:?}"),
+            }
+        }
+    }
+
+    fn order(&mut self, order: &Order) -> Result<()> {
+        let orders = self.orders.as_mut().context("the generator takes no more orders")?;
+        let mut line = serde_json::to_vec(order)?;
+        line.push(b'\n');
+        orders.write_all(&line).context("the generator has ended; what it said is above")
+    }
+
+    fn reply(&mut self) -> Result<Reply> {
+        let mut line = String::new();
+        ensure!(
+            self.replies.read_line(&mut line)? > 0,
+            "the generator has ended ({}); what it said is above",
+            self.generator.wait()?
+        );
+        serde_json::from_str(&line).with_context(|| format!("the generator replied {}", line.trim()))
+    }
+
+    fn expect_done(&mut self) -> Result<()> {
+        match self.reply()? {
+            Reply::Done => Ok(()),
+            other => bail!("expected the end of an order, the generator replied {other:?}"),
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // All taps in one step, before their descriptors close one by one.
+        if let Err(error) = self.node.ip(&format!("link del group {TAP_GROUP}")) {
+            eprintln!("the taps of {} go one by one: {error:#}", self.node.name());
+        }
+        drop(self.orders.take());
+        if let Err(error) = self.generator.wait() {
+            eprintln!("generator {} stays behind: {error}", self.generator.id());
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Figures: curves over two axes, and stacked bars.
+//!
+//! A subject keeps its colour and its dashes through all figures, so that neither colour vision nor a
+//! colour printer is needed.
+
+use super::scale::Scale;
+use super::xml::{At, Attribute, Xml};
+use std::fmt::Write as _;
+
+/// Width of every figure, in its own units; the page scales it.
+pub(super) const WIDTH: f64 = 760.0;
+const LEFT: f64 = 88.0;
+const RIGHT: f64 = 24.0;
+const PLOT_HEIGHT: f64 = 270.0;
+/// Room for the title above a plot, and for each line of a legend.
+const TITLE_HEIGHT: f64 = 30.0;
+const LEGEND_LINE: f64 = 20.0;
+/// Room for the marks and the title of the horizontal axis.
+const FOOT: f64 = 48.0;
+const BAR: f64 = 24.0;
+const BAR_GAP: f64 = 12.0;
+/// Average width of a character, generous: where a legend's next entry may begin.
+const CHARACTER: f64 = 7.0;
+/// Colours there are; further subjects begin again with other dashes.
+const COLOURS: usize = 6;
+const DASHES: [&str; 4] = ["none", "8 4", "2 3", "10 3 2 3"];
+
+/// One direction of a plot.
+pub(super) struct Axis {
+    /// What it shows, with its unit.
+    pub(super) title: &'static str,
+    pub(super) scale: Scale,
+    /// How a mark is labelled.
+    pub(super) label: fn(f64) -> String,
+}
+
+/// One subject's line.
+pub(super) struct Curve {
+    /// The subject's place in the list of subjects: its colour.
+    pub(super) subject: usize,
+    pub(super) name: String,
+    pub(super) points: Vec<(f64, f64)>,
+}
+
+/// Curves over two axes.
+pub(super) struct Plot {
+    pub(super) title: String,
+    pub(super) x: Axis,
+    pub(super) y: Axis,
+    pub(super) curves: Vec<Curve>,
+    /// Whether points are few enough to be marked.
+    pub(super) marked: bool,
+}
+
+/// Horizontal bars of stacked parts.
+pub(super) struct Bars {
+    pub(super) title: String,
+    pub(super) axis: Axis,
+    /// Names of the parts, in the order they are stacked.
+    pub(super) parts: Vec<&'static str>,
+    /// Each bar's name and its parts.
+    pub(super) rows: Vec<(String, Vec<f64>)>,
+}
+
+/// Anything that can be drawn.
+pub(super) enum Drawing {
+    Plot(Plot),
+    Bars(Bars),
+}
+
+impl Drawing {
+    /// What it is called.
+    pub(super) fn title(&self) -> &str {
+        match self {
+            Self::Plot(plot) => &plot.title,
+            Self::Bars(bars) => &bars.title,
+        }
+    }
+
+    /// Height, in the units of [`WIDTH`].
+    pub(super) fn height(&self) -> f64 {
+        match self {
+            Self::Plot(plot) => plot.top() + PLOT_HEIGHT + FOOT,
+            Self::Bars(bars) => bars.top() + bars.plot_height() + FOOT,
+        }
+    }
+
+    /// Draws it with its upper left corner at the origin.
+    pub(super) fn draw(&self, xml: &mut Xml) {
+        xml.line("text", &[("class", &"title"), ("x", &At(0.0)), ("y", &At(18.0))], self.title());
+        match self {
+            Self::Plot(plot) => plot.draw(xml),
+            Self::Bars(bars) => bars.draw(xml),
+        }
+    }
+}
+
+/// Where each entry of a legend begins, and how many lines it takes.
+fn legend_places(names: &[&str]) -> (Vec<(f64, f64)>, f64) {
+    let (mut x, mut y) = (0.0, 0.0);
+    let mut places = Vec::with_capacity(names.len());
+    for name in names {
+        let width = 44.0 + CHARACTER * name.chars().count() as f64;
+        if x > 0.0 && x + width > WIDTH - LEFT - RIGHT {
+            (x, y) = (0.0, y + LEGEND_LINE);
+        }
+        places.push((LEFT + x, y));
+        x += width;
+    }
+    (places, if names.is_empty() { 0.0 } else { y + LEGEND_LINE })
+}
+
+/// The class and the dashes of a subject's line.
+fn stroke(subject: usize) -> (String, &'static str) {
+    let turn = subject + subject / COLOURS;
+    (format!("line s{}", subject % COLOURS), DASHES[turn % DASHES.len()])
+}
+
+fn text(xml: &mut Xml, (x, y): (f64, f64), anchor: &'static str, words: &str) {
+    let attributes: [Attribute<'_>; 3] = [("x", &At(x)), ("y", &At(y)), ("text-anchor", &anchor)];
+    xml.line("text", &attributes, words);
+}
+
+fn rule(xml: &mut Xml, class: &'static str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
+    let ends: [Attribute<'_>; 5] =
+        [("class", &class), ("x1", &At(x1)), ("y1", &At(y1)), ("x2", &At(x2)), ("y2", &At(y2))];
+    xml.empty("line", &ends);
+}
+
+/// Marks, grid lines and title of the horizontal axis below a plot from `top` to `bottom`.
+fn horizontal(xml: &mut Xml, axis: &Axis, top: f64, bottom: f64) {
+    let width = WIDTH - LEFT - RIGHT;
+    for mark in axis.scale.marks() {
+        let x = LEFT + width * axis.scale.place(mark);
+        rule(xml, "grid", (x, top), (x, bottom));
+        text(xml, (x, bottom + 17.0), "middle", &(axis.label)(mark));
+    }
+    rule(xml, "axis", (LEFT, bottom), (WIDTH - RIGHT, bottom));
+    text(xml, (LEFT + width / 2.0, bottom + 38.0), "middle", axis.title);
+}
+
+impl Plot {
+    fn names(&self) -> Vec<&str> {
+        self.curves.iter().map(|curve| curve.name.as_str()).collect()
+    }
+
+    fn top(&self) -> f64 {
+        TITLE_HEIGHT + legend_places(&self.names()).1 + 8.0
+    }
+
+    fn draw(&self, xml: &mut Xml) {
+        let (top, bottom) = (self.top(), self.top() + PLOT_HEIGHT);
+        for (curve, (x, y)) in self.curves.iter().zip(legend_places(&self.names()).0) {
+            let (class, dashes) = stroke(curve.subject);
+            let y = TITLE_HEIGHT + y + 10.0;
+            let line: [Attribute<'_>; 6] = [
+                ("class", &class),
+                ("stroke-dasharray", &dashes),
+                ("x1", &At(x)),
+                ("y1", &At(y)),
+                ("x2", &At(x + 26.0)),
+                ("y2", &At(y)),
+            ];
+            xml.empty("line", &line);
+            text(xml, (x + 32.0, y + 4.0), "start", &curve.name);
+        }
+        horizontal(xml, &self.x, top, bottom);
+        self.vertical(xml, top, bottom);
+        for curve in &self.curves {
+            self.curve(xml, curve, bottom);
+        }
+    }
+
+    fn vertical(&self, xml: &mut Xml, top: f64, bottom: f64) {
+        for mark in self.y.scale.marks() {
+            let y = bottom - PLOT_HEIGHT * self.y.scale.place(mark);
+            rule(xml, "grid", (LEFT, y), (WIDTH - RIGHT, y));
+            text(xml, (LEFT - 8.0, y + 4.0), "end", &(self.y.label)(mark));
+        }
+        rule(xml, "axis", (LEFT, top), (LEFT, bottom));
+        let turned = format!("translate(14 {}) rotate(-90)", At(f64::midpoint(top, bottom)));
+        xml.line("text", &[("transform", &turned), ("text-anchor", &"middle")], self.y.title);
+    }
+
+    fn curve(&self, xml: &mut Xml, curve: &Curve, bottom: f64) {
+        let place = |(x, y): (f64, f64)| {
+            let x = LEFT + (WIDTH - LEFT - RIGHT) * self.x.scale.place(x);
+            (x, bottom - PLOT_HEIGHT * self.y.scale.place(y))
+        };
+        let mut path = String::new();
+        for &point in &curve.points {
+            let (x, y) = place(point);
+            let verb = if path.is_empty() { 'M' } else { 'L' };
+            let _ = write!(path, "{verb}{} {}", At(x), At(y));
+        }
+        let (class, dashes) = stroke(curve.subject);
+        if !path.is_empty() {
+            xml.within("path", &[("class", &class), ("stroke-dasharray", &dashes), ("d", &path)], |xml| {
+                xml.within("title", &[], |xml| xml.text(&curve.name));
+            });
+        }
+        for &point in curve.points.iter().filter(|_| self.marked) {
+            let (x, y) = place(point);
+            let words = format!("{}: {} at {}", curve.name, (self.y.label)(point.1), (self.x.label)(point.0));
+            xml.within(
+                "circle",
+                &[("class", &class), ("cx", &At(x)), ("cy", &At(y)), ("r", &"3.5")],
+                |xml| {
+                    xml.within("title", &[], |xml| xml.text(&words));
+                },
+            );
+        }
+        xml.text("\n");
+    }
+}
+
+impl Bars {
+    fn top(&self) -> f64 {
+        TITLE_HEIGHT + legend_places(&self.parts).1 + 8.0
+    }
+
+    /// A bar's name stands above it, so that long names need no margin.
+    fn plot_height(&self) -> f64 {
+        self.rows.len().max(1) as f64 * (BAR + BAR_GAP + 14.0) + BAR_GAP
+    }
+
+    fn draw(&self, xml: &mut Xml) {
+        let top = self.top();
+        for (part, (name, (x, y))) in self.parts.iter().zip(legend_places(&self.parts).0).enumerate() {
+            let y = TITLE_HEIGHT + y + 3.0;
+            let class = format!("part p{part}");
+            rectangle(xml, &class, (x, y), (14.0, 14.0));
+            text(xml, (x + 20.0, y + 11.0), "start", name);
+        }
+        horizontal(xml, &self.axis, top, top + self.plot_height());
+        for (row, (name, values)) in self.rows.iter().enumerate() {
+            let y = top + BAR_GAP + row as f64 * (BAR + BAR_GAP + 14.0);
+            self.bar(xml, y, name, values);
+        }
+        rule(xml, "axis", (LEFT, top), (LEFT, top + self.plot_height()));
+    }
+
+    fn bar(&self, xml: &mut Xml, y: f64, name: &str, values: &[f64]) {
+        text(xml, (LEFT + 6.0, y + 10.0), "start", name);
+        let mut from = 0.0;
+        for (part, &value) in values.iter().enumerate() {
+            let place = |value| LEFT + (WIDTH - LEFT - RIGHT) * self.axis.scale.place(value);
+            let (x, end) = (place(from), place(from + value));
+            let words = format!("{name}, {}: {}", self.parts[part], (self.axis.label)(value));
+            xml.within("g", &[], |xml| {
+                xml.within("title", &[], |xml| xml.text(&words));
+                rectangle(xml, &format!("part p{part}"), (x, y + 16.0), (end - x, BAR));
+                let label = (self.axis.label)(value);
+                // Only where it fits; the table has every figure.
+                if end - x > CHARACTER * label.chars().count() as f64 + 6.0 {
+                    let at = f64::midpoint(x, end);
+                    let class = format!("inside i{part}");
+                    let place: [Attribute<'_>; 4] = [
+                        ("class", &class),
+                        ("x", &At(at)),
+                        ("y", &At(y + 16.0 + BAR / 2.0 + 4.0)),
+                        ("text-anchor", &"middle"),
+                    ];
+                    xml.within("text", &place, |xml| xml.text(&label));
+                }
+            });
+            from += value;
+        }
+        xml.text("\n");
+    }
+}
+
+fn rectangle(xml: &mut Xml, class: &str, (x, y): (f64, f64), (width, height): (f64, f64)) {
+    let attributes: [Attribute<'_>; 5] = [
+        ("class", &class),
+        ("x", &At(x)),
+        ("y", &At(y)),
+        ("width", &At(width.max(0.0))),
+        ("height", &At(height)),
+    ];
+    xml.empty("rect", &attributes);
+}

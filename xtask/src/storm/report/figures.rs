@@ -1,0 +1,241 @@
+//! From results to drawings.
+
+use super::chart::{Axis, Bars, Curve, Drawing, Plot};
+use super::scale::Scale;
+use super::units;
+use crate::storm::figure::{Figure, Unit};
+use crate::storm::model::{Case, Cpu, Distribution, Results, Round, Spread, Subject};
+
+/// Points of one curve at most: more than a screen's width shows.
+const MAX_POINTS: usize = 500;
+/// Nines of the longest tail shown.
+const MAX_NINES: u8 = 6;
+
+/// The subjects of a run, in the order of their first appearance: a subject's place is its colour everywhere.
+pub(super) fn subjects(results: &Results) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for subject in results.cases.iter().flat_map(|case| &case.subjects) {
+        if !names.contains(&subject.name.as_str()) {
+            names.push(&subject.name);
+        }
+    }
+    names
+}
+
+/// The figures of one case, each with what it shows.
+pub(super) fn of_case(case: &Case, names: &[&str]) -> Vec<(Drawing, &'static str)> {
+    let per_request = |round: &Round| round.request.clone();
+    let per_boot = |round: &Round| round.boot.clone();
+    vec![
+        (
+            cpu(case),
+            "CPU time of the whole machine per answered request, by who used it, in the round of median cost. The \
+             rest of the host is what the kernel did on the way: on taps mostly within the guests' own system calls, \
+             beyond what these cost on a tap that nobody serves, else in softirqs and kernel threads. The load \
+             generator's own work is shown, and counted against nobody.",
+        ),
+        (
+            finished(case, names),
+            "Guests that have everything, by time since the storm began, in each subject's median round.",
+        ),
+        (
+            distribution("Time of a request", case, names, per_request),
+            "From the first SYN of a connection to the last octet of its answer, over all rounds. Upwards: the \
+             share of requests that took no longer; each mark leaves a tenth of the rest. Further left is better.",
+        ),
+        (
+            distribution("Time of a whole boot", case, names, per_boot),
+            "From a guest's first frame (ARP) to the last octet of its last answer, over all rounds: what a \
+             booting guest waits for its metadata.",
+        ),
+    ]
+}
+
+/// Memory by number of VMs; nothing if every case has the same.
+pub(super) fn memory(results: &Results, names: &[&str]) -> Option<(Drawing, &'static str)> {
+    let curve = |(place, name): (usize, &&str)| {
+        let of = |case: &Case| {
+            let subject = case.subjects.iter().find(|subject| subject.name == **name)?;
+            let total = |r: &Round| (r.memory.server_bytes + r.memory.kernel_bytes.unwrap_or(0)) as f64;
+            let spread = Spread::of(subject.rounds.iter().map(total).filter(|total| *total > 0.0))?;
+            Some((f64::from(case.settings.vms), spread.median))
+        };
+        let mut points: Vec<_> = results.cases.iter().filter_map(of).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        // Cases of as many VMs that differ otherwise: the most demanding one stands for them.
+        points.dedup_by(|next, kept| {
+            let same = next.0 == kept.0;
+            kept.1 = if same { kept.1.max(next.1) } else { kept.1 };
+            same
+        });
+        Curve { subject: place, name: (*name).to_owned(), points }
+    };
+    let curves: Vec<_> =
+        names.iter().enumerate().map(curve).filter(|curve| !curve.points.is_empty()).collect();
+    let points = || curves.iter().flat_map(|curve| curve.points.iter().copied());
+    if !curves.iter().any(|curve| curve.points.len() > 1) {
+        return None;
+    }
+    let plot = Plot {
+        title: "Memory by number of VMs".into(),
+        x: Axis {
+            title: "VMs attached",
+            scale: Scale::linear(points().map(|(x, _)| x)),
+            label: units::number,
+        },
+        y: Axis {
+            title: "server and kernel memory",
+            scale: Scale::binary(points().map(|(_, y)| y)),
+            label: units::memory,
+        },
+        curves,
+        marked: true,
+    };
+    let caption = "Resident memory of the server's processes and what the kernel's own memory grew by, with all guests \
+                   attached. Where cases of as many VMs differ, the largest.";
+    Some((Drawing::Plot(plot), caption))
+}
+
+fn place(names: &[&str], subject: &Subject) -> usize {
+    names.iter().position(|name| *name == subject.name).unwrap_or(names.len())
+}
+
+fn distribution(title: &str, case: &Case, names: &[&str], of: fn(&Round) -> Distribution) -> Drawing {
+    let joined = |subject: &Subject| {
+        let all: Vec<_> = subject.rounds.iter().map(of).collect();
+        Distribution::joined(all.iter())
+    };
+    let all: Vec<_> = case.subjects.iter().map(|subject| (subject, joined(subject))).collect();
+    let most = all.iter().map(|(_, times)| times.count()).max().unwrap_or(0);
+    let nines = (most.max(10) as f64).log10().ceil().min(f64::from(MAX_NINES)) as u8;
+    let curves: Vec<_> = all
+        .iter()
+        .map(|(subject, times)| Curve {
+            subject: place(names, subject),
+            name: subject.name.clone(),
+            points: cumulated(times),
+        })
+        .collect();
+    let times = curves.iter().flat_map(|curve| curve.points.iter().map(|(x, _)| *x));
+    Drawing::Plot(Plot {
+        title: title.to_owned(),
+        x: Axis {
+            title: "time (logarithmic)",
+            scale: Scale::log(times.collect::<Vec<_>>().into_iter()),
+            label: units::time,
+        },
+        y: Axis { title: "share that took no longer", scale: Scale::Tail { nines }, label: units::share },
+        curves,
+        marked: false,
+    })
+}
+
+/// Points of the cumulative distribution, at most [`MAX_POINTS`], the last one always.
+fn cumulated(times: &Distribution) -> Vec<(f64, f64)> {
+    let count = times.count();
+    let mut passed = 0;
+    let all: Vec<_> = times
+        .buckets
+        .iter()
+        .map(|&(bound, within)| {
+            passed += within;
+            (bound.min(times.max_us), passed as f64 / count as f64)
+        })
+        .collect();
+    thinned(all)
+}
+
+/// Every n-th point, so that few enough are left, and the last.
+fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let every = points.len().div_ceil(MAX_POINTS).max(1);
+    let last = points.len().saturating_sub(1);
+    points
+        .into_iter()
+        .enumerate()
+        .filter(|(at, _)| at % every == 0 || *at == last)
+        .map(|(_, point)| point)
+        .collect()
+}
+
+fn finished(case: &Case, names: &[&str]) -> Drawing {
+    let curve = |subject: &Subject| {
+        let round = median_round(subject, |round| round.boot.quantile(0.99).unwrap_or(f64::MAX));
+        let points =
+            round.map(|round| round.finished.iter().map(|&(us, boots)| (us, f64::from(boots))).collect());
+        let points = std::iter::once((0.0, 0.0)).chain(points.unwrap_or_else(Vec::new)).collect();
+        Curve { subject: place(names, subject), name: subject.name.clone(), points: thinned(points) }
+    };
+    let curves: Vec<_> = case.subjects.iter().map(curve).collect();
+    let times: Vec<_> = curves.iter().flat_map(|curve| curve.points.iter().map(|(x, _)| *x)).collect();
+    Drawing::Plot(Plot {
+        title: "Boots finished over time".into(),
+        x: Axis {
+            title: "time since the storm began",
+            scale: Scale::linear(times.into_iter()),
+            label: units::time,
+        },
+        y: Axis {
+            title: "guests finished",
+            scale: Scale::linear(std::iter::once(f64::from(case.settings.vms))),
+            label: units::number,
+        },
+        curves,
+        marked: false,
+    })
+}
+
+/// The round in the middle by this order.
+fn median_round(subject: &Subject, by: impl Fn(&Round) -> f64) -> Option<&Round> {
+    let mut rounds: Vec<_> = subject.rounds.iter().collect();
+    rounds.sort_by(|a, b| by(a).total_cmp(&by(b)));
+    rounds.get(rounds.len().saturating_sub(1) / 2).copied()
+}
+
+fn cpu(case: &Case) -> Drawing {
+    let row = |subject: &Subject| {
+        let cost = |round: &Round| round.cpu.host_us() / round.requests.max(1) as f64;
+        let round = median_round(subject, cost)?;
+        if round.requests == 0 {
+            return None;
+        }
+        let Cpu { server_user_us, server_system_us, generator_us, .. } = round.cpu;
+        let parts = [server_user_us, server_system_us, round.cpu.rest_us(), generator_us];
+        let name = format!("{}: {} without the generator", subject.name, units::time(cost(round)));
+        Some((name, parts.map(|us| us / round.requests as f64).to_vec()))
+    };
+    let rows: Vec<_> = case.subjects.iter().filter_map(row).collect();
+    let totals: Vec<f64> = rows.iter().map(|(_, parts): &(String, Vec<f64>)| parts.iter().sum()).collect();
+    Drawing::Bars(Bars {
+        title: "CPU time per request".into(),
+        axis: Axis {
+            title: "CPU time per request, all cores",
+            scale: Scale::linear(totals.into_iter()),
+            label: units::time,
+        },
+        parts: vec!["server, user", "server, system", "rest of the host", "load generator"],
+        rows,
+    })
+}
+
+/// A figure's value with its unit.
+pub(in crate::storm) fn show(unit: Unit, value: f64) -> String {
+    match unit {
+        Unit::Time => units::time(value),
+        Unit::Memory => units::memory(value),
+        Unit::Share => units::share(value),
+        Unit::Rate | Unit::Count => units::number(value),
+    }
+}
+
+/// Median and range, in words; a dash for what was not measured.
+pub(super) fn spread(figure: &Figure, case: &Case, subject: &Subject) -> (String, String) {
+    let Some(Spread { low, median, high }) = figure.spread(subject, &case.settings) else {
+        return ("–".into(), String::new());
+    };
+    let range = if low == high {
+        String::new()
+    } else {
+        format!("{} … {}", show(figure.unit, low), show(figure.unit, high))
+    };
+    (show(figure.unit, median), range)
+}
