@@ -48,7 +48,7 @@ const PASS: Duration = Duration::from_millis(5);
 const RETRY: Duration = Duration::from_secs(2);
 
 /// How often ports are looked at, a few at a time, for guests that have booted or boot again.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_secs(2);
 
 /// How often keys and mailboxes are looked after.
 const TEND: Duration = Duration::from_secs(60);

@@ -223,7 +223,7 @@ impl Steering {
     }
 
     /// Looks at the next [`LOOKS_AT_ONCE`] ports and switches those whose guests have booted, or boot again;
-    /// [`SWITCHES_AT_ONCE`] at most. Call it about once a second; does nothing unless the mode is
+    /// [`SWITCHES_AT_ONCE`] at most. Call it every second or two; does nothing unless the mode is
     /// [`Mode::Auto`] and the kernel has tcx. A port that cannot be switched is warned of once and tried again.
     pub fn follow_guests(&mut self, now: Instant) {
         if self.mode != Mode::Auto || !has_tcx() {

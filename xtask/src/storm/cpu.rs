@@ -8,7 +8,8 @@
 use super::guest::{Calls, Prices};
 use super::model::Cpu;
 use anyhow::{Context as _, Result};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Microseconds of one tick of /proc's clocks.
@@ -108,15 +109,29 @@ impl Clocks {
     }
 }
 
-/// CPU time of processes so far, in nanoseconds: exact where ticks of 10 ms are too coarse (Linux:
-/// Documentation/scheduler/sched-stats.rst), but without telling user mode from the kernel.
-pub(super) fn exact_ns(pids: &[u32]) -> u64 {
-    let threads = pids.iter().filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten();
-    let spent = |thread: std::fs::DirEntry| {
-        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        text.split(' ').next()?.parse::<u64>().ok()
-    };
-    threads.flatten().filter_map(spent).sum()
+/// CPU time of each thread of some processes so far, in nanoseconds: exact where ticks of 10 ms are too coarse
+/// (Linux: Documentation/scheduler/sched-stats.rst), but without telling user mode from the kernel.
+#[derive(Debug, Default)]
+pub(super) struct Threads(HashMap<PathBuf, u64>);
+
+impl Threads {
+    /// Looks.
+    pub(super) fn read(pids: &[u32]) -> Self {
+        let threads =
+            pids.iter().filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten();
+        let spent = |thread: std::fs::DirEntry| {
+            let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+            Some((thread.path(), text.split(' ').next()?.parse().ok()?))
+        };
+        Self(threads.flatten().filter_map(spent).collect())
+    }
+
+    /// What those still there have used since `before`: what a thread used that has ended meanwhile is not told.
+    pub(super) fn since(&self, before: &Self) -> u64 {
+        let used =
+            |(thread, now): (&PathBuf, &u64)| now.saturating_sub(before.0.get(thread).copied().unwrap_or(0));
+        self.0.iter().map(used).sum()
+    }
 }
 
 /// Parent of all kernel threads.
@@ -151,7 +166,7 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
-    use super::{Clocks, Process, Ticks, exact_ns, idle};
+    use super::{Clocks, Process, Threads, Ticks, idle};
     use crate::storm::guest::{Calls, Prices};
     use std::time::{Duration, Instant};
 
@@ -165,10 +180,10 @@ mod tests {
     #[test]
     fn this_process_has_used_time_and_uses_more() {
         let own = [std::process::id()];
-        let before = exact_ns(&own);
+        let before = Threads::read(&own);
         let until = Instant::now() + Duration::from_millis(20);
         while Instant::now() < until {}
-        assert!(exact_ns(&own) > before);
+        assert!(Threads::read(&own).since(&before) > 0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The rounds: subjects in turn on the same taps, every case in every round.
 
 use super::agent::{self, Agent};
-use super::cpu::{Clocks, exact_ns};
+use super::cpu::{Clocks, Threads};
 use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
 use super::lab::Lab;
 use super::memory;
@@ -152,9 +152,9 @@ impl Run<'_> {
         if self.args.idle == 0 {
             return None;
         }
-        let (began, before) = (Instant::now(), exact_ns(pids));
+        let (began, before) = (Instant::now(), Threads::read(pids));
         std::thread::sleep(Duration::from_secs(self.args.idle));
-        let used = exact_ns(pids).saturating_sub(before);
+        let used = Threads::read(pids).since(&before);
         let wall_us = began.elapsed().as_secs_f64() * 1e6;
         Some(Idle { wall_us, server_us: used as f64 / 1e3 })
     }
