@@ -91,7 +91,10 @@ impl Text<'_> {
             root if matches!(root.as_str(), "." | "?") => String::new(),
             field => field,
         };
-        let reason = bare(error, &field);
+        let mut reason = bare(error, &field);
+        if may_be_secret(&field) {
+            reason = without_value(&reason);
+        }
         RecordError::Unreadable { place: Box::new(self.place_at(at, field)), reason }
     }
 
@@ -129,6 +132,26 @@ fn name(path: &[Step]) -> String {
         .expect("writing to a String cannot fail");
     }
     name
+}
+
+/// Fields of the record whose values, and all below them, are nobody's to read in a log.
+const SECRET: [&str; 6] = ["admin", "credentials", "random_seed", "user_data", "vendor_data", "vendor_data2"];
+
+/// True below a field of [`SECRET`], and where nothing tells which field it is.
+fn may_be_secret(field: &str) -> bool {
+    let first = field.split(['.', '[']).next().unwrap_or_default();
+    first.is_empty() || SECRET.contains(&first)
+}
+
+/// serde's `invalid type: string "value", expected …` without the value.
+fn without_value(reason: &str) -> String {
+    let found = ["invalid type: ", "invalid value: "].into_iter().find(|start| reason.starts_with(start));
+    let end = reason.rfind(", expected ");
+    let (Some(start), Some(end)) = (found, end.filter(|end| *end >= found.map_or(0, str::len))) else {
+        return reason.to_owned();
+    };
+    let kind = reason[start.len()..end].split(['"', '`']).next().unwrap_or_default().trim_end();
+    format!("{start}{kind}{}", &reason[end..])
 }
 
 /// A parser's message without the field and the position, which the [`Place`] carries.

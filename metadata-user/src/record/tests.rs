@@ -345,6 +345,24 @@ fn secrets_appear_neither_in_debug_output_nor_in_refusals() {
 }
 
 #[test]
+fn a_secret_of_the_wrong_type_is_not_in_the_refusal() {
+    let record = |field: &str| format!("schema: vmrecord/1\n{field}\n");
+    for (field, says) in [
+        ("user_data: \"hunter2, expected \\\"x\\\" \"", "user_data: invalid type: string, expected "),
+        ("vendor_data: hunter2", "vendor_data: invalid type: string, expected "),
+        ("random_seed: [hunter2]", "random_seed: invalid type: sequence, expected "),
+        ("admin: hunter2", "admin: invalid type: string, expected "),
+        ("credentials: {iam: hunter2}", "credentials.iam: invalid type: string, expected "),
+    ] {
+        for text in [record(field), format!("{{{}}}", record(field).trim().replace('\n', ", "))] {
+            let said = Record::parse("r.yaml", &text).expect_err(field).to_string();
+            assert!(said.contains(says), "{field}: {said}");
+            assert!(!said.contains("hunter2"), "{field}: {said}");
+        }
+    }
+}
+
+#[test]
 fn derived_ids_match_their_published_values() {
     let text = FULL
         .replace("  ec2_id: i-0f5e8a1b2c3d4e5f6\n  numeric_id: 12345\n", "")
