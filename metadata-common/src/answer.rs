@@ -3,11 +3,11 @@
 //! [`decide`](crate::decide::decide) has let the frame through: the sender is known, its credit is taken, and
 //! the frame would be steered. Then the kernel
 //!
-//! - answers ARP and neighbour solicitations ([`link`]);
+//! - answers ARP and neighbour solicitations (`link`);
 //! - answers a SYN to [`PORT`] with a number that remembers for it ([`crate::cookie`]);
 //! - swallows an acknowledgement that says no more than user space has posted in `ALL_SENT`, or that only ends
 //!   a handshake;
-//! - acknowledges the FIN that ends a connection user space has finished with ([`tcp`]).
+//! - acknowledges the FIN that ends a connection user space has finished with (`tcp`).
 //!
 //! Whatever is not exactly one of these is steered as if nothing here existed: user space can do all of it, and
 //! does where the device cannot send a frame back ([`Port::answers`](crate::maps::Port::answers)). An answer is
