@@ -9,7 +9,7 @@ use support::privileged;
 use support::prog_test::{KEY, LOOPBACK, Programs, in_empty_namespace};
 
 const PORT: PortKey = PortKey { netns: 3, ifindex: LOOPBACK };
-const IDENTITY: Identity = Identity { slot: 7, hub: 1 };
+const IDENTITY: Identity = Identity { slot: 7, hub: 1, drain: 0, reserved: 0 };
 /// Runs of one measurement, and measurements of which the middle one counts.
 const RUNS: u64 = 2_000;
 const ROUNDS: usize = 5;

@@ -3,18 +3,22 @@
 use std::net::IpAddr;
 
 use metadata_common::classify::classify;
+use metadata_common::drain;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Guest, Identity, Port, PortKey, program};
+use metadata_common::maps::{ANSWER_TCP, Guest, Identity, Port, PortKey, program};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::{Fate, Verdict};
-use metadata_common::wire::{ethernet, ipv4, ipv6, protocol};
+use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use support::frames::{self, Both, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6};
-use support::prog_test::{LOOPBACK, Outcome, Programs, XDP_DROP, XDP_PASS, XDP_REDIRECT, in_empty_namespace};
+use support::prog_test::{
+    KEY, LOOPBACK, Outcome, Programs, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, XDP_DROP, XDP_PASS,
+    XDP_REDIRECT, in_empty_namespace,
+};
 use support::{privileged, seed};
 
 const NETNS: u32 = 3;
 const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
-const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1 };
+const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1, drain: 0, reserved: 0 };
 const UNLIMITED: Port = Port { frame_ns: 0, depth_ns: 0, full_at_ns: 0, answers: 0, steered: 0 };
 
 /// A node with one hub that serves both addresses, answers ARP for the next hop, and knows no port yet.
@@ -35,17 +39,29 @@ fn node_with_guest() -> Programs {
     programs
 }
 
-/// What must become of a frame: its action and octets follow from its verdict.
+/// The programs that decide about what a guest sends.
+const BOTH_WAYS: [&str; 2] = [program::PORT, program::PORT_TCX];
+
+/// What must become of a frame under `port`: its action and octets follow from its verdict.
 fn outcome(frame: &[u8], verdict: Verdict) -> Outcome {
+    outcome_by(program::PORT, frame, verdict)
+}
+
+/// The same under `port` or `port_tcx`.
+fn outcome_by(by: &str, frame: &[u8], verdict: Verdict) -> Outcome {
     let mut frame = frame.to_vec();
+    let (pass, drop, redirect) = match by {
+        program::PORT => (XDP_PASS, XDP_DROP, XDP_REDIRECT),
+        _ => (TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT),
+    };
     let action = match verdict.fate() {
-        Fate::Pass => XDP_PASS,
-        Fate::Drop => XDP_DROP,
+        Fate::Pass => pass,
+        Fate::Drop => drop,
         Fate::Answer | Fate::Absorb => unreachable!("nothing is answered on this port"),
         Fate::Steer => {
             let source = ethernet::SOURCE..ethernet::SOURCE + Mac::LEN;
             frame[source].copy_from_slice(&stamp(IDENTITY.slot).0);
-            XDP_REDIRECT
+            redirect
         }
     };
     Outcome { action, frame, counted: vec![(verdict, 1)] }
@@ -53,8 +69,13 @@ fn outcome(frame: &[u8], verdict: Verdict) -> Outcome {
 
 #[track_caller]
 fn assert_verdict(programs: &mut Programs, name: &str, frame: &[u8], verdict: Verdict) {
-    let found = programs.run(program::PORT, frame).expect(name);
-    assert_eq!(found, outcome(frame, verdict), "{name}");
+    assert_verdict_by(program::PORT, programs, name, frame, verdict);
+}
+
+#[track_caller]
+fn assert_verdict_by(by: &str, programs: &mut Programs, name: &str, frame: &[u8], verdict: Verdict) {
+    let found = programs.run(by, frame).expect(name);
+    assert_eq!(found, outcome_by(by, frame, verdict), "{name} by {by}");
 }
 
 #[track_caller]
@@ -72,8 +93,76 @@ fn every_named_frame_gets_its_verdict() {
         for case in frames::cases() {
             assert_known_good(&mut programs);
             assert_verdict(&mut programs, case.name, &case.frame, case.verdict);
+            // The kernel takes no buffer that ends in an IP header for a test run.
+            if case.frame.len() >= ethernet::HEADER + ipv6::HEADER {
+                assert_verdict_by(program::PORT_TCX, &mut programs, case.name, &case.frame, case.verdict);
+            }
         }
         assert_known_good(&mut programs);
+    });
+}
+
+#[test]
+fn while_an_agent_leaves_only_the_connections_it_claimed_go_to_its_hub() {
+    const GONE: u32 = 9;
+    if !privileged::or_skip() {
+        return;
+    }
+    let v4 = |flags| frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, flags));
+    let v6 = |flags| frames::frame(&[], ethernet::IPV6, &frames::tcp6(SERVED_V6, flags));
+    let other_port = frames::with(v4(tcp::ACK), ethernet::HEADER + ipv4::HEADER, &[7, 7]);
+    let ping = frames::frame(&[], ethernet::IPV4, &frames::datagram(SERVED_V4, protocol::ICMP));
+    let flows = [
+        drain::flow(&v4(0)[..], Verdict::SteerIpv4Tcp, IDENTITY.slot, &KEY),
+        drain::flow(&v6(0)[..], Verdict::SteerIpv6Tcp, IDENTITY.slot, &KEY),
+    ];
+    // The hub that has no device tells by its verdict that it was chosen.
+    let table = [
+        ("claimed, IPv4", v4(tcp::ACK), true, Verdict::SteerIpv4Tcp),
+        ("claimed, IPv4, a reset", v4(tcp::RST), true, Verdict::SteerIpv4Tcp),
+        ("claimed, IPv6", v6(tcp::ACK), true, Verdict::SteerIpv6Tcp),
+        ("another connection", other_port, false, Verdict::SteerIpv4Tcp),
+        ("no connection", ping, false, Verdict::SteerIpv4Icmp),
+    ];
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        for flow in flows {
+            programs.claim(flow.expect("TCP")).expect("a claim");
+        }
+        for (identity, leaving) in [
+            (Identity { hub: IDENTITY.hub, drain: 1 + GONE, ..IDENTITY }, false),
+            (Identity { hub: GONE, drain: 1 + IDENTITY.hub, ..IDENTITY }, true),
+            (IDENTITY, true),
+        ] {
+            programs.register(PORT, GUEST, identity).expect("the identity is replaced");
+            for (name, frame, claimed, verdict) in &table {
+                for by in BOTH_WAYS {
+                    let found = programs.run(by, frame).expect(name).counted;
+                    let arrives = identity.drain == 0 || *claimed == leaving;
+                    let wanted = if arrives { *verdict } else { Verdict::DropNoHub };
+                    assert_eq!(found, [(wanted, 1)], "{name} by {by} as {identity:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn what_the_kernel_answers_it_answers_while_an_agent_leaves() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let syn = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        programs.own(PORT, Port { answers: ANSWER_TCP, ..UNLIMITED }).expect("a tap");
+        let answer = programs.run(program::PORT, &syn).expect("a run");
+        let flow = drain::flow(&syn[..], Verdict::SteerIpv4Tcp, IDENTITY.slot, &KEY).expect("TCP");
+        programs.claim(flow).expect("a claim");
+        let leaving = Identity { drain: 1 + IDENTITY.hub, ..IDENTITY };
+        programs.register(PORT, GUEST, leaving).expect("the identity is replaced");
+        assert_eq!(answer.counted, [(Verdict::AnswerSyn, 1)]);
+        assert_eq!(programs.run(program::PORT, &syn).expect("a run"), answer);
     });
 }
 

@@ -3,6 +3,8 @@
 //! Only integers and byte arrays cross this boundary, every padding byte is a named field, and each
 //! layout is asserted while compiling.
 
+use crate::cookie::Key;
+
 /// Index of one identity (a port and a MAC) in every per-guest table, kernel and user side.
 pub type Slot = u32;
 
@@ -21,6 +23,16 @@ pub const MAX_SERVED: u32 = 32;
 /// Connections the kernel can acknowledge for user space at a time: a power of two. Two that fall on one entry
 /// take turns, and the other's segments go to user space as if there were no table.
 pub const ALL_SENT: u32 = 65_536;
+
+/// Connections of an agent that is leaving which can be told from those of the one that follows: as many as
+/// [`ALL_SENT`]. One too many goes to the follower, which resets it.
+pub const MAX_DRAINING: u32 = 65_536;
+
+/// The value of a flow in `DRAINING`.
+pub const CLAIMED: u32 = 1;
+
+/// Octets of frames under trace that wait for their reader; one event takes [`Event`](crate::trace::Event) and 8.
+pub const EVENT_BYTES: u32 = 256 * 1024;
 
 /// Octets of the longest frame a hub takes: more than any guest's MTU, and what a veth runs XDP natively on.
 pub const MAX_STEERED: u32 = 3_400 + crate::wire::ethernet::HEADER as u32;
@@ -77,8 +89,19 @@ pub mod name {
     /// `ARRAY`, mapped into user space: [`Flow::index`](crate::cookie::Flow::index) →
     /// [`AllSent`](super::AllSent).
     pub const ALL_SENT: &str = "ALL_SENT";
+    /// `HASH` [`Flow::number`](crate::cookie::Flow::number) → [`CLAIMED`](super::CLAIMED): the connections that
+    /// still belong to an agent that is leaving ([`Identity::drain`](super::Identity::drain)).
+    pub const DRAINING: &str = "DRAINING";
+    /// `ARRAY` of one [`Agent`](super::Agent), which no program reads: what the next agent goes on with.
+    pub const AGENT: &str = "AGENT";
     /// `PERCPU_ARRAY` verdict → count of frames.
     pub const COUNTERS: &str = "COUNTERS";
+    /// `ARRAY` of one [`Trace`](crate::trace::Trace): whose frames are reported.
+    pub const TRACE: &str = "TRACE";
+    /// `RINGBUF` of [`Event`](crate::trace::Event): the frames of the guest under trace.
+    pub const EVENTS: &str = "EVENTS";
+    /// `PERCPU_ARRAY` of one [`Scratch`](crate::trace::Scratch): the event being written.
+    pub const TRACED: &str = "TRACED";
     /// Global constant of one program instance: the number the agent gave the namespace it is loaded for.
     pub const NETNS: &str = "NETNS";
     /// Global constant: the [`Key`](crate::cookie::Key) of handshakes, the same as user space has.
@@ -139,12 +162,29 @@ pub struct IdentityKey {
 
 /// Who an identity is and which hub serves it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The slot stamped on its frames.
     pub slot: Slot,
     /// Index into `HUBS`.
     pub hub: u32,
+    /// 0, or one more than the index of the hub of an agent that is leaving and that still serves the connections
+    /// it has claimed in `DRAINING`.
+    pub drain: u32,
+    /// Always zero.
+    pub reserved: u32,
+}
+
+/// What an agent leaves for the next one, so that the connections and handshakes of one are the other's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agent {
+    /// The key of handshakes.
+    pub key: Key,
+    /// 0 for hubs 0 to 31, 1 for hubs 32 to 63.
+    pub side: u64,
+    /// Always zero.
+    pub reserved: u64,
 }
 
 /// The other way round: the MAC an answer to a slot is sent to.
@@ -233,8 +273,13 @@ impl IdentityKey {
 impl Identity {
     /// As the kernel reads it.
     #[must_use]
-    pub fn to_bytes(self) -> [u8; 8] {
-        join!(self.slot.to_ne_bytes(), self.hub.to_ne_bytes())
+    pub fn to_bytes(self) -> [u8; 16] {
+        join!(
+            self.slot.to_ne_bytes(),
+            self.hub.to_ne_bytes(),
+            self.drain.to_ne_bytes(),
+            self.reserved.to_ne_bytes()
+        )
     }
 }
 
@@ -250,7 +295,8 @@ const _: () = {
     assert!(size_of::<PortKey>() == 8);
     assert!(size_of::<Port>() == 40);
     assert!(size_of::<IdentityKey>() == 16);
-    assert!(size_of::<Identity>() == 8);
+    assert!(size_of::<Identity>() == 16);
+    assert!(size_of::<Agent>() == 32);
     assert!(size_of::<Guest>() == 8);
     assert!(size_of::<AllSent>() == 32);
     assert!(ALL_SENT.is_power_of_two());
@@ -267,8 +313,8 @@ mod tests {
         let key = IdentityKey { port, mac: [3, 4, 5, 6, 7, 8], reserved: [0; 2] }.to_bytes();
         assert_eq!(key[..8], port.to_bytes());
         assert_eq!(key[8..], [3, 4, 5, 6, 7, 8, 0, 0]);
-        let identity = Identity { slot: 9, hub: 10 }.to_bytes();
-        assert_eq!(identity, [9u32.to_ne_bytes(), 10u32.to_ne_bytes()].concat()[..]);
+        let identity = Identity { slot: 9, hub: 10, drain: 11, reserved: 0 }.to_bytes();
+        assert_eq!(identity, [9u32, 10, 11, 0].map(u32::to_ne_bytes).concat()[..]);
         let guest = Guest { mac: [1, 2, 3, 4, 5, 6], live: 1 }.to_bytes();
         assert_eq!(guest[..6], [1, 2, 3, 4, 5, 6]);
         assert_eq!(guest[6..], 1u16.to_ne_bytes());

@@ -12,14 +12,16 @@ use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, decide};
+use metadata_common::drain;
 use metadata_common::maps::{Identity, MAX_STEERED, MIN_SEGMENT};
 use metadata_common::stamp::stamp;
+use metadata_common::trace::NO_SLOT;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::Frame;
 use crate::tables::{HUB_DEVICES, Ingress, count};
-use crate::{report_unknown, worth_a_line};
+use crate::{report_unknown, trace, worth_a_line};
 
 /// Where a VM's frames enter the network stack: steer what is for the metadata service, leave the rest alone.
 #[classifier]
@@ -29,6 +31,7 @@ pub fn port_tcx(context: TcContext) -> i32 {
     match decide(&buffer, &ingress) {
         Decision::Pass(verdict) => {
             count(verdict);
+            trace::begin(|| trace::note_buffer(&context, ingress.key(), true)).end(verdict, NO_SLOT);
             // On to the next classifier, if there is one.
             TC_ACT_UNSPEC
         }
@@ -37,32 +40,35 @@ pub fn port_tcx(context: TcContext) -> i32 {
             if matches!(verdict, Verdict::DropUnknownMac) && worth_a_line(nth) {
                 report_unknown(&context, &buffer, &ingress, nth);
             }
+            trace::begin(|| trace::note_buffer(&context, ingress.key(), false)).end(verdict, NO_SLOT);
             TC_ACT_SHOT
         }
-        Decision::Steer(verdict, identity, _) => steer(&buffer, verdict, identity),
+        Decision::Steer(verdict, identity, _) => {
+            let watched = trace::begin(|| trace::note_buffer(&context, ingress.key(), false));
+            let (verdict, action) = steer(&buffer, &ingress, verdict, identity);
+            count(verdict);
+            watched.end(verdict, identity.slot);
+            action
+        }
     }
 }
 
 /// Names the sender's slot in the source MAC and sends the frame to its hub.
 #[inline(always)]
-fn steer(buffer: &Buffer<'_>, verdict: Verdict, identity: Identity) -> i32 {
-    let refuse = |verdict| {
-        count(verdict);
-        TC_ACT_SHOT
-    };
+fn steer(buffer: &Buffer<'_>, ingress: &Ingress, verdict: Verdict, identity: Identity) -> (Verdict, i32) {
     if buffer.is_oversize() {
-        return refuse(Verdict::DropOversize);
+        return (Verdict::DropOversize, TC_ACT_SHOT);
     }
-    let Some(hub) = HUB_DEVICES.get(identity.hub).copied().filter(|ifindex| *ifindex != 0) else {
-        return refuse(Verdict::DropNoHub);
+    let hub = drain::hub(buffer, verdict, identity, ingress);
+    let Some(device) = HUB_DEVICES.get(hub).copied().filter(|ifindex| *ifindex != 0) else {
+        return (Verdict::DropNoHub, TC_ACT_SHOT);
     };
     if buffer.context.store(ethernet::SOURCE, &stamp(identity.slot).0, 0).is_err() {
-        return refuse(Verdict::DropUnwritable);
+        return (Verdict::DropUnwritable, TC_ACT_SHOT);
     }
-    count(verdict);
     // SAFETY: the helper takes two integers and has no precondition; a device that is gone drops the frame.
-    let action = unsafe { bpf_redirect(hub, 0) };
-    action as i32
+    let action = unsafe { bpf_redirect(device, 0) };
+    (verdict, action as i32)
 }
 
 /// A socket buffer as a frame.

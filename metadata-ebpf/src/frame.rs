@@ -27,6 +27,24 @@ impl Frame {
         Self { start, end }
     }
 
+    /// The frame between two addresses a program has given.
+    #[inline(always)]
+    pub(crate) fn between(start: usize, end: usize) -> Self {
+        Self { start, end }
+    }
+
+    /// Address of the first octet.
+    #[inline(always)]
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Address behind the last octet.
+    #[inline(always)]
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+
     /// Address of `N` octets from `offset` on, if the frame holds them.
     ///
     /// Written as the one comparison with the end of the frame the verifier recognises.

@@ -12,6 +12,7 @@
 mod classifier;
 mod frame;
 mod tables;
+mod trace;
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
@@ -22,9 +23,11 @@ use aya_log_ebpf::warn;
 use metadata_common::answer::{Editor as _, Reply, answer};
 use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, Delivery, decide, deliver};
+use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Identity, Slot};
 use metadata_common::stamp::stamp;
+use metadata_common::trace::{FROM_GUEST, NO_SLOT, TO_GUEST};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
@@ -42,6 +45,7 @@ pub fn port(context: XdpContext) -> u32 {
     match decide(&frame, &ingress) {
         Decision::Pass(verdict) => {
             count(verdict);
+            trace::begin(|| trace::note(&frame, ingress.key(), true, FROM_GUEST)).end(verdict, NO_SLOT);
             XDP_PASS
         }
         Decision::Drop(verdict) => {
@@ -49,58 +53,70 @@ pub fn port(context: XdpContext) -> u32 {
             if matches!(verdict, Verdict::DropUnknownMac) && worth_a_line(nth) {
                 report_unknown(&context, &frame, &ingress, nth);
             }
+            trace::begin(|| trace::note(&frame, ingress.key(), false, FROM_GUEST)).end(verdict, NO_SLOT);
             XDP_DROP
         }
         Decision::Steer(verdict, identity, answers) => {
-            match answer(&mut frame, verdict, identity.slot, answers, &ingress) {
+            let watched = trace::begin(|| trace::note(&frame, ingress.key(), false, FROM_GUEST));
+            let (verdict, action) = match answer(&mut frame, verdict, identity.slot, answers, &ingress) {
                 Some(Reply::Send(verdict, length)) => send_back(&context, &frame, verdict, length),
-                Some(Reply::Absorb(verdict)) => {
-                    count(verdict);
-                    XDP_DROP
-                }
-                None => steer(&context, &mut frame, verdict, identity),
+                Some(Reply::Absorb(verdict)) => (counted(verdict), XDP_DROP),
+                None => steer(&context, &mut frame, &ingress, verdict, identity),
+            };
+            watched.end(verdict, identity.slot);
+            if action == XDP_TX {
+                watched.again(|| {
+                    trace::note(&Frame::new(&context), ingress.key(), false, TO_GUEST);
+                    watched.end(verdict, identity.slot);
+                });
             }
+            action
         }
     }
 }
 
+/// Counts a verdict and returns it.
+#[inline(always)]
+fn counted(verdict: Verdict) -> Verdict {
+    count(verdict);
+    verdict
+}
+
 /// Cuts the frame to the length of the answer in it and returns it to the guest.
 #[inline(always)]
-fn send_back(context: &XdpContext, frame: &Frame, verdict: Verdict, length: usize) -> u32 {
+fn send_back(context: &XdpContext, frame: &Frame, verdict: Verdict, length: usize) -> (Verdict, u32) {
     let surplus = frame.len() as i32 - length as i32;
     if surplus > 0 {
         // SAFETY: the context is that of this run; what is derived from it is not used after the call.
         let rc = unsafe { bpf_xdp_adjust_tail(context.ctx, -surplus) };
         if rc != 0 {
-            count(Verdict::DropUnwritable);
-            return XDP_DROP;
+            return (counted(Verdict::DropUnwritable), XDP_DROP);
         }
     }
-    count(verdict);
-    XDP_TX
+    (counted(verdict), XDP_TX)
 }
 
 /// Names the sender's slot in the source MAC and sends the frame to its hub.
 #[inline(always)]
-fn steer(context: &XdpContext, frame: &mut Frame, verdict: Verdict, identity: Identity) -> u32 {
+fn steer(
+    context: &XdpContext,
+    frame: &mut Frame,
+    ingress: &Ingress,
+    verdict: Verdict,
+    identity: Identity,
+) -> (Verdict, u32) {
+    let hub = drain::hub(frame, verdict, identity, ingress);
     if !frame.write(ethernet::SOURCE, stamp(identity.slot).0) {
-        count(Verdict::DropUnwritable);
-        return XDP_DROP;
+        return (counted(Verdict::DropUnwritable), XDP_DROP);
     }
-    match HUBS.redirect(identity.hub, OR_DROP) {
-        Ok(action) => {
-            count(verdict);
-            action
-        }
+    match HUBS.redirect(hub, OR_DROP) {
+        Ok(action) => (counted(verdict), action),
         Err(action) => {
             let nth = count(Verdict::DropNoHub);
             if worth_a_line(nth) {
-                warn!(
-                    context,
-                    "hub {} of slot {} has no device: {} frames dropped", identity.hub, identity.slot, nth
-                );
+                warn!(context, "hub {} of slot {} has no device: {} frames dropped", hub, identity.slot, nth);
             }
-            action
+            (Verdict::DropNoHub, action)
         }
     }
 }
@@ -129,26 +145,24 @@ pub fn hub(context: XdpContext) -> u32 {
             count(verdict);
             XDP_DROP
         }
-        Delivery::Deliver(slot, mac) => hand_over(&mut frame, slot, mac),
+        Delivery::Deliver(slot, mac) => {
+            let (verdict, action) = hand_over(&mut frame, slot, mac);
+            count(verdict);
+            trace::begin(|| trace::note(&frame, trace::NO_PORT, false, TO_GUEST)).end(verdict, slot);
+            action
+        }
     }
 }
 
 /// Puts the guest's MAC back and sends the frame to its port.
 #[inline(always)]
-fn hand_over(frame: &mut Frame, slot: Slot, mac: Mac) -> u32 {
+fn hand_over(frame: &mut Frame, slot: Slot, mac: Mac) -> (Verdict, u32) {
     if !frame.write(ethernet::DESTINATION, mac.0) {
-        count(Verdict::HubDropTruncated);
-        return XDP_DROP;
+        return (Verdict::HubDropTruncated, XDP_DROP);
     }
     match GUEST_DEVICES.redirect(slot, OR_DROP) {
-        Ok(action) => {
-            count(Verdict::HubDelivered);
-            action
-        }
-        Err(action) => {
-            count(Verdict::HubDropNoDevice);
-            action
-        }
+        Ok(action) => (Verdict::HubDelivered, action),
+        Err(action) => (Verdict::HubDropNoDevice, action),
     }
 }
 

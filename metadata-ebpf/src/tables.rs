@@ -1,20 +1,22 @@
 //! The maps, and how `metadata-common` looks things up in them.
 
 use aya_ebpf::Global;
-use aya_ebpf::bindings::BPF_F_MMAPABLE;
+use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, XskMap};
+use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, RingBuf, XskMap};
 use aya_ebpf::programs::XdpContext;
 use metadata_common::answer;
 use metadata_common::classify::Served;
-use metadata_common::cookie::Key;
+use metadata_common::cookie::{Flow, Key};
 use metadata_common::decide;
+use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, AllSent, Guest, Identity, IdentityKey, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, PortKey, SERVED,
-    Slot,
+    self, Agent, AllSent, EVENT_BYTES, Guest, Identity, IdentityKey, MAX_DRAINING, MAX_HUBS, MAX_PORTS,
+    MAX_SERVED, MAX_SLOTS, PortKey, SERVED, Slot,
 };
+use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
 /// The number of the namespace this instance is loaded for; the loader sets it.
@@ -55,6 +57,16 @@ static SERVED_V4: HashMap<[u8; 4], u32> = HashMap::with_max_entries(MAX_SERVED, 
 static SERVED_V6: HashMap<[u8; 16], u32> = HashMap::with_max_entries(MAX_SERVED, 0);
 #[map]
 static ALL_SENT: Array<AllSent> = Array::with_max_entries(maps::ALL_SENT, BPF_F_MMAPABLE);
+#[map]
+static DRAINING: HashMap<u64, u32> = HashMap::with_max_entries(MAX_DRAINING, BPF_F_NO_PREALLOC);
+#[map]
+static AGENT: Array<Agent> = Array::with_max_entries(1, 0);
+#[map]
+pub(crate) static TRACE: Array<Trace> = Array::with_max_entries(1, 0);
+#[map]
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(EVENT_BYTES, 0);
+#[map]
+pub(crate) static TRACED: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT, 0);
 
@@ -134,6 +146,18 @@ impl decide::Tables for Ingress {
     fn now_ns(&self) -> u64 {
         // SAFETY: the helper takes nothing and has no precondition.
         unsafe { bpf_ktime_get_ns() }
+    }
+}
+
+impl drain::Claims for Ingress {
+    #[inline(always)]
+    fn key(&self) -> Key {
+        Key(COOKIE_KEY.load())
+    }
+
+    #[inline(always)]
+    fn is_claimed(&self, flow: Flow) -> bool {
+        DRAINING.get_ptr(flow.number()).is_some()
     }
 }
 

@@ -11,13 +11,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::xdp::{DevMap, DevMapHash, XskMap};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
-use aya::programs::{TestRun as _, TestRunOptions, Xdp};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use metadata_common::cookie::{Flow, Key};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, AllSent, Guest, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name, program,
+    ARP_ONLY, AllSent, CLAIMED, Guest, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name, program,
 };
+use metadata_common::trace::{Event, Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
 /// The variable that names another object than the committed one to test.
@@ -33,6 +34,13 @@ pub const XDP_PASS: u32 = 2;
 pub const XDP_TX: u32 = 3;
 /// `XDP_REDIRECT`.
 pub const XDP_REDIRECT: u32 = 4;
+
+/// `TC_ACT_UNSPEC`, as the classifier returns it for a frame that passes (linux/pkt_cls.h).
+pub const TC_ACT_UNSPEC: u32 = u32::MAX;
+/// `TC_ACT_SHOT`.
+pub const TC_ACT_SHOT: u32 = 2;
+/// `TC_ACT_REDIRECT`.
+pub const TC_ACT_REDIRECT: u32 = 7;
 
 /// The key of handshakes all runs have.
 pub const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
@@ -67,7 +75,7 @@ pub fn in_empty_namespace<T: Send>(body: impl FnOnce() -> T + Send) -> T {
 /// What became of one frame.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The program's return value, an `xdp_action`.
+    /// The program's return value, an `xdp_action` or, of the classifier, a `TC_ACT`.
     pub action: u32,
     /// The frame afterwards.
     pub frame: Vec<u8>,
@@ -81,7 +89,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Loads all three programs with `NETNS` set, their maps empty.
+    /// Loads all programs with `NETNS` set, their maps empty.
     ///
     /// # Errors
     /// When the object cannot be read, or the kernel refuses it: its verifier's words are in the error.
@@ -96,6 +104,8 @@ impl Programs {
         for program in [program::PORT, program::SOCKET, program::HUB] {
             xdp(&mut ebpf, program)?.load().with_context(|| format!("program `{program}`"))?;
         }
+        let tcx = program::PORT_TCX;
+        classifier(&mut ebpf)?.load().with_context(|| format!("program `{tcx}`"))?;
         Ok(Self { ebpf })
     }
 
@@ -122,7 +132,12 @@ impl Programs {
         let mut options = TestRunOptions::new();
         options.data_in = Some(frame);
         options.data_out = Some(&mut out);
-        let result = xdp(&mut self.ebpf, program)?.test_run(options).context("BPF_PROG_TEST_RUN")?;
+        let result = if program == program::PORT_TCX {
+            classifier(&mut self.ebpf)?.test_run(options)
+        } else {
+            xdp(&mut self.ebpf, program)?.test_run(options)
+        };
+        let result = result.context("BPF_PROG_TEST_RUN")?;
         out.truncate(usize::try_from(result.data_size_out)?);
         Ok((result.return_value, out))
     }
@@ -186,11 +201,52 @@ impl Programs {
     /// As for [`Programs::serve`].
     pub fn register(&mut self, port: PortKey, mac: Mac, identity: Identity) -> Result<()> {
         let key = IdentityKey { port, mac: mac.0, reserved: [0; 2] };
-        Ok(self.hash::<[u8; 16], [u8; 8]>(name::IDENTITIES)?.insert(
+        Ok(self.hash::<[u8; 16], [u8; 16]>(name::IDENTITIES)?.insert(
             key.to_bytes(),
             identity.to_bytes(),
             0,
         )?)
+    }
+
+    /// Claims a connection, as an agent that is leaving does.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn claim(&mut self, flow: Flow) -> Result<()> {
+        Ok(self.hash::<u64, u32>(name::DRAINING)?.insert(flow.number(), CLAIMED, 0)?)
+    }
+
+    /// Watches a guest.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn watch(&mut self, trace: Trace) -> Result<()> {
+        let map = self.ebpf.map_mut(name::TRACE).context(name::TRACE)?;
+        Ok(Array::<_, [u32; 5]>::try_from(map)?.set(0, trace.to_words(), 0)?)
+    }
+
+    /// Takes what was reported since last asked.
+    ///
+    /// # Errors
+    /// When an event has another length than it should.
+    pub fn take_events(&mut self) -> Result<Vec<Event>> {
+        let mut ring = RingBuf::try_from(self.ebpf.map_mut(name::EVENTS).context(name::EVENTS)?)?;
+        let mut events = Vec::new();
+        while let Some(item) = ring.next() {
+            events.push(Event::from_bytes(&item).context("an event of another length")?);
+        }
+        Ok(events)
+    }
+
+    /// Events for which there was no room.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn lost_events(&self) -> Result<u64> {
+        const WORDS: usize = size_of::<Scratch>() / 8;
+        let map = self.ebpf.map(name::TRACED).context(name::TRACED)?;
+        let map = PerCpuArray::<&MapData, [u64; WORDS]>::try_from(map)?;
+        Ok(map.get(&0, 0)?.iter().map(|[lost, ..]| lost).sum())
     }
 
     /// Gives a hub a device: the loopback.
@@ -198,6 +254,8 @@ impl Programs {
     /// # Errors
     /// As for [`Programs::serve`].
     pub fn place_hub(&mut self, hub: u32) -> Result<()> {
+        let map = self.ebpf.map_mut(name::HUB_DEVICES).context(name::HUB_DEVICES)?;
+        Array::<_, u32>::try_from(map)?.set(hub, LOOPBACK, 0)?;
         let map = self.ebpf.map_mut(name::HUBS).context(name::HUBS)?;
         Ok(DevMap::try_from(map)?.set(hub, LOOPBACK, None, 0)?)
     }
@@ -270,7 +328,11 @@ impl Programs {
     /// # Errors
     /// When the kernel does not tell (before 5.16).
     pub fn verified(&mut self, program: &str) -> Result<u32> {
-        let info = xdp(&mut self.ebpf, program)?.info()?;
+        let info = if program == program::PORT_TCX {
+            classifier(&mut self.ebpf)?.info()?
+        } else {
+            xdp(&mut self.ebpf, program)?.info()?
+        };
         info.verified_instruction_count().context("no count of verified instructions")
     }
 
@@ -289,6 +351,13 @@ impl Programs {
 }
 
 fn xdp<'a>(ebpf: &'a mut Ebpf, program: &str) -> Result<&'a mut Xdp> {
+    let found =
+        ebpf.program_mut(program).with_context(|| format!("the object has no program `{program}`"))?;
+    Ok(found.try_into()?)
+}
+
+fn classifier(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier> {
+    let program = program::PORT_TCX;
     let found =
         ebpf.program_mut(program).with_context(|| format!("the object has no program `{program}`"))?;
     Ok(found.try_into()?)

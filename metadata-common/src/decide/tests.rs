@@ -9,7 +9,7 @@ use core::cell::Cell;
 
 const SERVED: [u8; 4] = [169, 254, 169, 254];
 const GUEST: Mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
-const IDENTITY: Identity = Identity { slot: 7, hub: 2 };
+const IDENTITY: Identity = Identity { slot: 7, hub: 2, drain: 0, reserved: 0 };
 
 /// One port with one guest on it.
 struct Node {

@@ -51,6 +51,7 @@
 mod attach;
 mod counters;
 mod error;
+mod handing;
 mod hub;
 mod logs;
 mod mode;
@@ -64,6 +65,7 @@ mod watch;
 
 pub use counters::Counters;
 pub use error::SteerError;
+pub use handing::Claims;
 pub use hub::{HUB_MTU, Hub};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use netns::{MAX_NAMESPACES, NetnsId};

@@ -23,7 +23,7 @@ use super::netns::{Cookie, MAX_NAMESPACES};
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps all instances share: every one of the object's but its constants.
-const SHARED: [&str; 12] = [
+const SHARED: [&str; 17] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
@@ -34,7 +34,12 @@ const SHARED: [&str; 12] = [
     name::SERVED_V4,
     name::SERVED_V6,
     name::ALL_SENT,
+    name::DRAINING,
+    name::AGENT,
     name::COUNTERS,
+    name::TRACE,
+    name::EVENTS,
+    name::TRACED,
     // The ring of the kernel side's log, as aya-log calls it.
     "AYA_LOGS",
 ];

@@ -4,22 +4,26 @@ use aya::Ebpf;
 use aya::maps::{
     Array, DevMap, DevMapHash, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, XskMap,
 };
+use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, name,
+    ARP_ONLY, Agent, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, name,
 };
 use metadata_common::verdict::Verdict;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
-use super::{Counters, SteerError};
+use super::{Claims, Counters, SteerError};
 use crate::afxdp::AllSentTable;
+
+/// Of an update: only in the place of an entry (`BPF_EXIST` in linux/bpf.h).
+const BPF_EXIST: u64 = 2;
 
 /// Handles to all maps. What goes in are byte and integer arrays of the layouts `metadata-common` asserts.
 pub(super) struct Tables {
     ports: HashMap<MapData, [u32; 2], [u64; 5]>,
-    identities: HashMap<MapData, [u8; 16], [u32; 2]>,
+    identities: HashMap<MapData, [u8; 16], [u32; 4]>,
     guests: Array<MapData, u64>,
     guest_devices: DevMapHash<MapData>,
     hubs: DevMap<MapData>,
@@ -28,6 +32,8 @@ pub(super) struct Tables {
     served_v4: HashMap<MapData, [u8; 4], u32>,
     served_v6: HashMap<MapData, [u8; 16], u32>,
     all_sent: Array<MapData, [u64; 4]>,
+    draining: HashMap<MapData, u64, u32>,
+    agent: Array<MapData, [u64; 4]>,
     counters: PerCpuArray<MapData, u64>,
 }
 
@@ -55,6 +61,8 @@ impl Tables {
             served_v4: take(ebpf, name::SERVED_V4)?,
             served_v6: take(ebpf, name::SERVED_V6)?,
             all_sent: take(ebpf, name::ALL_SENT)?,
+            draining: take(ebpf, name::DRAINING)?,
+            agent: take(ebpf, name::AGENT)?,
             counters: take(ebpf, name::COUNTERS)?,
         })
     }
@@ -131,10 +139,55 @@ impl Tables {
         self.guest_devices
             .insert(slot, port.ifindex, None, 0)
             .map_err(|source| SteerError::map(name::GUEST_DEVICES, entering(), source))?;
-        let Identity { slot, hub } = Identity { slot, hub };
+        let identity = identity_words(Identity { slot, hub, ..Identity::default() });
         self.identities
-            .insert(identity_key(port, mac), [slot, hub], 0)
+            .insert(identity_key(port, mac), identity, 0)
             .map_err(|source| SteerError::map(name::IDENTITIES, entering(), source))
+    }
+
+    /// Sends the frames of a binding that exists to its hub, and of the connections claimed by an agent that is
+    /// leaving to that one's.
+    pub(super) fn redirect(&mut self, binding: Binding, leaving: Option<u32>) -> Result<(), SteerError> {
+        let Binding { slot, port, mac, hub } = binding;
+        let drain = leaving.map_or(0, |hub| hub.saturating_add(1));
+        let identity = identity_words(Identity { slot, hub, drain, reserved: 0 });
+        // Only in the place of an entry: a guest that has gone must not come back.
+        self.identities.insert(identity_key(port, mac), identity, BPF_EXIST).map_err(|source| {
+            SteerError::map(name::IDENTITIES, format!("send slot {slot} to hub {hub}"), source)
+        })
+    }
+
+    /// A handle to claim connections with, for a thread of its own.
+    pub(super) fn claims(&self) -> Result<Claims, SteerError> {
+        let failed = |source| SteerError::map(name::DRAINING, "open once more", source);
+        let fd = self.draining.map().fd().as_fd().try_clone_to_owned().map_err(failed)?;
+        let map = MapData::from_fd(fd).map_err(|source| SteerError::map(name::DRAINING, "open", source))?;
+        let map = HashMap::try_from(Map::HashMap(map))
+            .map_err(|source| SteerError::map(name::DRAINING, "open", source))?;
+        Ok(Claims::new(map))
+    }
+
+    /// Forgets all claims.
+    pub(super) fn clear_claims(&mut self) -> Result<(), SteerError> {
+        let failed = |source| SteerError::map(name::DRAINING, "clear", source);
+        // The keys first: of a walk that removes what it stands on the kernel starts anew.
+        let flows: Vec<u64> = self.draining.keys().collect::<Result<_, _>>().map_err(failed)?;
+        flows.iter().try_for_each(|flow| absent_is_fine(self.draining.remove(flow))).map_err(failed)
+    }
+
+    /// What the agent before left; `None` before the first has.
+    pub(super) fn agent(&self) -> Result<Option<Agent>, SteerError> {
+        let [a, b, side, reserved] =
+            self.agent.get(&0, 0).map_err(|source| SteerError::map(name::AGENT, "read", source))?;
+        Ok(([a, b] != [0; 2]).then_some(Agent { key: Key([a, b]), side, reserved }))
+    }
+
+    /// Leaves this for the next agent.
+    pub(super) fn set_agent(&mut self, agent: Agent) -> Result<(), SteerError> {
+        let Agent { key: Key([a, b]), side, reserved } = agent;
+        self.agent
+            .set(0, [a, b, side, reserved], 0)
+            .map_err(|source| SteerError::map(name::AGENT, "write", source))
     }
 
     /// Frees a slot: no frame in (identity), then none out (device, guest). All three are tried; the first
@@ -205,6 +258,10 @@ fn identity_key(port: PortKey, mac: Mac) -> [u8; 16] {
     key[8..14].copy_from_slice(&mac);
     key[14..].copy_from_slice(&reserved);
     key
+}
+
+fn identity_words(Identity { slot, hub, drain, reserved }: Identity) -> [u32; 4] {
+    [slot, hub, drain, reserved]
 }
 
 /// One word, so that the kernel side never sees a guest by halves.

@@ -64,7 +64,7 @@ impl Tables for Node {
     }
 
     fn identity(&self, source: Mac) -> Option<Identity> {
-        (source == GUEST).then_some(Identity { slot: 1, hub: 0 })
+        (source == GUEST).then_some(Identity { slot: 1, ..Identity::default() })
     }
 
     fn now_ns(&self) -> u64 {

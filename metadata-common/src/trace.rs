@@ -1,0 +1,231 @@
+//! Watching one guest: its frames, each with what became of it, through a ring buffer.
+//!
+//! User space puts a [`Trace`] into the one entry of `TRACE` and reads [`Event`]s from `EVENTS`; with the entry all
+//! zero, nothing is reported. `port` and `port_tcx` report what the guest sends, and `port` its own answers;
+//! `hub` reports what user space answers. A program never waits for the reader: what finds no room is lost, and
+//! counted in [`Scratch::lost`].
+//!
+//! A frame for the service that the kernel answers itself makes two events of one verdict, first the frame
+//! ([`FROM_GUEST`]) and then its answer ([`TO_GUEST`]). All others make one.
+
+use crate::maps::{PortKey, Slot};
+
+/// A bit of [`Trace::by`]: frames of one port. Answers from user space are nobody's then, since `hub` knows slots
+/// and MACs only: name the MAC too to see them.
+pub const BY_PORT: u32 = 1;
+
+/// A bit of [`Trace::by`]: frames from and to one MAC; with [`BY_PORT`], from that MAC on that port.
+pub const BY_MAC: u32 = 2;
+
+/// A bit of [`Trace::flags`]: the guest's other traffic is reported too, what passes the port.
+pub const PASSING_TOO: u16 = 1;
+
+/// [`Event::direction`]: sent by the guest.
+pub const FROM_GUEST: u32 = 0;
+
+/// [`Event::direction`]: sent to the guest.
+pub const TO_GUEST: u32 = 1;
+
+/// [`Event::slot`]: whose frame it is was not asked, because it passed or was dropped before.
+pub const NO_SLOT: Slot = Slot::MAX;
+
+/// Octets of a frame an event has room for.
+pub const OCTETS: usize = 256;
+
+/// Whose frames are reported. All zero: nobody's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// [`BY_PORT`], [`BY_MAC`], both, or 0 for off.
+    pub by: u32,
+    /// The port, with [`BY_PORT`].
+    pub port: [u32; 2],
+    /// The guest's MAC, with [`BY_MAC`].
+    pub mac: [u8; 6],
+    /// [`PASSING_TOO`] or 0.
+    pub flags: u16,
+}
+
+/// One frame and what became of it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When, on the kernel's monotonic clock (`bpf_ktime_get_ns`).
+    pub time_ns: u64,
+    /// The number of the port's namespace, 0 from `hub`, which does not know it.
+    pub netns: u32,
+    /// The port's interface, 0 from `hub`.
+    pub ifindex: u32,
+    /// [`Verdict::index`](crate::verdict::Verdict::index).
+    pub verdict: u32,
+    /// Octets of the frame.
+    pub length: u32,
+    /// Octets of it in `octets`, from the first on: `length` or [`OCTETS`], whichever is less.
+    pub captured: u32,
+    /// [`FROM_GUEST`] or [`TO_GUEST`].
+    pub direction: u32,
+    /// The slot, if the frame was steered, answered or delivered, else [`NO_SLOT`].
+    pub slot: Slot,
+    /// The guest's MAC: the source of what it sent, the destination of what it is sent.
+    pub mac: [u8; 6],
+    /// Always zero.
+    pub reserved: [u8; 6],
+    /// The frame as the guest sent it or will receive it, less a VLAN tag taken off before `port_tcx` saw it. What lies beyond `captured` means nothing.
+    pub octets: [u8; OCTETS],
+}
+
+/// Where a program on one CPU gathers an event until it knows the verdict.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scratch {
+    /// Events this CPU found no room for, since the map was made.
+    pub lost: u64,
+    /// 1 while `event` waits for its verdict.
+    pub pending: u64,
+    /// The event.
+    pub event: Event,
+}
+
+impl Trace {
+    /// A trace of a port, of a MAC, or of a MAC on a port; of neither is no trace.
+    #[must_use]
+    pub const fn of(port: Option<PortKey>, mac: Option<[u8; 6]>, flags: u16) -> Self {
+        let mut trace = Self { by: 0, port: [0; 2], mac: [0; 6], flags };
+        if let Some(PortKey { netns, ifindex }) = port {
+            trace.by |= BY_PORT;
+            trace.port = [netns, ifindex];
+        }
+        if let Some(mac) = mac {
+            trace.by |= BY_MAC;
+            trace.mac = mac;
+        }
+        trace
+    }
+
+    /// True if a frame from this MAC by this port is reported, or one to it, given whether it passes.
+    #[inline(always)]
+    #[must_use]
+    pub const fn hears(&self, port: PortKey, mac: [u8; 6], passes: bool) -> bool {
+        if self.by & (BY_PORT | BY_MAC) == 0 {
+            return false;
+        }
+        let [netns, ifindex] = self.port;
+        let here = self.by & BY_PORT == 0 || (netns == port.netns && ifindex == port.ifindex);
+        let its = self.by & BY_MAC == 0 || same(self.mac, mac);
+        here && its && (!passes || self.flags & PASSING_TOO != 0)
+    }
+
+    /// True if what user space sends to this MAC is reported.
+    #[inline(always)]
+    #[must_use]
+    pub const fn hears_answers_to(&self, mac: [u8; 6]) -> bool {
+        self.by & BY_MAC != 0 && same(self.mac, mac)
+    }
+
+    /// As the kernel reads it.
+    #[must_use]
+    pub const fn to_words(self) -> [u32; 5] {
+        let [a, b, c, d, e, f] = self.mac;
+        let [x, y] = self.flags.to_ne_bytes();
+        let [netns, ifindex] = self.port;
+        [self.by, netns, ifindex, u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, x, y])]
+    }
+}
+
+/// Without a call of `memcmp`, which the kernel has not.
+#[inline(always)]
+const fn same(a: [u8; 6], b: [u8; 6]) -> bool {
+    let [a0, a1, a2, a3, a4, a5] = a;
+    let [b0, b1, b2, b3, b4, b5] = b;
+    u64::from_ne_bytes([a0, a1, a2, a3, a4, a5, 0, 0]) == u64::from_ne_bytes([b0, b1, b2, b3, b4, b5, 0, 0])
+}
+
+impl Event {
+    /// An event as it comes out of the ring; `None` for octets of another length.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != size_of::<Self>() {
+            return None;
+        }
+        let word = |at: usize| bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes);
+        Some(Self {
+            time_ns: u64::from_ne_bytes(*bytes.first_chunk()?),
+            netns: word(8)?,
+            ifindex: word(12)?,
+            verdict: word(16)?,
+            length: word(20)?,
+            captured: word(24)?,
+            direction: word(28)?,
+            slot: word(32)?,
+            mac: *bytes.get(36..)?.first_chunk()?,
+            reserved: *bytes.get(42..)?.first_chunk()?,
+            octets: *bytes.get(48..)?.first_chunk()?,
+        })
+    }
+
+    /// What of the frame was captured.
+    #[must_use]
+    pub fn frame(&self) -> &[u8] {
+        self.octets.get(..self.captured as usize).unwrap_or(&self.octets)
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Trace>() == 20);
+    assert!(size_of::<Event>() == 48 + OCTETS);
+    assert!(size_of::<Scratch>() == 16 + size_of::<Event>());
+    assert!(core::mem::offset_of!(Event, slot) == 32);
+    assert!(core::mem::offset_of!(Event, mac) == 36);
+    assert!(core::mem::offset_of!(Event, octets) == 48);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::{Event, OCTETS, PASSING_TOO, Trace};
+    use crate::maps::PortKey;
+    use std::vec::Vec;
+
+    const HERE: PortKey = PortKey { netns: 1, ifindex: 2 };
+    const ELSEWHERE: [PortKey; 2] = [PortKey { netns: 2, ifindex: 2 }, PortKey { netns: 1, ifindex: 1 }];
+    const ITS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+    #[test]
+    fn a_trace_hears_its_guest_and_nobody_else() {
+        let hears = |trace: Trace, port, mac| trace.hears(port, mac, false);
+        let by_port = Trace::of(Some(HERE), None, 0);
+        let by_mac = Trace::of(None, Some(ITS), 0);
+        let both = Trace::of(Some(HERE), Some(ITS), 0);
+        assert!(hears(by_port, HERE, OTHER) && hears(by_mac, ELSEWHERE[0], ITS) && hears(both, HERE, ITS));
+        assert!(!hears(by_mac, HERE, OTHER) && !hears(both, HERE, OTHER));
+        for elsewhere in ELSEWHERE {
+            assert!(!hears(by_port, elsewhere, ITS) && !hears(both, elsewhere, ITS));
+        }
+        assert!(!hears(Trace::default(), PortKey { netns: 0, ifindex: 0 }, [0; 6]), "off");
+    }
+
+    #[test]
+    fn passing_frames_are_heard_on_request() {
+        let trace = |flags| Trace::of(Some(HERE), None, flags);
+        assert!(!trace(0).hears(HERE, ITS, true));
+        assert!(trace(PASSING_TOO).hears(HERE, ITS, true));
+    }
+
+    #[test]
+    fn answers_are_heard_by_mac_alone() {
+        assert!(Trace::of(None, Some(ITS), 0).hears_answers_to(ITS));
+        assert!(Trace::of(Some(HERE), Some(ITS), 0).hears_answers_to(ITS));
+        assert!(!Trace::of(None, Some(ITS), 0).hears_answers_to(OTHER));
+        assert!(!Trace::of(Some(HERE), None, 0).hears_answers_to([0; 6]));
+    }
+
+    #[test]
+    fn an_event_comes_back_from_its_octets() {
+        let bytes: Vec<u8> = (0..48 + OCTETS).map(|n| n as u8).collect();
+        let event = Event::from_bytes(&bytes).expect("an event");
+        assert_eq!(event.ifindex, u32::from_ne_bytes([12, 13, 14, 15]));
+        assert_eq!((event.mac, event.octets[0]), ([36, 37, 38, 39, 40, 41], 48));
+        assert_eq!(event.frame().len(), OCTETS, "an impossible length is cut");
+        assert_eq!(Event::from_bytes(&bytes[1..]), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! Reporting the frames of the one guest somebody watches.
+//!
+//! A program changes a frame before it knows what becomes of it. So an event is begun when the sender is known, in
+//! this CPU's scratch memory, and ended with the verdict. While nobody watches, that is one look into an array.
+//! The rest is not inlined: it is seldom run, and would be verified again on every way through a program.
+
+use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_skb_load_bytes};
+use aya_ebpf::programs::TcContext;
+use core::hint::black_box;
+use metadata_common::classify::Reader;
+use metadata_common::maps::{PortKey, Slot};
+use metadata_common::trace::{Event, FROM_GUEST, OCTETS, Scratch, Trace};
+use metadata_common::verdict::Verdict;
+use metadata_common::wire::ethernet;
+
+use crate::frame::Frame;
+use crate::tables::{EVENTS, TRACE, TRACED};
+
+/// What `hub` gives for a port, which it does not know: no interface has this index.
+pub(crate) const NO_PORT: PortKey = PortKey { netns: 0, ifindex: 0 };
+
+/// Octets copied at a time.
+const CHUNK: usize = 8;
+
+/// Whether somebody watches.
+#[derive(Clone, Copy)]
+pub(crate) struct Watched(u32);
+
+/// Asks whether somebody watches; and, if so, begins with `note`.
+#[inline(always)]
+pub(crate) fn begin(note: impl FnOnce()) -> Watched {
+    let Some(place) = TRACE.get_ptr(0) else {
+        return Watched(0);
+    };
+    // Read twice: of a value it has seen compared the verifier knows that it is zero, and would follow the program
+    // once with it and once without.
+    // SAFETY: the map returned this pointer to a live, aligned Trace; arrays stay as long as the program.
+    let watched = Watched(unsafe { (&raw const (*place).by).read_volatile() });
+    // SAFETY: as above.
+    if unsafe { (&raw const (*place).by).read_volatile() } != 0 {
+        note();
+    }
+    watched
+}
+
+impl Watched {
+    /// Ends an event, if one was begun: the frame met this verdict, as that of a guest in `slot`.
+    #[inline(always)]
+    pub(crate) fn end(self, verdict: Verdict, slot: Slot) {
+        if self.0 != 0 {
+            report(verdict.index(), slot);
+        }
+    }
+
+    /// Runs `note` if somebody watches.
+    #[inline(always)]
+    pub(crate) fn again(self, note: impl FnOnce()) {
+        if self.0 != 0 {
+            note();
+        }
+    }
+}
+
+/// Notes a frame an XDP program has before it, which passes or does not.
+#[inline(always)]
+pub(crate) fn note(frame: &Frame, port: PortKey, passes: bool, direction: u32) {
+    let port = (port.netns as u64) << 32 | port.ifindex as u64;
+    note_octets(frame.start(), frame.end(), port, passes as u32, direction);
+}
+
+/// Notes a frame `port_tcx` has before it.
+#[inline(always)]
+pub(crate) fn note_buffer(context: &TcContext, port: PortKey, passes: bool) {
+    let port = (port.netns as u64) << 32 | port.ifindex as u64;
+    note_pieces(context.skb.skb as usize, port, passes as u32);
+}
+
+#[inline(never)]
+fn note_octets(start: usize, end: usize, port: u64, passes: u32, direction: u32) {
+    let frame = Frame::between(start, end);
+    let at = if direction == FROM_GUEST { ethernet::SOURCE } else { ethernet::DESTINATION };
+    let Some(mac) = frame.read(at) else {
+        return;
+    };
+    let length = frame.len();
+    let Some(scratch) = open(port, mac, passes, direction, length) else {
+        return;
+    };
+    let octets = &mut scratch.event.octets;
+    let mut at = 0;
+    while at < OCTETS {
+        let Some(chunk) = frame.read::<CHUNK>(at) else {
+            break;
+        };
+        if let Some(place) = octets.get_mut(at..at + CHUNK) {
+            place.copy_from_slice(&chunk);
+        }
+        at += CHUNK;
+    }
+    // The last few, with some of those before. The verifier wants to see that they lie inside.
+    if length > CHUNK && length < OCTETS {
+        let at = black_box(length - CHUNK) & (OCTETS - 1);
+        if let (Some(chunk), Some(place)) = (frame.read::<CHUNK>(at), octets.get_mut(at..at + CHUNK)) {
+            place.copy_from_slice(&chunk);
+        }
+    }
+}
+
+#[inline(never)]
+fn note_pieces(buffer: usize, port: u64, passes: u32) {
+    let buffer = buffer as *mut aya_ebpf::bindings::__sk_buff;
+    // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
+    let length = unsafe { (*buffer).len } as usize;
+    let mut mac = [0; 6];
+    // SAFETY: the destination is six octets of this function's own; the helper checks the range in the frame.
+    let read = unsafe {
+        bpf_skb_load_bytes(buffer.cast(), ethernet::SOURCE as u32, mac.as_mut_ptr().cast(), mac.len() as u32)
+    };
+    if read != 0 {
+        return;
+    }
+    let Some(scratch) = open(port, mac, passes, FROM_GUEST, length) else {
+        return;
+    };
+    let captured = black_box(if length < OCTETS { length } else { OCTETS });
+    if captured == 0 || captured > OCTETS {
+        return;
+    }
+    let octets = &mut scratch.event.octets;
+    // SAFETY: as above; the destination has room for all of them.
+    unsafe { bpf_skb_load_bytes(buffer.cast(), 0, octets.as_mut_ptr().cast(), captured as u32) };
+}
+
+/// Begins an event about a frame if it is one of those watched.
+#[inline(always)]
+fn open(
+    port: u64,
+    mac: [u8; 6],
+    passes: u32,
+    direction: u32,
+    length: usize,
+) -> Option<&'static mut Scratch> {
+    let place = TRACED.get_ptr_mut(0)?;
+    // SAFETY: the map returned this pointer to a live, aligned Scratch of this CPU, which no other CPU writes;
+    // neither XDP programs nor classifiers preempt each other on a CPU.
+    let scratch = unsafe { &mut *place };
+    scratch.pending = 0;
+    // SAFETY: as in `begin`; any octets are a Trace, and one seen by halves misjudges one frame.
+    let trace: Trace = unsafe { TRACE.get_ptr(0)?.read_volatile() };
+    let from = PortKey { netns: (port >> 32) as u32, ifindex: port as u32 };
+    let heard = if from.ifindex == NO_PORT.ifindex {
+        trace.hears_answers_to(mac)
+    } else {
+        trace.hears(from, mac, passes != 0)
+    };
+    if !heard {
+        return None;
+    }
+    let event = &mut scratch.event;
+    // SAFETY: the helper takes nothing and has no precondition.
+    event.time_ns = unsafe { bpf_ktime_get_ns() };
+    event.netns = from.netns;
+    event.ifindex = from.ifindex;
+    event.length = length as u32;
+    event.captured = if length < OCTETS { length as u32 } else { OCTETS as u32 };
+    event.direction = direction;
+    event.mac = mac;
+    event.reserved = [0; 6];
+    scratch.pending = 1;
+    Some(scratch)
+}
+
+/// Sends the event that was begun, if any, to whoever watches.
+#[inline(never)]
+fn report(verdict: u32, slot: Slot) {
+    let Some(place) = TRACED.get_ptr_mut(0) else {
+        return;
+    };
+    // SAFETY: as in `open`.
+    let scratch = unsafe { &mut *place };
+    if scratch.pending == 0 {
+        return;
+    }
+    scratch.pending = 0;
+    scratch.event.verdict = verdict;
+    scratch.event.slot = slot;
+    if EVENTS.output::<Event>(&scratch.event, 0).is_err() {
+        scratch.lost += 1;
+    }
+}

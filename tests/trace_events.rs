@@ -1,0 +1,204 @@
+//! Whoever watches a guest is told of each of its frames what became of it, and of nobody else's.
+
+use metadata_common::mac::Mac;
+use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, Guest, Identity, Port, PortKey, program};
+use metadata_common::stamp::stamp;
+use metadata_common::trace::{Event, FROM_GUEST, NO_SLOT, OCTETS, PASSING_TOO, TO_GUEST, Trace};
+use metadata_common::verdict::Verdict;
+use metadata_common::wire::{ethernet, protocol, tcp};
+use support::frames::{self, GUEST, OTHER_V4, SERVED_V4};
+use support::privileged;
+use support::prog_test::{LOOPBACK, Programs, in_empty_namespace};
+
+const PORT: PortKey = PortKey { netns: 3, ifindex: LOOPBACK };
+const IDENTITY: Identity = Identity { slot: 7, hub: 1, drain: 0, reserved: 0 };
+const BOTH_WAYS: [&str; 2] = [program::PORT, program::PORT_TCX];
+
+/// A node with one guest on a tap.
+fn node() -> Programs {
+    let mut programs = Programs::load(PORT.netns).expect("the object loads");
+    programs.serve(SERVED_V4.into()).expect("an address is served");
+    programs.place_hub(IDENTITY.hub).expect("the hub has a device");
+    programs.own(PORT, Port { answers: ANSWER_LINK, ..Port::with_limit(0, 0) }).expect("a port");
+    programs.register(PORT, GUEST, IDENTITY).expect("a guest");
+    programs.place_guest(IDENTITY.slot, Guest { mac: GUEST.0, live: 1 }).expect("the way back");
+    programs.place_guest_device(IDENTITY.slot).expect("its device");
+    programs
+}
+
+fn steered() -> Vec<u8> {
+    frames::known_good()
+}
+
+fn dropped() -> Vec<u8> {
+    frames::frame(&[], ethernet::IPV4, &frames::datagram(SERVED_V4, protocol::UDP))
+}
+
+fn passing() -> Vec<u8> {
+    frames::frame(&[], ethernet::IPV4, &frames::syn(OTHER_V4, 80))
+}
+
+/// Runs a frame; what was reported.
+fn reported(programs: &mut Programs, by: &str, frame: &[u8]) -> Vec<Event> {
+    programs.run(by, frame).expect("a run");
+    programs.take_events().expect("events")
+}
+
+/// The verdict and the slot of the one event about a frame the guest sent, asserted to be about that frame.
+#[track_caller]
+fn told(programs: &mut Programs, by: &str, frame: &[u8]) -> (Verdict, u32) {
+    let events = reported(programs, by, frame);
+    let [event] = &events[..] else { panic!("{} events by {by}", events.len()) };
+    let length = frame.len() as u32;
+    assert_eq!((event.netns, event.ifindex, event.mac), (PORT.netns, PORT.ifindex, GUEST.0), "by {by}");
+    assert_eq!((event.direction, event.length), (FROM_GUEST, length), "by {by}");
+    assert_eq!(event.frame(), &frame[..frame.len().min(OCTETS)], "by {by}");
+    assert_ne!(event.time_ns, 0);
+    (Verdict::from_index(event.verdict).expect("a verdict"), event.slot)
+}
+
+#[test]
+fn each_frame_of_a_guest_is_reported_as_it_was_sent_with_its_verdict() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let traces = [
+        Trace::of(Some(PORT), None, PASSING_TOO),
+        Trace::of(None, Some(GUEST.0), PASSING_TOO),
+        Trace::of(Some(PORT), Some(GUEST.0), PASSING_TOO),
+    ];
+    in_empty_namespace(|| {
+        let mut programs = node();
+        for (trace, by) in traces.into_iter().flat_map(|trace| BOTH_WAYS.map(|by| (trace, by))) {
+            programs.watch(trace).expect("a watch");
+            let slot = IDENTITY.slot;
+            assert_eq!(told(&mut programs, by, &steered()), (Verdict::SteerIpv4Tcp, slot));
+            assert_eq!(told(&mut programs, by, &dropped()), (Verdict::DropIpv4Udp, NO_SLOT));
+            assert_eq!(told(&mut programs, by, &passing()), (Verdict::PassIpv4, NO_SLOT));
+        }
+    });
+}
+
+#[test]
+fn of_a_frame_of_any_length_the_first_octets_are_reported() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node();
+        programs.watch(Trace::of(Some(PORT), None, 0)).expect("a watch");
+        for length in (60..=80).chain(OCTETS - 9..=OCTETS + 9).chain([1_514]) {
+            let mut frame = steered();
+            frame.extend((frame.len()..length).map(|n| n as u8));
+            frame.truncate(length);
+            for by in BOTH_WAYS {
+                assert_eq!(told(&mut programs, by, &frame).0, Verdict::SteerIpv4Tcp, "{length} octets");
+            }
+        }
+    });
+}
+
+#[test]
+fn nobody_elses_frames_are_reported_and_none_while_nobody_watches() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let elsewhere = PortKey { ifindex: LOOPBACK + 1, ..PORT };
+    let other = Mac([0x52, 0x54, 0, 0, 0, 1]).0;
+    let deaf = [
+        ("nobody", Trace::default()),
+        ("another port", Trace::of(Some(elsewhere), None, PASSING_TOO)),
+        ("another namespace", Trace::of(Some(PortKey { netns: 4, ..PORT }), None, PASSING_TOO)),
+        ("another MAC", Trace::of(None, Some(other), PASSING_TOO)),
+        ("another MAC on the port", Trace::of(Some(PORT), Some(other), PASSING_TOO)),
+        ("the MAC on another port", Trace::of(Some(elsewhere), Some(GUEST.0), PASSING_TOO)),
+    ];
+    in_empty_namespace(|| {
+        let mut programs = node();
+        for (name, trace) in deaf {
+            programs.watch(trace).expect("a watch");
+            for (by, frame) in
+                BOTH_WAYS.iter().flat_map(|by| [steered(), dropped(), passing()].map(|f| (by, f)))
+            {
+                assert_eq!(reported(&mut programs, by, &frame), [], "{name} by {by}");
+            }
+        }
+        programs.watch(Trace::of(Some(PORT), None, 0)).expect("a watch");
+        for by in BOTH_WAYS {
+            assert_eq!(reported(&mut programs, by, &passing()), [], "what passes was not asked for");
+            assert_eq!(reported(&mut programs, by, &dropped()).len(), 1);
+        }
+    });
+}
+
+#[test]
+fn an_answer_of_the_kernel_is_reported_after_what_it_answers() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let arp = frames::frame(&[], ethernet::ARP, &frames::arp_request(SERVED_V4));
+    let syn = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
+    in_empty_namespace(|| {
+        let mut programs = node();
+        let answers = ANSWER_LINK | ANSWER_TCP;
+        programs.own(PORT, Port { answers, ..Port::with_limit(0, 0) }).expect("a port");
+        programs.watch(Trace::of(Some(PORT), Some(GUEST.0), 0)).expect("a watch");
+        for (frame, verdict) in [(arp, Verdict::AnswerArp), (syn, Verdict::AnswerSyn)] {
+            let answer = programs.run(program::PORT, &frame).expect("a run").frame;
+            let events = programs.take_events().expect("events");
+            let seen: Vec<_> = events.iter().map(|event| (event.direction, event.frame())).collect();
+            assert_eq!(seen, [(FROM_GUEST, &frame[..]), (TO_GUEST, &answer[..])], "{verdict:?}");
+            for event in events {
+                assert_eq!((event.verdict, event.slot), (verdict.index(), IDENTITY.slot));
+                assert_eq!(event.mac, GUEST.0);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_answer_of_user_space_is_reported_as_the_guest_gets_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let sent = frames::with(steered(), ethernet::DESTINATION, &stamp(IDENTITY.slot).0);
+    let received = frames::with(steered(), ethernet::DESTINATION, &GUEST.0);
+    in_empty_namespace(|| {
+        let mut programs = node();
+        for (trace, heard) in [
+            (Trace::of(None, Some(GUEST.0), 0), true),
+            (Trace::of(Some(PORT), Some(GUEST.0), 0), true),
+            (Trace::of(None, Some(frames::GATEWAY.0), 0), false),
+            (Trace::of(Some(PORT), None, 0), false),
+        ] {
+            programs.watch(trace).expect("a watch");
+            let events = reported(&mut programs, program::HUB, &sent);
+            assert_eq!(events.len(), usize::from(heard), "{trace:?}");
+            for event in events {
+                assert_eq!((event.verdict, event.slot), (Verdict::HubDelivered.index(), IDENTITY.slot));
+                assert_eq!((event.direction, event.mac), (TO_GUEST, GUEST.0));
+                assert_eq!(event.frame(), received);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_nobody_reads_is_lost_and_counted() {
+    const FRAMES: usize = 2_000;
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node();
+        programs.watch(Trace::of(Some(PORT), None, 0)).expect("a watch");
+        for _ in 0..FRAMES {
+            programs.run_uncounted(program::PORT, &dropped()).expect("a run");
+        }
+        let lost = programs.lost_events().expect("a count");
+        let read = programs.take_events().expect("events").len();
+        assert!(lost > 0, "the ring holds all {FRAMES}");
+        assert_eq!(read + lost as usize, FRAMES);
+        assert_eq!(reported(&mut programs, program::PORT, &dropped()).len(), 1, "there is room again");
+    });
+}
