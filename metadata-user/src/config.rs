@@ -23,10 +23,16 @@ use serde::Deserialize;
 use crate::addresses;
 use crate::port::PortName;
 use crate::record;
-use crate::steer::{HUB_PREFIX_MAX, Limits, Mode};
+use crate::steer::{HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 
 /// Where state is kept unless the configuration says otherwise.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
+
+/// Where links and maps are pinned unless the configuration says otherwise: below the bpffs that systemd mounts.
+pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
+
+/// Where sockets are kept unless the configuration says otherwise.
+pub const DEFAULT_RUN: &str = "/run/xdp-imds";
 
 /// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
 const MAX_IFNAME: usize = 15;
@@ -61,6 +67,12 @@ pub struct Config {
     /// Directory of what outlives the agent: token keys, and what guests wrote. Made with mode 0700.
     /// `null` keeps nothing: tokens end with the agent, and one-shot passwords are given out again.
     pub state: Option<PathBuf>,
+    /// Directory on a bpffs below which links and maps are pinned, so that ports stay closed and guests keep their slots
+    /// while no agent runs. `null` pins nothing: when the agent ends, taps are as if there never was one. Two
+    /// agents on a node need two.
+    pub pins: Option<PathBuf>,
+    /// Directory of sockets by which the running agent is reached. Made with mode 0700. Two agents on a node need two.
+    pub run: PathBuf,
     /// Age at which the token key is replaced, in days; tokens of the last one stay good until they expire.
     pub rotate_token_key_days: u32,
     /// How long a worker with nothing to do keeps polling before it sleeps, in microseconds. The kernel wakes it
@@ -69,7 +81,7 @@ pub struct Config {
     /// Let the kernel answer what needs no memory on ports that are taps, so that user space sees little more
     /// than requests. `false` steers everything, which a capture on the hub then shows.
     pub answer_in_kernel: bool,
-    /// Threads that answer, 1 to [`maps::MAX_HUBS`], each with a hub of its own, among which the guests are spread.
+    /// Threads that answer, 1 to [`HUBS_OF_A_SIDE`], each with a hub of its own, among which the guests are spread.
     #[serde(deserialize_with = "read_workers")]
     pub workers: u32,
 }
@@ -87,6 +99,8 @@ impl Default for Config {
             hub: "imds".into(),
             metrics: None,
             state: Some(DEFAULT_STATE.into()),
+            pins: Some(DEFAULT_PINS.into()),
+            run: DEFAULT_RUN.into(),
             rotate_token_key_days: 30,
             spin_us: 0,
             answer_in_kernel: true,
@@ -95,13 +109,13 @@ impl Default for Config {
     }
 }
 
-/// Reads `workers`, a number from 1 to [`maps::MAX_HUBS`].
+/// Reads `workers`, a number from 1 to [`HUBS_OF_A_SIDE`].
 ///
 /// # Errors
 /// When it is anything else.
 pub fn workers(text: &str) -> Result<u32, String> {
-    let number = text.parse().ok().filter(|number| (1..=maps::MAX_HUBS).contains(number));
-    number.ok_or_else(|| format!("expected a number of workers from 1 to {}, found `{text}`", maps::MAX_HUBS))
+    let number = text.parse().ok().filter(|number| (1..=HUBS_OF_A_SIDE).contains(number));
+    number.ok_or_else(|| format!("expected a number of workers from 1 to {HUBS_OF_A_SIDE}, found `{text}`"))
 }
 
 fn read_workers<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
@@ -349,11 +363,24 @@ mod tests {
     #[test]
     fn workers_are_as_many_as_there_may_be_hubs() {
         let cases =
-            [("1", Some(1)), ("64", Some(64)), ("0", None), ("65", None), ("-1", None), ("many", None)];
+            [("1", Some(1)), ("32", Some(32)), ("0", None), ("33", None), ("-1", None), ("many", None)];
         for (text, expected) in cases {
             assert_eq!(workers(text).ok(), expected, "{text}");
             let config = Config::parse(&format!("workers: {text}\n"));
             assert_eq!(config.ok().map(|config| config.workers), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn pins_can_be_turned_off_in_the_file() {
+        let cases = [
+            ("hub: x\n", Some(DEFAULT_PINS)),
+            ("pins: null\n", None),
+            ("pins: /sys/fs/bpf/two\n", Some("/sys/fs/bpf/two")),
+        ];
+        for (text, pins) in cases {
+            let config = Config::parse(text).expect(text);
+            assert_eq!(config.pins.as_deref(), pins.map(Path::new), "{text}");
         }
     }
 

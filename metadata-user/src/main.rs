@@ -159,6 +159,17 @@ struct Serve {
     /// /var/lib/xdp-imds by default.
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
+    /// Directory on a bpffs below which links and maps are pinned, so that ports stay closed while no agent runs and the
+    /// next one goes on with them; /sys/fs/bpf/xdp-imds by default. Two agents on a node need two.
+    #[arg(long, value_name = "DIR")]
+    pins: Option<PathBuf>,
+    /// Pin nothing: when the agent ends, taps are as if there never was one.
+    #[arg(long, conflicts_with = "pins")]
+    no_pins: bool,
+    /// Directory of the sockets by which the running agent is reached, made if need be; /run/xdp-imds by default. Two
+    /// agents on a node need two.
+    #[arg(long, value_name = "DIR")]
+    run: Option<PathBuf>,
     /// By which program taps are steered [default: auto].
     #[arg(long, value_name = "MODE", value_enum)]
     steer: Option<Mode>,
@@ -177,6 +188,8 @@ impl Serve {
         config.records = self.records.or(config.records);
         config.metrics = self.metrics.or(config.metrics);
         config.state = self.state.or(config.state);
+        config.pins = if self.no_pins { None } else { self.pins.or(config.pins) };
+        config.run = self.run.unwrap_or(config.run);
         config.steer = self.steer.unwrap_or(config.steer);
         config.hub = self.hub.unwrap_or(config.hub);
         config.workers = self.workers.unwrap_or(config.workers);

@@ -99,6 +99,7 @@ pub fn arguments(records: &Path, ports: &[PortArgument]) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["serve".into(), "--records".into(), records.into()];
     // Beside the records, so that it ends with them, and an agent that is started again finds it.
     words.extend(["--state".into(), records.join("state").into()]);
+    words.extend(["--run".into(), records.join("run").into(), "--no-pins".into()]);
     words.extend(["--metrics".into(), METRICS.to_string().into()]);
     for port in ports {
         words.extend(["--port".into(), port.to_string().into()]);

@@ -1,11 +1,11 @@
 //! What can go wrong in steering, and what its reader can do about it.
 
-use metadata_common::maps::{MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, Slot};
+use metadata_common::maps::{MAX_PORTS, MAX_SERVED, MAX_SLOTS, Slot};
 use std::fmt;
 use std::io;
 
 use super::netns::MAX_NAMESPACES;
-use super::{HUB_PREFIX_MAX, REQUIRED_KERNEL};
+use super::{HUB_PREFIX_MAX, HUBS_OF_A_SIDE, REQUIRED_KERNEL};
 use crate::port::PortName;
 
 /// Why steering could not do what it was asked; nothing is left half done.
@@ -154,7 +154,7 @@ pub enum SteerError {
         port: PortName,
     },
     /// No hub, or too many.
-    #[error("expected 1 to {MAX_HUBS} hubs, found {found}; `workers` says how many")]
+    #[error("expected 1 to {HUBS_OF_A_SIDE} hubs, found {found}; `workers` says how many")]
     Hubs {
         /// How many were asked for.
         found: u32,

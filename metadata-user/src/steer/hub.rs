@@ -17,6 +17,10 @@ use super::{HUB_PREFIX_MAX, SteerError, netlink, netns, tun};
 /// guest's; a veth runs XDP natively up to a page less head and tail room, 3,506 octets on x86.
 pub const HUB_MTU: u32 = MAX_STEERED - ethernet::HEADER as u32;
 
+/// Hubs of one agent. Those of a node are numbered through, and an agent has one side of the numbers: 0 to 31 or 32 to
+/// 63. The one that takes over from it has the other.
+pub const HUBS_OF_A_SIDE: u32 = MAX_HUBS / 2;
+
 /// The inner end of the hub's veth pair: where the AF_XDP socket is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hub {

@@ -66,7 +66,7 @@ mod watch;
 pub use counters::Counters;
 pub use error::SteerError;
 pub use handing::Claims;
-pub use hub::{HUB_MTU, Hub};
+pub use hub::{HUB_MTU, HUBS_OF_A_SIDE, Hub};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use netns::{MAX_NAMESPACES, NetnsId};
 pub use ports::{Found, exists};
@@ -76,7 +76,7 @@ use aya::Ebpf;
 use aya::programs::xdp::XdpLink;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{MAX_HUBS, Slot, program};
+use metadata_common::maps::{Slot, program};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -132,7 +132,7 @@ pub struct SteerConfig {
     pub key: Key,
     /// Which program ports are steered by.
     pub mode: Mode,
-    /// How many hubs share the slots, 1 to [`MAX_HUBS`].
+    /// How many hubs share the slots, 1 to [`HUBS_OF_A_SIDE`].
     pub hubs: u32,
 }
 
@@ -220,7 +220,7 @@ impl Steering {
         tables::check_served(&config.served, &config.arp_only)?;
         raise_descriptor_limit();
         let home = Arc::new(Netns::own()?);
-        if !(1..=MAX_HUBS).contains(&config.hubs) {
+        if !(1..=HUBS_OF_A_SIDE).contains(&config.hubs) {
             return Err(SteerError::Hubs { found: config.hubs });
         }
         let mut devices = Guard { devices: Vec::new(), home: Arc::clone(&home) };

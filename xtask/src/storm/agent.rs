@@ -74,6 +74,7 @@ impl Subject for Agent {
         command.args(["serve", "--metrics", &METRICS.to_string()]);
         command.arg("--config").arg(self.file("config.yaml")?).arg("--records").arg(&self.records);
         command.arg("--state").arg(self.file("state")?).env("NO_COLOR", "1");
+        command.arg("--run").arg(self.file("run")?).arg("--no-pins");
         let file = File::create(&log)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let mut serving = Serving { child: scene.node.spawn(&mut command)?, node: scene.node, log };
