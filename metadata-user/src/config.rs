@@ -23,6 +23,7 @@ use serde::Deserialize;
 use crate::addresses;
 use crate::port::PortName;
 use crate::record;
+use crate::sandbox;
 use crate::steer::{HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 
 /// Where state is kept unless the configuration says otherwise.
@@ -84,6 +85,9 @@ pub struct Config {
     /// Threads that answer, 1 to [`HUBS_OF_A_SIDE`], each with a hub of its own, among which the guests are spread.
     #[serde(deserialize_with = "read_workers")]
     pub workers: u32,
+    /// Whether system calls and capabilities that serving does not take are given up ([`sandbox`]): `on` (default),
+    /// `log`, which allows all and has the kernel log what `on` would refuse, or `off`.
+    pub sandbox: sandbox::Mode,
 }
 
 impl Default for Config {
@@ -105,6 +109,7 @@ impl Default for Config {
             spin_us: 0,
             answer_in_kernel: true,
             workers: 1,
+            sandbox: sandbox::Mode::On,
         }
     }
 }

@@ -22,6 +22,7 @@ pub mod metrics;
 pub mod port;
 mod private_file;
 pub mod record;
+pub mod sandbox;
 pub mod serve;
 pub mod sink;
 pub mod stack;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::steer::Mode;
-use metadata_user::{agent, check, explain, export};
+use metadata_user::{agent, check, explain, export, sandbox};
 use tracing_subscriber::EnvFilter;
 
 /// The instance metadata service of a hypervisor node.
@@ -42,8 +42,8 @@ In the guest:
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Own taps and serve their guests until SIGTERM. Needs root, or CAP_NET_ADMIN, CAP_BPF,
-    /// CAP_PERFMON and (for taps in other namespaces) CAP_SYS_ADMIN.
+    /// Own taps and serve their guests until SIGTERM. Needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF,
+    /// CAP_SYS_ADMIN and CAP_IPC_LOCK; with taps in namespaces named /proc/PID/ns/net, CAP_SYS_PTRACE too.
     Serve(Serve),
     /// Validate the records in a directory and print what each path would answer. Needs no privilege.
     Check {
@@ -179,6 +179,9 @@ struct Serve {
     /// Threads that answer guests [default: 1].
     #[arg(long, value_name = "N", value_parser = config::workers)]
     workers: Option<u32>,
+    /// Whether the agent gives up what serving does not take of system calls and capabilities [default: on].
+    #[arg(long, value_name = "MODE", value_enum)]
+    sandbox: Option<sandbox::Mode>,
 }
 
 impl Serve {
@@ -193,6 +196,7 @@ impl Serve {
         config.steer = self.steer.unwrap_or(config.steer);
         config.hub = self.hub.unwrap_or(config.hub);
         config.workers = self.workers.unwrap_or(config.workers);
+        config.sandbox = self.sandbox.unwrap_or(config.sandbox);
         config.validate()?;
         anyhow::ensure!(
             config.records.is_some(),
@@ -211,6 +215,10 @@ fn main() -> ExitCode {
         .with_ansi(ansi)
         .with_target(false)
         .init();
+    // Every verb reads records.
+    if let Err(error) = sandbox::keep_memory_private() {
+        tracing::warn!("what is in memory may be dumped: {error}");
+    }
     let done = match cli.verb {
         Verb::Serve(serve) => {
             serve.config().and_then(|config| agent::serve(&config)).map(|()| ExitCode::SUCCESS)

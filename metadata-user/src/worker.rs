@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap, Link, LinkStats, TapStats};
+use crate::sandbox::{Mode, SandboxError, Stage};
 use crate::stack::Transmit;
 use crate::time::Now;
 use bell::Bell;
@@ -89,11 +90,13 @@ pub struct WorkerConfig {
     pub cpu: Option<usize>,
     /// How long to stay awake after the last work; 0 sleeps at once.
     pub spin: Duration,
+    /// Whether the thread gives up what a turn does not take.
+    pub sandbox: Mode,
 }
 
 impl Default for WorkerConfig {
     fn default() -> Self {
-        Self { name: "imds-hub-0".into(), cpu: None, spin: Duration::ZERO }
+        Self { name: "imds-hub-0".into(), cpu: None, spin: Duration::ZERO, sandbox: Mode::Off }
     }
 }
 
@@ -117,6 +120,14 @@ pub enum WorkerError {
         cpu: usize,
         /// What the kernel said.
         source: Errno,
+    },
+    /// The thread cannot give up what a turn does not take.
+    #[error("worker {name}: {source}")]
+    Sandbox {
+        /// The worker.
+        name: String,
+        /// Why.
+        source: SandboxError,
     },
     /// Waiting failed, which leaves the worker deaf.
     #[error("worker's poll failed: {0}; restart the agent")]
@@ -186,6 +197,12 @@ struct Shared<T> {
     stats: Mutex<WorkerStats<T>>,
 }
 
+/// Why a thread does not begin.
+enum Refused {
+    Pin(Errno),
+    Sandbox(SandboxError),
+}
+
 /// Starts workers.
 #[derive(Debug)]
 pub struct Worker;
@@ -205,7 +222,7 @@ impl Worker {
         S: FrameSource + Send + 'static,
         E: Engine,
     {
-        let WorkerConfig { name, cpu, spin } = config;
+        let WorkerConfig { name, cpu, spin, sandbox } = config;
         let start = |source| WorkerError::Start { name: name.clone(), source };
         let shared = Arc::new(Shared {
             bell: Bell::new().map_err(|errno| start(errno.into()))?,
@@ -218,9 +235,11 @@ impl Worker {
         let (pinned, outcome) = mpsc::sync_channel(1);
         let its = Arc::clone(&shared);
         let body = move || {
-            let pin = cpu.map_or(Ok(()), run::pin);
+            let pin = cpu.map_or(Ok(()), run::pin).map_err(Refused::Pin);
+            let ready = pin.and_then(|()| sandbox.enter(Stage::Work).map_err(Refused::Sandbox));
+            let refused = ready.is_err();
             // The other end waits for just this message, and gives up on hearing of a failure.
-            if pinned.send(pin).is_err() || pin.is_err() {
+            if pinned.send(ready).is_err() || refused {
                 return Ok(());
             }
             run::Run::new(Link::new(source), tap, engine, its, [forgets, wakes], spin).run()
@@ -230,7 +249,8 @@ impl Worker {
         match (outcome.recv(), cpu) {
             (Ok(Ok(())), _) => Ok(handle),
             // Dropping the handle ends the thread.
-            (Ok(Err(source)), Some(cpu)) => Err(WorkerError::Pin { name, cpu, source }),
+            (Ok(Err(Refused::Pin(source))), Some(cpu)) => Err(WorkerError::Pin { name, cpu, source }),
+            (Ok(Err(Refused::Sandbox(source))), _) => Err(WorkerError::Sandbox { name, source }),
             _ => Err(WorkerError::Panicked),
         }
     }

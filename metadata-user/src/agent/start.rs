@@ -14,6 +14,7 @@ use super::state::State;
 use crate::afxdp::{Socket, SocketConfig};
 use crate::config::Config;
 use crate::link::HubTap;
+use crate::sandbox::Stage;
 use crate::serve::{Serve, ServeConfig};
 use crate::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
 use crate::steer::{Hub, SteerConfig, Steering};
@@ -31,12 +32,15 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "both answer SY
 /// Something the node needs cannot be had: privileges, a kernel feature, the hub's devices, the metrics
 /// address. Nothing is left behind then.
 pub fn serve(config: &Config) -> anyhow::Result<()> {
+    // There is one thread yet, and all others are started by it.
+    config.sandbox.enter(Stage::Start)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Before there is anything to clean up: a signal that comes meanwhile waits for the loop.
         let stop = super::Stop::new()?;
         let (state, errands) = State::open(config)?;
         let node = start(config, state)?;
+        config.sandbox.enter(Stage::Serve)?;
         super::run(config, node, errands, stop).await
     })
 }
@@ -88,6 +92,7 @@ fn work(
     let worker = WorkerConfig {
         name: format!("imds-hub-{}", hub.number),
         spin: Duration::from_micros(config.spin_us.into()),
+        sandbox: config.sandbox,
         ..WorkerConfig::default()
     };
     Ok(Worker::spawn(worker, socket, tap, stack)?)
