@@ -27,6 +27,7 @@ pub mod ledger;
 pub mod libraries;
 pub mod netns;
 pub mod pattern;
+pub mod privilege;
 pub mod privileged;
 pub mod process;
 pub mod prog_test;

@@ -31,8 +31,8 @@ pub enum SteerError {
     },
     /// The namespace cannot be opened.
     #[error(
-        "cannot open network namespace `{name}`: {source}; expected a name under /run/netns or an absolute \
-         path such as /proc/4242/ns/net"
+        "cannot open network namespace `{name}`: {source}{}; expected a name under /run/netns or an absolute \
+         path such as /proc/4242/ns/net", of_another_user(.source)
     )]
     Namespace {
         /// The namespace as it was named.
@@ -241,6 +241,15 @@ pub(super) fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     None
 }
 
+/// What it takes to follow `/proc/PID/ns/net` of a process of another user (ptrace(2), access mode checks).
+fn of_another_user(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        " (another user's process takes CAP_SYS_PTRACE)"
+    } else {
+        ""
+    }
+}
+
 fn advise(error: &(dyn std::error::Error + 'static)) -> &'static str {
     errno(error).map_or("", |errno| advice(&io::Error::from_raw_os_error(errno)))
 }
@@ -249,8 +258,8 @@ fn advise(error: &(dyn std::error::Error + 'static)) -> &'static str {
 fn advice(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            "; run as root, or with CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN (namespaces), and \
-             see that no security module forbids bpf(2)"
+            "; run as root, or with CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_SYS_ADMIN and CAP_IPC_LOCK, and see \
+             that no security module forbids bpf(2)"
         }
         Some(libc::EMFILE | libc::ENFILE) => {
             "; raise the limit on open files (LimitNOFILE): each port needs 1 descriptor, each namespace 1"

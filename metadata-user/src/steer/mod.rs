@@ -44,8 +44,8 @@
 //! second at start and on drop. They may be called from an async task that holds up nothing urgent.
 //! [`Steering`] is `Send` and has one owner.
 //!
-//! Needs root, or `CAP_NET_ADMIN`, `CAP_BPF`, `CAP_PERFMON` and `CAP_SYS_ADMIN` (to enter namespaces and to
-//! make a private bpffs); Linux 5.15 or later; a mounted `/proc`. Each port takes one descriptor, each
+//! Needs root, or `CAP_NET_ADMIN`, `CAP_BPF` and `CAP_SYS_ADMIN` (to enter namespaces and to make a private
+//! bpffs; it includes `CAP_BPF` and `CAP_PERFMON`), `CAP_SYS_PTRACE` for namespaces of another user's process; Linux 5.15 or later; a mounted `/proc`. Each port takes one descriptor, each
 //! namespace with ports one more: `start` raises the soft limit on open files to the hard one.
 
 mod attach;

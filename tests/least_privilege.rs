@@ -1,0 +1,228 @@
+//! The agent serves with a handful of capabilities and none besides, as root and as anybody; each of them is needed;
+//! and once it serves it keeps only those by which ports come and go, its workers none but one.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::Duration;
+use support::agent::{Agent, PortArgument, arguments};
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::host::Host;
+use support::netns::Namespace;
+use support::privilege::{Jail, QEMU, User, effective, status};
+use support::privileged;
+use support::record::Identity;
+use support::tap::{Shape, Tap};
+
+/// What every node needs. `bpf` is part of `sys_admin`, and on the list for workers of kernels before 5.19.
+const NEEDED: [&str; 4] = ["net_admin", "net_raw", "sys_admin", "ipc_lock"];
+/// For namespaces named by a process of another user.
+const OF_PROCESSES: &str = "sys_ptrace";
+
+const REQUEST: Duration = Duration::from_secs(2);
+const NOTICE: Duration = Duration::from_secs(15);
+const PATH: &str = "/v1/user-data";
+const CAP_BPF: u64 = 1 << 39;
+
+/// A pod: a namespace with a tap in it, and a process of another user that lives there.
+struct Pod {
+    ns: Namespace,
+    process: Child,
+    guest: Guest,
+}
+
+impl Pod {
+    fn new(identity: &Identity) -> Self {
+        let ns = Namespace::new("pod").expect("a namespace");
+        let tap = Tap::create(&ns, "tap", Shape::virtio()).expect("a tap");
+        ns.ip("link set tap up").expect("it comes up");
+        let spec = Spec { shape: Shape::virtio(), ..Spec::of(identity) };
+        let inside = Namespace::new("guest").expect("a namespace");
+        let guest = Guest::boot_on(Arc::new(tap), inside, &spec).expect("a guest");
+        let id = QEMU.to_string();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "sleep", "120"]);
+        let process = ns.spawn(&mut command).expect("a process");
+        Self { ns, process, guest }
+    }
+
+    fn by_process(&self, identity: &Identity) -> PortArgument {
+        let netns = Some(format!("/proc/{}/ns/net", self.process.id()));
+        PortArgument { ifname: "tap".into(), netns, mac: Some(identity.mac) }
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let ended = self.process.kill().and_then(|()| self.process.wait());
+        if let Err(error) = ended {
+            eprintln!("process {} stays behind: {error}", self.process.id());
+        }
+    }
+}
+
+/// Records that a user may read, in a directory where it may make its state.
+fn records(user: User, identities: &[&Identity]) -> tempfile::TempDir {
+    let records = tempfile::tempdir().expect("a directory");
+    for identity in identities {
+        identity.write(records.path(), 1).expect("a record");
+        give(user, &identity.path(records.path()));
+    }
+    give(user, records.path());
+    records
+}
+
+fn give(user: User, path: &Path) {
+    chown(path, Some(user.uid()), Some(user.uid())).expect("another owner");
+}
+
+fn named(identity: &Identity) -> PortArgument {
+    PortArgument::new(Host::tap_name(identity), identity.mac)
+}
+
+fn gets_its_own(guest: &Guest, agent: &Agent<'_>) {
+    eventually(NOTICE, || guest.fetch_own(PATH, REQUEST).map(drop))
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+}
+
+#[test]
+fn five_capabilities_serve_guests_here_and_in_pods_that_come_and_go_whoever_has_them() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let jail = Jail::new().expect("a copy of the agent");
+    let mut few = NEEDED.to_vec();
+    few.push(OF_PROCESSES);
+    for user in [User::Root, User::PlainRoot, User::Nobody] {
+        let host = Host::new().expect("a node");
+        let [here, named_pod, of_process] = [0, 1, 2].map(Identity::of);
+        let records = records(user, &[&here, &named_pod, &of_process]);
+        let pods = [Pod::new(&named_pod), Pod::new(&of_process)];
+        let ports = [
+            named(&here),
+            PortArgument::new("tap", named_pod.mac).within(&pods[0].ns),
+            pods[1].by_process(&of_process),
+        ];
+        let start = || {
+            let agent = jail.start(host.ns(), user, &few, arguments(records.path(), &ports));
+            agent.unwrap_or_else(|error| panic!("{user:?}: {error:#}"))
+        };
+        let agent = start();
+        for pod in &pods {
+            gets_its_own(&pod.guest, &agent);
+        }
+        // A tap that comes, goes, and comes again.
+        for _ in 0..2 {
+            let guest = Guest::boot(&host, &Spec::of(&here)).expect("a guest");
+            gets_its_own(&guest, &agent);
+        }
+        let uid = status(agent.pid(), "Uid").expect("a status");
+        assert_eq!(uid.split_whitespace().next(), Some(&*user.uid().to_string()), "{user:?}");
+        agent.kill().expect("it lived");
+        let agent = start();
+        for pod in &pods {
+            gets_its_own(&pod.guest, &agent);
+        }
+        assert!(agent.stop().expect("it stops").success(), "{user:?}");
+    }
+}
+
+#[test]
+fn without_any_one_of_them_the_agent_says_which_is_missing() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let jail = Jail::new().expect("a copy of the agent");
+    let host = Host::new().expect("a node");
+    let identity = Identity::of(0);
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    for user in [User::Root, User::Nobody] {
+        for missing in NEEDED {
+            let records = records(user, &[&identity]);
+            let rest: Vec<_> = NEEDED.into_iter().filter(|one| *one != missing).collect();
+            let started = jail.start(host.ns(), user, &rest, arguments(records.path(), &[named(&identity)]));
+            let error = started.map(drop).expect_err(missing);
+            let expected = format!("CAP_{}", missing.to_uppercase());
+            assert!(format!("{error:#}").contains(&expected), "{user:?} without {missing}: {error:#}");
+        }
+    }
+    drop(guest);
+}
+
+#[test]
+fn a_process_of_another_user_leads_to_its_namespace_only_with_one_more() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let jail = Jail::new().expect("a copy of the agent");
+    let host = Host::new().expect("a node");
+    let identity = Identity::of(0);
+    let pod = Pod::new(&identity);
+    for user in [User::Root, User::Nobody] {
+        let records = records(user, &[&identity]);
+        let words = arguments(records.path(), &[pod.by_process(&identity)]);
+        let agent = jail.start(host.ns(), user, &NEEDED, words).expect("an agent");
+        eventually(NOTICE, || {
+            let said = agent.said();
+            anyhow::ensure!(said.contains("CAP_SYS_PTRACE"), "{said}");
+            Ok(())
+        })
+        .expect("what is missing");
+        pod.guest.fetch(PATH, REQUEST).expect_err("no answer");
+    }
+}
+
+#[test]
+fn records_that_others_own_are_read_only_with_one_more() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let jail = Jail::new().expect("a copy of the agent");
+    let host = Host::new().expect("a node");
+    let identity = Identity::of(0);
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    let records = records(User::Nobody, &[&identity]);
+    let record = identity.path(records.path());
+    give(User::Root, &record);
+    fs::set_permissions(&record, Permissions::from_mode(0o600)).expect("private");
+    let words = || arguments(records.path(), &[named(&identity)]);
+    let agent = jail.start(host.ns(), User::Nobody, &NEEDED, words()).expect("an agent");
+    assert!(agent.said().contains("Permission denied"), "{}", agent.said());
+    drop(agent);
+    let mut more = NEEDED.to_vec();
+    more.push("dac_read_search");
+    let agent = jail.start(host.ns(), User::Nobody, &more, words()).expect("an agent");
+    gets_its_own(&guest, &agent);
+}
+
+#[test]
+fn what_is_not_needed_any_more_is_given_up() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let identity = Identity::of(0);
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    let records = records(User::Root, &[&identity]);
+    let agent = Agent::start(host.ns(), records.path(), &[named(&identity)]).expect("an agent");
+    gets_its_own(&guest, &agent);
+    let threads = effective(agent.pid()).expect("threads");
+    let workers: Vec<_> = threads.iter().filter(|(name, _)| name.starts_with("imds-hub")).collect();
+    assert_eq!(workers.len(), 1, "{threads:?}");
+    for (name, capabilities) in &threads {
+        let is_worker = name.starts_with("imds-hub");
+        // net_raw (13) and ipc_lock (14) are for sockets and their memory, which are there.
+        let given_up: u64 = if is_worker { !CAP_BPF } else { 1 << 13 | 1 << 14 | 1 << 16 };
+        assert_eq!(capabilities & given_up, 0, "{name}: {capabilities:x}");
+    }
+    for (field, value) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
+        assert_eq!(status(agent.pid(), field).expect("a status"), value, "{field}");
+    }
+    let limits = fs::read_to_string(format!("/proc/{}/limits", agent.pid())).expect("limits");
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
+    let words: Vec<_> = core.split_whitespace().collect();
+    assert_eq!(words[4..6], ["0", "0"], "{core}");
+}
