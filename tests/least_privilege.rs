@@ -1,6 +1,7 @@
 //! The agent serves with a handful of capabilities and none besides, as root and as anybody; each of them is needed;
 //! and once it serves it keeps only those by which ports come and go, its workers none but one.
 
+use metadata_user::sandbox::{Mode, Stage};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
@@ -225,4 +226,56 @@ fn what_is_not_needed_any_more_is_given_up() {
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
     let words: Vec<_> = core.split_whitespace().collect();
     assert_eq!(words[4..6], ["0", "0"], "{core}");
+}
+
+/// Set in the process that is to be ended.
+const PROBE: &str = "XDP_IMDS_SANDBOX_PROBE";
+
+#[test]
+fn running_a_program_ends_the_agent_and_starting_a_process_fails() {
+    use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+    if std::env::var_os(PROBE).is_some() {
+        Mode::On.enter(Stage::Start).expect("a fence");
+        let forked = Command::new("true").spawn().expect_err("no process");
+        assert_eq!(forked.raw_os_error(), Some(libc::EPERM), "{forked}");
+        println!("not forked");
+        let error = Command::new("true").exec();
+        panic!("execve returned: {error}");
+    }
+    let own = std::env::current_exe().expect("the running program");
+    let mut again = Command::new(own);
+    again.args(["running_a_program_ends_the_agent", "--nocapture"]).env(PROBE, "1");
+    let output = again.output().expect("it ran");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("not forked"), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.signal(), Some(libc::SIGSYS), "{:?}", output.status);
+}
+
+#[test]
+fn the_unit_file_grants_what_is_needed_and_is_valid() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/systemd/xdp-imds.service");
+    let unit = fs::read_to_string(path).expect("the unit file");
+    let granted: Vec<String> = unit
+        .lines()
+        .filter_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+        .flat_map(|list| list.split_whitespace())
+        .map(|name| name.trim_start_matches("CAP_").to_lowercase())
+        .collect();
+    let mut expected = NEEDED.to_vec();
+    expected.extend([OF_PROCESSES, "bpf", "dac_read_search", "dac_override"]);
+    for name in &expected {
+        assert!(granted.iter().any(|one| one == name), "{name} is missing");
+    }
+    assert_eq!(granted.len(), expected.len(), "{granted:?}");
+    for line in ["Type=notify", "NoNewPrivileges=yes", "LimitCORE=0", "ProtectSystem=strict", "UMask=0077"] {
+        assert!(unit.lines().any(|other| other == line), "no {line}");
+    }
+    let room = tempfile::tempdir().expect("a directory");
+    let copy = room.path().join("xdp-imds.service");
+    fs::write(&copy, unit.replace("/usr/bin/xdp-imds", "/bin/true")).expect("a copy");
+    // Where there is no systemd, the lines above are what can be said.
+    if let Ok(output) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{said}");
+    }
 }

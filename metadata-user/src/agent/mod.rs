@@ -7,6 +7,7 @@
 mod attaching;
 mod endpoint;
 mod node;
+mod notify;
 mod plan;
 mod slots;
 mod start;
@@ -106,7 +107,7 @@ async fn run(config: &Config, mut node: Node, errands: Errands, mut stop: Stop) 
             () = tokio::task::yield_now(), if synced && node.has_work() => { node.proceed(PASS); }
             _ = tend.tick() => { if synced { node.tend(); } continue; }
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
-            name = stop.recv() => { info!("{name}: stopping"); node.save(); return Ok(()); }
+            name = stop.recv() => { info!("{name}: stopping"); notify::stopping(); node.save(); return Ok(()); }
         }
         if !synced {
             continue;
@@ -114,6 +115,7 @@ async fn run(config: &Config, mut node: Node, errands: Errands, mut stop: Stop) 
         if !serving && !node.has_work() {
             serving = true;
             info!(ports = node.port_count(), identities = node.identity_count(), "serving");
+            notify::ready();
         }
     }
 }
