@@ -1,5 +1,6 @@
 //! `xdp-imds explain`: which dialect answers a request, with what, and why.
 
+use std::fmt;
 use std::io::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use crate::{addresses, dialect};
 const SHOWN_OCTETS: usize = 8 << 10;
 
 /// The request to explain.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Question {
     /// The record file.
     pub record: PathBuf,
@@ -41,6 +42,15 @@ pub struct Question {
     pub port: Option<u16>,
     /// The guest's port: one dialect answers only those below 1024.
     pub source_port: u16,
+}
+
+impl fmt::Debug for Question {
+    /// Without header fields and body, which carry tokens and passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { record, method, target, .. } = self;
+        let mut shown = f.debug_struct("Question");
+        shown.field("record", record).field("method", method).field("target", target).finish_non_exhaustive()
+    }
 }
 
 impl Question {

@@ -1,5 +1,7 @@
 //! A parsed request, borrowed from the connection's receive buffer.
 
+use std::fmt;
+
 /// The request methods a metadata service meets (RFC 9110 §9); every other token is [`Method::Other`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
@@ -56,9 +58,16 @@ impl Method {
 }
 
 /// Header fields of a request, in the order received.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Headers<'a> {
     fields: &'a [httparse::Header<'a>],
+}
+
+impl fmt::Debug for Headers<'_> {
+    /// Names only: values are tokens and signatures now and then.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.fields.iter().map(|field| field.name)).finish()
+    }
 }
 
 impl<'a> Headers<'a> {
@@ -103,7 +112,7 @@ pub struct Target<'a> {
 }
 
 /// One request, complete with its body.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// The method.
     pub method: Method,
@@ -113,4 +122,13 @@ pub struct Request<'a> {
     pub headers: Headers<'a>,
     /// The body; empty for a request without one.
     pub body: &'a [u8],
+}
+
+impl fmt::Debug for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { method, target, headers, body } = self;
+        let mut shown = f.debug_struct("Request");
+        shown.field("method", method).field("target", target).field("headers", headers);
+        shown.field("body_octets", &body.len()).finish()
+    }
 }

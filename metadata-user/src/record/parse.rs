@@ -17,7 +17,7 @@ enum Syntax {
 }
 
 /// A record's text and where it came from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) struct Text<'a> {
     pub(super) source: &'a str,
     pub(super) text: &'a str,

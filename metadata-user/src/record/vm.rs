@@ -260,8 +260,15 @@ pub struct RandomSeed {
 }
 
 /// `metadata`: keys to values, each key once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Metadata(pub BTreeMap<String, String>);
+
+impl std::fmt::Debug for Metadata {
+    /// Names only: a start-up script is a value, and has passwords in it now and then.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.keys()).finish()
+    }
+}
 
 impl<'de> Deserialize<'de> for Metadata {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +55,6 @@ fn asks_for_options(head: &Head<'_>) -> bool {
 }
 
 /// The exchange over one connection.
-#[derive(Debug)]
 pub struct Talk<A> {
     shared: Arc<Shared<A>>,
     connection: Connection,
@@ -72,6 +72,16 @@ pub struct Talk<A> {
     deadline: Duration,
     /// The client has closed its side.
     ended: bool,
+}
+
+impl<A> fmt::Debug for Talk<A> {
+    /// Where it stands, and nothing of what was said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { connection, phase, head, body, .. } = self;
+        let mut shown = f.debug_struct("Talk");
+        shown.field("connection", connection).field("phase", phase);
+        shown.field("head_octets", &head.len()).field("body_octets", &body.len()).finish_non_exhaustive()
+    }
 }
 
 impl<A: Answers> Talk<A> {

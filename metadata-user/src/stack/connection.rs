@@ -24,7 +24,7 @@ const NEXT_TURN: Duration = Duration::from_millis(1);
 const _: () = assert!(PIECES_PER_CONNECTION < STEPS_PER_TURN);
 
 /// Why a connection gets a turn.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) enum Cause<'a> {
     /// A segment of it has come.
     Segment(&'a Segment<'a>),

@@ -61,7 +61,7 @@ pub(super) enum Drop {
 }
 
 /// What a frame asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inbound<'a> {
     /// An ARP packet.
     Arp(&'a [u8]),

@@ -11,14 +11,12 @@ use std::collections::VecDeque;
 use super::config::PIECES_PER_CONNECTION;
 use super::emit::HOP_LIMIT;
 
-#[derive(Debug)]
 struct Piece {
     bytes: Bytes,
     hop_limit: u8,
 }
 
 /// The pieces of one connection that are not acknowledged yet.
-#[derive(Debug)]
 pub(super) struct Outbox {
     pieces: VecDeque<Piece>,
     /// Number of the first octet of the first piece.

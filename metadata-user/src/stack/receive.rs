@@ -9,7 +9,7 @@ use super::segment::{ACK, FIN, RST, SYN, Segment, before};
 use super::tcb::Tcb;
 
 /// What has come of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrival<'a> {
     /// These octets are next in line, perhaps none.
     Taken(&'a [u8]),

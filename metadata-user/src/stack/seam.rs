@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use metadata_common::maps::Slot;
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ pub trait Service {
 }
 
 /// What the stack is to do with a connection next.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Step {
     /// Send these bytes, and ask again when there is room for more
     /// ([`SEND_AHEAD`](super::SEND_AHEAD), [`PIECES_PER_CONNECTION`](super::PIECES_PER_CONNECTION)).
@@ -61,6 +62,21 @@ pub enum Step {
     Close,
     /// Give the connection up: send RST.
     Abort,
+}
+
+impl fmt::Debug for Step {
+    /// How much is sent, not what.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Send(bytes) => write!(f, "Send({} octets)", bytes.len()),
+            Self::SendWithin { bytes, hop_limit } => {
+                write!(f, "SendWithin({} octets, {hop_limit})", bytes.len())
+            }
+            Self::Wait { until } => f.debug_struct("Wait").field("until", until).finish(),
+            Self::Close => f.write_str("Close"),
+            Self::Abort => f.write_str("Abort"),
+        }
+    }
 }
 
 /// One connection's conversation.

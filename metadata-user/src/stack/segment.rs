@@ -51,7 +51,7 @@ fn sixteen(address: IpAddr) -> [u8; 16] {
 }
 
 /// A segment a guest sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) struct Segment<'a> {
     pub(super) tuple: Tuple,
     pub(super) seq: u32,

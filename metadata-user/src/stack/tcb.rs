@@ -27,7 +27,6 @@ use super::segment::{Segment, Tuple, before};
 const CHALLENGE_EVERY: Duration = Duration::from_millis(500);
 
 /// A connection's transmission control block.
-#[derive(Debug)]
 pub(super) struct Tcb {
     pub(super) tuple: Tuple,
     /// How its guest is reached: taken from each frame, so a changed gateway is followed.

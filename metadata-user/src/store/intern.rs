@@ -1,5 +1,6 @@
 //! One allocation for equal bytes.
 
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -32,7 +33,7 @@ impl Notation {
 ///
 /// A fast hash will do for all of it: what is interned comes from records, so from who runs the node, and
 /// nothing a guest sends ever does. It is seeded for each process all the same.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Interner {
     octets: HashSet<Bytes>,
     /// Texts that are among `octets`, and how they are written, by notation.
@@ -45,6 +46,15 @@ pub struct Interner {
     terms: HashSet<Arc<Terms>>,
     hashes: HashSet<Arc<[u32]>>,
     sweep_at: usize,
+}
+
+impl fmt::Debug for Interner {
+    /// How much is held, not what.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Interner");
+        shown.field("octets", &self.octets.len()).field("responses", &self.responses.len());
+        shown.finish_non_exhaustive()
+    }
 }
 
 impl Interner {
