@@ -26,6 +26,7 @@ pub mod kernel;
 pub mod ledger;
 pub mod libraries;
 pub mod netns;
+pub mod objects;
 pub mod pattern;
 pub mod privilege;
 pub mod privileged;

@@ -23,6 +23,7 @@ const STEPS: &[Step] = &[
     ("advisories", advisories),
     ("eBPF object", object),
     ("tests", tests),
+    ("soak", soak),
 ];
 
 /// Runs the verb: every step, also after a failure, so that one run tells all.
@@ -97,6 +98,12 @@ fn object() -> Result<()> {
 
 fn tests() -> Result<()> {
     xtask(&["test", "--require-privileged"])
+}
+
+/// A minute of churn, restarts and hostile guests, on the agent the tests have built.
+fn soak() -> Result<()> {
+    let agent = shell::target().join("debug/xdp-imds");
+    xtask(&["soak", "--minutes", "1", "--agent", &agent.to_string_lossy()])
 }
 
 /// Another verb, by itself, as a person would run it.

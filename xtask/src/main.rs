@@ -6,6 +6,7 @@ mod demo;
 mod guest;
 mod lab;
 mod shell;
+mod soak;
 mod storm;
 mod test;
 mod tools;
@@ -32,6 +33,8 @@ enum Verb {
     Guest(guest::Args),
     /// A lab that stays: a node and guests to work with by hand
     Lab(lab::Args),
+    /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
+    Soak(soak::Args),
     /// Boot thousands of guests at once, on us and on peers, and measure
     Storm(Box<storm::Args>),
     /// Build as you, test as root, count what was skipped
@@ -50,6 +53,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Demo(args) => demo::run(&args),
         Verb::Guest(args) => guest::run(&args),
         Verb::Lab(args) => lab::run(args),
+        Verb::Soak(args) => soak::run(args),
         Verb::Storm(args) => storm::run(*args),
         Verb::Test(args) => test::run(&args),
         Verb::StormGuests(args) => storm::guest::run(&args),

@@ -52,7 +52,7 @@ pub(super) fn since(before: Option<u64>, pids: &[u32]) -> Memory {
 }
 
 /// Resident memory that is not of files, so that libraries do not count once per process.
-fn resident(pid: u32) -> Option<u64> {
+pub(crate) fn resident(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;

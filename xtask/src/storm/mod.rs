@@ -11,16 +11,16 @@
 mod agent;
 mod compare;
 mod cpu;
-mod crawl;
+pub(crate) mod crawl;
 mod environment;
 mod figure;
 pub(crate) mod guest;
 mod lab;
-mod memory;
+pub(crate) mod memory;
 mod model;
 pub(crate) mod peer;
-mod plan;
-mod report;
+pub(crate) mod plan;
+pub(crate) mod report;
 mod run;
 mod table;
 

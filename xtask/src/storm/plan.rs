@@ -122,7 +122,7 @@ impl Case {
 }
 
 /// The answers to a guest's requests, in order, and the pages a peer needs for them.
-fn ask(
+pub(crate) fn ask(
     crawl: &[Asked],
     identity: &Identity,
     responses: &Responses,
@@ -181,7 +181,7 @@ fn answer(asked: &Asked, identity: &Identity, responses: &Responses, token: &str
 }
 
 /// The file of bodies, each in it once.
-struct Bodies {
+pub(crate) struct Bodies {
     path: PathBuf,
     file: BufWriter<File>,
     length: u64,
@@ -189,7 +189,7 @@ struct Bodies {
 }
 
 impl Bodies {
-    fn create(path: PathBuf) -> Result<Self> {
+    pub(crate) fn create(path: PathBuf) -> Result<Self> {
         let file =
             BufWriter::new(File::create(&path).with_context(|| format!("cannot make {}", path.display()))?);
         Ok(Self { path, file, length: 0, known: HashMap::new() })
@@ -207,7 +207,7 @@ impl Bodies {
         Ok(offset)
     }
 
-    fn finish(mut self) -> Result<PathBuf> {
+    pub(crate) fn finish(mut self) -> Result<PathBuf> {
         self.file.flush()?;
         Ok(self.path)
     }

@@ -10,14 +10,14 @@ const TOKEN_MOST: usize = 1 << 10;
 
 /// What a request must be answered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in super::super) struct Expected {
-    pub(in super::super) status: u16,
-    pub(in super::super) body: Body,
+pub(crate) struct Expected {
+    pub(crate) status: u16,
+    pub(crate) body: Body,
 }
 
 /// What a body must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in super::super) enum Body {
+pub(crate) enum Body {
     /// These octets of the file of bodies.
     Exactly { offset: u64, length: u64 },
     /// A token, to be sent with the requests after it.
@@ -26,7 +26,7 @@ pub(in super::super) enum Body {
 
 /// How far an answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(crate) enum Progress {
     More,
     /// All there, and right. `keep`: the server keeps the connection.
     Done {
@@ -37,7 +37,7 @@ pub(super) enum Progress {
 
 /// One answer being read.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     head: Vec<u8>,
     /// Octets of the body said and seen, once the head is complete.
     body: Option<(usize, usize)>,
@@ -47,18 +47,18 @@ pub(super) struct Answer {
 
 impl Answer {
     /// Forgets all but the token, for the next answer.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.head.clear();
         self.body = None;
     }
 
     /// The token last seen.
-    pub(super) fn token(&self) -> &[u8] {
+    pub(crate) fn token(&self) -> &[u8] {
         &self.token
     }
 
     /// The next octets, against what is expected; `bodies` is the file of bodies.
-    pub(super) fn feed(&mut self, mut octets: &[u8], expected: &Expected, bodies: &[u8]) -> Progress {
+    pub(crate) fn feed(&mut self, mut octets: &[u8], expected: &Expected, bodies: &[u8]) -> Progress {
         if self.body.is_none() {
             let before = self.head.len();
             self.head.extend_from_slice(&octets[..octets.len().min(HEAD_MOST - before)]);

@@ -20,17 +20,19 @@ mod request;
 mod sum;
 mod tally;
 mod tcp;
-mod wire;
+pub(crate) mod wire;
 
 #[cfg(test)]
 mod tests;
 
-pub(super) use answer::{Body, Expected};
-pub(super) use plan::{Arrival, Command, Flood, Orders, Plan, Planned, Prices, Reply, TOKEN};
+pub(crate) use answer::{Body, Expected};
+pub(crate) use plan::{Arrival, Flood, Orders, Plan, Planned};
+pub(super) use plan::{Command, Prices, Reply, TOKEN};
+pub(crate) use pump::Pump;
 pub(super) use tally::{Calls, Outcome};
+pub(crate) use tally::{Failure, Tally};
 
 use anyhow::{Context as _, Result};
-use pump::Pump;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, Write as _};
 use std::net::Ipv4Addr;

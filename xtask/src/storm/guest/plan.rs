@@ -10,40 +10,40 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 /// Stands for the guest's token in a request.
-pub(in super::super) const TOKEN: &str = "{token}";
+pub(crate) const TOKEN: &str = "{token}";
 
 /// Everything about one case that stays from round to round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in super::super) struct Plan {
+pub(crate) struct Plan {
     /// Who is asked.
-    pub(in super::super) server: Ipv4Addr,
+    pub(crate) server: Ipv4Addr,
     /// Requests of a boot, heads and all, with [`TOKEN`] and
     /// [`OWN_MAC`](super::super::peer::OWN_MAC) where those go.
-    pub(in super::super) requests: Vec<String>,
+    pub(crate) requests: Vec<String>,
     /// The bodies, one after the other.
-    pub(in super::super) bodies: PathBuf,
+    pub(crate) bodies: PathBuf,
     /// In the order of the taps.
-    pub(in super::super) guests: Vec<Planned>,
+    pub(crate) guests: Vec<Planned>,
 }
 
 /// One guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in super::super) struct Planned {
-    pub(in super::super) mac: [u8; 6],
-    pub(in super::super) address: Ipv4Addr,
+pub(crate) struct Planned {
+    pub(crate) mac: [u8; 6],
+    pub(crate) address: Ipv4Addr,
     /// One for each request.
-    pub(in super::super) answers: Vec<Expected>,
+    pub(crate) answers: Vec<Expected>,
 }
 
 impl Planned {
-    pub(super) fn mac(&self) -> Mac {
+    pub(crate) fn mac(&self) -> Mac {
         Mac(self.mac)
     }
 }
 
 /// When guests begin to boot.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(in super::super) enum Arrival {
+pub(crate) enum Arrival {
     AtOnce,
     /// Evenly over so many seconds.
     Ramp(f64),
@@ -55,7 +55,7 @@ pub(in super::super) enum Arrival {
 
 /// What floods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub(in super::super) enum Flood {
+pub(crate) enum Flood {
     /// SYNs for the metadata address.
     Syn,
     /// Frames as large and as many that are for somebody else.
@@ -64,24 +64,24 @@ pub(in super::super) enum Flood {
 
 /// One round's storm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Orders {
+pub(crate) struct Orders {
     /// Of the guests, these many from the first on.
-    pub(in super::super) guests: usize,
-    pub(in super::super) arrival: Arrival,
+    pub(crate) guests: usize,
+    pub(crate) arrival: Arrival,
     /// Guests boot again until so much time is over; every one boots at least once.
-    pub(in super::super) seconds: f64,
-    pub(in super::super) keep_alive: bool,
+    pub(crate) seconds: f64,
+    pub(crate) keep_alive: bool,
     /// Share of frames lost in either direction.
-    pub(in super::super) loss: f64,
+    pub(crate) loss: f64,
     /// Guests that read slowly, the first ones.
-    pub(in super::super) slow: usize,
-    pub(in super::super) flood: Option<Flood>,
-    pub(in super::super) seed: u64,
+    pub(crate) slow: usize,
+    pub(crate) flood: Option<Flood>,
+    pub(crate) seed: u64,
 }
 
 /// What the generator is told, a line each.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in super::super) enum Command {
+pub(crate) enum Command {
     /// Take this plan.
     Load(PathBuf),
     /// Price the system calls, on this tap that nobody serves.
@@ -91,7 +91,7 @@ pub(in super::super) enum Command {
 
 /// What it replies, a line each.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in super::super) enum Reply {
+pub(crate) enum Reply {
     /// The command is done; the first such line says that the taps are there.
     Done,
     Priced(Prices),
@@ -105,8 +105,8 @@ pub(in super::super) enum Reply {
 
 /// Nanoseconds of one call that does nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Prices {
-    pub(in super::super) write: f64,
-    pub(in super::super) read: f64,
-    pub(in super::super) wait: f64,
+pub(crate) struct Prices {
+    pub(crate) write: f64,
+    pub(crate) read: f64,
+    pub(crate) wait: f64,
 }

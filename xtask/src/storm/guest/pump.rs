@@ -33,7 +33,7 @@ const LONGEST: Nanos = 600 * SECOND;
 const PAUSE: Nanos = MILLISECOND;
 
 /// The guests of a plan on their taps.
-pub(super) struct Pump<'a> {
+pub(crate) struct Pump<'a> {
     taps: &'a [Tap],
     epoll: OwnedFd,
     guests: Vec<Guest>,
@@ -77,7 +77,7 @@ struct Storm<'a> {
 
 impl<'a> Pump<'a> {
     /// Guests on the first of the taps.
-    pub(super) fn new(taps: &'a [Tap]) -> Result<Self> {
+    pub(crate) fn new(taps: &'a [Tap]) -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (number, tap) in taps.iter().enumerate() {
             let data = epoll::EventData::new_u64(number as u64);
@@ -96,7 +96,7 @@ impl<'a> Pump<'a> {
     }
 
     /// Takes another plan.
-    pub(super) fn load(&mut self, plan: Plan) -> Result<()> {
+    pub(crate) fn load(&mut self, plan: Plan) -> Result<()> {
         ensure!(plan.guests.len() <= self.taps.len(), "more guests than taps");
         let wrong = plan.guests.iter().any(|guest| guest.answers.len() != plan.requests.len());
         ensure!(!wrong, "a guest has another number of answers than there are requests");
@@ -108,7 +108,7 @@ impl<'a> Pump<'a> {
     }
 
     /// Boots guests as ordered; tells of progress by boots finished and failures.
-    pub(super) fn storm(
+    pub(crate) fn storm(
         &mut self,
         orders: &Orders,
         tell: &mut dyn FnMut(u64, u64),

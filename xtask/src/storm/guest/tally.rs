@@ -10,7 +10,7 @@ const STEPS: u64 = 32;
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(in super::super) enum Failure {
+pub(crate) enum Failure {
     /// Nobody answered ARP.
     Arp,
     /// No connection.
@@ -35,13 +35,13 @@ pub(in super::super) enum Failure {
 
 /// Times, counted in buckets that grow with them.
 #[derive(Debug, Default)]
-pub(super) struct Histogram {
+pub(crate) struct Histogram {
     counts: Vec<u64>,
     max_ns: u64,
 }
 
 impl Histogram {
-    pub(super) fn add(&mut self, ns: u64) {
+    pub(crate) fn add(&mut self, ns: u64) {
         let bucket = bucket(ns);
         if self.counts.len() <= bucket {
             self.counts.resize(bucket + 1, 0);
@@ -75,42 +75,42 @@ fn bound(bucket: usize) -> u64 {
 
 /// Everything counted in one storm.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    pub(super) boots: u64,
-    pub(super) requests: u64,
-    pub(super) failed: u64,
-    pub(super) reasons: BTreeMap<Failure, u64>,
-    pub(super) retransmissions: u64,
-    pub(super) request: Histogram,
-    pub(super) boot: Histogram,
+pub(crate) struct Tally {
+    pub(crate) boots: u64,
+    pub(crate) requests: u64,
+    pub(crate) failed: u64,
+    pub(crate) reasons: BTreeMap<Failure, u64>,
+    pub(crate) retransmissions: u64,
+    pub(crate) request: Histogram,
+    pub(crate) boot: Histogram,
     /// When each boot finished, from the storm's start; of the first wave only.
-    pub(super) finished: Vec<u64>,
-    pub(super) calls: Calls,
+    pub(crate) finished: Vec<u64>,
+    pub(crate) calls: Calls,
 }
 
 /// System calls made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Calls {
+pub(crate) struct Calls {
     /// Frames written to taps.
-    pub(in super::super) writes: u64,
+    pub(crate) writes: u64,
     /// Reads of taps, those that found nothing included.
-    pub(in super::super) reads: u64,
+    pub(crate) reads: u64,
     /// Waits for taps.
-    pub(in super::super) waits: u64,
+    pub(crate) waits: u64,
 }
 
 impl Tally {
-    pub(super) fn fail(&mut self, reason: Failure) {
+    pub(crate) fn fail(&mut self, reason: Failure) {
         self.failed += 1;
         self.note(reason);
     }
 
     /// Counts a reason without a failed request.
-    pub(super) fn note(&mut self, reason: Failure) {
+    pub(crate) fn note(&mut self, reason: Failure) {
         *self.reasons.entry(reason).or_default() += 1;
     }
 
-    pub(super) fn outcome(mut self, wall_ns: u64) -> Outcome {
+    pub(crate) fn outcome(mut self, wall_ns: u64) -> Outcome {
         self.finished.sort_unstable();
         Outcome {
             boots: self.boots,
@@ -144,26 +144,26 @@ fn curve(finished: &[u64]) -> Vec<(f64, u32)> {
 
 /// What the generator tells of one storm.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(in super::super) struct Outcome {
-    pub(in super::super) boots: u64,
-    pub(in super::super) requests: u64,
-    pub(in super::super) failures: u64,
-    pub(in super::super) reasons: BTreeMap<Failure, u64>,
-    pub(in super::super) retransmissions: u64,
-    pub(in super::super) wall_us: f64,
-    pub(in super::super) request: Distribution,
-    pub(in super::super) boot: Distribution,
-    pub(in super::super) finished: Vec<(f64, u32)>,
-    pub(in super::super) calls: Calls,
-    pub(in super::super) flood: Option<Flooded>,
+pub(crate) struct Outcome {
+    pub(crate) boots: u64,
+    pub(crate) requests: u64,
+    pub(crate) failures: u64,
+    pub(crate) reasons: BTreeMap<Failure, u64>,
+    pub(crate) retransmissions: u64,
+    pub(crate) wall_us: f64,
+    pub(crate) request: Distribution,
+    pub(crate) boot: Distribution,
+    pub(crate) finished: Vec<(f64, u32)>,
+    pub(crate) calls: Calls,
+    pub(crate) flood: Option<Flooded>,
 }
 
 /// What the flooding guest did.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(in super::super) struct Flooded {
-    pub(in super::super) frames: u64,
-    pub(in super::super) wall_us: f64,
-    pub(in super::super) cpu_us: f64,
+pub(crate) struct Flooded {
+    pub(crate) frames: u64,
+    pub(crate) wall_us: f64,
+    pub(crate) cpu_us: f64,
 }
 
 #[cfg(test)]

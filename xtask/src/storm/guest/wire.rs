@@ -7,52 +7,52 @@ use metadata_common::mac::Mac;
 use std::net::Ipv4Addr;
 
 /// Octets before an ARP packet or an IP header.
-pub(super) const ETHERNET: usize = 14;
+pub(crate) const ETHERNET: usize = 14;
 const ARP: usize = 28;
 const IPV4: usize = 20;
 const TCP: usize = 20;
 /// Longest TCP header.
 const TCP_MOST: usize = 60;
 /// Longest frame a guest sends.
-pub(super) const FRAME_MOST: usize = 1514;
+pub(crate) const FRAME_MOST: usize = 1514;
 /// What a guest's SYN says it can take.
-pub(super) const MSS: u16 = 1460;
+pub(crate) const MSS: u16 = 1460;
 
 const TYPE_ARP: [u8; 2] = [0x08, 0x06];
 const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const PROTOCOL_TCP: u8 = 6;
 
-pub(super) const FIN: u8 = 0x01;
-pub(super) const SYN: u8 = 0x02;
-pub(super) const RST: u8 = 0x04;
-pub(super) const PSH: u8 = 0x08;
-pub(super) const ACK: u8 = 0x10;
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
+pub(crate) const PSH: u8 = 0x08;
+pub(crate) const ACK: u8 = 0x10;
 
 /// Both ends as one guest sees them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
-    pub(super) mac: Mac,
-    pub(super) address: Ipv4Addr,
-    pub(super) server: Ipv4Addr,
-    pub(super) server_mac: Mac,
+pub(crate) struct Ends {
+    pub(crate) mac: Mac,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) server: Ipv4Addr,
+    pub(crate) server_mac: Mac,
 }
 
 /// The header of a segment; of what comes in, the numbers are the server's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// The guest's port.
-    pub(super) port: u16,
-    pub(super) seq: u32,
-    pub(super) ack: u32,
-    pub(super) flags: u8,
-    pub(super) window: u16,
+    pub(crate) port: u16,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) flags: u8,
+    pub(crate) window: u16,
     /// Value and echo (RFC 7323 §3).
-    pub(super) timestamps: Option<(u32, u32)>,
+    pub(crate) timestamps: Option<(u32, u32)>,
 }
 
 /// What comes in, payload and all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Incoming<'a> {
+pub(crate) enum Incoming<'a> {
     /// Somebody asks for the guest's MAC: the asker's MAC and address.
     WhoHas(Mac, Ipv4Addr),
     /// The server's MAC.
@@ -81,7 +81,7 @@ fn address(from: &[u8]) -> Ipv4Addr {
 }
 
 /// Reads a frame. `partial`: the TCP checksum is still to be completed, as the virtio header says.
-pub(super) fn read<'a>(frame: &'a [u8], ends: &Ends, partial: bool) -> Incoming<'a> {
+pub(crate) fn read<'a>(frame: &'a [u8], ends: &Ends, partial: bool) -> Incoming<'a> {
     let Some((head, packet)) = frame.split_at_checked(ETHERNET) else { return Incoming::Other };
     match [head[12], head[13]] {
         TYPE_ARP => read_arp(packet, ends),
@@ -166,12 +166,12 @@ fn pseudo(ends: &Ends, length: usize) -> u64 {
 }
 
 /// Who has the server's address?
-pub(super) fn who_has(out: &mut Vec<u8>, ends: &Ends) {
+pub(crate) fn who_has(out: &mut Vec<u8>, ends: &Ends) {
     arp(out, ends, Mac([0xff; 6]), 1, Mac([0; 6]), ends.server);
 }
 
 /// The guest's address is at its MAC.
-pub(super) fn is_at(out: &mut Vec<u8>, ends: &Ends, asker: Mac, asked_by: Ipv4Addr) {
+pub(crate) fn is_at(out: &mut Vec<u8>, ends: &Ends, asker: Mac, asked_by: Ipv4Addr) {
     arp(out, ends, asker, 2, asker, asked_by);
 }
 
@@ -188,7 +188,7 @@ fn arp(out: &mut Vec<u8>, ends: &Ends, to: Mac, operation: u8, target: Mac, targ
 
 /// A segment. `partial` leaves the TCP checksum for the device to complete, as a virtio guest does: the
 /// field then holds the pseudo-header's sum.
-pub(super) fn segment(
+pub(crate) fn segment(
     out: &mut Vec<u8>,
     ends: &Ends,
     header: &Header,
@@ -256,10 +256,10 @@ fn options(out: &mut Vec<u8>, header: &Header, sacks: &[(u32, u32)]) {
 }
 
 /// Shift of the windows a guest offers, Linux's usual.
-pub(super) const WINDOW_SCALE: u8 = 7;
+pub(crate) const WINDOW_SCALE: u8 = 7;
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::{ACK, Ends, Header, Incoming, PSH, SYN, read, segment, timestamps};
     use metadata_common::mac::Mac;
     use std::net::Ipv4Addr;

@@ -8,7 +8,7 @@ use super::xml::{At, Attribute, Xml};
 use std::fmt::Write as _;
 
 /// Width of every figure, in its own units; the page scales it.
-pub(super) const WIDTH: f64 = 760.0;
+pub(crate) const WIDTH: f64 = 760.0;
 const LEFT: f64 = 88.0;
 const RIGHT: f64 = 24.0;
 const PLOT_HEIGHT: f64 = 270.0;
@@ -26,51 +26,51 @@ const COLOURS: usize = 6;
 const DASHES: [&str; 4] = ["none", "8 4", "2 3", "10 3 2 3"];
 
 /// One direction of a plot.
-pub(super) struct Axis {
+pub(crate) struct Axis {
     /// What it shows, with its unit.
-    pub(super) title: &'static str,
-    pub(super) scale: Scale,
+    pub(crate) title: &'static str,
+    pub(crate) scale: Scale,
     /// How a mark is labelled.
-    pub(super) label: fn(f64) -> String,
+    pub(crate) label: fn(f64) -> String,
 }
 
 /// One subject's line.
-pub(super) struct Curve {
+pub(crate) struct Curve {
     /// The subject's place in the list of subjects: its colour.
-    pub(super) subject: usize,
-    pub(super) name: String,
-    pub(super) points: Vec<(f64, f64)>,
+    pub(crate) subject: usize,
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
 }
 
 /// Curves over two axes.
-pub(super) struct Plot {
-    pub(super) title: String,
-    pub(super) x: Axis,
-    pub(super) y: Axis,
-    pub(super) curves: Vec<Curve>,
+pub(crate) struct Plot {
+    pub(crate) title: String,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+    pub(crate) curves: Vec<Curve>,
     /// Whether points are few enough to be marked.
-    pub(super) marked: bool,
+    pub(crate) marked: bool,
 }
 
 /// Horizontal bars of stacked parts.
-pub(super) struct Bars {
-    pub(super) title: String,
-    pub(super) axis: Axis,
+pub(crate) struct Bars {
+    pub(crate) title: String,
+    pub(crate) axis: Axis,
     /// Names of the parts, in the order they are stacked.
-    pub(super) parts: Vec<&'static str>,
+    pub(crate) parts: Vec<&'static str>,
     /// Each bar's name and its parts.
-    pub(super) rows: Vec<(String, Vec<f64>)>,
+    pub(crate) rows: Vec<(String, Vec<f64>)>,
 }
 
 /// Anything that can be drawn.
-pub(super) enum Drawing {
+pub(crate) enum Drawing {
     Plot(Plot),
     Bars(Bars),
 }
 
 impl Drawing {
     /// What it is called.
-    pub(super) fn title(&self) -> &str {
+    pub(crate) fn title(&self) -> &str {
         match self {
             Self::Plot(plot) => &plot.title,
             Self::Bars(bars) => &bars.title,
@@ -78,7 +78,7 @@ impl Drawing {
     }
 
     /// Height, in the units of [`WIDTH`].
-    pub(super) fn height(&self) -> f64 {
+    pub(crate) fn height(&self) -> f64 {
         match self {
             Self::Plot(plot) => plot.top() + PLOT_HEIGHT + FOOT,
             Self::Bars(bars) => bars.top() + bars.plot_height() + FOOT,
@@ -86,7 +86,7 @@ impl Drawing {
     }
 
     /// Draws it with its upper left corner at the origin.
-    pub(super) fn draw(&self, xml: &mut Xml) {
+    pub(crate) fn draw(&self, xml: &mut Xml) {
         xml.line("text", &[("class", &"title"), ("x", &At(0.0)), ("y", &At(18.0))], self.title());
         match self {
             Self::Plot(plot) => plot.draw(xml),

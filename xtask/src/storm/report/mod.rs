@@ -2,15 +2,15 @@
 //!
 //! Both are XML, the page in HTML's words too, with colours for light and dark screens and for paper.
 
-mod chart;
+pub(crate) mod chart;
 mod figures;
 mod page;
-mod scale;
+pub(crate) mod scale;
 #[cfg(test)]
 mod tests;
-pub(in crate::storm) mod units;
+pub(crate) mod units;
 mod words;
-mod xml;
+pub(crate) mod xml;
 
 use super::model::{Case, Results};
 use chart::{Drawing, WIDTH};
@@ -19,7 +19,7 @@ use xml::{At, Attribute, Xml};
 
 pub(in crate::storm) use figures::show;
 
-const STYLE: &str = include_str!("style.css");
+pub(crate) const STYLE: &str = include_str!("style.css");
 /// Room around drawings of an image.
 const MARGIN: f64 = 20.0;
 /// Room for a line of text.

@@ -2,7 +2,7 @@
 
 /// How values are laid along an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Scale {
+pub(crate) enum Scale {
     /// Even steps from 0.
     Linear {
         /// The far end.
@@ -31,12 +31,12 @@ const MAX_DECADES: f64 = 9.0;
 
 impl Scale {
     /// Even steps with room for all `values`.
-    pub(super) fn linear(values: impl Iterator<Item = f64>) -> Self {
+    pub(crate) fn linear(values: impl Iterator<Item = f64>) -> Self {
         Self::even(values, |_| 1.0)
     }
 
     /// Even steps, round in KiB, MiB or GiB, with room for all `octets`.
-    pub(super) fn binary(octets: impl Iterator<Item = f64>) -> Self {
+    pub(crate) fn binary(octets: impl Iterator<Item = f64>) -> Self {
         Self::even(octets, |max| {
             let units = [30, 20, 10].map(|power| 2_f64.powi(power));
             units.into_iter().find(|unit| max >= *unit).unwrap_or(1.0)
@@ -54,7 +54,7 @@ impl Scale {
     }
 
     /// A logarithmic axis of whole 1-2-5 steps with room for all `values` above 0.
-    pub(super) fn log(values: impl Iterator<Item = f64> + Clone) -> Self {
+    pub(crate) fn log(values: impl Iterator<Item = f64> + Clone) -> Self {
         let values = values.filter(|value| value.is_finite() && *value > 0.0);
         let (low, high) = values
             .fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), value| (low.min(value), high.max(value)));
@@ -68,7 +68,7 @@ impl Scale {
     }
 
     /// The place of a value: 0 the near end, 1 the far end. Never outside.
-    pub(super) fn place(self, value: f64) -> f64 {
+    pub(crate) fn place(self, value: f64) -> f64 {
         let place = match self {
             Self::Linear { max, .. } => value / max,
             Self::Log { min, max } => (value.max(min) / min).ln() / (max / min).ln(),
@@ -81,7 +81,7 @@ impl Scale {
     }
 
     /// Where marks are, from the near end to the far one.
-    pub(super) fn marks(self) -> Vec<f64> {
+    pub(crate) fn marks(self) -> Vec<f64> {
         match self {
             Self::Linear { max, step } => {
                 let count = (max / step + 1e-9).floor() as u32;

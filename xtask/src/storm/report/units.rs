@@ -1,7 +1,7 @@
 //! Quantities as a reader wants them: three digits and a unit.
 
 /// Three significant digits, without a tail of zeroes.
-pub(in crate::storm) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     if !value.is_finite() {
         return "–".into();
     }
@@ -30,7 +30,7 @@ fn thousands(text: &str) -> String {
 }
 
 /// A time given in microseconds.
-pub(in crate::storm) fn time(us: f64) -> String {
+pub(crate) fn time(us: f64) -> String {
     match us.abs() {
         value if value >= 999_500.0 => format!("{} s", number(us / 1e6)),
         value if value >= 999.5 => format!("{} ms", number(us / 1e3)),
@@ -39,7 +39,7 @@ pub(in crate::storm) fn time(us: f64) -> String {
 }
 
 /// An amount of memory given in octets.
-pub(in crate::storm) fn memory(octets: f64) -> String {
+pub(crate) fn memory(octets: f64) -> String {
     const KIB: f64 = 1024.0;
     match octets.abs() {
         value if value >= KIB * KIB * KIB => format!("{} GiB", number(octets / (KIB * KIB * KIB))),
@@ -50,7 +50,7 @@ pub(in crate::storm) fn memory(octets: f64) -> String {
 }
 
 /// A share of 1 as a percentage, with as many nines as it has.
-pub(in crate::storm) fn share(share: f64) -> String {
+pub(crate) fn share(share: f64) -> String {
     let percent = format!("{:.4}", share * 100.0);
     format!("{} %", percent.trim_end_matches('0').trim_end_matches('.'))
 }

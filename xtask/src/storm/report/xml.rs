@@ -4,22 +4,22 @@
 use std::fmt::{Display, Write as _};
 
 /// An attribute and its value.
-pub(super) type Attribute<'a> = (&'a str, &'a dyn Display);
+pub(crate) type Attribute<'a> = (&'a str, &'a dyn Display);
 
 /// A document in the making.
 #[derive(Default)]
-pub(super) struct Xml {
+pub(crate) struct Xml {
     out: String,
 }
 
 impl Xml {
     /// The document.
-    pub(super) fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         self.out
     }
 
     /// An element with what `inside` puts into it.
-    pub(super) fn within(&mut self, tag: &str, attributes: &[Attribute<'_>], inside: impl FnOnce(&mut Self)) {
+    pub(crate) fn within(&mut self, tag: &str, attributes: &[Attribute<'_>], inside: impl FnOnce(&mut Self)) {
         self.start(tag, attributes);
         self.out.push('>');
         inside(self);
@@ -27,25 +27,25 @@ impl Xml {
     }
 
     /// An element without content: a shape, or one of HTML's void elements.
-    pub(super) fn empty(&mut self, tag: &str, attributes: &[Attribute<'_>]) {
+    pub(crate) fn empty(&mut self, tag: &str, attributes: &[Attribute<'_>]) {
         self.start(tag, attributes);
         self.out.push_str("/>");
     }
 
     /// An element with text in it, and a line's end after it.
-    pub(super) fn line(&mut self, tag: &str, attributes: &[Attribute<'_>], text: impl Display) {
+    pub(crate) fn line(&mut self, tag: &str, attributes: &[Attribute<'_>], text: impl Display) {
         self.within(tag, attributes, |xml| xml.text(text));
         self.out.push('\n');
     }
 
     /// Text.
-    pub(super) fn text(&mut self, text: impl Display) {
+    pub(crate) fn text(&mut self, text: impl Display) {
         let text = text.to_string();
         self.escape(&text);
     }
 
     /// Text of this module's users that is markup already: a style sheet, a document type.
-    pub(super) fn verbatim(&mut self, text: &'static str) {
+    pub(crate) fn verbatim(&mut self, text: &'static str) {
         self.out.push_str(text);
     }
 
@@ -77,7 +77,7 @@ impl Xml {
 }
 
 /// A coordinate: a tenth of a unit is finer than anybody sees. What is no number is drawn at the origin.
-pub(super) struct At(pub(super) f64);
+pub(crate) struct At(pub(crate) f64);
 
 impl Display for At {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

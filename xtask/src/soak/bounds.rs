@@ -1,0 +1,201 @@
+//! What may grow, by how much, and why.
+
+use super::watch::{Figure, Sample};
+use serde::Serialize;
+
+/// Descriptors: one more for a configuration being read, a namespace being entered and a file being watched.
+const FDS: u64 = 4;
+/// Threads: those the control side's runtime starts for files, and ends when they have had nothing to do.
+const THREADS: u64 = 4;
+/// Namespaces held: one being entered.
+const NAMESPACES: u64 = 1;
+/// Programs, and maps with their constants: the classifier of the agent's own namespace, loaded when the first
+/// guest has been quiet for long.
+const PROGRAMS: u64 = 1;
+const MAPS: u64 = 1;
+/// Links beyond what ports and the hub can have at once: all is calm when they are counted, so each tap is there.
+const LINKS: u64 = 0;
+/// Links of one port, XDP's and the classifier's, and of the hub.
+const LINKS_OF_PORT: u64 = 2;
+const LINKS_OF_HUB: u64 = 2;
+/// Devices of hubs: made at the start.
+const DEVICES: u64 = 0;
+/// Objects no agent holds: nothing may keep them.
+const ORPHANS: u64 = 0;
+/// Frames whose fate no counter knows.
+const UNACCOUNTED: u64 = 0;
+/// Memory, by the line through all looks: what the allocator takes while tables come to the largest size they
+/// ever need (a guest's hostile connections, one more page of a heap). A leak of 100 octets for each of the
+/// thousands of crawls, changes and hostile connections of a minute is far above it.
+const GROWTH_BYTES: f64 = (4 << 20) as f64;
+/// The same by the minute, once the soak is long enough for a slope to mean something: a node that gains this
+/// much is 0.5 GiB larger after a week.
+const SLOPE_BYTES: f64 = (48 << 10) as f64;
+/// A slope of fewer minutes than these says more about the allocator than about leaks.
+const SLOPE_MINUTES: f64 = 8.0;
+
+/// A bound, and what was found.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Verdict {
+    pub(super) bound: &'static str,
+    pub(super) found: f64,
+    pub(super) most: f64,
+    pub(super) unit: &'static str,
+}
+
+impl Verdict {
+    pub(super) fn holds(&self) -> bool {
+        self.found <= self.most
+    }
+}
+
+/// Holds looks at one life of an agent, none of them before it was warm, against the bounds.
+pub(super) fn judge(samples: &[Sample], guests: u64) -> Vec<Verdict> {
+    let spread = |of: Figure| {
+        let values = samples.iter().map(of);
+        (values.clone().max().unwrap_or(0) - values.min().unwrap_or(0)) as f64
+    };
+    let most = |of: &dyn Fn(&Sample) -> u64| samples.iter().map(of).max().unwrap_or(0) as f64;
+    let links = LINKS_OF_PORT * guests + LINKS_OF_HUB;
+    let verdict = |bound, found, most: u64, unit| Verdict { bound, found, most: most as f64, unit };
+    let mut verdicts = vec![
+        verdict("open descriptors vary by", spread(|sample| sample.fds), FDS, ""),
+        verdict("threads vary by", spread(|sample| sample.threads), THREADS, ""),
+        verdict("namespaces held vary by", spread(|sample| sample.namespaces), NAMESPACES, ""),
+        verdict("programs vary by", spread(|sample| sample.programs), PROGRAMS, ""),
+        verdict("maps vary by", spread(|sample| sample.maps), MAPS, ""),
+        verdict("links beyond two a port", most(&|sample| sample.links.saturating_sub(links)), LINKS, ""),
+        verdict("links on no device, or twice on one", most(&|sample| sample.idle_links), LINKS, ""),
+        verdict("objects held by nobody", most(&|sample| sample.orphans), ORPHANS, ""),
+        verdict("hub devices vary by", spread(|sample| sample.hub_devices), DEVICES, ""),
+        verdict("frames unaccounted for", most(&|sample| sample.unaccounted), UNACCOUNTED, ""),
+        verdict("ports beside taps", most(&|sample| sample.ports.abs_diff(guests)), 0, ""),
+        verdict("records beside guests", most(&|sample| sample.records.abs_diff(guests)), 0, ""),
+        verdict("slots beside records", most(&|sample| sample.identities.abs_diff(sample.records)), 0, ""),
+    ];
+    let (slope, minutes) = memory_slope(samples);
+    let growth = Verdict {
+        bound: "memory grows in all, by its trend,",
+        found: slope * minutes,
+        most: GROWTH_BYTES,
+        unit: "B",
+    };
+    verdicts.push(growth);
+    if minutes >= SLOPE_MINUTES {
+        let bound = "memory grows each minute by";
+        verdicts.push(Verdict { bound, found: slope, most: SLOPE_BYTES, unit: "B" });
+    }
+    verdicts
+}
+
+/// The slope of the line with the least squares through all looks at memory, in octets a minute, and how many
+/// minutes they span.
+pub(super) fn memory_slope(samples: &[Sample]) -> (f64, f64) {
+    let points = || samples.iter().map(|sample| (sample.at_s / 60.0, sample.rss_bytes as f64));
+    let count = samples.len().max(1) as f64;
+    let (x, y) = points().fold((0.0, 0.0), |(x, y), point| (x + point.0 / count, y + point.1 / count));
+    let (over, under) = points().fold((0.0, 0.0), |(over, under), point| {
+        (over + (point.0 - x) * (point.1 - y), under + (point.0 - x).powi(2))
+    });
+    let span = samples.last().zip(samples.first()).map_or(0.0, |(last, first)| last.at_s - first.at_s) / 60.0;
+    (if under > 0.0 { over / under } else { 0.0 }, span)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Verdict, judge, memory_slope};
+    use crate::soak::watch::Sample;
+
+    const GUESTS: u64 = 64;
+
+    fn minutes(grow: impl Fn(u64) -> Sample) -> Vec<Sample> {
+        let usual = Sample {
+            rss_bytes: 50 << 20,
+            fds: 90,
+            threads: 5,
+            namespaces: 2,
+            programs: 4,
+            maps: 14,
+            links: 66,
+            hub_devices: 3,
+            ports: GUESTS,
+            identities: GUESTS,
+            records: GUESTS,
+            ..Sample::default()
+        };
+        let at = |n: u64| {
+            let more = grow(n);
+            Sample {
+                at_s: n as f64 * 60.0,
+                rss_bytes: usual.rss_bytes + more.rss_bytes,
+                fds: usual.fds + more.fds,
+                threads: usual.threads + more.threads,
+                programs: usual.programs + more.programs,
+                maps: usual.maps + more.maps,
+                links: usual.links + more.links,
+                idle_links: more.idle_links,
+                orphans: more.orphans,
+                hub_devices: usual.hub_devices + more.hub_devices,
+                namespaces: usual.namespaces + more.namespaces,
+                ports: usual.ports + more.ports,
+                identities: usual.identities + more.identities,
+                records: usual.records + more.records,
+                unaccounted: more.unaccounted,
+                ..usual.clone()
+            }
+        };
+        (0..12).map(at).collect()
+    }
+
+    fn broken(samples: &[Sample]) -> Vec<&'static str> {
+        judge(samples, GUESTS).iter().filter(|it| !it.holds()).map(|it| it.bound).collect()
+    }
+
+    #[test]
+    fn what_stays_as_it_is_breaks_no_bound() {
+        assert_eq!(broken(&minutes(|_| Sample::default())), Vec::<&str>::new());
+        let noise = minutes(|n| Sample { rss_bytes: (n * 7_919) % 100_000, fds: n % 3, ..Sample::default() });
+        assert_eq!(broken(&noise), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn each_leak_is_called_by_its_bound() {
+        type Leak = fn(u64) -> Sample;
+        let leaks: [(&str, Leak); 11] = [
+            ("open descriptors vary by", |n| Sample { fds: n, ..Sample::default() }),
+            ("threads vary by", |n| Sample { threads: n, ..Sample::default() }),
+            ("namespaces held vary by", |n| Sample { namespaces: n, ..Sample::default() }),
+            ("programs vary by", |n| Sample { programs: n / 5, ..Sample::default() }),
+            ("maps vary by", |n| Sample { maps: n / 5, ..Sample::default() }),
+            ("links beyond two a port", |n| Sample { links: n * 6, ..Sample::default() }),
+            ("links on no device, or twice on one", |n| Sample { idle_links: n / 11, ..Sample::default() }),
+            ("objects held by nobody", |n| Sample { orphans: n / 11, ..Sample::default() }),
+            ("hub devices vary by", |n| Sample { hub_devices: n / 11, ..Sample::default() }),
+            ("frames unaccounted for", |n| Sample { unaccounted: n / 11, ..Sample::default() }),
+            ("memory grows each minute by", |n| Sample { rss_bytes: n * (60 << 10), ..Sample::default() }),
+        ];
+        for (bound, leak) in leaks {
+            assert_eq!(broken(&minutes(leak)), [bound]);
+        }
+        let slots = minutes(|n| Sample { identities: n, ..Sample::default() });
+        assert_eq!(broken(&slots), ["slots beside records"]);
+        let jump = minutes(|n| Sample { rss_bytes: n * (500 << 10), ..Sample::default() });
+        assert!(broken(&jump).contains(&"memory grows in all, by its trend,"));
+    }
+
+    #[test]
+    fn a_slope_is_that_of_the_line() {
+        let line = minutes(|n| Sample { rss_bytes: n * 6_000, ..Sample::default() });
+        let (slope, span) = memory_slope(&line);
+        assert!((slope - 6_000.0).abs() < 1e-6, "{slope}");
+        assert!((span - 11.0).abs() < 1e-9, "{span}");
+        assert_eq!(memory_slope(&line[..1]), (0.0, 0.0));
+        assert_eq!(memory_slope(&[]), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_bound_holds_up_to_its_value() {
+        let at = |found| Verdict { bound: "b", found, most: 4.0, unit: "" };
+        assert!(at(4.0).holds() && !at(4.1).holds() && !at(f64::NAN).holds());
+    }
+}

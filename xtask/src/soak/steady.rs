@@ -1,0 +1,67 @@
+//! Steady guests: nothing of theirs ever changes, so nothing of theirs may ever fail.
+
+use super::shared::{Shared, add};
+use crate::storm::guest::{Arrival, Failure, Orders, Plan, Pump, Tally};
+use anyhow::Result;
+use support::tap::Tap;
+
+/// Every so many rounds, connections are kept between requests, some guests read slowly, and frames get lost.
+const KEEP_ALIVE_EVERY: u64 = 3;
+const SLOW_EVERY: u64 = 4;
+const LOSS_EVERY: u64 = 5;
+/// Share of frames lost then, either way.
+const LOSS: f64 = 0.005;
+/// Guests begin within so many seconds of one another.
+const RAMP: f64 = 0.3;
+
+/// Crawls on all taps, one plan after the other, until the soak is over.
+pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) -> Result<()> {
+    let mut pump = Pump::new(taps)?;
+    for round in 0.. {
+        if shared.is_over() {
+            return Ok(());
+        }
+        let busy = shared.busy();
+        let mark = shared.mark();
+        pump.load(plans[round as usize % plans.len()].clone())?;
+        let orders = Orders {
+            guests: taps.len(),
+            arrival: Arrival::Ramp(RAMP),
+            seconds: 0.0,
+            keep_alive: round % KEEP_ALIVE_EVERY == 1,
+            loss: if round % LOSS_EVERY == 2 { LOSS } else { 0.0 },
+            slow: if round % SLOW_EVERY == 3 { taps.len() / 4 } else { 0 },
+            flood: None,
+            seed: seed.wrapping_add(round),
+        };
+        let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;
+        drop(busy);
+        count(shared, &tally, mark);
+    }
+    Ok(())
+}
+
+/// Whether a request failed because of what came, not because nothing came.
+pub(super) fn is_about_octets(failure: Failure) -> bool {
+    matches!(failure, Failure::Head | Failure::Length | Failure::Body | Failure::Checksum)
+}
+
+fn count(shared: &Shared, tally: &Tally, mark: u64) {
+    add(&shared.counts.boots, tally.boots);
+    add(&shared.counts.requests, tally.requests);
+    if tally.failed == 0 {
+    } else if shared.was_undisturbed_since(mark) {
+        add(&shared.counts.failed, tally.failed);
+        shared.breach(format!(
+            "{} requests of steady guests failed while one agent served: {:?}",
+            tally.failed, tally.reasons
+        ));
+    } else {
+        add(&shared.counts.interrupted, tally.failed);
+    }
+    // What was not this guest's is a fault however the agent fares.
+    let strange = tally.reasons.iter().filter(|(reason, _)| is_about_octets(**reason));
+    for (reason, times) in strange {
+        shared.breach(format!("steady guests got something that was not theirs: {reason:?}, {times} times"));
+    }
+}

@@ -1,0 +1,264 @@
+//! One look at everything that could leak.
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+use support::agent::{Agent, Metrics};
+use support::netns::Namespace;
+use support::objects::Objects;
+
+/// The first hub's inner end, as the agent names it by default.
+const INNER: &str = "imds-in";
+/// What every hub device's name begins with.
+const HUB: &str = "imds-";
+/// Longest until frames under way have arrived and counters are published, and until what the kernel frees
+/// later (RCU, workqueues, a closed AF_XDP socket) is gone.
+const SETTLE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What was seen, with nobody sending.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Sample {
+    /// Since the beginning of the soak.
+    pub(super) at_s: f64,
+    /// Memory of the agent that is not of files.
+    pub(super) rss_bytes: u64,
+    pub(super) fds: u64,
+    pub(super) threads: u64,
+    /// Network namespaces it holds by descriptors.
+    pub(super) namespaces: u64,
+    pub(super) programs: u64,
+    pub(super) maps: u64,
+    pub(super) links: u64,
+    /// Links it holds that are on no device, or on one where it has another of the same program.
+    pub(super) idle_links: u64,
+    /// Objects any agent of this soak was ever seen to hold, and none holds now, that are in the kernel still.
+    pub(super) orphans: u64,
+    pub(super) hub_devices: u64,
+    pub(super) ports: u64,
+    pub(super) identities: u64,
+    pub(super) records: u64,
+    pub(super) connections: u64,
+    /// Frames received so far, and those no counter knows the fate of.
+    pub(super) frames: u64,
+    pub(super) unaccounted: u64,
+}
+
+/// One figure of a look.
+pub(super) type Figure = fn(&Sample) -> u64;
+
+/// Looks, and remembers what agents have held.
+pub(super) struct Watch {
+    began: Instant,
+    ever: Objects,
+}
+
+impl Watch {
+    pub(super) fn new(began: Instant) -> Self {
+        Self { began, ever: Objects::default() }
+    }
+
+    /// Notes what the agent holds, to look for it later.
+    pub(super) fn note(&mut self, pid: u32) -> Result<Objects> {
+        let held = Objects::held_by(pid)?;
+        self.ever.add(&held);
+        Ok(held)
+    }
+
+    /// What earlier agents, or this one, have left in the kernel, once it had time to go.
+    pub(super) fn orphans(&mut self, holder: Option<u32>) -> Result<Objects> {
+        let end = Instant::now() + SETTLE;
+        loop {
+            let held = holder.map_or_else(|| Ok(Objects::default()), |pid| self.note(pid))?;
+            let left = self.ever.without(&held).among(&Objects::in_kernel());
+            if left.is_empty() || Instant::now() >= end {
+                // What is gone needs no remembering.
+                self.ever = held;
+                self.ever.add(&left);
+                return Ok(left);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// A whole look. All is calm.
+    pub(super) fn sample(&mut self, agent: &Agent<'_>, node: &Namespace) -> Result<Sample> {
+        let (metrics, unaccounted) = settled(agent, node)?;
+        let pid = agent.pid();
+        let orphans = self.orphans(Some(pid))?;
+        let held = self.note(pid)?;
+        let gauge = |name: &str| value(&metrics, name);
+        let (fds, namespaces) = descriptors(pid)?;
+        Ok(Sample {
+            at_s: self.began.elapsed().as_secs_f64(),
+            rss_bytes: resident(pid)?,
+            fds,
+            threads: count(&format!("/proc/{pid}/task"))?,
+            namespaces,
+            programs: held.programs.len() as u64,
+            maps: held.maps.len() as u64,
+            links: held.links.len() as u64,
+            idle_links: held.idle_links() as u64,
+            orphans: orphans.len() as u64,
+            hub_devices: hub_devices(node)?,
+            ports: gauge("xdp_imds_ports")?,
+            identities: gauge("xdp_imds_identities")?,
+            records: gauge("xdp_imds_records")?,
+            connections: gauge("xdp_imds_stack_connections")?,
+            frames: gauge("xdp_imds_received_frames_total")?,
+            unaccounted,
+        })
+    }
+}
+
+/// The metrics once every frame is accounted for, or when that does not happen; and how many are not.
+fn settled(agent: &Agent<'_>, node: &Namespace) -> Result<(Metrics, u64)> {
+    let end = Instant::now() + SETTLE;
+    loop {
+        // A retransmission may fall between two counters: what counts is whether they ever agree.
+        let lost_by_device = dropped(node)?;
+        let metrics = agent.metrics()?;
+        let ledger = Ledger::read(&metrics, lost_by_device)?;
+        let unaccounted = ledger.unaccounted();
+        if unaccounted == 0 || Instant::now() >= end {
+            if unaccounted > 0 {
+                eprintln!("unaccounted: {ledger:?}");
+            }
+            return Ok((metrics, unaccounted));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Frames by where they were seen, in the order they pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ledger {
+    /// `port`: sent to the hub.
+    steered: u64,
+    /// `socket`: given to a socket, or not.
+    delivered: u64,
+    absent: u64,
+    /// The device between them: thrown away, those the socket had no room for included.
+    lost_by_device: u64,
+    /// The socket: taken, or not.
+    received: u64,
+    lost_at_socket: u64,
+    /// The link: no good.
+    lost_at_link: u64,
+    /// The stack.
+    stack: u64,
+    /// The hub tap: taken; `hub`: sent on, or not.
+    sent: u64,
+    hub: u64,
+}
+
+impl Ledger {
+    fn read(metrics: &Metrics, lost_by_device: u64) -> Result<Self> {
+        let lost = |reasons: &[&str]| -> u64 {
+            let of = metrics.samples().iter().filter(|sample| {
+                sample.name == "xdp_imds_receive_lost_frames_total"
+                    && sample.label("reason").is_some_and(|reason| reasons.contains(&reason))
+            });
+            of.map(|sample| sample.value as u64).sum()
+        };
+        Ok(Self {
+            steered: metrics.frames("steer_")?,
+            delivered: metrics.frames("socket_delivered")?,
+            absent: metrics.frames("socket_drop_absent")?,
+            lost_by_device,
+            received: value(metrics, "xdp_imds_received_frames_total")?,
+            lost_at_socket: lost(&["ring_full", "dropped"]),
+            lost_at_link: lost(&["runt", "unstamped", "slot_out_of_range"]),
+            stack: value(metrics, "xdp_imds_stack_received_total")?,
+            sent: value(metrics, "xdp_imds_sent_frames_total")?,
+            hub: metrics.frames("hub_")?,
+        })
+    }
+
+    /// Frames that were seen at one place and neither seen nor counted as lost at the next.
+    fn unaccounted(&self) -> u64 {
+        let at_device = self.steered.abs_diff(self.delivered + self.absent);
+        // The device counts what the socket refused as well as what it had no room for itself.
+        let unexplained = at_device.saturating_sub(self.lost_by_device.saturating_sub(self.lost_at_socket));
+        unexplained
+            + self.delivered.abs_diff(self.received + self.lost_at_socket)
+            + self.received.abs_diff(self.stack + self.lost_at_link)
+            + self.sent.abs_diff(self.hub)
+    }
+}
+
+/// A metric's sum over all its labels.
+fn value(metrics: &Metrics, name: &str) -> Result<u64> {
+    let mut found = metrics.samples().iter().filter(|sample| sample.name == name).peekable();
+    ensure!(found.peek().is_some(), "the agent has no metric {name}");
+    Ok(found.map(|sample| sample.value as u64).sum())
+}
+
+/// Frames the hub's inner end has thrown away.
+fn dropped(node: &Namespace) -> Result<u64> {
+    let table = node.run_in(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
+    let line = table.lines().find_map(|line| line.trim_start().strip_prefix(INNER)?.strip_prefix(':'));
+    let fields = line.with_context(|| format!("there is no {INNER}"))?.split_whitespace();
+    // Octets, packets, errors, dropped, … received (Linux: net/core/net-procfs.c).
+    fields.into_iter().nth(3).and_then(|field| field.parse().ok()).context("/proc/net/dev has another form")
+}
+
+/// Devices of hubs in the agent's namespace.
+pub(super) fn hub_devices(node: &Namespace) -> Result<u64> {
+    let table = node.run_in(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
+    Ok(table.lines().filter(|line| line.trim_start().starts_with(HUB)).count() as u64)
+}
+
+/// Descriptors of a process, and of these the namespaces.
+fn descriptors(pid: u32) -> Result<(u64, u64)> {
+    let (mut all, mut namespaces) = (0, 0);
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let Ok(target) = std::fs::read_link(entry?.path()) else { continue };
+        let target = target.to_string_lossy().into_owned();
+        all += 1;
+        namespaces += u64::from(target.starts_with("net:[") || target.starts_with("/run/netns/"));
+    }
+    Ok((all, namespaces))
+}
+
+fn count(directory: &str) -> Result<u64> {
+    Ok(std::fs::read_dir(directory).with_context(|| format!("cannot list {directory}"))?.count() as u64)
+}
+
+/// Resident memory that is not of files.
+fn resident(pid: u32) -> Result<u64> {
+    crate::storm::memory::resident(pid).with_context(|| format!("process {pid} has no memory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ledger;
+
+    const RIGHT: Ledger = Ledger {
+        steered: 1_000,
+        delivered: 900,
+        absent: 50,
+        lost_by_device: 80,
+        received: 870,
+        lost_at_socket: 30,
+        lost_at_link: 20,
+        stack: 850,
+        sent: 400,
+        hub: 400,
+    };
+
+    #[test]
+    fn a_frame_missing_at_any_place_is_missed() {
+        assert_eq!(RIGHT.unaccounted(), 0);
+        for wrong in [
+            Ledger { steered: 1_001, ..RIGHT },
+            Ledger { received: 869, stack: 849, ..RIGHT },
+            Ledger { stack: 849, ..RIGHT },
+            Ledger { stack: 851, ..RIGHT },
+            Ledger { hub: 399, ..RIGHT },
+            Ledger { lost_by_device: 79, ..RIGHT },
+        ] {
+            assert_eq!(wrong.unaccounted(), 1, "{wrong:?}");
+        }
+    }
+}
