@@ -6,6 +6,7 @@
 //!  ┌─► read the clocks once
 //!  │   forget slots the control side let go of      (≤ CONTROL_BATCH)
 //!  │   wake slots whose answers may have changed    (≤ CONTROL_BATCH)
+//!  │   drain, or go on as before                    (≤ ORDERS)
 //!  │   lend received frames to the engine           (≤ BATCH)
 //!  │   step the engine: timers, answers, reaping
 //!  │   publish counters                             (every PUBLISH_EVERY, and before each sleep)
@@ -30,7 +31,7 @@ mod run;
 
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -39,7 +40,7 @@ use std::time::Duration;
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap, Link, LinkStats, TapStats};
 use crate::sandbox::{Mode, SandboxError, Stage};
-use crate::stack::Transmit;
+use crate::stack::{Claims, Transmit};
 use crate::time::Now;
 use bell::Bell;
 
@@ -52,6 +53,10 @@ pub const CONTROL_QUEUE: usize = MAX_SLOTS as usize;
 /// Slots that may wait to be woken: every guest of a node at once. A queue of its own, so that waking never
 /// leaves a slot that must be forgotten without room.
 pub const WAKE_QUEUE: usize = MAX_SLOTS as usize;
+/// Orders to the engine as a whole that may wait.
+pub const ORDERS: usize = 4;
+/// How often a worker that drains says what is left. Finding out is a look at every connection.
+pub const LEFT_EVERY: Duration = Duration::from_millis(5);
 /// Age of the published counters under load, at most (plus one turn).
 pub const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 /// Longest sleep: what may pass before counters the kernel moves by itself are read again.
@@ -77,6 +82,17 @@ pub trait Engine: Send + 'static {
     fn forget(&mut self, slot: Slot);
     /// Looks again at whatever waits for something to change about `slot`; answers go to `out`.
     fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit);
+    /// Begins to drain: gives all that is going on to `claims` before it returns, and brings it to an end within
+    /// `limit`. An engine in which nothing lasts beyond a frame has nothing to do for this and the next three.
+    fn drain(&mut self, _now: Now, _limit: Duration, _claims: Box<dyn Claims + Send>) {}
+    /// Drains no more.
+    fn resume(&mut self) {}
+    /// Lets be (`true`) what it does not know, which may be another agent's.
+    fn spare_unknown(&mut self, _spare: bool) {}
+    /// What is going on still; asked while it drains, every [`LEFT_EVERY`].
+    fn left(&self) -> usize {
+        0
+    }
     /// The counters now.
     fn stats(&self) -> Self::Stats;
 }
@@ -187,13 +203,25 @@ pub struct WorkerStats<T> {
     pub engine: T,
 }
 
+/// What the engine as a whole is to do.
+enum Order {
+    Drain(Duration, Box<dyn Claims + Send>),
+    Resume,
+    Spare(bool),
+}
+
+/// [`Shared::left`] while the worker does not drain.
+const NOT_DRAINING: u64 = u64::MAX;
+
 /// What both sides hold.
 #[derive(Debug)]
 struct Shared<T> {
     bell: Bell,
     stop: AtomicBool,
-    /// A slot waits to be forgotten or woken.
+    /// A slot waits to be forgotten or woken, or an order to be obeyed.
     told: AtomicBool,
+    /// What is left to drain, written after all of it was claimed; or [`NOT_DRAINING`].
+    left: AtomicU64,
     stats: Mutex<WorkerStats<T>>,
 }
 
@@ -228,10 +256,12 @@ impl Worker {
             bell: Bell::new().map_err(|errno| start(errno.into()))?,
             stop: AtomicBool::new(false),
             told: AtomicBool::new(false),
+            left: AtomicU64::new(NOT_DRAINING),
             stats: Mutex::default(),
         });
         let (forget, forgets) = mpsc::sync_channel(CONTROL_QUEUE);
         let (wake, wakes) = mpsc::sync_channel(WAKE_QUEUE);
+        let (order, orders) = mpsc::sync_channel(ORDERS);
         let (pinned, outcome) = mpsc::sync_channel(1);
         let its = Arc::clone(&shared);
         let body = move || {
@@ -242,10 +272,10 @@ impl Worker {
             if pinned.send(ready).is_err() || refused {
                 return Ok(());
             }
-            run::Run::new(Link::new(source), tap, engine, its, [forgets, wakes], spin).run()
+            run::Run::new(Link::new(source), tap, engine, its, ([forgets, wakes], orders), spin).run()
         };
         let thread = std::thread::Builder::new().name(name.clone()).spawn(body).map_err(start)?;
-        let handle = WorkerHandle { shared, forget, wake, thread: Some(thread) };
+        let handle = WorkerHandle { shared, forget, wake, order, thread: Some(thread) };
         match (outcome.recv(), cpu) {
             (Ok(Ok(())), _) => Ok(handle),
             // Dropping the handle ends the thread.
@@ -262,6 +292,7 @@ pub struct WorkerHandle<T> {
     shared: Arc<Shared<T>>,
     forget: SyncSender<Slot>,
     wake: SyncSender<Slot>,
+    order: SyncSender<Order>,
     thread: Option<JoinHandle<Result<(), WorkerError>>>,
 }
 
@@ -282,6 +313,39 @@ impl<T: Copy> WorkerHandle<T> {
     /// [`ControlError`]; the slot is not woken then, and after [`ControlError::Full`] it is worth another try.
     pub fn wake(&self, slot: Slot) -> Result<(), ControlError> {
         self.tell(&self.wake, slot)
+    }
+
+    /// Has the engine drain: [`left`](Self::left) says when it has claimed all that is going on, and how much of
+    /// it is left.
+    ///
+    /// # Errors
+    /// [`ControlError`]; the engine does not drain then.
+    pub fn drain(&self, limit: Duration, claims: Box<dyn Claims + Send>) -> Result<(), ControlError> {
+        self.tell(&self.order, Order::Drain(limit, claims))
+    }
+
+    /// Has the engine go on as if there had been no drain.
+    ///
+    /// # Errors
+    /// [`ControlError`]; it drains on then.
+    pub fn resume(&self) -> Result<(), ControlError> {
+        self.tell(&self.order, Order::Resume)
+    }
+
+    /// Has the engine let be what it does not know, because another agent may, or ends that.
+    ///
+    /// # Errors
+    /// [`ControlError`]; nothing changes then.
+    pub fn spare_unknown(&self, spare: bool) -> Result<(), ControlError> {
+        self.tell(&self.order, Order::Spare(spare))
+    }
+
+    /// What a worker that drains has left; `None` until it has claimed all of it, and when it does not drain.
+    /// At most [`LEFT_EVERY`] old.
+    #[must_use]
+    pub fn left(&self) -> Option<u64> {
+        // Acquire: whoever sees a number sees the claims made before.
+        Some(self.shared.left.load(Ordering::Acquire)).filter(|left| *left != NOT_DRAINING)
     }
 
     /// The counters as last published: at most [`PUBLISH_EVERY`] old under load, [`MAX_SLEEP`] when idle.
@@ -306,8 +370,8 @@ impl<T: Copy> WorkerHandle<T> {
 }
 
 impl<T> WorkerHandle<T> {
-    fn tell(&self, queue: &SyncSender<Slot>, slot: Slot) -> Result<(), ControlError> {
-        queue.try_send(slot).map_err(|error| match error {
+    fn tell<M>(&self, queue: &SyncSender<M>, message: M) -> Result<(), ControlError> {
+        queue.try_send(message).map_err(|error| match error {
             TrySendError::Full(_) => ControlError::Full,
             TrySendError::Disconnected(_) => ControlError::Ended,
         })?;

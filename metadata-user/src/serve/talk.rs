@@ -24,6 +24,11 @@ use crate::time::Now;
 /// piece makes the line longer.
 const PIECES: usize = 4;
 
+/// How long a connection on which something was said lately stays open for one more request when the service
+/// leaves: a client in the middle of its questions asks the next within this, and hears with the answer that it is
+/// the last. Closing at once would meet such a question half way (RFC 9112 §9.5).
+const LAST_CALL: Duration = Duration::from_millis(250);
+
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 #[derive(Debug)]
@@ -72,6 +77,10 @@ pub struct Talk<A> {
     deadline: Duration,
     /// The client has closed its side.
     ended: bool,
+    /// More has been received behind the request that is being answered.
+    more: bool,
+    /// The service leaves, and begins no answer after this.
+    leaves_by: Option<Duration>,
 }
 
 impl<A> fmt::Debug for Talk<A> {
@@ -99,12 +108,16 @@ impl<A: Answers> Talk<A> {
             stirs: false,
             deadline,
             ended: false,
+            more: false,
+            leaves_by: None,
         }
     }
 
     /// Puts an answer in line and gets ready for the next request, or for the end.
     fn say(&mut self, now: Now, response: &Response, without_body: bool, persistence: Persistence) {
-        let persistence = if response.closes() { Persistence::Close } else { persistence };
+        // What has been asked already is answered; then this is the last.
+        let leaves = self.leaves_by.is_some_and(|by| !self.more || by <= now.mono);
+        let persistence = if response.closes() || leaves { Persistence::Close } else { persistence };
         self.hop_limit = response.hop_limit();
         self.pieces.push_back(response.head().clone());
         self.pieces.push_back(date::tail(now.unix_seconds, persistence));
@@ -130,6 +143,7 @@ impl<A: Answers> Talk<A> {
         if before == 0 {
             match self.scanner.advance(octets) {
                 Ok(Some(length)) => {
+                    self.more = length < octets.len();
                     self.complete_head(now, &octets[..length]);
                     return length;
                 }
@@ -148,6 +162,7 @@ impl<A: Answers> Talk<A> {
         let mut taken = octets.len();
         if let Ok(Some(length)) = scanned {
             taken = length - before;
+            self.more = taken < octets.len();
             head.truncate(length);
             self.complete_head(now, &head);
         }
@@ -206,7 +221,10 @@ impl<A: Answers> Talk<A> {
                 };
                 response
             }
-            (Said::Park(parked), _) => {
+            (Said::Park(mut parked), _) => {
+                if self.leaves_by.is_some() {
+                    parked.until = parked.until.min(now.mono);
+                }
                 self.phase = Phase::Parked(parked);
                 if self.head.is_empty() {
                     self.head.extend_from_slice(octets);
@@ -218,6 +236,7 @@ impl<A: Answers> Talk<A> {
                     Phase::Held { give_up, .. } => *give_up,
                     _ => now.mono + patience,
                 };
+                let give_up = self.leaves_by.map_or(give_up, |by| by.min(give_up));
                 let look_at = give_up.min(now.mono + self.shared.config.look_again);
                 self.phase = Phase::Held { look_at, give_up };
                 if self.head.is_empty() {
@@ -287,6 +306,7 @@ impl<A: Answers> Talk<A> {
         match reader.take(octets, &mut self.body) {
             Ok(taken) => {
                 if reader.is_done() {
+                    self.more = taken < octets.len();
                     self.attempt_gathered(now);
                 }
                 taken
@@ -334,7 +354,8 @@ impl<A: Answers> Talk<A> {
     fn speak(&mut self, now: Now) -> Step {
         let piece = self.pieces.pop_front().unwrap_or_default();
         if self.pieces.is_empty() && matches!(self.phase, Phase::Head) {
-            self.deadline = now.mono + self.shared.config.idle_timeout;
+            let idle = if self.leaves_by.is_some() { LAST_CALL } else { self.shared.config.idle_timeout };
+            self.deadline = now.mono + idle;
         }
         match self.hop_limit {
             Some(hop_limit) => Step::SendWithin { bytes: piece, hop_limit },
@@ -361,6 +382,25 @@ impl<A: Answers> Exchange for Talk<A> {
 
     fn next(&mut self, now: Now) -> Step {
         if self.is_saying() { self.speak(now) } else { self.listen(now) }
+    }
+
+    fn drain(&mut self, now: Now, until: Duration) {
+        self.leaves_by = Some(until);
+        let idle_timeout = self.shared.config.idle_timeout;
+        match &mut self.phase {
+            Phase::Parked(parked) => parked.until = parked.until.min(now.mono),
+            Phase::Held { give_up, .. } => *give_up = until.min(*give_up),
+            Phase::Head if self.head.is_empty() => {
+                let idle_since = self.deadline.saturating_sub(idle_timeout);
+                self.deadline = self.deadline.min(idle_since + LAST_CALL).min(until);
+            }
+            Phase::Head | Phase::Body(_) => self.deadline = self.deadline.min(until),
+            Phase::Over => {}
+        }
+    }
+
+    fn resume(&mut self) {
+        self.leaves_by = None;
     }
 
     fn is_idle(&self) -> bool {

@@ -124,6 +124,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             Some((Check::First(_) | Check::Later, _)) if segment.length() == 0 => {}
             Some((Check::First(abilities), _)) => self.begin(source, segment, abilities, out),
             Some((Check::Later, _)) => self.stats.dropped_early += 1,
+            Some((Check::Foreign, _)) | None if self.spares && listens => self.spare(source, segment, out),
             Some((Check::Foreign, _)) | None => self.refuse(source, segment, out),
         }
     }
@@ -136,7 +137,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
         self.forget_wait(slot, flow);
         let (local, remote) = (segment.tuple.local, segment.tuple.remote);
-        let exchange = self.service.open(now, Connection { slot, local, remote });
+        let mut exchange = self.service.open(now, Connection { slot, local, remote });
+        self.claim(now, flow.number(), &mut exchange);
         let port = self.ports.get_or_make(slot, now.mono);
         let tcb = Tcb::new(segment, abilities, route, now.mono);
         let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));

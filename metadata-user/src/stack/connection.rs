@@ -50,6 +50,8 @@ pub(super) enum Fate {
 pub(super) struct Turn {
     pub(super) aborted: bool,
     pub(super) stalled: bool,
+    /// Draining took too long for it.
+    pub(super) cut: bool,
     /// The exchange changed something others of its slot may wait for.
     pub(super) stirred: bool,
     /// The connection whose place in the ledger this one took.
@@ -62,6 +64,8 @@ pub(super) struct Scene<'a, L> {
     pub(super) config: &'a StackConfig,
     pub(super) ledger: &'a mut L,
     pub(super) outlet: Outlet<'a>,
+    /// When whatever is left is cut off.
+    pub(super) end: Option<Duration>,
 }
 
 /// A connection and its exchange.
@@ -96,6 +100,23 @@ impl<E: Exchange> Conn<E> {
     /// True when it waits for its guest to ask something, and all that was said is heard.
     pub(super) fn is_idle(&self) -> bool {
         self.waits() && self.exchange.is_idle() && self.tcb.una == self.tcb.max
+    }
+
+    /// Tells the exchange that the service leaves, and makes it due.
+    pub(super) fn drain(&mut self, now: Now, until: Duration) {
+        self.exchange.drain(now, until);
+        self.deadline = Some(now.mono);
+        self.waiting = self.waiting.map(|_| Some(now.mono));
+    }
+
+    /// Tells the exchange that the service stays.
+    pub(super) fn resume(&mut self) {
+        self.exchange.resume();
+    }
+
+    /// True when only the guest's FIN is missing.
+    pub(super) fn lingers(&self) -> bool {
+        self.tcb.is_fin_acknowledged()
     }
 
     /// True when its guest may have ended it without our hearing.
@@ -139,6 +160,14 @@ impl<E: Exchange> Conn<E> {
         if overdue(self) && self.hear(scene.ledger, now).is_none() && overdue(self) {
             turn.stalled = true;
             self.tcb.reset(&mut scene.outlet);
+            return (Fate::Gone, turn);
+        }
+        if scene.end.is_some_and(|end| end <= now) {
+            // A guest that knows of the end needs no reset.
+            turn.cut = !self.lingers();
+            if turn.cut {
+                self.tcb.reset(&mut scene.outlet);
+            }
             return (Fate::Gone, turn);
         }
         let mut complete = true;
@@ -187,7 +216,7 @@ impl<E: Exchange> Conn<E> {
         let now = scene.now.mono;
         let until = self.waiting.flatten().filter(|_| !self.tcb.closing);
         let cut = (!complete).then_some(now);
-        let wishes = [self.tcb.timer, self.tcb.patience(&scene.config.timeouts), until, cut];
+        let wishes = [self.tcb.timer, self.tcb.patience(&scene.config.timeouts), until, cut, scene.end];
         wishes.into_iter().flatten().min().map(|at| at.max(now + NEXT_TURN))
     }
 

@@ -21,6 +21,7 @@ mod arrivals;
 mod checksum;
 mod config;
 mod connection;
+mod drain;
 mod emit;
 mod frame;
 mod handshake;
@@ -43,6 +44,7 @@ pub use config::{
     MTU, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD, StackConfig, TIME_WAITS,
     TIME_WAITS_PER_PORT, Timeouts,
 };
+pub use drain::{Claims, DRAIN_LIMIT, NoClaims};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};
 pub use seam::{Connection, Exchange, Service, Step, Transmit};
 pub use stats::StackStats;
@@ -52,6 +54,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrivals::Source;
+use drain::Draining;
 use emit::Workshop;
 use frame::{Drop, Inbound, Route};
 use port::Ports;
@@ -73,6 +76,9 @@ pub struct Stack<S: Service, L = NoLedger> {
     wheel: Wheel,
     /// The connection looked at next when room is to be made.
     sweep: u32,
+    draining: Option<Draining>,
+    /// What is not known here may be another agent's.
+    spares: bool,
     stats: StackStats,
 }
 
@@ -94,6 +100,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             table: Table::new(config.connections, waits),
             wheel: Wheel::new(config.connections + config.slots as usize),
             sweep: 0,
+            draining: None,
+            spares: false,
             stats: StackStats::default(),
             config,
             service,

@@ -93,6 +93,11 @@ pub trait Exchange {
     fn is_idle(&self) -> bool {
         false
     }
+    /// The service is leaving: close after the answer that is being said or asked for, or soon when there is none,
+    /// and say nothing new after `until`. Called again for a drain that begins anew.
+    fn drain(&mut self, _now: Now, _until: Duration) {}
+    /// The service stays after all.
+    fn resume(&mut self) {}
     /// True, once, when this exchange has changed something that others of its slot may be waiting for.
     /// Asked after each turn of the connection; then the slot's other connections get a turn as by
     /// [`Stack::wake`](super::Stack::wake).

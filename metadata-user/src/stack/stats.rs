@@ -48,6 +48,10 @@ pub struct StackStats {
     pub superseded: u64,
     /// Connections reset because the guest acknowledged nothing, or never closed its side.
     pub stalled: u64,
+    /// Connections cut off because a drain took too long for them.
+    pub cut_short: u64,
+    /// Segments for no connection of ours that were not reset: another agent's guests were being handed over.
+    pub spared: u64,
     /// Turns given to waiting connections because something of their slot changed.
     pub woken: u64,
     /// Connections given up by the service.
@@ -65,7 +69,7 @@ pub struct StackStats {
 impl StackStats {
     /// The counters, by name.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 26] {
+    pub fn counters(&self) -> [(&'static str, u64); 28] {
         [
             ("received", self.received),
             ("sent", self.sent),
@@ -89,6 +93,8 @@ impl StackStats {
             ("connections_evicted", self.connections_evicted),
             ("superseded", self.superseded),
             ("stalled", self.stalled),
+            ("cut_short", self.cut_short),
+            ("spared", self.spared),
             ("woken", self.woken),
             ("aborted", self.aborted),
             ("time_wait_reused", self.time_wait_reused),

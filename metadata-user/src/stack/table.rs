@@ -109,6 +109,11 @@ impl<E> Table<E> {
         self.waits.len()
     }
 
+    /// The flows that closed and are remembered.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = u64> {
+        self.waits.keys().copied()
+    }
+
     /// Remembers a flow that closed, unless too many are remembered. True when it is.
     pub(super) fn remember(&mut self, flow: Flow, wait: TimeWait) -> bool {
         let has_room = self.waits.len() < self.limits.1;

@@ -129,7 +129,8 @@ impl Tcb {
         self.nxt == end && self.max == end
     }
 
-    fn is_fin_acknowledged(&self) -> bool {
+    /// True when our side is closed, and the guest knows it.
+    pub(super) fn is_fin_acknowledged(&self) -> bool {
         self.closing && self.una == self.after_fin()
     }
 

@@ -97,12 +97,14 @@ impl<S: Service, L: Ledger> Stack<S, L> {
 
     /// Gives a connection a turn, and buries it when it is over. True when it stirred.
     fn turn(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) -> bool {
-        let Self { config, ledger, workshop, table, wheel, stats, .. } = self;
+        let Self { config, ledger, workshop, table, wheel, stats, draining, .. } = self;
         let Some(conn) = table.get_mut(at) else { return false };
-        let mut scene = Scene { now, config, ledger, outlet: Outlet { workshop, out } };
+        let end = draining.as_ref().map(|draining| draining.end);
+        let mut scene = Scene { now, config, ledger, outlet: Outlet { workshop, out }, end };
         let (fate, turn) = conn.turn(&mut scene, cause);
         stats.aborted += u64::from(turn.aborted);
         stats.stalled += u64::from(turn.stalled);
+        stats.cut_short += u64::from(turn.cut);
         match (fate, conn.deadline) {
             (Fate::Live, Some(deadline)) => wheel.set(at, deadline),
             (Fate::Live, None) => {}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use metadata_common::maps::Slot;
 
 use super::Engine;
-use crate::stack::{Ledger, Service, Stack, StackStats, Transmit};
+use crate::stack::{Claims, Ledger, Service, Stack, StackStats, Transmit};
 use crate::time::Now;
 
 impl<S, L> Engine for Stack<S, L>
@@ -30,6 +30,22 @@ where
 
     fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
         Stack::wake(self, now, slot, out);
+    }
+
+    fn drain(&mut self, now: Now, limit: Duration, claims: Box<dyn Claims + Send>) {
+        Stack::drain(self, now, limit, claims);
+    }
+
+    fn resume(&mut self) {
+        Stack::resume(self);
+    }
+
+    fn spare_unknown(&mut self, spare: bool) {
+        Stack::spare_unknown(self, spare);
+    }
+
+    fn left(&self) -> usize {
+        Stack::left(self)
     }
 
     fn stats(&self) -> StackStats {

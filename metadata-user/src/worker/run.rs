@@ -11,8 +11,8 @@ use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{
-    BATCH, BUSY, CONTROL_BATCH, Engine, LoopStats, MAX_SLEEP, NAP, PACE, PUBLISH_EVERY, Shared, WorkerError,
-    WorkerStats,
+    BATCH, BUSY, CONTROL_BATCH, Engine, LEFT_EVERY, LoopStats, MAX_SLEEP, NAP, NOT_DRAINING, ORDERS, Order,
+    PACE, PUBLISH_EVERY, Shared, WorkerError, WorkerStats,
 };
 use crate::link::{FrameSource, HubTap, Link};
 use crate::time::Now;
@@ -81,6 +81,9 @@ pub(super) struct Run<S, E: Engine> {
     shared: Arc<Shared<E::Stats>>,
     forgets: Receiver<Slot>,
     wakes: Receiver<Slot>,
+    orders: Receiver<Order>,
+    /// By `Now::mono`: when to find out what is left to drain; `None` while nothing drains.
+    count_at: Option<Duration>,
     spin: Duration,
     clock: Clock,
     pace: Pace,
@@ -96,12 +99,27 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         tap: HubTap,
         engine: E,
         shared: Arc<Shared<E::Stats>>,
-        [forgets, wakes]: [Receiver<Slot>; 2],
+        ([forgets, wakes], orders): ([Receiver<Slot>; 2], Receiver<Order>),
         spin: Duration,
     ) -> Self {
         let (clock, pace) = (Clock::new(), Pace::default());
         let (stats, worked) = (LoopStats::default(), Duration::ZERO);
-        Self { link, tap, engine, shared, forgets, wakes, spin, clock, pace, stats, worked, published: None }
+        Self {
+            link,
+            tap,
+            engine,
+            shared,
+            forgets,
+            wakes,
+            orders,
+            count_at: None,
+            spin,
+            clock,
+            pace,
+            stats,
+            worked,
+            published: None,
+        }
     }
 
     /// Turns until told to stop.
@@ -149,7 +167,11 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         }
         // More may be waiting than one turn takes: no sleep before a turn that found less.
         let more = received == BATCH || forgotten == CONTROL_BATCH || woken == CONTROL_BATCH;
-        if more { Some(now.mono) } else { deadline }
+        if more {
+            return Some(now.mono);
+        }
+        let count_at = self.count(now);
+        deadline.into_iter().chain(count_at).min()
     }
 
     /// Does what the control side has asked for; how many slots it has forgotten and woken.
@@ -158,6 +180,10 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         if !self.shared.told.swap(false, Ordering::Acquire) {
             return (0, 0);
         }
+        for _ in 0..ORDERS {
+            let Ok(order) = self.orders.try_recv() else { break };
+            self.obey(now, order);
+        }
         let Self { tap, engine, forgets, wakes, .. } = self;
         let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(|slot| engine.forget(slot)).count();
         let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
@@ -165,6 +191,40 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
             self.shared.told.store(true, Ordering::Relaxed);
         }
         (forgotten, woken)
+    }
+
+    fn obey(&mut self, now: Now, order: Order) {
+        match order {
+            Order::Drain(limit, claims) => {
+                self.engine.drain(now, limit, claims);
+                self.count_at = Some(now.mono);
+                // All is claimed. Something may be in the ring still, so nothing is over yet.
+                self.say_left(self.engine.left().max(1));
+            }
+            Order::Resume => {
+                self.engine.resume();
+                self.count_at = None;
+                self.shared.left.store(NOT_DRAINING, Ordering::Relaxed);
+            }
+            Order::Spare(spare) => self.engine.spare_unknown(spare),
+        }
+    }
+
+    /// Says what is left to drain, when it is time to: after a turn that has taken all frames there were, or it might
+    /// say nothing is left with the first of something in the ring. Returns when it is time again.
+    fn count(&mut self, now: Now) -> Option<Duration> {
+        let at = self.count_at?;
+        if at > now.mono {
+            return Some(at);
+        }
+        self.say_left(self.engine.left());
+        self.count_at = Some(now.mono + LEFT_EVERY);
+        self.count_at
+    }
+
+    fn say_left(&self, left: usize) {
+        // Release: the claims come first.
+        self.shared.left.store(left as u64, Ordering::Release);
     }
 
     /// Lets frames gather, deaf to them for a moment: returns the time after.

@@ -2,15 +2,18 @@ use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::{
-    BATCH, CONTROL_QUEUE, ControlError, Engine, WAKE_QUEUE, Worker, WorkerConfig, WorkerError, WorkerHandle,
+    BATCH, CONTROL_QUEUE, ControlError, Engine, ORDERS, WAKE_QUEUE, Worker, WorkerConfig, WorkerError,
+    WorkerHandle,
 };
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap};
-use crate::stack::Transmit;
+use crate::stack::{Claims, Transmit};
 use crate::time::Now;
 
 /// Far more than anything here takes: reached only when something is wrong.
@@ -51,6 +54,9 @@ enum Event {
     Step(u32),
     Forget(Slot),
     Wake(Slot),
+    Drain(Duration),
+    Resume,
+    Spare(bool),
     Dropped,
 }
 
@@ -59,12 +65,17 @@ struct Echo {
     events: Sender<Event>,
     alarms: u32,
     due: Option<Duration>,
+    /// What it says is left to drain.
+    left: Arc<AtomicUsize>,
     /// Before each receive, waits here if it is there.
     gate: Option<Receiver<()>>,
 }
 
 /// The mark of the frame sent when a slot is woken.
 const WOKEN: u8 = 0xee;
+
+/// The flow claimed in every drain.
+const CLAIMED: u64 = 77;
 
 const ALARM: Duration = Duration::from_millis(5);
 
@@ -103,6 +114,23 @@ impl Engine for Echo {
         out.send(&frame(slot, WOKEN));
     }
 
+    fn drain(&mut self, _: Now, limit: Duration, mut claims: Box<dyn Claims + Send>) {
+        claims.claim(CLAIMED);
+        let _ = self.events.send(Event::Drain(limit));
+    }
+
+    fn resume(&mut self) {
+        let _ = self.events.send(Event::Resume);
+    }
+
+    fn spare_unknown(&mut self, spare: bool) {
+        let _ = self.events.send(Event::Spare(spare));
+    }
+
+    fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
+    }
+
     fn stats(&self) -> u32 {
         self.alarms
     }
@@ -120,6 +148,7 @@ struct Bench {
     guest: UnixDatagram,
     wire: UnixDatagram,
     events: Receiver<Event>,
+    left: Arc<AtomicUsize>,
 }
 
 impl Bench {
@@ -137,10 +166,12 @@ impl Bench {
             guest.send(frame).expect("room");
         }
         let (sender, events) = channel();
-        let engine = Echo { events: sender, alarms, due: None, gate };
+        let left = Arc::new(AtomicUsize::new(0));
+        let engine = Echo { events: sender, alarms, due: None, left: Arc::clone(&left), gate };
+
         let source = Datagrams { socket, frames: 0 };
         let worker = Worker::spawn(config, source, HubTap::new(tap.into()), engine).expect("a worker");
-        Self { worker, guest, wire, events }
+        Self { worker, guest, wire, events, left }
     }
 
     /// The next event but idle steps.
@@ -205,7 +236,7 @@ fn no_more_than_a_batch_is_received_between_two_steps() {
     let (tap, _wire) = UnixDatagram::pair().expect("a pair");
     tap.set_nonblocking(true).expect("a flag");
     let (sender, events) = channel();
-    let engine = Echo { events: sender, alarms: 0, due: None, gate: None };
+    let engine = Echo { events: sender, alarms: 0, due: None, left: Arc::default(), gate: None };
     let stock = Stock { fd: ours, frames: vec![frame(1, 1); FRAMES] };
     let worker = Worker::spawn(sleeper(), stock, HubTap::new(tap.into()), engine).expect("a worker");
     let mut batches = vec![0];
@@ -352,7 +383,7 @@ fn a_closed_source_ends_the_worker_with_the_reason() {
     let (ours, theirs) = UnixStream::pair().expect("a pair");
     let (tap, _wire) = UnixDatagram::pair().expect("a pair");
     let (sender, events) = channel();
-    let engine = Echo { events: sender, alarms: 0, due: None, gate: None };
+    let engine = Echo { events: sender, alarms: 0, due: None, left: Arc::default(), gate: None };
     let worker =
         Worker::spawn(sleeper(), Stock { fd: ours, frames: vec![] }, HubTap::new(tap.into()), engine)
             .expect("a worker");
@@ -370,11 +401,69 @@ fn a_worker_stays_on_the_cpu_it_was_given_and_refuses_one_that_does_not_exist() 
     for missing in [rustix::thread::CpuSet::MAX_CPU - 1, usize::MAX] {
         let (ours, _theirs) = UnixStream::pair().expect("a pair");
         let (tap, _wire) = UnixDatagram::pair().expect("a pair");
-        let engine = Echo { events: channel().0, alarms: 0, due: None, gate: None };
+        let engine = Echo { events: channel().0, alarms: 0, due: None, left: Arc::default(), gate: None };
         let config = WorkerConfig { cpu: Some(missing), ..sleeper() };
         let refused =
             Worker::spawn(config, Stock { fd: ours, frames: vec![] }, HubTap::new(tap.into()), engine)
                 .expect_err("a refusal");
         assert!(matches!(refused, WorkerError::Pin { cpu, .. } if cpu == missing), "{refused}");
+    }
+}
+
+/// Notes what is claimed, and in the end says so.
+struct Noted(Sender<u64>);
+
+impl Claims for Noted {
+    fn claim(&mut self, flow: u64) {
+        // Long enough for whoever does not wait for the claims to be found out.
+        std::thread::sleep(Duration::from_millis(20));
+        self.0.send(flow).expect("the test listens");
+    }
+}
+
+#[test]
+fn a_drain_is_told_once_all_is_claimed_and_then_how_much_is_left() {
+    let bench = Bench::new(sleeper(), 0);
+    bench.left.store(3, Ordering::Relaxed);
+    assert_eq!(bench.worker.left(), None);
+    let (claims, claimed) = channel();
+    bench.worker.drain(PATIENCE, Box::new(Noted(claims))).expect("room");
+    let left = until(|| bench.worker.left());
+    assert_eq!((left, claimed.try_recv()), (3, Ok(CLAIMED)), "nothing is said before the claims are made");
+    assert_eq!(bench.event(), Event::Drain(PATIENCE));
+    bench.left.store(0, Ordering::Relaxed);
+    until(|| bench.worker.left().filter(|left| *left == 0));
+    bench.worker.resume().expect("room");
+    until(|| bench.worker.left().is_none().then_some(()));
+    bench.worker.spare_unknown(true).expect("room");
+    assert_eq!([bench.event(), bench.event()], [Event::Resume, Event::Spare(true)]);
+}
+
+#[test]
+fn orders_beyond_their_queue_are_refused_and_those_in_it_obeyed() {
+    let (open, gate) = channel();
+    let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
+    let mut told = 0;
+    while bench.worker.spare_unknown(told % 2 == 0) == Ok(()) {
+        told += 1;
+        assert!(told <= 2 * ORDERS, "the queue has no end");
+    }
+    assert!(told >= ORDERS);
+    assert_eq!(bench.worker.resume(), Err(ControlError::Full));
+    drop(open);
+    let spared = |event: &Event| matches!(event, Event::Spare(_));
+    let obeyed: Vec<_> = std::iter::from_fn(|| Some(bench.event())).filter(spared).take(told).collect();
+    assert_eq!(obeyed, (0..told).map(|n| Event::Spare(n % 2 == 0)).collect::<Vec<_>>());
+}
+
+/// What `look` finds in the end.
+fn until<T>(look: impl Fn() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it did not happen");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,0 +1,111 @@
+//! Leaving: what is going on is brought to its end, and nothing new is kept going.
+//!
+//! A stack that drains gives each of its flows to [`Claims`] (an agent that takes over then knows whose they are),
+//! later ones before anything is said on them. Exchanges are told ([`Exchange::drain`]): they close after their
+//! answer, or at once when the guest asks nothing. What is not over in time is cut off.
+
+use std::time::Duration;
+
+use super::Stack;
+use super::arrivals::Source;
+use super::connection::Conn;
+use super::emit::Header;
+use super::ledger::Ledger;
+use super::seam::{Exchange, Service, Transmit};
+use super::segment::{FIN, RST, Segment};
+use crate::time::Now;
+
+/// How long guests are served to their end by an agent that another has taken over from. Long enough for what
+/// is answered within a minute by any client's patience, and for 1 MiB at 40 KiB/s.
+pub const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// The part of the time to drain at the end of which no exchange begins an answer: it is left for TCP to
+/// deliver what has been said.
+const LAST_WORDS: u32 = 4;
+
+/// The same, at most.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+
+/// Who is told which flows are still this stack's.
+pub trait Claims {
+    /// A flow ([`Flow::number`](metadata_common::cookie::Flow::number)) belongs to this stack until its end. A claim
+    /// that cannot be entered is counted where it is entered: nothing can be done about it here.
+    fn claim(&mut self, flow: u64);
+}
+
+/// Nobody is told: no other agent takes over.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoClaims;
+
+impl Claims for NoClaims {
+    fn claim(&mut self, _: u64) {}
+}
+
+/// A drain under way.
+pub(super) struct Draining {
+    claims: Box<dyn Claims + Send>,
+    /// When exchanges must have said their last.
+    until: Duration,
+    /// When what is left is cut off.
+    pub(super) end: Duration,
+}
+
+impl<S: Service, L: Ledger> Stack<S, L> {
+    /// Begins to drain: claims every flow, those in TIME-WAIT last, and tells every exchange. What is left after
+    /// `limit` is reset. Connections that rest get their turn with the next [`step`](Self::step).
+    pub fn drain(&mut self, now: Now, limit: Duration, mut claims: Box<dyn Claims + Send>) {
+        let end = now.mono + limit;
+        let until = end - (limit / LAST_WORDS).min(LAST_WORDS_MAX);
+        for at in 0..self.table.span() {
+            let Some(conn) = self.table.get_mut(at) else { continue };
+            claims.claim(conn.flow.number());
+            conn.drain(now, until);
+            self.wheel.set(at, now.mono);
+        }
+        self.table.waiting().for_each(|flow| claims.claim(flow));
+        self.draining = Some(Draining { claims, until, end });
+    }
+
+    /// Goes on as before: whoever was to take over has not. What was closed stays closed.
+    pub fn resume(&mut self) {
+        if self.draining.take().is_some() {
+            for at in 0..self.table.span() {
+                self.table.get_mut(at).into_iter().for_each(Conn::resume);
+            }
+        }
+    }
+
+    /// Connections with something left to say or to hear. Those whose guest has yet to close its side, with nothing
+    /// to hear after that, are not among them. Looks at every connection there is.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        (0..self.table.span()).filter_map(|at| self.table.get(at)).filter(|conn| !conn.lingers()).count()
+    }
+
+    /// From now on what is not known here may be another agent's: `true` resets none of it, and acknowledges a
+    /// FIN, which is all a guest that closes wants to hear. `false` ends that.
+    pub fn spare_unknown(&mut self, spare: bool) {
+        self.spares = spare;
+    }
+
+    /// A connection is being made: it is claimed before anything is said on it.
+    pub(super) fn claim(&mut self, now: Now, flow: u64, exchange: &mut S::Exchange) {
+        if let Some(draining) = &mut self.draining {
+            draining.claims.claim(flow);
+            exchange.drain(now, draining.until);
+        }
+    }
+
+    /// A segment that would be reset, did it not belong to another agent, or to one that has just gone.
+    pub(super) fn spare(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        if segment.has(RST) {
+            return;
+        }
+        self.stats.spared += 1;
+        if let Some(seq) = segment.ack.filter(|_| segment.has(FIN)) {
+            let ack = Some(segment.seq.wrapping_add(segment.length()));
+            let answer = Header { seq, ack, flags: 0, window: 0, options: &[] };
+            self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! A service that leaves loses no question and no answer, keeps no connection open for ever, and says whose flows
+//! are whose.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metadata_common::cookie::Flow;
+use metadata_user::serve::Serve;
+use metadata_user::stack::{Claims, DRAIN_LIMIT, NoClaims, Stack, StackConfig, Transmit};
+use smoltcp::wire::TcpControl::{Fin, None as Bare};
+use support::client::{CLIENT, Client, Habits, SERVICE};
+use support::pattern::{Answered, Pattern, octets, responses, stack};
+use support::raw::{ACK, Raw, Segment};
+use support::wire::{Faults, Rng, World, at};
+
+const SOON: Duration = Duration::from_secs(1);
+const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\n\r\n";
+
+fn world(habits: Habits) -> (World<Serve<Pattern>>, Arc<Pattern>) {
+    let (stack, pattern) = stack(StackConfig::default());
+    (World::new(stack, Client::new(3, habits), Faults::NONE, 0), pattern)
+}
+
+fn drain(world: &mut World<Serve<Pattern>>) {
+    let now = world.now();
+    world.stack.drain(now, DRAIN_LIMIT, Box::new(NoClaims));
+}
+
+fn answers(world: &World<Serve<Pattern>>, talk: usize) -> Vec<Answered> {
+    responses(&world.client.talks[talk].received, &[])
+}
+
+fn says_close(answer: &Answered) -> bool {
+    answer.head.to_ascii_lowercase().contains("\r\nconnection: close\r\n")
+}
+
+/// What has been claimed.
+#[derive(Clone, Default)]
+struct Claimed(Arc<Mutex<Vec<u64>>>);
+
+impl Claimed {
+    fn flows(&self) -> Vec<u64> {
+        self.0.lock().expect("no panic").clone()
+    }
+}
+
+impl Claims for Claimed {
+    fn claim(&mut self, flow: u64) {
+        self.0.lock().expect("no panic").push(flow);
+    }
+}
+
+#[test]
+fn an_idle_connection_is_closed_at_once_and_one_in_use_after_a_last_call() {
+    for (idle, wait, ended) in [
+        (SOON, Duration::from_millis(5), true),
+        (Duration::ZERO, Duration::from_millis(100), false),
+        (Duration::ZERO, Duration::from_millis(300), true),
+    ] {
+        let (mut world, _) = world(Habits::default());
+        let talk = world.client.begin(40_000, GET);
+        world.run(SOON, |world| !answers(world, talk).is_empty());
+        world.wait(idle);
+        drain(&mut world);
+        world.wait(wait);
+        assert_eq!(world.client.talks[talk].ended, ended, "idle for {idle:?}, then {wait:?}");
+        assert_eq!(answers(&world, talk).len(), 1);
+    }
+}
+
+#[test]
+fn the_question_after_a_last_call_is_answered_and_hears_that_it_was_the_last() {
+    let (mut world, _) = world(Habits::default());
+    let talk = world.client.begin(40_000, GET);
+    world.run(SOON, |world| !answers(world, talk).is_empty());
+    drain(&mut world);
+    world.wait(Duration::from_millis(100));
+    world.client.say(talk, GET);
+    world.client.close(talk);
+    world.wait(SOON);
+    let answers = answers(&world, talk);
+    assert_eq!(answers.iter().map(says_close).collect::<Vec<_>>(), [false, true]);
+    assert!(world.client.is_over(talk) && world.client.talks[talk].ended);
+    assert_eq!((world.stack.left(), world.stack.stats().cut_short), (0, 0));
+}
+
+#[test]
+fn connections_made_while_draining_are_served_and_closed() {
+    let (mut world, _) = world(Habits::default());
+    drain(&mut world);
+    let talk = world.client.begin(40_000, GET);
+    world.wait(SOON);
+    assert!(says_close(&answers(&world, talk)[0]) && world.client.talks[talk].ended);
+}
+
+#[test]
+fn what_is_pipelined_is_answered_to_the_last_which_says_that_it_is() {
+    let (mut world, pattern) = world(Habits::default());
+    pattern.ready.store(false, Ordering::Relaxed);
+    let asked = [&GET.repeat(3)[..], b"PUT /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi", GET].concat();
+    let talk = world.client.begin(40_000, &asked);
+    world.wait(SOON);
+    drain(&mut world);
+    pattern.ready.store(true, Ordering::Relaxed);
+    world.wait(SOON);
+    let answers = answers(&world, talk);
+    assert_eq!(answers.iter().map(says_close).collect::<Vec<_>>(), [false, false, false, false, true]);
+    assert!(answers.iter().all(|answer| answer.status == 200));
+}
+
+#[test]
+fn a_request_under_way_is_answered_whole() {
+    for (half, rest) in [
+        (&b"GET /bytes/10 HT"[..], &b"TP/1.1\r\n\r\n"[..]),
+        (b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhe", b"llo"),
+        (b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n", b"hello"),
+    ] {
+        let (mut world, _) = world(Habits::default());
+        let talk = world.client.begin(40_000, half);
+        world.wait(SOON);
+        drain(&mut world);
+        world.wait(SOON);
+        assert!(!world.client.talks[talk].ended && world.stack.left() == 1);
+        world.client.say(talk, rest);
+        world.client.close(talk);
+        world.wait(SOON);
+        let answers = answers(&world, talk);
+        let last = answers.last().expect("an answer");
+        assert_eq!((last.status, says_close(last)), (200, true));
+        assert_eq!(world.stack.left(), 0);
+    }
+}
+
+#[test]
+fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
+    let (mut world, pattern) = world(Habits::default());
+    pattern.ready.store(false, Ordering::Relaxed);
+    let get = world.client.begin(40_000, b"GET /openstack HTTP/1.1\r\n\r\n");
+    let put = world.client.begin(40_001, b"PUT /latest/api/token HTTP/1.1\r\nContent-Length: 0\r\n\r\n");
+    world.wait(SOON);
+    let now = world.now();
+    world.stack.drain(now, 4 * SOON, Box::new(NoClaims));
+    world.wait(2 * SOON);
+    assert!([get, put].iter().all(|talk| !world.client.talks[*talk].ended), "there is time yet");
+    world.wait(2 * SOON);
+    let answers = answers(&world, get);
+    assert_eq!((answers[0].status, says_close(&answers[0])), (503, true));
+    assert!(world.client.talks[put].ended && world.client.talks[put].received.is_empty());
+    assert_eq!(world.stack.stats().cut_short, 0);
+}
+
+#[test]
+fn a_slow_reader_gets_all_of_it_and_one_that_stands_still_is_cut_off_at_the_limit() {
+    const LONG: usize = 1 << 20;
+    let ask = format!("GET /bytes/{LONG} HTTP/1.1\r\n\r\n");
+    for (pause, whole) in [(Duration::from_millis(400), true), (Duration::from_secs(600), false)] {
+        let (mut world, _) = world(Habits { read_pause: pause, ..Habits::default() });
+        let talk = world.client.begin(40_000, ask.as_bytes());
+        world.wait(SOON);
+        assert_eq!(world.stack.left(), 1);
+        drain(&mut world);
+        world.client.close(talk);
+        let done = world.run(DRAIN_LIMIT + SOON, |world| world.stack.stats().connections == 0);
+        assert!(done, "a connection stays open");
+        assert_eq!(world.stack.stats().cut_short, u64::from(!whole));
+        if whole {
+            world.wait(SOON);
+            assert_eq!(answers(&world, talk)[0].body, octets(LONG));
+        } else {
+            assert!(world.now().mono >= DRAIN_LIMIT, "cut off at {:?}", world.now());
+        }
+    }
+}
+
+#[test]
+fn guests_that_never_close_their_side_are_not_waited_for_and_not_reset() {
+    let (mut world, _) = world(Habits::default());
+    let talk = world.client.begin(40_000, GET);
+    world.wait(SOON);
+    drain(&mut world);
+    world.wait(SOON);
+    assert!(world.client.talks[talk].ended, "our side is closed");
+    assert_eq!((world.stack.left(), world.stack.stats().connections), (0, 1));
+    world.sent = Some(Vec::new());
+    world.wait(DRAIN_LIMIT);
+    assert_eq!((world.sent.as_deref(), world.stack.stats().connections), (Some(&[][..]), 0));
+}
+
+#[test]
+fn a_service_that_stays_after_all_keeps_connections_as_before() {
+    let (mut world, _) = world(Habits::default());
+    let talk = world.client.begin(40_000, b"GET /bytes/10 HT");
+    world.wait(SOON);
+    drain(&mut world);
+    world.wait(SOON);
+    world.stack.resume();
+    world.client.say(talk, b"TP/1.1\r\n\r\n");
+    world.wait(DRAIN_LIMIT);
+    world.client.say(talk, GET);
+    world.wait(SOON);
+    let answers = answers(&world, talk);
+    assert_eq!(answers.iter().map(says_close).collect::<Vec<_>>(), [false, false]);
+    assert!(!world.client.talks[talk].ended);
+}
+
+/// The flow of a guest's port.
+fn flow(port: u16) -> u64 {
+    let [high, low] = port.to_be_bytes();
+    let key = StackConfig::default().cookie_key;
+    Flow::v4(&key, 7, CLIENT, SERVICE, [high, low, 0, 80]).number()
+}
+
+/// Insists that whatever is sent belongs to a flow that is claimed.
+struct Later<'a>(&'a Claimed, usize);
+
+impl Transmit for Later<'_> {
+    fn send(&mut self, _: &[u8]) {
+        assert_eq!(self.0.flows().len(), self.1, "a word before the claim");
+    }
+}
+
+#[test]
+fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_word() {
+    let (stack, _) = stack(StackConfig::default());
+    let mut raw = Raw::new(stack);
+    for port in 1..=3 {
+        let next = raw.connect(port);
+        raw.send(&Segment::ack(port, 1001, next).with(GET));
+    }
+    // The third closes, and is in TIME-WAIT.
+    let next = raw.connect(4);
+    let said = raw.send(&Segment::ack(4, 1001, next).with(b"GET /close HTTP/1.1\r\n\r\n"));
+    let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1)).expect("a FIN");
+    raw.send(&Segment::ack(4, 1024, end).control(Fin));
+    assert_eq!((raw.stack.stats().connections, raw.stack.time_waits()), (3, 1));
+    let claimed = Claimed::default();
+    raw.stack.drain(at(raw.now), DRAIN_LIMIT, Box::new(claimed.clone()));
+    let mut flows = claimed.flows();
+    assert_eq!(flows.pop(), Some(flow(4)), "what is over is the least");
+    flows.sort_unstable();
+    let mut expected = [flow(1), flow(2), flow(3)];
+    expected.sort_unstable();
+    assert_eq!(flows, expected);
+    let next = raw.connect(5);
+    assert_eq!(claimed.flows().len(), 4, "a handshake is nobody's yet");
+    let first = Segment::ack(5, 1001, next).with(GET).frame(raw.slot);
+    raw.stack.receive(at(raw.now), raw.slot, &first, &mut Later(&claimed, 5));
+    assert_eq!(claimed.flows().last(), Some(&flow(5)));
+}
+
+#[test]
+fn what_may_be_another_agents_is_not_reset_and_a_late_fin_is_acknowledged() {
+    let (stack, _) = stack(StackConfig::default());
+    let mut raw = Raw::new(stack);
+    let unknown = Segment::ack(1, 5_000, 9_000);
+    let is_reset = |raw: &mut Raw<Serve<Pattern>>, segment: &Segment| {
+        let replies = raw.send(segment);
+        replies.iter().any(|reply| reply.flags.3)
+    };
+    for (control, payload) in [(Bare, GET), (Fin, b"")] {
+        assert!(is_reset(&mut raw, &unknown.clone().control(control).with(payload)));
+    }
+    raw.stack.spare_unknown(true);
+    assert!(raw.send(&unknown.clone().with(GET)).is_empty());
+    let late = raw.send(&unknown.clone().control(Fin));
+    assert_eq!((late.len(), late[0].flags, late[0].seq, late[0].ack), (1, ACK, 9_000, 5_001));
+    let mut closed = unknown.clone();
+    closed.destination.1 = 81;
+    assert!(is_reset(&mut raw, &closed), "nobody listens there, whichever agent is asked");
+    assert_eq!(raw.stack.stats().spared, 2);
+    raw.stack.spare_unknown(false);
+    assert!(is_reset(&mut raw, &unknown));
+}
+
+#[test]
+fn whatever_guests_are_at_when_a_service_leaves_each_question_is_answered_once_and_all_ends_in_time() {
+    for seed in 0..30 {
+        let mut rng = Rng::new(seed);
+        println!("seed {seed}");
+        let faults = Faults { loss: 3, duplicate: 2, reorder: 5, ..Faults::NONE };
+        let (stack, _) = stack(StackConfig::default());
+        let mut world: World<Serve<Pattern>> =
+            World::new(stack, Client::new(3, Habits::default()), faults, seed);
+        let mut asked = Vec::new();
+        let mut leave = Some(Duration::from_millis(rng.below(400)));
+        for n in 0..40 {
+            let count = 1 + rng.below(4) as usize;
+            let talk = world.client.begin(40_000 + n, &GET.repeat(count));
+            asked.push((talk, count));
+            world.wait(Duration::from_millis(rng.below(20)));
+            if leave.is_some_and(|at| at <= world.now().mono) {
+                drain(&mut world);
+                leave = None;
+            }
+        }
+        if leave.is_some() {
+            drain(&mut world);
+        }
+        let ended = |world: &mut World<Serve<Pattern>>| world.client.talks.iter().all(|talk| talk.ended);
+        assert!(world.run(DRAIN_LIMIT, ended), "seed {seed}: not all is over in time");
+        for (talk, count) in asked {
+            world.client.close(talk);
+            let answers = answers(&world, talk);
+            // What was asked after the answer that said it was the last is not answered, and its client knows.
+            let last = answers.iter().position(says_close).map_or(answers.len(), |last| last + 1);
+            assert_eq!(answers.len(), last, "seed {seed}: talk {talk}");
+            assert!(answers.len() == count || last < count, "seed {seed}: {} of {count}", answers.len());
+        }
+        world.run(DRAIN_LIMIT, |world| world.stack.stats().connections == 0);
+        let stats = world.stack.stats();
+        assert_eq!((stats.connections, stats.cut_short, stats.unmatched), (0, 0, 0), "seed {seed}");
+    }
+}
+
+/// Nothing of a drain may be left where there is none.
+#[test]
+fn a_stack_that_does_not_drain_claims_nothing() {
+    let (mut stack, _): (Stack<Serve<Pattern>>, _) = stack(StackConfig::default());
+    stack.resume();
+    assert_eq!(stack.left(), 0);
+}
