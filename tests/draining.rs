@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use metadata_common::cookie::Flow;
 use metadata_user::serve::Serve;
-use metadata_user::stack::{Claims, DRAIN_LIMIT, NoClaims, Stack, StackConfig, Transmit};
+use metadata_user::stack::{Claims, DRAIN_LIMIT, Stack, StackConfig, Transmit};
 use smoltcp::wire::TcpControl::{Fin, None as Bare};
 use support::client::{CLIENT, Client, Habits, SERVICE};
 use support::pattern::{Answered, Pattern, octets, responses, stack};
@@ -24,7 +24,7 @@ fn world(habits: Habits) -> (World<Serve<Pattern>>, Arc<Pattern>) {
 
 fn drain(world: &mut World<Serve<Pattern>>) {
     let now = world.now();
-    world.stack.drain(now, DRAIN_LIMIT, Box::new(NoClaims));
+    world.stack.drain(now, DRAIN_LIMIT, Some(Box::new(Claimed::default())));
 }
 
 fn answers(world: &World<Serve<Pattern>>, talk: usize) -> Vec<Answered> {
@@ -95,6 +95,25 @@ fn connections_made_while_draining_are_served_and_closed() {
 }
 
 #[test]
+fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_over() {
+    let (mut world, _) = world(Habits::default());
+    let held = world.client.begin(40_000, b"GET /bytes/10 HT");
+    world.wait(SOON);
+    let now = world.now();
+    world.stack.drain(now, 2 * SOON, None);
+    let late = world.client.begin(40_001, GET);
+    world.client.say(held, b"TP/1.1\r\n\r\n");
+    world.wait(SOON);
+    assert!(says_close(&answers(&world, held)[0]));
+    assert!(answers(&world, late).is_empty() && world.stack.stats().refused_leaving > 0);
+    assert_eq!(world.stack.left(), 0, "it holds up nothing");
+    // The next agent has the same key, and knows of nothing.
+    world.stack = stack(StackConfig::default()).0;
+    world.wait(2 * SOON);
+    assert_eq!((answers(&world, late)[0].status, world.stack.stats().unmatched), (200, 0));
+}
+
+#[test]
 fn what_is_pipelined_is_answered_to_the_last_which_says_that_it_is() {
     let (mut world, pattern) = world(Habits::default());
     pattern.ready.store(false, Ordering::Relaxed);
@@ -140,7 +159,7 @@ fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
     let put = world.client.begin(40_001, b"PUT /latest/api/token HTTP/1.1\r\nContent-Length: 0\r\n\r\n");
     world.wait(SOON);
     let now = world.now();
-    world.stack.drain(now, 4 * SOON, Box::new(NoClaims));
+    world.stack.drain(now, 4 * SOON, Some(Box::new(Claimed::default())));
     world.wait(2 * SOON);
     assert!([get, put].iter().all(|talk| !world.client.talks[*talk].ended), "there is time yet");
     world.wait(2 * SOON);
@@ -235,7 +254,7 @@ fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_w
     raw.send(&Segment::ack(4, 1024, end).control(Fin));
     assert_eq!((raw.stack.stats().connections, raw.stack.time_waits()), (3, 1));
     let claimed = Claimed::default();
-    raw.stack.drain(at(raw.now), DRAIN_LIMIT, Box::new(claimed.clone()));
+    raw.stack.drain(at(raw.now), DRAIN_LIMIT, Some(Box::new(claimed.clone())));
     let mut flows = claimed.flows();
     assert_eq!(flows.pop(), Some(flow(4)), "what is over is the least");
     flows.sort_unstable();

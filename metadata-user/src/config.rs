@@ -19,6 +19,7 @@ use std::str::FromStr;
 use metadata_common::mac::Mac;
 use metadata_common::maps;
 use serde::Deserialize;
+use tracing_subscriber::EnvFilter;
 
 use crate::addresses;
 use crate::port::PortName;
@@ -74,6 +75,11 @@ pub struct Config {
     pub pins: Option<PathBuf>,
     /// Directory of sockets by which the running agent is reached. Made with mode 0700. Two agents on a node need two.
     pub run: PathBuf,
+    /// How long an agent that is stopped serves what is going on, in seconds; 0 cuts all off at once. A second signal
+    /// ends the wait.
+    pub drain_seconds: u32,
+    /// What to log, as `--log`, which wins; `None` is `info`.
+    pub log: Option<String>,
     /// Age at which the token key is replaced, in days; tokens of the last one stay good until they expire.
     pub rotate_token_key_days: u32,
     /// How long a worker with nothing to do keeps polling before it sleeps, in microseconds. The kernel wakes it
@@ -105,6 +111,8 @@ impl Default for Config {
             state: Some(DEFAULT_STATE.into()),
             pins: Some(DEFAULT_PINS.into()),
             run: DEFAULT_RUN.into(),
+            drain_seconds: 5,
+            log: None,
             rotate_token_key_days: 30,
             spin_us: 0,
             answer_in_kernel: true,
@@ -240,6 +248,15 @@ impl Config {
                 "hub",
                 format!("1 to {HUB_PREFIX_MAX} letters, digits, `-`, `_` or `.`"),
                 self.hub.clone(),
+            );
+        }
+        if let Some(log) = &self.log
+            && let Err(error) = EnvFilter::try_new(log)
+        {
+            return value(
+                "log",
+                "a level, or a filter of the tracing crate".into(),
+                format!("`{log}`: {error}"),
             );
         }
         self.validate_addresses()?;

@@ -9,7 +9,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::steer::Mode;
 use metadata_user::{agent, check, explain, export, sandbox};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Registry, reload};
 
 /// The instance metadata service of a hypervisor node.
 ///
@@ -18,9 +20,10 @@ use tracing_subscriber::EnvFilter;
 #[derive(Parser)]
 #[command(name = "xdp-imds", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
-    /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_user::steer=debug`.
-    #[arg(long, global = true, env = "XDP_IMDS_LOG", default_value = "info", value_name = "FILTER")]
-    log: EnvFilter,
+    /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_user::steer=debug`
+    /// [default: `log` of the configuration, or info].
+    #[arg(long, global = true, env = "XDP_IMDS_LOG", value_name = "FILTER", value_parser = filter)]
+    log: Option<String>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -140,7 +143,7 @@ fn configured(path: Option<&Path>) -> anyhow::Result<Config> {
     Ok(path.map(Config::read).transpose()?.unwrap_or_default())
 }
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 struct Serve {
     /// Directory of VM records, one VM a file; watched for changes (write elsewhere, then rename into it).
     #[arg(long, value_name = "DIR")]
@@ -185,18 +188,19 @@ struct Serve {
 }
 
 impl Serve {
-    fn config(self) -> anyhow::Result<Config> {
-        let mut config = configured(self.config.as_deref())?;
-        config.ports.extend(self.ports);
-        config.records = self.records.or(config.records);
-        config.metrics = self.metrics.or(config.metrics);
-        config.state = self.state.or(config.state);
-        config.pins = if self.no_pins { None } else { self.pins.or(config.pins) };
-        config.run = self.run.unwrap_or(config.run);
-        config.steer = self.steer.unwrap_or(config.steer);
-        config.hub = self.hub.unwrap_or(config.hub);
-        config.workers = self.workers.unwrap_or(config.workers);
-        config.sandbox = self.sandbox.unwrap_or(config.sandbox);
+    fn config(&self) -> anyhow::Result<Config> {
+        let this = self.clone();
+        let mut config = configured(this.config.as_deref())?;
+        config.ports.extend(this.ports);
+        config.records = this.records.or(config.records);
+        config.metrics = this.metrics.or(config.metrics);
+        config.state = this.state.or(config.state);
+        config.pins = if this.no_pins { None } else { this.pins.or(config.pins) };
+        config.run = this.run.unwrap_or(config.run);
+        config.steer = this.steer.unwrap_or(config.steer);
+        config.hub = this.hub.unwrap_or(config.hub);
+        config.workers = this.workers.unwrap_or(config.workers);
+        config.sandbox = this.sandbox.unwrap_or(config.sandbox);
         config.validate()?;
         anyhow::ensure!(
             config.records.is_some(),
@@ -206,22 +210,54 @@ impl Serve {
     }
 }
 
+/// Checks a filter of the log.
+fn filter(text: &str) -> Result<String, String> {
+    EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// The log on standard error, whose filter can change.
+struct Log {
+    /// What the command line or the environment asks for: it wins.
+    asked: Option<String>,
+    filter: reload::Handle<EnvFilter, Registry>,
+}
+
+impl Log {
+    fn start(asked: Option<String>, ansi: bool) -> Self {
+        let (layer, filter) = reload::Layer::new(EnvFilter::new(asked.as_deref().unwrap_or("info")));
+        let lines =
+            tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi).with_target(false);
+        tracing_subscriber::registry().with(layer).with(lines).init();
+        Self { asked, filter }
+    }
+
+    fn follow(&self, config: &Config) {
+        let text = self.asked.as_deref().or(config.log.as_deref()).unwrap_or("info");
+        // Both were checked when they were read.
+        if let Err(error) = self.filter.reload(EnvFilter::new(text)) {
+            tracing::warn!("what is logged stays as it was: {error}");
+        }
+    }
+}
+
+/// Serves by a configuration that is read again as it was first.
+fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
+    log.follow(&config);
+    let read = Box::new(move || serve.config());
+    agent::serve(config, agent::Source { read, applied: Box::new(move |config| log.follow(config)) })
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let ansi = io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(cli.log)
-        .with_writer(io::stderr)
-        .with_ansi(ansi)
-        .with_target(false)
-        .init();
+    let log = Log::start(cli.log, ansi);
     // Every verb reads records.
     if let Err(error) = sandbox::keep_memory_private() {
         tracing::warn!("what is in memory may be dumped: {error}");
     }
     let done = match cli.verb {
         Verb::Serve(serve) => {
-            serve.config().and_then(|config| agent::serve(&config)).map(|()| ExitCode::SUCCESS)
+            serve.config().and_then(|config| run(config, serve, log)).map(|()| ExitCode::SUCCESS)
         }
         Verb::Explain(question) => {
             let mut out = io::BufWriter::new(io::stdout().lock());

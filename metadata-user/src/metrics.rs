@@ -7,6 +7,7 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
+use crate::agent::Reloads;
 use crate::mailbox::MailboxCounts;
 use crate::sink::SinkCounts;
 use crate::worker::WorkerStats;
@@ -55,6 +56,8 @@ pub struct Snapshot<'a, T> {
     pub records: u64,
     /// Records refused since the start.
     pub records_rejected: u64,
+    /// Times the configuration was read again.
+    pub config_reloads: Reloads,
     /// What became of messages from guests, and of what is kept for them.
     pub errands: Errands,
     /// The hubs.
@@ -111,6 +114,13 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
         "Records refused; the last good one stays.",
         Kind::Counter,
         rejected,
+    );
+    let Reloads { done, failed } = snapshot.config_reloads;
+    out.family(
+        "xdp_imds_config_reloads_total",
+        "Times the configuration was read again; one that failed changed nothing.",
+        Kind::Counter,
+        [([("outcome", "done")], done), ([("outcome", "failed")], failed)],
     );
     errands(&snapshot.errands, &mut out);
     let numbers: Vec<String> = snapshot.hubs.iter().map(|hub| hub.number.to_string()).collect();
@@ -346,7 +356,7 @@ impl fmt::Display for Escaped<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attaching, Errands, Exposition, Hub, Kind, Snapshot, render};
+    use super::{Attaching, Errands, Exposition, Hub, Kind, Reloads, Snapshot, render};
     use crate::afxdp::SocketStats;
     use crate::link::{LinkStats, TapStats};
     use crate::mailbox::MailboxCounts;
@@ -404,6 +414,7 @@ mod tests {
             attaching: Attaching::default(),
             rendering: Duration::ZERO,
             records_rejected: 64,
+            config_reloads: Reloads { done: 65, failed: 66 },
             errands: Errands {
                 messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
                 mailboxes: MailboxCounts { saves_failed: 76, loads_failed: 77 },
@@ -503,6 +514,7 @@ mod tests {
             identities: 0,
             records: 0,
             records_rejected: 0,
+            config_reloads: Reloads::default(),
             attaching: Attaching::default(),
             rendering: Duration::ZERO,
             errands: Errands::default(),

@@ -84,7 +84,7 @@ pub trait Engine: Send + 'static {
     fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit);
     /// Begins to drain: gives all that is going on to `claims` before it returns, and brings it to an end within
     /// `limit`. An engine in which nothing lasts beyond a frame has nothing to do for this and the next three.
-    fn drain(&mut self, _now: Now, _limit: Duration, _claims: Box<dyn Claims + Send>) {}
+    fn drain(&mut self, _now: Now, _limit: Duration, _claims: Option<Box<dyn Claims + Send>>) {}
     /// Drains no more.
     fn resume(&mut self) {}
     /// Lets be (`true`) what it does not know, which may be another agent's.
@@ -205,7 +205,7 @@ pub struct WorkerStats<T> {
 
 /// What the engine as a whole is to do.
 enum Order {
-    Drain(Duration, Box<dyn Claims + Send>),
+    Drain(Duration, Option<Box<dyn Claims + Send>>),
     Resume,
     Spare(bool),
 }
@@ -320,7 +320,7 @@ impl<T: Copy> WorkerHandle<T> {
     ///
     /// # Errors
     /// [`ControlError`]; the engine does not drain then.
-    pub fn drain(&self, limit: Duration, claims: Box<dyn Claims + Send>) -> Result<(), ControlError> {
+    pub fn drain(&self, limit: Duration, claims: Option<Box<dyn Claims + Send>>) -> Result<(), ControlError> {
         self.tell(&self.order, Order::Drain(limit, claims))
     }
 

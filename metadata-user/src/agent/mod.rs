@@ -6,9 +6,11 @@
 
 mod attaching;
 mod endpoint;
+mod leave;
 mod node;
 mod notify;
 mod plan;
+mod reload;
 mod slots;
 mod start;
 mod state;
@@ -28,6 +30,7 @@ use tracing::{debug, info, warn};
 pub use endpoint::MetricsRequest;
 pub use node::Node;
 pub use plan::{Conflict, Plan, Records};
+pub use reload::{Reloads, Source};
 pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
 pub use start::serve;
 pub use state::{Errands, State};
@@ -35,6 +38,8 @@ pub use state::{Errands, State};
 use crate::config::Config;
 use crate::feed::{FeedEvent, directory};
 use crate::steer::{Changed, LinkWatch, NetnsId, SteerError};
+use leave::Left;
+use reload::Seen;
 
 /// Feed events waiting for the agent; a feed that is ahead of it waits.
 const FEED_QUEUE: usize = 1_024;
@@ -51,25 +56,70 @@ const RETRY: Duration = Duration::from_secs(2);
 /// How often ports are looked at, a few at a time, for guests that have booted or boot again.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// The pause of a timer that nobody wants.
+const NEVER: Duration = Duration::from_secs(86_400);
+
 /// How often keys and mailboxes are looked after.
 const TEND: Duration = Duration::from_secs(60);
+
+/// Where records come from.
+struct Feed {
+    events: mpsc::Receiver<FeedEvent>,
+    seen: Seen,
+}
+
+impl Feed {
+    /// A feed that has told nothing yet; true beside it when there is nothing to tell.
+    fn start(config: &Config, tasks: &mut JoinSet<anyhow::Result<()>>) -> (Self, bool) {
+        let (told, events) = mpsc::channel(FEED_QUEUE);
+        if let Some(dir) = config.records.clone() {
+            let limits = config.record_limits();
+            tasks.spawn(async move { Ok(directory::watch(dir, limits, told).await?) });
+        }
+        (Self { events, seen: Seen::default() }, config.records.is_none())
+    }
+
+    /// The same from the start, in the place of the one before, which ends for want of a listener.
+    fn restart(&mut self, config: &Config, tasks: &mut JoinSet<anyhow::Result<()>>) {
+        *self = Self::start(config, tasks).0;
+        self.seen.begin();
+    }
+}
+
+/// Reads the configuration again, and puts in force what can be.
+fn reload(
+    config: &mut Config,
+    source: &Source,
+    node: &mut Node,
+    feed: &mut Feed,
+    tasks: &mut JoinSet<anyhow::Result<()>>,
+) {
+    notify::reloading();
+    let changes = reload::read(source, config);
+    node.count_reload(changes.is_some());
+    if let Some(changes) = changes {
+        *config = changes.now;
+        (source.applied)(config);
+        node.configure(config);
+        feed.restart(config, tasks);
+    }
+    notify::ready();
+}
 
 /// Runs until SIGTERM or SIGINT, or until the worker has died.
 ///
 /// # Errors
 /// The metrics address cannot be bound, the worker stopped, or the hub was taken away.
-async fn run(config: &Config, mut node: Node, errands: Errands, mut stop: Stop) -> anyhow::Result<()> {
-    let (feed_tx, mut feed) = mpsc::channel(FEED_QUEUE);
+async fn run(
+    mut config: Config,
+    source: Source,
+    mut node: Node,
+    errands: Errands,
+    (mut stop, mut hup): (Stop, Signal),
+) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     errands.start(&mut tasks);
-    let mut synced = match config.records.clone() {
-        Some(dir) => {
-            let limits = config.record_limits();
-            tasks.spawn(async move { Ok(directory::watch(dir, limits, feed_tx).await?) });
-            false
-        }
-        None => true,
-    };
+    let (mut feed, mut synced) = Feed::start(&config, &mut tasks);
     let mut metrics = match config.metrics {
         Some(addr) => {
             let listener = TcpListener::bind(addr).await;
@@ -87,11 +137,12 @@ async fn run(config: &Config, mut node: Node, errands: Errands, mut stop: Stop) 
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tend = tokio::time::interval(TEND);
+    let mut watchdog = tokio::time::interval(notify::watchdog().unwrap_or(NEVER));
     let mut serving = false;
 
     loop {
         tokio::select! {
-            Some(event) = feed.recv() => {
+            Some(event) = feed.events.recv() => {
                 synced |= take(&mut node, event, &mut feed);
                 // Watched before looked at: what changes meanwhile is told.
                 watched.follow(&mut node, &mut tasks);
@@ -107,23 +158,43 @@ async fn run(config: &Config, mut node: Node, errands: Errands, mut stop: Stop) 
             () = tokio::task::yield_now(), if synced && node.has_work() => { node.proceed(PASS); }
             _ = tend.tick() => { if synced { node.tend(); } continue; }
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
-            name = stop.recv() => { info!("{name}: stopping"); notify::stopping(); node.save(); return Ok(()); }
+            Some(()) = hup.recv() => reload(&mut config, &source, &mut node, &mut feed, &mut tasks),
+            _ = watchdog.tick() => { notify::alive(); continue; }
+            name = stop.recv() => {
+                info!("{name}: stopping");
+                leave(&config, &node, &mut stop).await;
+                return Ok(());
+            }
         }
         if !synced {
             continue;
         }
         if !serving && !node.has_work() {
             serving = true;
-            info!(ports = node.port_count(), identities = node.identity_count(), "serving");
             notify::ready();
+            info!(ports = node.port_count(), identities = node.identity_count(), "serving");
         }
     }
 }
 
+/// Brings what guests are at to an end, and saves what they wrote.
+async fn leave(config: &Config, node: &Node, stop: &mut Stop) {
+    notify::stopping();
+    let limit = Duration::from_secs(config.drain_seconds.into());
+    if let Left::Cut(left @ 1..) = leave::cleanly(node, limit, stop.recv()).await {
+        warn!(connections = left, "cut off; `drain_seconds` says how long guests are waited for");
+    }
+    node.save();
+}
+
 /// Applies an event and all that wait behind it; true when the first scan is complete.
-fn take(node: &mut Node, first: FeedEvent, feed: &mut mpsc::Receiver<FeedEvent>) -> bool {
+fn take(node: &mut Node, first: FeedEvent, feed: &mut Feed) -> bool {
     let mut synced = false;
-    for event in batch(first, feed) {
+    let Feed { events, seen } = feed;
+    for event in batch(first, events) {
+        if let FeedEvent::Upsert { key, .. } | FeedEvent::Rejected { key, .. } = &event {
+            seen.note(key);
+        }
         match event {
             FeedEvent::Upsert { key, record } => node.upsert(key, record),
             FeedEvent::Remove { key } => node.remove(&key),
@@ -131,7 +202,11 @@ fn take(node: &mut Node, first: FeedEvent, feed: &mut mpsc::Receiver<FeedEvent>)
                 warn!(record = key, "refused, the last good state stays: {error}");
                 node.count_rejected();
             }
-            FeedEvent::Synced => synced = true,
+            FeedEvent::Synced => {
+                let gone = seen.missing(node.keys());
+                node.forget_all(&gone);
+                synced = true;
+            }
         }
     }
     node.tell_conflicts();

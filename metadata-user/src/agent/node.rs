@@ -1,5 +1,8 @@
 //! The present state of the node, and the way from there to the plan.
 
+mod configure;
+mod leave;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +14,7 @@ use tracing::{debug, info, warn};
 use super::attaching::Attaching;
 use super::endpoint::MetricsRequest;
 use super::plan::{Plan, Records};
+use super::reload::Reloads;
 use super::slots::{IdentityName, Slots};
 use super::state::State;
 use crate::config::PortSpec;
@@ -49,6 +53,7 @@ pub struct Node {
     /// Slots whose waiting requests could not be woken yet.
     asleep: BTreeSet<Slot>,
     rejected: u64,
+    reloads: Reloads,
 }
 
 /// A record's responses, and the record they were rendered from.
@@ -113,11 +118,16 @@ impl Node {
             conflicts: HashSet::new(),
             asleep: BTreeSet::new(),
             rejected: 0,
+            reloads: Reloads::default(),
         }
     }
 
     /// A record came or changed.
     pub fn upsert(&mut self, key: String, record: Arc<Record>) {
+        // A feed that starts anew tells again what is known.
+        if self.records.get(&key).is_some_and(|known| **known == *record) {
+            return;
+        }
         // A vendor-data that ten thousand VMs have is held once.
         let mut record = Arc::unwrap_or_clone(record);
         record.compact(|octets| self.interner.octets(octets));
@@ -222,6 +232,7 @@ impl Node {
             rendering: self.rendering,
             records: self.records.len() as u64,
             records_rejected: self.rejected,
+            config_reloads: self.reloads,
             errands: self.state.counts(),
             hubs: &hubs,
         };

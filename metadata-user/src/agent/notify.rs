@@ -1,64 +1,40 @@
-//! What the service manager hears: that guests are served, and that this is over (sd_notify(3)).
+//! What the service manager is told (sd_notify(3)); nothing where there is none.
 
-use std::env;
-use std::ffi::OsString;
-use std::io;
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
-/// Names the socket, in the environment of a service of `Type=notify`.
-const SOCKET: &str = "NOTIFY_SOCKET";
+use sd_notify::NotifyState;
+use tracing::debug;
 
-/// Guests are served.
+/// Guests are served, or are again after a reload.
 pub(super) fn ready() {
-    tell("READY=1");
+    tell(&[NotifyState::Ready]);
 }
 
-/// The agent is about to end.
-pub(super) fn stopping() {
-    tell("STOPPING=1");
-}
-
-fn tell(state: &str) {
-    if let Some(socket) = env::var_os(SOCKET)
-        && let Err(error) = send(&socket, state)
-    {
-        tracing::warn!("the service manager is not told {state}: {error}");
+/// The configuration is being read again.
+pub(super) fn reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => tell(&[NotifyState::Reloading, now]),
+        Err(error) => debug!("the service manager does not hear of the reload: {error}"),
     }
 }
 
-fn send(socket: &OsString, state: &str) -> io::Result<()> {
-    let address = match socket.as_bytes() {
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        _ => SocketAddr::from_pathname(socket)?,
-    };
-    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
+/// The agent ends.
+pub(super) fn stopping() {
+    tell(&[NotifyState::Stopping]);
 }
 
-#[cfg(test)]
-mod tests {
-    use super::send;
-    use std::ffi::OsString;
-    use std::os::linux::net::SocketAddrExt as _;
-    use std::os::unix::net::{SocketAddr, UnixDatagram};
+/// The control side is alive.
+pub(super) fn alive() {
+    tell(&[NotifyState::Watchdog]);
+}
 
-    #[test]
-    fn a_state_reaches_sockets_with_a_path_and_without() {
-        let room = tempfile::tempdir().expect("a directory");
-        let path = room.path().join("notify");
-        let name = format!("xdp-imds-notify-{}", std::process::id());
-        let abstractly = SocketAddr::from_abstract_name(&name).expect("an address");
-        let cases: [(OsString, _); 2] = [
-            (path.clone().into(), UnixDatagram::bind(&path).expect("a socket")),
-            (format!("@{name}").into(), UnixDatagram::bind_addr(&abstractly).expect("a socket")),
-        ];
-        for (address, socket) in cases {
-            send(&address, "READY=1").expect("told");
-            let mut heard = [0; 32];
-            let length = socket.recv(&mut heard).expect("heard");
-            assert_eq!(&heard[..length], b"READY=1", "{}", address.display());
-        }
-        assert!(send(&"relative/nowhere".into(), "READY=1").is_err());
+/// How often to say so, if the service manager wants to hear: twice in the time it waits.
+pub(super) fn watchdog() -> Option<Duration> {
+    sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|pause| !pause.is_zero())
+}
+
+fn tell(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        debug!("the service manager does not hear us: {error}");
     }
 }

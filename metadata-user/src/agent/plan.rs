@@ -90,6 +90,22 @@ impl Plan {
         plan
     }
 
+    /// The same records with other configured ports. Returns the plan and the ports this touches.
+    #[must_use]
+    pub fn reconfigured(&self, configured: &[PortSpec], records: &Records) -> (Self, BTreeSet<PortName>) {
+        let mut plan = Self::new(configured);
+        for (key, record) in records {
+            plan.put(key, Some(record));
+        }
+        let speakers = |plan: &Self, port: &PortName| {
+            let known = plan.speakers(port).map(|(who, key)| (who.clone(), key.map(str::to_owned)));
+            plan.wants(port).then(|| known.collect::<Vec<_>>())
+        };
+        let all: BTreeSet<_> = self.ports().chain(plan.ports()).cloned().collect();
+        let touched = all.into_iter().filter(|port| speakers(self, port) != speakers(&plan, port)).collect();
+        (plan, touched)
+    }
+
     /// Puts a record in the place of the one of that key, or takes it out. Returns the ports this touches.
     ///
     /// A NIC that names its port is served there. A NIC that names none is served on the configured port

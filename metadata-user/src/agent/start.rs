@@ -8,8 +8,10 @@ use anyhow::Context as _;
 use metadata_common::answer;
 use metadata_common::cookie::Key;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::node::Node;
+use super::reload::Source;
 use super::state::State;
 use crate::afxdp::{Socket, SocketConfig};
 use crate::config::Config;
@@ -26,22 +28,22 @@ const ANSWERS: u64 = ANSWER_LINK | ANSWER_TCP;
 
 const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "both answer SYNs alike");
 
-/// Serves until a signal ends the agent.
+/// Serves until a signal ends the agent; `source` is where the configuration is read again on SIGHUP.
 ///
 /// # Errors
 /// Something the node needs cannot be had: privileges, a kernel feature, the hub's devices, the metrics
 /// address. Nothing is left behind then.
-pub fn serve(config: &Config) -> anyhow::Result<()> {
+pub fn serve(config: Config, source: Source) -> anyhow::Result<()> {
     // There is one thread yet, and all others are started by it.
     config.sandbox.enter(Stage::Start)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Before there is anything to clean up: a signal that comes meanwhile waits for the loop.
-        let stop = super::Stop::new()?;
-        let (state, errands) = State::open(config)?;
-        let node = start(config, state)?;
+        let signals = (super::Stop::new()?, signal(SignalKind::hangup())?);
+        let (state, errands) = State::open(&config)?;
+        let node = start(&config, state)?;
         config.sandbox.enter(Stage::Serve)?;
-        super::run(config, node, errands, stop).await
+        super::run(config, source, node, errands, signals).await
     })
 }
 

@@ -106,6 +106,11 @@ impl State {
         Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(record))
     }
 
+    /// Replaces token keys at another age from now on.
+    pub fn rotate_after(&mut self, days: u32) {
+        self.rotate_after = Duration::from_secs(u64::from(days) * 86_400);
+    }
+
     /// Notes that a VM has no record any more.
     pub fn gone(&mut self, vm: &Uuid) {
         self.without.insert(vm.clone(), Instant::now());

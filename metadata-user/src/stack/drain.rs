@@ -1,7 +1,8 @@
 //! Leaving: what is going on is brought to its end, and nothing new is kept going.
 //!
 //! A stack that drains gives each of its flows to [`Claims`] (an agent that takes over then knows whose they are),
-//! later ones before anything is said on them. Exchanges are told ([`Exchange::drain`]): they close after their
+//! later ones before anything is said on them. Without claims nobody takes over, and connections that would begin are
+//! left to whoever comes next: their guests repeat what they said. Exchanges are told ([`Exchange::drain`]): they close after their
 //! answer, or at once when the guest asks nothing. What is not over in time is cut off.
 
 use std::time::Duration;
@@ -33,17 +34,9 @@ pub trait Claims {
     fn claim(&mut self, flow: u64);
 }
 
-/// Nobody is told: no other agent takes over.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoClaims;
-
-impl Claims for NoClaims {
-    fn claim(&mut self, _: u64) {}
-}
-
 /// A drain under way.
 pub(super) struct Draining {
-    claims: Box<dyn Claims + Send>,
+    claims: Option<Box<dyn Claims + Send>>,
     /// When exchanges must have said their last.
     until: Duration,
     /// When what is left is cut off.
@@ -51,18 +44,21 @@ pub(super) struct Draining {
 }
 
 impl<S: Service, L: Ledger> Stack<S, L> {
-    /// Begins to drain: claims every flow, those in TIME-WAIT last, and tells every exchange. What is left after
+    /// Begins to drain: claims every flow, those in TIME-WAIT last, and tells every exchange. Without `claims` no connection
+    /// is made any more. What is left after
     /// `limit` is reset. Connections that rest get their turn with the next [`step`](Self::step).
-    pub fn drain(&mut self, now: Now, limit: Duration, mut claims: Box<dyn Claims + Send>) {
+    pub fn drain(&mut self, now: Now, limit: Duration, mut claims: Option<Box<dyn Claims + Send>>) {
         let end = now.mono + limit;
         let until = end - (limit / LAST_WORDS).min(LAST_WORDS_MAX);
         for at in 0..self.table.span() {
             let Some(conn) = self.table.get_mut(at) else { continue };
-            claims.claim(conn.flow.number());
+            claims.iter_mut().for_each(|claims| claims.claim(conn.flow.number()));
             conn.drain(now, until);
             self.wheel.set(at, now.mono);
         }
-        self.table.waiting().for_each(|flow| claims.claim(flow));
+        if let Some(claims) = &mut claims {
+            self.table.waiting().for_each(|flow| claims.claim(flow));
+        }
         self.draining = Some(Draining { claims, until, end });
     }
 
@@ -88,10 +84,17 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.spares = spare;
     }
 
+    /// True when a connection that would begin is left to the next agent.
+    pub(super) fn turns_away(&mut self) -> bool {
+        let away = self.draining.as_ref().is_some_and(|draining| draining.claims.is_none());
+        self.stats.refused_leaving += u64::from(away);
+        away
+    }
+
     /// A connection is being made: it is claimed before anything is said on it.
     pub(super) fn claim(&mut self, now: Now, flow: u64, exchange: &mut S::Exchange) {
         if let Some(draining) = &mut self.draining {
-            draining.claims.claim(flow);
+            draining.claims.iter_mut().for_each(|claims| claims.claim(flow));
             exchange.drain(now, draining.until);
         }
     }

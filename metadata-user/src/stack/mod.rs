@@ -44,7 +44,7 @@ pub use config::{
     MTU, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD, StackConfig, TIME_WAITS,
     TIME_WAITS_PER_PORT, Timeouts,
 };
-pub use drain::{Claims, DRAIN_LIMIT, NoClaims};
+pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};
 pub use seam::{Connection, Exchange, Service, Step, Transmit};
 pub use stats::StackStats;

@@ -40,6 +40,8 @@ pub struct StackStats {
     pub refused_connections: u64,
     /// First segments dropped: all ports are taken and none is idle.
     pub refused_ports: u64,
+    /// First segments dropped because the service leaves: the next agent hears them again.
+    pub refused_leaving: u64,
     /// Idle ports that made room for another.
     pub ports_evicted: u64,
     /// Idle connections reset to make room for another guest's, when all were taken.
@@ -69,7 +71,7 @@ pub struct StackStats {
 impl StackStats {
     /// The counters, by name.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 28] {
+    pub fn counters(&self) -> [(&'static str, u64); 29] {
         [
             ("received", self.received),
             ("sent", self.sent),
@@ -89,6 +91,7 @@ impl StackStats {
             ("refused_port_connections", self.refused_port_connections),
             ("refused_connections", self.refused_connections),
             ("refused_ports", self.refused_ports),
+            ("refused_leaving", self.refused_leaving),
             ("ports_evicted", self.ports_evicted),
             ("connections_evicted", self.connections_evicted),
             ("superseded", self.superseded),

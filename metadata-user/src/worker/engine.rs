@@ -32,7 +32,7 @@ where
         Stack::wake(self, now, slot, out);
     }
 
-    fn drain(&mut self, now: Now, limit: Duration, claims: Box<dyn Claims + Send>) {
+    fn drain(&mut self, now: Now, limit: Duration, claims: Option<Box<dyn Claims + Send>>) {
         Stack::drain(self, now, limit, claims);
     }
 

@@ -114,8 +114,8 @@ impl Engine for Echo {
         out.send(&frame(slot, WOKEN));
     }
 
-    fn drain(&mut self, _: Now, limit: Duration, mut claims: Box<dyn Claims + Send>) {
-        claims.claim(CLAIMED);
+    fn drain(&mut self, _: Now, limit: Duration, claims: Option<Box<dyn Claims + Send>>) {
+        claims.into_iter().for_each(|mut claims| claims.claim(CLAIMED));
         let _ = self.events.send(Event::Drain(limit));
     }
 
@@ -427,7 +427,7 @@ fn a_drain_is_told_once_all_is_claimed_and_then_how_much_is_left() {
     bench.left.store(3, Ordering::Relaxed);
     assert_eq!(bench.worker.left(), None);
     let (claims, claimed) = channel();
-    bench.worker.drain(PATIENCE, Box::new(Noted(claims))).expect("room");
+    bench.worker.drain(PATIENCE, Some(Box::new(Noted(claims)))).expect("room");
     let left = until(|| bench.worker.left());
     assert_eq!((left, claimed.try_recv()), (3, Ok(CLAIMED)), "nothing is said before the claims are made");
     assert_eq!(bench.event(), Event::Drain(PATIENCE));

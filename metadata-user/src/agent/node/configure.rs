@@ -1,0 +1,31 @@
+//! What the configuration says of a node, changed while it serves.
+
+use super::Node;
+use crate::config::Config;
+
+impl Node {
+    /// Takes over what can change of the configuration: ports of its own, and the age of token keys.
+    pub fn configure(&mut self, config: &Config) {
+        let (plan, mut touched) = self.plan.reconfigured(&config.ports, &self.records);
+        self.plan = plan;
+        self.touched.append(&mut touched);
+        self.state.rotate_after(config.rotate_token_key_days);
+        self.tell_conflicts();
+    }
+
+    /// Takes out the records a feed no longer has, of those it was to tell of anew.
+    pub(in crate::agent) fn forget_all(&mut self, keys: &[String]) {
+        keys.iter().for_each(|key| self.remove(key));
+    }
+
+    /// The keys of all records.
+    pub(in crate::agent) fn keys(&self) -> impl Iterator<Item = &String> {
+        self.records.keys()
+    }
+
+    /// The configuration was read again, or could not be.
+    pub(in crate::agent) fn count_reload(&mut self, done: bool) {
+        let count = if done { &mut self.reloads.done } else { &mut self.reloads.failed };
+        *count += 1;
+    }
+}

@@ -1,0 +1,196 @@
+//! SIGHUP: the configuration and the records directory are read again, and what can change while guests are served
+//! changes.
+//!
+//! A configuration that cannot be used changes nothing at all. One that can but names something that only a start
+//! takes ([`RESTART`]) changes the rest; the log says which fields wait for a restart or a takeover.
+
+use std::collections::HashSet;
+
+use anyhow::Context as _;
+use tracing::{error, info, warn};
+
+use crate::config::Config;
+
+/// Where the configuration comes from, and who else follows it.
+pub struct Source {
+    /// Reads it again, with what the command line says.
+    pub read: Box<dyn Fn() -> anyhow::Result<Config>>,
+    /// Told of a configuration that is in force now.
+    pub applied: Box<dyn Fn(&Config)>,
+}
+
+impl Source {
+    /// A configuration that never changes.
+    #[must_use]
+    pub fn fixed(config: &Config) -> Self {
+        let config = config.clone();
+        Self { read: Box::new(move || Ok(config.clone())), applied: Box::new(|_| {}) }
+    }
+}
+
+/// How often the configuration was read again, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reloads {
+    /// It is in force.
+    pub done: u64,
+    /// It could not be used.
+    pub failed: u64,
+}
+
+/// What has changed between two configurations.
+#[derive(Debug, PartialEq)]
+pub(super) struct Changes {
+    /// Everything that can be in force now is the new one's; the rest is as before.
+    pub(super) now: Config,
+    /// Fields that differ and wait for a restart.
+    pub(super) later: Vec<&'static str>,
+}
+
+/// A field that only a start takes, and how to tell that it differs.
+type Field = (&'static str, fn(&Config, &Config) -> bool);
+
+/// The fields that only a start takes: the kernel's tables, the hubs and the workers are made of them.
+const RESTART: [Field; 11] = [
+    ("addresses", |a, b| a.addresses != b.addresses),
+    ("arp_only", |a, b| a.next_hops() != b.next_hops()),
+    ("limits", |a, b| a.limits != b.limits),
+    ("steer", |a, b| a.steer != b.steer),
+    ("hub", |a, b| a.hub != b.hub),
+    ("metrics", |a, b| a.metrics != b.metrics),
+    ("state", |a, b| a.state != b.state),
+    ("pins", |a, b| a.pins != b.pins),
+    ("run", |a, b| a.run != b.run),
+    ("workers", |a, b| a.workers != b.workers),
+    ("spin_us, answer_in_kernel", |a, b| (a.spin_us, a.answer_in_kernel) != (b.spin_us, b.answer_in_kernel)),
+];
+
+impl Changes {
+    /// What becomes of `old` when `new` is read.
+    pub(super) fn between(old: &Config, new: Config) -> Self {
+        let now = Config {
+            records: new.records.clone(),
+            metadata: new.metadata,
+            ports: new.ports.clone(),
+            rotate_token_key_days: new.rotate_token_key_days,
+            drain_seconds: new.drain_seconds,
+            log: new.log.clone(),
+            ..old.clone()
+        };
+        let mut later: Vec<_> =
+            RESTART.iter().filter(|(_, differs)| differs(old, &new)).map(|(name, _)| *name).collect();
+        if later.is_empty() && now != new {
+            later.push("other fields");
+        }
+        Self { now, later }
+    }
+}
+
+/// Reads the configuration again. `None`, and an error in the log, when it cannot be used.
+pub(super) fn read(source: &Source, old: &Config) -> Option<Changes> {
+    let usable = || {
+        let new = (source.read)()?;
+        if let Some(records) = &new.records {
+            std::fs::read_dir(records).with_context(|| format!("reading {}", records.display()))?;
+        }
+        anyhow::Ok(new)
+    };
+    match usable() {
+        Ok(new) => {
+            let changes = Changes::between(old, new);
+            if changes.later.is_empty() {
+                info!("the configuration is read again");
+            } else {
+                let fields = changes.later.join(", ");
+                warn!(
+                    "the configuration is read again, but {fields}: restart the agent, or take over from it, for that"
+                );
+            }
+            Some(changes)
+        }
+        Err(error) => {
+            error!("the configuration stays as it was: {error:#}");
+            None
+        }
+    }
+}
+
+/// The records that a feed which starts anew has told of: those it has not are gone.
+#[derive(Debug, Default)]
+pub(super) struct Seen(Option<HashSet<String>>);
+
+impl Seen {
+    /// A feed starts anew.
+    pub(super) fn begin(&mut self) {
+        self.0 = Some(HashSet::new());
+    }
+
+    /// It has told of a record, if only to refuse it: a file that cannot be used leaves the last good record.
+    pub(super) fn note(&mut self, key: &str) {
+        if let Some(seen) = &mut self.0 {
+            seen.insert(key.to_owned());
+        }
+    }
+
+    /// It has told all: which of these keys it has not.
+    pub(super) fn missing<'a>(&mut self, keys: impl Iterator<Item = &'a String>) -> Vec<String> {
+        let Some(seen) = self.0.take() else { return Vec::new() };
+        keys.filter(|key| !seen.contains(*key)).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Changes, RESTART, Seen, Source, read};
+    use crate::config::Config;
+
+    #[test]
+    fn what_can_change_does_and_the_rest_is_named() {
+        type Case = (&'static str, fn(&mut Config), bool);
+        let cases: [Case; 12] = [
+            ("nothing", |_| {}, true),
+            ("records", |c| c.records = Some("/elsewhere".into()), true),
+            ("metadata", |c| c.metadata.keys = 1, true),
+            ("ports", |c| c.ports = vec!["tap0".parse().expect("a port")], true),
+            ("drain_seconds", |c| c.drain_seconds = 1, true),
+            ("rotate_token_key_days", |c| c.rotate_token_key_days = 1, true),
+            ("log", |c| c.log = Some("debug".into()), true),
+            ("addresses", |c| _ = c.addresses.pop(), false),
+            ("limits", |c| c.limits.burst = 1, false),
+            ("state", |c| c.state = None, false),
+            ("workers", |c| c.workers = 2, false),
+            ("run", |c| c.run = "/elsewhere".into(), false),
+        ];
+        for (field, change, at_once) in cases {
+            let (old, mut new) = (Config::default(), Config::default());
+            change(&mut new);
+            let Changes { now, later } = Changes::between(&old, new.clone());
+            assert_eq!(now == new, at_once, "{field}");
+            assert_eq!(later, if at_once { vec![] } else { vec![field] });
+            if !at_once {
+                assert_eq!(now, old, "{field}");
+            }
+        }
+        assert!(RESTART.iter().all(|(_, differs)| !differs(&Config::default(), &Config::default())));
+    }
+
+    #[test]
+    fn a_configuration_that_cannot_be_used_changes_nothing() {
+        let old = Config::default();
+        let refused = Source { read: Box::new(|| anyhow::bail!("no")), ..Source::fixed(&old) };
+        assert_eq!(read(&refused, &old), None);
+        let nowhere = Config { records: Some("/does/not/exist".into()), ..old.clone() };
+        assert_eq!(read(&Source::fixed(&nowhere), &old), None);
+        assert!(read(&Source::fixed(&old), &old).is_some());
+    }
+
+    #[test]
+    fn records_a_new_feed_does_not_tell_of_are_missing_and_refused_ones_are_not() {
+        let keys: Vec<String> = ["a", "b", "c"].map(str::to_owned).into();
+        let mut seen = Seen::default();
+        assert!(seen.missing(keys.iter()).is_empty(), "the first feed replaces none");
+        seen.begin();
+        seen.note("b");
+        assert_eq!(seen.missing(keys.iter()), ["a", "c"]);
+        assert!(seen.missing(keys.iter()).is_empty(), "once");
+    }
+}
