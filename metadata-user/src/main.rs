@@ -7,11 +7,14 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_user::config::{self, Config, PortSpec};
+use metadata_user::recent::Recent;
+use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::Mode;
 use metadata_user::{agent, check, explain, export, sandbox};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Registry, reload};
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
 /// The instance metadata service of a hypervisor node.
 ///
@@ -59,6 +62,22 @@ enum Verb {
         /// The agent's configuration file: its `metadata` says how much records may hold.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
+    },
+    /// Show how the agent of this node is, or one of its guests. Ends with 0 when all is well, 1 when something is to
+    /// be done, 2 when there is no agent.
+    Status {
+        /// Only this guest: its port, its MAC, the name or UUID of its VM, or its record.
+        #[arg(value_name = "PORT|MAC|VM")]
+        guest: Option<String>,
+        /// The agent's directory of sockets.
+        #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN)]
+        run: PathBuf,
+        /// Every port, not only those that are not attached.
+        #[arg(long, conflicts_with = "guest")]
+        all: bool,
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
     },
     /// Show which dialect answers a request, with what, and why. Needs no privilege.
     Explain(Explain),
@@ -227,7 +246,10 @@ impl Log {
         let (layer, filter) = reload::Layer::new(EnvFilter::new(asked.as_deref().unwrap_or("info")));
         let lines =
             tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi).with_target(false);
-        tracing_subscriber::registry().with(layer).with(lines).init();
+        tracing_subscriber::registry()
+            .with(lines.with_filter(layer))
+            .with(Recent.with_filter(LevelFilter::WARN))
+            .init();
         Self { asked, filter }
     }
 
@@ -247,6 +269,21 @@ fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
     agent::serve(config, agent::Source { read, applied: Box::new(move |config| log.follow(config)) })
 }
 
+/// Prints how the agent is; whoever asked stops reading when they have seen enough.
+fn look(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Result<ExitCode> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let outcome = status::run(run, guest, all, json, &mut out);
+    out.flush()?;
+    let outcome = outcome.or_else(|error| match error.downcast_ref() {
+        Some(ClientError::NoAgent { .. } | ClientError::Forbidden { .. }) => {
+            eprintln!("xdp-imds: {error:#}");
+            Ok(Outcome::NoAgent)
+        }
+        _ => Err(error),
+    })?;
+    Ok(ExitCode::from(outcome as u8))
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let ansi = io::stderr().is_terminal();
@@ -259,6 +296,7 @@ fn main() -> ExitCode {
         Verb::Serve(serve) => {
             serve.config().and_then(|config| run(config, serve, log)).map(|()| ExitCode::SUCCESS)
         }
+        Verb::Status { guest, run, all, json } => look(guest.as_deref(), &run, all, json),
         Verb::Explain(question) => {
             let mut out = io::BufWriter::new(io::stdout().lock());
             let explained = question.question().and_then(|question| explain::run(&question, &mut out));

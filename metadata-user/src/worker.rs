@@ -25,6 +25,7 @@
 //! all followed by the bell (an eventfd), and reads counters from a snapshot the worker refreshes. The worker
 //! never waits for the control side: where the snapshot is being read it publishes the next time round.
 
+mod beat;
 mod bell;
 mod engine;
 mod run;
@@ -32,16 +33,19 @@ mod run;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap, Link, LinkStats, TapStats};
 use crate::sandbox::{Mode, SandboxError, Stage};
-use crate::stack::{Claims, Transmit};
+use crate::stack::{Claims, SlotStats, Transmit};
 use crate::time::Now;
+use beat::LastBeat;
+pub use beat::{Heartbeat, SILENCE, Silence};
 use bell::Bell;
 
 /// Frames received per turn at most: what may delay the engine's timers.
@@ -57,6 +61,8 @@ pub const WAKE_QUEUE: usize = MAX_SLOTS as usize;
 pub const ORDERS: usize = 4;
 /// How often a worker that drains says what is left. Finding out is a look at every connection.
 pub const LEFT_EVERY: Duration = Duration::from_millis(5);
+/// Slots that may wait to be looked at, all of them in one turn: an operator asks for a few.
+pub const LOOK_QUEUE: usize = 16;
 /// Age of the published counters under load, at most (plus one turn).
 pub const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 /// Longest sleep: what may pass before counters the kernel moves by itself are read again.
@@ -92,6 +98,10 @@ pub trait Engine: Send + 'static {
     /// What is going on still; asked while it drains, every [`LEFT_EVERY`].
     fn left(&self) -> usize {
         0
+    }
+    /// What is held for `slot`.
+    fn look(&self, _slot: Slot) -> SlotStats {
+        SlotStats::default()
     }
     /// The counters now.
     fn stats(&self) -> Self::Stats;
@@ -159,7 +169,7 @@ pub enum WorkerError {
 /// Why a message did not reach a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// [`CONTROL_QUEUE`] or [`WAKE_QUEUE`] messages of the kind wait already.
+    /// [`CONTROL_QUEUE`], [`WAKE_QUEUE`] or [`LOOK_QUEUE`] messages of the kind wait already.
     #[error("the worker's queue of such messages is full: try again later")]
     Full,
     /// The worker has ended; [`WorkerHandle::stop`] says why.
@@ -218,11 +228,24 @@ const NOT_DRAINING: u64 = u64::MAX;
 struct Shared<T> {
     bell: Bell,
     stop: AtomicBool,
-    /// A slot waits to be forgotten or woken, or an order to be obeyed.
+    /// A slot waits to be forgotten, woken or looked at, or an order to be obeyed.
     told: AtomicBool,
     /// What is left to drain, written after all of it was claimed; or [`NOT_DRAINING`].
     left: AtomicU64,
     stats: Mutex<WorkerStats<T>>,
+    beat: Heartbeat,
+}
+
+/// A slot to look at, and where to say what is held for it.
+type Look = (Slot, oneshot::Sender<SlotStats>);
+
+/// The worker's ends of its queues.
+#[derive(Debug)]
+struct Inbox {
+    forgets: Receiver<Slot>,
+    wakes: Receiver<Slot>,
+    looks: Receiver<Look>,
+    orders: Receiver<Order>,
 }
 
 /// Why a thread does not begin.
@@ -258,13 +281,17 @@ impl Worker {
             told: AtomicBool::new(false),
             left: AtomicU64::new(NOT_DRAINING),
             stats: Mutex::default(),
+            beat: Heartbeat::default(),
         });
         let (forget, forgets) = mpsc::sync_channel(CONTROL_QUEUE);
         let (wake, wakes) = mpsc::sync_channel(WAKE_QUEUE);
+        let (look, looks) = mpsc::sync_channel(LOOK_QUEUE);
         let (order, orders) = mpsc::sync_channel(ORDERS);
+        let inbox = Inbox { forgets, wakes, looks, orders };
         let (pinned, outcome) = mpsc::sync_channel(1);
         let its = Arc::clone(&shared);
         let body = move || {
+            let _last = LastBeat(its.beat.clone());
             let pin = cpu.map_or(Ok(()), run::pin).map_err(Refused::Pin);
             let ready = pin.and_then(|()| sandbox.enter(Stage::Work).map_err(Refused::Sandbox));
             let refused = ready.is_err();
@@ -272,10 +299,10 @@ impl Worker {
             if pinned.send(ready).is_err() || refused {
                 return Ok(());
             }
-            run::Run::new(Link::new(source), tap, engine, its, ([forgets, wakes], orders), spin).run()
+            run::Run::new(Link::new(source), tap, engine, its, inbox, spin).run()
         };
         let thread = std::thread::Builder::new().name(name.clone()).spawn(body).map_err(start)?;
-        let handle = WorkerHandle { shared, forget, wake, order, thread: Some(thread) };
+        let handle = WorkerHandle { shared, forget, wake, look, order, thread: Some(thread) };
         match (outcome.recv(), cpu) {
             (Ok(Ok(())), _) => Ok(handle),
             // Dropping the handle ends the thread.
@@ -293,6 +320,7 @@ pub struct WorkerHandle<T> {
     forget: SyncSender<Slot>,
     wake: SyncSender<Slot>,
     order: SyncSender<Order>,
+    look: SyncSender<Look>,
     thread: Option<JoinHandle<Result<(), WorkerError>>>,
 }
 
@@ -348,10 +376,26 @@ impl<T: Copy> WorkerHandle<T> {
         Some(self.shared.left.load(Ordering::Acquire)).filter(|left| *left != NOT_DRAINING)
     }
 
+    /// Asks what is held for `slot`; the answer comes after the worker's next turn, if it has one. Never waits.
+    ///
+    /// # Errors
+    /// [`ControlError`]; no answer will come then.
+    pub fn look(&self, slot: Slot) -> Result<oneshot::Receiver<SlotStats>, ControlError> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(&self.look, (slot, reply))?;
+        Ok(answer)
+    }
+
     /// The counters as last published: at most [`PUBLISH_EVERY`] old under load, [`MAX_SLEEP`] when idle.
     #[must_use]
     pub fn stats(&self) -> WorkerStats<T> {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The worker's sign of life.
+    #[must_use]
+    pub fn heartbeat(&self) -> Heartbeat {
+        self.shared.beat.clone()
     }
 
     /// True once the worker has ended, which before [`stop`](Self::stop) it does only by a fault.

@@ -6,6 +6,7 @@
 
 mod attaching;
 mod endpoint;
+mod health;
 mod leave;
 mod node;
 mod notify;
@@ -17,17 +18,23 @@ mod state;
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{debug, info, warn};
 
-pub use endpoint::MetricsRequest;
+use endpoint::Doors;
+pub use endpoint::{
+    ANSWER_WITHIN, BODY_MAX, CONNECTIONS, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, QUEUE,
+    Request, SOCKET, SocketError,
+};
+pub use health::{Health, Trouble};
 pub use node::Node;
 pub use plan::{Conflict, Plan, Records};
 pub use reload::{Reloads, Source};
@@ -37,6 +44,8 @@ pub use state::{Errands, State};
 
 use crate::config::Config;
 use crate::feed::{FeedEvent, directory};
+use crate::stack::SlotStats;
+use crate::status::{Guest, Held};
 use crate::steer::{Changed, LinkWatch, NetnsId, SteerError};
 use leave::Left;
 use reload::Seen;
@@ -106,10 +115,13 @@ fn reload(
     notify::ready();
 }
 
+/// Longest a worker may take to say what it holds for a guest: it comes round every second.
+const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
 /// Runs until SIGTERM or SIGINT, or until the worker has died.
 ///
 /// # Errors
-/// The metrics address cannot be bound, the worker stopped, or the hub was taken away.
+/// The metrics address or the control socket cannot be had, the worker stopped, or the hub was taken away.
 async fn run(
     mut config: Config,
     source: Source,
@@ -120,16 +132,11 @@ async fn run(
     let mut tasks = JoinSet::new();
     errands.start(&mut tasks);
     let (mut feed, mut synced) = Feed::start(&config, &mut tasks);
-    let mut metrics = match config.metrics {
-        Some(addr) => {
-            let listener = TcpListener::bind(addr).await;
-            endpoint::listen(
-                listener.with_context(|| format!("listening for metrics on {addr}"))?,
-                &mut tasks,
-            )
-        }
-        None => mpsc::channel(1).1,
-    };
+    let health = Health::new(node.heartbeats());
+    let (mut requests, _socket) = open_doors(&config, &health, &mut tasks).await?;
+    if synced {
+        health.records_read();
+    }
     let (link_tx, mut links) = mpsc::channel(LINK_QUEUE);
     let mut watched = Watched { links: link_tx, namespaces: HashMap::new() };
     let mut retry = tokio::time::interval(RETRY);
@@ -143,12 +150,15 @@ async fn run(
     loop {
         tokio::select! {
             Some(event) = feed.events.recv() => {
-                synced |= take(&mut node, event, &mut feed);
+                if take(&mut node, event, &mut feed) {
+                    synced = true;
+                    health.records_read();
+                }
                 // Watched before looked at: what changes meanwhile is told.
                 watched.follow(&mut node, &mut tasks);
             }
             Some((netns, changed)) = links.recv() => node.touch(netns.as_deref(), &changed),
-            Some(request) = metrics.recv() => { node.report(request); continue; }
+            Some(request) = requests.recv() => { answer(&node, &health, request); continue; }
             _ = retry.tick() => {
                 node.check_path()?;
                 node.retry();
@@ -171,6 +181,7 @@ async fn run(
         }
         if !serving && !node.has_work() {
             serving = true;
+            health.ports_settled();
             notify::ready();
             info!(ports = node.port_count(), identities = node.identity_count(), "serving");
         }
@@ -187,6 +198,51 @@ async fn leave(config: &Config, node: &Node, stop: &mut Stop) {
     node.save();
 }
 
+/// Listens on the control socket, and on the metrics address if there is one. Returns where the questions come out.
+async fn open_doors(
+    config: &Config,
+    health: &Arc<Health>,
+    tasks: &mut JoinSet<anyhow::Result<()>>,
+) -> anyhow::Result<(mpsc::Receiver<Request>, ControlSocket)> {
+    let Doors { metrics, control, requests } = Doors::new(Arc::clone(health));
+    let (socket, listener) = ControlSocket::listen(&config.run, false)?;
+    tasks.spawn(endpoint::serve(listener, control));
+    if let Some(addr) = config.metrics {
+        let listener = TcpListener::bind(addr).await;
+        let listener = listener.with_context(|| format!("listening for metrics on {addr}"))?;
+        tasks.spawn(endpoint::serve(listener, metrics));
+    }
+    Ok((requests, socket))
+}
+
+/// Answers a question; whoever asked may have gone away.
+fn answer(node: &Node, health: &Health, request: Request) {
+    match request {
+        Request::Metrics(reply) => _ = reply.send(node.metrics()),
+        Request::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
+        Request::Guests(name, reply) => {
+            let asked = node.guests(&name);
+            // Workers answer after their next turn, and the loop does not wait for them.
+            tokio::spawn(async move { reply.send(collect(asked).await) });
+        }
+    }
+}
+
+/// The guests with what their workers say they hold; one that is silent says nothing.
+async fn collect(asked: Vec<(Guest, Option<oneshot::Receiver<SlotStats>>)>) -> Vec<Guest> {
+    let until = Instant::now() + WORKER_ANSWERS_WITHIN;
+    let mut guests = Vec::with_capacity(asked.len());
+    for (mut guest, answer) in asked {
+        if let Some(answer) = answer
+            && let Ok(Ok(held)) = tokio::time::timeout_at(until, answer).await
+        {
+            guest.held = Some(Held { connections: held.connections, requests: held.waiting });
+        }
+        guests.push(guest);
+    }
+    guests
+}
+
 /// Applies an event and all that wait behind it; true when the first scan is complete.
 fn take(node: &mut Node, first: FeedEvent, feed: &mut Feed) -> bool {
     let mut synced = false;
@@ -200,7 +256,7 @@ fn take(node: &mut Node, first: FeedEvent, feed: &mut Feed) -> bool {
             FeedEvent::Remove { key } => node.remove(&key),
             FeedEvent::Rejected { key, error } => {
                 warn!(record = key, "refused, the last good state stays: {error}");
-                node.count_rejected();
+                node.refuse(key, error.to_string());
             }
             FeedEvent::Synced => {
                 let gone = seen.missing(node.keys());

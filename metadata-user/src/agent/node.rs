@@ -2,6 +2,9 @@
 
 mod configure;
 mod leave;
+mod loads;
+mod report;
+mod status;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,20 +15,22 @@ use metadata_common::maps::{MAX_SLOTS, Slot};
 use tracing::{debug, info, warn};
 
 use super::attaching::Attaching;
-use super::endpoint::MetricsRequest;
 use super::plan::{Plan, Records};
 use super::reload::Reloads;
 use super::slots::{IdentityName, Slots};
 use super::state::State;
 use crate::config::PortSpec;
 use crate::dialect;
-use crate::metrics::{self, Hub, Snapshot};
 use crate::port::PortName;
 use crate::record::Record;
 use crate::stack::StackStats;
-use crate::steer::{Changed, Counters, Found, Steering};
+use crate::steer::{Changed, Found, Steering};
 use crate::store::{Interner, Responses, Store};
-use crate::worker::{ControlError, WorkerHandle};
+use crate::worker::{ControlError, Heartbeat, WorkerHandle};
+use loads::Loads;
+
+/// What is said of a port whose interface is not there.
+const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
 
 /// Everything the control side holds.
 pub struct Node {
@@ -52,8 +57,12 @@ pub struct Node {
     conflicts: HashSet<String>,
     /// Slots whose waiting requests could not be woken yet.
     asleep: BTreeSet<Slot>,
+    /// Refusals so far, and the records that are refused as they are now, with the reason.
     rejected: u64,
     reloads: Reloads,
+    refused: BTreeMap<String, String>,
+    loads: Loads,
+    started: Instant,
 }
 
 /// A record's responses, and the record they were rendered from.
@@ -119,6 +128,9 @@ impl Node {
             asleep: BTreeSet::new(),
             rejected: 0,
             reloads: Reloads::default(),
+            refused: BTreeMap::new(),
+            loads: Loads::default(),
+            started: Instant::now(),
         }
     }
 
@@ -133,6 +145,7 @@ impl Node {
         record.compact(|octets| self.interner.octets(octets));
         let record = Arc::new(record);
         debug!(record = key, generation = record.generation, vm = %record.vm.name, "record");
+        self.refused.remove(&key);
         self.touched.append(&mut self.plan.put(&key, Some(&record)));
         if let Some(last) = self.records.insert(key, Arc::clone(&record))
             && last.vm.uuid != record.vm.uuid
@@ -144,6 +157,7 @@ impl Node {
     /// A record went.
     pub fn remove(&mut self, key: &str) {
         debug!(record = key, "record removed");
+        self.refused.remove(key);
         self.touched.append(&mut self.plan.put(key, None));
         self.rendered.remove(key);
         if let Some(record) = self.records.remove(key) {
@@ -163,9 +177,10 @@ impl Node {
         self.state.save();
     }
 
-    /// A record was refused by its feed.
-    pub fn count_rejected(&mut self) {
+    /// A record was refused by its feed; what it was before stays.
+    pub fn refuse(&mut self, key: String, reason: String) {
         self.rejected += 1;
+        self.refused.insert(key, reason);
     }
 
     /// Ports owned now.
@@ -202,42 +217,16 @@ impl Node {
         Ok(())
     }
 
-    /// Has ports steered by what costs their guests least now.
-    pub fn follow_guests(&mut self, now: Instant) {
-        self.steering.follow_guests(now);
+    /// The workers' heartbeats, by the number of their hub.
+    #[must_use]
+    pub fn heartbeats(&self) -> Vec<(u32, Heartbeat)> {
+        (0..).zip(self.workers.iter().map(WorkerHandle::heartbeat)).collect()
     }
 
-    /// Answers a metrics request with the counters of this moment.
-    pub fn report(&self, request: MetricsRequest) {
-        let kernel = self.steering.counters().map_err(|error| warn!("kernel counters: {error}")).ok();
-        let verdicts: Vec<_> = kernel
-            .iter()
-            .flat_map(Counters::iter)
-            .map(|(verdict, frames)| (verdict.name(), frames))
-            .collect();
-        let workers: Vec<_> = self.workers.iter().map(WorkerHandle::stats).collect();
-        let named: Vec<_> =
-            workers.iter().map(|worker| (worker.engine.counters(), worker.engine.gauges())).collect();
-        let hubs: Vec<_> = (0..)
-            .zip(workers.iter().zip(&named))
-            .map(|(number, (worker, (counters, gauges)))| Hub { number, worker: *worker, counters, gauges })
-            .collect();
-        let (xdp, tcx) = self.steering.ports_by_program();
-        let snapshot = Snapshot {
-            verdicts: &verdicts,
-            ports: self.port_count() as u64,
-            steered_by: [("xdp", xdp as u64), ("tcx", tcx as u64)],
-            identities: self.bound.len() as u64,
-            attaching: self.attaching.figures(),
-            rendering: self.rendering,
-            records: self.records.len() as u64,
-            records_rejected: self.rejected,
-            config_reloads: self.reloads,
-            errands: self.state.counts(),
-            hubs: &hubs,
-        };
-        // A client that has gone away needs no answer.
-        let _ = request.reply.send(metrics::render(&snapshot));
+    /// Has ports steered by what costs their guests least now, and notes what the workers have done meanwhile.
+    pub fn follow_guests(&mut self, now: Instant) {
+        self.loads.note(self.workers.iter().map(|worker| worker.stats().turns));
+        self.steering.follow_guests(now);
     }
 
     /// True while there are ports to look at.
@@ -290,6 +279,9 @@ impl Node {
         {
             self.unsettled.remove(&port);
             self.settle(&port);
+            if !self.unsettled.contains(&port) {
+                self.told.remove(&port);
+            }
             self.attaching.tell(self.touched.len(), self.port_count());
         }
     }
@@ -342,7 +334,7 @@ impl Node {
             }
             Ok(Found::Nothing) => {
                 self.give_up(port);
-                self.trouble(port, "no such interface yet; it is attached as soon as it appears");
+                self.trouble(port, ABSENT);
             }
             Err(error) => self.trouble(port, &error.to_string()),
         }

@@ -159,6 +159,18 @@ impl Plan {
         self.identities.contains_key(who)
     }
 
+    /// What a record claims, and of each whether the record has it: else another, by its key, comes first.
+    pub fn claims(&self, key: &str) -> impl Iterator<Item = (&IdentityName, bool)> {
+        let claims = self.claims.get(key).into_iter().flatten();
+        let first = |who| self.identities.get(who).and_then(BTreeSet::first);
+        claims.map(move |who| (who, first(who).is_some_and(|first| first == key)))
+    }
+
+    /// Everybody who speaks on a port, and the key of the record each gets.
+    pub fn everybody(&self) -> impl Iterator<Item = (&IdentityName, Option<&str>)> {
+        self.identities.iter().map(|(who, keys)| (who, keys.first().map(String::as_str)))
+    }
+
     /// What cannot be had, for the operator.
     pub fn conflicts(&self) -> impl Iterator<Item = Conflict> {
         let ambiguous = self.ambiguous.iter().flat_map(|(key, nics)| {

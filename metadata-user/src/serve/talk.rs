@@ -322,11 +322,6 @@ impl<A: Answers> Talk<A> {
         !self.pieces.is_empty()
     }
 
-    /// True with a complete request that is not answered yet.
-    fn is_waiting(&self) -> bool {
-        matches!(self.phase, Phase::Held { .. } | Phase::Parked(_))
-    }
-
     /// What to do with nothing left to say.
     fn listen(&mut self, now: Now) -> Step {
         let overdue = now.mono >= self.deadline;
@@ -405,6 +400,10 @@ impl<A: Answers> Exchange for Talk<A> {
 
     fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Head) && self.head.is_empty() && !self.is_saying() && !self.stirs
+    }
+
+    fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Held { .. } | Phase::Parked(_))
     }
 
     fn stirs(&mut self) -> bool {

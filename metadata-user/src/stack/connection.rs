@@ -119,6 +119,11 @@ impl<E: Exchange> Conn<E> {
         self.tcb.is_fin_acknowledged()
     }
 
+    /// True when it holds a complete request that waits for its answer.
+    pub(super) fn holds_a_request(&self) -> bool {
+        self.exchange.is_waiting()
+    }
+
     /// True when its guest may have ended it without our hearing.
     pub(super) fn may_be_over(&self) -> bool {
         self.posted.is_some_and(|(.., finished)| finished != FIN_IS_NEWS)

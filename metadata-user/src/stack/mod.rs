@@ -47,7 +47,7 @@ pub use config::{
 pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};
 pub use seam::{Connection, Exchange, Service, Step, Transmit};
-pub use stats::StackStats;
+pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;
 use std::net::{IpAddr, Ipv6Addr};
@@ -169,6 +169,14 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             connections: self.table.held() as u64,
             ..self.stats
         }
+    }
+
+    /// What is held for a slot; nothing for one that has not spoken lately.
+    #[must_use]
+    pub fn look(&self, slot: Slot) -> SlotStats {
+        let held = self.ports.get(slot).map(|port| &port.conns[..]).unwrap_or_default();
+        let waits = |at: &&u32| self.table.get(**at).is_some_and(|conn| conn.holds_a_request());
+        SlotStats { connections: held.len() as u64, waiting: held.iter().filter(waits).count() as u64 }
     }
 
     /// Four-tuples remembered in TIME-WAIT.

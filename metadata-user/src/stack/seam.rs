@@ -98,6 +98,10 @@ pub trait Exchange {
     fn drain(&mut self, _now: Now, _until: Duration) {}
     /// The service stays after all.
     fn resume(&mut self) {}
+    /// True when it holds a complete request that waits for its answer: for whoever looks.
+    fn is_waiting(&self) -> bool {
+        false
+    }
     /// True, once, when this exchange has changed something that others of its slot may be waiting for.
     /// Asked after each turn of the connection; then the slot's other connections get a turn as by
     /// [`Stack::wake`](super::Stack::wake).

@@ -111,3 +111,12 @@ impl StackStats {
         [("ports", self.ports), ("connections", self.connections)]
     }
 }
+
+/// What is held for one slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotStats {
+    /// Connections.
+    pub connections: u64,
+    /// Of these, how many have a complete request that waits for its answer.
+    pub waiting: u64,
+}

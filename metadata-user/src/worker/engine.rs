@@ -5,7 +5,7 @@ use std::time::Duration;
 use metadata_common::maps::Slot;
 
 use super::Engine;
-use crate::stack::{Claims, Ledger, Service, Stack, StackStats, Transmit};
+use crate::stack::{Claims, Ledger, Service, SlotStats, Stack, StackStats, Transmit};
 use crate::time::Now;
 
 impl<S, L> Engine for Stack<S, L>
@@ -46,6 +46,10 @@ where
 
     fn left(&self) -> usize {
         Stack::left(self)
+    }
+
+    fn look(&self, slot: Slot) -> SlotStats {
+        Stack::look(self, slot)
     }
 
     fn stats(&self) -> StackStats {

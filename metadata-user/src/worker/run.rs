@@ -1,18 +1,16 @@
 //! The worker's thread.
 
-use metadata_common::maps::Slot;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{
-    BATCH, BUSY, CONTROL_BATCH, Engine, LEFT_EVERY, LoopStats, MAX_SLEEP, NAP, NOT_DRAINING, ORDERS, Order,
-    PACE, PUBLISH_EVERY, Shared, WorkerError, WorkerStats,
+    BATCH, BUSY, CONTROL_BATCH, Engine, Inbox, LEFT_EVERY, LOOK_QUEUE, LoopStats, MAX_SLEEP, NAP,
+    NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, WorkerError, WorkerStats,
 };
 use crate::link::{FrameSource, HubTap, Link};
 use crate::time::Now;
@@ -38,8 +36,8 @@ struct Clock {
 }
 
 impl Clock {
-    fn new() -> Self {
-        Self { start: Instant::now(), unix_seconds: 0, stale: Duration::ZERO }
+    fn new(start: Instant) -> Self {
+        Self { start, unix_seconds: 0, stale: Duration::ZERO }
     }
 
     fn now(&mut self) -> Now {
@@ -79,9 +77,7 @@ pub(super) struct Run<S, E: Engine> {
     tap: HubTap,
     engine: E,
     shared: Arc<Shared<E::Stats>>,
-    forgets: Receiver<Slot>,
-    wakes: Receiver<Slot>,
-    orders: Receiver<Order>,
+    inbox: Inbox,
     /// By `Now::mono`: when to find out what is left to drain; `None` while nothing drains.
     count_at: Option<Duration>,
     spin: Duration,
@@ -99,19 +95,17 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         tap: HubTap,
         engine: E,
         shared: Arc<Shared<E::Stats>>,
-        ([forgets, wakes], orders): ([Receiver<Slot>; 2], Receiver<Order>),
+        inbox: Inbox,
         spin: Duration,
     ) -> Self {
-        let (clock, pace) = (Clock::new(), Pace::default());
+        let (clock, pace) = (Clock::new(shared.beat.start()), Pace::default());
         let (stats, worked) = (LoopStats::default(), Duration::ZERO);
         Self {
             link,
             tap,
             engine,
             shared,
-            forgets,
-            wakes,
-            orders,
+            inbox,
             count_at: None,
             spin,
             clock,
@@ -181,12 +175,16 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
             return (0, 0);
         }
         for _ in 0..ORDERS {
-            let Ok(order) = self.orders.try_recv() else { break };
+            let Ok(order) = self.inbox.orders.try_recv() else { break };
             self.obey(now, order);
         }
-        let Self { tap, engine, forgets, wakes, .. } = self;
+        let Self { tap, engine, inbox: Inbox { forgets, wakes, looks, .. }, .. } = self;
         let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(|slot| engine.forget(slot)).count();
         let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
+        for (slot, reply) in looks.try_iter().take(LOOK_QUEUE) {
+            // Whoever asked may have lost patience.
+            let _ = reply.send(engine.look(slot));
+        }
         if forgotten == CONTROL_BATCH || woken == CONTROL_BATCH {
             self.shared.told.store(true, Ordering::Relaxed);
         }
@@ -259,8 +257,10 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         Ok(after)
     }
 
-    /// Refreshes the snapshot, unless it is being read: then `published` is `None` and it stays due.
+    /// Gives a sign of life, and refreshes the snapshot unless it is being read: then `published` is `None` and
+    /// it stays due.
     fn publish(&mut self, now: Now) {
+        self.shared.beat.beat(now.mono);
         self.stats.elapsed = now.mono;
         let mut snapshot = match self.shared.stats.try_lock() {
             Ok(snapshot) => snapshot,

@@ -8,12 +8,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::{
-    BATCH, CONTROL_QUEUE, ControlError, Engine, ORDERS, WAKE_QUEUE, Worker, WorkerConfig, WorkerError,
-    WorkerHandle,
+    BATCH, CONTROL_QUEUE, ControlError, Engine, LOOK_QUEUE, MAX_SLEEP, ORDERS, Silence, WAKE_QUEUE, Worker,
+    WorkerConfig, WorkerError, WorkerHandle,
 };
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap};
-use crate::stack::{Claims, Transmit};
+use crate::stack::{Claims, SlotStats, Transmit};
 use crate::time::Now;
 
 /// Far more than anything here takes: reached only when something is wrong.
@@ -129,6 +129,10 @@ impl Engine for Echo {
 
     fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
+    }
+
+    fn look(&self, slot: Slot) -> SlotStats {
+        SlotStats { connections: slot.into(), waiting: 0 }
     }
 
     fn stats(&self) -> u32 {
@@ -352,6 +356,46 @@ fn a_panic_of_the_engine_is_reported() {
     }
     assert_eq!(bench.worker.forget(1), Err(ControlError::Ended));
     assert!(matches!(bench.worker.stop(), Err(WorkerError::Panicked)));
+}
+
+#[test]
+fn a_worker_that_is_stuck_falls_silent_and_one_that_comes_round_is_heard_again() {
+    let (open, gate) = channel();
+    let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
+    let beat = bench.worker.heartbeat();
+    let start = Instant::now();
+    while beat.age().expect("a thread") < 2 * MAX_SLEEP {
+        assert!(start.elapsed() < PATIENCE, "a worker behind a gate gives signs of life");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    open.send(()).expect("the worker waits");
+    while beat.age().expect("a thread") > MAX_SLEEP {
+        assert!(start.elapsed() < 2 * PATIENCE, "the worker does not come round");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(open);
+    bench.worker.stop().expect("a good end");
+    assert_eq!((beat.age(), beat.check()), (None, Err(Silence::Ended)));
+}
+
+#[test]
+fn what_is_held_for_a_slot_is_told_and_questions_beyond_the_queue_are_refused() {
+    let (open, gate) = channel();
+    let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
+    let mut asked = Vec::new();
+    let refused = loop {
+        match bench.worker.look(asked.len() as Slot) {
+            Ok(answer) => asked.push(answer),
+            Err(error) => break error,
+        }
+        assert!(asked.len() <= 2 * LOOK_QUEUE, "the queue has no end");
+    };
+    assert_eq!((refused, asked.len() >= LOOK_QUEUE), (ControlError::Full, true));
+    drop(open);
+    for (slot, answer) in asked.into_iter().enumerate() {
+        let held = answer.blocking_recv().expect("an answer");
+        assert_eq!(held, SlotStats { connections: slot as u64, waiting: 0 });
+    }
 }
 
 /// A source that lends what it holds; its descriptor never becomes readable.

@@ -1,0 +1,160 @@
+//! The control side's HTTP: what probes, scrapers and operators ask.
+//!
+//! | | metrics address | control socket |
+//! |---|---|---|
+//! | `GET /metrics`, `/healthz`, `/readyz` | yes | yes |
+//! | `GET /v1/status` | | yes |
+//!
+//! The control socket is `<run>/control.sock`, for whoever may enter the agent's run directory (mode 0700): HTTP
+//! over a Unix socket, as `curl --unix-socket` speaks it. Whoever asks there to change something is logged by the
+//! credentials the kernel vouches for.
+//!
+//! `/healthz` and `/readyz` look at flags and heartbeats alone ([`Health`]); everything else is asked of the
+//! control loop through a queue of [`QUEUE`], and answered 503 when that is full or silent for [`ANSWER_WITHIN`].
+
+mod listen;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use tokio::sync::{mpsc, oneshot};
+
+use super::health::{Health, Trouble};
+use crate::metrics;
+use crate::status::{About, Guest, Status};
+
+pub(super) use listen::serve;
+pub use listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer};
+pub use socket::{ControlSocket, SOCKET, SocketError};
+
+/// Questions waiting for the control loop; further ones are answered 503.
+pub const QUEUE: usize = 8;
+/// Longest the control loop may take for an answer.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Octets of a request's body.
+pub const BODY_MAX: usize = 256 << 10;
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+
+/// A question to the control loop, with where the answer goes.
+#[derive(Debug)]
+pub enum Request {
+    /// The exposition text.
+    Metrics(oneshot::Sender<String>),
+    /// How the agent is.
+    Status(About, oneshot::Sender<Box<Status>>),
+    /// How one guest is: everything known under a port, a MAC or a VM.
+    Guests(String, oneshot::Sender<Vec<Guest>>),
+}
+
+/// What all handlers share.
+#[derive(Clone)]
+struct Agent {
+    health: Arc<Health>,
+    requests: mpsc::Sender<Request>,
+}
+
+/// Both doors, and where the questions come out.
+pub(super) struct Doors {
+    /// For the metrics address.
+    pub(super) metrics: Router,
+    /// For the control socket.
+    pub(super) control: Router,
+    /// The questions.
+    pub(super) requests: mpsc::Receiver<Request>,
+}
+
+impl Doors {
+    pub(super) fn new(health: Arc<Health>) -> Self {
+        let (sender, requests) = mpsc::channel(QUEUE);
+        let agent = Agent { health, requests: sender };
+        let both = Router::new()
+            .route("/metrics", get(scrape))
+            .route("/healthz", get(live))
+            .route("/readyz", get(ready))
+            .layer(DefaultBodyLimit::max(BODY_MAX));
+        let control = both.clone().route("/v1/status", get(status));
+        Self { metrics: both.with_state(agent.clone()), control: control.with_state(agent), requests }
+    }
+}
+
+impl Agent {
+    /// Has the control loop answer, if it has time.
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.try_send(question(reply)).map_err(|_| Busy)?;
+        match tokio::time::timeout(ANSWER_WITHIN, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            _ => Err(Busy),
+        }
+    }
+}
+
+/// The control loop has no time for another question.
+struct Busy;
+
+impl IntoResponse for Busy {
+    fn into_response(self) -> Response {
+        let head = [(header::CONTENT_TYPE, TEXT), (header::RETRY_AFTER, "1")];
+        (StatusCode::SERVICE_UNAVAILABLE, head, "busy\n").into_response()
+    }
+}
+
+async fn scrape(State(agent): State<Agent>) -> Result<impl IntoResponse, Busy> {
+    let text = agent.ask(Request::Metrics).await?;
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text))
+}
+
+async fn live(State(agent): State<Agent>) -> Response {
+    verdict(agent.health.deadly())
+}
+
+async fn ready(State(agent): State<Agent>) -> Response {
+    verdict(agent.health.hindering())
+}
+
+/// 200 `ok`, or 503 and a line for each thing that is wrong.
+fn verdict(troubles: impl Iterator<Item = Trouble>) -> Response {
+    let mut troubles = troubles.peekable();
+    let head = [(header::CONTENT_TYPE, TEXT)];
+    if troubles.peek().is_none() {
+        return (StatusCode::OK, head, "ok\n").into_response();
+    }
+    let lines: String = troubles.map(|trouble| format!("{trouble}\n")).collect();
+    (StatusCode::SERVICE_UNAVAILABLE, head, lines).into_response()
+}
+
+/// The query of `/v1/status`.
+#[derive(Deserialize)]
+struct Wanted {
+    /// Everything about the guests of a port, a MAC or a VM, instead of the agent.
+    guest: Option<String>,
+    /// `all`: every port, not only those with something to say.
+    ports: Option<String>,
+}
+
+async fn status(State(agent): State<Agent>, Query(wanted): Query<Wanted>) -> Result<Response, Busy> {
+    let Wanted { guest, ports } = wanted;
+    let about = if ports.as_deref() == Some("all") { About::EveryPort } else { About::Trouble };
+    Ok(match guest {
+        Some(name) => json(&agent.ask(|reply| Request::Guests(name, reply)).await?),
+        None => json(&agent.ask(|reply| Request::Status(about, reply)).await?),
+    })
+}
+
+fn json<T: serde::Serialize>(value: &T) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(octets) => ([(header::CONTENT_TYPE, JSON)], octets).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}

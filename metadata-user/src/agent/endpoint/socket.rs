@@ -1,0 +1,155 @@
+//! The control socket's place in the run directory.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use tokio::net::UnixListener;
+use tracing::warn;
+
+/// The control socket's name in the run directory.
+pub const SOCKET: &str = "control.sock";
+/// The run directory is for its owner alone.
+const DIRECTORY_MODE: u32 = 0o700;
+const SOCKET_MODE: u32 = 0o660;
+
+/// Why there is no control socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The run directory is missing and cannot be made.
+    #[error("cannot make the run directory {}: {source}; --run names another", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Others could put a socket of theirs in its place.
+    #[error(
+        "the run directory {} has mode {mode:03o}: expected one nobody else may write to; chmod 0700 it, or --run names another", path.display()
+    )]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// An agent answers there.
+    #[error("another agent serves with the run directory {}; --run gives this one its own", path.display())]
+    Taken {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The socket cannot be made.
+    #[error("cannot listen on {}: {source}; --run names another directory", path.display())]
+    Bind {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A listening control socket's place; dropping it takes the socket away, unless another agent's is there by now.
+#[derive(Debug)]
+pub struct ControlSocket {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl ControlSocket {
+    /// Listens in the run directory, which is made if need be. What a dead agent left is replaced; with `succeeds`,
+    /// so is a living agent's socket, in one step.
+    ///
+    /// # Errors
+    /// [`SocketError`]: the directory or the socket cannot be had.
+    pub fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
+        make_directory(run)?;
+        let path = run.join(SOCKET);
+        if !succeeds && UnixStream::connect(&path).is_ok() {
+            return Err(SocketError::Taken { path: run.into() });
+        }
+        // Bound aside and renamed, so that nobody finds it with another mode, or finds none.
+        let aside = run.join(format!(".{SOCKET}.{}", std::process::id()));
+        let place = || -> io::Result<(Self, UnixListener)> {
+            match fs::remove_file(&aside) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let listener = UnixListener::bind(&aside)?;
+            fs::set_permissions(&aside, Permissions::from_mode(SOCKET_MODE))?;
+            let inode = inode(&aside)?;
+            fs::rename(&aside, &path)?;
+            Ok((Self { path: path.clone(), inode }, listener))
+        };
+        place().map_err(|source| SocketError::Bind { path: path.clone(), source })
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|there| there == self.inode)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            warn!(socket = %self.path.display(), "stays behind: {error}");
+        }
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+fn make_directory(path: &Path) -> Result<(), SocketError> {
+    let made = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
+    let metadata = made.and_then(|()| fs::metadata(path));
+    let metadata = metadata.map_err(|source| SocketError::Directory { path: path.into(), source })?;
+    let mode = metadata.permissions().mode() & 0o777;
+    if mode & 0o022 != 0 {
+        return Err(SocketError::Open { path: path.into(), mode });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ControlSocket, SOCKET, SocketError};
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::UnixListener;
+
+    #[tokio::test]
+    async fn the_socket_is_private_and_goes_with_the_agent() {
+        let room = tempfile::tempdir().expect("a directory");
+        let run = room.path().join("run");
+        let (socket, _listener) = ControlSocket::listen(&run, false).expect("a socket");
+        let mode = |path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode(run.clone()), mode(run.join(SOCKET))), (0o700, 0o660));
+        drop(socket);
+        assert_eq!(fs::read_dir(&run).expect("listed").count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_dead_agents_socket_is_replaced_and_a_living_ones_only_by_its_successor() {
+        let room = tempfile::tempdir().expect("a directory");
+        drop(UnixListener::bind(room.path().join(SOCKET)).expect("a socket nobody listens on"));
+        fs::set_permissions(room.path(), fs::Permissions::from_mode(0o700)).expect("a mode");
+        let (first, _first) = ControlSocket::listen(room.path(), false).expect("a dead agent's is replaced");
+        let refused = ControlSocket::listen(room.path(), false).expect_err("the first listens");
+        assert!(matches!(refused, SocketError::Taken { .. }), "{refused}");
+        let (_second, _listener) = ControlSocket::listen(room.path(), true).expect("its successor's");
+        drop(first);
+        assert!(room.path().join(SOCKET).exists(), "the first took the second's away");
+    }
+
+    #[tokio::test]
+    async fn a_directory_others_may_write_to_is_refused() {
+        let room = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(room.path(), fs::Permissions::from_mode(0o770)).expect("a mode");
+        let refused = ControlSocket::listen(room.path(), false).expect_err("anybody may write there");
+        assert!(matches!(refused, SocketError::Open { mode: 0o770, .. }), "{refused}");
+    }
+}

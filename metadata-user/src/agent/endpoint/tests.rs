@@ -1,0 +1,249 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::response::IntoResponse as _;
+use axum::routing::get;
+use futures_util::StreamExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+
+use super::listen::{Peer, serve};
+use super::{ANSWER_WITHIN, CONNECTIONS, Doors, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, QUEUE, Request};
+use crate::agent::Health;
+use crate::status::{About, Status};
+
+/// Far more than anything here takes: reached only when something is wrong.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An agent's metrics address, answered by a control loop that says one word.
+struct Bench {
+    address: std::net::SocketAddr,
+    health: Arc<Health>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Bench {
+    async fn new(answers: bool) -> Self {
+        let health = Health::new(vec![(0, Default::default())]);
+        let Doors { metrics, mut requests, .. } = Doors::new(Arc::clone(&health));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let door = tokio::spawn(async { serve(listener, metrics).await.expect("a door stays open") });
+        let control = tokio::spawn(async move {
+            if !answers {
+                // What is asked stays in the queue.
+                std::future::pending::<()>().await;
+            }
+            while let Some(request) = requests.recv().await {
+                let Request::Metrics(reply) = request else { panic!("{request:?} on the metrics address") };
+                reply.send("word 1\n".into()).expect("a client that waits");
+            }
+        });
+        Self { address, health, tasks: vec![door, control] }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.expect("a connection")
+    }
+
+    async fn ask(&self, path: &str) -> (u16, String) {
+        ask(self.connect().await, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+            .await
+    }
+}
+
+/// Status and body of the answer to some octets.
+async fn ask(
+    mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    octets: &str,
+) -> (u16, String) {
+    stream.write_all(octets.as_bytes()).await.expect("room");
+    let mut answer = String::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await;
+    read.expect("an answer in time").expect("text");
+    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default();
+    (status, answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn probes_say_what_is_wrong_a_line_each() {
+    let bench = Bench::new(true).await;
+    assert_eq!(bench.ask("/healthz").await, (200, "ok\n".into()));
+    let (status, body) = bench.ask("/readyz").await;
+    assert_eq!((status, body.lines().count()), (503, 2), "{body}");
+    bench.health.records_read();
+    bench.health.ports_settled();
+    assert_eq!(bench.ask("/readyz").await, (200, "ok\n".into()));
+    bench.health.draining();
+    let (status, body) = bench.ask("/readyz").await;
+    assert!(status == 503 && body.starts_with("the agent is draining"), "{status} {body}");
+    let (_, beat) = bench.health.workers().next().expect("a worker");
+    beat.end();
+    assert_eq!(bench.ask("/healthz").await, (503, "worker 0 has ended\n".into()));
+}
+
+#[tokio::test]
+async fn the_metrics_address_tells_metrics_and_nothing_of_guests() {
+    let bench = Bench::new(true).await;
+    assert_eq!(bench.ask("/metrics").await, (200, "word 1\n".into()));
+    for path in ["/v1/status", "/v1/instances/x", "/"] {
+        assert_eq!(bench.ask(path).await.0, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn probes_are_answered_while_the_control_loop_is_not() {
+    let bench = Bench::new(false).await;
+    let mut waiting = Vec::new();
+    for _ in 0..QUEUE {
+        let mut stream = bench.connect().await;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("room");
+        waiting.push(stream);
+    }
+    let start = Instant::now();
+    // The queue takes so many; one more is told so at once, as soon as they are all there.
+    loop {
+        let asked = Instant::now();
+        let (status, body) = bench.ask("/metrics").await;
+        assert_eq!((status, body.as_str()), (503, "busy\n"));
+        if asked.elapsed() < ANSWER_WITHIN / 2 {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "the queue has no end");
+    }
+    assert_eq!(bench.ask("/healthz").await.0, 200);
+    let mut answer = [0; 12];
+    let read = tokio::time::timeout(PATIENCE, waiting[0].read_exact(&mut answer)).await;
+    read.expect("an answer in time").expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 503");
+    assert!(start.elapsed() >= ANSWER_WITHIN, "given up after {:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn clients_that_dawdle_make_room_for_others() {
+    let bench = Bench::new(true).await;
+    let mut slow = Vec::new();
+    for n in 0..2 * CONNECTIONS {
+        let mut stream = bench.connect().await;
+        stream.write_all(b"GET /metr").await.expect("room");
+        slow.push(stream);
+        assert_eq!(bench.ask("/healthz").await.0, 200, "behind {n} slow clients");
+    }
+    let mut octet = [0];
+    assert_eq!(slow[0].read(&mut octet).await.unwrap_or(0), 0, "the first still has its place");
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_come_or_does_not_end_is_not_waited_for() {
+    let bench = Bench::new(true).await;
+    let (mut silent, start) = (bench.connect().await, Instant::now());
+    silent.write_all(b"GET /metrics HTTP/1.1\r\n").await.expect("room");
+    let mut rest = Vec::new();
+    tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest)).await.expect("an end in time").unwrap_or(0);
+    assert!(start.elapsed() >= HEAD_WITHIN, "after {:?}", start.elapsed());
+    let long = format!("GET /metrics HTTP/1.1\r\nX: {}", "x".repeat(HEAD_MAX + 1));
+    let mut stream = bench.connect().await;
+    stream.write_all(long.as_bytes()).await.unwrap_or_default();
+    let mut answer = Vec::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
+        .await
+        .expect("an end in time")
+        .unwrap_or(0);
+    assert!(answer.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&answer));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_ends_after_its_life_unless_its_answer_lasts() {
+    let forever = || futures_util::stream::pending::<Result<bytes::Bytes, std::io::Error>>();
+    let first =
+        move || futures_util::stream::iter([Ok(bytes::Bytes::from_static(b"first"))]).chain(forever());
+    let body = move || axum::body::Body::from_stream(first());
+    let app = Router::new()
+        .route("/stuck", get(move || async move { body().into_response() }))
+        .route("/lasts", get(move || async move { (axum::Extension(Lasting), body()).into_response() }));
+    let room = tempfile::tempdir().expect("a directory");
+    let path = room.path().join("socket");
+    let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), app));
+    let mut streams = Vec::new();
+    for path_asked in ["/stuck", "/lasts"] {
+        let mut stream = UnixStream::connect(&path).await.expect("a connection");
+        stream
+            .write_all(format!("GET {path_asked} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())
+            .await
+            .expect("room");
+        let (mut seen, mut buffer) = (Vec::new(), [0; 512]);
+        while !seen.ends_with(b"first\r\n") {
+            let length = stream.read(&mut buffer).await.expect("a piece");
+            assert!(length > 0, "{}", String::from_utf8_lossy(&seen));
+            seen.extend_from_slice(&buffer[..length]);
+        }
+        streams.push(stream);
+    }
+    tokio::time::sleep(LIFE + Duration::from_secs(1)).await;
+    let mut octet = [0];
+    assert_eq!(streams[0].try_read(&mut octet).expect("an end"), 0);
+    let lasting = streams[1].try_read(&mut octet).expect_err("nothing to read, and no end");
+    assert_eq!(lasting.kind(), std::io::ErrorKind::WouldBlock);
+    door.abort();
+}
+
+#[tokio::test]
+async fn the_kernel_says_who_is_at_the_control_socket() {
+    let app = Router::new()
+        .route("/", get(|axum::Extension(peer): axum::Extension<Peer>| async move { peer.to_string() }));
+    let room = tempfile::tempdir().expect("a directory");
+    let path = room.path().join("socket");
+    let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), app));
+    let stream = UnixStream::connect(&path).await.expect("a connection");
+    let (_, said) = ask(stream, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    let user = rustix::process::geteuid().as_raw();
+    assert!(said.starts_with(&format!("user {user}, ")), "{said}");
+    assert!(said.ends_with(&format!("process {}", std::process::id())), "{said}");
+    door.abort();
+}
+
+#[tokio::test]
+async fn the_control_socket_tells_the_status() {
+    let Doors { control, mut requests, .. } = Doors::new(Health::new(vec![]));
+    let room = tempfile::tempdir().expect("a directory");
+    let path = room.path().join("socket");
+    let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), control));
+    let answers = tokio::spawn(async move {
+        let mut asked = Vec::new();
+        for _ in 0..3 {
+            match requests.recv().await.expect("a question") {
+                Request::Status(about, reply) => {
+                    asked.push(format!("{about:?}"));
+                    reply.send(Box::new(Status { pid: 42, ..Status::default() })).expect("a client");
+                }
+                Request::Guests(name, reply) => {
+                    asked.push(name);
+                    reply.send(vec![]).expect("a client");
+                }
+                Request::Metrics(_) => panic!("nobody asked for metrics"),
+            }
+        }
+        asked
+    });
+    for (path_asked, start) in [
+        ("/v1/status", "{\"schema\""),
+        ("/v1/status?ports=all", "{\"schema\""),
+        ("/v1/status?guest=52%3a54", "[]"),
+    ] {
+        let stream = UnixStream::connect(&path).await.expect("a connection");
+        let octets = format!("GET {path_asked} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let (status, body) = ask(stream, &octets).await;
+        assert!(status == 200 && body.starts_with(start), "{path_asked}: {status} {body}");
+    }
+    let asked = answers.await.expect("three questions");
+    assert_eq!(asked, [format!("{:?}", About::Trouble), format!("{:?}", About::EveryPort), "52:54".into()]);
+    door.abort();
+}

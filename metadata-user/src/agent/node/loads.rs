@@ -1,0 +1,61 @@
+//! How busy workers have been lately.
+
+use std::time::Duration;
+
+use crate::worker::LoopStats;
+
+/// Two looks at each worker's clock, a few seconds apart.
+#[derive(Debug, Default)]
+pub(super) struct Loads(Vec<Load>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    elapsed: Duration,
+    awake: Duration,
+    last: f64,
+}
+
+impl Loads {
+    /// Takes a look, at all workers in the order of their hubs.
+    pub(super) fn note(&mut self, workers: impl Iterator<Item = LoopStats>) {
+        for (at, LoopStats { elapsed, slept, .. }) in workers.enumerate() {
+            if at == self.0.len() {
+                self.0.push(Load::default());
+            }
+            let load = &mut self.0[at];
+            let awake = elapsed.saturating_sub(slept);
+            let (over, of) = (elapsed.saturating_sub(load.elapsed), awake.saturating_sub(load.awake));
+            // Nothing published since the last look: what was seen then stands.
+            if !over.is_zero() {
+                *load = Load { elapsed, awake, last: of.as_secs_f64() / over.as_secs_f64() };
+            }
+        }
+    }
+
+    /// The part of the time between the last two looks that a hub's worker was not asleep, 0 to 1.
+    pub(super) fn of(&self, hub: usize) -> f64 {
+        self.0.get(hub).map_or(0.0, |load| load.last.clamp(0.0, 1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Loads;
+    use crate::worker::LoopStats;
+    use std::time::Duration;
+
+    #[test]
+    fn a_load_is_of_the_time_between_two_looks() {
+        let look = |elapsed, slept| LoopStats {
+            elapsed: Duration::from_secs(elapsed),
+            slept: Duration::from_secs(slept),
+            ..LoopStats::default()
+        };
+        let mut loads = Loads::default();
+        assert_eq!(loads.of(0), 0.0);
+        for (elapsed, slept, load) in [(10, 10, 0.0), (20, 15, 0.5), (20, 15, 0.5), (24, 15, 1.0)] {
+            loads.note([look(elapsed, slept)].into_iter());
+            assert_eq!(loads.of(0), load, "after {elapsed} s");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The node's figures, for metrics.
+
+use tracing::warn;
+
+use super::Node;
+use crate::metrics::{self, Hub, Snapshot};
+use crate::steer::Counters;
+use crate::worker::WorkerHandle;
+
+impl Node {
+    /// The exposition text of this moment.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        let kernel = self.steering.counters().map_err(|error| warn!("kernel counters: {error}")).ok();
+        let verdicts: Vec<_> = kernel
+            .iter()
+            .flat_map(Counters::iter)
+            .map(|(verdict, frames)| (verdict.name(), frames))
+            .collect();
+        let workers: Vec<_> = self.workers.iter().map(WorkerHandle::stats).collect();
+        let named: Vec<_> =
+            workers.iter().map(|worker| (worker.engine.counters(), worker.engine.gauges())).collect();
+        let hubs: Vec<_> = (0..)
+            .zip(workers.iter().zip(&named))
+            .map(|(number, (worker, (counters, gauges)))| Hub { number, worker: *worker, counters, gauges })
+            .collect();
+        let (xdp, tcx) = self.steering.ports_by_program();
+        let snapshot = Snapshot {
+            verdicts: &verdicts,
+            ports: self.port_count() as u64,
+            steered_by: [("xdp", xdp as u64), ("tcx", tcx as u64)],
+            identities: self.bound.len() as u64,
+            attaching: self.attaching.figures(),
+            rendering: self.rendering,
+            records: self.records.len() as u64,
+            records_rejected: self.rejected,
+            config_reloads: self.reloads,
+            errands: self.state.counts(),
+            hubs: &hubs,
+        };
+        metrics::render(&snapshot)
+    }
+}

@@ -1,0 +1,266 @@
+//! How the node is, for people.
+
+use std::collections::BTreeMap;
+
+use metadata_common::verdict::Verdict;
+use tokio::sync::oneshot;
+use tracing::warn;
+
+use super::{ABSENT, Node, Serves};
+use crate::agent::health::Health;
+use crate::agent::slots::IdentityName;
+use crate::port::PortName;
+use crate::recent;
+use crate::stack::SlotStats;
+use crate::status::{
+    About, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS, LISTED_PORTS, Port,
+    PortState, Ports, Refused, SCHEMA, Status, Worker,
+};
+use crate::steer::By;
+
+/// Where records come from.
+const SOURCE: &str = "file";
+
+/// A guest, and what its worker will say it holds.
+pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);
+
+impl Node {
+    /// How the node is at this moment.
+    #[must_use]
+    pub(in crate::agent) fn status(&self, about: About, health: &Health) -> Status {
+        let (conflicts, refused) = (self.conflicts(), self.refusals());
+        let ports = self.ports_now(about);
+        let mut status = Status {
+            schema: SCHEMA.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime: self.started.elapsed().as_secs_f64(),
+            live: health.deadly().next().is_none(),
+            ready: health.hindering().next().is_none(),
+            troubles: health.hindering().map(|trouble| trouble.to_string()).collect(),
+            workers: self.workers_now(health),
+            ports,
+            instances: self.instances(),
+            identities: self.bound.len() as u64,
+            conflicts,
+            refused,
+            counters: self.troubling(),
+            lately: recent::last(),
+        };
+        self.complain(&mut status);
+        status
+    }
+
+    /// What an operator should do something about, beside what keeps the agent from being ready.
+    fn complain(&self, status: &mut Status) {
+        let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
+        let conflicts = self.plan.conflicts().count() as u64;
+        for (count, what) in [
+            (errors, "ports in error"),
+            (self.refused.len() as u64, "records refused"),
+            (conflicts, "records in conflict"),
+        ] {
+            if count > 0 {
+                status.troubles.push(format!("{count} {what}"));
+            }
+        }
+    }
+
+    fn conflicts(&self) -> Vec<String> {
+        self.plan.conflicts().take(LISTED_COMPLAINTS).map(|conflict| conflict.to_string()).collect()
+    }
+
+    fn refusals(&self) -> Vec<Refused> {
+        let refused = self.refused.iter().take(LISTED_COMPLAINTS);
+        refused.map(|(record, reason)| Refused { record: record.clone(), reason: reason.clone() }).collect()
+    }
+
+    fn workers_now(&self, health: &Health) -> Vec<Worker> {
+        let beats = health.workers().map(|(_, beat)| beat.age());
+        let hubs = self.steering.hubs().iter().zip(&self.workers).zip(beats);
+        let each = hubs.enumerate().map(|(at, ((hub, worker), age))| {
+            let engine = worker.stats().engine;
+            Worker {
+                hub: hub.number,
+                device: hub.inner_name.clone(),
+                heartbeat: age.map(|age| age.as_secs_f64()),
+                load: self.loads.of(at),
+                connections: engine.connections,
+                guests: engine.ports,
+                requests: 0,
+            }
+        });
+        each.collect()
+    }
+
+    /// What has become of a port, and why.
+    fn port_state(&self, port: &PortName) -> (PortState, Option<&str>) {
+        match self.told.get(port).map(String::as_str) {
+            Some(ABSENT) => (PortState::Waiting, Some(ABSENT)),
+            Some(reason) => (PortState::Error, Some(reason)),
+            None if self.steering.is_attached(port) => (PortState::Attached, None),
+            None => (PortState::Waiting, Some("its turn has not come yet")),
+        }
+    }
+
+    /// The program that steers a port.
+    fn program_of(&self, port: &PortName) -> Option<String> {
+        let by = self.steering.steered_by(port)?;
+        Some(if by == By::Xdp { "xdp" } else { "tcx" }.into())
+    }
+
+    /// How many ports are in which state.
+    pub(super) fn ports_by_state(&self) -> BTreeMap<PortState, u64> {
+        let mut counts: BTreeMap<_, _> = PortState::ALL.map(|state| (state, 0)).into();
+        for port in self.plan.ports() {
+            *counts.entry(self.port_state(port).0).or_default() += 1;
+        }
+        counts
+    }
+
+    fn ports_now(&self, about: About) -> Ports {
+        let (xdp, tcx) = self.steering.ports_by_program();
+        let most = if about == About::EveryPort { usize::MAX } else { LISTED_PORTS };
+        let mut ports = Ports {
+            counts: self.ports_by_state(),
+            programs: [("xdp".into(), xdp as u64), ("tcx".into(), tcx as u64)].into(),
+            ..Ports::default()
+        };
+        for port in self.plan.ports() {
+            let (state, reason) = self.port_state(port);
+            if about == About::Trouble && state == PortState::Attached {
+                continue;
+            }
+            if ports.listed.len() == most {
+                ports.unlisted += 1;
+                continue;
+            }
+            ports.listed.push(Port {
+                name: spoken(port),
+                state,
+                reason: reason.map(str::to_owned),
+                program: self.program_of(port),
+                identities: self.speakers(port).count() as u64,
+            });
+        }
+        ports
+    }
+
+    /// How many records are in which state.
+    pub(super) fn instances(&self) -> Vec<Instances> {
+        let mut counts = InstanceState::ALL.map(|state| (state, 0));
+        for key in self.records.keys() {
+            let state = self.instance(key);
+            counts.iter_mut().filter(|(other, _)| *other == state).for_each(|(_, count)| *count += 1);
+        }
+        counts.map(|(state, count)| Instances { source: SOURCE.into(), state, count }).into()
+    }
+
+    fn instance(&self, key: &str) -> InstanceState {
+        let mut state = InstanceState::Unplaced;
+        for (who, has) in self.plan.claims(key) {
+            if !has {
+                return InstanceState::Contested;
+            }
+            let served =
+                self.bound.get(who).is_some_and(|bound| matches!(bound.serves, Serves::Responses(_)));
+            state = match (served, state) {
+                (true, InstanceState::Unplaced | InstanceState::Served) => InstanceState::Served,
+                _ => InstanceState::Waiting,
+            };
+        }
+        state
+    }
+
+    /// Counters that are 0 where all is well.
+    fn troubling(&self) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
+        match self.steering.counters() {
+            Ok(kernel) => {
+                let of = |wanted: Verdict| {
+                    kernel.iter().find(|(verdict, _)| *verdict == wanted).map_or(0, |(_, frames)| frames)
+                };
+                for (name, verdict) in [
+                    ("frames_over_limit", Verdict::DropOverLimit),
+                    ("frames_without_hub", Verdict::DropNoHub),
+                    ("frames_without_socket", Verdict::SocketDropAbsent),
+                    ("identity_mismatch", Verdict::DropUnknownMac),
+                ] {
+                    counts.insert(name.to_owned(), of(verdict));
+                }
+            }
+            Err(error) => warn!("kernel counters: {error}"),
+        }
+        let errands = self.state.counts();
+        let mut add = |name: &str, count: u64| *counts.entry(name.to_owned()).or_default() += count;
+        for worker in &self.workers {
+            let stats = worker.stats();
+            add("ring_full", stats.socket.ring_full);
+            add("send_lost", stats.tap.full + stats.tap.no_memory + stats.tap.down + stats.tap.other);
+            add(
+                "connections_refused",
+                stats.engine.refused_connections + stats.engine.refused_port_connections,
+            );
+            add("guests_refused", stats.engine.refused_ports);
+            add("faults", stats.engine.faults);
+        }
+        add("messages_dropped", errands.messages.dropped);
+        add("state_errors", errands.mailboxes.loads_failed + errands.mailboxes.saves_failed);
+        add("records_rejected", self.rejected);
+        counts
+    }
+
+    /// Everybody known by this name: a port, a MAC, the name or UUID of a VM, or a record; and how to hear what
+    /// is held for each.
+    #[must_use]
+    pub(in crate::agent) fn guests(&self, name: &str) -> Vec<Asked> {
+        let known = self.plan.everybody().filter(|(who, key)| self.is_called(name, who, *key));
+        known.take(LISTED_GUESTS).map(|(who, key)| self.guest(who, key)).collect()
+    }
+
+    fn is_called(&self, name: &str, who: &IdentityName, key: Option<&str>) -> bool {
+        let record = key.and_then(|key| self.records.get(key));
+        let is_vm = record.is_some_and(|record| {
+            record.vm.name.as_str() == name || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
+        });
+        is_vm
+            || key == Some(name)
+            || who.port.ifname == name
+            || spoken(&who.port) == name
+            || who.mac.to_string().eq_ignore_ascii_case(name)
+    }
+
+    fn guest(&self, who: &IdentityName, key: Option<&str>) -> Asked {
+        let record = key.and_then(|key| self.records.get(key));
+        let bound = self.bound.get(who);
+        let slot = bound.map(|bound| bound.slot);
+        let guest = Guest {
+            port: spoken(&who.port),
+            mac: who.mac.to_string(),
+            record: key.map(str::to_owned),
+            vm: record.map(|record| record.vm.name.to_string()),
+            uuid: record.map(|record| record.vm.uuid.as_str().to_owned()),
+            state: match bound.map(|bound| &bound.serves) {
+                Some(Serves::Responses(_)) => GuestState::Served,
+                Some(Serves::Awaited) => GuestState::Awaited,
+                Some(Serves::Gone) => GuestState::Gone,
+                None => GuestState::Unbound,
+            },
+            reason: self.port_state(&who.port).1.map(str::to_owned),
+            slot,
+            hub: slot.map(|slot| self.steering.hub_of(slot)),
+            program: self.program_of(&who.port),
+            held: None,
+        };
+        let asked = slot.and_then(|slot| self.worker(slot).ok()?.look(slot).ok());
+        (guest, asked)
+    }
+}
+
+/// A port as the command line names it.
+fn spoken(port: &PortName) -> String {
+    match &port.netns {
+        Some(netns) => format!("{}@{netns}", port.ifname),
+        None => port.ifname.clone(),
+    }
+}

@@ -1,0 +1,123 @@
+//! One question to a control socket.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::agent::SOCKET;
+
+/// Longest the agent may stand still.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Octets of an answer: every port of a full node is a quarter of it.
+const ANSWER_MAX: u64 = 64 << 20;
+/// Header fields of an answer.
+const FIELDS: usize = 32;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error(
+        "no agent serves with the run directory {}: {source}; start one with `xdp-imds serve`, or name its directory with --run", path.display()
+    )]
+    NoAgent {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// We may not ask.
+    #[error("may not ask the agent of {}: {source}; try as root, or as the agent's user", path.display())]
+    Forbidden {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It does not answer.
+    #[error("the agent does not answer: {0}; its log may say why, and a probe of /healthz would restart it")]
+    Mute(io::Error),
+    /// It answers something else.
+    #[error("the agent answered {status}: {text}")]
+    Refused {
+        /// The status.
+        status: u16,
+        /// What it said.
+        text: String,
+    },
+}
+
+/// The body of the answer to `GET path`, asked at the control socket of a run directory.
+///
+/// # Errors
+/// [`ClientError`]: there is none.
+pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
+    let stream = UnixStream::connect(run.join(SOCKET)).map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => ClientError::Forbidden { path: run.into(), source },
+        _ => ClientError::NoAgent { path: run.into(), source },
+    })?;
+    let answer = exchange(stream, path).map_err(ClientError::Mute)?;
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+    let mut head = httparse::Response::new(&mut fields);
+    let broken = || ClientError::Mute(io::ErrorKind::InvalidData.into());
+    let Ok(httparse::Status::Complete(length)) = head.parse(&answer) else { return Err(broken()) };
+    let status = head.code.ok_or_else(broken)?;
+    let body = answer[length..].to_vec();
+    if status == 200 {
+        return Ok(body);
+    }
+    Err(ClientError::Refused { status, text: String::from_utf8_lossy(&body).trim_end().into() })
+}
+
+fn exchange(mut stream: UnixStream, path: &str) -> io::Result<Vec<u8>> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let question = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
+    stream.write_all(question.as_bytes())?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ClientError, get};
+    use crate::agent::SOCKET;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn without_an_agent_the_error_says_what_to_do() {
+        let run = tempfile::tempdir().expect("a directory");
+        let error = get(run.path(), "/v1/status").expect_err("nobody is there");
+        assert!(matches!(error, ClientError::NoAgent { .. }), "{error}");
+        assert!(error.to_string().contains("xdp-imds serve"), "{error}");
+    }
+
+    #[test]
+    fn an_answer_is_its_body_and_a_refusal_says_so() {
+        let run = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(run.path().join(SOCKET)).expect("a socket");
+        let answers = [("200 OK", "{}"), ("503 Service Unavailable", "busy\n"), ("nonsense", "")];
+        let serving = std::thread::spawn(move || {
+            for (status, body) in answers {
+                let (mut stream, _) = listener.accept().expect("a client");
+                let mut asked = [0; 25];
+                stream.read_exact(&mut asked).expect("a question");
+                assert_eq!(&asked, b"GET /v1/status HTTP/1.1\r\n");
+                stream.set_nonblocking(true).expect("a flag");
+                // Closing before all is read would reset the connection.
+                while stream.read(&mut asked).is_ok_and(|length| length > 0) {}
+                stream.set_nonblocking(false).expect("a flag");
+                write!(stream, "HTTP/1.1 {status}\r\n\r\n{body}").expect("an answer");
+            }
+        });
+        assert_eq!(get(run.path(), "/v1/status").expect("an answer"), b"{}");
+        let error = get(run.path(), "/v1/status").expect_err("a refusal");
+        assert!(matches!(&error, ClientError::Refused { status: 503, text } if text == "busy"), "{error}");
+        let error = get(run.path(), "/v1/status").expect_err("no answer");
+        assert!(matches!(error, ClientError::Mute(_)), "{error}");
+        serving.join().expect("three clients");
+    }
+}

@@ -1,0 +1,269 @@
+//! The same for people.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use super::{Guest, GuestState, PortState, Status};
+
+/// Width of the left column.
+const MARGIN: usize = 12;
+
+/// Prints how an agent is.
+pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+    let state = if status.troubles.is_empty() { "healthy" } else { "degraded" };
+    let Status { version, pid, uptime, .. } = status;
+    writeln!(out, "xdp-imds {version}: {state}, up {}, process {pid}", Span(*uptime))?;
+    list("troubles", status.troubles.iter(), out)?;
+    workers(status, out)?;
+    ports(status, out)?;
+    let instances: Vec<_> = status
+        .instances
+        .iter()
+        .filter(|instances| instances.count > 0)
+        .map(|instances| format!("{} {} ({})", instances.count, instances.state.name(), instances.source))
+        .collect();
+    let instances = if instances.is_empty() { "none".into() } else { instances.join(", ") };
+    row("instances", &instances, out)?;
+    row("identities", &status.identities, out)?;
+    list("conflicts", status.conflicts.iter(), out)?;
+    list(
+        "refused",
+        status.refused.iter().map(|refused| format!("{}: {}", refused.record, refused.reason)),
+        out,
+    )?;
+    let width = status.counters.keys().map(String::len).max().unwrap_or_default();
+    list("counters", status.counters.iter().map(|(name, count)| format!("{name:width$}  {count}")), out)?;
+    let lately = status.lately.iter().map(|said| {
+        let times = if said.times > 1 { format!(" ({} times)", said.times) } else { String::new() };
+        format!("{} ago, {}: {}{times}", Span(said.ago), said.level, said.text)
+    });
+    list("lately", lately, out)
+}
+
+fn workers(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+    let head = ["hub", "device", "heartbeat", "load", "guests", "connections", "requests"].map(String::from);
+    let rows = status.workers.iter().map(|worker| {
+        let heartbeat = worker.heartbeat.map_or("ended".into(), |age| format!("{age:.1} s"));
+        let load = format!("{:.0} %", worker.load * 100.0);
+        let numbers = [worker.guests, worker.connections, worker.requests].map(|number| number.to_string());
+        let [guests, connections, requests] = numbers;
+        [worker.hub.to_string(), worker.device.clone(), heartbeat, load, guests, connections, requests]
+    });
+    grid("workers", std::iter::once(head).chain(rows).collect(), out)
+}
+
+fn ports(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+    let of = |state| status.ports.counts.get(&state).copied().unwrap_or_default();
+    let programs: Vec<_> =
+        status.ports.programs.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    let [attached, waiting, error] = PortState::ALL.map(of);
+    let counts =
+        format!("{attached} attached ({}), {waiting} waiting, {error} in error", programs.join(", "));
+    row("ports", &counts, out)?;
+    let rows = status.ports.listed.iter().map(|port| {
+        let why = port.reason.as_deref().or(port.program.as_deref()).unwrap_or_default();
+        [port.name.clone(), port.state.name().into(), why.to_owned()]
+    });
+    grid("", rows.collect(), out)?;
+    match status.ports.unlisted {
+        0 => Ok(()),
+        more => row("", &format!("and {more} more"), out),
+    }
+}
+
+/// Prints how the guests of a name are.
+pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::Result<()> {
+    if guests.is_empty() {
+        return writeln!(
+            out,
+            "no guest is known as {name}: expected a port, a MAC, a VM's name or UUID, or a record"
+        );
+    }
+    for guest in guests {
+        writeln!(out, "{} on {}", guest.mac, guest.port)?;
+        let state = match guest.state {
+            GuestState::Served => "served",
+            GuestState::Awaited => "its requests are held until its record comes",
+            GuestState::Gone => "its record has gone: 404",
+            GuestState::Unbound => "not served: its port is not attached",
+        };
+        row("state", &state, out)?;
+        let vm = guest.vm.as_ref().zip(guest.uuid.as_ref()).map(|(vm, uuid)| format!("{vm}, {uuid}"));
+        let held = guest
+            .held
+            .map(|held| format!("{} connections, {} waiting requests", held.connections, held.requests));
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        for (name, value) in [
+            ("reason", guest.reason.clone()),
+            ("vm", vm),
+            ("record", guest.record.clone()),
+            ("steered by", guest.program.clone()),
+            ("slot", number(guest.slot)),
+            ("hub", number(guest.hub)),
+            ("holds", held),
+        ] {
+            value.map_or(Ok(()), |value| row(name, &value, out))?;
+        }
+    }
+    Ok(())
+}
+
+fn row(name: &str, value: &dyn Display, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{name:MARGIN$}{value}")
+}
+
+/// The name before the first line, and nothing at all without lines.
+fn list(name: &str, lines: impl Iterator<Item = impl Display>, out: &mut dyn Write) -> io::Result<()> {
+    lines.enumerate().try_for_each(|(n, line)| row(if n == 0 { name } else { "" }, &line, out))
+}
+
+/// Columns as wide as their widest cell, the last one ragged.
+fn grid<const N: usize>(name: &str, rows: Vec<[String; N]>, out: &mut dyn Write) -> io::Result<()> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: [usize; N] = std::array::from_fn(width);
+    let lines = rows.iter().map(|row| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    });
+    list(name, lines, out)
+}
+
+/// A time as people say it.
+struct Span(f64);
+
+impl Display for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = self.0.max(0.0) as u64;
+        let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+        match (days, hours, minutes) {
+            (0, 0, 0) => write!(f, "{:.1} s", self.0),
+            (0, 0, _) => write!(f, "{minutes} min {} s", seconds % 60),
+            (0, _, _) => write!(f, "{hours} h {minutes} min"),
+            _ => write!(f, "{days} d {hours} h"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Span, guests, status};
+    use crate::status::{
+        Guest, GuestState, Held, InstanceState, Instances, Port, PortState, Ports, Refused, Said, Status,
+        Worker,
+    };
+
+    fn some() -> Status {
+        let worker = Worker {
+            hub: 0,
+            device: "imds-in0".into(),
+            heartbeat: Some(0.25),
+            load: 0.034,
+            connections: 12,
+            guests: 7,
+            requests: 48_213,
+        };
+        let port = Port {
+            name: "tap7".into(),
+            state: PortState::Error,
+            reason: Some("another XDP program is on it".into()),
+            program: None,
+            identities: 0,
+        };
+        Status {
+            schema: crate::status::SCHEMA.into(),
+            version: "0.1.0".into(),
+            pid: 42,
+            uptime: 93_784.0,
+            live: true,
+            ready: true,
+            troubles: vec!["1 port in error".into()],
+            workers: vec![worker.clone(), Worker { hub: 1, heartbeat: None, requests: 3, ..worker }],
+            ports: Ports {
+                counts: [(PortState::Attached, 9), (PortState::Error, 1)].into(),
+                programs: [("tcx".into(), 2), ("xdp".into(), 7)].into(),
+                listed: vec![port],
+                unlisted: 2,
+            },
+            instances: vec![Instances { source: "file".into(), state: InstanceState::Served, count: 9 }],
+            identities: 9,
+            conflicts: vec![],
+            refused: vec![Refused { record: "web.yaml".into(), reason: "no vm".into() }],
+            counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
+            lately: vec![Said { level: "warn".into(), ago: 61.0, times: 2, text: "port tap7: no".into() }],
+        }
+    }
+
+    #[test]
+    fn an_agent_is_shown_in_aligned_columns() {
+        let mut out = Vec::new();
+        status(&some(), &mut out).expect("written");
+        let expected = "\
+xdp-imds 0.1.0: degraded, up 1 d 2 h, process 42
+troubles    1 port in error
+workers     hub  device    heartbeat  load  guests  connections  requests
+            0    imds-in0  0.2 s      3 %   7       12           48213
+            1    imds-in0  ended      3 %   7       12           3
+ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
+            tap7  error  another XDP program is on it
+            and 2 more
+instances   9 served (file)
+identities  9
+refused     web.yaml: no vm
+counters    identity_mismatch  3
+            over_limit         0
+lately      1 min 1 s ago, warn: port tap7: no (2 times)
+";
+        assert_eq!(String::from_utf8(out).expect("text"), expected);
+    }
+
+    #[test]
+    fn the_json_is_read_back_as_it_was_written() {
+        let text = serde_json::to_string(&some()).expect("JSON");
+        assert_eq!(serde_json::from_str::<Status>(&text).expect("a status"), some());
+        assert!(text.contains(r#""counts":{"attached":9,"error":1}"#), "{text}");
+    }
+
+    #[test]
+    fn a_guest_is_shown_with_what_is_known_of_it() {
+        let guest = Guest {
+            port: "tap0".into(),
+            mac: "52:54:00:00:00:01".into(),
+            record: Some("web.yaml".into()),
+            vm: Some("web".into()),
+            uuid: Some("7c0f".into()),
+            state: GuestState::Served,
+            reason: None,
+            slot: Some(4),
+            hub: Some(0),
+            program: Some("xdp".into()),
+            held: Some(Held { connections: 2, requests: 1 }),
+        };
+        let mut out = Vec::new();
+        guests("web", &[guest], &mut out).expect("written");
+        let expected = "\
+52:54:00:00:00:01 on tap0
+state       served
+vm          web, 7c0f
+record      web.yaml
+steered by  xdp
+slot        4
+hub         0
+holds       2 connections, 1 waiting requests
+";
+        assert_eq!(String::from_utf8(out).expect("text"), expected);
+    }
+
+    #[test]
+    fn times_are_said_as_people_do() {
+        let cases = [
+            (0.26, "0.3 s"),
+            (59.0, "59.0 s"),
+            (61.0, "1 min 1 s"),
+            (7_260.0, "2 h 1 min"),
+            (90_000.0, "1 d 1 h"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(Span(seconds).to_string(), expected);
+        }
+    }
+}
