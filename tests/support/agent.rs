@@ -197,6 +197,17 @@ impl<'a> Agent<'a> {
         Ok(Metrics::parse(&text))
     }
 
+    /// Status and body of what the metrics address answers to `GET path`.
+    ///
+    /// # Errors
+    /// When it does not within a few seconds.
+    pub fn ask(&self, path: &str) -> Result<(u16, String)> {
+        let answer = self.ns.run_in(|| ask(METRICS, path))?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no head")?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        Ok((status.context("the answer has no status")?, body.to_owned()))
+    }
+
     fn terminate(&mut self) -> Result<Option<ExitStatus>> {
         if let Some(status) = self.child.try_wait()? {
             return Ok(Some(status));
@@ -245,8 +256,16 @@ fn listen(stderr: ChildStderr, kept: &Mutex<Vec<String>>, ready: Sender<()>) {
     }
 }
 
-/// One GET from a plain server, by this thread's namespace.
+/// The body of one GET, which has to be answered 200.
 fn get(address: SocketAddr, path: &str) -> Result<String> {
+    let answer = ask(address, path)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no head")?;
+    ensure!(head.split(' ').nth(1) == Some("200"), "answered {}", head.lines().next().unwrap_or_default());
+    Ok(body.to_owned())
+}
+
+/// One GET from a plain server, by this thread's namespace.
+fn ask(address: SocketAddr, path: &str) -> Result<String> {
     // A slip in the address must not make this thread ask for metadata from a host.
     ensure!(address.ip() != METADATA, "only guests ask {METADATA}");
     let mut stream = TcpStream::connect_timeout(&address, METRICS_PATIENCE)?;
@@ -254,9 +273,7 @@ fn get(address: SocketAddr, path: &str) -> Result<String> {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no head")?;
-    ensure!(head.split(' ').nth(1) == Some("200"), "answered {}", head.lines().next().unwrap_or_default());
-    Ok(body.to_owned())
+    Ok(answer)
 }
 
 /// One look at the agent's metrics (Prometheus text format 0.0.4).

@@ -1,5 +1,5 @@
-//! Signals to processes we started.
-#![expect(unsafe_code, reason = "kill(2) has no safe form in std")]
+//! Signals to processes we started, and one thread of theirs stopped while the others go on.
+#![expect(unsafe_code, reason = "kill(2) and ptrace(2) have no safe form in std")]
 
 use std::io;
 
@@ -11,12 +11,64 @@ use std::io;
 /// # Errors
 /// As `kill(2)`: there is no such process, or it is somebody else's.
 pub fn terminate(pid: u32) -> io::Result<()> {
-    let pid = i32::try_from(pid).ok().filter(|&pid| pid > 1);
+    signal(pid, libc::SIGTERM)
+}
+
+/// Sends a process a signal; the caller knows as for [`terminate`] whose id it is.
+///
+/// # Errors
+/// As [`terminate`].
+pub fn signal(pid: u32, signal: libc::c_int) -> io::Result<()> {
     // 0 and negative numbers would mean whole groups of processes, 1 the machine.
+    let pid = i32::try_from(pid).ok().filter(|&pid| pid > 1);
     let pid =
         pid.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no process of ours has that id"))?;
     // SAFETY: kill touches no memory of this process.
-    let rc = unsafe { libc::kill(pid, libc::SIGTERM) };
+    let rc = unsafe { libc::kill(pid, signal) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// One thread of a process, standing still while the others run on. It goes on when this is dropped, which has to
+/// happen on the thread that made it.
+#[derive(Debug)]
+pub struct Stopped {
+    thread: libc::pid_t,
+}
+
+impl Stopped {
+    /// Stops the thread of a process that has this name.
+    ///
+    /// # Errors
+    /// There is no such thread, or the kernel refuses to trace it.
+    pub fn thread(pid: u32, name: &str) -> io::Result<Self> {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?.filter_map(Result::ok);
+        let called = |path: &std::path::Path| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        let mut found = threads.map(|entry| entry.path()).filter(|path| called(path).trim_end() == name);
+        let number = found.next().and_then(|path| path.file_name()?.to_str()?.parse().ok());
+        let thread =
+            number.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no thread {name}")))?;
+        trace(libc::PTRACE_SEIZE, thread)?;
+        let stopped = Self { thread };
+        trace(libc::PTRACE_INTERRUPT, thread)?;
+        let mut status = 0;
+        // SAFETY: `status` outlives the call, which writes one int to it.
+        let rc = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+        if rc == thread { Ok(stopped) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if let Err(error) = trace(libc::PTRACE_DETACH, self.thread) {
+            eprintln!("thread {} stays stopped until this process ends: {error}", self.thread);
+        }
+    }
+}
+
+fn trace(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: these requests take neither address nor data, and touch no memory of this process.
+    let rc = unsafe { libc::ptrace(request, thread, none, none) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
