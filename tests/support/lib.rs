@@ -15,6 +15,8 @@
 
 pub mod agent;
 pub mod answers;
+pub mod arena;
+pub mod books;
 pub mod client;
 pub mod cloudinit;
 pub mod eventually;
@@ -37,6 +39,7 @@ pub mod question;
 pub mod raw;
 pub mod record;
 pub mod seed;
+pub mod station;
 pub mod tap;
 pub mod tap_client;
 pub mod toy;
@@ -44,3 +47,4 @@ pub mod typical;
 pub mod variants;
 pub mod vectors;
 pub mod wire;
+pub mod witness;

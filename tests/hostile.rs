@@ -1,0 +1,93 @@
+//! What a hostile guest may send, and all that comes of it: one verdict each, an answer or none, nothing on the
+//! bridge, and the other guests served.
+
+#[path = "hostile/ethernet.rs"]
+mod ethernet;
+#[path = "hostile/identity.rs"]
+mod identity;
+#[path = "hostile/ipv4.rs"]
+mod ipv4;
+#[path = "hostile/ipv6.rs"]
+mod ipv6;
+#[path = "hostile/make.rs"]
+mod make;
+#[path = "hostile/offloads.rs"]
+mod offloads;
+#[path = "hostile/segments.rs"]
+mod segments;
+
+use support::arena::{self, Arena, Case, Scene};
+use support::books;
+use support::privileged;
+use support::seed::seed;
+use support::tap::Shape;
+
+/// By which program ports are steered.
+const MODES: [&str; 2] = ["steer: xdp\n", "steer: tcx\n"];
+
+/// Every case on taps of these shapes, steered by either program; then every frame is accounted for. So many
+/// `more` come to the agent than were steered, by either program ([`books::balance`]).
+fn hold(label: &str, shapes: &[Shape], cases: &[Case], more: [i64; 2]) {
+    let seed = seed();
+    fastrand::seed(seed);
+    for shape in shapes {
+        for (mode, more) in MODES.into_iter().zip(more) {
+            let scene = Scene::new(*shape).expect("a node");
+            let mut arena = Arena::open(&scene, mode).expect("an arena");
+            let label = format!("{label}, {}, {shape:?}", mode.trim());
+            arena::run_all(&mut arena, &label, seed, cases);
+            arena.others_are_served().unwrap_or_else(|error| panic!("{label}: {error:#}"));
+            books::balance(&arena.agent, more).unwrap_or_else(|error| panic!("{label}: {error:#}"));
+        }
+    }
+}
+
+#[test]
+fn no_ipv4_packet_for_a_served_address_leaves_the_tap() {
+    if !privileged::or_skip() {
+        return;
+    }
+    hold("ipv4", &[Shape::default(), Shape::virtio()], &ipv4::cases(), [0; 2]);
+}
+
+#[test]
+fn no_ipv6_packet_for_a_served_address_leaves_the_tap() {
+    if !privileged::or_skip() {
+        return;
+    }
+    hold("ipv6", &[Shape::default(), Shape::virtio()], &ipv6::cases(), [0; 2]);
+}
+
+#[test]
+fn no_wrapping_of_ethernet_gets_a_packet_for_a_served_address_off_the_tap() {
+    if !privileged::or_skip() {
+        return;
+    }
+    hold("ethernet", &[Shape::default(), Shape::virtio()], &ethernet::cases(), [0; 2]);
+}
+
+#[test]
+fn no_odd_segment_gets_more_than_a_reset() {
+    if !privileged::or_skip() {
+        return;
+    }
+    hold("segments", &[Shape::default()], &segments::cases(), [0; 2]);
+}
+
+#[test]
+fn no_offload_of_the_guests_gets_a_frame_past_the_policy() {
+    if !privileged::or_skip() {
+        return;
+    }
+    hold("offloads", &[Shape::virtio()], &offloads::cases(), offloads::MORE);
+}
+
+#[test]
+fn only_the_ports_own_mac_is_served() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let queues = Shape { queues: 3, vnet_hdr: true };
+    hold("identity", &[Shape::default()], &identity::cases(), [0; 2]);
+    hold("identity", &[queues], &identity::on_queues(queues.queues), [0; 2]);
+}

@@ -1,0 +1,135 @@
+//! What may stand around a packet for a served address, and what is no IP at all.
+
+use metadata_common::verdict::Verdict::{self, *};
+use metadata_common::wire::{arp, ethernet, protocol};
+use metadata_user::addresses::SCALEWAY_NEXT_HOP;
+use support::arena::{Case, Kind, Outcome};
+use support::frames::{self, OTHER_V4, SERVED_V4, SERVED_V6, SOLICITED, with};
+
+use crate::make::{datagram, frame, mac, ping, served_v4, syn, syn6, v4};
+
+const CUSTOMER: u16 = ethernet::CUSTOMER_TAG;
+const SERVICE: u16 = ethernet::SERVICE_TAG;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = tags();
+    cases.extend(groups());
+    cases.extend(resolution());
+    cases.extend(lengths());
+    cases
+}
+
+/// Everything a served address may be sent, behind these tags.
+fn behind(tags: &[u16]) -> Vec<Vec<u8>> {
+    let mut request = frames::arp_request(SERVED_V4);
+    request[arp::SENDER_MAC..arp::SENDER_IP].copy_from_slice(&mac().0);
+    let mut frames: Vec<_> =
+        served_v4().into_iter().map(|to| frame(tags, ethernet::IPV4, &syn(to, 80))).collect();
+    frames.extend([
+        frame(tags, ethernet::IPV4, &datagram(SERVED_V4, protocol::UDP, &[0; 8])),
+        frame(tags, ethernet::IPV4, &ping(SERVED_V4)),
+        frame(tags, ethernet::IPV6, &syn6(SERVED_V6, 80)),
+        frame(tags, ethernet::IPV6, &frames::solicitation(SOLICITED, SERVED_V6)),
+        frame(tags, ethernet::ARP, &request),
+    ]);
+    frames
+}
+
+/// The frame with the tag's priority and VLAN.
+fn tagged(frame: Vec<u8>, tag: u16) -> Vec<u8> {
+    with(frame, ethernet::HEADER, &tag.to_be_bytes())
+}
+
+fn tags() -> Vec<Case> {
+    let with_tag = |tag: u16| behind(&[CUSTOMER]).into_iter().map(|frame| tagged(frame, tag)).collect();
+    let cut = |tags: &[u16], length: usize| {
+        vec![frame(tags, ethernet::IPV4, &syn(SERVED_V4, 80))[..length].to_vec()]
+    };
+    vec![
+        Case::of("a vlan tag", behind(&[CUSTOMER]), DropVlan),
+        Case::of("a priority tag", with_tag(0xe000), DropVlan),
+        Case::of("vlan 0", with_tag(0), DropVlan),
+        Case::of("vlan 4095", with_tag(0x0fff), DropVlan),
+        Case::of("a service tag", behind(&[SERVICE]), DropVlan),
+        Case::of("a service and a customer tag", behind(&[SERVICE, CUSTOMER]), DropVlan),
+        Case::of("two customer tags", behind(&[CUSTOMER, CUSTOMER]), DropVlan),
+        Case::of("two service tags", behind(&[SERVICE, SERVICE]), DropVlan),
+        Case::of(
+            "a tag around another address",
+            vec![frame(&[CUSTOMER], ethernet::IPV4, &syn(OTHER_V4, 80))],
+            PassVlan,
+        )
+        .leaving(1),
+        // The kernel drops it when it takes the tag off, before any classifier.
+        Case {
+            by_tcx: Some(Outcome::default()),
+            ..Case::of("cut within a tag", cut(&[CUSTOMER], 17), PassTruncated)
+        },
+    ]
+}
+
+fn groups() -> Vec<Case> {
+    let to = |group: [u8; 6]| {
+        let requests = [syn(SERVED_V4, 80), ping(SERVED_V4)];
+        requests.iter().map(|packet| with(v4(packet), 0, &group)).collect::<Vec<_>>()
+    };
+    vec![
+        Case::of("a request to everybody", to([0xff; 6]), DropGroupDestination),
+        Case::of("a request to a multicast group", to([1, 0, 0x5e, 0, 0, 1]), DropGroupDestination),
+        Case::of("a request to the bridge group", to([1, 0x80, 0xc2, 0, 0, 0]), DropGroupDestination),
+    ]
+}
+
+fn request(target: std::net::Ipv4Addr) -> Vec<u8> {
+    let mut packet = frames::arp_request(target);
+    packet[arp::SENDER_MAC..arp::SENDER_IP].copy_from_slice(&mac().0);
+    packet
+}
+
+fn resolution() -> Vec<Case> {
+    let all = |group: bool| -> Vec<Vec<u8>> {
+        let targets = served_v4().into_iter().chain([SCALEWAY_NEXT_HOP]);
+        let frame = targets.map(|target| frame(&[], ethernet::ARP, &request(target)));
+        frame.map(|frame| if group { with(frame, 0, &[0xff; 6]) } else { frame }).collect()
+    };
+    let count = served_v4().len() + 1;
+    let answered = |name: &str, frames: Vec<Vec<u8>>| {
+        let count = frames.len();
+        Case::of(name, frames, AnswerArp).by_tcx(SteerArp).answered(&[(Kind::Arp, count)])
+    };
+    let one = |verdict: Verdict, name: &str, packet: Vec<u8>| {
+        Case::of(name, vec![frame(&[], ethernet::ARP, &packet)], verdict)
+    };
+    let mut cases = vec![
+        answered("arp for every address", all(true)),
+        answered("arp for every address, to one station", all(false)),
+        one(SteerArp, "an arp reply to the service", with(request(SERVED_V4), arp::OPERATION, &[0, 2])),
+        one(SteerArp, "an arp with an odd operation", with(request(SERVED_V4), arp::OPERATION, &[0, 9])),
+        one(PassArpFormat, "arp of another hardware", with(request(SERVED_V4), 1, &[6])).leaving(1),
+        one(PassArpFormat, "arp of another protocol", with(request(SERVED_V4), 2, &[0x86, 0xdd])).leaving(1),
+    ];
+    assert_eq!(cases[0].shots.len(), count, "every address once");
+    cases.push(one(PassArp, "arp for the gateway", request(OTHER_V4)).leaving(1));
+    cases
+}
+
+fn lengths() -> Vec<Case> {
+    let whole = frame(&[], 0x88b5, &[0; 46]);
+    let short = (14..60).map(|length| whole[..length].to_vec()).collect::<Vec<_>>();
+    let (count, none) = (short.len(), (0..14).map(|length| whole[..length].to_vec()).collect::<Vec<_>>());
+    let request = request(SERVED_V4);
+    let cut_arp =
+        (14..42).map(|length| frame(&[], ethernet::ARP, &request)[..length].to_vec()).collect::<Vec<_>>();
+    let cut = cut_arp.len();
+    vec![
+        Case::of("no whole header", none, PassTruncated).refused(),
+        Case::of("runts of another protocol", short, PassEthertype).leaving(count),
+        Case::of("an arp request cut before its target", cut_arp, PassTruncated).leaving(cut),
+        Case::of(
+            "octets behind the packet",
+            vec![[frame(&[], ethernet::IPV4, &ping(SERVED_V4)), vec![0xa5; 900]].concat()],
+            SteerIpv4Icmp,
+        )
+        .answered(&[(Kind::Echo, 1)]),
+    ]
+}

@@ -1,0 +1,80 @@
+//! Frames whose virtio header asks the host to finish or cut them (virtio 1.2 §5.1.6.2).
+
+use metadata_common::verdict::Verdict::*;
+use metadata_common::wire::{ipv4, protocol, tcp};
+use support::arena::{Case, Kind};
+use support::frames::{self, OTHER_V4, SERVED_V4};
+use support::station::Header;
+
+use crate::make::{datagram, sized, v4};
+
+const NEEDS_CSUM: u8 = 1;
+const TCPV4: u8 = 1;
+const UDP: u8 = 3;
+const TCPV6: u8 = 4;
+const ECN: u8 = 0x80;
+/// Where TCP begins in an Ethernet frame, and its checksum in it.
+const SUM: (u16, u16) = (34, 16);
+
+/// Frames that come to the hub beyond those steered. XDP: two are too long for it. The classifier: two come in three
+/// pieces.
+pub(crate) const MORE: [i64; 2] = [-2, 4];
+
+/// A virtio header, in the byte order of the host.
+fn header(kind: u8, size: u16, (start, offset): (u16, u16)) -> Header {
+    let [h0, h1] = 54u16.to_ne_bytes();
+    let ([s0, s1], [c0, c1], [o0, o1]) = (size.to_ne_bytes(), start.to_ne_bytes(), offset.to_ne_bytes());
+    [NEEDS_CSUM, kind, h0, h1, s0, s1, c0, c1, o0, o1]
+}
+
+/// A segment with so many octets of payload.
+fn segment(to: std::net::Ipv4Addr, octets: usize) -> Vec<u8> {
+    let mut packet = frames::tcp(to, tcp::ACK);
+    packet.resize(ipv4::HEADER + tcp::HEADER + octets, b'x');
+    v4(&sized(packet))
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let syn = || v4(&frames::tcp(SERVED_V4, tcp::SYN));
+    let ours = |octets| segment(SERVED_V4, octets);
+    let udp = |octets: usize| v4(&datagram(SERVED_V4, protocol::UDP, &vec![0; octets]));
+    let case = |name: &str, verdict, frame: Vec<u8>, header: Header| {
+        Case::of(name, vec![frame], verdict).sent(|shot| shot.header = Some(header))
+    };
+    let refused = |name: &str, frame, header| case(name, PassTruncated, frame, header).refused();
+    let opens = |name: &str, header| case(name, AnswerSyn, syn(), header).answered(&[(Kind::SynAck, 1)]);
+    let reset =
+        |name: &str, frame, header| case(name, SteerIpv4Tcp, frame, header).answered(&[(Kind::Reset, 1)]);
+    // What the classifier steers is cut before it gets to the hub.
+    let cut = |name: &str, kind| {
+        let whole = reset(name, ours(3_000), header(kind, 1_460, SUM));
+        let cut = whole.clone().answered(&[(Kind::Reset, 3)]).outcome;
+        Case { by_tcx: Some(cut), ..whole }
+    };
+    let (name, beyond) = ("a checksum beyond all counting", header(0, 0, (u16::MAX, u16::MAX)));
+    let refusal = refused(name, syn(), beyond).outcome;
+    vec![
+        opens("a checksum left to the host", header(0, 0, SUM)).by_tcx(SteerIpv4Tcp),
+        // XDP has taken a small frame before the kernel looks at its header.
+        Case { by_tcx: Some(refusal.clone()), ..opens(name, beyond) },
+        Case { by_tcx: Some(refusal), ..opens("a checksum in the addresses", header(0, 0, (14, 16))) },
+        refused("a checksum behind the frame", syn(), header(0, 0, (1_000, 16))),
+        refused("segments of no size", ours(3_000), header(TCPV4, 0, SUM)),
+        refused("segments of an unknown kind", ours(3_000), header(9, 1_460, SUM)),
+        refused("ipv4 that claims to be ipv6", ours(3_000), header(TCPV6, 1_440, SUM)),
+        case("udp to be cut", DropIpv4Udp, udp(4_000), header(UDP, 1_400, (34, 6))),
+        case("a datagram of 9 kB", DropIpv4Udp, udp(9_000), [0; 10]),
+        case("a datagram of 65 kB", DropIpv4Udp, udp(65_000), [0; 10]),
+        case("20 kB for elsewhere", PassIpv4, segment(OTHER_V4, 20_000), header(TCPV4, 1_460, SUM))
+            .leaving(1),
+        cut("segments of 3 kB", TCPV4),
+        cut("segments of 3 kB with ecn", TCPV4 | ECN),
+        reset("a frame of 3 kB", ours(3_000), [0; 10]),
+        Case {
+            by_tcx: Some(case("", DropOversize, ours(3_000), [0; 10]).outcome),
+            ..reset("3 kB in segments of one octet", ours(3_000), header(TCPV4, 1, SUM))
+        },
+        case("segments of 60 kB", SteerIpv4Tcp, ours(60_000), header(TCPV4, 1_460, SUM)).by_tcx(DropOversize),
+        case("segments of 3.5 kB", SteerIpv4Tcp, ours(3_500), header(TCPV4, 1_460, SUM)).by_tcx(DropOversize),
+    ]
+}

@@ -1,0 +1,53 @@
+//! TCP segments no client sends.
+
+use metadata_common::verdict::Verdict::*;
+use metadata_common::wire::{ipv4, tcp};
+use support::arena::{Case, Kind};
+use support::frames::{self, SERVED_V4, with};
+
+use crate::make::{sized, v4};
+
+/// Where TCP's flags stand in an IPv4 packet.
+const FLAGS: usize = ipv4::HEADER + 13;
+const OFFSET: usize = ipv4::HEADER + 12;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let with_flags = |flags: u8| vec![v4(&with(frames::tcp(SERVED_V4, tcp::ACK), FLAGS, &[flags]))];
+    let offset = |words: u8| vec![v4(&with(frames::tcp(SERVED_V4, tcp::SYN), OFFSET, &[words << 4]))];
+    let optioned = |options: &[u8]| {
+        let mut packet = frames::tcp(SERVED_V4, tcp::SYN);
+        packet.truncate(ipv4::HEADER + tcp::HEADER);
+        packet.extend(options);
+        packet[OFFSET] = ((tcp::HEADER + options.len()) as u8 / 4) << 4;
+        vec![v4(&sized(packet))]
+    };
+    let one = |name: &str, frames| Case::of(name, frames, SteerIpv4Tcp);
+    let reset = |name: &str, frames| one(name, frames).answered(&[(Kind::Reset, 1)]);
+    let opened = |name: &str, frames| {
+        Case::of(name, frames, AnswerSyn).by_tcx(SteerIpv4Tcp).answered(&[(Kind::SynAck, 1)])
+    };
+    let steered_syn = |name: &str, frames| one(name, frames).answered(&[(Kind::SynAck, 1)]);
+    vec![
+        reset("no flag at all", with_flags(0)),
+        reset("an acknowledgement of nothing", with_flags(tcp::ACK)),
+        reset("a fin for no connection", with_flags(tcp::FIN | tcp::ACK)),
+        reset("a syn that acknowledges", with_flags(tcp::SYN | tcp::ACK)),
+        one("a reset for no connection", with_flags(tcp::RST)),
+        one("a reset that acknowledges nothing", with_flags(tcp::RST | tcp::ACK)),
+        one("syn and reset", with_flags(tcp::SYN | tcp::RST)),
+        one("every flag at once", with_flags(0xff)),
+        reset("syn and fin", with_flags(tcp::SYN | tcp::FIN)),
+        one("a header of 4 words", offset(4)),
+        one("a header beyond the segment", offset(15)),
+        opened("an mss of 0", optioned(&[2, 4, 0, 0])),
+        opened("an mss of 1", optioned(&[2, 4, 0, 1])),
+        opened("a window shifted by 255", optioned(&[2, 4, 5, 180, 3, 3, 255, 0])),
+        steered_syn("an option of length 0", optioned(&[2, 0, 0, 0])),
+        steered_syn("an option beyond the header", optioned(&[2, 40, 0, 0])),
+        opened(
+            "a syn with a wrong checksum",
+            vec![v4(&with(frames::tcp(SERVED_V4, tcp::SYN), ipv4::HEADER + 16, &[0xde, 0xad]))],
+        ),
+        one("a syn from port 0", vec![v4(&with(frames::tcp(SERVED_V4, tcp::SYN), ipv4::HEADER, &[0, 0]))]),
+    ]
+}

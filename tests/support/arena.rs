@@ -1,0 +1,416 @@
+//! A node with one hostile guest, two that only want their metadata, and a witness behind them all.
+//!
+//! ```text
+//!  attacker ── tap0 ─┐                    ┌─ capture
+//!  guest 1 ─── tap1 ─┤ port ── bridge ────┤
+//!  guest 2 ─── tap2 ─┘   │                └─ neighbour's tap
+//!                      agent
+//! ```
+//!
+//! After each case the arena asks three things whatever the case was: a frame for another address still gets to
+//! the bridge and the neighbour, and nothing else did; the other guests are answered; the verdicts counted are
+//! those of the case and no others.
+
+use crate::agent::{self, Agent, PortArgument};
+use crate::answers::{self, PATHS};
+use crate::books::{self, Counts};
+use crate::frames;
+use crate::guest::METADATA;
+use crate::host::Host;
+use crate::raw::Reply;
+use crate::record::Identity;
+use crate::station::{self, Header, Station, is_tcp};
+use crate::tap::Shape;
+use crate::witness::{Seen, Witness};
+use anyhow::{Context as _, Result, ensure};
+use metadata_common::mac::Mac;
+use metadata_common::verdict::Verdict;
+use metadata_common::wire::{ethernet, ipv4, protocol};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+/// The hostile guest's number; the others' follow.
+pub const ATTACKER: u16 = 0;
+/// Who else there is.
+pub const OTHERS: [u16; 2] = [1, 2];
+/// Where the frame goes that must always pass: nobody has this address or MAC, so a bridge floods it.
+const ELSEWHERE: (Ipv4Addr, Mac) = (Ipv4Addr::new(10, 0, 99, 99), Mac([0x52, 0x54, 0, 0x99, 0x99, 0x99]));
+/// For a frame that was written to appear on the bridge: the kernel has done it by the time `write` returns, but
+/// for what its queues hold.
+const PASSES: Duration = Duration::from_secs(2);
+
+/// Devices and records, without an agent.
+#[derive(Debug)]
+pub struct Scene {
+    host: Host,
+    records: tempfile::TempDir,
+    shape: Shape,
+}
+
+impl Scene {
+    /// A node whose guests' taps have this shape, with a record for each guest.
+    ///
+    /// # Errors
+    /// When a namespace or a file cannot be made.
+    pub fn new(shape: Shape) -> Result<Self> {
+        let scene = Self { host: Host::new()?, records: tempfile::tempdir()?, shape };
+        for number in [ATTACKER].into_iter().chain(OTHERS) {
+            Identity::of(number).write(scene.records.path(), 1)?;
+        }
+        Ok(scene)
+    }
+
+    /// The node.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Where the records are.
+    #[must_use]
+    pub fn records(&self) -> &std::path::Path {
+        self.records.path()
+    }
+
+    /// The command line for these ports, with this much of a configuration file.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn words(&self, config: &str, ports: &[PortArgument]) -> Result<Vec<OsString>> {
+        let file = self.records.path().join("agent.conf");
+        std::fs::write(&file, config)?;
+        let mut words = agent::arguments(self.records.path(), ports);
+        words.extend(["--config".into(), file.into()]);
+        Ok(words)
+    }
+}
+
+/// A kind of answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// ARP.
+    Arp,
+    /// A neighbour advertisement.
+    Advertisement,
+    /// An echo reply of either family.
+    Echo,
+    /// SYN and ACK.
+    SynAck,
+    /// RST.
+    Reset,
+    /// ACK without payload.
+    Ack,
+    /// A segment with payload.
+    Payload,
+    /// FIN without payload.
+    Fin,
+    /// Anything else.
+    Other,
+}
+
+impl Kind {
+    /// What a guest was sent.
+    #[must_use]
+    pub fn of(frame: &[u8]) -> Self {
+        if is_tcp(frame) {
+            let reply = Reply::read(frame);
+            return match reply.flags {
+                (true, ..) => Self::SynAck,
+                (.., true) => Self::Reset,
+                _ if !reply.payload.is_empty() => Self::Payload,
+                (_, _, true, _) => Self::Fin,
+                _ => Self::Ack,
+            };
+        }
+        match (frame.get(12..14), frame.get(34), frame.get(54)) {
+            (Some([0x08, 0x06]), ..) => Self::Arp,
+            (Some([0x08, 0x00]), Some(0), _) if frame[23] == protocol::ICMP => Self::Echo,
+            (Some([0x86, 0xdd]), _, Some(129)) if frame[20] == protocol::ICMPV6 => Self::Echo,
+            (Some([0x86, 0xdd]), _, Some(136)) if frame[20] == protocol::ICMPV6 => Self::Advertisement,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A frame to be sent, and how.
+#[derive(Clone, Debug)]
+pub struct Shot {
+    /// From the destination MAC on.
+    pub frame: Vec<u8>,
+    /// What stands before it on a tap with virtio headers; `None` for the sender's own.
+    pub header: Option<Header>,
+    /// The tap's queue.
+    pub queue: usize,
+}
+
+impl From<Vec<u8>> for Shot {
+    fn from(frame: Vec<u8>) -> Self {
+        Self { frame, header: None, queue: 0 }
+    }
+}
+
+/// All that may come of what the attacker sends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Frames by verdict.
+    pub counts: Vec<(Verdict, u64)>,
+    /// What the attacker is sent.
+    pub hears: Vec<(Kind, usize)>,
+    /// Frames that get to the bridge.
+    pub leaves: usize,
+    /// Frames the tap itself refuses: no such frame can be sent.
+    pub refused: usize,
+}
+
+/// What the attacker does, and what comes of it.
+#[derive(Clone, Debug, Default)]
+pub struct Case {
+    /// What it is.
+    pub name: String,
+    /// What is sent.
+    pub shots: Vec<Shot>,
+    /// What comes of it.
+    pub outcome: Outcome,
+    /// The verdict of all frames where a port is steered by the classifier, if it is another.
+    pub verdict_by_tcx: Option<Verdict>,
+    /// What comes of it there, if something else does.
+    pub by_tcx: Option<Outcome>,
+}
+
+impl Case {
+    /// Frames that each get the same verdict, and no answer, and no further.
+    #[must_use]
+    pub fn of(name: impl Into<String>, frames: Vec<Vec<u8>>, verdict: Verdict) -> Self {
+        let outcome = Outcome { counts: vec![(verdict, frames.len() as u64)], ..Outcome::default() };
+        let shots = frames.into_iter().map(Shot::from).collect();
+        Self { name: name.into(), shots, outcome, ..Self::default() }
+    }
+
+    /// The same with answers.
+    #[must_use]
+    pub fn answered(mut self, hears: &[(Kind, usize)]) -> Self {
+        self.outcome.hears = hears.to_vec();
+        self
+    }
+
+    /// The same with so many frames that get to the bridge.
+    #[must_use]
+    pub fn leaving(mut self, leaves: usize) -> Self {
+        self.outcome.leaves = leaves;
+        self
+    }
+
+    /// The same with frames that the tap does not take.
+    #[must_use]
+    pub fn refused(mut self) -> Self {
+        self.outcome = Outcome { refused: self.shots.len(), ..Outcome::default() };
+        self
+    }
+
+    /// The same, but that the classifier gives all frames another verdict.
+    #[must_use]
+    pub fn by_tcx(mut self, verdict: Verdict) -> Self {
+        self.verdict_by_tcx = Some(verdict);
+        self
+    }
+
+    /// What comes of it, by the program that steers.
+    fn outcome(&self, is_tcx: bool) -> Outcome {
+        match (&self.by_tcx, self.verdict_by_tcx) {
+            (Some(outcome), _) if is_tcx => outcome.clone(),
+            (None, Some(verdict)) if is_tcx => {
+                Outcome { counts: vec![(verdict, self.shots.len() as u64)], ..self.outcome.clone() }
+            }
+            _ => self.outcome.clone(),
+        }
+    }
+
+    /// The same sent so.
+    #[must_use]
+    pub fn sent(mut self, how: impl Fn(&mut Shot)) -> Self {
+        self.shots.iter_mut().for_each(how);
+        self
+    }
+}
+
+/// A node with its agent running.
+#[derive(Debug)]
+pub struct Arena<'a> {
+    /// The agent.
+    pub agent: Agent<'a>,
+    /// Whoever does the harm.
+    pub attacker: Station,
+    /// Whoever must not suffer from it.
+    pub others: Vec<(Identity, Station)>,
+    /// Whoever is behind the taps.
+    pub witness: Witness,
+    is_tcx: bool,
+    turn: usize,
+}
+
+impl<'a> Arena<'a> {
+    /// Makes the taps of a scene and starts the agent with this much of a configuration file.
+    ///
+    /// # Errors
+    /// When a tap cannot be made or the agent does not start.
+    pub fn open(scene: &'a Scene, config: &str) -> Result<Self> {
+        let station = |number| -> Result<(Identity, Station)> {
+            let identity = Identity::of(number);
+            let tap = scene.host.tap(&identity, scene.shape)?;
+            let station = Station::new(tap, identity.mac, identity.address);
+            Ok((identity, station))
+        };
+        let (_, attacker) = station(ATTACKER)?;
+        let others = OTHERS.map(station).into_iter().collect::<Result<Vec<_>>>()?;
+        let witness = Witness::new(&scene.host)?;
+        let ports: Vec<_> = [ATTACKER]
+            .into_iter()
+            .chain(OTHERS)
+            .map(|number| PortArgument::new(format!("tap{number}"), Identity::of(number).mac))
+            .collect();
+        let words = scene.words(config, &ports)?;
+        let agent = Agent::start_binary(&agent::binary()?, scene.host.ns(), words)?;
+        let mut arena =
+            Self { agent, attacker, others, witness, is_tcx: config.contains("steer: tcx"), turn: 0 };
+        arena.others_are_served().context("before any case")?;
+        Ok(arena)
+    }
+
+    /// Every other guest is answered with its own record, and only with it.
+    ///
+    /// # Errors
+    /// Whose answer is missing or wrong.
+    pub fn others_are_served(&mut self) -> Result<()> {
+        for index in 0..self.others.len() {
+            self.is_served(index)?;
+        }
+        Ok(())
+    }
+
+    /// One of the other guests is.
+    ///
+    /// # Errors
+    /// When its answer is missing or wrong.
+    pub fn is_served(&mut self, index: usize) -> Result<()> {
+        self.turn += 1;
+        let (identity, station) = &mut self.others[index];
+        let path = PATHS[self.turn % PATHS.len()];
+        serves(identity, station, path)
+    }
+
+    /// Runs a case and everything that must hold after it.
+    ///
+    /// # Errors
+    /// What did not hold.
+    pub fn run(&mut self, case: &Case) -> Result<()> {
+        let outcome = case.outcome(self.is_tcx);
+        self.attacker.hear()?;
+        self.witness.look()?;
+        let before = books::verdicts(&self.agent)?;
+        let mut refused = 0;
+        for shot in &case.shots {
+            let header = shot.header.unwrap_or(self.attacker.header);
+            refused += usize::from(!self.attacker.send_on(shot.queue, &header, &shot.frame)?);
+        }
+        ensure!(refused == outcome.refused, "{refused} frames refused by the tap, not {}", outcome.refused);
+        self.pass_one(outcome.leaves)?;
+        let counted = books::since(&before, &books::verdicts(&self.agent)?);
+        // The other guest's request goes through the same rings after all the attacker sent: when it is answered,
+        // so is everything before it.
+        let next = self.turn % self.others.len();
+        self.is_served(next).context("another guest")?;
+        let heard = self.attacker.hear()?;
+        check_counts(&outcome, counted)?;
+        check_heard(&outcome, &heard)
+    }
+
+    /// Sends a frame for another address, and insists that it and no more than `leaves` others get past the tap.
+    fn pass_one(&mut self, leaves: usize) -> Result<()> {
+        let frame = self.passing();
+        ensure!(self.attacker.send(&frame)?, "the tap has no room for a frame to elsewhere");
+        let end = std::time::Instant::now() + PASSES;
+        let (mut seen, mut is_seen) = (Seen::default(), false);
+        while !is_seen && std::time::Instant::now() < end {
+            let more = self.witness.look()?;
+            seen.bridge.extend(more.bridge);
+            seen.neighbour.extend(more.neighbour);
+            is_seen = seen.bridge.contains(&frame) && seen.neighbour.contains(&frame);
+        }
+        ensure!(is_seen, "the frame to elsewhere did not get to bridge and neighbour: {seen:02x?}");
+        seen.bridge.retain(|other| *other != frame);
+        seen.neighbour.retain(|other| *other != frame);
+        ensure!(
+            seen.bridge.len() == leaves,
+            "{} frames got to the bridge, not {leaves}: {:02x?}",
+            seen.bridge.len(),
+            seen.bridge
+        );
+        // A large frame that passes gets there in segments.
+        ensure!(leaves > 0 || seen.neighbour.is_empty(), "the neighbour got {:02x?}", seen.neighbour);
+        Ok(())
+    }
+
+    /// A frame that is for nobody's metadata.
+    fn passing(&self) -> Vec<u8> {
+        let mut frame = frames::frame(&[], ethernet::IPV4, &frames::datagram(ELSEWHERE.0, protocol::UDP));
+        frame[..ethernet::SOURCE].copy_from_slice(&ELSEWHERE.1.0);
+        frame[ethernet::SOURCE..ethernet::TYPE].copy_from_slice(&self.attacker.mac.0);
+        // Never the same twice, so that what is seen is what was just sent.
+        frames::with(frame, ethernet::HEADER + ipv4::HEADER + 8, &fastrand::u64(..).to_be_bytes())
+    }
+}
+
+/// A guest's request answered with its own record.
+///
+/// # Errors
+/// When the answer is missing or wrong.
+pub fn serves(identity: &Identity, station: &mut Station, path: &str) -> Result<()> {
+    let to = (IpAddr::V4(METADATA), 80);
+    let (status, body) = station::answer(&station.ask(to, &station::get(path))?)?;
+    answers::check(identity, path, status, &body)
+}
+
+/// The frame to elsewhere passed; beside it there is what the case says.
+fn check_counts(outcome: &Outcome, mut counted: Counts) -> Result<()> {
+    let passed = counted.get_mut(Verdict::PassIpv4.name()).context("nothing passed")?;
+    *passed -= 1;
+    counted.retain(|_, frames| *frames != 0);
+    let expected: Counts = outcome.counts.iter().map(|(verdict, frames)| (verdict.name(), *frames)).collect();
+    ensure!(counted == expected, "counted {counted:?}, not {expected:?}");
+    Ok(())
+}
+
+fn check_heard(outcome: &Outcome, heard: &[Vec<u8>]) -> Result<()> {
+    let mut kinds: BTreeMap<Kind, usize> = BTreeMap::new();
+    for frame in heard {
+        *kinds.entry(Kind::of(frame)).or_default() += 1;
+    }
+    let expected: BTreeMap<Kind, usize> = outcome.hears.iter().copied().collect();
+    ensure!(kinds == expected, "heard {kinds:?}, not {expected:?}: {heard:02x?}");
+    Ok(())
+}
+
+/// Runs every case and fails with the names of those that did not hold; `seed` is what their randomness came from.
+///
+/// # Panics
+/// When a case does not hold.
+pub fn run_all(arena: &mut Arena<'_>, label: &str, seed: u64, cases: &[Case]) {
+    let mut failures = Vec::new();
+    for case in cases {
+        if let Err(error) = arena.run(case) {
+            failures.push(format!("{label}/{}: {error:#}", case.name));
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases do not hold ({}={seed}):\n{}\n--- the agent said ---\n{}",
+        failures.len(),
+        cases.len(),
+        crate::seed::SEED,
+        failures.join("\n"),
+        arena.agent.said()
+    );
+    eprintln!("{label}: {} cases hold", cases.len());
+}

@@ -1,0 +1,92 @@
+//! What an agent counted between two moments, and whether its books balance.
+
+use crate::agent::{Agent, Metrics};
+use crate::eventually::eventually;
+use anyhow::{Context as _, Result, ensure};
+use metadata_common::verdict::Verdict;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// For frames under way, and for workers to publish what they counted.
+const SETTLED: Duration = Duration::from_secs(10);
+/// Verdicts of the programs behind `port`, which count a frame when it gets there.
+const BEHIND: [&str; 2] = ["socket_", "hub_"];
+
+/// Frames by verdict, as `port` counted them.
+pub type Counts = BTreeMap<&'static str, u64>;
+
+/// The verdicts of `port` as they stand.
+///
+/// # Errors
+/// When the agent does not give its metrics.
+pub fn verdicts(agent: &Agent<'_>) -> Result<Counts> {
+    let metrics = agent.metrics()?;
+    let known = Verdict::ALL.iter().map(|verdict| verdict.name());
+    Ok(known
+        .filter(|name| !BEHIND.iter().any(|behind| name.starts_with(behind)))
+        .map(|name| (name, metrics.verdicts().find(|(found, _)| *found == name).map_or(0, |(_, n)| n)))
+        .collect())
+}
+
+/// What was counted between two looks; what was not counted is left out.
+#[must_use]
+pub fn since(before: &Counts, after: &Counts) -> Counts {
+    let more = after.iter().map(|(name, frames)| (*name, frames - before.get(name).copied().unwrap_or(0)));
+    more.filter(|(_, frames)| *frames != 0).collect()
+}
+
+/// One value of all hubs together; 0 for a counter that is not there yet.
+#[must_use]
+pub fn total(metrics: &Metrics, name: &str, label: Option<(&str, &str)>) -> u64 {
+    let of = metrics.samples().iter().filter(|sample| {
+        sample.name == name && label.is_none_or(|(key, value)| sample.label(key) == Some(value))
+    });
+    of.map(|sample| sample.value as u64).sum()
+}
+
+/// Every frame is accounted for: what `port` steered came to a socket, what the socket took came to a stack or
+/// was counted as lost, and what the stack sent came to a guest or was counted as lost. So many `more` come to the
+/// socket than were steered, for the kernel cuts large frames on the way, or drops what XDP has steered when it
+/// finds it too long for the hub.
+///
+/// # Errors
+/// The first account that does not balance, once frames under way have had time to arrive.
+pub fn balance(agent: &Agent<'_>, more: i64) -> Result<()> {
+    eventually(SETTLED, || {
+        let metrics = agent.metrics()?;
+        let verdict = |name: &str| metrics.frames(name).unwrap_or(0);
+        let lost = |name: &str, reasons: &[&str]| -> u64 {
+            reasons.iter().map(|reason| total(&metrics, name, Some(("reason", reason)))).sum()
+        };
+        let (receive, send) = ("xdp_imds_receive_lost_frames_total", "xdp_imds_send_lost_frames_total");
+        let received = total(&metrics, "xdp_imds_received_frames_total", None);
+        let stack = total(&metrics, "xdp_imds_stack_received_total", None);
+        let at_link = lost(receive, &["runt", "unstamped", "slot_out_of_range"]);
+        let at_socket = lost(receive, &["ring_full", "dropped"]);
+        let sent = total(&metrics, "xdp_imds_sent_frames_total", None);
+        let unsent = lost(send, &["full", "no_memory", "down", "bad_length", "other"]);
+        let accounts = [
+            (
+                "steered = at the socket",
+                verdict("steer_").saturating_add_signed(more),
+                verdict("socket_delivered") + verdict("socket_drop_"),
+            ),
+            ("at the socket = received + lost", verdict("socket_delivered"), received + at_socket),
+            ("received = to the stack + refused", received, stack + at_link),
+            (
+                "by the stack = to the tap + lost",
+                total(&metrics, "xdp_imds_stack_sent_total", None),
+                sent + unsent,
+            ),
+            ("to the tap = to guests + dropped", sent, verdict("hub_")),
+        ];
+        for (account, left, right) in accounts {
+            ensure!(left == right, "{account}: {left} frames against {right}");
+        }
+        for fault in ["xdp_imds_stack_faults_total", "xdp_imds_fill_ring_invalid_total"] {
+            ensure!(total(&metrics, fault, None) == 0, "{fault} is not 0");
+        }
+        Ok(())
+    })
+    .with_context(|| format!("the agent said:\n{}", agent.said()))
+}

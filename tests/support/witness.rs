@@ -1,0 +1,134 @@
+//! Whoever is behind a guest's tap: the bridge itself, which sees every frame that got past the tap's program,
+//! and a neighbour, which gets what the bridge floods.
+#![expect(unsafe_code, reason = "packet sockets are bound with an address std does not know")]
+
+use crate::host::{BRIDGE, Host};
+use crate::tap::{Shape, Tap};
+use anyhow::{Context as _, Result};
+use metadata_common::mac::Mac;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::path::Path;
+
+/// Longest frame seen whole; of a longer one, its beginning.
+const LONGEST: usize = 65_549;
+
+/// A capture on the bridge, and a tap beside the guests' that nobody serves.
+#[derive(Debug)]
+pub struct Witness {
+    bridge: File,
+    bridge_mac: Mac,
+    neighbour: Tap,
+    buffer: Vec<u8>,
+}
+
+/// What got past the tap, by who saw it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// On the bridge, which hears every frame, but for those it sent itself.
+    pub bridge: Vec<Vec<u8>>,
+    /// On the neighbour's tap, which hears what is for nobody the bridge knows, or for a group.
+    pub neighbour: Vec<Vec<u8>>,
+}
+
+impl Witness {
+    /// Begins to watch. One witness a host.
+    ///
+    /// # Errors
+    /// When the tap or the capture cannot be made.
+    pub fn new(host: &Host) -> Result<Self> {
+        let ns = host.ns();
+        for family in ["iptables", "ip6tables", "arptables"] {
+            let setting = format!("bridge/bridge-nf-call-{family}");
+            // Where there is such a filter (the module `br_netfilter`) it drops and trims odd packets by itself.
+            if Path::new("/proc/sys/net").join(&setting).exists() {
+                ns.sysctl(&setting, "0")?;
+            }
+        }
+        let neighbour = Tap::create(ns, "neighbour", Shape::default())?;
+        ns.ip(&format!("link set {} master {BRIDGE} up", neighbour.name()))?;
+        // In promiscuous mode the bridge hears what is for others too.
+        ns.ip(&format!("link set {BRIDGE} promisc on"))?;
+        let shown: serde_json::Value = serde_json::from_str(&ns.ip(&format!("-j link show dev {BRIDGE}"))?)?;
+        let ifindex = shown[0]["ifindex"].as_i64().context("`ip -j link` tells no ifindex")?;
+        let mac = shown[0]["address"].as_str().context("`ip -j link` tells no address")?;
+        let bridge_mac = mac.parse().map_err(|error| anyhow::anyhow!("{mac}: {error}"))?;
+        let bridge = ns.run_in(|| capture(i32::try_from(ifindex)?).context("a packet socket"))?;
+        Ok(Self { bridge, bridge_mac, neighbour, buffer: vec![0; LONGEST] })
+    }
+
+    /// All that was seen since the last look.
+    ///
+    /// # Errors
+    /// As `read(2)`.
+    pub fn look(&mut self) -> Result<Seen> {
+        let mut seen = Seen::default();
+        loop {
+            match self.bridge.read(&mut self.buffer) {
+                Ok(len) => seen.bridge.push(self.buffer[..len].to_vec()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // The device went down and came up; nothing is lost by it.
+                Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => {}
+                Err(error) => return Err(error).context("reading the bridge's capture"),
+            }
+        }
+        while let Some(len) = self.neighbour.receive(0, &mut self.buffer)? {
+            seen.neighbour.push(self.buffer[..len].to_vec());
+        }
+        let own = self.bridge_mac.0;
+        for frames in [&mut seen.bridge, &mut seen.neighbour] {
+            frames.retain(|frame| frame.get(6..12) != Some(&own));
+        }
+        Ok(seen)
+    }
+}
+
+/// A packet socket (packet(7)) on a device of the calling thread's namespace.
+fn capture(ifindex: i32) -> Result<File> {
+    let protocol = (libc::ETH_P_ALL as u16).to_be();
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // Protocol 0 hears nothing until the socket is bound: no frame of another device slips in.
+    // SAFETY: socket takes integers only.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: the descriptor was made just now and nobody else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: sockaddr_ll is plain data for which all zeroes is a value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol;
+    address.sll_ifindex = ifindex;
+    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is a whole sockaddr_ll that outlives the call, and its length is given.
+    let rc = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
+    if rc < 0 { Err(io::Error::last_os_error().into()) } else { Ok(fd.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Witness;
+    use crate::frames;
+    use crate::host::Host;
+    use crate::privileged;
+    use crate::record::Identity;
+    use crate::tap::Shape;
+    use metadata_common::wire::ethernet;
+
+    #[test]
+    fn a_frame_for_nobody_is_seen_on_the_bridge_and_by_the_neighbour() {
+        if !privileged::or_skip() {
+            return;
+        }
+        let host = Host::new().expect("a node");
+        let tap = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
+        let mut witness = Witness::new(&host).expect("a witness");
+        witness.look().expect("a look");
+        let frame = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
+        assert!(tap.send(0, &frame).expect("it is sent"));
+        let seen = witness.look().expect("a look");
+        assert_eq!((seen.bridge, seen.neighbour), (vec![frame.clone()], vec![frame]));
+    }
+}
