@@ -29,6 +29,7 @@ use metadata_common::wire::{ethernet, ipv4, protocol};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The hostile guest's number; the others' follow.
@@ -40,6 +41,9 @@ const ELSEWHERE: (Ipv4Addr, Mac) = (Ipv4Addr::new(10, 0, 99, 99), Mac([0x52, 0x5
 /// For a frame that was written to appear on the bridge: the kernel has done it by the time `write` returns, but
 /// for what its queues hold.
 const PASSES: Duration = Duration::from_secs(2);
+
+/// Between two requests of a guest that crawls: below what a record allows a VM by default, 100 a second.
+const BETWEEN_REQUESTS: Duration = Duration::from_millis(20);
 
 /// Devices and records, without an agent.
 #[derive(Debug)]
@@ -300,6 +304,39 @@ impl<'a> Arena<'a> {
         serves(identity, station, path)
     }
 
+    /// Lets the attacker at it while every other guest crawls without a pause. Returns what the attack does, and
+    /// how many requests of each other guest were answered meanwhile.
+    ///
+    /// # Errors
+    /// The attack's, or the first request of another guest's that failed.
+    pub fn meanwhile<T>(
+        &mut self,
+        attack: impl FnOnce(&mut Station, &Agent<'_>) -> Result<T>,
+    ) -> Result<(T, Vec<usize>)> {
+        let Self { agent, attacker, others, .. } = self;
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let crawls: Vec<_> = others
+                .iter_mut()
+                .map(|(identity, station)| scope.spawn(|| crawl(identity, station, &stop)))
+                .collect();
+            let done = attack(attacker, agent);
+            stop.store(true, Ordering::Relaxed);
+            let answered: Result<Vec<usize>> = crawls
+                .into_iter()
+                .map(|crawl| crawl.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect();
+            Ok((done.context("the attack")?, answered?))
+        })
+    }
+
+    /// Frames every guest's tap took, together.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        let others = self.others.iter().map(|(_, station)| station.sent.get().0);
+        self.attacker.sent.get().0 + others.sum::<u64>()
+    }
+
     /// Runs a case and everything that must hold after it.
     ///
     /// # Errors
@@ -360,6 +397,18 @@ impl<'a> Arena<'a> {
         // Never the same twice, so that what is seen is what was just sent.
         frames::with(frame, ethernet::HEADER + ipv4::HEADER + 8, &fastrand::u64(..).to_be_bytes())
     }
+}
+
+/// Asks and asks until told to stop; how often it was answered.
+fn crawl(identity: &Identity, station: &mut Station, stop: &AtomicBool) -> Result<usize> {
+    let mut answered = 0;
+    while !stop.load(Ordering::Relaxed) || answered == 0 {
+        serves(identity, station, PATHS[answered % PATHS.len()])
+            .with_context(|| format!("after {answered} requests of {}", identity.hostname))?;
+        answered += 1;
+        std::thread::sleep(BETWEEN_REQUESTS);
+    }
+    Ok(answered)
 }
 
 /// A guest's request answered with its own record.

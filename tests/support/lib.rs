@@ -27,6 +27,7 @@ pub mod inside;
 pub mod kernel;
 pub mod ledger;
 pub mod libraries;
+pub mod mob;
 pub mod netns;
 pub mod objects;
 pub mod pattern;

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use metadata_common::mac::Mac;
 use metadata_common::wire::ethernet;
 use smoltcp::wire::TcpControl;
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
@@ -35,7 +36,12 @@ pub struct Station {
     pub address: Ipv4Addr,
     /// What stands before a frame unless it is told otherwise.
     pub header: Header,
-    /// Every frame heard since the last [`Station::transcript`].
+    /// Frames the tap took, and octets in them.
+    pub sent: Cell<(u64, u64)>,
+    /// Frames heard, and octets in them.
+    pub heard: (u64, u64),
+    /// Keep every frame heard.
+    pub remembers: bool,
     transcript: Vec<Vec<u8>>,
     buffer: Vec<u8>,
     port: u16,
@@ -50,6 +56,9 @@ impl Station {
             mac,
             address,
             header: [0; VNET_HDR_LEN],
+            sent: Cell::default(),
+            heard: (0, 0),
+            remembers: false,
             transcript: Vec::new(),
             buffer: vec![0; LONGEST],
             port: FIRST_PORT,
@@ -95,7 +104,14 @@ impl Station {
         };
         match sent {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
-            other => other.with_context(|| format!("sending by {}", self.tap.name())),
+            other => {
+                let taken = other.with_context(|| format!("sending by {}", self.tap.name()))?;
+                let (frames, octets) = self.sent.get();
+                if taken {
+                    self.sent.set((frames + 1, octets + frame.len() as u64));
+                }
+                Ok(taken)
+            }
         }
     }
 
@@ -125,11 +141,15 @@ impl Station {
                 heard.push(self.buffer[prefix..len].to_vec());
             }
         }
-        self.transcript.extend(heard.iter().cloned());
+        self.heard.0 += heard.len() as u64;
+        self.heard.1 += heard.iter().map(|frame| frame.len() as u64).sum::<u64>();
+        if self.remembers {
+            self.transcript.extend(heard.iter().cloned());
+        }
         Ok(heard)
     }
 
-    /// Every frame heard since the last look.
+    /// Every frame heard since the last look, if it [remembers](Self::remembers).
     pub fn transcript(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.transcript)
     }
@@ -204,10 +224,10 @@ impl Station {
                 if !talk.is_theirs(&reply) {
                     continue;
                 }
-                ensure!(!reply.flags.3, "{:?} reset by the service", talk.local);
                 if talk.take(&reply) {
                     self.say(&talk.ack())?;
                 }
+                ensure!(!talk.reset, "{:?} reset by the service", talk.local);
             }
             if done(talk) {
                 return Ok(());
@@ -248,6 +268,10 @@ pub struct Talk {
     pub open: bool,
     /// The service has closed its side.
     pub ended: bool,
+    /// The service has given it up.
+    pub reset: bool,
+    /// What of ours the service has acknowledged.
+    pub acknowledged: u32,
     /// What the service has said.
     pub received: Vec<u8>,
 }
@@ -266,6 +290,8 @@ impl Talk {
             to: Mac::SERVICE,
             open: false,
             ended: false,
+            reset: false,
+            acknowledged: 0,
             received: Vec::new(),
         }
     }
@@ -318,6 +344,18 @@ impl Talk {
             .collect()
     }
 
+    /// Octets said and not acknowledged yet.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.seq.wrapping_sub(self.acknowledged) as usize
+    }
+
+    /// True while there is somebody to talk to.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.open && !self.ended && !self.reset
+    }
+
     /// True for a segment of this connection.
     #[must_use]
     pub fn is_theirs(&self, reply: &Reply) -> bool {
@@ -326,7 +364,12 @@ impl Talk {
 
     /// Takes in a segment of the service; true when it wants an acknowledgement.
     pub fn take(&mut self, reply: &Reply) -> bool {
-        let (syn, _, fin, _) = reply.flags;
+        let (syn, _, fin, reset) = reply.flags;
+        self.reset |= reset;
+        self.acknowledged = reply.ack;
+        if reset {
+            return false;
+        }
         if syn {
             if !self.open {
                 self.open = true;

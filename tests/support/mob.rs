@@ -1,0 +1,168 @@
+//! Many connections of one guest at once, each as slow, greedy or silent as a test has it.
+
+use crate::raw::Segment;
+use crate::station::{PATIENCE, Station, Talk};
+use anyhow::{Result, ensure};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// Octets one connection has on their way: what the service's window takes.
+const IN_FLIGHT: usize = 2_800;
+/// Before what nobody acknowledged is sent again.
+const AGAIN: Duration = Duration::from_millis(500);
+/// SYNs sent before the answers are looked at.
+const SYNS: usize = 64;
+
+/// Connections of one guest.
+#[derive(Debug)]
+pub struct Mob<'s> {
+    /// The guest.
+    pub station: &'s mut Station,
+    /// Its connections, by their number.
+    pub talks: Vec<Talk>,
+}
+
+impl<'s> Mob<'s> {
+    /// Shakes hands so many times.
+    ///
+    /// # Errors
+    /// When an answer is missing.
+    pub fn open(station: &'s mut Station, to: (IpAddr, u16), count: usize) -> Result<Self> {
+        Self::open_with(station, to, count, |_| {})
+    }
+
+    /// The same with connections that are changed before they begin.
+    ///
+    /// # Errors
+    /// When an answer is missing.
+    pub fn open_with(
+        station: &'s mut Station,
+        to: (IpAddr, u16),
+        count: usize,
+        change: impl Fn(&mut Talk),
+    ) -> Result<Self> {
+        let mut mob = Self { talks: Vec::with_capacity(count), station };
+        for _ in 0..count {
+            let mut talk = mob.station.talk(to);
+            change(&mut talk);
+            mob.talks.push(talk);
+        }
+        let start = Instant::now();
+        while mob.talks.iter().any(|talk| !talk.open) {
+            ensure!(start.elapsed() < PATIENCE, "a handshake is not answered in {PATIENCE:?}");
+            for at in 0..mob.talks.len() {
+                if !mob.talks[at].open {
+                    mob.station.say(&mob.talks[at].syn())?;
+                }
+                if at % SYNS == SYNS - 1 {
+                    mob.listen(Duration::ZERO, true)?;
+                }
+            }
+            let until = Instant::now() + AGAIN;
+            while Instant::now() < until && mob.talks.iter().any(|talk| !talk.open) {
+                mob.listen(Duration::from_millis(10), true)?;
+            }
+        }
+        Ok(mob)
+    }
+
+    /// Sends a segment.
+    ///
+    /// # Errors
+    /// As for [`Station::say`].
+    pub fn say(&self, segment: &Segment) -> Result<()> {
+        self.station.say(segment)
+    }
+
+    /// Takes in what comes within this time, and acknowledges it if so wished. Returns how many segments came.
+    ///
+    /// # Errors
+    /// As for [`Station::hear`].
+    pub fn listen(&mut self, most: Duration, acknowledges: bool) -> Result<usize> {
+        if !most.is_zero() {
+            self.station.wait(most);
+        }
+        let replies = self.station.segments()?;
+        for reply in &replies {
+            let Some(talk) = self.talks.iter_mut().find(|talk| talk.is_theirs(reply)) else { continue };
+            if talk.take(reply) && acknowledges {
+                let ack = talk.ack();
+                self.station.say(&ack)?;
+            }
+        }
+        Ok(replies.len())
+    }
+
+    /// Listens until `done`, or for `most`. True when it was done.
+    ///
+    /// # Errors
+    /// As for [`Station::hear`].
+    pub fn until(&mut self, most: Duration, done: impl Fn(&[Talk]) -> bool) -> Result<bool> {
+        let start = Instant::now();
+        while start.elapsed() < most {
+            if done(&self.talks) {
+                return Ok(true);
+            }
+            self.listen(Duration::from_millis(20), true)?;
+        }
+        Ok(done(&self.talks))
+    }
+
+    /// Says so many octets, made as they are wanted, on every live connection, for as long as the service
+    /// takes them; at most for `most`. Returns how many were acknowledged in all.
+    ///
+    /// # Errors
+    /// As for [`Station::hear`].
+    pub fn pour(&mut self, octets: usize, most: Duration, make: impl Fn(usize) -> u8) -> Result<u64> {
+        let first: Vec<u32> = self.talks.iter().map(|talk| talk.seq).collect();
+        // Segments that wait for their acknowledgement, and when they were last sent.
+        let mut waiting: Vec<(Vec<Segment>, Instant)> =
+            first.iter().map(|_| (Vec::new(), Instant::now())).collect();
+        let start = Instant::now();
+        let said = |talk: &Talk, first: u32| talk.seq.wrapping_sub(first) as usize;
+        while start.elapsed() < most {
+            let mut is_over = true;
+            for at in 0..self.talks.len() {
+                let (segments, sent) = &mut waiting[at];
+                let talk = &mut self.talks[at];
+                if !talk.is_live() {
+                    continue;
+                }
+                segments.retain(|segment| {
+                    let end = segment.seq.wrapping_add(segment.payload.len() as u32);
+                    end.wrapping_sub(talk.acknowledged) as i32 > 0
+                });
+                let done = said(talk, first[at]);
+                is_over &= done >= octets && segments.is_empty();
+                if done < octets && talk.in_flight() < IN_FLIGHT / 2 {
+                    let part: Vec<u8> = (done..octets.min(done + 1_400)).map(&make).collect();
+                    segments.extend(talk.say(&part));
+                    *sent = Instant::now() - AGAIN;
+                }
+                if !segments.is_empty() && sent.elapsed() >= AGAIN {
+                    segments.iter().try_for_each(|segment| self.station.say(segment))?;
+                    *sent = Instant::now();
+                }
+            }
+            if is_over {
+                break;
+            }
+            self.listen(Duration::from_millis(5), true)?;
+        }
+        let talks = self.talks.iter().zip(&first).zip(&waiting);
+        Ok(talks
+            .map(|((talk, first), (segments, _))| {
+                let unheard: usize = segments.iter().map(|segment| segment.payload.len()).sum();
+                (said(talk, *first) - unheard) as u64
+            })
+            .sum())
+    }
+
+    /// Leaves without a word that could be answered: a reset on every live connection.
+    ///
+    /// # Errors
+    /// As for [`Station::say`].
+    pub fn leave(self) -> Result<()> {
+        self.talks.iter().filter(|talk| talk.is_live()).try_for_each(|talk| self.station.say(&talk.reset()))
+    }
+}
