@@ -6,6 +6,7 @@
 //! thread, the clock and the waiting; nothing from `link` inwards knows a file descriptor or reads a
 //! clock.
 
+pub mod account;
 pub mod addresses;
 pub mod afxdp;
 pub mod agent;

@@ -3,13 +3,18 @@
 
 mod talk;
 
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use metadata_common::maps::Slot;
+
+use crate::account::{Account, Resource};
 use crate::addresses;
 use crate::http::{Method, Request, Response, Status};
-use crate::stack::{Connection, Service};
+use crate::stack::{Connection, Refused, Service};
 use crate::store::path::PASSWORD_PORT;
 use crate::store::{Entry, Outcome, Parked, Store};
 use crate::time::Now;
@@ -40,9 +45,21 @@ pub trait Answers {
         request: &Request<'_>,
         parked: Option<&Parked>,
     ) -> Answer;
+
+    /// The account of a slot's VM; `None` when the VM is not known.
+    fn account(&self, _slot: Slot) -> Option<Arc<Account>> {
+        None
+    }
 }
 
 impl Answers for Store {
+    fn account(&self, slot: Slot) -> Option<Arc<Account>> {
+        match self.get(slot) {
+            Entry::Ready(responses) => Some(Arc::clone(responses.vm().mailbox.account())),
+            Entry::Expected | Entry::Unknown => None,
+        }
+    }
+
     fn answer(
         &self,
         now: Now,
@@ -127,6 +144,17 @@ struct Shared<A> {
     not_ready: Response,
     too_many: Response,
     options: Response,
+    /// What the worker keeps for all VMs.
+    account: Arc<Account>,
+    refused: Counters,
+}
+
+/// What was refused, see [`Refused`].
+#[derive(Debug, Default)]
+struct Counters {
+    held: AtomicU64,
+    buffered: AtomicU64,
+    computed: AtomicU64,
 }
 
 impl<A> Shared<A> {
@@ -139,6 +167,8 @@ impl<A> Shared<A> {
             not_ready: Response::error(Status(503), &[("Retry-After", "1")]),
             too_many: Response::error(Status(429), &[("Retry-After", "1")]),
             options: Response::new(Status(204), None, &[("Allow", ALLOW)], bytes::Bytes::new()),
+            account: Arc::new(Account::of_worker()),
+            refused: Counters::default(),
         }
     }
 
@@ -152,13 +182,36 @@ impl<A> Shared<A> {
 #[derive(Debug)]
 pub struct Serve<A = Store> {
     shared: Arc<Shared<A>>,
+    /// Accounts of slots whose VM is not known, while they have connections.
+    strangers: HashMap<Slot, Weak<Account>>,
 }
+
+/// From this many accounts of strangers on, those without a connection are cleared away.
+const STRANGERS: usize = 64;
 
 impl<A: Answers> Serve<A> {
     /// A service that answers from `answers`.
     #[must_use]
     pub fn new(answers: Arc<A>, config: ServeConfig) -> Self {
-        Self { shared: Arc::new(Shared::new(answers, config)) }
+        Self { shared: Arc::new(Shared::new(answers, config)), strangers: HashMap::new() }
+    }
+}
+
+impl<A: Answers> Serve<A> {
+    fn account(&mut self, slot: Slot) -> Arc<Account> {
+        if let Some(account) = self.shared.answers.account(slot) {
+            return account;
+        }
+        if let Some(account) = self.strangers.get(&slot).and_then(Weak::upgrade) {
+            return account;
+        }
+        // A clearing halves the work of the next or pays for itself: at most one in as many as are kept.
+        if self.strangers.len() >= STRANGERS && self.strangers.len() == self.strangers.capacity() {
+            self.strangers.retain(|_, account| account.strong_count() > 0);
+        }
+        let account = Arc::default();
+        self.strangers.insert(slot, Arc::downgrade(&account));
+        account
     }
 }
 
@@ -170,7 +223,19 @@ impl<A: Answers> Service for Serve<A> {
     }
 
     fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {
-        Talk::new(Arc::clone(&self.shared), connection, now)
+        let account = self.account(connection.slot);
+        Talk::new(Arc::clone(&self.shared), account, connection, now)
+    }
+
+    fn admits(&self, slot: Slot) -> bool {
+        self.shared.answers.account(slot).is_none_or(|vm| vm.has_room(Resource::Connections, 1))
+    }
+
+    fn refused(&self) -> Refused {
+        let Counters { held, buffered, computed } = &self.shared.refused;
+        let [held, buffered, computed] =
+            [held, buffered, computed].map(|count| count.load(Ordering::Relaxed));
+        Refused { held, buffered, computed }
     }
 }
 

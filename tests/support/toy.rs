@@ -167,6 +167,10 @@ impl Exchange for Puppet {
         Step::Wait { until: None }
     }
 
+    fn is_waiting(&self) -> bool {
+        matches!(self.doing, Doing::Parked { .. })
+    }
+
     fn stirs(&mut self) -> bool {
         std::mem::take(&mut self.stirred)
     }

@@ -136,6 +136,31 @@ pub(crate) struct Head {
     hop_limit: Option<u8>,
 }
 
+impl Response {
+    /// The same response with each piece of its body that nobody else has put on an account; `None` when `charge`
+    /// refuses one. A response that others have, because it was rendered before it was asked for, is left as it is.
+    pub(crate) fn charged(self, mut charge: impl FnMut(Bytes) -> Option<Bytes>) -> Option<Self> {
+        let rendered = match Arc::try_unwrap(self.0) {
+            Ok(rendered) => rendered,
+            Err(shared) => return Some(Self(shared)),
+        };
+        let mut one = |piece: Bytes| if piece.is_unique() { charge(piece) } else { Some(piece) };
+        let body = match rendered.body {
+            Body::One(piece) => Body::One(one(piece)?),
+            Body::Many(mut pieces) => match Arc::get_mut(&mut pieces) {
+                Some(own) => {
+                    for piece in own {
+                        *piece = one(std::mem::take(piece))?;
+                    }
+                    Body::Many(pieces)
+                }
+                None => Body::Many(pieces),
+            },
+        };
+        Some(Self(Arc::new(Rendered { head: rendered.head, body })))
+    }
+}
+
 impl std::fmt::Debug for Head {
     /// Without its fields: an answer to a login has a cookie.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

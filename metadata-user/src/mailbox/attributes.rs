@@ -11,6 +11,9 @@ use super::state::Octets;
 pub const ATTRIBUTES_PER_VM: usize = 64;
 /// Most octets of one attribute.
 pub const ATTRIBUTE_OCTETS: usize = 32 << 10;
+/// Most octets of all attributes of one VM together, with their names: what a guest has to say of itself is a few
+/// host keys and a state or two.
+pub const ATTRIBUTES_OCTETS_PER_VM: usize = 256 << 10;
 /// Longest namespace and longest key: 1 to 255 of letters, digits, `.`, `_`, `:` and `-`.
 pub const NAME_CHARS: usize = 255;
 
@@ -23,6 +26,11 @@ pub enum AttributeRefused {
     /// The value.
     #[error("expected at most {ATTRIBUTE_OCTETS} octets, found more")]
     TooLarge,
+    /// They are too long together.
+    #[error(
+        "expected at most {ATTRIBUTES_OCTETS_PER_VM} octets in all attributes, found more; delete one first"
+    )]
+    TooMuch,
     /// There are as many as are kept.
     #[error("expected at most {ATTRIBUTES_PER_VM} attributes, found one more; delete one first")]
     Full,
@@ -60,6 +68,10 @@ impl Attributes {
             None if self.len() >= ATTRIBUTES_PER_VM => return Err(AttributeRefused::Full),
             _ => {}
         }
+        let others = self.octets() - self.octets_of(namespace, key);
+        if others + namespace.len() + key.len() + octets.len() > ATTRIBUTES_OCTETS_PER_VM {
+            return Err(AttributeRefused::TooMuch);
+        }
         let octets = Octets(Bytes::copy_from_slice(octets));
         self.namespaces.entry(namespace.to_owned()).or_default().insert(key.to_owned(), octets);
         self.version += 1;
@@ -88,6 +100,18 @@ impl Attributes {
 
     pub(super) fn version(&self) -> u64 {
         self.version
+    }
+
+    /// Octets of all attributes, each with its names.
+    fn octets(&self) -> usize {
+        let each = self.namespaces.iter().flat_map(|(namespace, keys)| {
+            keys.iter().map(|(key, octets)| namespace.len() + key.len() + octets.0.len())
+        });
+        each.sum()
+    }
+
+    fn octets_of(&self, namespace: &str, key: &str) -> usize {
+        self.get(namespace, key).map_or(0, |octets| namespace.len() + key.len() + octets.len())
     }
 
     fn len(&self) -> usize {

@@ -111,6 +111,19 @@ fn attributes_stay_within_their_bounds() {
 }
 
 #[test]
+fn attributes_together_are_bounded_and_a_shorter_one_makes_room() {
+    let mailbox = mailbox();
+    let value = vec![b'v'; ATTRIBUTE_OCTETS - 2];
+    for n in 0..ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTE_OCTETS {
+        assert_eq!(mailbox.set_attribute("n", &n.to_string(), &value), Ok(()), "{n}");
+    }
+    assert_eq!(mailbox.set_attribute("n", "8", b""), Err(AttributeRefused::TooMuch));
+    assert_eq!(mailbox.set_attribute("n", "0", &value[..9]), Ok(()));
+    assert_eq!(mailbox.set_attribute("n", "8", b""), Ok(()));
+    assert_eq!(mailbox.set_attribute("n", "0", &value), Err(AttributeRefused::TooMuch));
+}
+
+#[test]
 fn documents_are_kept_apart_and_within_their_size() {
     let mailbox = mailbox();
     assert_eq!(mailbox.document(Document::Kubeconfig), None);
@@ -305,7 +318,8 @@ fn a_full_mailbox_fits_the_file_that_is_read() {
     let mailbox = mailboxes.get(&uuid());
     let longest = |n: usize| format!("{n:0>ATTRIBUTE_NAME_CHARS$}");
     for n in 0..ATTRIBUTES_PER_VM {
-        let set = mailbox.set_attribute(&longest(n), &longest(n), &[255; ATTRIBUTE_OCTETS]);
+        let value = [255; ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTES_PER_VM - 2 * ATTRIBUTE_NAME_CHARS];
+        let set = mailbox.set_attribute(&longest(n), &longest(n), &value);
         set.expect("within the bounds");
     }
     for document in [Document::Kubeconfig, Document::AppCustomStatus] {

@@ -203,7 +203,7 @@ impl<'de> Deserialize<'de> for AbsentSeed {
     }
 }
 
-/// `serve.limits`. `conns` has no effect so far: all ports are limited alike.
+/// `serve.limits`: what one VM may take, all its NICs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct ServeLimits {
@@ -211,7 +211,7 @@ pub struct ServeLimits {
     pub burst: u32,
     /// Requests per second after that.
     pub rps: u32,
-    /// Connections at once.
+    /// Connections at once; one NIC has 128 at most.
     pub conns: u32,
     /// User-data and vendor-data in octets, [`USER_DATA_MAX`] at most.
     pub user_data: u32,

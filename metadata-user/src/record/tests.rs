@@ -199,7 +199,7 @@ fn what_is_probably_not_meant_is_warned_of_at_its_place() {
         ("  nics:", "  raw: {version: 2}\n  nics:", "r.yaml:24:8: network.raw: not used"),
         ("    name: eth1\n", "", "r.yaml:33:5: network.nics[1]: no `name`"),
         ("absent_seed: 204", "dialects: []", "r.yaml:51:13: serve.dialects: an empty list"),
-        ("absent_seed: 204", "limits: {conns: 5}", "r.yaml:51:19: serve.limits.conns: not used"),
+        ("absent_seed: 204", "limits: {conns: 257}", "r.yaml:51:19: serve.limits.conns: more than its NICs"),
         ("{role: web}", "{_index: x}", "r.yaml:41:20: metadata._index: not served as an instance tag by ec2"),
         (
             "{role: web}",

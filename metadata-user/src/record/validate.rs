@@ -428,8 +428,9 @@ impl Validator<'_> {
             let here = way!["serve", "limits", name];
             return Err(self.refuse(&here, "1 or more", 0, "leave it out for the default"));
         }
-        if serve.limits.conns != ServeLimits::default().conns {
-            let message = "not used: every port may hold 128 connections";
+        let most = ServeLimits::default().conns.saturating_mul(record.network.nics.len().max(1) as u32);
+        if serve.limits.conns > most {
+            let message = "more than its NICs may hold: each has 128 connections at most";
             self.warn(&way!["serve", "limits", "conns"], message);
         }
         let open = [Dialect::NoCloud, Dialect::OpenStack].into_iter().filter(|d| serve.serves(*d));

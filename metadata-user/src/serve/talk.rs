@@ -8,9 +8,11 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Answer, Answers, PUT_HOLD, Shared, hold};
+use crate::account::{Account, Tab};
 use crate::http::body::{BodyReader, Framing};
 use crate::http::date::{self, Persistence};
 use crate::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
@@ -28,6 +30,8 @@ const PIECES: usize = 4;
 /// leaves: a client in the middle of its questions asks the next within this, and hears with the answer that it is
 /// the last. Closing at once would meet such a question half way (RFC 9112 §9.5).
 const LAST_CALL: Duration = Duration::from_millis(250);
+/// Capacity of a head's buffer that is kept for the next request of a connection that may stay idle.
+const HEAD_KEPT: usize = 2 * 1024;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -81,6 +85,8 @@ pub struct Talk<A> {
     more: bool,
     /// The service leaves, and begins no answer after this.
     leaves_by: Option<Duration>,
+    /// What it holds of its VM's account.
+    tab: Tab,
 }
 
 impl<A> fmt::Debug for Talk<A> {
@@ -94,11 +100,18 @@ impl<A> fmt::Debug for Talk<A> {
 }
 
 impl<A: Answers> Talk<A> {
-    pub(super) fn new(shared: Arc<Shared<A>>, connection: Connection, now: Now) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared<A>>,
+        account: Arc<Account>,
+        connection: Connection,
+        now: Now,
+    ) -> Self {
         let deadline = now.mono + shared.config.head_timeout;
+        let tab = Tab::open(account, Arc::clone(&shared.account));
         Self {
             shared,
             connection,
+            tab,
             phase: Phase::Head,
             scanner: Scanner::default(),
             head: Vec::new(),
@@ -124,9 +137,14 @@ impl<A: Answers> Talk<A> {
         if !without_body && !response.body().is_empty() {
             self.pieces.extend(response.body().pieces().iter().cloned());
         }
+        self.tab.let_go();
+        if self.head.capacity() > HEAD_KEPT {
+            self.head = Vec::new();
+        }
         self.head.clear();
         // Up to 64 KiB: not kept for a connection that may stay idle.
         self.body = Vec::new();
+        self.tab.buffer(0);
         self.scanner = Scanner::default();
         self.phase = if persistence == Persistence::Close { Phase::Over } else { Phase::Head };
     }
@@ -212,8 +230,18 @@ impl<A: Answers> Talk<A> {
 
     /// Tries to answer a complete request; keeps it while it has to wait.
     fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], octets: &[u8]) -> Result<(), RequestError> {
-        let response = match (self.find(now, head, body)?, &self.phase) {
-            (Said::Answer(response), _) => response,
+        let said = self.find(now, head, body)?;
+        let crowded = matches!(said, Said::Hold(..)) && !self.tab.hold();
+        let response = match (said, &self.phase) {
+            (Said::Answer(response), _) => self.charged(response),
+            (Said::Hold(_, at_last), _) if crowded => {
+                self.shared.refused.held.fetch_add(1, Ordering::Relaxed);
+                let Some(response) = at_last else {
+                    self.phase = Phase::Over;
+                    return Ok(());
+                };
+                response
+            }
             (Said::Hold(_, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
                 let Some(response) = at_last else {
                     self.phase = Phase::Over;
@@ -252,6 +280,24 @@ impl<A: Answers> Talk<A> {
         };
         self.say(now, &response, head.method == Method::Head, persistence);
         Ok(())
+    }
+
+    /// An answer on its VM's account, if it was computed for this request; another when the VM has too many of them
+    /// that it does not read.
+    fn charged(&self, response: Response) -> Response {
+        response.charged(|octets| self.tab.charge(octets)).unwrap_or_else(|| {
+            self.shared.refused.computed.fetch_add(1, Ordering::Relaxed);
+            self.shared.not_ready.clone()
+        })
+    }
+
+    /// Accounts for what is kept of a request; refuses the request when its VM has too much of that.
+    fn keep(&mut self, now: Now) {
+        if !self.tab.buffer(self.head.len() + self.body.len()) {
+            self.shared.refused.buffered.fetch_add(1, Ordering::Relaxed);
+            let response = self.shared.not_ready.clone();
+            self.say(now, &response, false, Persistence::Close);
+        }
     }
 
     fn find(&mut self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<Said, RequestError> {
@@ -364,11 +410,16 @@ impl<A: Answers> Exchange for Talk<A> {
         if self.is_saying() {
             return 0;
         }
-        match self.phase {
+        let taken = match self.phase {
             Phase::Head => self.take_head(now, bytes),
             Phase::Body(_) => self.take_body(now, bytes),
-            Phase::Held { .. } | Phase::Parked(_) | Phase::Over => 0,
+            Phase::Held { .. } | Phase::Parked(_) | Phase::Over => return 0,
+        };
+        // Most requests have been answered by now.
+        if !self.is_saying() {
+            self.keep(now);
         }
+        taken
     }
 
     fn finish(&mut self, _: Now) {

@@ -124,7 +124,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             Some((Check::First(_) | Check::Later, _)) if segment.length() == 0 => {}
             Some((Check::First(abilities), _)) => self.begin(source, segment, abilities, out),
             Some((Check::Later, _)) => self.stats.dropped_early += 1,
-            Some((Check::Foreign, _)) | None if self.spares && listens => self.spare(source, segment, out),
+            Some((Check::Foreign, _)) | None if self.spares && listens => {
+                self.leave_alone(source, segment, out)
+            }
             Some((Check::Foreign, _)) | None => self.refuse(source, segment, out),
         }
     }

@@ -100,7 +100,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     /// A segment that would be reset, did it not belong to another agent, or to one that has just gone.
-    pub(super) fn spare(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+    pub(super) fn leave_alone(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if segment.has(RST) {
             return;
         }

@@ -46,7 +46,7 @@ pub use config::{
 };
 pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};
-pub use seam::{Connection, Exchange, Service, Step, Transmit};
+pub use seam::{Connection, Exchange, Refused, Service, Step, Transmit};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;
@@ -167,6 +167,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             sent: self.workshop.sent,
             ports: self.ports.held() as u64,
             connections: self.table.held() as u64,
+            refused: self.service.refused(),
             ..self.stats
         }
     }

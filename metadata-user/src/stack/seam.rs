@@ -29,12 +29,31 @@ pub struct Connection {
     pub remote: (IpAddr, u16),
 }
 
+/// Requests that a service refused because their VM takes more than its share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// More requests waiting than a VM may have.
+    pub held: u64,
+    /// More octets half received than are kept.
+    pub buffered: u64,
+    /// More octets computed and not read than are kept.
+    pub computed: u64,
+}
+
 /// Opens an exchange for each new connection.
 pub trait Service {
     /// The state of one connection.
     type Exchange: Exchange;
     /// True when the service listens on this address and port.
     fn listens(&self, local: (IpAddr, u16)) -> bool;
+    /// True when a slot may have one more connection, as far as the service is concerned.
+    fn admits(&self, _slot: Slot) -> bool {
+        true
+    }
+    /// What the service has refused so far.
+    fn refused(&self) -> Refused {
+        Refused::default()
+    }
     /// A connection was established, and the guest has said something on it, or that it has nothing to say.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
 }

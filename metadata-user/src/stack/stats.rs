@@ -1,5 +1,7 @@
 //! What a stack has seen and done.
 
+use super::seam::Refused;
+
 /// Counters since the start, and gauges of the present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StackStats {
@@ -36,6 +38,8 @@ pub struct StackStats {
     pub unmatched: u64,
     /// First segments dropped: the port has as many connections as it may.
     pub refused_port_connections: u64,
+    /// First segments dropped: the VM has as many connections as its record lets it have.
+    pub refused_vm_connections: u64,
     /// First segments dropped: all connections are taken.
     pub refused_connections: u64,
     /// First segments dropped: all ports are taken and none is idle.
@@ -46,6 +50,10 @@ pub struct StackStats {
     pub ports_evicted: u64,
     /// Idle connections reset to make room for another guest's, when all were taken.
     pub connections_evicted: u64,
+    /// Connections of a greedy slot, not idle but slow, reset to make room for another's.
+    pub connections_displaced: u64,
+    /// What the service refused.
+    pub refused: Refused,
     /// Connections replaced by a new one from the same address and port.
     pub superseded: u64,
     /// Connections reset because the guest acknowledged nothing, or never closed its side.
@@ -71,7 +79,7 @@ pub struct StackStats {
 impl StackStats {
     /// The counters, by name.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 29] {
+    pub fn counters(&self) -> [(&'static str, u64); 34] {
         [
             ("received", self.received),
             ("sent", self.sent),
@@ -89,11 +97,16 @@ impl StackStats {
             ("dropped_early", self.dropped_early),
             ("unmatched", self.unmatched),
             ("refused_port_connections", self.refused_port_connections),
+            ("refused_vm_connections", self.refused_vm_connections),
             ("refused_connections", self.refused_connections),
             ("refused_ports", self.refused_ports),
             ("refused_leaving", self.refused_leaving),
             ("ports_evicted", self.ports_evicted),
             ("connections_evicted", self.connections_evicted),
+            ("connections_displaced", self.connections_displaced),
+            ("refused_held", self.refused.held),
+            ("refused_buffered", self.refused.buffered),
+            ("refused_computed", self.refused.computed),
             ("superseded", self.superseded),
             ("stalled", self.stalled),
             ("cut_short", self.cut_short),

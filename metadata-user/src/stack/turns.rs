@@ -2,6 +2,7 @@
 
 use metadata_common::cookie::Flow;
 use metadata_common::maps::Slot;
+use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -28,9 +29,20 @@ const TIMERS_PER_STEP: usize = 1024;
 /// Connections looked at, of all there are, when none is free: some have ended without our hearing.
 const SWEEP: u32 = 128;
 
-/// Connections a slot keeps though nothing happens on them and all there are is taken; beyond, they make room for
-/// other guests' first segments.
+/// Connections a slot keeps though all there are is taken; beyond, those on which nothing happens make room for
+/// other guests' first segments, and then those on which its guest is slow: in the middle of a request, or of
+/// taking an answer. A request that waits for us makes room for nobody.
 const SHARE: usize = 8;
+
+/// A connection that can be spared: the greater, the sooner. Idle ones first, then those of the slot that has most,
+/// and of these the one whose guest's time is over first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Spare {
+    idle: bool,
+    count: usize,
+    due: Reverse<Option<Duration>>,
+    at: u32,
+}
 
 impl<S: Service, L: Ledger> Stack<S, L> {
     /// Does what time demands: retransmissions, timeouts, held requests, freeing of idle ports.
@@ -230,16 +242,18 @@ impl<S: Service, L: Ledger> Stack<S, L> {
                 return false;
             }
         }
+        if !self.service.admits(slot) {
+            self.stats.refused_vm_connections += 1;
+            return false;
+        }
         if self.table.is_full() {
-            let mut spare = None;
+            let (mine, mut spare) = (count(self), None);
             for _ in 0..SWEEP.min(self.table.span()) {
                 self.sweep = (self.sweep + 1) % self.table.span();
                 self.reap(now, self.sweep);
-                if self.is_spare(self.sweep) {
-                    spare = Some(self.sweep);
-                }
+                spare = spare.max(self.spare(self.sweep, mine));
             }
-            if self.table.is_full() && !spare.is_some_and(|at| self.evict_connection(now, at, out)) {
+            if self.table.is_full() && !spare.is_some_and(|spare| self.evict_connection(now, spare, out)) {
                 self.stats.refused_connections += 1;
                 return false;
             }
@@ -256,18 +270,22 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// True for a connection on which nothing happens, of a slot that has more than its share.
-    fn is_spare(&self, at: u32) -> bool {
-        let idle = self.table.get(at).filter(|conn| conn.is_idle());
-        idle.and_then(|conn| self.ports.get(conn.slot)).is_some_and(|port| port.conns.len() > SHARE)
+    /// How well a connection can be spared for a slot that has `mine`; `None` when it cannot.
+    fn spare(&self, at: u32, mine: usize) -> Option<Spare> {
+        let conn = self.table.get(at).filter(|conn| !conn.holds_a_request())?;
+        let count = self.ports.get(conn.slot)?.conns.len();
+        let spare = Spare { idle: conn.is_idle(), count, due: Reverse(conn.deadline), at };
+        // As many as it has itself are not taken from another: two would take turns at it.
+        (count > SHARE && count > mine).then_some(spare)
     }
 
     /// Resets a connection, so that its guest knows. True when that made room.
-    fn evict_connection(&mut self, now: Duration, at: u32, out: &mut dyn Transmit) -> bool {
-        let Some(conn) = self.table.get_mut(at) else { return false };
+    fn evict_connection(&mut self, now: Duration, spare: Spare, out: &mut dyn Transmit) -> bool {
+        let Some(conn) = self.table.get_mut(spare.at) else { return false };
         conn.tcb.reset(&mut Outlet { workshop: &mut self.workshop, out });
-        self.bury(now, at);
-        self.stats.connections_evicted += 1;
+        self.bury(now, spare.at);
+        self.stats.connections_evicted += u64::from(spare.idle);
+        self.stats.connections_displaced += u64::from(!spare.idle);
         true
     }
 

@@ -32,6 +32,7 @@ impl Vm {
     #[must_use]
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
         let uuid = record.vm.uuid.as_str().into();
+        mailbox.account().allow_connections(record.serve.limits.conns as usize);
         Self { uuid, keyring, mailbox, sinks: record.sinks.clone() }
     }
 

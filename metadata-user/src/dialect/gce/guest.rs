@@ -21,7 +21,7 @@ pub(super) fn write(call: &Call<'_>, namespace: &str, key: &str) -> Outcome {
             Ok(()) => done(call.request.body),
             Err(AttributeRefused::Name) => refusal(Status(400), &[]).into(),
             Err(AttributeRefused::TooLarge) => refusal(Status(413), &[]).into(),
-            Err(AttributeRefused::Full) => refusal(Status(409), &[]).into(),
+            Err(AttributeRefused::Full | AttributeRefused::TooMuch) => refusal(Status(409), &[]).into(),
         },
         Method::Delete if mailbox.delete_attribute(namespace, key) => done(b""),
         Method::Delete => refusal(Status(404), &[]).into(),

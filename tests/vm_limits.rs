@@ -1,0 +1,262 @@
+//! What one VM may take of the agent has an end, which is counted, and at which only that VM is refused.
+
+use metadata_common::maps::Slot;
+use metadata_user::account::{BUFFERED_PER_VM, COMPUTED_PER_VM, CONNECTIONS_PER_VM, HELD_PER_VM, Resource};
+use metadata_user::dialect;
+use metadata_user::http::body::BODY_MAX;
+use metadata_user::http::{Response, Status};
+use metadata_user::record::Record;
+use metadata_user::serve::{Serve, ServeConfig};
+use metadata_user::stack::{Stack, StackConfig};
+use metadata_user::store::{Call, Endpoint, Host, Interner, Live, Outcome, Responses, Route, Store, Vm};
+use serde_json::{Value, json};
+use smoltcp::wire::TcpControl::Rst;
+use std::sync::Arc;
+use std::time::Duration;
+use support::raw::{Raw, Reply, Segment};
+use support::record::Identity;
+
+/// Octets of a request's body in one segment.
+const SEGMENT: usize = 1460;
+const GET: &[u8] = b"GET /v1/user-data HTTP/1.1\r\n\r\n";
+
+struct Node {
+    raw: Raw<Serve<Store>>,
+    store: Arc<Store>,
+}
+
+impl Node {
+    fn new(config: StackConfig) -> Self {
+        let store = Arc::new(Store::new(64));
+        let stack = Stack::new(config, Serve::new(Arc::clone(&store), ServeConfig::default()));
+        Self { raw: Raw::new(stack), store }
+    }
+
+    /// Gives a slot the responses of a VM.
+    fn serve(&self, slot: Slot, vm: &Vm, record: &Record) {
+        let responses = dialect::render(record, &mut Interner::new(), vm.clone());
+        self.store.publish(slot, Arc::new(responses)).expect("a slot");
+    }
+
+    /// Says something on a new connection of a slot; what comes back at once.
+    fn say(&mut self, slot: Slot, port: u16, octets: &[u8]) -> Vec<Reply> {
+        self.raw.slot = slot;
+        let next = self.raw.connect(port);
+        let mut replies = Vec::new();
+        for (n, part) in octets.chunks(SEGMENT).enumerate() {
+            let seq = 1001 + (n * SEGMENT) as u32;
+            replies.extend(self.raw.send(&Segment::ack(port, seq, next).with(part)));
+        }
+        replies
+    }
+
+    /// The status of what comes back at once; 0 for nothing yet.
+    fn ask(&mut self, slot: Slot, port: u16, octets: &[u8]) -> u16 {
+        status(&self.say(slot, port, octets))
+    }
+}
+
+fn status(replies: &[Reply]) -> u16 {
+    let answer = replies.iter().find(|reply| !reply.payload.is_empty());
+    let text = answer.map(|reply| String::from_utf8_lossy(&reply.payload[9..12]).into_owned());
+    text.map_or(0, |text| text.parse().expect("a status"))
+}
+
+fn record(number: u16, change: impl FnOnce(&mut Value)) -> Record {
+    let mut value = serde_json::from_str(&Identity::of(number).record(1)).expect("JSON");
+    change(&mut value);
+    Record::parse("r.yaml", &value.to_string()).expect("a good record").0
+}
+
+/// The VM of a record, as the agent makes it.
+fn vm(record: &Record) -> Vm {
+    let alone = Vm::alone(record.vm.uuid.as_str());
+    Vm::of(record, alone.keyring, alone.mailbox)
+}
+
+#[test]
+fn a_vm_has_as_many_connections_as_its_record_says_on_all_its_nics_together() {
+    let mut node = Node::new(StackConfig::default());
+    let few = record(0, |record| record["serve"] = json!({ "limits": { "conns": 5 } }));
+    let (limited, other) = (vm(&few), vm(&record(1, |_| ())));
+    node.serve(1, &limited, &few);
+    node.serve(2, &limited, &few);
+    node.serve(3, &other, &record(1, |_| ()));
+    for (slot, port) in [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)] {
+        assert_eq!(node.ask(slot, port, GET), 200, "{slot} {port}");
+    }
+    for slot in [1, 2] {
+        assert!(node.say(slot, 10, GET).is_empty(), "one too many");
+    }
+    assert_eq!(node.raw.stack.stats().refused_vm_connections, 2);
+    assert_eq!(node.ask(3, 1, GET), 200, "another VM's");
+    node.raw.slot = 1;
+    node.raw.send(&Segment::ack(1, 1001 + GET.len() as u32, 0).control(Rst));
+    assert_eq!(node.ask(2, 11, GET), 200, "one has ended");
+    node.raw.stack.forget(1);
+    node.raw.stack.forget(2);
+    assert_eq!(limited.mailbox.account().used(Resource::Connections), 0);
+    assert_eq!(CONNECTIONS_PER_VM, StackConfig::default().connections_per_port);
+}
+
+#[test]
+fn a_vm_without_a_record_has_so_many_requests_that_wait_and_the_next_hears_503() {
+    let mut node = Node::new(StackConfig::default());
+    for slot in [1, 2] {
+        node.store.expect(slot).expect("a slot");
+    }
+    for port in 0..HELD_PER_VM as u16 {
+        assert_eq!(node.ask(1, 1 + port, GET), 0, "{port} waits");
+    }
+    assert_eq!(node.ask(1, 1000, GET), 503);
+    let put = b"PUT /latest/api/token HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
+    let replies = node.say(1, 1001, put);
+    assert_eq!(status(&replies), 0, "a token's client takes any error for the end");
+    assert!(replies.iter().any(|reply| reply.flags.1), "it closes: {replies:?}");
+    assert_eq!(node.raw.stack.stats().refused.held, 2);
+    assert_eq!(node.ask(2, 1, GET), 0, "another VM's waits");
+    let known = record(0, |_| ());
+    node.serve(1, &vm(&known), &known);
+    node.raw.slot = 1;
+    let answers = node.raw.wake();
+    assert_eq!(
+        answers.iter().filter(|reply| reply.payload.starts_with(b"HTTP/1.1 200")).count(),
+        HELD_PER_VM
+    );
+}
+
+#[test]
+fn what_is_kept_of_half_received_requests_has_an_end_for_one_vm_and_not_for_the_next() {
+    let mut node = Node::new(StackConfig::default());
+    let known = [0, 1].map(|number| record(number, |_| ()));
+    let vms = [vm(&known[0]), vm(&known[1])];
+    for slot in 0..2 {
+        node.serve(slot as Slot, &vms[slot], &known[slot]);
+    }
+    // All but the last octet of the largest body.
+    let mut half = format!("POST /v1/phone-home HTTP/1.1\r\nContent-Length: {BODY_MAX}\r\n\r\n").into_bytes();
+    half.resize(half.len() + BODY_MAX - 1, b'x');
+    let mut taken = 0;
+    while node.ask(0, 1 + taken, &half) == 0 {
+        taken += 1;
+    }
+    assert_eq!(usize::from(taken), BUFFERED_PER_VM / half.len());
+    assert_eq!(node.raw.stack.stats().refused.buffered, 1);
+    let used = vms[0].mailbox.account().used(Resource::Buffered);
+    assert!((BUFFERED_PER_VM - half.len()..=BUFFERED_PER_VM).contains(&used), "{used}");
+    assert_eq!(node.ask(1, 1, &half), 0, "another VM's is taken");
+    assert_eq!(node.ask(0, 1000, GET), 200, "and so is what needs no room");
+    node.raw.stack.forget(0);
+    assert_eq!(vms[0].mailbox.account().used(Resource::Buffered), 0);
+}
+
+/// Says so many octets, made anew each time.
+#[derive(Debug)]
+struct Large(usize);
+
+impl Live for Large {
+    fn answer(&self, _: &Call<'_>) -> Outcome {
+        Response::new(Status(200), None, &[], vec![b'.'; self.0]).into()
+    }
+
+    fn about(&self) -> &'static str {
+        "something large"
+    }
+}
+
+#[test]
+fn computed_answers_that_a_vm_does_not_read_have_an_end_and_shared_ones_cost_nothing() {
+    let mut node = Node::new(StackConfig::default());
+    let vms = [0, 1].map(|number| vm(&record(number, |_| ())));
+    for (slot, vm) in (0..).zip(&vms) {
+        let mut builder = Responses::builder(vm.clone());
+        builder.add(
+            Host::Metadata,
+            "/new",
+            Route::new("t", Endpoint::Live(Arc::new(Large(COMPUTED_PER_VM / 4)))),
+        );
+        let shared = Response::new(Status(200), None, &[], vec![b'.'; 1 << 20]);
+        builder.add(Host::Metadata, "/old", Route::new("t", Endpoint::Fixed(shared)));
+        node.store.publish(slot, Arc::new(builder.build())).expect("a slot");
+    }
+    let account = |slot: usize| vms[slot].mailbox.account().used(Resource::Computed);
+    for port in 1..=64 {
+        assert_eq!(node.ask(0, port, b"GET /old HTTP/1.1\r\n\r\n"), 200);
+    }
+    assert_eq!(account(0), 0, "64 slow readers of one MiB");
+    let new = b"GET /new HTTP/1.1\r\n\r\n";
+    for port in 101..=104 {
+        assert_eq!(node.ask(0, port, new), 200, "{port}");
+    }
+    assert_eq!((node.ask(0, 105, new), account(0)), (503, COMPUTED_PER_VM));
+    assert_eq!(node.raw.stack.stats().refused.computed, 1);
+    assert_eq!(node.ask(1, 1, new), 200, "another VM's");
+    node.raw.slot = 0;
+    node.raw.send(&Segment::ack(101, 1001 + new.len() as u32, 0).control(Rst));
+    assert_eq!(account(0), COMPUTED_PER_VM / 4 * 3);
+    assert_eq!(node.ask(0, 106, new), 200, "one has ended");
+    node.raw.stack.forget(0);
+    assert_eq!(account(0), 0);
+}
+
+#[test]
+fn half_said_heads_and_unread_answers_of_one_make_room_for_others_beyond_its_share() {
+    for octets in [&b"GET / HT"[..], GET] {
+        let mut node = Node::new(StackConfig { connections: 20, ..StackConfig::default() });
+        let known = record(0, |_| ());
+        node.serve(1, &vm(&known), &known);
+        for port in 1..=20 {
+            node.say(1, port, octets);
+            node.raw.now += Duration::from_millis(1);
+        }
+        for (slot, displaced) in (10..).zip(1..=12) {
+            let replies = node.say(slot, 1, b"GET / HT");
+            assert_eq!(
+                replies.iter().filter(|reply| reply.flags.3).count(),
+                1,
+                "a reset for one: {replies:?}"
+            );
+            let stats = node.raw.stack.stats();
+            assert_eq!((stats.connections_displaced, stats.connections_evicted), (displaced, 0));
+        }
+        assert!(node.say(40, 1, b"GET / HT").is_empty(), "eight are nobody's to take");
+        assert_eq!(node.raw.stack.stats().refused_connections, 1);
+    }
+}
+
+#[test]
+fn the_slowest_goes_first_and_requests_that_wait_for_us_not_at_all() {
+    let mut node = Node::new(StackConfig { connections: 12, ..StackConfig::default() });
+    node.store.expect(1).expect("a slot");
+    for port in 1..=9 {
+        node.say(1, port, GET);
+    }
+    for port in 10..=12 {
+        node.raw.now += Duration::from_millis(10);
+        node.say(1, port, b"GET / HT");
+    }
+    for (slot, port) in (10..).zip(10..=12) {
+        let replies = node.say(slot, 1, b"GET / HT");
+        let reset = replies.iter().find(|reply| reply.flags.3).expect("a reset");
+        assert_eq!(reset.ports.1, port, "the one that began first");
+    }
+    assert!(node.say(20, 1, b"GET / HT").is_empty(), "nine wait for their record");
+}
+
+#[test]
+fn the_greedy_do_not_take_turns_at_each_others_connections() {
+    let mut node = Node::new(StackConfig { connections: 24, ..StackConfig::default() });
+    for (slot, count) in [(1, 14), (2, 10)] {
+        for port in 1..=count {
+            node.say(slot, port, b"GET / HT");
+        }
+    }
+    for port in 11..=12 {
+        assert!(!node.say(2, port, b"GET / HT").is_empty(), "{port}");
+    }
+    for slot in [1, 2] {
+        assert!(node.say(slot, 30, b"GET / HT").is_empty(), "both have twelve");
+    }
+    let stats = node.raw.stack.stats();
+    assert_eq!((stats.connections_displaced, stats.refused_connections), (2, 2));
+}
