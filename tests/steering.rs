@@ -11,6 +11,8 @@ mod life;
 mod modes;
 #[path = "steering/node.rs"]
 mod node;
+#[path = "steering/pins.rs"]
+mod pins;
 #[path = "steering/refusals.rs"]
 mod refusals;
 #[path = "steering/watching.rs"]

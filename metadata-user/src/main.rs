@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
-use metadata_user::steer::Mode;
+use metadata_user::steer::{self, Mode, Released};
 use metadata_user::{agent, check, explain, export, sandbox};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -51,6 +51,16 @@ enum Verb {
     /// Own taps and serve their guests until SIGTERM. Needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF,
     /// CAP_SYS_ADMIN and CAP_IPC_LOCK; with taps in namespaces named /proc/PID/ns/net, CAP_SYS_PTRACE too.
     Serve(Serve),
+    /// Take all programs and maps that agents have pinned off the taps, which are then as if there never was one.
+    /// Needs the privileges of `serve`.
+    Release {
+        /// The directory of pins.
+        #[arg(long, value_name = "DIR", default_value = config::DEFAULT_PINS)]
+        pins: PathBuf,
+        /// Even while an agent runs on them: its ports are open when it ends.
+        #[arg(long)]
+        force: bool,
+    },
     /// Validate the records in a directory and print what each path would answer. Needs no privilege.
     Check {
         /// Directory of VM records (*.yaml, *.yml or *.json, one VM each), or one such file.
@@ -284,6 +294,16 @@ fn look(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Resul
     Ok(ExitCode::from(outcome as u8))
 }
 
+/// Takes off what is pinned and says what that was.
+fn release(pins: &Path, force: bool) -> anyhow::Result<()> {
+    let Released { links, maps } = steer::release(pins, force)?;
+    match (links, maps) {
+        (0, 0) => println!("nothing is pinned in {}", pins.display()),
+        _ => println!("took {links} programs off their devices and forgot {maps} maps"),
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let ansi = io::stderr().is_terminal();
@@ -297,6 +317,7 @@ fn main() -> ExitCode {
             serve.config().and_then(|config| run(config, serve, log)).map(|()| ExitCode::SUCCESS)
         }
         Verb::Status { guest, run, all, json } => look(guest.as_deref(), &run, all, json),
+        Verb::Release { pins, force } => release(&pins, force).map(|()| ExitCode::SUCCESS),
         Verb::Explain(question) => {
             let mut out = io::BufWriter::new(io::stdout().lock());
             let explained = question.question().and_then(|question| explain::run(&question, &mut out));

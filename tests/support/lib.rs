@@ -17,6 +17,7 @@ pub mod agent;
 pub mod answers;
 pub mod arena;
 pub mod books;
+pub mod bpffs;
 pub mod client;
 pub mod cloudinit;
 pub mod eventually;

@@ -179,6 +179,9 @@ async fn run(
         if !synced {
             continue;
         }
+        if !node.has_work() {
+            node.give_up_left();
+        }
         if !serving && !node.has_work() {
             serving = true;
             health.ports_settled();

@@ -108,6 +108,8 @@ impl Node {
         configured: &[PortSpec],
     ) -> Self {
         let plan = Plan::new(configured);
+        let mut slots = Slots::new(MAX_SLOTS);
+        slots.reserve(steering.identities().iter().map(|bound| bound.slot));
         Self {
             touched: plan.ports().cloned().collect(),
             plan,
@@ -119,7 +121,7 @@ impl Node {
             workers,
             interner: Interner::new(),
             state,
-            slots: Slots::new(MAX_SLOTS),
+            slots,
             records: Records::new(),
             rendered: HashMap::new(),
             bound: BTreeMap::new(),
@@ -300,6 +302,9 @@ impl Node {
         if !self.own(port) {
             return;
         }
+        if fresh {
+            self.go_on_with(port);
+        }
         let speakers: Vec<_> =
             self.plan.speakers(port).map(|(who, key)| (who.clone(), key.map(str::to_owned))).collect();
         for (who, key) in speakers {
@@ -307,6 +312,43 @@ impl Node {
         }
         if fresh {
             self.attaching.took(start.elapsed().saturating_sub(self.rendering - rendered));
+        }
+    }
+
+    /// Identities that an agent before bound on a port keep their slots, or go.
+    fn go_on_with(&mut self, port: &PortName) {
+        for (mac, slot) in self.steering.bound_on(port) {
+            let who = IdentityName { port: port.clone(), mac };
+            if self.plan.knows(&who) {
+                self.slots.claim(&who, slot);
+                continue;
+            }
+            match self.steering.unbind(slot) {
+                Ok(()) => self.let_go(slot),
+                Err(error) => warn!(%port, %mac, slot, "the slot is not used again; unbinding: {error}"),
+            }
+        }
+    }
+
+    /// Frees the slot of an identity that nobody named.
+    fn let_go(&mut self, slot: Slot) {
+        if let Err(error) = self.store.withdraw(slot) {
+            warn!(slot, "{error}");
+        }
+        match self.worker(slot).and_then(|worker| worker.forget(slot)) {
+            Ok(()) => self.slots.give_up(slot, Instant::now()),
+            Err(error) => warn!(slot, "the slot is not used again: {error}"),
+        }
+    }
+
+    /// Gives up what an agent before left and no record names. To be called once all records have been looked at; while
+    /// it cannot be told where a wanted port is, what is left stays.
+    pub fn give_up_left(&mut self) {
+        if !self.steering.has_left() || self.unsettled.iter().any(|port| self.steering.find(port).is_err()) {
+            return;
+        }
+        for slot in self.steering.give_up_left() {
+            self.let_go(slot);
         }
     }
 
@@ -395,7 +437,7 @@ impl Node {
 
     /// The worker that serves a slot.
     fn worker(&self, slot: Slot) -> Result<&WorkerHandle<StackStats>, ControlError> {
-        self.workers.get(self.steering.hub_of(slot) as usize).ok_or(ControlError::Ended)
+        self.workers.get(self.steering.worker_of(slot)).ok_or(ControlError::Ended)
     }
 
     /// Has requests that wait on a slot look at what has changed; tried again when the worker has no room.

@@ -1,6 +1,6 @@
 //! Which slot an identity has.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
@@ -34,6 +34,8 @@ pub struct Slots {
     free: VecDeque<Slot>,
     /// Freed slots and when each may be given out; earliest first.
     resting: VecDeque<(Instant, Slot)>,
+    /// Slots of an agent before, whose identities have not been named yet.
+    reserved: BTreeSet<Slot>,
     count: u32,
 }
 
@@ -41,7 +43,13 @@ impl Slots {
     /// A table of `count` slots, all free.
     #[must_use]
     pub fn new(count: u32) -> Self {
-        Self { held: HashMap::new(), free: (0..count).collect(), resting: VecDeque::new(), count }
+        Self {
+            held: HashMap::new(),
+            free: (0..count).collect(),
+            resting: VecDeque::new(),
+            reserved: BTreeSet::new(),
+            count,
+        }
     }
 
     /// The slot of an identity, taken now if it has none.
@@ -58,6 +66,29 @@ impl Slots {
         let slot = self.free.pop_front().ok_or(SlotsExhausted(self.count))?;
         self.held.insert(who.clone(), slot);
         Ok(slot)
+    }
+
+    /// Keeps slots that an agent before has given out, until their identities are named. One that is held or kept already
+    /// stays so.
+    pub fn reserve(&mut self, slots: impl IntoIterator<Item = Slot>) {
+        let held: HashSet<Slot> = self.held.values().copied().collect();
+        self.reserved.extend(slots.into_iter().filter(|slot| *slot < self.count && !held.contains(slot)));
+        self.free.retain(|slot| !self.reserved.contains(slot));
+        self.resting.retain(|(_, slot)| !self.reserved.contains(slot));
+    }
+
+    /// Gives an identity the slot it had with an agent before, if that slot was kept and it has none.
+    pub fn claim(&mut self, who: &IdentityName, slot: Slot) {
+        if !self.held.contains_key(who) && self.reserved.remove(&slot) {
+            self.held.insert(who.clone(), slot);
+        }
+    }
+
+    /// Gives up a slot that was kept for an identity nobody named.
+    pub fn give_up(&mut self, slot: Slot, now: Instant) {
+        if self.reserved.remove(&slot) {
+            self.resting.push_back((now + SLOT_REST, slot));
+        }
     }
 
     /// Gives an identity's slot back, if it has one.
@@ -104,6 +135,23 @@ mod tests {
         slots.release(&who(1), now);
         assert_eq!(slots.take(&who(2), now + SLOT_REST / 2), Err(SlotsExhausted(1)));
         assert_eq!(slots.take(&who(2), now + SLOT_REST), Ok(only));
+    }
+
+    #[test]
+    fn a_slot_of_an_agent_before_is_kept_for_the_one_who_had_it() {
+        let (mut slots, now) = (Slots::new(3), Instant::now());
+        slots.reserve([1, 0, 7]);
+        assert_eq!(slots.take(&who(1), now), Ok(2), "the only one nobody had");
+        slots.claim(&who(2), 1);
+        assert_eq!(slots.take(&who(2), now), Ok(1));
+        slots.claim(&who(3), 1);
+        assert_eq!(slots.take(&who(3), now), Err(SlotsExhausted(3)), "it is taken");
+        slots.reserve([1]);
+        slots.give_up(1, now);
+        assert_eq!(slots.take(&who(3), now + SLOT_REST), Err(SlotsExhausted(3)), "it is held, not kept");
+        slots.give_up(0, now);
+        assert_eq!(slots.take(&who(3), now), Err(SlotsExhausted(3)), "it rests");
+        assert_eq!(slots.take(&who(3), now + SLOT_REST), Ok(0));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! From a configuration to a running node.
 
+use std::fs::DirBuilder;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +22,7 @@ use crate::link::HubTap;
 use crate::sandbox::Stage;
 use crate::serve::{Serve, ServeConfig};
 use crate::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
-use crate::steer::{Hub, SteerConfig, Steering};
+use crate::steer::{Adopt, Hub, SteerConfig, Steering};
 use crate::store::Store;
 use crate::worker::{Worker, WorkerConfig, WorkerHandle};
 
@@ -49,24 +52,40 @@ pub fn serve(config: Config, source: Source) -> anyhow::Result<()> {
 
 /// Makes hubs, sockets and workers; from here on frames are served, as soon as a port is attached.
 fn start(config: &Config, state: State) -> anyhow::Result<Node> {
-    let key = Key(rand::random());
+    make_run(&config.run)?;
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
         served: config.addresses.clone(),
         arp_only: config.next_hops(),
         limits: config.limits,
         answers: if config.answer_in_kernel { ANSWERS } else { 0 },
-        key,
+        key: Key(rand::random()),
+        pins: config.pins.clone(),
+        adopt: Adopt::Alone,
         mode: config.steer,
         hubs: config.workers,
     })?;
     steering.forward_logs();
 
+    let key = steering.key();
     let store = Arc::new(Store::new(MAX_SLOTS));
+    // Guests of an agent before ask before their records are here.
+    for bound in steering.identities() {
+        store.expect(bound.slot)?;
+    }
     let workers =
         steering.hubs().to_vec().into_iter().map(|hub| work(config, &mut steering, &store, key, &hub));
     let workers = workers.collect::<anyhow::Result<_>>()?;
     Ok(Node::new(steering, store, workers, state, &config.ports))
+}
+
+/// Makes the directory of sockets.
+fn make_run(run: &Path) -> anyhow::Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(run)
+        .with_context(|| format!("making the directory of sockets {}; --run names another", run.display()))
 }
 
 /// Makes a hub's socket and worker.

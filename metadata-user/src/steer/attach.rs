@@ -1,6 +1,7 @@
 //! One XDP program onto one device, with the driver's help if it gives any.
 
-use aya::programs::{ProgramError, Xdp, XdpMode, loaded_programs, xdp::XdpLink};
+use aya::programs::links::FdLink;
+use aya::programs::{Xdp, XdpMode, loaded_programs};
 
 use super::error::errno;
 use super::{SteerError, netlink};
@@ -10,24 +11,35 @@ use crate::port::PortName;
 pub(super) enum Refusal {
     /// Another program is there.
     Occupied,
+    /// The link that was to be replaced has lost its device, or is not there.
+    Gone,
     /// Anything else.
-    Error(ProgramError),
+    Error(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Attaches natively. The link detaches when it is dropped, and when this process dies.
-pub(super) fn native(program: &mut Xdp, ifindex: u32) -> Result<XdpLink, Refusal> {
+impl Refusal {
+    pub(super) fn of(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        let error = error.into();
+        match errno(error.as_ref()) {
+            // A link is there (EBUSY), or a program without a link, or one in the other mode (EEXIST).
+            Some(libc::EBUSY | libc::EEXIST) => Self::Occupied,
+            // What is replaced has no device any more (ENOLINK), or no pin.
+            Some(libc::ENOLINK | libc::ENOENT) => Self::Gone,
+            _ => Self::Error(error),
+        }
+    }
+}
+
+/// Attaches natively. The link detaches when it is dropped, and when this process dies, unless it is pinned.
+pub(super) fn native(program: &mut Xdp, ifindex: u32) -> Result<FdLink, Refusal> {
     attach(program, ifindex, XdpMode::Driver)
 }
 
 /// Attaches natively, as every tap can, or generically where the driver cannot (a veth with an MTU above
 /// one page).
-pub(super) fn native_or_generic(
-    program: &mut Xdp,
-    ifindex: u32,
-    port: &PortName,
-) -> Result<XdpLink, Refusal> {
+pub(super) fn native_or_generic(program: &mut Xdp, ifindex: u32, port: &PortName) -> Result<FdLink, Refusal> {
     match native(program, ifindex) {
-        Err(Refusal::Error(error)) if driver_cannot(&error) => {
+        Err(Refusal::Error(error)) if driver_cannot(error.as_ref()) => {
             let link = attach(program, ifindex, XdpMode::Skb)?;
             tracing::warn!(
                 %port, %error,
@@ -40,18 +52,13 @@ pub(super) fn native_or_generic(
     }
 }
 
-fn attach(program: &mut Xdp, ifindex: u32, mode: XdpMode) -> Result<XdpLink, Refusal> {
-    program.attach_to_if_index(ifindex, mode).and_then(|id| program.take_link(id)).map_err(|error| {
-        match errno(&error) {
-            // A link is there (EBUSY), or a program without a link, or one in the other mode (EEXIST).
-            Some(libc::EBUSY | libc::EEXIST) => Refusal::Occupied,
-            _ => Refusal::Error(error),
-        }
-    })
+fn attach(program: &mut Xdp, ifindex: u32, mode: XdpMode) -> Result<FdLink, Refusal> {
+    let link = program.attach_to_if_index(ifindex, mode).and_then(|id| program.take_link(id));
+    FdLink::try_from(link.map_err(Refusal::of)?).map_err(Refusal::of)
 }
 
 /// Errors by which drivers say no to native XDP.
-fn driver_cannot(error: &ProgramError) -> bool {
+fn driver_cannot(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(errno(error), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE | libc::E2BIG))
 }
 
@@ -62,9 +69,8 @@ impl Refusal {
             Self::Occupied => {
                 SteerError::Occupied { port: port.clone(), holder: holder(&port.ifname, ifindex) }
             }
-            Self::Error(source) => {
-                SteerError::Attach { program, device: port.to_string(), source: source.into() }
-            }
+            Self::Gone => SteerError::PortGone { port: port.clone(), found: "another device or none".into() },
+            Self::Error(source) => SteerError::Attach { program, device: port.to_string(), source },
         }
     }
 }

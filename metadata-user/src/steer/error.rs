@@ -12,6 +12,24 @@ use crate::port::PortName;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SteerError {
+    /// Something about the directory of pins.
+    #[error(transparent)]
+    Pins(#[from] super::PinsError),
+    /// Ports belong to the agent that this one takes over from, which may still change them.
+    #[error("{port} is not changed while another agent is taken over from; it is tried again after that")]
+    TakingOver {
+        /// The port.
+        port: PortName,
+    },
+    /// Only what is pinned can be taken over.
+    #[error("cannot take over without pins: give both agents the same --pins, or stop the other one first")]
+    TakeOverWithoutPins,
+    /// There are two sides to take over between.
+    #[error("expected side 0 or 1, found {found}")]
+    Side {
+        /// The side asked for.
+        found: u32,
+    },
     /// The hub prefix makes no interface name.
     #[error(
         "expected a hub name of 1 to {HUB_PREFIX_MAX} octets without spaces, `/` and `:`, found `{found}`; \
@@ -50,8 +68,8 @@ pub enum SteerError {
     },
     /// A device is alive under the name of the hub tap.
     #[error(
-        "{name} is in use: another xdp-imds runs in this namespace with the same hub name; stop it, or give \
-         this one another hub name"
+        "{name} is in use: another xdp-imds runs in this namespace with the same hub name; stop it, take over from \
+         it with --takeover, or give this one another hub name"
     )]
     HubInUse {
         /// The hub tap's name.

@@ -7,6 +7,7 @@
 
 use metadata_common::maps::MAX_STEERED;
 use metadata_common::wire::ethernet;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use metadata_common::maps::MAX_HUBS;
@@ -119,10 +120,21 @@ fn names(prefix: &str, number: u32) -> [String; 3] {
     }
 }
 
-/// Removes what an agent with more hubs left when it was killed. To be called once the first hub is ours, which
-/// says that no other agent has the prefix.
-pub(super) fn remove_further(prefix: &str, hubs: u32) -> Result<(), SteerError> {
-    for [outer, ..] in (hubs.max(1)..MAX_HUBS).map(|number| names(prefix, number)) {
+/// Fails when an agent has a hub of these numbers: only a live one holds the tap.
+pub(super) fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), SteerError> {
+    numbers.try_for_each(|number| {
+        let [.., tap] = names(prefix, number);
+        match netns::index_of(&tap)? {
+            Some(_) => Err(SteerError::HubInUse { name: tap }),
+            None => Ok(()),
+        }
+    })
+}
+
+/// Removes what an agent with hubs of these numbers left when it was killed. To be called once it is known that no
+/// other agent has them.
+pub(super) fn remove_left_over_hubs(prefix: &str, numbers: Range<u32>) -> Result<(), SteerError> {
+    for [outer, ..] in numbers.map(|number| names(prefix, number)) {
         if let Some(ifindex) = netns::index_of(&outer)?
             && netlink::kind(&outer, ifindex)? == netlink::VETH
         {

@@ -29,8 +29,9 @@
 //! - Say which namespace a frame came from: hence one instance of `port` per namespace (`object`).
 //! - Look up an interface index outside the caller's namespace: hence a thread that enters another namespace
 //!   for each attach and bind there (`netns`).
-//! - Keep an attachment alive after its owner: links are not pinned, so when the agent dies, however it
-//!   dies, every guest's own traffic goes on as if it had never been there.
+//! - Keep an attachment alive after its owner, unless it is pinned (`pins`): then ports stay closed when the agent
+//!   dies, however it dies, and the next one goes on with them (`adopt`). Without pins every guest's traffic goes on as if the
+//!   agent had never been there.
 //! - Send a frame back where it came from (`XDP_TX`) on every device: a tap can, a veth only while its peer takes
 //!   such frames in, which nobody tells. Hence what the kernel answers itself ([`SteerConfig::answers`]) it
 //!   answers on taps; elsewhere all is steered.
@@ -48,46 +49,55 @@
 //! bpffs; it includes `CAP_BPF` and `CAP_PERFMON`), `CAP_SYS_PTRACE` for namespaces of another user's process; Linux 5.15 or later; a mounted `/proc`. Each port takes one descriptor, each
 //! namespace with ports one more: `start` raises the soft limit on open files to the hard one.
 
+mod adopt;
 mod attach;
 mod counters;
 mod error;
 mod handing;
+mod held;
 mod hub;
 mod logs;
 mod mode;
 mod netlink;
 mod netns;
 mod object;
+mod pins;
 mod ports;
 mod tables;
+mod takeover;
 mod tun;
 mod watch;
 
+pub use adopt::{Adopt, BoundIdentity};
 pub use counters::Counters;
 pub use error::SteerError;
 pub use handing::Claims;
 pub use hub::{HUB_MTU, HUBS_OF_A_SIDE, Hub};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use netns::{MAX_NAMESPACES, NetnsId};
+pub use pins::{PinsError, Released, release};
 pub use ports::{Found, exists};
 pub use watch::{Changed, Device, LinkWatch};
 
 use aya::Ebpf;
-use aya::programs::xdp::XdpLink;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Slot, program};
+use metadata_common::maps::{MAX_HUBS, Slot, name, program};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::afxdp::AllSentTable;
 use crate::port::PortName;
+use adopt::Left;
+use held::Held;
 use hub::Devices;
 use logs::Logs;
 use netns::{Cookie, Netns};
 use object::Object;
+use pins::{LinkName, On, Pins};
 use ports::Attached;
 use tables::Tables;
 
@@ -128,8 +138,12 @@ pub struct SteerConfig {
     /// What the kernel answers itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK) and
     /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP), the latter only for a stack that knows `key`.
     pub answers: u64,
-    /// The key of handshakes: the stack's.
+    /// The key of handshakes, unless an agent before left one: see [`Steering::key`].
     pub key: Key,
+    /// Where links and maps are pinned: a directory on a bpffs, made if its parent is there. `None` pins nothing.
+    pub pins: Option<PathBuf>,
+    /// Whether another agent runs on the pins.
+    pub adopt: Adopt,
     /// Which program ports are steered by.
     pub mode: Mode,
     /// How many hubs share the slots, 1 to [`HUBS_OF_A_SIDE`].
@@ -145,6 +159,8 @@ impl Default for SteerConfig {
             limits: Limits::default(),
             answers: 0,
             key: Key([0; 2]),
+            pins: None,
+            adopt: Adopt::Alone,
             mode: Mode::default(),
             hubs: 1,
         }
@@ -153,11 +169,15 @@ impl Default for SteerConfig {
 
 /// Steering, at work until it is dropped.
 pub struct Steering {
-    // Dropped in this order: the ports stop steering, the hub's programs go, then its devices.
+    // Dropped in this order: the ports stop steering (unless they are pinned), the hub's programs go, then its devices.
     ports: BTreeMap<PortName, Attached>,
     /// The ports by where they are.
     places: HashMap<(Cookie, u32), PortName>,
-    _links: Vec<XdpLink>,
+    /// Ports of an agent before, by where they are, that have not been named yet.
+    left: BTreeMap<(Cookie, u32), Left>,
+    /// Another agent has the ports.
+    taking_over: bool,
+    links: Vec<Held>,
     taps: Vec<Option<OwnedFd>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
     tables: Tables,
@@ -165,6 +185,9 @@ pub struct Steering {
     logs: Logs,
     limits: Limits,
     answers: u64,
+    served: (Vec<IpAddr>, Vec<Ipv4Addr>),
+    key: Key,
+    side: u32,
     mode: Mode,
     /// The port last looked at, while there are more behind it.
     looked_at: Option<PortName>,
@@ -172,6 +195,20 @@ pub struct Steering {
     home: Cookie,
     hubs: Vec<Hub>,
     devices: Guard,
+    /// Given up last: the lock on them says that an agent runs.
+    pins: Option<Pins>,
+}
+
+/// With pins, ports stay as they are and steer to nobody, so that nothing for a metadata address leaves them.
+impl Drop for Steering {
+    fn drop(&mut self) {
+        self.links.drain(..).for_each(Held::take_off);
+        for Hub { number, .. } in &self.hubs {
+            if let Err(error) = self.tables.clear_hub(*number) {
+                tracing::warn!("{error}");
+            }
+        }
+    }
 }
 
 /// The hubs' devices, removed with this, and the namespace they are in: the agent's own.
@@ -184,12 +221,17 @@ impl Guard {
     /// Makes the devices of all hubs. What was made before an error goes with this.
     fn create(&mut self, config: &SteerConfig) -> Result<Vec<OwnedFd>, SteerError> {
         let mut taps = Vec::new();
-        for number in 0..config.hubs {
+        let first = config.adopt.side() * HUBS_OF_A_SIDE;
+        if config.adopt == Adopt::Alone {
+            hub::check_absent(&config.hub, config.hubs..MAX_HUBS)?;
+        }
+        for number in first..first + config.hubs {
             let (devices, tap) = Devices::create(&config.hub, number)?;
             self.devices.push(devices);
             taps.push(tap);
         }
-        hub::remove_further(&config.hub, config.hubs)?;
+        let last = if config.adopt == Adopt::Alone { MAX_HUBS } else { first + HUBS_OF_A_SIDE };
+        hub::remove_left_over_hubs(&config.hub, first + config.hubs..last)?;
         Ok(taps)
     }
 }
@@ -209,11 +251,12 @@ impl Drop for Guard {
 impl Steering {
     /// Makes the hub in the calling thread's namespace, loads the programs and gets ready for ports.
     ///
-    /// Devices an agent that was killed left under these names are replaced.
+    /// Devices an agent that was killed left under these names are replaced, and what it pinned is gone on with. With
+    /// [`Adopt::TakeOver`] what is pinned belongs to an agent that runs, and stays its own for now.
     ///
     /// # Errors
-    /// A wrong configuration, a privilege or kernel feature that is missing, a hub name in use. Nothing is
-    /// left then.
+    /// A wrong configuration, a privilege or kernel feature that is missing, a hub name or pins in use. Nothing is
+    /// left then, and what was pinned stays as it was.
     pub fn start(config: &SteerConfig) -> Result<Self, SteerError> {
         hub::check_prefix(&config.hub)?;
         mode::check(config.mode)?;
@@ -223,34 +266,71 @@ impl Steering {
         if !(1..=HUBS_OF_A_SIDE).contains(&config.hubs) {
             return Err(SteerError::Hubs { found: config.hubs });
         }
+        if config.adopt.side() > 1 {
+            return Err(SteerError::Side { found: config.adopt.side() });
+        }
+        let alone = config.adopt == Adopt::Alone;
+        let pins = config.pins.as_deref().map(|pins| Pins::open(pins, alone)).transpose()?;
         let mut devices = Guard { devices: Vec::new(), home: Arc::clone(&home) };
         let taps = home.run(|| devices.create(config))?;
-        home.run(|| Self::start_inside(config, devices, taps))
+        let steering = home.run(|| Self::start_inside(config, pins, devices, taps))?;
+        if let Some(pins) = &steering.pins {
+            pins.share()?;
+        }
+        Ok(steering)
     }
 
-    fn start_inside(config: &SteerConfig, devices: Guard, taps: Vec<OwnedFd>) -> Result<Self, SteerError> {
-        let (mut object, mut ebpf) = Object::load(config.key)?;
+    fn start_inside(
+        config: &SteerConfig,
+        pins: Option<Pins>,
+        devices: Guard,
+        taps: Vec<OwnedFd>,
+    ) -> Result<Self, SteerError> {
+        let taking_over = config.adopt != Adopt::Alone;
+        let home = netns::cookie()?;
+        let found = adopt::Found::look(pins.as_ref())?;
+        if taking_over && let Err(reason) = &found.maps {
+            let no_pins = || SteerError::TakeOverWithoutPins;
+            return Err(pins
+                .as_ref()
+                .map_or_else(no_pins, |p| p.nothing_to_take_over(reason.clone()).into()));
+        }
+        let adopted = pins.as_ref().filter(|_| found.maps.is_ok());
+        let key = adopted.map(|pins| tables::pinned_key(&pins.map(name::AGENT))).transpose()?.flatten();
+        let key = key.unwrap_or(config.key);
+        let side = config.adopt.side();
+        let first = side * HUBS_OF_A_SIDE;
+        let (mut object, mut ebpf) = Object::load(key, first, adopted)?;
         let mut tables = Tables::take(&mut ebpf)?;
         let logs = Logs::take(&mut ebpf)?;
-        tables.serve(&config.served, &config.arp_only)?;
+        if !taking_over {
+            tables.serve(&config.served, &config.arp_only)?;
+            (0..MAX_HUBS).try_for_each(|hub| tables.clear_hub(hub))?;
+        }
         let put = |ebpf: &mut Ebpf, name: &'static str, device: &hub::Device| {
             attach::native(object::load_program(ebpf, name)?, device.ifindex)
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
         };
         let (mut links, mut hubs) = (Vec::new(), Vec::new());
-        for (number, Devices { outer, inner, tap }) in (0..).zip(&devices.devices) {
-            if number > 0 {
+        for (number, Devices { outer, inner, tap }) in (first..).zip(&devices.devices) {
+            if number > first {
                 // `socket` knows its hub by a constant.
                 ebpf = object.hub(number)?;
             }
-            links.extend([put(&mut ebpf, program::SOCKET, inner)?, put(&mut ebpf, program::HUB, tap)?]);
+            // The veth outlives an agent that is killed, and while ports steer to it nothing may come out there.
+            let pin = LinkName { on: On::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
+            let pin = pins.as_ref().map(|pins| pins.link(pin));
+            links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);
+            links.push(Held::new(put(&mut ebpf, program::HUB, tap)?, None)?);
             tables.set_hub(number, outer.ifindex)?;
             hubs.push(Hub { number, inner_ifindex: inner.ifindex, inner_name: inner.name.clone(), queue: 0 });
         }
-        Ok(Self {
+        let mut steering = Self {
             ports: BTreeMap::new(),
             places: HashMap::new(),
-            _links: links,
+            left: BTreeMap::new(),
+            taking_over,
+            links,
             taps: taps.into_iter().map(Some).collect(),
             bound: BTreeMap::new(),
             tables,
@@ -258,12 +338,31 @@ impl Steering {
             logs,
             limits: config.limits,
             answers: config.answers,
+            served: (config.served.clone(), config.arp_only.clone()),
+            key,
+            side,
             mode: config.mode,
             looked_at: None,
-            home: netns::cookie()?,
+            home,
             hubs,
             devices,
-        })
+            pins,
+        };
+        steering.adopt(found)?;
+        Ok(steering)
+    }
+
+    /// The key of handshakes the kernel answers with: that of an agent before, if there was one, so that the connections it
+    /// began are good. The stack needs the same.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// The side the hubs are on: 0 or 1.
+    #[must_use]
+    pub fn side(&self) -> u32 {
+        self.side
     }
 
     /// Where to bind the AF_XDP sockets, by the hub's number.
@@ -275,7 +374,13 @@ impl Steering {
     /// The number of the hub that serves a slot: always the same one.
     #[must_use]
     pub fn hub_of(&self, slot: Slot) -> u32 {
-        slot % u32::try_from(self.hubs.len()).unwrap_or(1).max(1)
+        self.side * HUBS_OF_A_SIDE + slot % u32::try_from(self.hubs.len()).unwrap_or(1).max(1)
+    }
+
+    /// Which of [`Steering::hubs`] serves a slot, counted from 0 on either side.
+    #[must_use]
+    pub fn worker_of(&self, slot: Slot) -> usize {
+        (self.hub_of(slot) % HUBS_OF_A_SIDE) as usize
     }
 
     /// True while the hubs' devices are there, looked for in the calling thread's namespace. Without them
@@ -299,7 +404,10 @@ impl Steering {
     /// # Panics
     /// The second time: the tap has one owner. And when there is no such hub.
     pub fn take_tap(&mut self, hub: u32) -> OwnedFd {
-        self.taps.get_mut(hub as usize).and_then(Option::take).expect("the hub tap is taken once")
+        self.taps
+            .get_mut((hub % HUBS_OF_A_SIDE) as usize)
+            .and_then(Option::take)
+            .expect("the hub tap is taken once")
     }
 
     /// Lets frames steered to a hub arrive at this AF_XDP socket, in place of any before it. Until the first is

@@ -13,7 +13,6 @@
 
 use aya::programs::links::FdLink;
 use aya::programs::tc::TcAttachOptions;
-use aya::programs::xdp::XdpLink;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp};
 use aya::util::KernelVersion;
 use metadata_common::maps::{PortKey, program};
@@ -21,6 +20,9 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
 use super::attach::Refusal;
+use super::held::Held;
+use super::pins::On;
+use super::ports::Attached;
 use super::{SteerError, Steering, attach, netns};
 use crate::port::PortName;
 
@@ -59,10 +61,10 @@ pub enum By {
     Tcx,
 }
 
-/// The programs on one port, off when this is dropped.
+/// The programs on one port. Dropped without pins they come off; with pins they stay.
 pub(super) struct Programs {
-    xdp: Option<XdpLink>,
-    tcx: Option<FdLink>,
+    pub(super) xdp: Option<Held>,
+    pub(super) tcx: Option<Held>,
     watch: Watch,
 }
 
@@ -76,12 +78,32 @@ struct Watch {
 }
 
 impl Programs {
-    pub(super) fn xdp(link: XdpLink) -> Self {
-        Self { xdp: Some(link), tcx: None, watch: Watch::new() }
+    pub(super) fn none() -> Self {
+        Self { xdp: None, tcx: None, watch: Watch::new() }
     }
 
-    pub(super) fn tcx(link: FdLink) -> Self {
-        Self { xdp: None, tcx: Some(link), watch: Watch::new() }
+    /// Notes what is on the port.
+    pub(super) fn put(&mut self, on: On, held: Option<Held>) {
+        match on {
+            On::Tcx => self.tcx = held,
+            On::Xdp | On::Hub => self.xdp = held,
+        }
+    }
+
+    /// What is on the port.
+    pub(super) fn on(&self) -> Vec<On> {
+        let xdp = self.xdp.as_ref().map(|_| On::Xdp);
+        xdp.into_iter().chain(self.tcx.as_ref().map(|_| On::Tcx)).collect()
+    }
+
+    /// True when nothing is on the port.
+    pub(super) fn is_none(&self) -> bool {
+        self.xdp.is_none() && self.tcx.is_none()
+    }
+
+    /// Takes them off the port.
+    pub(super) fn take_off(self) {
+        [self.xdp, self.tcx].into_iter().flatten().for_each(Held::take_off);
     }
 
     pub(super) fn by(&self) -> By {
@@ -153,24 +175,52 @@ pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
 }
 
 impl Steering {
-    /// The programs a new port starts with; called in its namespace, `number` being that namespace's instance.
-    pub(super) fn first_programs(
+    /// Puts on a port what the mode wants and takes off what it does not; called in the port's namespace. What an agent
+    /// before left there goes only once there is something in its place.
+    pub(super) fn equip(
         &mut self,
         port: &PortName,
         cookie: netns::Cookie,
-        ifindex: u32,
-    ) -> Result<Programs, SteerError> {
-        check_vacant(port)?;
-        if self.mode == Mode::Tcx {
-            if port_is_elsewhere(cookie, self.home) {
-                return Err(SteerError::TcxElsewhere { port: port.clone() });
-            }
-            return attach_tcx(self.object.classifier(cookie)?, port).map(Programs::tcx);
+        key: PortKey,
+        programs: &mut Programs,
+    ) -> Result<(), SteerError> {
+        if programs.is_none() {
+            check_vacant(port)?;
         }
+        let (wants_xdp, wants_tcx) = match self.mode {
+            Mode::Auto => (programs.is_none(), false),
+            Mode::Xdp => (true, false),
+            Mode::Tcx => (false, true),
+        };
+        if wants_tcx && programs.tcx.is_none() {
+            programs.tcx = Some(self.put_tcx(port, cookie, key)?);
+        }
+        if wants_xdp && programs.xdp.is_none() {
+            programs.xdp = Some(self.put_xdp(port, cookie, key)?);
+        }
+        let surplus = match self.mode {
+            Mode::Auto => None,
+            Mode::Xdp => programs.tcx.take(),
+            Mode::Tcx => programs.xdp.take(),
+        };
+        surplus.into_iter().for_each(Held::take_off);
+        Ok(())
+    }
+
+    fn put_xdp(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
+        let pin = self.pin_of(On::Xdp, cookie, key);
         let xdp: &mut Xdp = self.object.port(cookie)?;
-        attach::native_or_generic(xdp, ifindex, port)
-            .map(Programs::xdp)
-            .map_err(|refusal: Refusal| refusal.about(program::PORT, port, ifindex))
+        let link = attach::native_or_generic(xdp, key.ifindex, port)
+            .map_err(|refusal: Refusal| refusal.about(program::PORT, port, key.ifindex))?;
+        Ok(Held::new(link, pin)?)
+    }
+
+    fn put_tcx(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
+        if port_is_elsewhere(cookie, self.home) {
+            return Err(SteerError::TcxElsewhere { port: port.clone() });
+        }
+        let pin = self.pin_of(On::Tcx, cookie, key);
+        Ok(Held::new(attach_tcx(self.object.classifier(cookie)?, port)?, pin)?)
     }
 
     /// Which program steers a port now; `None` for a port that is not attached.
@@ -191,31 +241,36 @@ impl Steering {
     }
 
     fn switch_inside(&mut self, port: &PortName, to: By) -> Result<(), SteerError> {
-        let Some(attached) = self.ports.get_mut(port) else {
+        if self.taking_over {
+            return Err(SteerError::TakingOver { port: port.clone() });
+        }
+        let Some(attached) = self.ports.get(port) else {
             return Err(SteerError::NotAttached { port: port.clone() });
         };
         if attached.programs.by() == to {
             return Ok(());
         }
-        if port_is_elsewhere(attached.cookie, self.home) {
+        let (cookie, key) = (attached.cookie, attached.key);
+        let has_tcx = attached.programs.tcx.is_some();
+        if port_is_elsewhere(cookie, self.home) {
             return Err(SteerError::TcxElsewhere { port: port.clone() });
         }
-        let PortKey { ifindex, .. } = attached.key;
+        let PortKey { ifindex, .. } = key;
         if netns::index_of(&port.ifname)? != Some(ifindex) {
             return Err(SteerError::PortGone { port: port.clone(), found: "another device or none".into() });
         }
-        match to {
-            By::Xdp => {
-                let link = attach::native_or_generic(self.object.port(attached.cookie)?, ifindex, port)
-                    .map_err(|refusal| refusal.about(program::PORT, port, ifindex))?;
-                attached.programs.xdp = Some(link);
-            }
-            By::Tcx => {
-                if attached.programs.tcx.is_none() {
-                    let link = attach_tcx(self.object.classifier(attached.cookie)?, port)?;
-                    attached.programs.tcx = Some(link);
+        let put = match to {
+            By::Xdp => Some(self.put_xdp(port, cookie, key)?),
+            By::Tcx if has_tcx => None,
+            By::Tcx => Some(self.put_tcx(port, cookie, key)?),
+        };
+        if let Some(Attached { programs, .. }) = self.ports.get_mut(port) {
+            match to {
+                By::Xdp => programs.xdp = put,
+                By::Tcx => {
+                    programs.tcx = put.or(programs.tcx.take());
+                    programs.xdp.take().into_iter().for_each(Held::take_off);
                 }
-                attached.programs.xdp = None;
             }
         }
         tracing::debug!(%port, by = ?to, "switched");
@@ -226,7 +281,7 @@ impl Steering {
     /// [`SWITCHES_AT_ONCE`] at most. Call it every second or two; does nothing unless the mode is
     /// [`Mode::Auto`] and the kernel has tcx. A port that cannot be switched is warned of once and tried again.
     pub fn follow_guests(&mut self, now: Instant) {
-        if self.mode != Mode::Auto || !has_tcx() {
+        if self.mode != Mode::Auto || !has_tcx() || self.taking_over {
             return;
         }
         let due = self.due(now);

@@ -28,6 +28,16 @@ const OWN: &str = "/proc/thread-self/ns/net";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Cookie(u64);
 
+impl Cookie {
+    pub(super) const fn number(self) -> u64 {
+        self.0
+    }
+
+    pub(super) const fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+}
+
 /// Which namespace a name leads to: device and inode number of its file, which one system call tells.
 ///
 /// Compare it only with that of a namespace still held, by a [`LinkWatch`](super::LinkWatch) say: once a

@@ -3,7 +3,8 @@
 //! A frame tells the interface it came in by, but not the namespace, and interface indexes repeat. So
 //! each namespace gets an instance of its own, told its number by the constant `NETNS`; all instances
 //! share one set of maps. The loader shares maps by pinning only, hence a bpffs: one that is mounted
-//! nowhere, reached through its descriptor, and gone with the process even if that is killed.
+//! nowhere, reached through its descriptor, and gone with the process even if that is killed. What outlives
+//! the process is pinned a second time (`pins`), which nobody else can take from under a running agent.
 
 use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 
 use super::SteerError;
 use super::netns::{Cookie, MAX_NAMESPACES};
+use super::pins::{Pins, layout_of, pin_map};
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
@@ -44,6 +46,14 @@ const SHARED: [&str; 17] = [
     "AYA_LOGS",
 ];
 
+/// Shared maps that no other agent goes on with: what is logged and reported is the agent's that loaded the program.
+const OWN: [&str; 4] = [name::TRACE, name::EVENTS, name::TRACED, "AYA_LOGS"];
+
+/// Maps that outlive the agent.
+pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
+    SHARED.into_iter().filter(|name| !OWN.contains(name))
+}
+
 /// The number of the instance that has no ports.
 const HUB_INSTANCE: usize = 0;
 
@@ -62,7 +72,7 @@ static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
 pub(super) struct Object {
     /// Kept because making one parses the kernel's own type information, which takes longer than a load.
     loader: EbpfLoader<'static>,
-    pins: Pins,
+    pins: Private,
     instances: BTreeMap<Cookie, Instance>,
     free: Vec<usize>,
 }
@@ -70,16 +80,23 @@ pub(super) struct Object {
 /// The `port` program for one namespace.
 struct Instance {
     number: usize,
-    program: Xdp,
+    /// Loaded when the first port wants it.
+    program: Option<Xdp>,
     /// Loaded when the first port wants it.
     classifier: Option<SchedClassifier>,
     ports: usize,
 }
 
 impl Object {
-    /// Loads the object for the hub; the maps are in what is returned beside it.
-    pub(super) fn load(key: Key) -> Result<(Self, Ebpf), SteerError> {
-        let pins = Pins::create()?;
+    /// Loads the object for a hub, the first; the maps are in what is returned beside it: those of an agent before,
+    /// if there are any to go on with.
+    pub(super) fn load(key: Key, hub: u32, adopted: Option<&Pins>) -> Result<(Self, Ebpf), SteerError> {
+        let pins = Private::create()?;
+        if let Some(adopted) = adopted {
+            for map in lasting() {
+                pin_map(&adopted.map(map), &pins.path(map))?;
+            }
+        }
         let mut loader = EbpfLoader::new();
         // The loader refers to it for as long as it likes: sixteen octets each time steering starts.
         let key: &'static [u64; 2] = Box::leak(Box::new(key.0));
@@ -89,7 +106,7 @@ impl Object {
         }
         let free = (HUB_INSTANCE + 1..NUMBERS.len()).rev().collect();
         let mut object = Self { loader, pins, instances: BTreeMap::new(), free };
-        let hub = object.hub(0)?;
+        let hub = object.hub(hub)?;
         Ok((object, hub))
     }
 
@@ -108,23 +125,48 @@ impl Object {
             .map_err(|source| SteerError::load("object", source))
     }
 
-    /// Counts one more port in a namespace; returns the namespace's number. Its programs are there from now on.
+    /// Counts one more port in a namespace; returns the namespace's number.
     ///
     /// Pair it with [`Object::release`], also when the port then comes to nothing.
     pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<u32, SteerError> {
-        if !self.instances.contains_key(&cookie) {
-            let number = self.free.pop().ok_or(SteerError::TooManyNamespaces)?;
-            let program = self.port_program(number).inspect_err(|_| self.free.push(number))?;
-            self.instances.insert(cookie, Instance { number, program, classifier: None, ports: 0 });
+        let number = match self.instances.get(&cookie) {
+            Some(instance) => instance.number,
+            None => self.free.pop().ok_or(SteerError::TooManyNamespaces)?,
+        };
+        self.count(cookie, number);
+        Ok(NUMBERS[number])
+    }
+
+    /// Counts one more port in a namespace that an agent before gave this number. False when it cannot have it.
+    pub(super) fn acquire_as(&mut self, cookie: Cookie, number: u32) -> bool {
+        let number = number as usize;
+        match self.instances.get(&cookie) {
+            Some(instance) if instance.number != number => return false,
+            Some(_) => {}
+            None => match self.free.iter().rposition(|free| *free == number) {
+                Some(at) => drop(self.free.swap_remove(at)),
+                None => return false,
+            },
         }
-        let instance = self.instances.get_mut(&cookie).expect("it was there or has just been inserted");
-        instance.ports += 1;
-        Ok(NUMBERS[instance.number])
+        self.count(cookie, number);
+        true
+    }
+
+    fn count(&mut self, cookie: Cookie, number: usize) {
+        let new = || Instance { number, program: None, classifier: None, ports: 0 };
+        self.instances.entry(cookie).or_insert_with(new).ports += 1;
     }
 
     /// The `port` program of a namespace with ports.
     pub(super) fn port(&mut self, cookie: Cookie) -> Result<&mut Xdp, SteerError> {
-        self.instance(cookie).map(|instance| &mut instance.program)
+        let Instance { number, program, .. } = self.instance(cookie)?;
+        if program.is_none() {
+            let number = *number;
+            let loaded = self.port_program(number)?;
+            self.instance(cookie)?.program = Some(loaded);
+        }
+        let loaded = self.instance(cookie)?.program.as_mut();
+        loaded.ok_or_else(|| SteerError::load(program::PORT, "it was not kept"))
     }
 
     /// The classifier of a namespace with ports.
@@ -198,10 +240,33 @@ pub(super) fn load_program<'e>(ebpf: &'e mut Ebpf, name: &'static str) -> Result
     Ok(program)
 }
 
-/// A bpffs of our own.
-struct Pins(OwnedFd);
+impl Object {
+    /// Pins the maps for agents to come, in place of those there.
+    pub(super) fn pin_maps(&self, pins: &Pins) -> Result<(), SteerError> {
+        lasting().try_for_each(|map| Ok(pin_map(&self.pins.path(map), &pins.map(map))?))
+    }
+}
 
-impl Pins {
+/// Says in what the maps pinned there differ from the object's, if they do.
+pub(super) fn compare(pins: &Pins) -> Result<(), String> {
+    let object = aya_obj::Object::parse(OBJECT).map_err(|error| error.to_string())?;
+    for name in lasting() {
+        let map = object.maps.get(name).ok_or_else(|| format!("the object has no map {name}"))?;
+        let expected = [map.map_type(), map.key_size(), map.value_size(), map.max_entries()];
+        let found = layout_of(&pins.map(name)).map_err(|error| error.to_string())?;
+        if found != expected {
+            return Err(format!(
+                "expected {name} of kind, key octets, value octets and entries {expected:?}, found {found:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A bpffs of our own.
+struct Private(OwnedFd);
+
+impl Private {
     fn create() -> Result<Self, SteerError> {
         let mount = || -> io::Result<OwnedFd> {
             let bpffs = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC)?;

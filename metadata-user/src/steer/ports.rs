@@ -26,7 +26,7 @@ pub enum Found {
 pub(super) struct Attached {
     pub(super) cookie: Cookie,
     pub(super) key: PortKey,
-    slots: BTreeMap<Mac, Slot>,
+    pub(super) slots: BTreeMap<Mac, Slot>,
     pub(super) programs: Programs,
 }
 
@@ -62,7 +62,11 @@ impl Steering {
         if self.ports.len() >= MAX_PORTS as usize {
             return Err(SteerError::TooManyPorts);
         }
-        let attached = self.attach_new(port, cookie, ifindex).inspect_err(|_| self.object.release(cookie))?;
+        let attached = match self.left.remove(&(cookie, ifindex)) {
+            Some(left) => self.claim(port, cookie, ifindex, left)?,
+            None if self.taking_over => return Err(SteerError::TakingOver { port: port.clone() }),
+            None => self.attach_new(port, cookie, ifindex)?,
+        };
         self.places.insert((cookie, ifindex), port.clone());
         self.ports.insert(port.clone(), attached);
         Ok(())
@@ -71,16 +75,31 @@ impl Steering {
     fn attach_new(&mut self, port: &PortName, cookie: Cookie, ifindex: u32) -> Result<Attached, SteerError> {
         let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
-        let Limits { frames_per_second, burst } = self.limits;
-        let answers = if self.answers != 0 && sends_back(&port.ifname, ifindex)? { self.answers } else { 0 };
-        self.tables.add_port(key, Port { answers, ..Port::with_limit(frames_per_second, burst) })?;
-        match self.first_programs(port, cookie, ifindex) {
-            Ok(programs) => Ok(Attached { cookie, key, slots: BTreeMap::new(), programs }),
-            Err(error) => {
-                self.tables.remove_port(key)?;
-                Err(error)
-            }
+        let programs = self.own(port, cookie, key).inspect_err(|_| self.object.release(cookie))?;
+        Ok(Attached { cookie, key, slots: BTreeMap::new(), programs })
+    }
+
+    /// Puts programs on a port, once it is known to be ours: from then on they let nothing pass that is.
+    fn own(&mut self, port: &PortName, cookie: Cookie, key: PortKey) -> Result<Programs, SteerError> {
+        self.enter(port, key)?;
+        let mut programs = Programs::none();
+        let owned = self
+            .take_from_other_versions(port, cookie, key, &mut programs)
+            .and_then(|()| self.equip(port, cookie, key, &mut programs));
+        if let Err(error) = owned {
+            programs.take_off();
+            self.tables.remove_port(key)?;
+            return Err(error);
         }
+        Ok(programs)
+    }
+
+    /// Enters a port with its limits and a full bucket, also in place of what is there.
+    pub(super) fn enter(&mut self, port: &PortName, key: PortKey) -> Result<(), SteerError> {
+        let Limits { frames_per_second, burst } = self.limits;
+        let answers =
+            if self.answers != 0 && sends_back(&port.ifname, key.ifindex)? { self.answers } else { 0 };
+        self.tables.add_port(key, Port { answers, ..Port::with_limit(frames_per_second, burst) })
     }
 
     fn holder_of(&self, cookie: Cookie, ifindex: u32) -> Option<PortName> {
@@ -95,12 +114,16 @@ impl Steering {
     pub fn detach(&mut self, port: &PortName) -> Result<(), SteerError> {
         let Some(attached) = self.ports.remove(port) else { return Ok(()) };
         self.places.remove(&(attached.cookie, attached.key.ifindex));
+        if self.taking_over {
+            self.leave_for_later(attached);
+            return Ok(());
+        }
         let mut outcome = Ok(());
         for (mac, slot) in attached.slots {
             self.bound.remove(&slot);
             outcome = outcome.and(self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 }));
         }
-        drop(attached.programs);
+        attached.programs.take_off();
         self.object.release(attached.cookie);
         outcome.and(self.tables.remove_port(attached.key))
     }
@@ -123,10 +146,14 @@ impl Steering {
         if !self.ports.contains_key(port) {
             return Err(SteerError::NotAttached { port: port.clone() });
         }
-        if self.bound.get(&slot).is_some_and(|(held, known)| held == port && *known == mac) {
-            return Ok(());
+        let is_bound = self.bound.get(&slot).is_some_and(|(held, known)| held == port && *known == mac);
+        if self.taking_over {
+            return if is_bound { Ok(()) } else { Err(SteerError::TakingOver { port: port.clone() }) };
         }
-        self.unbind(slot)?;
+        if !is_bound {
+            self.unbind(slot)?;
+        }
+        // What an agent before bound is bound once more: it may have been stopped in the middle of it.
         self.visit(port, |steering| steering.bind_inside(port, mac, slot))
     }
 
@@ -140,7 +167,7 @@ impl Steering {
             let found = if now.1.is_some() { "another device of that name" } else { "none" };
             return Err(SteerError::PortGone { port: port.clone(), found: found.into() });
         }
-        if let Some(former) = attached.slots.get(&mac).copied() {
+        if let Some(former) = attached.slots.get(&mac).copied().filter(|former| *former != slot) {
             self.unbind(former)?;
         }
         let hub = self.hub_of(slot);
@@ -159,6 +186,9 @@ impl Steering {
     /// When the kernel refuses to clear a table.
     pub fn unbind(&mut self, slot: Slot) -> Result<(), SteerError> {
         let Some((port, mac)) = self.bound.remove(&slot) else { return Ok(()) };
+        if self.taking_over {
+            return Ok(());
+        }
         let Some(attached) = self.ports.get_mut(&port) else { return Ok(()) };
         attached.slots.remove(&mac);
         self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 })

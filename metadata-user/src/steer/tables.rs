@@ -79,7 +79,33 @@ impl Tables {
             };
             outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
         }
+        self.serve_no_others(served, arp_only)
+    }
+
+    /// Removes addresses an agent before served and this one does not.
+    fn serve_no_others(&mut self, served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
+        let wanted = |address: IpAddr| {
+            served.contains(&address) || arp_only.iter().any(|v4| IpAddr::V4(*v4) == address)
+        };
+        let failed = |map| move |source: MapError| SteerError::map(map, "remove an address", source);
+        let v4: Vec<[u8; 4]> =
+            self.served_v4.keys().collect::<Result<_, _>>().map_err(failed(name::SERVED_V4))?;
+        for octets in v4.iter().filter(|octets| !wanted(IpAddr::from(**octets))) {
+            absent_is_fine(self.served_v4.remove(octets)).map_err(failed(name::SERVED_V4))?;
+        }
+        let v6: Vec<[u8; 16]> =
+            self.served_v6.keys().collect::<Result<_, _>>().map_err(failed(name::SERVED_V6))?;
+        for octets in v6.iter().filter(|octets| !wanted(IpAddr::from(**octets))) {
+            absent_is_fine(self.served_v6.remove(octets)).map_err(failed(name::SERVED_V6))?;
+        }
         Ok(())
+    }
+
+    /// Forgets the device of a hub, for classifiers: the kernel forgets it for the others by itself.
+    pub(super) fn clear_hub(&mut self, hub: u32) -> Result<(), SteerError> {
+        self.hub_devices
+            .set(hub, 0, 0)
+            .map_err(|source| SteerError::map(name::HUB_DEVICES, format!("clear hub {hub}"), source))
     }
 
     /// Sends frames steered to a hub to this device of the calling thread's namespace.
@@ -219,6 +245,47 @@ impl Tables {
     }
 }
 
+impl Tables {
+    /// The ports that are entered.
+    pub(super) fn ports(&self) -> Result<Vec<PortKey>, SteerError> {
+        let key = |[netns, ifindex]: [u32; 2]| PortKey { netns, ifindex };
+        let keys = self.ports.keys().map(|found| found.map(key));
+        keys.collect::<Result<_, _>>().map_err(|source| SteerError::map(name::PORTS, "read", source))
+    }
+
+    /// All who may speak, and as whom.
+    pub(super) fn identities(&self) -> Result<Vec<(PortKey, Mac, Identity)>, SteerError> {
+        let entry = |(key, words): ([u8; 16], _)| {
+            let [a, b, c, d, e, f, g, h, mac @ .., _, _] = key;
+            let port = PortKey {
+                netns: u32::from_ne_bytes([a, b, c, d]),
+                ifindex: u32::from_ne_bytes([e, f, g, h]),
+            };
+            (port, Mac(mac), identity_of(words))
+        };
+        let entries = self.identities.iter().map(|found| found.map(entry));
+        entries.collect::<Result<_, _>>().map_err(|source| SteerError::map(name::IDENTITIES, "read", source))
+    }
+
+    /// As whom one may speak on a port, if at all.
+    pub(super) fn identity(&self, port: PortKey, mac: Mac) -> Result<Option<Identity>, SteerError> {
+        match self.identities.get(&identity_key(port, mac), 0) {
+            Ok(words) => Ok(Some(identity_of(words))),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(SteerError::map(name::IDENTITIES, "read", source)),
+        }
+    }
+}
+
+/// The key of handshakes of the agent whose maps these are.
+pub(super) fn pinned_key(agent: &std::path::Path) -> Result<Option<Key>, SteerError> {
+    let failed = |source| SteerError::map(name::AGENT, "read", source);
+    let map = MapData::from_pin(agent).map_err(failed)?;
+    let map: Array<_, [u64; 4]> = Array::try_from(Map::Array(map)).map_err(failed)?;
+    let [a, b, ..] = map.get(&0, 0).map_err(failed)?;
+    Ok(([a, b] != [0; 2]).then_some(Key([a, b])))
+}
+
 /// Refuses more addresses than the tables hold.
 pub(super) fn check_served(served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
     for (family, next_hops) in [(4, arp_only.len()), (6, 0)] {
@@ -258,6 +325,10 @@ fn identity_key(port: PortKey, mac: Mac) -> [u8; 16] {
     key[8..14].copy_from_slice(&mac);
     key[14..].copy_from_slice(&reserved);
     key
+}
+
+fn identity_of([slot, hub, drain, reserved]: [u32; 4]) -> Identity {
+    Identity { slot, hub, drain, reserved }
 }
 
 fn identity_words(Identity { slot, hub, drain, reserved }: Identity) -> [u32; 4] {
