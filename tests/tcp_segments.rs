@@ -155,6 +155,51 @@ fn a_segment_that_overtook_the_first_is_dropped_until_that_has_come() {
 }
 
 #[test]
+fn a_guest_whose_connection_is_forgotten_is_told_when_it_has_asked_three_times() {
+    let mut raw = raw();
+    let next = raw.connect(40_000);
+    let replies = raw.send(&Segment::ack(40_000, 1001, next).with(GET));
+    let heard =
+        replies.last().map(|last| last.seq.wrapping_add(last.payload.len() as u32)).expect("an answer");
+    raw.stack.forget(raw.slot);
+    let again = Segment::ack(40_000, 1001 + GET.len() as u32, heard).with(GET);
+    for _ in 0..2 {
+        assert!(raw.send(&again).is_empty());
+        raw.wait(Duration::from_millis(200));
+    }
+    let replies = raw.send(&again);
+    assert_eq!((replies.len(), replies[0].flags.3, replies[0].seq), (1, true, heard), "{replies:?}");
+    let stats = raw.stack.stats();
+    assert_eq!((stats.dropped_early, stats.forgotten, stats.unmatched), (2, 1, 1));
+}
+
+#[test]
+fn what_is_not_certain_to_be_forgotten_is_not_reset() {
+    // Other numbers, long ago, and an agent that another's guests are handed to.
+    let cases: [(&str, u32, Duration, bool); 3] = [
+        ("ever new octets", 1, Duration::from_millis(200), true),
+        ("hours apart", 0, Duration::from_secs(61), true),
+        ("perhaps another agent's", 0, Duration::from_millis(200), false),
+    ];
+    for (name, step, pause, resets_forgotten) in cases {
+        let (stack, _) = stack(StackConfig { resets_forgotten, ..StackConfig::default() });
+        let mut raw = Raw::new(stack);
+        let next = raw.connect(40_000);
+        for n in 0..10 {
+            assert!(raw.send(&Segment::ack(40_000, 5000 + n * step, next).with(b"x")).is_empty(), "{name}");
+            raw.wait(pause);
+        }
+        assert_eq!(raw.stack.stats().forgotten, 0, "{name}");
+    }
+    let mut raw = raw();
+    raw.stack.spare_unknown(true);
+    let next = raw.connect(40_000);
+    for _ in 0..10 {
+        assert!(raw.send(&Segment::ack(40_000, 5000, next).with(b"x")).is_empty(), "handed over");
+    }
+}
+
+#[test]
 fn a_reset_takes_a_syn_back() {
     let mut raw = raw();
     raw.send(&Segment::syn(40_000, 1000));

@@ -16,7 +16,7 @@ mod slots;
 mod start;
 mod state;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ use crate::config::Config;
 use crate::feed::{FeedEvent, directory};
 use crate::stack::SlotStats;
 use crate::status::{Guest, Held};
-use crate::steer::{Changed, LinkWatch, NetnsId, SteerError};
+use crate::steer::{Changed, LinkWatch, NetnsId, SteerError, forget_process};
 use leave::Left;
 use reload::Seen;
 
@@ -138,7 +138,7 @@ async fn run(
         health.records_read();
     }
     let (link_tx, mut links) = mpsc::channel(LINK_QUEUE);
-    let mut watched = Watched { links: link_tx, namespaces: HashMap::new() };
+    let mut watched = Watched { links: link_tx, namespaces: HashMap::new(), named: BTreeSet::new() };
     let mut retry = tokio::time::interval(RETRY);
     retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut look = tokio::time::interval(LOOK);
@@ -291,6 +291,8 @@ fn ended_well(ended: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result<()
 struct Watched {
     links: mpsc::Sender<(Option<String>, Changed)>,
     namespaces: HashMap<Option<String>, (NetnsId, AbortHandle)>,
+    /// Those that were wanted last.
+    named: BTreeSet<Option<String>>,
 }
 
 impl Watched {
@@ -298,6 +300,9 @@ impl Watched {
     /// was started tells nothing of what changed before, so the ports there are to be looked at.
     fn follow(&mut self, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
         let wanted = node.namespaces();
+        // Only what nobody names any more may mean another process when it is named again.
+        self.named.difference(&wanted).flatten().for_each(|name| forget_process(name));
+        self.named.clone_from(&wanted);
         self.namespaces.retain(|netns, (id, task)| {
             let keep = !task.is_finished()
                 && wanted.contains(netns)

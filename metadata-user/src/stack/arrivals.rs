@@ -123,12 +123,24 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             // The end of a handshake: something will follow.
             Some((Check::First(_) | Check::Later, _)) if segment.length() == 0 => {}
             Some((Check::First(abilities), _)) => self.begin(source, segment, abilities, out),
-            Some((Check::Later, _)) => self.stats.dropped_early += 1,
+            Some((Check::Later, _)) => self.early(source, segment, out),
             Some((Check::Foreign, _)) | None if self.spares && listens => {
                 self.leave_alone(source, segment, out)
             }
             Some((Check::Foreign, _)) | None => self.refuse(source, segment, out),
         }
+    }
+
+    /// A segment that comes before its connection's first, or after its connection was forgotten.
+    fn early(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        let Source { now, flow, .. } = source;
+        // Another agent may hold it while one hands its guests over to the other.
+        let is_ours = self.config.resets_forgotten && !self.spares && self.draining.is_none();
+        if is_ours && self.forgotten.is_certain(now.mono, flow, segment.seq) {
+            self.stats.forgotten += 1;
+            return self.refuse(source, segment, out);
+        }
+        self.stats.dropped_early += 1;
     }
 
     /// Makes a connection of its first segment, if there is room.

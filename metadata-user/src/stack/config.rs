@@ -51,6 +51,9 @@ pub struct StackConfig {
     /// Key of the initial sequence numbers: take it from the system's random source, and give the kernel side
     /// the same.
     pub cookie_key: Key,
+    /// Resets connections that nobody holds once their guests have tried often enough; `false` while another agent
+    /// may hold them.
+    pub resets_forgotten: bool,
     /// When patience ends.
     pub timeouts: Timeouts,
 }
@@ -66,6 +69,7 @@ impl Default for StackConfig {
             connections_per_port: 128,
             connections: 8192,
             cookie_key: Key([0; 2]),
+            resets_forgotten: true,
             timeouts: Timeouts::default(),
         }
     }
@@ -81,6 +85,7 @@ impl std::fmt::Debug for StackConfig {
             .field("ports", &self.ports)
             .field("connections_per_port", &self.connections_per_port)
             .field("connections", &self.connections)
+            .field("resets_forgotten", &self.resets_forgotten)
             .field("timeouts", &self.timeouts)
             .finish_non_exhaustive()
     }

@@ -23,6 +23,7 @@ mod config;
 mod connection;
 mod drain;
 mod emit;
+mod forgotten;
 mod frame;
 mod handshake;
 mod ledger;
@@ -56,6 +57,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use arrivals::Source;
 use drain::Draining;
 use emit::Workshop;
+use forgotten::Forgotten;
 use frame::{Drop, Inbound, Route};
 use port::Ports;
 use segment::Segment;
@@ -79,6 +81,7 @@ pub struct Stack<S: Service, L = NoLedger> {
     draining: Option<Draining>,
     /// What is not known here may be another agent's.
     spares: bool,
+    forgotten: Forgotten,
     stats: StackStats,
 }
 
@@ -102,6 +105,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             sweep: 0,
             draining: None,
             spares: false,
+            forgotten: Forgotten::new(),
             stats: StackStats::default(),
             config,
             service,

@@ -32,8 +32,11 @@ pub struct StackStats {
     /// Connections established: first segments of a handshake we answered.
     pub accepted: u64,
     /// Segments dropped that came before their connection's first, and will come again after it; or after its last,
-    /// of a connection forgotten, which nothing tells from the former.
+    /// of a connection forgotten, which nothing tells from the former until they come again and again.
     pub dropped_early: u64,
+    /// Segments of connections that are forgotten, come so often that it is certain; answered with RST, and in
+    /// `unmatched` too.
+    pub forgotten: u64,
     /// Segments for no connection of ours, answered with RST (a closed port, or a connection forgotten).
     pub unmatched: u64,
     /// First segments dropped: the port has as many connections as it may.
@@ -79,7 +82,7 @@ pub struct StackStats {
 impl StackStats {
     /// The counters, by name.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 34] {
+    pub fn counters(&self) -> [(&'static str, u64); 35] {
         [
             ("received", self.received),
             ("sent", self.sent),
@@ -95,6 +98,7 @@ impl StackStats {
             ("handshakes", self.handshakes),
             ("accepted", self.accepted),
             ("dropped_early", self.dropped_early),
+            ("forgotten", self.forgotten),
             ("unmatched", self.unmatched),
             ("refused_port_connections", self.refused_port_connections),
             ("refused_vm_connections", self.refused_vm_connections),

@@ -58,6 +58,15 @@ pub enum SteerError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The number of a process that has ended means another one by now.
+    #[error(
+        "network namespace `{name}` was that of another process, which has ended: its number was given to a new \
+         one; name the namespace of the VM as it runs now, or remove it from the record and the configuration"
+    )]
+    AnotherProcess {
+        /// The namespace as it was named.
+        name: String,
+    },
     /// The namespace cannot be entered.
     #[error("cannot enter network namespace `{name}`: {source}{}", advice(.source))]
     Enter {

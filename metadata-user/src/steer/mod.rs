@@ -63,6 +63,7 @@ mod netns;
 mod object;
 mod pins;
 mod ports;
+mod processes;
 mod tables;
 mod takeover;
 mod tun;
@@ -77,6 +78,7 @@ pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use netns::{MAX_NAMESPACES, NetnsId};
 pub use pins::{PinsError, Released, release};
 pub use ports::{Found, exists};
+pub use processes::forget as forget_process;
 pub use watch::{Changed, Device, LinkWatch};
 
 use aya::Ebpf;

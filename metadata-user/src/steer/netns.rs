@@ -13,7 +13,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::SteerError;
+use super::{SteerError, processes};
 
 /// Namespaces with ports one node can own: with KubeVirt every VM has its own.
 pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;
@@ -57,6 +57,7 @@ impl NetnsId {
         let failed = |source| SteerError::Namespace { name: name.unwrap_or("own").into(), source };
         let path = name.map_or_else(|| Some(OWN.into()), path_of);
         let path = path.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        name.map_or(Ok(()), |name| processes::unchanged(&path, name))?;
         let file = std::fs::metadata(path).map_err(failed)?;
         Ok(Self { device: file.dev(), inode: file.ino() })
     }
@@ -86,11 +87,14 @@ impl Netns {
     }
 
     fn open_path(path: &Path, name: &str) -> Result<Self, SteerError> {
+        processes::unchanged(path, name)?;
         // Non-blocking: a record may name a FIFO, which otherwise waits for a writer.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let failed = |source| SteerError::Namespace { name: name.into(), source };
         let file = file.map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
+        // What was opened is the process's that was there before and is there still.
+        processes::unchanged(path, name)?;
         let id = NetnsId { device: found.dev(), inode: found.ino() };
         Ok(Self { file, name: name.into(), id })
     }
