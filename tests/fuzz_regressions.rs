@@ -1,6 +1,12 @@
 //! What reads octets from guests and records from operators keeps its laws on every seed of the fuzzers'
 //! corpora, and on mutations of them.
 
+#[path = "fuzz/laws/answer.rs"]
+mod answer;
+#[path = "fuzz/laws/config.rs"]
+mod config;
+#[path = "fuzz/laws/frames.rs"]
+mod frames;
 #[path = "fuzz/laws/http.rs"]
 mod http;
 #[path = "fuzz/laws/record.rs"]
@@ -9,6 +15,8 @@ mod record;
 mod router;
 #[path = "fuzz/laws/segments.rs"]
 mod segments;
+#[path = "fuzz/laws/token.rs"]
+mod token;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -22,11 +30,15 @@ const WRITE: &str = "XDP_IMDS_WRITE_SEEDS";
 type Law = fn(&[u8]);
 
 /// The targets, with the octets they look at and how often each is mutated.
-const TARGETS: [(&str, Law, usize); 4] = [
+const TARGETS: [(&str, Law, usize); 8] = [
+    ("answer", answer::assert_all, 3_000),
+    ("config", config::assert_all, 1_000),
+    ("frames", frames::assert_all, 300),
     ("http", http::assert_all, 1_500),
     ("router", router::assert_all, 3_000),
     ("record", record::assert_all, 400),
     ("segments", segments::assert_all, 1_000),
+    ("token", token::assert_all, 1_000),
 ];
 
 fn directory(target: &str) -> PathBuf {

@@ -61,8 +61,8 @@ mod socket;
 mod sys;
 mod umem;
 
-#[cfg(test)]
-mod model;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
 
 pub use all_sent::AllSentTable;
 pub use error::AfxdpError;

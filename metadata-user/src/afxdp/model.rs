@@ -1,10 +1,11 @@
-//! The kernel's side, for tests: the other ends of both rings, over a file mapped twice as the kernel maps
-//! its rings into us, so that the two sides share memory but no addresses.
+//! The kernel's side, for tests and fuzzers: the other ends of both rings, over memory of this process alone.
+//!
+//! No kernel is asked for anything, so Miri can follow every access, and a fuzzer makes a rig in microseconds.
 
 use rustix::net::xdp::{XdpDesc, XdpDescOptions, XdpRingOffset};
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::Ordering;
 
+use super::receiver::Receiver;
 use super::ring::{Cell, Consumer, Producer, bytes};
 use super::socket::HEADROOM;
 use super::sys::Mapping;
@@ -17,23 +18,25 @@ pub(super) const LAYOUT: XdpRingOffset =
 /// Both ends of one ring whose cursors stand at `start`.
 pub(super) fn ring<T: Cell>(size: u32, start: u32) -> (Producer<T>, Consumer<T>) {
     let len = bytes::<T>(&LAYOUT, size).expect("a small ring");
-    let file = tempfile::tempfile().expect("a temporary file");
-    file.set_len(len as u64).expect("its length");
-    for cursor in [LAYOUT.producer, LAYOUT.consumer] {
-        file.write_all_at(&start.to_ne_bytes(), cursor).expect("a cursor");
+    let [ours, theirs] = Mapping::plain(len);
+    for offset in [LAYOUT.producer, LAYOUT.consumer] {
+        ours.cursor(offset).expect("a cursor inside").store(start, Ordering::Relaxed);
     }
-    let map = || Mapping::shared(file.as_fd(), 0, len).expect("a mapping");
-    let producer = Producer::new(map(), &LAYOUT, size).expect("the layout fits");
-    let consumer = Consumer::new(map(), &LAYOUT, size).expect("the layout fits");
+    let producer = Producer::new(ours, &LAYOUT, size).expect("the layout fits");
+    let consumer = Consumer::new(theirs, &LAYOUT, size).expect("the layout fits");
     (producer, consumer)
 }
 
 /// What became of a frame the model was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub enum Fate {
+    /// It waits in the RX ring.
     Queued,
+    /// No chunk is long enough.
     TooLong,
+    /// No chunk was free.
     NoChunk,
+    /// A chunk was, but the RX ring was full.
     RingFull,
 }
 
@@ -66,7 +69,82 @@ impl ModelKernel {
     }
 }
 
+/// A receiver and the kernel at the other ends of its rings.
+#[derive(Debug)]
+pub struct Rig {
+    pub(super) receiver: Receiver,
+    pub(super) kernel: ModelKernel,
+    chunks: u32,
+}
+
+impl Rig {
+    /// A receiver with `chunks` chunks of `chunk_size` octets, all on their way to the kernel, and an RX ring of
+    /// `rx_ring` places, a power of two. The cursors of both rings stand at `start`.
+    ///
+    /// # Panics
+    /// When there is no such receiver: no chunk, a chunk without room for a frame, or another ring size.
+    #[must_use]
+    pub fn new(chunks: u32, chunk_size: u32, rx_ring: u32, start: u32) -> Self {
+        assert!(chunks > 0 && chunk_size > HEADROOM, "{chunks} chunks of {chunk_size} octets");
+        let (fill, kernel_fill) = ring(chunks.next_power_of_two(), start);
+        let (kernel_rx, rx) = ring(rx_ring, start);
+        let (umem, frames) = Umem::new(chunks, chunk_size).expect("a small region");
+        let receiver = Receiver::new(umem, frames, fill, rx);
+        let kernel = ModelKernel { fill: kernel_fill, rx: kernel_rx, list: Vec::new(), chunk_size };
+        Self { receiver, kernel, chunks }
+    }
+
+    /// A frame comes from the wire.
+    pub fn deliver(&mut self, octets: &[u8]) -> Fate {
+        self.kernel.deliver(self.receiver.umem(), octets)
+    }
+
+    /// A descriptor comes that no kernel should send. False: the RX ring is full.
+    pub fn deliver_descriptor(&mut self, addr: u64, len: u32) -> bool {
+        let pushed = self.kernel.rx.push(XdpDesc { addr, len, options: XdpDescOptions::empty() });
+        self.kernel.rx.publish();
+        pushed
+    }
+
+    /// Lends up to `max` frames to `f`, as a socket does; returns how many.
+    pub fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+        self.receiver.receive(max, f)
+    }
+
+    /// Frames lent so far, octets in them, and descriptors that were no good.
+    #[must_use]
+    pub fn received(&self) -> (u64, u64, u64) {
+        let received = self.receiver.received();
+        (received.frames, received.bytes, received.bad_descriptors)
+    }
+
+    /// Where every chunk is: in the fill ring, on the kernel's own list, in the RX ring, in the pool. Between
+    /// calls none is lent.
+    #[must_use]
+    pub fn places(&self) -> [usize; 4] {
+        let (pool, _, waiting) = self.receiver.chunks();
+        [self.kernel.fill.pending().len(), self.kernel.list.len(), waiting.len(), pool]
+    }
+
+    /// Asserts the law, where the kernel has sent no descriptor it should not: every chunk is in exactly one
+    /// place, and the table of holders agrees.
+    ///
+    /// # Panics
+    /// When it does not hold.
+    pub fn assert_conserved(&self) {
+        let chunk_of = |addr: u64| u32::try_from(addr / u64::from(self.kernel.chunk_size)).expect("a chunk");
+        let (pool, with_kernel, waiting) = self.receiver.chunks();
+        let fill = self.kernel.fill.pending();
+        let mut held: Vec<u32> =
+            fill.into_iter().chain(self.kernel.list.iter().copied()).chain(waiting).map(chunk_of).collect();
+        held.sort_unstable();
+        assert_eq!(held, with_kernel, "chunks of the kernel's");
+        assert_eq!(held.len() + pool, self.chunks as usize, "chunks in all");
+    }
+}
+
 /// The seed of a random test: `XDP_IMDS_SEED`, or a new one; printed either way.
+#[cfg(test)]
 pub(super) fn rng() -> fastrand::Rng {
     let seed = match std::env::var("XDP_IMDS_SEED") {
         Ok(text) => text.parse().expect("XDP_IMDS_SEED is a number"),
@@ -74,4 +152,10 @@ pub(super) fn rng() -> fastrand::Rng {
     };
     eprintln!("XDP_IMDS_SEED={seed}");
     fastrand::Rng::with_seed(seed)
+}
+
+/// So many rounds of a random test, a hundredth under Miri, which takes some thousand times as long.
+#[cfg(test)]
+pub(super) const fn rounds(usual: u32) -> u32 {
+    if cfg!(miri) { usual.div_ceil(100) } else { usual }
 }

@@ -82,6 +82,19 @@ impl Receiver {
     pub(super) fn received(&self) -> Received {
         self.received
     }
+
+    /// Chunks in the pool, those the table says the kernel holds, and those in the RX ring.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn chunks(&self) -> (usize, Vec<u32>, Vec<u64>) {
+        let waiting = self.rx.pending().iter().map(|descriptor| descriptor.addr).collect();
+        (self.pool.len(), self.umem.with_kernel().collect(), waiting)
+    }
+
+    /// The frame memory, for the kernel to write to.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn umem(&mut self) -> &mut Umem {
+        &mut self.umem
+    }
 }
 
 #[cfg(test)]

@@ -192,7 +192,7 @@ impl<T: Cell> Consumer<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "model"))]
 impl<T: Cell> Consumer<T> {
     /// Everything the producer has published and we have not popped, left in place.
     pub(super) fn pending(&self) -> Vec<T> {

@@ -17,6 +17,9 @@ use std::ptr::{self, NonNull};
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Memory of this process alone, in place of a mapping: for models of the kernel's side.
+    #[cfg(any(test, miri, feature = "model"))]
+    plain: Option<std::sync::Arc<plain::Memory>>,
 }
 
 // SAFETY: a mapping belongs to the process, not to the thread that made it, and this type hands out
@@ -26,6 +29,11 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// `len` octets of zeroed memory, resident from the start so that no frame waits for a page fault.
     pub(super) fn anonymous(len: usize) -> Result<Self, Errno> {
+        // Miri knows no mappings.
+        #[cfg(miri)]
+        if let [memory, _] = Self::plain(len) {
+            return Ok(memory);
+        }
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: without MAP_FIXED the kernel picks unused addresses; no existing memory is touched.
@@ -44,12 +52,33 @@ impl Mapping {
 
     fn new(base: *mut c_void, len: usize) -> Result<Self, Errno> {
         let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
-        Ok(Self { base, len })
+        Ok(Self {
+            base,
+            len,
+            #[cfg(any(test, miri, feature = "model"))]
+            plain: None,
+        })
+    }
+
+    /// `len` octets of zeroed memory that no kernel knows, once for each of two sides.
+    #[cfg(any(test, miri, feature = "model"))]
+    pub(super) fn plain(len: usize) -> [Self; 2] {
+        let memory = std::sync::Arc::new(plain::Memory::zeroed(len));
+        [0; 2].map(|_| Self { base: memory.base(), len, plain: Some(std::sync::Arc::clone(&memory)) })
     }
 
     /// Octets mapped.
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// A ring's cursor at `offset`, for whoever sets up the kernel's side.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn cursor(&self, offset: u64) -> Option<&std::sync::atomic::AtomicU32> {
+        let cursor = self.at(offset, 1)?;
+        // SAFETY: aligned and inside the mapping, which lives as long as `self`; both sides access cursors by atomic
+        // operations only.
+        Some(unsafe { cursor.as_ref() })
     }
 
     /// The address the kernel is told.
@@ -72,10 +101,58 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        #[cfg(any(test, miri, feature = "model"))]
+        if self.plain.is_some() {
+            return;
+        }
         // SAFETY: base and length are those of the mapping made in the constructor, which nobody else
         // unmaps; the owner of `self` is gone, and with it every use of the addresses.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+/// What models of the kernel's side share instead of mappings.
+#[cfg(any(test, miri, feature = "model"))]
+mod plain {
+    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+    use std::ptr::NonNull;
+
+    /// A page, as mappings have it.
+    const ALIGNMENT: usize = 4096;
+
+    /// Zeroed memory, given back on drop.
+    #[derive(Debug)]
+    pub(super) struct Memory {
+        base: NonNull<u8>,
+        layout: Layout,
+    }
+
+    // SAFETY: memory belongs to the process, not to a thread, and this type hands out its address only; who may
+    // use that when is the business of the two mappings' users, as with memory the kernel maps.
+    unsafe impl Send for Memory {}
+    // SAFETY: as above: nothing is read or written through `&self`.
+    unsafe impl Sync for Memory {}
+
+    impl Memory {
+        pub(super) fn zeroed(len: usize) -> Self {
+            let layout = Layout::from_size_align(len.max(1), ALIGNMENT).expect("a length memory can have");
+            // SAFETY: the layout has a size above 0.
+            let base = unsafe { alloc_zeroed(layout) };
+            let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
+            Self { base, layout }
+        }
+
+        pub(super) fn base(&self) -> NonNull<u8> {
+            self.base
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: allocated in `zeroed` with this layout; the last of its users is gone with `self`.
+            unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        }
     }
 }
 

@@ -91,13 +91,13 @@ impl Umem {
     }
 
     /// Chunks in the kernel's hands.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "model"))]
     pub(super) fn with_kernel(&self) -> impl Iterator<Item = u32> {
         (0u32..).zip(&self.with_kernel).filter_map(|(chunk, held)| held.then_some(chunk))
     }
 
     /// Writes as the kernel would, into a chunk it holds.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "model"))]
     pub(super) fn write_as_kernel(&mut self, addr: u64, octets: &[u8]) {
         assert!(self.with_kernel[usize::try_from(addr).expect("an index") / self.chunk_size as usize]);
         let at = self.memory.at::<u8>(addr, octets.len()).expect("inside the region");

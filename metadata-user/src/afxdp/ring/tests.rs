@@ -2,7 +2,7 @@ use rustix::net::xdp::XdpRingOffset;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use super::super::model::{LAYOUT, ring, rng};
+use super::super::model::{LAYOUT, ring, rng, rounds};
 use super::super::sys::Mapping;
 use super::{Consumer, Producer, bytes};
 
@@ -48,7 +48,7 @@ fn what_is_not_published_is_not_seen() {
 #[test]
 fn any_sequence_of_operations_agrees_with_a_queue() {
     let mut rng = rng();
-    for _ in 0..200 {
+    for _ in 0..rounds(200) {
         let size = 1 << rng.u32(0..6);
         let (mut producer, mut consumer) = ring::<u64>(size, u32::MAX - rng.u32(0..2 * size));
         // The oracle: what is written, what of it is visible, and how many places are taken.
@@ -86,7 +86,7 @@ fn any_sequence_of_operations_agrees_with_a_queue() {
 
 #[test]
 fn two_threads_lose_and_reorder_nothing() {
-    const CELLS: u64 = 100_000;
+    const CELLS: u64 = rounds(100_000) as u64;
     let (mut producer, mut consumer) = ring::<u64>(64, BELOW_WRAP);
     let sender = std::thread::spawn(move || {
         for cell in 0..CELLS {

@@ -1,0 +1,7 @@
+//! Tokens nobody made.
+#![no_main]
+
+#[path = "../laws/token.rs"]
+mod laws;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| laws::assert_all(input));

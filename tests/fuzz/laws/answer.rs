@@ -1,0 +1,100 @@
+//! What holds between the kernel's answers and user space's: for any frame, either could have given them.
+//!
+//! Shared by the fuzz target and the test that replays its corpus. The first octet of an input says how its frame
+//! is completed (1: the IPv4 header's checksum is made right; 2: it comes from the registered guest), since
+//! chance would not; the others are the frame.
+
+use std::net::IpAddr;
+
+use metadata_common::answer::{Reply, answer};
+use metadata_common::classify::classify;
+use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP};
+use metadata_common::stamp::stamp;
+use metadata_common::verdict::{Fate, Verdict};
+use metadata_user::stack::StackConfig;
+use support::frames::{Both, NEXT_HOP, SERVED_V4, SERVED_V6};
+use support::ledger::Book;
+use support::prog_test::KEY;
+use support::raw::{self, Raw};
+use support::toy;
+
+const SLOT: u32 = 7;
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+
+/// Asserts every law on one input.
+///
+/// # Panics
+/// When one is broken; the message says which.
+pub(crate) fn assert_all(input: &[u8]) {
+    let Some((how, frame)) = input.split_first() else { return };
+    let mut frame = frame.to_vec();
+    if how & 1 != 0 {
+        complete(&mut frame);
+    }
+    if let Some(source) = frame.get_mut(6..12).filter(|_| how & 2 != 0) {
+        // In the kernel a slot is stamped over the source before user space sees the frame; here both see it.
+        source.copy_from_slice(&stamp(SLOT).0);
+    }
+    let steered = classify(&frame[..], &Both);
+    if steered.fate() != Fate::Steer {
+        return;
+    }
+    let mut after = frame.clone();
+    let said = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &Book::default());
+    let user = user_space(&frame);
+    match said {
+        None => assert_eq!(after, frame, "a frame for user space was changed"),
+        Some(Reply::Absorb(verdict)) => {
+            assert_eq!(verdict, Verdict::AbsorbAck);
+            assert!(user.is_empty(), "user space answers what the kernel swallows: {user:02x?}");
+        }
+        Some(Reply::Send(verdict, length)) => {
+            assert!(length <= frame.len(), "{verdict:?} is longer than what it answers");
+            let [user] = &user[..] else { panic!("{verdict:?}, and user space sends {} frames", user.len()) };
+            same(verdict, &after[..length], user);
+        }
+    }
+}
+
+/// What user space sends to this frame, of which it has heard nothing before.
+fn user_space(frame: &[u8]) -> Vec<Vec<u8>> {
+    let config = StackConfig {
+        served: vec![IpAddr::V4(SERVED_V4), IpAddr::V6(SERVED_V6)],
+        arp_only: vec![NEXT_HOP],
+        cookie_key: KEY,
+        slots: SLOT + 1,
+        ports: 1,
+        connections: 1,
+        ..StackConfig::default()
+    };
+    let mut raw = Raw::new(toy::stack(config).0);
+    raw.slot = SLOT;
+    let sent = raw.frame(frame);
+    assert_eq!(raw.stack.stats().faults, 0, "a fault of ours");
+    sent
+}
+
+/// The kernel's answer and user space's are the same: to the octet, but for what a guest cannot tell.
+fn same(verdict: Verdict, kernel: &[u8], user: &[u8]) {
+    match verdict {
+        Verdict::AnswerArp | Verdict::AnswerNeighbour => assert_eq!(kernel, user, "{verdict:?}"),
+        // Either may leave out an option the other says, and pads its own way.
+        Verdict::AnswerSyn | Verdict::AnswerFin => {
+            assert_eq!(raw::Reply::read(kernel), raw::Reply::read(user), "{verdict:?}");
+        }
+        other => panic!("{other:?} is no answer"),
+    }
+}
+
+/// Makes an IPv4 header's checksum right (RFC 1071), if there is a header.
+fn complete(frame: &mut [u8]) {
+    let Some(header) = frame.get_mut(ETHERNET..ETHERNET + IPV4) else { return };
+    header[10..12].fill(0);
+    let words = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    header[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+}

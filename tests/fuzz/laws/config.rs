@@ -1,0 +1,72 @@
+//! What holds for every text somebody calls a configuration.
+//!
+//! Shared by the fuzz target and the test that replays its corpus.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use metadata_common::maps;
+use metadata_user::config::{Config, ConfigError, is_ifname};
+use metadata_user::record::Limits;
+use tempfile::NamedTempFile;
+
+/// Longest text looked at: a configuration is a page.
+const LONGEST: usize = 16 << 10;
+/// Longest message: a line or two on a terminal, however long the value is.
+const MESSAGE_MOST: usize = 4 << 10;
+/// Files go where writing them needs no disk.
+const IN_MEMORY: &str = "/dev/shm";
+
+/// Asserts every law on one text.
+///
+/// # Panics
+/// When one is broken; the message says which.
+pub(crate) fn assert_all(input: &[u8]) {
+    if input.len() > LONGEST {
+        return;
+    }
+    let base = Path::new(IN_MEMORY);
+    let base = if base.is_dir() { base.to_owned() } else { std::env::temp_dir() };
+    let mut file = NamedTempFile::new_in(base).expect("a file");
+    file.write_all(input).expect("it is written");
+    let read = || Config::read(file.path());
+    match read() {
+        Ok(config) => {
+            in_range(&config);
+            assert_eq!(read().ok(), Some(config), "a text says two things");
+        }
+        Err(error) => {
+            let said = error.to_string();
+            let name = file.path().display().to_string();
+            assert!(said.contains(&name), "the error does not name the file: {said}");
+            let read = matches!(error, ConfigError::Read { .. });
+            assert_eq!(read, std::str::from_utf8(input).is_err(), "{said}");
+            assert!(said.len() <= MESSAGE_MOST + input.len(), "{} octets of message", said.len());
+        }
+    }
+}
+
+/// What the rest of the agent relies on.
+fn in_range(config: &Config) {
+    config.validate().expect("what was read is valid");
+    assert!((1..=maps::MAX_HUBS).contains(&config.workers), "{} workers", config.workers);
+    assert!(!config.addresses.is_empty());
+    for family in [true, false] {
+        let next_hops = if family { config.next_hops().len() } else { 0 };
+        let count = config.addresses.iter().filter(|address| address.is_ipv4() == family).count();
+        assert!(
+            count + next_hops <= maps::MAX_SERVED as usize,
+            "{count} addresses and {next_hops} next hops"
+        );
+    }
+    for port in &config.ports {
+        assert!(is_ifname(&port.name.ifname), "{port:?}");
+        assert_ne!(port.name.netns.as_deref(), Some(""));
+        assert!(port.mac.is_none_or(|mac| !mac.is_group()), "{port:?}");
+    }
+    // The longest device name of a hub is four octets longer.
+    assert!(is_ifname(&format!("{}-o63", config.hub)), "{}", config.hub);
+    let limits = config.record_limits();
+    assert!(limits.metadata_keys <= Limits::METADATA_KEYS_MOST);
+    assert!(limits.metadata_chars <= Limits::METADATA_CHARS_MOST);
+}

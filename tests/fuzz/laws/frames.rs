@@ -1,0 +1,352 @@
+//! What holds for every sequence of frames that come from the wire, through the rings and the link into the stack.
+//!
+//! Shared by the fuzz target and the test that replays its corpus. An input is a sequence of deeds, each an octet
+//! that says what and one that says who, and two that are a number:
+//!
+//! | low three bits | deed |
+//! |---|---|
+//! | 0, 1 | a frame comes, of the octets that follow: as many as the number says. Bit 3: its source is no stamp. Bit 4: its IPv4 checksum is made right. Bit 5: it is too long for a chunk |
+//! | 2 | a SYN comes, from port 1 and so on by the number |
+//! | 3 | a segment comes that follows what was last heard by this guest: high five bits are its flags, the number chooses what it says |
+//! | 4 | up to so many frames are received |
+//! | 5 | time passes, in units of 16 ms |
+//! | 6 | the slot is forgotten, or woken |
+//! | 7 | the kernel sends a descriptor it should not |
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use metadata_common::mac::Mac;
+use metadata_common::maps::Slot;
+use metadata_common::stamp::{slot_of, stamp};
+use metadata_user::afxdp::SocketStats;
+use metadata_user::afxdp::model::{Fate, Rig};
+use metadata_user::link::{FrameSource, HEADER_LEN, Link, MAX_FRAME};
+use metadata_user::serve::Serve;
+use metadata_user::stack::{Stack, StackConfig, StackStats};
+use smoltcp::wire::TcpControl;
+use support::pattern::{self, Pattern};
+use support::raw::{Reply, Segment};
+use support::wire::{Sent, at};
+
+/// Guests, of which the stack has room for one less.
+const GUESTS: u32 = 6;
+const CHUNKS: u32 = 8;
+const CHUNK: u32 = 2048;
+const RX_RING: u32 = 4;
+/// Cursors wrap early.
+const START: u32 = u32::MAX - 9;
+/// Deeds looked at.
+const DEEDS: usize = 512;
+/// Turns of the stack's clock within one instant.
+const TURNS: usize = 64;
+const REQUESTS: [&[u8]; 6] = [
+    b"GET /bytes/10 HTTP/1.1\r\n\r\n",
+    b"GET /bytes/9000 HTTP/1.1\r\n\r\n",
+    b"GET /close HTTP/1.1\r\n\r\n",
+    b"GET /none HTTP/1.1\r\n\r\nGET /echo HTTP/1.1\r\n\r\n",
+    b"GET ",
+    b"",
+];
+/// What nobody should send: beyond the region, in the middle of nowhere, and longer than a chunk.
+const BAD_DESCRIPTORS: [(u64, u32); 3] = [((CHUNKS * CHUNK) as u64, 60), (u64::MAX, 60), (1 << 40, 4096)];
+
+/// A rig as a source of frames.
+struct Source {
+    rig: Rc<RefCell<Rig>>,
+    /// What there is to wait on: nobody waits here.
+    descriptor: std::fs::File,
+}
+
+impl AsFd for Source {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl FrameSource for Source {
+    fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+        self.rig.borrow_mut().receive(max, f)
+    }
+
+    fn stats(&self) -> Option<SocketStats> {
+        None
+    }
+}
+
+/// What one guest knows of its last connection.
+#[derive(Clone, Copy, Default)]
+struct Stand {
+    port: u16,
+    ours: u32,
+    theirs: u32,
+    /// The stack has heard of it, so it may say something to it.
+    heard: bool,
+}
+
+/// Everything between the wire and the service.
+struct Scene {
+    rig: Rc<RefCell<Rig>>,
+    link: Link<Source>,
+    stack: Stack<Serve<Pattern>>,
+    config: StackConfig,
+    now: Duration,
+    stands: [Stand; GUESTS as usize],
+    /// Frames the kernel took, descriptors it should not have sent, and frames handed to the stack.
+    queued: u64,
+    bad: u64,
+    handed: u64,
+}
+
+/// Asserts every law on one input.
+///
+/// # Panics
+/// When one is broken; the message says which.
+pub(crate) fn assert_all(input: &[u8]) {
+    let mut scene = Scene::new();
+    let mut rest = input;
+    for _ in 0..DEEDS {
+        let Some((&[deed, who, high, low], after)) = rest.split_first_chunk() else { break };
+        rest = after;
+        let number = u16::from_be_bytes([high, low]);
+        let slot = Slot::from(who) % GUESTS;
+        match deed & 7 {
+            0 | 1 => {
+                let (octets, after) = rest.split_at(rest.len().min(number.into()));
+                rest = after;
+                scene.frame(deed, slot, octets);
+            }
+            2 => scene.syn(slot, number),
+            3 => scene.segment(deed >> 3, slot, number),
+            4 => scene.receive(usize::from(low)),
+            5 => scene.pass(Duration::from_millis(16) * u32::from(number)),
+            6 => scene.tell(slot, low & 1 == 0),
+            _ => {
+                let (addr, len) = BAD_DESCRIPTORS[usize::from(low) % BAD_DESCRIPTORS.len()];
+                scene.bad += u64::from(scene.rig.borrow_mut().deliver_descriptor(addr, len));
+            }
+        }
+        scene.hold();
+    }
+    scene.end();
+}
+
+impl Scene {
+    fn new() -> Self {
+        let config = StackConfig {
+            slots: GUESTS - 1,
+            ports: 3,
+            connections: 4,
+            connections_per_port: 2,
+            ..StackConfig::default()
+        };
+        let rig = Rc::new(RefCell::new(Rig::new(CHUNKS, CHUNK, RX_RING, START)));
+        let descriptor = std::fs::File::open("/dev/null").expect("a descriptor");
+        Self {
+            link: Link::new(Source { rig: Rc::clone(&rig), descriptor }),
+            rig,
+            stack: pattern::stack(config.clone()).0,
+            config,
+            now: Duration::ZERO,
+            stands: Default::default(),
+            queued: 0,
+            bad: 0,
+            handed: 0,
+        }
+    }
+
+    fn deliver(&mut self, frame: &[u8]) {
+        let fate = self.rig.borrow_mut().deliver(frame);
+        let [fill, list, waiting, _] = self.rig.borrow().places();
+        match fate {
+            Fate::Queued => self.queued += 1,
+            Fate::TooLong => assert!(frame.len() > (CHUNK / 2) as usize, "{} octets", frame.len()),
+            Fate::NoChunk => assert_eq!((fill, list), (0, 0)),
+            Fate::RingFull => assert_eq!(waiting, RX_RING as usize),
+        }
+    }
+
+    /// A frame of any octets.
+    fn frame(&mut self, how: u8, slot: Slot, octets: &[u8]) {
+        let mut frame = Mac::SERVICE.0.to_vec();
+        frame.extend(if how & 8 == 0 { stamp(slot).0 } else { [0x52, 0x54, 0, 1, 2, slot as u8] });
+        frame.extend(octets);
+        if how & 16 != 0 {
+            complete(&mut frame);
+        }
+        if how & 32 != 0 {
+            frame.resize(CHUNK as usize, 0);
+        }
+        if how & 64 != 0 {
+            frame.drain(..frame.len().min(usize::from(how >> 7) * 7 + 6));
+        }
+        self.deliver(&frame);
+    }
+
+    fn syn(&mut self, slot: Slot, number: u16) {
+        let port = number % 4 + 1;
+        let ours = u32::from(number) << 16;
+        self.stands[slot as usize].port = port;
+        self.deliver(&Segment::syn(port, ours).frame(slot));
+    }
+
+    fn segment(&mut self, flags: u8, slot: Slot, number: u16) {
+        let Stand { port, ours, theirs, .. } = self.stands[slot as usize];
+        let control = match flags & 3 {
+            0 | 1 => TcpControl::None,
+            2 => TcpControl::Fin,
+            _ => TcpControl::Rst,
+        };
+        let said = REQUESTS[usize::from(number) % REQUESTS.len()];
+        // Mostly in order; now and then from a little before or after.
+        let off = if flags & 4 != 0 { u32::from(number >> 4) } else { 0 };
+        let seq = if flags & 8 != 0 { ours.wrapping_sub(off) } else { ours.wrapping_add(off) };
+        let window = if flags & 16 != 0 { 0 } else { 4_000 };
+        let segment = Segment { window, ..Segment::ack(port, seq, theirs).control(control).with(said) };
+        self.deliver(&segment.frame(slot));
+    }
+
+    /// Hands frames to the stack, as a worker does.
+    fn receive(&mut self, most: usize) {
+        let now = at(self.now);
+        let (stack, stands, handed) = (&mut self.stack, &mut self.stands, &mut self.handed);
+        let mut sent = Sent::default();
+        self.link.receive(most, |slot, frame| {
+            *handed += 1;
+            let before = stack.stats();
+            let first = sent.0.len();
+            stack.receive(now, slot, frame, &mut sent);
+            counted_once(&before, &stack.stats());
+            if let Some(stand) = stands.get_mut(slot as usize) {
+                stand.heard = true;
+            }
+            sent.0[first..].iter().for_each(|frame| heard(stands, frame));
+        });
+        self.step();
+    }
+
+    /// Timers as long as they are due; they always get on.
+    fn step(&mut self) -> Option<Duration> {
+        let mut sent = Sent::default();
+        for _ in 0..TURNS {
+            match self.stack.step(at(self.now), &mut sent) {
+                Some(next) if next <= self.now => {}
+                next => {
+                    sent.0.iter().for_each(|frame| heard(&mut self.stands, frame));
+                    return next;
+                }
+            }
+        }
+        panic!("after {TURNS} turns something is still due at {:?}", self.now);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(next) = self.step().filter(|next| *next <= end) {
+            assert!(next > self.now, "time stands still");
+            self.now = next;
+        }
+        self.now = end;
+        self.step();
+    }
+
+    fn tell(&mut self, slot: Slot, forget: bool) {
+        if slot >= self.config.slots {
+            return;
+        }
+        if forget {
+            self.stack.forget(slot);
+            return;
+        }
+        let mut sent = Sent::default();
+        self.stack.wake(at(self.now), slot, &mut sent);
+        sent.0.iter().for_each(|frame| heard(&mut self.stands, frame));
+    }
+
+    /// What holds between two deeds.
+    fn hold(&self) {
+        let rig = self.rig.borrow();
+        let (lent, _, bad) = rig.received();
+        // A bad descriptor takes a place in the ring, and no chunk.
+        let [fill, list, waiting, pool] = rig.places();
+        let waiting_bad = (self.bad - bad) as usize;
+        assert_eq!(fill + list + waiting - waiting_bad + pool, CHUNKS as usize, "a chunk is lost or doubled");
+        assert_eq!(self.queued, lent + (waiting - waiting_bad) as u64, "a frame is lost or doubled");
+        let refused = self.link.stats();
+        assert_eq!(lent, self.handed + refused.runt + refused.unstamped + refused.slot_out_of_range);
+        let stats = self.stack.stats();
+        assert_eq!(stats.received, self.handed);
+        assert_eq!(stats.faults, 0, "a fault of ours");
+        assert!(stats.connections <= self.config.connections as u64, "{stats:?}");
+        assert!(stats.ports <= self.config.ports as u64, "{stats:?}");
+    }
+
+    /// When nobody says anything any more, nothing is left.
+    fn end(&mut self) {
+        while self.rig.borrow().places()[2] > 0 {
+            self.receive(usize::MAX);
+        }
+        self.hold();
+        self.pass(Duration::from_secs(1_000));
+        let stats = self.stack.stats();
+        assert_eq!((stats.connections, stats.ports, self.stack.time_waits()), (0, 0, 0), "{stats:?}");
+        self.rig.borrow().assert_conserved();
+    }
+}
+
+/// One frame has at most one fate.
+fn counted_once(before: &StackStats, after: &StackStats) {
+    let fates = |stats: &StackStats| {
+        [
+            stats.arp_answered,
+            stats.neighbours_answered,
+            stats.echoes_answered,
+            stats.dropped_malformed,
+            stats.dropped_checksum,
+            stats.dropped_address,
+            stats.dropped_fragment,
+            stats.dropped_protocol,
+            stats.dropped_slot,
+            stats.handshakes,
+            stats.accepted,
+            stats.dropped_early,
+            stats.unmatched,
+            stats.refused_port_connections,
+            stats.refused_connections,
+            stats.refused_ports,
+        ]
+    };
+    let more = fates(after).iter().sum::<u64>() - fates(before).iter().sum::<u64>();
+    assert!(more <= 1, "one frame is counted {more} times: {before:?}, then {after:?}");
+    assert_eq!(after.received, before.received + 1);
+}
+
+/// What is sent fits a guest's MTU and is for somebody who has said something.
+fn heard(stands: &mut [Stand], frame: &[u8]) {
+    assert!((HEADER_LEN..=MAX_FRAME).contains(&frame.len()), "{} octets", frame.len());
+    let to = Mac(frame[..6].try_into().expect("six octets"));
+    let stand = slot_of(to).and_then(|slot| stands.get_mut(slot as usize));
+    let stand = stand.filter(|stand| stand.heard).unwrap_or_else(|| panic!("a frame for {to}"));
+    if frame[12..14] != [8, 0] || frame[23] != 6 {
+        return;
+    }
+    let reply = Reply::read(frame);
+    if reply.ports.1 == stand.port && !reply.flags.3 {
+        let length = reply.payload.len() as u32 + u32::from(reply.flags.0) + u32::from(reply.flags.2);
+        (stand.ours, stand.theirs) = (reply.ack, reply.seq.wrapping_add(length));
+    }
+}
+
+/// Makes an IPv4 header's checksum right (RFC 1071), if there is a header.
+fn complete(frame: &mut [u8]) {
+    let Some(header) = frame.get_mut(HEADER_LEN..HEADER_LEN + 20) else { return };
+    header[10..12].fill(0);
+    let words = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    header[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+}

@@ -1,0 +1,90 @@
+//! What holds for every token somebody shows: only one that was made for this VM, this dialect and this moment is
+//! good.
+//!
+//! Shared by the fuzz target and the test that replays its corpus. An input:
+//!
+//! | octet | meaning |
+//! |---|---|
+//! | 0 | low two bits: the dialect; then two bits: the VM |
+//! | 1–4 | how long it is to live, seconds |
+//! | 5–8 | how long after it was made it is shown, seconds |
+//! | 9 | how many edits of three octets follow: where, what, 0 to overwrite, 1 to insert, 2 to take out, else a bit flipped |
+//! | others | after the edits: a token nobody made |
+
+use std::sync::LazyLock;
+
+use metadata_user::token::{Keyring, Kind, TOKEN_CHARS};
+
+const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
+/// Among them one that begins like another and the empty one: a name and what is signed before it must not run
+/// into one another.
+const VMS: [&str; 4] =
+    ["7c0f1a52-3b5e-4d1a-9d2c-000000000001", "7c0f1a52-3b5e-4d1a-9d2c-000000000002", "7c0f1a52", ""];
+const MADE_AT: u64 = 1_767_225_600;
+const EDITS_MOST: usize = 8;
+
+static KEYS: LazyLock<Keyring> = LazyLock::new(Keyring::ephemeral);
+static OTHER_KEYS: LazyLock<Keyring> = LazyLock::new(Keyring::ephemeral);
+
+/// Asserts every law on one input.
+///
+/// # Panics
+/// When one is broken; the message says which.
+pub(crate) fn assert_all(input: &[u8]) {
+    let Some((head, rest)) = input.split_first_chunk::<10>() else { return };
+    let [who, t0, t1, t2, t3, a0, a1, a2, a3, edits] = *head;
+    let kind = KINDS[usize::from(who & 3) % KINDS.len()];
+    let vm = VMS[usize::from(who >> 2 & 3)];
+    let ttl = u32::from_be_bytes([t0, t1, t2, t3]);
+    let shown_at = MADE_AT + u64::from(u32::from_be_bytes([a0, a1, a2, a3]));
+    let (edits, strange) = rest.split_at(rest.len().min(3 * usize::from(edits).min(EDITS_MOST)));
+
+    let token = KEYS.mint(kind, vm, ttl, MADE_AT);
+    assert_eq!(token.len(), TOKEN_CHARS);
+    assert!(token.bytes().all(|octet| octet.is_ascii_graphic()), "{token}");
+    let ends = MADE_AT + u64::from(ttl.min(kind.longest_ttl_seconds()));
+    assert_eq!(KEYS.verify(kind, vm, token.as_bytes(), shown_at), shown_at < ends, "{ttl} s at {shown_at}");
+    for other in KINDS.into_iter().filter(|other| *other != kind) {
+        assert!(!KEYS.verify(other, vm, token.as_bytes(), MADE_AT), "good for {other:?}");
+    }
+    for other in VMS.into_iter().filter(|other| *other != vm) {
+        assert!(!KEYS.verify(kind, other, token.as_bytes(), MADE_AT), "good for the VM `{other}`");
+    }
+    assert!(!OTHER_KEYS.verify(kind, vm, token.as_bytes(), MADE_AT), "good on another node");
+
+    let edited = edit(token.as_bytes(), edits);
+    if edited != token.as_bytes() {
+        assert_nobody_takes(&edited);
+    }
+    assert_nobody_takes(strange);
+    if !strange.is_empty() {
+        // What was made with the token in hand is no better.
+        assert_nobody_takes(&[token.as_bytes(), strange].concat());
+        let spliced = [&token.as_bytes()[strange.len().min(TOKEN_CHARS)..], strange].concat();
+        assert_nobody_takes(&spliced);
+    }
+}
+
+/// Asserts that a text is no token of anybody.
+fn assert_nobody_takes(text: &[u8]) {
+    let made = |kind, vm| KEYS.verify(kind, vm, text, MADE_AT);
+    for kind in KINDS {
+        for vm in VMS {
+            assert!(!made(kind, vm), "{} is good for {kind:?} of `{vm}`", text.escape_ascii());
+        }
+    }
+}
+
+fn edit(token: &[u8], edits: &[u8]) -> Vec<u8> {
+    let mut text = token.to_vec();
+    for &[at, octet, how] in edits.as_chunks::<3>().0 {
+        let at = usize::from(at) % text.len().max(1);
+        match how {
+            0 => text.splice(at..(at + 1).min(text.len()), [octet]).for_each(drop),
+            1 => text.insert(at, octet),
+            2 if !text.is_empty() => drop(text.remove(at)),
+            _ => text.iter_mut().skip(at).take(1).for_each(|found| *found ^= 1 << (octet & 7)),
+        }
+    }
+    text
+}
