@@ -13,6 +13,7 @@ pub mod agent;
 pub mod check;
 pub mod config;
 pub mod dialect;
+pub mod doctor;
 pub mod explain;
 pub mod export;
 pub mod feed;

@@ -10,7 +10,7 @@ use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::{self, Mode, Released};
-use metadata_user::{agent, check, explain, export, sandbox};
+use metadata_user::{agent, check, doctor, explain, export, sandbox};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -39,7 +39,9 @@ Examples:
       xdp-imds serve --records ./records --port vnet0=52:54:00:12:34:56
   A tap in another network namespace (a name under /run/netns, or a path):
       xdp-imds serve --records ./records --port tap0@/proc/4242/ns/net=52:54:00:12:34:56
-  Look before serving: are the records valid, and what would each path answer?
+  Look before serving: can this node serve, and if not, what is wrong?
+      xdp-imds doctor --records ./records
+  Are the records valid, and what would each path answer?
       xdp-imds check --paths ./records
       xdp-imds explain ./records/web-1.yaml GET /latest/user-data
 
@@ -89,6 +91,10 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Look at kernel, privileges, directories and ports, and say what is wrong and what to do. Changes nothing.
+    /// Run it as the agent is run: by its user, in its namespaces, with its limits.
+    #[command(after_help = doctor::EXIT)]
+    Doctor(doctor::Arguments),
     /// Show which dialect answers a request, with what, and why. Needs no privilege.
     Explain(Explain),
     /// Write what a VM would be answered to a disk image that its guest finds by label, for VMs that boot
@@ -314,8 +320,13 @@ fn main() -> ExitCode {
     }
     let done = match cli.verb {
         Verb::Serve(serve) => {
-            serve.config().and_then(|config| run(config, serve, log)).map(|()| ExitCode::SUCCESS)
+            let served = serve.config().and_then(|config| {
+                let advice = "run `xdp-imds doctor` as the agent is run to see what is wrong and what to do";
+                run(config, serve, log).map_err(|error| anyhow::anyhow!("{error:#}; {advice}"))
+            });
+            served.map(|()| ExitCode::SUCCESS)
         }
+        Verb::Doctor(arguments) => doctor::run(&arguments.question(), &mut io::stdout().lock()),
         Verb::Status { guest, run, all, json } => look(guest.as_deref(), &run, all, json),
         Verb::Release { pins, force } => release(&pins, force).map(|()| ExitCode::SUCCESS),
         Verb::Explain(question) => {

@@ -234,7 +234,7 @@ impl SteerError {
 }
 
 /// Shows an error and its causes on one line, each once: the loader's errors keep the errno two deep.
-struct Chain<'a>(&'a (dyn std::error::Error + 'static));
+pub(super) struct Chain<'a>(pub(super) &'a (dyn std::error::Error + 'static));
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

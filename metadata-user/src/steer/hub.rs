@@ -113,7 +113,7 @@ impl Devices {
 
 /// The names of a hub's devices: outer and inner end, tap. Those of the first say what they are; the others
 /// have a number in the same four octets.
-fn names(prefix: &str, number: u32) -> [String; 3] {
+pub(super) fn names(prefix: &str, number: u32) -> [String; 3] {
     match number {
         0 => ["out", "in", "tap"].map(|end| format!("{prefix}-{end}")),
         n => ["o", "i", "t"].map(|end| format!("{prefix}-{end}{n}")),

@@ -63,6 +63,7 @@ mod netns;
 mod object;
 mod pins;
 mod ports;
+pub mod probe;
 mod processes;
 mod tables;
 mod takeover;

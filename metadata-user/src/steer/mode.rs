@@ -136,7 +136,7 @@ pub(super) fn check(mode: Mode) -> Result<(), SteerError> {
 }
 
 /// True for kernels with tcx links (6.6: e420bed02507).
-fn has_tcx() -> bool {
+pub(super) fn has_tcx() -> bool {
     KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 6, 0))
 }
 

@@ -13,7 +13,7 @@ use std::io;
 
 use super::SteerError;
 
-fn talk<T: Send>(
+pub(super) fn talk<T: Send>(
     action: impl FnOnce() -> String,
     exchange: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error> + Send,
 ) -> Result<T, SteerError> {
@@ -134,7 +134,7 @@ pub(super) fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, SteerEr
     Ok(ids)
 }
 
-fn look(name: &str, ifindex: u32) -> Result<LinkMessage, SteerError> {
+pub(super) fn look(name: &str, ifindex: u32) -> Result<LinkMessage, SteerError> {
     talk(
         || format!("look at {name}"),
         async |netlink| {

@@ -19,9 +19,9 @@ use super::{SteerError, processes};
 pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;
 
 /// Where iproute2 keeps names of namespaces.
-const RUN_NETNS: &str = "/run/netns";
+pub(super) const RUN_NETNS: &str = "/run/netns";
 /// The calling thread's own, whatever its process's.
-const OWN: &str = "/proc/thread-self/ns/net";
+pub(super) const OWN: &str = "/proc/thread-self/ns/net";
 
 /// A namespace's number in this kernel: never used again, not even after the namespace has gone, and
 /// the same however the namespace is named. (The inode number of its file is used again.)

@@ -1,0 +1,44 @@
+//! What the facts mean. Nothing here looks at anything but the facts it is given.
+
+mod kernel;
+mod node;
+mod port;
+mod privilege;
+mod room;
+
+#[cfg(test)]
+mod tests;
+
+use super::{Check, Facts, Question};
+
+/// Whether the configuration can be used.
+pub(super) fn configuration(question: &Question) -> Check {
+    let file = question.file.as_ref().map(|file| file.display().to_string());
+    match (&question.config, file) {
+        (Ok(_), Some(file)) => Check::ok("configuration", format!("{file} can be used")),
+        (Ok(_), None) => {
+            Check::ok("configuration", "the defaults; --config FILE looks at a node for that file")
+        }
+        (Err(reason), _) => Check::fail(
+            "configuration",
+            reason.clone(),
+            "values the agent takes",
+            "Correct it; everything below was looked at for the default configuration",
+        ),
+    }
+}
+
+/// Every check, in the order in which one thing needs another.
+pub(super) fn all(facts: &Facts) -> Vec<Check> {
+    let mut checks = kernel::checks(facts);
+    checks.extend(privilege::checks(facts));
+    checks.extend(room::checks(facts));
+    checks.extend(node::checks(facts));
+    checks.extend(port::checks(facts));
+    checks
+}
+
+/// `one port`, `2 ports`.
+fn count(number: usize, what: &str) -> String {
+    if number == 1 { format!("one {what}") } else { format!("{number} {what}s") }
+}

@@ -1,0 +1,148 @@
+//! The node: who else is there, who has the addresses, time and processors.
+
+use super::super::{Check, Facts, Node};
+use super::count;
+use crate::steer::probe::AddressUse;
+
+/// 2026-01-01: no clock that is right is earlier.
+const EARLIEST: u64 = 1_767_225_600;
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let Facts { node, wanted, process, .. } = facts;
+    let mut checks = vec![agent(node), hub(node, &wanted.hub)];
+    checks.extend(addresses(node));
+    checks.extend(bridge(node));
+    checks.push(clock(process.unix_time));
+    checks.push(workers(wanted.workers as usize, process.cpus));
+    checks
+}
+
+fn agent(node: &Node) -> Check {
+    let name = "agent";
+    match (node.agent, &node.stale_socket) {
+        (Some(pid), _) => Check::warn(
+            name,
+            format!("an agent (process {pid}) has this run directory"),
+            "none, for a start; one, to look at a node that is served",
+            "Nothing, if it is the one you mean; else stop it, let `serve --takeover` follow it, or give this one another --run, \
+             --pins and --hub",
+        ),
+        (None, Some(path)) => {
+            let found = format!("no agent; {} is of one that ended, and is replaced", path.display());
+            Check::ok(name, found)
+        }
+        (None, None) => Check::ok(name, "no agent has this run directory"),
+    }
+}
+
+fn hub(node: &Node, prefix: &str) -> Check {
+    let name = "hub";
+    let devices = match &node.hub {
+        Ok(devices) => devices,
+        Err(failure) => {
+            return Check::warn(name, failure.text.clone(), "to look for the hub's devices", "See the error");
+        }
+    };
+    let listed = |kinds: &[&(String, String)]| {
+        kinds.iter().map(|(name, kind)| format!("{name} ({kind})")).collect::<Vec<_>>().join(", ")
+    };
+    let foreign: Vec<_> = devices.iter().filter(|(_, kind)| kind != "veth" && kind != "tap").collect();
+    let taps: Vec<_> = devices.iter().filter(|(_, kind)| kind == "tap").collect();
+    if !foreign.is_empty() {
+        return Check::fail(
+            name,
+            format!("{} has the name of a device of the hub", listed(&foreign)),
+            format!("names that begin with {prefix}- to be free"),
+            "Rename it, or choose another prefix with --hub or `hub:`",
+        );
+    }
+    match (taps.is_empty(), devices.is_empty(), node.agent) {
+        (true, true, _) => Check::ok(name, format!("names that begin with {prefix}- are free")),
+        (true, false, _) => {
+            let all: Vec<_> = devices.iter().collect();
+            Check::ok(name, format!("{}: left by an agent that was killed, and replaced", listed(&all)))
+        }
+        (false, _, Some(_)) => Check::ok(name, format!("{}: the agent's, which lives", listed(&taps))),
+        (false, _, None) => Check::fail(
+            name,
+            format!("{} is alive: another agent has this prefix, with another run directory", listed(&taps)),
+            format!("names that begin with {prefix}- to be free"),
+            "Stop it, or give this one another --hub, --run and --pins",
+        ),
+    }
+}
+
+fn addresses(node: &Node) -> Vec<Check> {
+    let name = "address";
+    let uses = match &node.addresses {
+        Ok(uses) => uses,
+        Err(failure) => {
+            return vec![Check::warn(
+                name,
+                failure.text.clone(),
+                "to look at routes and neighbours",
+                "See the error",
+            )];
+        }
+    };
+    let mut checks: Vec<_> = uses.iter().filter_map(address).collect();
+    if checks.is_empty() {
+        let found = format!(
+            "the node has no use of its own for any served address, of which there are {}",
+            uses.len()
+        );
+        checks.push(Check::ok(name, found));
+    }
+    checks
+}
+
+/// Guests on ports are answered whatever the node does with an address; others would reach it.
+fn address(it: &AddressUse) -> Option<Check> {
+    let found = if it.own {
+        "is an address of the node itself".to_owned()
+    } else if let Some(bits) = it.routed.filter(|bits| *bits > 0) {
+        let by = it.neighbour.as_ref().map_or_else(String::new, |mac| format!(", where {mac} answers"));
+        format!("has a route of its own (/{bits}){by}")
+    } else if let Some(mac) = &it.neighbour {
+        format!("is answered for by {mac} on the link")
+    } else {
+        return None;
+    };
+    let check = Check::warn(
+        "address",
+        format!("{found}: another metadata service"),
+        "no other use of it",
+        "Guests on ports never reach it; keep guests without a record from it with `guard: all`",
+    );
+    Some(check.of(it.address))
+}
+
+fn bridge(node: &Node) -> Option<Check> {
+    let value = node.bridge_filter.as_ref().filter(|value| *value != "0")?;
+    let found = format!(
+        "bridge-nf-call-iptables is {value}, which makes no difference: what is steered meets no bridge"
+    );
+    Some(Check::ok("bridge", found))
+}
+
+fn clock(unix_time: u64) -> Check {
+    let name = "clock";
+    if unix_time >= EARLIEST {
+        return Check::ok(name, "after this version was made");
+    }
+    Check::warn(
+        name,
+        format!("{unix_time} seconds since 1970, before this version was made"),
+        "the time of day",
+        "Set it, and start timekeeping before the agent: tokens expire by it",
+    )
+}
+
+fn workers(workers: usize, cpus: usize) -> Check {
+    let name = "workers";
+    let found = format!("{} on {}", count(workers, "worker"), count(cpus, "processor"));
+    if workers <= cpus {
+        return Check::ok(name, found);
+    }
+    Check::warn(name, found, "no more workers than processors", format!("Set `workers: {cpus}`"))
+}

@@ -1,0 +1,273 @@
+//! Ports: is the device there, is it one that can be a port, is it free?
+
+use metadata_common::maps::program;
+
+use super::super::{Check, Facts, Port};
+use super::count;
+use crate::port::PortName;
+use crate::steer::probe::{Device, Failure, Feature, Place, Program, Search};
+use crate::steer::{HUB_MTU, Mode};
+
+/// The MTU guests have unless they are told another.
+const USUAL_MTU: u32 = 1_500;
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    if facts.ports.is_empty() {
+        let remedy = "Name them: --port IFNAME[@NETNS], `ports:`, or network.nics[].port in records";
+        return vec![Check::warn(
+            "port",
+            "neither configuration nor records name one",
+            "ports to look at",
+            remedy,
+        )];
+    }
+    facts.ports.iter().flat_map(|port| one(facts, port)).collect()
+}
+
+/// What is wrong with a port, or one line that it is well.
+fn one(facts: &Facts, port: &Port) -> Vec<Check> {
+    let device = match &port.device {
+        Ok(Some(device)) => device,
+        Ok(None) => return vec![absent(&port.name, None, port.elsewhere.as_ref()).of(&port.name)],
+        Err(failure) => {
+            return vec![absent(&port.name, Some(failure), port.elsewhere.as_ref()).of(&port.name)];
+        }
+    };
+    let wrong = [
+        kind(device),
+        xdp(facts, port, device),
+        classifiers(facts, device),
+        elsewhere(facts, &port.name),
+        mtu(device),
+        up(&port.name, device),
+    ];
+    let mut checks: Vec<_> = wrong.into_iter().flatten().map(|check| check.of(&port.name)).collect();
+    if checks.is_empty() {
+        checks.push(Check::ok("port", well(device)).of(&port.name));
+    }
+    checks
+}
+
+fn well(device: &Device) -> String {
+    let Device { kind, mtu, queues, master, xdp, tcx, .. } = device;
+    let master = master.as_ref().map_or_else(String::new, |(name, kind)| format!(", on {kind} {name}"));
+    let steered = xdp.iter().chain(tcx.iter().flatten()).any(is_ours);
+    let steered = if steered { ", steered by the agent that is at work" } else { "" };
+    format!("{kind}, up, MTU {mtu}, {}{master}{steered}", count(*queues as usize, "queue"))
+}
+
+fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>) -> Check {
+    let check = "port.device";
+    let found = failure.map_or_else(|| format!("no {} there", name.ifname), |failure| failure.text.clone());
+    if let Some(Failure { errno: Some(libc::EMFILE), .. }) = failure {
+        return Check::warn(
+            check,
+            format!("not found out: {found}"),
+            "a tap",
+            "Raise the limit on open files first",
+        );
+    }
+    if failure.is_some_and(Failure::is_refusal) {
+        let remedy =
+            "Entering a namespace takes CAP_SYS_ADMIN, following another user's process CAP_SYS_PTRACE";
+        return Check::fail(check, found, "a namespace that can be entered", remedy);
+    }
+    match elsewhere {
+        Some(search) if search.found > 0 => {
+            let places: Vec<_> = search.places.iter().map(|place| place_of(&name.ifname, place)).collect();
+            let more = if search.found > places.len() { ", …" } else { "" };
+            let remedy = search.places.first().map_or_else(String::new, |place| write(&name.ifname, place));
+            let expected = format!("{} in the namespace named", name.ifname);
+            Check::fail(check, format!("{found}; {}{more}", places.join(", ")), expected, remedy)
+        }
+        search => {
+            let unseen = search.map_or(0, |search| search.unseen);
+            let unseen = match unseen {
+                0 => String::new(),
+                number => format!(" ({} could not be looked into)", count(number, "place")),
+            };
+            Check::warn(
+                check,
+                format!("{found}, nor in any other namespace{unseen}"),
+                "a tap, once its VM starts",
+                "Nothing, if the VM is not there yet: the port is attached when it appears. Else correct the name",
+            )
+        }
+    }
+}
+
+fn place_of(ifname: &str, Place { netns, process }: &Place) -> String {
+    match (netns, process) {
+        (None, _) => format!("{ifname} is in the agent's own namespace"),
+        (Some(netns), None) => format!("{ifname} is in namespace {netns}"),
+        (Some(netns), Some((pid, called))) => {
+            format!("{ifname} is in namespace {netns} (process {pid}, {called})")
+        }
+    }
+}
+
+fn write(ifname: &str, Place { netns, .. }: &Place) -> String {
+    match netns {
+        None => format!("Write `port: {{ifname: {ifname}}}` (--port {ifname})"),
+        Some(netns) => {
+            format!("Write `port: {{ifname: {ifname}, netns: {netns}}}` (--port {ifname}@{netns})")
+        }
+    }
+}
+
+fn kind(device: &Device) -> Option<Check> {
+    let (check, kind) = ("port.kind", &device.kind);
+    if !device.ethernet {
+        let remedy = "Give the VM a tap, which carries Ethernet frames";
+        return Some(Check::fail(check, format!("a {kind} without Ethernet"), "a tap", remedy));
+    }
+    match kind.as_str() {
+        "tap" => None,
+        "veth" => Some(Check::warn(
+            check,
+            "a veth: the kernel answers nothing itself, and answers arrive only while its peer takes redirected frames",
+            "a tap, or a veth whose peer does",
+            "Where it is not a guest's tap but the way to it, name the tap; else turn GRO on at the peer (ethtool -K PEER gro on)",
+        )),
+        "macvtap" | "macvlan" | "ipvtap" | "ipvlan" => Some(Check::fail(
+            check,
+            format!("a {kind}: what its guest sends passes no hook on it"),
+            "a tap",
+            "Connect the VM by a tap and a bridge (KubeVirt: bridge or masquerade binding)",
+        )),
+        "bridge" | "bond" | "vxlan" | "dummy" => Some(Check::fail(
+            check,
+            format!("a {kind}, which is no guest's"),
+            "the tap of one VM",
+            "Name the VM's tap: `bridge link` lists those of a bridge",
+        )),
+        _ => Some(Check::warn(
+            check,
+            format!("a {kind}: steered generically unless its driver has XDP, at more cost a frame"),
+            "a tap",
+            "Name the VM's tap, if it has one",
+        )),
+    }
+}
+
+fn is_ours(program: &Program) -> bool {
+    matches!(program.name.as_deref(), Some(program::PORT | program::PORT_TCX))
+}
+
+/// Whether a program of ours belongs to the agent this looks at: one that lives, or one whose links are pinned.
+fn is_expected(facts: &Facts) -> bool {
+    let pinned = facts.pins.as_ref().and_then(|pins| pins.links.as_ref().ok());
+    facts.node.agent.is_some() || pinned.is_some_and(|links| !links.is_empty())
+}
+
+/// A device carries one XDP program.
+fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
+    let (check, expected) = ("port.xdp", "no XDP program but the agent's own");
+    let program = match device.xdp.iter().find(|program| !is_ours(program)) {
+        Some(other) => other,
+        None if is_expected(facts) => return None,
+        None => device.xdp.first()?,
+    };
+    let Program { id, name } = program;
+    let name = name.as_deref().unwrap_or_default();
+    let found = format!("XDP program `{name}` (number {id}) is on it already{}", owner(name));
+    let tcx = facts.kernel.features.contains(&(Feature::Tcx, Ok(true))) && port.name.netns.is_none();
+    let off = format!(
+        "`bpftool prog show id {id}` tells of it, `ip link set dev {} xdp off` takes it off",
+        port.name.ifname
+    );
+    let remedy = match name {
+        program::PORT => "Stop the other agent, or let its `xdp-imds release` take its pins off".to_owned(),
+        "xdp_dispatcher" => format!("`xdp-loader unload {} --all` takes it off", port.name.ifname),
+        name if is_cilium(name) => "Keep the device out of Cilium's `devices`".to_owned(),
+        _ if tcx => format!("{off}; or leave it there and steer by `steer: tcx`"),
+        _ => off,
+    };
+    Some(Check::fail(check, found, expected, remedy))
+}
+
+/// Whose a program of that name usually is.
+fn owner(name: &str) -> &'static str {
+    match name {
+        program::PORT => ", as of another xdp-imds",
+        "xdp_dispatcher" => ", libxdp's",
+        name if is_cilium(name) => ", Cilium's",
+        name if name.contains("calico") => ", Calico's",
+        _ => "",
+    }
+}
+
+fn is_cilium(name: &str) -> bool {
+    name.starts_with("cil_") || name == "bpf_xdp_entry"
+}
+
+/// Ours goes before those that are there; one that comes later may go before ours.
+fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
+    let tcx = device.tcx.iter().flatten();
+    if !is_expected(facts) && tcx.clone().any(is_ours) {
+        return Some(Check::fail(
+            "port.tcx",
+            "the classifier of another xdp-imds is on it",
+            "none but the agent's own",
+            "Stop the other agent, or let its `xdp-imds release` take its pins off",
+        ));
+    }
+    if facts.wanted.steer == Mode::Xdp {
+        return None;
+    }
+    let named = |name: &Option<String>| name.clone().unwrap_or_else(|| "one without a name".into());
+    let others = tcx.filter(|program| !is_ours(program)).map(|program| named(&program.name));
+    let filters =
+        device.filters.iter().map(|filter| named(&filter.name.clone().or(Some(filter.kind.clone()))));
+    let others: Vec<_> = others.chain(filters).collect();
+    if others.is_empty() {
+        return None;
+    }
+    Some(Check::warn(
+        "port.tcx",
+        format!("other classifiers are on it: {}", others.join(", ")),
+        "none, or none that is put before ours later",
+        "Nothing need be done: ours goes first; set `steer: xdp` if their owner puts its own first again",
+    ))
+}
+
+fn elsewhere(facts: &Facts, name: &PortName) -> Option<Check> {
+    (facts.wanted.steer == Mode::Tcx && name.netns.is_some()).then(|| {
+        Check::fail(
+            "port.tcx",
+            "it is in another namespace than the hub, which a classifier cannot reach",
+            "a port of the agent's own namespace for `steer: tcx`",
+            "Set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`",
+        )
+    })
+}
+
+/// A redirect drops what is longer than the MTU of where it goes to.
+fn mtu(device: &Device) -> Option<Check> {
+    let (check, mtu) = ("port.mtu", device.mtu);
+    if mtu < USUAL_MTU {
+        Some(Check::warn(
+            check,
+            format!("{mtu} octets"),
+            format!("{USUAL_MTU}, or a guest that is told {mtu}"),
+            "See that the guest has this MTU: answers longer than it are dropped",
+        ))
+    } else if device.kind == "veth" && mtu > HUB_MTU {
+        Some(Check::warn(
+            check,
+            format!("{mtu} octets: a veth then has XDP generically only"),
+            format!("{HUB_MTU} at most"),
+            "Lower it if steering costs too much",
+        ))
+    } else {
+        None
+    }
+}
+
+fn up(name: &PortName, device: &Device) -> Option<Check> {
+    (!device.up).then(|| {
+        let enter = name.netns.as_ref().map_or_else(String::new, |netns| format!(" in {netns}"));
+        let remedy = format!("`ip link set {} up`{enter}, or start its VM", name.ifname);
+        Check::warn("port.up", format!("the {} is down", device.kind), "it to be up", remedy)
+    })
+}

@@ -1,0 +1,264 @@
+//! What this process may do: capabilities and limits.
+
+use super::super::{Check, Facts, Process};
+use super::count;
+
+const DAC_READ_SEARCH: u32 = 2;
+const NET_ADMIN: u32 = 12;
+const NET_RAW: u32 = 13;
+const IPC_LOCK: u32 = 14;
+const SYS_PTRACE: u32 = 19;
+const SYS_ADMIN: u32 = 21;
+const PERFMON: u32 = 38;
+const BPF: u32 = 39;
+
+/// Descriptors of an agent without ports.
+const FILES: u64 = 64;
+/// Descriptors of a worker: its hub, programs and socket.
+const FILES_OF_A_WORKER: u64 = 16;
+/// Descriptors of a port: a link for XDP, one for the classifier.
+const FILES_OF_A_PORT: u64 = 2;
+/// Descriptors of another namespace with ports: its two programs, the watch on its links, one to spare.
+const FILES_OF_A_NAMESPACE: u64 = 4;
+/// The limit below which an agent that is to grow is warned.
+const FILES_TO_GROW: u64 = 4_096;
+
+/// A capability: its name in checks, its number, which other one includes it, and what it is needed for.
+struct Needed {
+    check: &'static str,
+    name: &'static str,
+    number: u32,
+    within: Option<u32>,
+    what_for: &'static str,
+}
+
+const ALWAYS: [Needed; 5] = [
+    Needed {
+        check: "capability.bpf",
+        name: "CAP_BPF",
+        number: BPF,
+        within: Some(SYS_ADMIN),
+        what_for: "maps and programs",
+    },
+    Needed {
+        check: "capability.perfmon",
+        name: "CAP_PERFMON",
+        number: PERFMON,
+        within: Some(SYS_ADMIN),
+        what_for: "programs that compare pointers",
+    },
+    Needed {
+        check: "capability.net_admin",
+        name: "CAP_NET_ADMIN",
+        number: NET_ADMIN,
+        within: None,
+        what_for: "XDP programs and the hub's devices",
+    },
+    Needed {
+        check: "capability.net_raw",
+        name: "CAP_NET_RAW",
+        number: NET_RAW,
+        within: None,
+        what_for: "the AF_XDP socket",
+    },
+    Needed {
+        check: "capability.sys_admin",
+        name: "CAP_SYS_ADMIN",
+        number: SYS_ADMIN,
+        within: None,
+        what_for: "a private bpffs, and ports in other namespaces",
+    },
+];
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let Process { capabilities, .. } = &facts.process;
+    let mut checks = Vec::new();
+    if capabilities.is_none() {
+        let remedy = "Mount /proc; what capabilities there are shows by what the kernel refuses";
+        checks.push(Check::warn(
+            "capability",
+            "/proc/self/status does not tell",
+            "the capability sets",
+            remedy,
+        ));
+    } else {
+        checks.extend(ALWAYS.iter().map(|needed| always(facts, needed)));
+        checks.extend([ipc_lock(facts), sys_ptrace(facts), dac_read_search(facts)]);
+    }
+    checks.extend([user_namespace(&facts.process), seccomp(&facts.process), open_files(facts)]);
+    checks
+}
+
+/// True when a capability every node needs is not there.
+pub(super) fn is_missing_any(facts: &Facts) -> bool {
+    ALWAYS
+        .iter()
+        .any(|needed| !has(facts, needed.number) && !needed.within.is_some_and(|other| has(facts, other)))
+}
+
+/// Where the sets are unknown, none is held against anybody.
+fn has(facts: &Facts, number: u32) -> bool {
+    facts.process.capabilities.is_none_or(|sets| sets.effective & (1 << number) != 0)
+}
+
+fn always(facts: &Facts, needed: &Needed) -> Check {
+    let Needed { check, name, number, within, what_for } = *needed;
+    if has(facts, number) {
+        Check::ok(check, format!("{name} counts: {what_for}"))
+    } else if within.is_some_and(|other| has(facts, other)) {
+        Check::ok(check, format!("CAP_SYS_ADMIN includes {name}: {what_for}"))
+    } else {
+        missing(facts, check, name, number, what_for)
+    }
+}
+
+fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for: &str) -> Check {
+    let sets = facts.process.capabilities.unwrap_or_default();
+    let bit = 1 << number;
+    let plain = name.trim_start_matches("CAP_");
+    let (found, remedy) = if sets.permitted & bit != 0 {
+        ("is permitted but not effective", "Have whatever starts the agent not lower it".to_owned())
+    } else if sets.bounding & bit != 0 {
+        (
+            "is not there",
+            format!(
+                "Run as root, or add it: systemd AmbientCapabilities={name}, Kubernetes capabilities.add: [{plain}]"
+            ),
+        )
+    } else {
+        (
+            "is not there, nor in the bounding set",
+            format!(
+                "Let it in where it is taken away: systemd CapabilityBoundingSet={name}, Kubernetes capabilities.add: \
+                 [{plain}], docker --cap-add {plain}"
+            ),
+        )
+    };
+    Check::fail(check, format!("{name} {found}"), format!("it, for {what_for}"), remedy)
+}
+
+/// The socket's memory is pinned, and counts against a limit unless the capability is there.
+fn ipc_lock(facts: &Facts) -> Check {
+    let (check, name) = ("capability.ipc_lock", "CAP_IPC_LOCK");
+    let needed = facts.wanted.pinned_memory.saturating_mul(facts.wanted.workers.into());
+    let mib = |octets: u64| octets.div_ceil(1 << 20);
+    if has(facts, IPC_LOCK) {
+        return Check::ok(check, format!("{name} counts: {} MiB of frames stay in memory", mib(needed)));
+    }
+    match facts.process.resources.locked_memory {
+        Some(limit) if limit < needed => {
+            let what_for = format!(
+                "{} MiB of frames that stay in memory; RLIMIT_MEMLOCK allows {} KiB",
+                mib(needed),
+                limit >> 10
+            );
+            let check = missing(facts, check, name, IPC_LOCK, &what_for);
+            let remedy =
+                check.remedy.map(|remedy| format!("{remedy}; or raise the limit (systemd LimitMEMLOCK=)"));
+            Check { remedy, ..check }
+        }
+        _ => Check::ok(check, format!("{name} is not needed: RLIMIT_MEMLOCK allows {} MiB", mib(needed))),
+    }
+}
+
+/// Another user's `/proc/PID/ns/net` cannot be followed without it.
+fn sys_ptrace(facts: &Facts) -> Check {
+    let (check, name) = ("capability.sys_ptrace", "CAP_SYS_PTRACE");
+    let by_process =
+        |name: &crate::port::PortName| name.netns.as_deref().is_some_and(|netns| netns.starts_with("/proc/"));
+    let ports = facts.ports.iter().filter(|port| by_process(&port.name));
+    let refused = ports.clone().any(|port| matches!(&port.device, Err(failure) if failure.is_refusal()));
+    match (has(facts, SYS_PTRACE), ports.count()) {
+        (true, _) => Check::ok(check, format!("{name} counts: namespaces of other users' processes")),
+        (false, 0) => {
+            Check::ok(check, format!("{name} is not there, nor needed: no port is in a namespace of /proc"))
+        }
+        (false, _) if refused => {
+            missing(facts, check, name, SYS_PTRACE, "namespaces of other users' processes")
+        }
+        (false, number) => Check::warn(
+            check,
+            format!(
+                "{name} is not there; {} in namespaces of /proc can be reached all the same",
+                count(number, "port")
+            ),
+            "it, for namespaces of other users' processes",
+            "Add it, should such processes run as another user",
+        ),
+    }
+}
+
+fn dac_read_search(facts: &Facts) -> Check {
+    let (check, name) = ("capability.dac_read_search", "CAP_DAC_READ_SEARCH");
+    let unreadable = facts.records.as_ref().and_then(|records| records.unreadable.as_ref());
+    let refused = facts.directories.iter().any(|(what, directory)| {
+        *what == "records" && matches!(&directory.found, Err(failure) if failure.is_refusal())
+    });
+    match unreadable {
+        _ if has(facts, DAC_READ_SEARCH) => Check::ok(check, format!("{name} counts: files of other users")),
+        None if !refused => {
+            Check::ok(check, format!("{name} is not there, nor needed: the records can be read"))
+        }
+        found => {
+            let which = found.map_or("the records' directory", |name| name.as_str());
+            let lacking =
+                missing(facts, check, name, DAC_READ_SEARCH, &format!("{which}, which is another user's"));
+            let remedy = lacking.remedy.map(|remedy| {
+                format!("Let the agent's user read the records (chgrp, chmod 0640). Or: {remedy}")
+            });
+            Check { remedy, ..lacking }
+        }
+    }
+}
+
+fn user_namespace(process: &Process) -> Check {
+    let name = "user_namespace";
+    if process.initial_user_namespace {
+        return Check::ok(name, "the node's own");
+    }
+    Check::fail(
+        name,
+        "this process is in a user namespace of its own, where capabilities do not count for BPF",
+        "the node's own",
+        "Run it without user namespaces: no rootless container, Kubernetes hostUsers: true",
+    )
+}
+
+fn seccomp(process: &Process) -> Check {
+    let name = "seccomp";
+    match process.seccomp {
+        None | Some(0) => Check::ok(name, "no filter"),
+        Some(2) => Check::ok(name, "a filter is on; what it forbids of bpf(2) and AF_XDP shows above"),
+        Some(mode) => Check::fail(
+            name,
+            format!("mode {mode}: next to nothing is allowed"),
+            "no filter, or one that lets bpf(2), setns(2) and AF_XDP through",
+            "Run it under another profile (Kubernetes seccompProfile: Unconfined, docker --security-opt seccomp=unconfined)",
+        ),
+    }
+}
+
+fn open_files(facts: &Facts) -> Check {
+    let name = "limit.open_files";
+    let Some(limit) = facts.process.resources.open_files else {
+        return Check::ok(name, "no limit on open files");
+    };
+    let namespaces: std::collections::BTreeSet<_> =
+        facts.ports.iter().filter_map(|port| port.name.netns.as_deref()).collect();
+    let (ports, namespaces) = (facts.ports.len(), namespaces.len());
+    let needed = FILES
+        + FILES_OF_A_WORKER * u64::from(facts.wanted.workers)
+        + FILES_OF_A_PORT * ports as u64
+        + FILES_OF_A_NAMESPACE * namespaces as u64;
+    let found = format!("RLIMIT_NOFILE is {limit} at most (hard)");
+    let remedy = "Raise it: systemd LimitNOFILE=65536, docker --ulimit nofile=65536, ulimit -Hn";
+    if limit < needed {
+        let expected =
+            format!("{needed} for {} in {}", count(ports, "port"), count(namespaces + 1, "namespace"));
+        Check::fail(name, found, expected, remedy)
+    } else if limit < FILES_TO_GROW.max(needed) {
+        Check::warn(name, found, format!("{FILES_TO_GROW}, so that ports can come"), remedy)
+    } else {
+        Check::ok(name, format!("{found}; {needed} are needed"))
+    }
+}

@@ -1,0 +1,71 @@
+//! Looks, and thinks nothing of it.
+
+mod ports;
+mod process;
+mod room;
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
+
+use super::facts::{Facts, Kernel, Node, Wanted};
+use crate::afxdp::SocketConfig;
+use crate::config::Config;
+use crate::steer::{SteerConfig, probe};
+
+/// All there is to see for this configuration.
+pub(super) fn facts(config: &Config) -> Facts {
+    // Before anything else: the rehearsal raises the limit on open files.
+    let process = process::process();
+    let (records, ports) = ports::named(config);
+    Facts {
+        wanted: wanted(config),
+        process,
+        pins: config.pins.as_deref().map(room::pins),
+        directories: room::directories(config),
+        records,
+        node: node(config),
+        ports: ports::look(ports),
+        kernel: kernel(config),
+    }
+}
+
+fn wanted(config: &Config) -> Wanted {
+    let socket = SocketConfig::default();
+    Wanted {
+        steer: config.steer,
+        hub: config.hub.clone(),
+        workers: config.workers,
+        pinned_memory: u64::from(socket.chunks) * u64::from(socket.chunk_size),
+    }
+}
+
+fn kernel(config: &Config) -> Kernel {
+    let text = |path: &str| std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+    let tun = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun");
+    Kernel {
+        release: rustix::system::uname().release().to_string_lossy().into_owned(),
+        features: probe::features(),
+        rehearsal: probe::rehearse(&SteerConfig {
+            hub: config.hub.clone(),
+            served: config.addresses.clone(),
+            arp_only: config.next_hops(),
+            mode: config.steer,
+            ..SteerConfig::default()
+        }),
+        lockdown: text("/sys/kernel/security/lockdown"),
+        unprivileged_bpf: text("/proc/sys/kernel/unprivileged_bpf_disabled"),
+        tun: tun.map(drop).map_err(Into::into),
+    }
+}
+
+fn node(config: &Config) -> Node {
+    let (agent, stale_socket) = room::agent(&config.run);
+    let filter = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
+    Node {
+        hub: probe::hub_devices(&config.hub, config.workers),
+        agent,
+        stale_socket,
+        addresses: probe::address_uses(&config.addresses),
+        bridge_filter: filter.ok().map(|text| text.trim().to_owned()),
+    }
+}

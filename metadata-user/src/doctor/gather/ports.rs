@@ -1,0 +1,63 @@
+//! The ports configuration and records name, and the devices of those names.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use super::super::facts::{Port, Records};
+use crate::config::Config;
+use crate::feed::{FeedError, directory};
+use crate::port::PortName;
+use crate::steer::probe::{device, search};
+
+/// Refused records told, at most.
+const REFUSED_TOLD: usize = 3;
+
+/// The records, and the ports they and the configuration name, each once.
+pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
+    let mut ports: BTreeSet<PortName> = config.ports.iter().map(|port| port.name.clone()).collect();
+    let records = config.records.as_deref().map(|path| {
+        let mut records = Records::default();
+        let Ok((dir, names)) = directory::files(path) else { return records };
+        for name in names.iter().take(directory::MAX_RECORDS) {
+            let Some(loaded) = directory::load(&dir, name, &config.record_limits()) else { continue };
+            records.count += 1;
+            match loaded.record {
+                Ok((record, _)) => {
+                    let named = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
+                    ports.extend(named.map(PortName::from));
+                }
+                Err(error) => refuse(&mut records, name, &error),
+            }
+        }
+        records
+    });
+    (records, ports)
+}
+
+fn refuse(records: &mut Records, name: &str, error: &FeedError) {
+    if matches!(error, FeedError::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied) {
+        records.unreadable.get_or_insert_with(|| name.to_owned());
+    }
+    records.refused_count += 1;
+    if records.refused.len() < REFUSED_TOLD {
+        records.refused.push((name.to_owned(), error.to_string()));
+    }
+}
+
+/// Looks at the device of each; those that are not where they should be are looked for everywhere.
+pub(super) fn look(names: BTreeSet<PortName>) -> Vec<Port> {
+    let mut ports: Vec<Port> =
+        names.into_iter().map(|name| Port { device: device(&name), name, elsewhere: None }).collect();
+    let absent = |port: &Port| !matches!(port.device, Ok(Some(_)));
+    let missing: BTreeSet<String> =
+        ports.iter().filter(|port| absent(port)).map(|port| port.name.ifname.clone()).collect();
+    if missing.is_empty() {
+        return ports;
+    }
+    let mut found = search(&missing);
+    for port in ports.iter_mut().filter(|port| absent(port)) {
+        // Two ports of one name in different namespaces have the same places.
+        port.elsewhere = Some(found.entry(port.name.ifname.clone()).or_default().clone());
+    }
+    ports
+}

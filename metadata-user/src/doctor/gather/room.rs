@@ -1,0 +1,109 @@
+//! Directories, and who is in them.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
+
+use super::super::facts::{Directory, FileSystem, Found, Pins};
+use crate::config::Config;
+use crate::steer::probe::{Failure, pinned_links};
+
+/// `BPF_FS_MAGIC` (`linux/magic.h`).
+const BPFFS: u64 = 0xcafe_4a11;
+/// The layout of pins this agent knows.
+const LAYOUT: &str = "v1";
+/// Versions of the layout told, at most.
+const VERSIONS_TOLD: usize = 16;
+/// The sockets an agent listens on in its run directory.
+const SOCKETS: [&str; 2] = ["control.sock", "takeover.sock"];
+
+pub(super) fn pins(path: &Path) -> Pins {
+    let versions = fs::read_dir(path).into_iter().flatten().flatten();
+    let mut versions: Vec<_> =
+        versions.take(VERSIONS_TOLD).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    versions.sort();
+    let links = pinned_links(&path.join(LAYOUT).join("links"));
+    Pins { path: path.into(), file_system: file_system(path), versions, links }
+}
+
+/// The directories of a configuration, each with what it is for.
+pub(super) fn directories(config: &Config) -> Vec<(&'static str, Directory)> {
+    let records = config.records.as_deref().map(|path| ("records", path));
+    let state = config.state.as_deref().map(|path| ("state", path));
+    let all = records.into_iter().chain(state).chain([("run", &*config.run)]);
+    all.map(|(what, path)| (what, directory(path))).collect()
+}
+
+fn directory(path: &Path) -> Directory {
+    let found = match fs::metadata(path) {
+        Ok(found) => {
+            Ok(Some(Found { directory: found.is_dir(), mode: found.mode() & 0o7777, owner: found.uid() }))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    };
+    Directory { path: path.into(), found, file_system: file_system(path) }
+}
+
+/// The file system of the nearest directory on the way to `path` that is there.
+fn file_system(path: &Path) -> Result<FileSystem, Failure> {
+    let here = |at: &Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
+    let at = path.ancestors().map(here).find(|at| at.exists()).unwrap_or_else(|| "/".into());
+    let failed = |errno: rustix::io::Errno| Failure::from(io::Error::from(errno));
+    let kind = statfs(&at).map_err(failed)?;
+    let room = statvfs(&at).map_err(failed)?;
+    Ok(FileSystem {
+        bpf: u64::try_from(kind.f_type).is_ok_and(|kind| kind == BPFFS),
+        read_only: room.f_flag.contains(StatVfsMountFlags::RDONLY),
+        free: room.f_bavail.saturating_mul(room.f_frsize),
+        at,
+    })
+}
+
+/// The process that listens in the run directory, or else a socket nobody listens on.
+pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
+    let mut stale = None;
+    for path in SOCKETS.map(|name| run.join(name)) {
+        match UnixStream::connect(&path) {
+            Ok(stream) => {
+                let peer = rustix::net::sockopt::socket_peercred(&stream).ok();
+                return (Some(peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs())), None);
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => stale = Some(path),
+            Err(_) => {}
+        }
+    }
+    (None, stale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{agent, directory, file_system};
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
+    #[test]
+    fn a_place_that_is_not_there_yet_is_in_the_file_system_of_the_nearest_that_is() {
+        let room = tempfile::tempdir().expect("a directory");
+        let found = file_system(&room.path().join("a/b/c")).expect("a file system");
+        assert_eq!((found.at.as_path(), found.bpf), (room.path(), false));
+        assert_eq!(file_system(Path::new("no/such/directory")).expect("a file system").at, Path::new("."));
+        let seen = directory(&room.path().join("a"));
+        assert_eq!(seen.found, Ok(None));
+    }
+
+    #[test]
+    fn a_socket_tells_who_listens_and_when_nobody_does() {
+        let room = tempfile::tempdir().expect("a directory");
+        assert_eq!(agent(room.path()), (None, None));
+        let path = room.path().join("control.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        assert_eq!(agent(room.path()), (Some(std::process::id()), None));
+        drop(listener);
+        assert_eq!(agent(room.path()), (None, Some(path)));
+    }
+}

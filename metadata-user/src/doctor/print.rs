@@ -1,0 +1,110 @@
+//! Checks as lines for people, and as JSON for everything else.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::{Check, Status};
+
+/// The JSON's version: it goes up when a member changes its meaning or goes.
+const SCHEMA: &str = "doctor/1";
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    version: &'static str,
+    status: Status,
+    checks: &'a [Check],
+}
+
+/// The worst that any check came to.
+fn worst(checks: &[Check]) -> Status {
+    checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
+}
+
+/// One JSON document.
+pub(super) fn json(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    let document = Document { schema: SCHEMA, version, status: worst(checks), checks };
+    serde_json::to_writer_pretty(&mut *out, &document)?;
+    writeln!(out)
+}
+
+/// One line a check, and one for all of them.
+pub(super) fn lines(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
+    for check in checks {
+        writeln!(out, "{}", line(check))?;
+    }
+    let count = |status| checks.iter().filter(|check| check.status == status).count();
+    writeln!(
+        out,
+        "{} checks: {} ok, {} warn, {} FAIL",
+        checks.len(),
+        count(Status::Ok),
+        count(Status::Warn),
+        count(Status::Fail)
+    )
+}
+
+fn line(check: &Check) -> String {
+    let Check { name, subject, status, found, expected, remedy } = check;
+    let word = match status {
+        Status::Ok => "ok  ",
+        Status::Warn => "warn",
+        Status::Fail => "FAIL",
+    };
+    let subject = subject.as_ref().map_or_else(String::new, |subject| format!(" {subject}"));
+    let expected = expected.as_ref().map_or_else(String::new, |expected| format!("; expected {expected}"));
+    let remedy = remedy.as_ref().map_or_else(String::new, |remedy| format!(". {remedy}"));
+    // What a file or another program is called must not look like a line of ours.
+    format!("{word}  {name}{subject}: {found}{expected}{remedy}").replace(|c: char| c.is_control(), " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{json, line, lines};
+    use crate::doctor::Check;
+
+    #[test]
+    fn a_line_says_what_was_found_what_was_expected_and_what_to_do() {
+        let cases = [
+            (Check::ok("kernel", "Linux 6.18"), "ok    kernel: Linux 6.18"),
+            (
+                Check::warn("clock", "1970", "today", "Set it.").of("node"),
+                "warn  clock node: 1970; expected today. Set it.",
+            ),
+            (
+                Check::fail("tun", "none\nok    tun: fine", "one", "Load it."),
+                "FAIL  tun: none ok    tun: fine; expected one. Load it.",
+            ),
+        ];
+        for (check, expected) in cases {
+            assert_eq!(line(&check), expected);
+        }
+    }
+
+    #[test]
+    fn json_keeps_its_form() {
+        let checks = [Check::ok("a", "b"), Check::fail("c", "d", "e", "f").of("g")];
+        let mut out = Vec::new();
+        json(&checks, &mut out).expect("written");
+        let document: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
+        let expected = serde_json::json!({
+            "schema": "doctor/1",
+            "version": env!("CARGO_PKG_VERSION"),
+            "status": "fail",
+            "checks": [
+                {"name": "a", "status": "ok", "found": "b"},
+                {"name": "c", "subject": "g", "status": "fail", "found": "d", "expected": "e", "remedy": "f"},
+            ],
+        });
+        assert_eq!(document, expected);
+    }
+
+    #[test]
+    fn the_last_line_counts() {
+        let mut out = Vec::new();
+        lines(&[Check::ok("a", "b"), Check::fail("c", "d", "e", "f")], &mut out).expect("written");
+        assert!(String::from_utf8_lossy(&out).ends_with("\n2 checks: 1 ok, 0 warn, 1 FAIL\n"));
+    }
+}

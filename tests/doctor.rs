@@ -1,0 +1,347 @@
+//! `xdp-imds doctor` names what is wrong, and how to mend it, on nodes where one thing is wrong; and leaves no trace.
+
+use anyhow::{Context as _, Result, ensure};
+use aya::programs::{Xdp, XdpMode};
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use support::agent::{self, Agent, PortArgument};
+use support::host::Host;
+use support::netns::Namespace;
+use support::privileged;
+use support::record::Identity;
+use support::tap::{Shape, Tap};
+
+/// Mounts a bpffs at the first word, in a mount namespace that goes with the program the others name.
+const ON_BPFFS: [&str; 7] = [
+    "unshare",
+    "--mount",
+    "--propagation",
+    "private",
+    "sh",
+    "-ec",
+    "mount -t bpf bpf \"$1\" && shift && exec \"$@\"",
+];
+
+/// A node with a tap, and directories for an agent of its own.
+struct Patient {
+    host: Host,
+    tap: Tap,
+    room: tempfile::TempDir,
+}
+
+impl Patient {
+    fn new() -> Self {
+        let host = Host::new().expect("a node");
+        let tap = Tap::create(host.ns(), "tap0", Shape::virtio()).expect("a tap");
+        host.ns().ip("link set tap0 master br0 up").expect("it comes up");
+        let room = tempfile::tempdir().expect("a directory");
+        for directory in ["records", "state", "run", "pins"] {
+            let path = room.path().join(directory);
+            fs::create_dir(&path).expect("a directory");
+            fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("its mode");
+        }
+        Identity::of(0).write(&room.path().join("records"), 1).expect("a record");
+        Self { host, tap, room }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.room.path().join(name).display().to_string()
+    }
+
+    /// What the doctor says of a port, started by way of the programs named, in this node.
+    fn seen(&self, by: &[&str], port: &str) -> Report {
+        self.examined(by, port, &["--pins", &self.path("pins")])
+    }
+
+    fn examined(&self, by: &[&str], port: &str, more: &[&str]) -> Report {
+        let mut words: Vec<String> = by.iter().map(|&word| word.to_owned()).collect();
+        words.push(agent::binary().expect("the agent").display().to_string());
+        words.extend(["doctor", "--json", "--port", port].map(str::to_owned));
+        for directory in ["records", "state", "run"] {
+            words.extend([format!("--{directory}"), self.path(directory)]);
+        }
+        words.extend(more.iter().map(|&word| word.to_owned()));
+        let output = self.host.ns().output(Command::new(&words[0]).args(&words[1..])).expect("it runs");
+        Report::read(&output).unwrap_or_else(|error| panic!("{words:?}: {error:#}"))
+    }
+
+    /// As [`Patient::seen`], with a bpffs where pins are to be.
+    fn seen_with_bpffs(&self, by: &[&str], port: &str) -> Report {
+        let pins = self.path("pins");
+        let before: Vec<&str> = ON_BPFFS.into_iter().chain(["sh", &pins]).chain(by.iter().copied()).collect();
+        self.seen(&before, port)
+    }
+}
+
+/// What the doctor said.
+#[derive(Debug)]
+struct Report {
+    code: Option<i32>,
+    checks: Vec<Finding>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct Finding {
+    name: String,
+    subject: Option<String>,
+    status: String,
+    found: String,
+    #[serde(default)]
+    expected: String,
+    #[serde(default)]
+    remedy: String,
+}
+
+impl Report {
+    fn read(output: &Output) -> Result<Self> {
+        #[derive(serde::Deserialize)]
+        struct Document {
+            schema: String,
+            checks: Vec<Finding>,
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let document: Document =
+            serde_json::from_slice(&output.stdout).with_context(|| format!("no report; it said: {said}"))?;
+        ensure!(document.schema == "doctor/1", "a report of schema {}", document.schema);
+        Ok(Self { code: output.status.code(), checks: document.checks })
+    }
+
+    fn failed(&self) -> Vec<&str> {
+        self.checks.iter().filter(|check| check.status == "fail").map(|check| check.name.as_str()).collect()
+    }
+
+    /// The check fails, and says these words about it.
+    fn blames(&self, name: &str, words: &[&str]) {
+        assert_eq!(self.code, Some(1), "{self:#?}");
+        let check = self.checks.iter().find(|check| check.name == name && check.status == "fail");
+        let Some(Finding { subject, found, expected, remedy, .. }) = check else {
+            panic!("`{name}` does not fail, but {:?}", self.failed());
+        };
+        let said = format!("{} {found} {expected} {remedy}", subject.as_deref().unwrap_or_default());
+        for word in words {
+            assert!(said.contains(word), "{name}: no `{word}` in: {said}");
+        }
+    }
+}
+
+#[test]
+fn nothing_fails_on_a_healthy_node_and_nothing_is_left_on_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    let links = || patient.host.ns().ip("-o link").expect("the list of links");
+    let files = || walk(patient.room.path());
+    let before = (links(), files());
+    let report = patient.seen_with_bpffs(&[], "tap0");
+    assert_eq!((report.code, report.failed()), (Some(0), Vec::new()), "{report:#?}");
+    assert!(
+        report.checks.iter().any(|check| check.name == "rehearsal" && check.status == "ok"),
+        "{report:#?}"
+    );
+    let port = report.checks.iter().find(|check| check.subject.as_deref() == Some("tap0"));
+    assert!(port.is_some_and(|port| port.found.contains("on bridge br0")), "{report:#?}");
+    assert_eq!((links(), files()), before);
+    assert_eq!(patient.tap.name(), "tap0");
+}
+
+/// Every path below a directory.
+fn walk(directory: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(directory).expect("it can be read").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(walk(&path));
+        }
+        found.insert(path.display().to_string());
+    }
+    found
+}
+
+#[test]
+fn a_missing_capability_is_named_with_what_it_is_for() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    let cases = [
+        ("net_raw", "capability.net_raw", "AF_XDP"),
+        ("net_admin", "capability.net_admin", "XDP programs"),
+        ("sys_admin", "capability.sys_admin", "namespaces"),
+    ];
+    for (capability, check, what_for) in cases {
+        let without = [format!("--bounding-set=-{capability}"), format!("--inh-caps=-{capability}")];
+        let report = patient.seen(&["setpriv", &without[0], &without[1]], "tap0");
+        let name = format!("CAP_{}", capability.to_uppercase());
+        report.blames(check, &[&name, "nor in the bounding set", what_for, "CapabilityBoundingSet="]);
+        // What it hides is not called missing.
+        let kernel = report.failed().iter().filter(|name| name.starts_with("kernel.")).count();
+        assert_eq!(kernel, 0, "{capability}: {report:#?}");
+    }
+}
+
+#[test]
+fn a_bpffs_that_is_not_mounted_or_read_only_is_named() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    patient.seen(&[], "tap0").blames("pins.bpffs", &[&patient.path("pins"), "mount -t bpf", "--no-pins"]);
+    let read_only = "mount -t bpf bpf \"$1\" && mount -o remount,bind,ro \"$1\" && shift && exec \"$@\"";
+    let pins = patient.path("pins");
+    let by: Vec<&str> = ON_BPFFS[..6].iter().copied().chain([read_only, "sh", &pins]).collect();
+    patient.seen(&by, "tap0").blames("pins.bpffs", &["read-only", "remount,rw"]);
+    let without = patient.examined(&[], "tap0", &["--no-pins"]);
+    assert_eq!(without.code, Some(0), "{without:#?}");
+}
+
+#[test]
+fn an_xdp_program_of_somebody_else_on_the_tap_is_named_by_name_and_number() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
+    let mut object = aya::Ebpf::load_file(file).expect("the object");
+    // Of our programs' names this is none that a port has: to a port it is anybody's.
+    let program: &mut Xdp = object.program_mut("hub").expect("a program").try_into().expect("an XDP program");
+    program.load().expect("loaded");
+    let number = program.info().expect("its number").id();
+    patient.host.ns().run_in(|| program.attach("tap0", XdpMode::Driver)).expect("attached");
+    let report = patient.seen(&[], "tap0");
+    report.blames("port.xdp", &["tap0", "`hub`", &number.to_string(), "ip link set dev tap0 xdp off"]);
+}
+
+#[test]
+fn a_tap_in_another_namespace_is_found_there_and_named_as_a_port_would_be() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    let pod = Namespace::new("pod").expect("a namespace");
+    // A name that no other test's devices have.
+    let name = format!("far{}", std::process::id());
+    let _tap = Tap::create(&pod, &name, Shape::virtio()).expect("a tap");
+    let port = format!("port: {{ifname: {name}, netns: {}}}", pod.name());
+    patient.seen(&[], &name).blames("port.device", &[&format!("in namespace {}", pod.name()), &port]);
+    let there = patient.seen_with_bpffs(&[], &format!("{name}@{}", pod.name()));
+    assert_eq!(there.code, Some(0), "{there:#?}");
+    let back = format!("tap0@{}", pod.name());
+    patient.seen(&[], &back).blames("port.device", &["agent's own namespace", "port: {ifname: tap0}"]);
+}
+
+/// A namespace that only a process has, with a tap in it.
+struct Nameless(Child);
+
+impl Nameless {
+    fn new(tap: &str) -> Result<Self> {
+        let script = format!("ip tuntap add {tap} mode tap && exec sleep 120");
+        let mut child = Command::new("unshare")
+            .args(["--net", "sh", "-ec", &script])
+            .stdin(Stdio::null())
+            .spawn()
+            .context("cannot start a process")?;
+        let devices = format!("/proc/{}/net/dev", child.id());
+        let there = || {
+            let text = fs::read_to_string(&devices)?;
+            ensure!(text.contains(tap), "no {tap} in {text}");
+            Ok(())
+        };
+        if let Err(error) = support::eventually::eventually(std::time::Duration::from_secs(10), there) {
+            child.kill()?;
+            child.wait()?;
+            return Err(error);
+        }
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Nameless {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
+            eprintln!("process {} stays behind: {error}", self.0.id());
+        }
+    }
+}
+
+#[test]
+fn a_tap_in_a_namespace_without_a_name_is_found_by_a_process_in_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    let name = format!("lost{}", std::process::id());
+    let pod = Nameless::new(&name).expect("a namespace");
+    let (pid, path) =
+        (format!("process {}, sleep", pod.0.id()), format!("netns: /proc/{}/ns/net}}", pod.0.id()));
+    patient.seen(&[], &name).blames("port.device", &[&name, &pid, &path]);
+}
+
+#[test]
+fn a_kernel_too_old_is_named_with_what_is_needed() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    let report = patient.seen(&["setarch", "--uname-2.6"], "tap0");
+    report.blames("kernel.version", &["Linux 2.6.", "too old", "5.15"]);
+}
+
+#[test]
+fn too_few_open_files_are_named_with_how_many_are_needed() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    for limit in [24, 64] {
+        let limits = format!("--nofile={limit}:{limit}");
+        let report = patient.seen(&["prlimit", &limits], "tap0");
+        report.blames("limit.open_files", &[&format!("{limit} at most"), "82 for one port", "LimitNOFILE="]);
+    }
+}
+
+#[test]
+fn an_agent_that_cannot_serve_says_who_knows_why() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    let words = agent::arguments(&patient.room.path().join("records"), &[]);
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-net_raw", "--inh-caps=-net_raw"]);
+    let output = patient.host.ns().output(command.arg(agent::binary().expect("the agent")).args(words));
+    let said = output.map(|output| String::from_utf8_lossy(&output.stderr).into_owned()).expect("it runs");
+    assert!(said.contains("run `xdp-imds doctor`"), "{said}");
+}
+
+#[test]
+fn a_port_that_an_agent_of_another_run_directory_has_is_named_so() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let patient = Patient::new();
+    let records = patient.room.path().join("records");
+    let port = PortArgument::new("tap0", Identity::of(0).mac);
+    let other = Agent::start(patient.host.ns(), &records, &[port]).expect("an agent");
+    // An agent of another run directory has the port: that one would refuse it to ours.
+    patient.seen(&[], "tap0").blames("port.xdp", &["another xdp-imds"]);
+    other.stop().expect("it stops");
+}
+
+#[test]
+fn a_configuration_that_cannot_be_used_fails_and_wrong_options_are_told_apart() {
+    let room = tempfile::tempdir().expect("a directory");
+    let file = room.path().join("config.yaml");
+    fs::write(&file, "hub: x\nlimit: {}\n").expect("written");
+    let doctor = |words: &[&str]| {
+        let mut command = Command::new(agent::binary().expect("the agent"));
+        command.arg("doctor").args(words).output().expect("it runs")
+    };
+    let output = doctor(&["--json", "--config", &file.display().to_string()]);
+    let report = Report::read(&output).expect("a report");
+    report.blames("configuration", &["config.yaml", "line 2", "limit"]);
+    assert_eq!(doctor(&["--no-such-option"]).status.code(), Some(2));
+}
