@@ -22,6 +22,7 @@ use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
 use crate::addresses;
+use crate::audit::AuditConfig;
 use crate::port::PortName;
 use crate::record;
 use crate::sandbox;
@@ -66,6 +67,8 @@ pub struct Config {
     pub hub: String,
     /// Where to serve Prometheus metrics; `None` (default) serves none.
     pub metrics: Option<SocketAddr>,
+    /// Where requests are written down; nowhere by default.
+    pub audit: AuditConfig,
     /// Directory of what outlives the agent: token keys, and what guests wrote. Made with mode 0700.
     /// `null` keeps nothing: tokens end with the agent, and one-shot passwords are given out again.
     pub state: Option<PathBuf>,
@@ -108,6 +111,7 @@ impl Default for Config {
             metadata: MetadataLimits::default(),
             hub: "imds".into(),
             metrics: None,
+            audit: AuditConfig::default(),
             state: Some(DEFAULT_STATE.into()),
             pins: Some(DEFAULT_PINS.into()),
             run: DEFAULT_RUN.into(),

@@ -10,6 +10,7 @@ pub mod account;
 pub mod addresses;
 pub mod afxdp;
 pub mod agent;
+pub mod audit;
 pub mod check;
 pub mod config;
 pub mod dialect;

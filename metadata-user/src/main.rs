@@ -193,6 +193,9 @@ struct Serve {
     /// Serve Prometheus metrics at http://ADDR/metrics.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
+    /// Write a line of JSON for each request to this file, or to `stderr`.
+    #[arg(long, value_name = "FILE")]
+    audit: Option<PathBuf>,
     /// Directory of what outlives the agent (token keys, one-shot passwords, guest attributes), made if need be;
     /// /var/lib/xdp-imds by default.
     #[arg(long, value_name = "DIR")]
@@ -229,6 +232,7 @@ impl Serve {
         config.ports.extend(this.ports);
         config.records = this.records.or(config.records);
         config.metrics = this.metrics.or(config.metrics);
+        config.audit.to = this.audit.or(config.audit.to);
         config.state = this.state.or(config.state);
         config.pins = if this.no_pins { None } else { this.pins.or(config.pins) };
         config.run = this.run.unwrap_or(config.run);

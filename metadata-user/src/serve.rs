@@ -2,6 +2,7 @@
 //! wait.
 
 mod talk;
+mod tally;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,13 +14,15 @@ use metadata_common::maps::Slot;
 
 use crate::account::{Account, Resource};
 use crate::addresses;
+use crate::audit::Tape;
 use crate::http::{Method, Request, Response, Status};
 use crate::stack::{Connection, Refused, Service};
 use crate::store::path::PASSWORD_PORT;
-use crate::store::{Entry, Outcome, Parked, Store};
+use crate::store::{Datasource, Entry, Outcome, Parked, Responses, Store};
 use crate::time::Now;
 
 pub use talk::Talk;
+pub use tally::{BOUNDS_NS, End, Latencies, Reason, Tally};
 
 /// What there is to say to a request.
 #[derive(Clone, Debug)]
@@ -32,6 +35,20 @@ pub enum Answer {
     TooMany,
     /// Nothing is known of the slot.
     Unknown,
+}
+
+/// Whose an answer is, for those who count and write down.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// The dialect.
+    pub datasource: Datasource,
+    /// The VM's responses, where there are any.
+    pub responses: Option<Arc<Responses>>,
+}
+
+impl Origin {
+    /// Nobody's.
+    pub const NONE: Self = Self { datasource: Datasource::NONE, responses: None };
 }
 
 /// Where answers come from.
@@ -50,6 +67,17 @@ pub trait Answers {
     fn account(&self, _slot: Slot) -> Option<Arc<Account>> {
         None
     }
+
+    /// The same, and whose it is.
+    fn answer_of(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Answer, Origin) {
+        (self.answer(now, connection, request, parked), Origin::NONE)
+    }
 }
 
 impl Answers for Store {
@@ -67,20 +95,32 @@ impl Answers for Store {
         request: &Request<'_>,
         parked: Option<&Parked>,
     ) -> Answer {
+        self.answer_of(now, connection, request, parked).0
+    }
+
+    fn answer_of(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Answer, Origin) {
         let slot = connection.slot;
         match self.get(slot) {
             Entry::Ready(responses) => {
                 // Never a token's PUT: a client that is refused there gives up its datasource for good. A
                 // request that was parked has been counted.
                 let free = request.method == Method::Put || parked.is_some();
-                if free || self.admit(slot, responses.limit(), now.mono) {
-                    Answer::Known(responses.answer(now, connection, request, parked))
+                let (answer, datasource) = if free || self.admit(slot, responses.limit(), now.mono) {
+                    let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
+                    (Answer::Known(outcome), datasource)
                 } else {
-                    Answer::TooMany
-                }
+                    (Answer::TooMany, Datasource::NONE)
+                };
+                (answer, Origin { datasource, responses: Some(responses) })
             }
-            Entry::Expected => Answer::NotYet,
-            Entry::Unknown => Answer::Unknown,
+            Entry::Expected => (Answer::NotYet, Origin::NONE),
+            Entry::Unknown => (Answer::Unknown, Origin::NONE),
         }
     }
 }
@@ -144,6 +184,8 @@ struct Shared<A> {
     not_ready: Response,
     too_many: Response,
     options: Response,
+    tally: Arc<Tally>,
+    tape: Option<Arc<Tape>>,
     /// What the worker keeps for all VMs.
     account: Arc<Account>,
     refused: Counters,
@@ -158,7 +200,7 @@ struct Counters {
 }
 
 impl<A> Shared<A> {
-    fn new(answers: Arc<A>, config: ServeConfig) -> Self {
+    fn new(answers: Arc<A>, config: ServeConfig, tape: Option<Arc<Tape>>) -> Self {
         let errors = [400, 404, 408, 413, 414, 417, 431, 501, 505];
         Self {
             answers,
@@ -169,6 +211,8 @@ impl<A> Shared<A> {
             options: Response::new(Status(204), None, &[("Allow", ALLOW)], bytes::Bytes::new()),
             account: Arc::new(Account::of_worker()),
             refused: Counters::default(),
+            tally: Arc::default(),
+            tape,
         }
     }
 
@@ -193,7 +237,19 @@ impl<A: Answers> Serve<A> {
     /// A service that answers from `answers`.
     #[must_use]
     pub fn new(answers: Arc<A>, config: ServeConfig) -> Self {
-        Self { shared: Arc::new(Shared::new(answers, config)), strangers: HashMap::new() }
+        Self::audited(answers, config, None)
+    }
+
+    /// The same, which notes on the tape what it answers.
+    #[must_use]
+    pub fn audited(answers: Arc<A>, config: ServeConfig, tape: Option<Arc<Tape>>) -> Self {
+        Self { shared: Arc::new(Shared::new(answers, config, tape)), strangers: HashMap::new() }
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn tally(&self) -> Arc<Tally> {
+        Arc::clone(&self.shared.tally)
     }
 }
 
@@ -236,6 +292,13 @@ impl<A: Answers> Service for Serve<A> {
         let [held, buffered, computed] =
             [held, buffered, computed].map(|count| count.load(Ordering::Relaxed));
         Refused { held, buffered, computed }
+    }
+
+    fn turned(&mut self, turn: Duration) {
+        self.shared.tally.turned(turn);
+        if let Some(tape) = &self.shared.tape {
+            tape.turned(turn);
+        }
     }
 }
 

@@ -99,6 +99,9 @@ pub trait Engine: Send + 'static {
     fn left(&self) -> usize {
         0
     }
+
+    /// The turn that received frames and stepped is over, and took so long; zero where nothing came.
+    fn turned(&mut self, _turn: Duration) {}
     /// What is held for `slot`.
     fn look(&self, _slot: Slot) -> SlotStats {
         SlotStats::default()

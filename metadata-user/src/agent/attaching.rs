@@ -1,11 +1,12 @@
 //! How long attaching takes, for metrics and the log.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use crate::metrics;
+use crate::metrics::{self, Lag};
+use crate::port::PortName;
 
 /// Attachments the median is taken of: the last ones.
 const REMEMBERED: usize = 4_096;
@@ -20,6 +21,9 @@ pub(super) struct Attaching {
     last: VecDeque<Duration>,
     /// When progress was told last, or the pass began; `None` between passes.
     told: Option<Instant>,
+    /// When taps that are asked for were seen, until they are attached.
+    seen: HashMap<PortName, Instant>,
+    lag: Lag,
 }
 
 impl Attaching {
@@ -31,6 +35,27 @@ impl Attaching {
             self.last.pop_front();
         }
         self.last.push_back(time);
+    }
+
+    /// A port is to be looked at: its tap may be there from now on.
+    pub(super) fn saw(&mut self, port: &PortName) {
+        if !self.seen.contains_key(port) {
+            self.seen.insert(port.clone(), Instant::now());
+        }
+    }
+
+    /// A port's tap is not there, or nobody asks for it.
+    pub(super) fn lost(&mut self, port: &PortName) {
+        self.seen.remove(port);
+    }
+
+    /// A port's guests can ask from now on.
+    pub(super) fn done(&mut self, port: &PortName, is_new: bool) {
+        if let Some(seen) = self.seen.remove(port)
+            && is_new
+        {
+            self.lag.waited(seen.elapsed());
+        }
     }
 
     /// Says now and then how far a pass that takes long has come.
@@ -48,7 +73,7 @@ impl Attaching {
         let mut last: Vec<_> = self.last.iter().copied().collect();
         let middle = last.len() / 2;
         let median = if last.is_empty() { Duration::ZERO } else { *last.select_nth_unstable(middle).1 };
-        metrics::Attaching { count: self.count, total: self.total, median }
+        metrics::Attaching { count: self.count, total: self.total, median, lag: self.lag }
     }
 }
 

@@ -42,6 +42,7 @@ pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
 pub use start::serve;
 pub use state::{Errands, State};
 
+use crate::audit::COLLECT_EVERY;
 use crate::config::Config;
 use crate::feed::{FeedEvent, directory};
 use crate::stack::SlotStats;
@@ -106,6 +107,7 @@ fn reload(
     notify::reloading();
     let changes = reload::read(source, config);
     node.count_reload(changes.is_some());
+    node.reopen_audit();
     if let Some(changes) = changes {
         *config = changes.now;
         (source.applied)(config);
@@ -145,6 +147,9 @@ async fn run(
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tend = tokio::time::interval(TEND);
     let mut watchdog = tokio::time::interval(notify::watchdog().unwrap_or(NEVER));
+    let audits = config.audit.to.is_some();
+    let mut collect = tokio::time::interval(if audits { COLLECT_EVERY } else { NEVER });
+    collect.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut serving = false;
 
     loop {
@@ -169,10 +174,15 @@ async fn run(
             _ = tend.tick() => { if synced { node.tend(); } continue; }
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
             Some(()) = hup.recv() => reload(&mut config, &source, &mut node, &mut feed, &mut tasks),
+            _ = collect.tick() => { node.audit(); continue; }
             _ = watchdog.tick() => { notify::alive(); continue; }
             name = stop.recv() => {
                 info!("{name}: stopping");
-                leave(&config, &node, &mut stop).await;
+                health.draining();
+                tokio::select! {
+                    () = leave(&config, &node, &mut stop) => {}
+                    () = answer_all(&node, &health, &mut requests) => {}
+                }
                 return Ok(());
             }
         }
@@ -216,6 +226,17 @@ async fn open_doors(
         tasks.spawn(endpoint::serve(listener, metrics));
     }
     Ok((requests, socket))
+}
+
+/// Answers questions and keeps the audit log while the agent leaves.
+async fn answer_all(node: &Node, health: &Health, requests: &mut mpsc::Receiver<Request>) {
+    let mut collect = tokio::time::interval(COLLECT_EVERY);
+    loop {
+        tokio::select! {
+            Some(request) = requests.recv() => answer(node, health, request),
+            _ = collect.tick() => node.audit(),
+        }
+    }
 }
 
 /// Answers a question; whoever asked may have gone away.

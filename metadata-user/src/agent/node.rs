@@ -6,6 +6,7 @@ mod loads;
 mod report;
 mod status;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,15 +20,18 @@ use super::plan::{Plan, Records};
 use super::reload::Reloads;
 use super::slots::{IdentityName, Slots};
 use super::state::State;
+use crate::audit::Collector;
 use crate::config::PortSpec;
 use crate::dialect;
 use crate::port::PortName;
 use crate::record::Record;
+use crate::serve::Tally;
 use crate::stack::StackStats;
 use crate::steer::{Changed, Found, Steering};
 use crate::store::{Interner, Responses, Store};
 use crate::worker::{ControlError, Heartbeat, WorkerHandle};
 use loads::Loads;
+use status::spoken;
 
 /// What is said of a port whose interface is not there.
 const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
@@ -63,6 +67,9 @@ pub struct Node {
     refused: BTreeMap<String, String>,
     loads: Loads,
     started: Instant,
+    /// What each worker answers.
+    tallies: Vec<Arc<Tally>>,
+    audit: Option<RefCell<Collector>>,
 }
 
 /// A record's responses, and the record they were rendered from.
@@ -133,11 +140,29 @@ impl Node {
             refused: BTreeMap::new(),
             loads: Loads::default(),
             started: Instant::now(),
+            tallies: Vec::new(),
+            audit: None,
         }
+    }
+
+    /// Tells of what workers answer: by their counts, in the order of their hubs, and by the audit log.
+    pub fn hears(&mut self, tallies: Vec<Arc<Tally>>, audit: Option<Collector>) {
+        (self.tallies, self.audit) = (tallies, audit.map(RefCell::new));
+    }
+
+    /// Writes down what workers have noted since the last time.
+    pub fn audit(&self) {
+        self.audit.iter().for_each(|audit| audit.borrow_mut().collect());
+    }
+
+    /// Has the audit log opened anew.
+    pub fn reopen_audit(&self) {
+        self.audit.iter().for_each(|audit| audit.borrow().reopen());
     }
 
     /// A record came or changed.
     pub fn upsert(&mut self, key: String, record: Arc<Record>) {
+        self.refused.remove(&key);
         // A feed that starts anew tells again what is known.
         if self.records.get(&key).is_some_and(|known| **known == *record) {
             return;
@@ -147,8 +172,9 @@ impl Node {
         record.compact(|octets| self.interner.octets(octets));
         let record = Arc::new(record);
         debug!(record = key, generation = record.generation, vm = %record.vm.name, "record");
-        self.refused.remove(&key);
-        self.touched.append(&mut self.plan.put(&key, Some(&record)));
+        let mut touched = self.plan.put(&key, Some(&record));
+        touched.iter().for_each(|port| self.attaching.saw(port));
+        self.touched.append(&mut touched);
         if let Some(last) = self.records.insert(key, Arc::clone(&record))
             && last.vm.uuid != record.vm.uuid
         {
@@ -242,13 +268,17 @@ impl Node {
         match changed {
             Changed::Unknown => {
                 let there = self.plan.ports().filter(|port| port.netns.as_deref() == netns);
-                self.touched.extend(there.cloned());
+                for port in there {
+                    self.attaching.saw(port);
+                    self.touched.insert(port.clone());
+                }
             }
             Changed::Devices(devices) => {
                 for device in devices {
                     let named = PortName { ifname: device.name.clone(), netns: netns.map(str::to_owned) };
                     let attached = self.steering.attached_as(device).cloned();
                     let wanted = Some(named).filter(|port| self.plan.wants(port));
+                    wanted.iter().for_each(|port| self.attaching.saw(port));
                     self.touched.extend(attached.into_iter().chain(wanted));
                 }
             }
@@ -293,6 +323,7 @@ impl Node {
         let (start, rendered) = (Instant::now(), self.rendering);
         if !self.plan.wants(port) {
             self.told.remove(port);
+            self.attaching.lost(port);
             return self.give_up(port);
         }
         for who in self.speakers(port).filter(|who| !self.plan.knows(who)).cloned().collect::<Vec<_>>() {
@@ -310,6 +341,7 @@ impl Node {
         for (who, key) in speakers {
             self.serve(&who, key.as_deref());
         }
+        self.attaching.done(port, fresh);
         if fresh {
             self.attaching.took(start.elapsed().saturating_sub(self.rendering - rendered));
         }
@@ -376,6 +408,7 @@ impl Node {
             }
             Ok(Found::Nothing) => {
                 self.give_up(port);
+                self.attaching.lost(port);
                 self.trouble(port, ABSENT);
             }
             Err(error) => self.trouble(port, &error.to_string()),
@@ -415,6 +448,11 @@ impl Node {
             Ok(slot) => slot,
             Err(error) => return self.trouble(&who.port, &error.to_string()),
         };
+        if let Some(audit) = &self.audit {
+            let record = key.and_then(|key| self.records.get(key));
+            let vm = record.map(|record| (record.vm.uuid.as_str(), record.vm.name.as_str()));
+            audit.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
+        }
         let stored = match &serves {
             Serves::Responses(responses) => self.store.publish(slot, Arc::clone(responses)),
             Serves::Awaited => self.store.expect(slot),

@@ -50,7 +50,8 @@ pub(super) struct Changes {
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// The fields that only a start takes: the kernel's tables, the hubs and the workers are made of them.
-const RESTART: [Field; 11] = [
+const RESTART: [Field; 12] = [
+    ("audit", |a, b| a.audit != b.audit),
     ("addresses", |a, b| a.addresses != b.addresses),
     ("arp_only", |a, b| a.next_hops() != b.next_hops()),
     ("limits", |a, b| a.limits != b.limits),

@@ -17,6 +17,7 @@ use super::node::Node;
 use super::reload::Source;
 use super::state::State;
 use crate::afxdp::{Socket, SocketConfig};
+use crate::audit::Collector;
 use crate::config::Config;
 use crate::link::HubTap;
 use crate::sandbox::Stage;
@@ -73,10 +74,18 @@ fn start(config: &Config, state: State) -> anyhow::Result<Node> {
     for bound in steering.identities() {
         store.expect(bound.slot)?;
     }
-    let workers =
-        steering.hubs().to_vec().into_iter().map(|hub| work(config, &mut steering, &store, key, &hub));
-    let workers = workers.collect::<anyhow::Result<_>>()?;
-    Ok(Node::new(steering, store, workers, state, &config.ports))
+    let audit = Collector::open(&config.audit, steering.hubs().len())?;
+    let mut tallies = Vec::new();
+    let mut workers = Vec::new();
+    for (at, hub) in steering.hubs().to_vec().into_iter().enumerate() {
+        let tape = audit.as_ref().and_then(|audit| audit.tape(at));
+        let serve = Serve::audited(Arc::clone(&store), ServeConfig::default(), tape);
+        tallies.push(serve.tally());
+        workers.push(work(config, &mut steering, serve, key, &hub)?);
+    }
+    let mut node = Node::new(steering, store, workers, state, &config.ports);
+    node.hears(tallies, audit);
+    Ok(node)
 }
 
 /// Makes the directory of sockets.
@@ -92,7 +101,7 @@ fn make_run(run: &Path) -> anyhow::Result<()> {
 fn work(
     config: &Config,
     steering: &mut Steering,
-    store: &Arc<Store>,
+    serve: Serve,
     key: Key,
     hub: &Hub,
 ) -> anyhow::Result<WorkerHandle<StackStats>> {
@@ -107,7 +116,7 @@ fn work(
             cookie_key: key,
             ..StackConfig::default()
         },
-        Serve::new(Arc::clone(store), ServeConfig::default()),
+        serve,
         steering.all_sent()?,
     );
     let worker = WorkerConfig {

@@ -2,6 +2,7 @@
 
 use super::sheet::Sheet;
 use crate::record::{Dialect, Record};
+use crate::store::EVERY_DIALECT;
 
 /// What `/` lists: the dates EC2 ever used for a version of its tree. Several clients take a non-empty 200
 /// here as the sign that a metadata service is there at all.
@@ -37,7 +38,7 @@ const VERSIONS: [&str; 26] = [
 /// Adds `/`, whichever dialects are served, unless it is to be GCE's.
 pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
     if !(record.serve.gce_root && record.serve.serves(Dialect::Gce)) {
-        sheet.begin("every dialect");
+        sheet.begin(EVERY_DIALECT);
         sheet.text("/", VERSIONS.join("\n"));
     }
 }

@@ -7,13 +7,13 @@
 use super::sheet::{Sheet, TEXT};
 use crate::http::{Method, Response, Status};
 use crate::sink::MessageKind;
-use crate::store::{Call, Live, Methods, Outcome};
+use crate::store::{Call, EVERY_DIALECT, Live, Methods, Outcome};
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
 /// Adds the two paths, whichever dialects are served.
 pub(super) fn render(sheet: &mut Sheet<'_>) {
-    sheet.begin("every dialect");
+    sheet.begin(EVERY_DIALECT);
     sheet.live("/v1/phone-home", POST, &[], Message(MessageKind::PhoneHome));
     sheet.live("/v1/events", POST, &[], Message(MessageKind::Event));
 }

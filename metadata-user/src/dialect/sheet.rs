@@ -11,8 +11,8 @@ use super::yaml;
 use crate::http::{Body, Response, Status};
 use crate::record::vm::Payload;
 use crate::store::{
-    Endpoint, Guard, Host, Interner, Live, Methods, Notation, RequestLimit, Responses, ResponsesBuilder,
-    Route, Vm,
+    Datasource, Endpoint, Guard, Host, Interner, Live, Methods, Notation, RequestLimit, Responses,
+    ResponsesBuilder, Route, Vm,
 };
 
 /// Type of text bodies. Without the charset some clients read ISO-8859-1.
@@ -29,6 +29,7 @@ pub(super) struct Sheet<'a> {
     interner: &'a mut Interner,
     routes: ResponsesBuilder,
     dialect: &'static str,
+    datasource: Datasource,
     host: Host,
     /// Payloads, and the responses they are.
     payloads: Vec<(Bytes, Response)>,
@@ -40,6 +41,7 @@ impl<'a> Sheet<'a> {
             interner,
             routes: Responses::builder(vm),
             dialect: "",
+            datasource: Datasource::NONE,
             host: Host::Metadata,
             payloads: Vec::new(),
         }
@@ -48,6 +50,7 @@ impl<'a> Sheet<'a> {
     /// Begins a dialect: from here on routes are its own, at 169.254.169.254.
     pub(super) fn begin(&mut self, dialect: &'static str) {
         (self.dialect, self.host) = (dialect, Host::Metadata);
+        self.datasource = Datasource::named(dialect);
     }
 
     /// From here on routes are of this host.
@@ -142,7 +145,7 @@ impl<'a> Sheet<'a> {
         guards: &'static [Guard],
         response: Response,
     ) {
-        let route = Route::new(self.dialect, Endpoint::Fixed(response)).guarded(guards);
+        let route = Route::of(self.dialect, self.datasource, Endpoint::Fixed(response)).guarded(guards);
         self.add(path, route);
     }
 
@@ -154,7 +157,7 @@ impl<'a> Sheet<'a> {
         guards: &'static [Guard],
         live: impl Live + 'static,
     ) {
-        let route = Route::new(self.dialect, Endpoint::Live(Arc::new(live)));
+        let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
         self.add(path, route.guarded(guards).methods(methods));
     }
 
@@ -166,7 +169,7 @@ impl<'a> Sheet<'a> {
         guards: &'static [Guard],
         live: impl Live + 'static,
     ) {
-        let route = Route::new(self.dialect, Endpoint::Live(Arc::new(live)));
+        let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
         self.add(path, route.guarded(guards).methods(methods).and_below());
     }
 
@@ -179,7 +182,8 @@ impl<'a> Sheet<'a> {
         guards: &'static [Guard],
         response: Response,
     ) {
-        let route = Route::new(self.dialect, Endpoint::Fixed(response)).guarded(guards).when(header);
+        let route =
+            Route::of(self.dialect, self.datasource, Endpoint::Fixed(response)).guarded(guards).when(header);
         self.add(path, route);
     }
 }

@@ -11,8 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Answer, Answers, PUT_HOLD, Shared, hold};
+use super::tally::{End, Reason, Wait};
+use super::{Answer, Answers, Origin, PUT_HOLD, Shared, hold};
 use crate::account::{Account, Tab};
+use crate::audit;
 use crate::http::body::{BodyReader, Framing};
 use crate::http::date::{self, Persistence};
 use crate::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
@@ -52,8 +54,8 @@ enum Phase {
 /// What was found to say to a complete request.
 enum Said {
     Answer(Response),
-    /// Nothing yet; how long it may wait in all, and what is said then: without anything the connection ends.
-    Hold(Duration, Option<Response>),
+    /// Nothing yet, why, how long it may wait in all, and what is said then: without anything the connection ends.
+    Hold(Reason, Duration, Option<Response>),
     /// Nothing until something changes.
     Park(Parked),
 }
@@ -77,6 +79,9 @@ pub struct Talk<A> {
     hop_limit: Option<u8>,
     /// An answer changed something that other requests of the slot may wait for.
     stirs: bool,
+    /// When the request that is being answered was complete (`Now::mono`), and its wait if it has to.
+    asked: Duration,
+    wait: Option<Wait>,
     /// When patience with the client ends.
     deadline: Duration,
     /// The client has closed its side.
@@ -119,6 +124,8 @@ impl<A: Answers> Talk<A> {
             pieces: VecDeque::with_capacity(PIECES),
             hop_limit: None,
             stirs: false,
+            asked: now.mono,
+            wait: None,
             deadline,
             ended: false,
             more: false,
@@ -149,9 +156,46 @@ impl<A: Answers> Talk<A> {
         self.phase = if persistence == Persistence::Close { Phase::Over } else { Phase::Head };
     }
 
+    /// Counts what is about to be said, and notes it where that is wanted.
+    fn account(&mut self, now: Now, response: &Response, about: (Method, &str), origin: Origin) {
+        if let Some(wait) = self.wait.take() {
+            let expired = matches!(&self.phase, Phase::Held { give_up, .. } if *give_up <= now.mono)
+                && matches!(response.status(), Status(429 | 503));
+            wait.end(if expired { End::Expired } else { End::Released });
+        }
+        let took = now.mono.saturating_sub(self.asked);
+        self.shared.tally.answered(origin.datasource, response.status(), took);
+        if let Some(tape) = &self.shared.tape {
+            let (method, target) = about;
+            let bytes = if method == Method::Head { 0 } else { response.body().len() as u64 };
+            tape.note(audit::Entry {
+                took,
+                method,
+                path: audit::Path::of(target),
+                datasource: origin.datasource,
+                status: response.status(),
+                bytes,
+                responses: origin.responses,
+                ..audit::Entry::of(&self.connection, now.unix_seconds)
+            });
+        }
+    }
+
+    /// A complete request waits from now on, if it does not wait already.
+    fn wait_for(&mut self, reason: Reason) {
+        if self.wait.as_ref().is_none_or(|wait| !wait.is_for(reason)) {
+            let former = self.wait.replace(Wait::begin(&self.shared.tally, reason));
+            former.into_iter().for_each(|wait| wait.end(End::Released));
+        }
+    }
+
     /// Answers a request that is none. Where the next one would start is not known, so this is the last.
     fn refuse(&mut self, now: Now, error: RequestError, without_body: bool) {
         let response = self.shared.error(error.status());
+        if !self.is_waiting() {
+            self.asked = now.mono;
+        }
+        self.account(now, &response, (Method::Other, ""), Origin::NONE);
         self.say(now, &response, without_body, Persistence::Close);
     }
 
@@ -230,20 +274,25 @@ impl<A: Answers> Talk<A> {
 
     /// Tries to answer a complete request; keeps it while it has to wait.
     fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], octets: &[u8]) -> Result<(), RequestError> {
-        let said = self.find(now, head, body)?;
+        if !self.is_waiting() {
+            self.asked = now.mono;
+        }
+        let (said, origin) = self.find(now, head, body)?;
         let crowded = matches!(said, Said::Hold(..)) && !self.tab.hold();
         let response = match (said, &self.phase) {
             (Said::Answer(response), _) => self.charged(response),
-            (Said::Hold(_, at_last), _) if crowded => {
+            (Said::Hold(_, _, at_last), _) if crowded => {
                 self.shared.refused.held.fetch_add(1, Ordering::Relaxed);
                 let Some(response) = at_last else {
+                    self.wait.take().into_iter().for_each(|wait| wait.end(End::Expired));
                     self.phase = Phase::Over;
                     return Ok(());
                 };
                 response
             }
-            (Said::Hold(_, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
+            (Said::Hold(_, _, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
                 let Some(response) = at_last else {
+                    self.wait.take().into_iter().for_each(|wait| wait.end(End::Expired));
                     self.phase = Phase::Over;
                     return Ok(());
                 };
@@ -254,12 +303,13 @@ impl<A: Answers> Talk<A> {
                     parked.until = parked.until.min(now.mono);
                 }
                 self.phase = Phase::Parked(parked);
+                self.wait_for(Reason::Change);
                 if self.head.is_empty() {
                     self.head.extend_from_slice(octets);
                 }
                 return Ok(());
             }
-            (Said::Hold(patience, _), phase) => {
+            (Said::Hold(reason, patience, _), phase) => {
                 let give_up = match phase {
                     Phase::Held { give_up, .. } => *give_up,
                     _ => now.mono + patience,
@@ -267,6 +317,7 @@ impl<A: Answers> Talk<A> {
                 let give_up = self.leaves_by.map_or(give_up, |by| by.min(give_up));
                 let look_at = give_up.min(now.mono + self.shared.config.look_again);
                 self.phase = Phase::Held { look_at, give_up };
+                self.wait_for(reason);
                 if self.head.is_empty() {
                     self.head.extend_from_slice(octets);
                 }
@@ -278,6 +329,7 @@ impl<A: Answers> Talk<A> {
             (true, true) => Persistence::Implied,
             (true, false) => Persistence::KeepAlive,
         };
+        self.account(now, &response, (head.method, head.target), origin);
         self.say(now, &response, head.method == Method::Head, persistence);
         Ok(())
     }
@@ -300,14 +352,16 @@ impl<A: Answers> Talk<A> {
         }
     }
 
-    fn find(&mut self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<Said, RequestError> {
+    fn find(&mut self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<(Said, Origin), RequestError> {
         if asks_for_options(head) {
-            return Ok(Said::Answer(self.shared.options.clone()));
+            return Ok((Said::Answer(self.shared.options.clone()), Origin::NONE));
         }
         let mut buffer = [0; TARGET_MAX];
         let target = match normalise(head.target, &mut buffer) {
             Ok(target) => target,
-            Err(TargetError::NotText) => return Ok(Said::Answer(self.shared.error(Status(404)))),
+            Err(TargetError::NotText) => {
+                return Ok((Said::Answer(self.shared.error(Status(404))), Origin::NONE));
+            }
             Err(TargetError::Malformed) => return Err(RequestError::Target),
         };
         let request = Request { method: head.method, target, headers: head.headers, body };
@@ -316,7 +370,8 @@ impl<A: Answers> Talk<A> {
             _ => None,
         };
         let patience = hold(target.path);
-        Ok(match self.shared.answers.answer(now, &self.connection, &request, parked) {
+        let (answer, origin) = self.shared.answers.answer_of(now, &self.connection, &request, parked);
+        let said = match answer {
             Answer::Known(Outcome::Ready(response)) => Said::Answer(response),
             Answer::Known(Outcome::Changed(response)) => {
                 self.stirs = true;
@@ -328,10 +383,11 @@ impl<A: Answers> Talk<A> {
                 Said::Park(parked)
             }
             Answer::Unknown => Said::Answer(self.shared.error(Status(404))),
-            Answer::NotYet if head.method == Method::Put => Said::Hold(PUT_HOLD, None),
-            Answer::NotYet => Said::Hold(patience, Some(self.shared.not_ready.clone())),
-            Answer::TooMany => Said::Hold(patience, Some(self.shared.too_many.clone())),
-        })
+            Answer::NotYet if head.method == Method::Put => Said::Hold(Reason::Record, PUT_HOLD, None),
+            Answer::NotYet => Said::Hold(Reason::Record, patience, Some(self.shared.not_ready.clone())),
+            Answer::TooMany => Said::Hold(Reason::Rate, patience, Some(self.shared.too_many.clone())),
+        };
+        Ok((said, origin))
     }
 
     /// Tries to answer the request gathered in `head` and `body`.

@@ -53,6 +53,7 @@ pub use stats::{SlotStats, StackStats};
 use metadata_common::maps::Slot;
 use std::net::{IpAddr, Ipv6Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use arrivals::Source;
 use drain::Draining;
@@ -163,6 +164,11 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     pub fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
         let woken = catch_unwind(AssertUnwindSafe(|| self.stir(now, slot, out)));
         self.contain(slot, woken);
+    }
+
+    /// All frames of a turn have been received, and what was due done, which took so long.
+    pub fn turned(&mut self, turn: Duration) {
+        self.service.turned(turn);
     }
 
     /// Counters and gauges.

@@ -56,6 +56,8 @@ pub trait Service {
     }
     /// A connection was established, and the guest has said something on it, or that it has nothing to say.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
+    /// All that came in together has been dealt with, which took so long.
+    fn turned(&mut self, _turn: Duration) {}
 }
 
 /// What the stack is to do with a connection next.

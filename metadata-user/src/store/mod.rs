@@ -5,6 +5,7 @@
 //! pointer, so an exchange in flight keeps what it started with and a reader never meets a lock. The
 //! [`Interner`] makes equal responses of different VMs one allocation.
 
+mod datasource;
 mod guard;
 mod intern;
 mod live;
@@ -12,6 +13,7 @@ pub mod path;
 mod responses;
 mod table;
 
+pub use datasource::Datasource;
 pub use guard::{Condition, Guard};
 pub use intern::Interner;
 pub(crate) use intern::Notation;
@@ -19,3 +21,6 @@ pub use live::{Call, Live, Outcome, Parked, Vm};
 pub use path::Host;
 pub use responses::{Endpoint, Explained, Methods, RequestLimit, Responses, ResponsesBuilder, Route};
 pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
+
+/// What a route is of that no dialect has for itself.
+pub(crate) const EVERY_DIALECT: &str = "every dialect";

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
+use super::datasource::Datasource;
 use super::guard::Guard;
 use super::live::{Call, Live, Outcome, Parked, Vm};
 use super::path::{Canonical, Host, hash};
@@ -98,6 +99,7 @@ pub(super) struct Terms {
     /// The path's hash, which stands for all of the terms: few paths are served on different ones.
     hash: u32,
     dialect: &'static str,
+    datasource: Datasource,
     guards: Guards,
     header: Option<&'static str>,
     methods: Methods,
@@ -126,10 +128,16 @@ impl Route {
     /// A route of a dialect, for GET and HEAD, without conditions.
     #[must_use]
     pub fn new(dialect: &'static str, endpoint: Endpoint) -> Self {
+        Self::of(dialect, Datasource::named(dialect), endpoint)
+    }
+
+    /// The same, where the dialect's number is known already.
+    pub(crate) fn of(dialect: &'static str, datasource: Datasource, endpoint: Endpoint) -> Self {
         let terms = Terms {
             path: Cow::Borrowed("/"),
             hash: hash(["/"]),
             dialect,
+            datasource,
             guards: Guards(&[]),
             header: None,
             methods: Methods::READ,
@@ -318,15 +326,31 @@ impl Responses {
         request: &Request<'_>,
         parked: Option<&Parked>,
     ) -> Outcome {
+        self.answer_of(now, connection, request, parked).0
+    }
+
+    /// The same, and the dialect it is of.
+    #[must_use]
+    pub fn answer_of(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Outcome, Datasource) {
         match self.find(Host::at(connection.local), request) {
             Found::Route(route, rest) => {
-                route.answer(&Call { now, connection, request, rest, vm: &self.vm, parked })
+                let call = Call { now, connection, request, rest, vm: &self.vm, parked };
+                (route.answer(&call), route.terms.datasource)
             }
             Found::Others(others) => {
-                refusal(others.iter().flat_map(|other| other.terms.methods.iter())).into()
+                let datasource = others.first().map_or(Datasource::NONE, |other| other.terms.datasource);
+                (refusal(others.iter().flat_map(|other| other.terms.methods.iter())).into(), datasource)
             }
-            Found::Nothing if Methods::READ.contain(request.method) => NOT_FOUND.clone().into(),
-            Found::Nothing => READ_ONLY.clone().into(),
+            Found::Nothing if Methods::READ.contain(request.method) => {
+                (NOT_FOUND.clone().into(), Datasource::NONE)
+            }
+            Found::Nothing => (READ_ONLY.clone().into(), Datasource::NONE),
         }
     }
 

@@ -48,6 +48,10 @@ where
         Stack::left(self)
     }
 
+    fn turned(&mut self, turn: Duration) {
+        Stack::turned(self, turn);
+    }
+
     fn look(&self, slot: Slot) -> SlotStats {
         Stack::look(self, slot)
     }

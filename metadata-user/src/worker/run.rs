@@ -123,14 +123,18 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         let mut now = self.clock.now();
         // Relaxed: the flag carries nothing but itself; what was rung after it wakes the poll.
         while !self.shared.stop.load(Ordering::Relaxed) {
-            let deadline = self.turn(now);
+            let (deadline, after) = self.turn(now);
+            let fresh = after.mono > now.mono;
+            now = after;
             if self.published.is_none_or(|at| now.mono >= at + PUBLISH_EVERY) {
                 self.publish(now);
             }
             let sleep = deadline.map_or(MAX_SLEEP, |at| at.saturating_sub(now.mono)).min(MAX_SLEEP);
             if sleep.is_zero() || now.mono < self.worked + self.spin {
                 std::hint::spin_loop();
-                now = self.clock.now();
+                if !fresh {
+                    now = self.clock.now();
+                }
                 continue;
             }
             if self.pace.is_busy {
@@ -145,8 +149,8 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         Ok(())
     }
 
-    /// Every step once; returns the engine's next deadline.
-    fn turn(&mut self, now: Now) -> Option<Duration> {
+    /// Every step once; returns the engine's next deadline, and the time after where something came.
+    fn turn(&mut self, now: Now) -> (Option<Duration>, Now) {
         let (forgotten, woken) = self.listen(now);
         let Self { link, tap, engine, .. } = self;
         let received = link.receive(BATCH, |slot, frame| engine.receive(now, slot, frame, tap));
@@ -156,16 +160,19 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         self.stats.forgotten += forgotten as u64;
         self.stats.woken += woken as u64;
         self.stats.full_batches += u64::from(received == BATCH);
+        // An idle turn is not worth a look at the clock.
+        let after = if received + woken > 0 { self.clock.now() } else { now };
+        self.engine.turned(after.mono.saturating_sub(now.mono));
         if received + forgotten + woken > 0 {
             self.worked = now.mono;
         }
         // More may be waiting than one turn takes: no sleep before a turn that found less.
         let more = received == BATCH || forgotten == CONTROL_BATCH || woken == CONTROL_BATCH;
         if more {
-            return Some(now.mono);
+            return (Some(now.mono), after);
         }
         let count_at = self.count(now);
-        deadline.into_iter().chain(count_at).min()
+        (deadline.into_iter().chain(count_at).min(), after)
     }
 
     /// Does what the control side has asked for; how many slots it has forgotten and woken.

@@ -3,7 +3,7 @@
 use tracing::warn;
 
 use super::Node;
-use crate::metrics::{self, Hub, Snapshot};
+use crate::metrics::{self, Hub, Process, Snapshot};
 use crate::steer::Counters;
 use crate::worker::WorkerHandle;
 
@@ -25,16 +25,22 @@ impl Node {
             .map(|(number, (worker, (counters, gauges)))| Hub { number, worker: *worker, counters, gauges })
             .collect();
         let (xdp, tcx) = self.steering.ports_by_program();
+        let (taps, instances) = (self.ports_by_state().into_iter().collect::<Vec<_>>(), self.instances());
         let snapshot = Snapshot {
             verdicts: &verdicts,
             ports: self.port_count() as u64,
             steered_by: [("xdp", xdp as u64), ("tcx", tcx as u64)],
+            taps: &taps,
+            instances: &instances,
             identities: self.bound.len() as u64,
             attaching: self.attaching.figures(),
             rendering: self.rendering,
             records: self.records.len() as u64,
             records_rejected: self.rejected,
             config_reloads: self.reloads,
+            tallies: &self.tallies,
+            audit: self.audit.as_ref().map(|audit| audit.borrow().counts()),
+            process: Process::read(),
             errands: self.state.counts(),
             hubs: &hubs,
         };

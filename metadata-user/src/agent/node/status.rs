@@ -1,6 +1,7 @@
 //! How the node is, for people.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use metadata_common::verdict::Verdict;
 use tokio::sync::oneshot;
@@ -11,6 +12,7 @@ use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
 use crate::port::PortName;
 use crate::recent;
+use crate::serve::{End, Reason, Tally};
 use crate::stack::SlotStats;
 use crate::status::{
     About, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS, LISTED_PORTS, Port,
@@ -87,7 +89,10 @@ impl Node {
                 load: self.loads.of(at),
                 connections: engine.connections,
                 guests: engine.ports,
-                requests: 0,
+                requests: self
+                    .tallies
+                    .get(at)
+                    .map_or(0, |tally| tally.answers().map(|(.., count)| count).sum()),
             }
         });
         each.collect()
@@ -204,6 +209,10 @@ impl Node {
             add("guests_refused", stats.engine.refused_ports);
             add("faults", stats.engine.faults);
         }
+        let expired = |tally: &Arc<Tally>| tally.ended(Reason::Record, End::Expired);
+        add("requests_without_record", self.tallies.iter().map(expired).sum());
+        let audit = self.audit.as_ref().map(|audit| audit.borrow().counts()).unwrap_or_default();
+        add("audit_dropped", audit.queue_full + audit.write_failed);
         add("messages_dropped", errands.messages.dropped);
         add("state_errors", errands.mailboxes.loads_failed + errands.mailboxes.saves_failed);
         add("records_rejected", self.rejected);
@@ -258,7 +267,7 @@ impl Node {
 }
 
 /// A port as the command line names it.
-fn spoken(port: &PortName) -> String {
+pub(super) fn spoken(port: &PortName) -> String {
     match &port.netns {
         Some(netns) => format!("{}@{netns}", port.ifname),
         None => port.ifname.clone(),

@@ -111,7 +111,7 @@ fn known<T>(made: rustix::io::Result<T>) -> Result<bool, Failure> {
 /// The features that show on a device: a loopback that nobody else has.
 fn links() -> Vec<(Feature, Result<bool, Failure>)> {
     let mut found = Vec::new();
-    let mut ebpf = match Object::load(Key([0; 2])) {
+    let mut ebpf = match Object::load(Key([0; 2]), 0, None) {
         Ok((_, ebpf)) => ebpf,
         Err(error) => {
             let failure = Failure::from(error);

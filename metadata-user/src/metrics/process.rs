@@ -1,0 +1,109 @@
+//! The process, under the names every exporter gives these
+//! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>).
+
+use std::fs;
+use std::time::{Duration, SystemTime};
+
+use super::exposition::{Exposition, Kind};
+
+/// What the kernel says of this process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Process {
+    /// Time on CPUs, all threads together.
+    pub cpu: Duration,
+    /// Octets of memory in RAM.
+    pub resident: u64,
+    /// Octets of address space.
+    pub virtual_size: u64,
+    /// Threads.
+    pub threads: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Descriptors it may have open; none for no limit.
+    pub most_descriptors: Option<u64>,
+    /// When it started, from 1970.
+    pub started: Duration,
+}
+
+impl Process {
+    /// Reads `/proc/self`; `None` where that cannot be.
+    #[must_use]
+    pub fn read() -> Option<Self> {
+        let stat = fs::read_to_string("/proc/self/stat").ok()?;
+        // proc_pid_stat(5): the name may hold anything, so fields are counted from behind it. The first is number 3.
+        let (_, fields) = stat.rsplit_once(')')?;
+        let fields: Vec<u64> =
+            fields.split_whitespace().map(|field| field.parse().unwrap_or_default()).collect();
+        let field = |number: usize| fields.get(number - 3).copied();
+        let ticks = rustix::param::clock_ticks_per_second().max(1);
+        let time = |of: u64| {
+            Duration::from_nanos(
+                u64::try_from(u128::from(of) * 1_000_000_000 / u128::from(ticks)).unwrap_or(u64::MAX),
+            )
+        };
+        let uptime = fs::read_to_string("/proc/uptime").ok()?;
+        let uptime = Duration::try_from_secs_f64(uptime.split(' ').next()?.parse().ok()?).ok()?;
+        let age = uptime.saturating_sub(time(field(22)?));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(Self {
+            cpu: time(field(14)? + field(15)?),
+            resident: field(24)? * rustix::param::page_size() as u64,
+            virtual_size: field(23)?,
+            threads: field(20)?,
+            descriptors: descriptors()?,
+            most_descriptors: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
+            started: now.saturating_sub(age),
+        })
+    }
+
+    pub(super) fn expose(&self, out: &mut Exposition) {
+        let none: [(&str, &str); 0] = [];
+        let cpu = [(none, self.cpu.as_secs_f64())];
+        let help = "Time the process has spent on CPUs.";
+        out.family("process_cpu_seconds_total", help, Kind::Counter, cpu);
+        let started = [(none, self.started.as_secs_f64())];
+        out.family(
+            "process_start_time_seconds",
+            "When the process started, from 1970.",
+            Kind::Gauge,
+            started,
+        );
+        for (name, help, value) in [
+            ("process_resident_memory_bytes", "Memory in RAM.", Some(self.resident)),
+            ("process_virtual_memory_bytes", "Address space.", Some(self.virtual_size)),
+            ("process_threads", "Threads.", Some(self.threads)),
+            ("process_open_fds", "Open descriptors.", Some(self.descriptors)),
+            ("process_max_fds", "Descriptors that may be open.", self.most_descriptors),
+        ] {
+            out.family(name, help, Kind::Gauge, value.map(|value| (none, value)));
+        }
+    }
+}
+
+/// How many descriptors are open. Linux 6.2 says so at once; before, they are counted.
+fn descriptors() -> Option<u64> {
+    let directory = "/proc/self/fd";
+    match fs::metadata(directory).ok()?.len() {
+        0 => Some(fs::read_dir(directory).ok()?.count() as u64),
+        open => Some(open),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Process;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn the_kernel_tells_of_this_process() {
+        let process = Process::read().expect("/proc is there");
+        assert!(process.resident > 1 << 20 && process.virtual_size > process.resident, "{process:?}");
+        assert!(process.threads >= 1 && process.descriptors >= 3, "{process:?}");
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+        assert!(process.started < now && now - process.started < Duration::from_secs(86_400), "{process:?}");
+        let more: Vec<_> = (0..16).map(|_| std::fs::File::open("/dev/null").expect("a descriptor")).collect();
+        let then = Process::read().expect("/proc is there");
+        assert!(then.descriptors >= more.len() as u64, "{then:?}");
+        assert!(then.cpu >= process.cpu, "{then:?}");
+    }
+}

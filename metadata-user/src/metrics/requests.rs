@@ -1,0 +1,78 @@
+//! Requests: what was answered, how fast, what waits, and what was written down of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::exposition::{Exposition, Kind};
+use crate::audit::AuditCounts;
+use crate::serve::{BOUNDS_NS, End, Latencies, Reason, Tally};
+
+/// Answers by dialect and status, and how long they took.
+pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
+    if tallies.is_empty() {
+        return;
+    }
+    let mut counts = BTreeMap::new();
+    for (datasource, code, count) in tallies.iter().flat_map(|tally| tally.answers()) {
+        *counts.entry((datasource.label(), code)).or_insert(0) += count;
+    }
+    let counts: Vec<_> = counts
+        .into_iter()
+        .map(|((datasource, code), count)| {
+            (datasource, if code == 0 { "other".into() } else { code.to_string() }, count)
+        })
+        .collect();
+    out.family(
+        "xdp_imds_requests_total",
+        "Requests answered, by dialect (none: nothing is served there, or the request could not be read) and status.",
+        Kind::Counter,
+        counts.iter().map(|(datasource, code, count)| ([("datasource", *datasource), ("code", code.as_str())], *count)),
+    );
+    let Latencies { buckets, total } =
+        tallies.iter().map(|tally| tally.latencies()).fold(Latencies::default(), std::ops::Add::add);
+    out.histogram(
+        "xdp_imds_request_duration_seconds",
+        "Time from the turn of the worker that received a request's last octet to the handing of its answer to TCP, \
+         in that turn or a later one.",
+        &BOUNDS_NS.map(Duration::from_nanos),
+        &buckets,
+        total,
+    );
+}
+
+/// Requests that wait: for their record, for their turn, for a change.
+pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
+    if tallies.is_empty() {
+        return;
+    }
+    let sum = |of: &dyn Fn(&Tally) -> u64| tallies.iter().map(|tally| of(tally)).sum::<u64>();
+    let now = Reason::ALL.map(|reason| ([("reason", reason.label())], sum(&|tally| tally.waiting(reason))));
+    let help =
+        "Complete requests that wait for their record, for their turn under the VM's limit, or for a change.";
+    out.family("xdp_imds_parked_requests", help, Kind::Gauge, now);
+    let ended = Reason::ALL.into_iter().flat_map(|reason| {
+        End::ALL.map(|end| {
+            ([("reason", reason.label()), ("outcome", end.label())], sum(&|tally| tally.ended(reason, end)))
+        })
+    });
+    let help =
+        "Waits of requests that have ended: with what they waited for, too late, or because the guest left.";
+    out.family("xdp_imds_parked_total", help, Kind::Counter, ended.collect::<Vec<_>>());
+}
+
+/// Lines of the audit log.
+pub(super) fn audit(counts: &AuditCounts, out: &mut Exposition) {
+    let none: [(&str, &str); 0] = [];
+    let AuditCounts { written, sampled, queue_full, write_failed } = *counts;
+    let help = "Lines written to the audit log.";
+    out.family("xdp_imds_audit_lines_total", help, Kind::Counter, [(none, written)]);
+    let dropped = [("queue_full", queue_full), ("sampled", sampled), ("write_failed", write_failed)];
+    let help = "Requests that have no line of their own in the audit log, by reason.";
+    out.family(
+        "xdp_imds_audit_dropped_total",
+        help,
+        Kind::Counter,
+        dropped.map(|(reason, count)| ([("reason", reason)], count)),
+    );
+}

@@ -1,0 +1,195 @@
+use super::{Attaching, Errands, Exposition, Hub, Kind, Lag, Process, Reloads, Snapshot, render};
+use crate::afxdp::SocketStats;
+use crate::audit::AuditCounts;
+use crate::link::{LinkStats, TapStats};
+use crate::mailbox::MailboxCounts;
+use crate::serve::Tally;
+use crate::sink::SinkCounts;
+use crate::status::{InstanceState, Instances, PortState};
+use crate::worker::{LoopStats, WorkerStats};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn worker() -> WorkerStats<()> {
+    WorkerStats {
+        turns: LoopStats {
+            turns: 1,
+            full_batches: 2,
+            sleeps: 3,
+            naps: 4,
+            slept: Duration::from_micros(1_500_004),
+            elapsed: Duration::from_secs(5),
+            forgotten: 6,
+            woken: 7,
+        },
+        socket: SocketStats {
+            frames: 11,
+            bytes: 12,
+            bad_descriptors: 13,
+            dropped: 14,
+            ring_full: 15,
+            fill_ring_empty: 16,
+            invalid_fill: 17,
+        },
+        link: LinkStats { runt: 21, unstamped: 22, slot_out_of_range: 23 },
+        tap: TapStats { frames: 31, bytes: 32, bad_length: 33, full: 34, no_memory: 35, down: 36, other: 37 },
+        engine: (),
+    }
+}
+
+fn text() -> String {
+    let hub = |number, counters, gauges| Hub { number, worker: worker(), counters, gauges };
+    let hubs =
+        [hub(0, &[("segments", 41)][..], &[("connections", 42)][..]), hub(1, &[("segments", 43)], &[])];
+    let verdicts = [("steered", 51), ("drop_unknown_mac", 52)];
+    let mut lag = Lag::default();
+    for millis in [1, 30, 99_000] {
+        lag.waited(Duration::from_millis(millis));
+    }
+    render(&Snapshot {
+        verdicts: &verdicts,
+        ports: 61,
+        steered_by: [("xdp", 21), ("tcx", 40)],
+        identities: 62,
+        records: 63,
+        taps: &[(PortState::Attached, 60), (PortState::Error, 1)],
+        instances: &[Instances { source: "file".into(), state: InstanceState::Served, count: 67 }],
+        tallies: &[Arc::new(Tally::default())],
+        audit: Some(AuditCounts { written: 81, sampled: 82, queue_full: 83, write_failed: 84 }),
+        process: Process::read(),
+        attaching: Attaching { lag, ..Attaching::default() },
+        rendering: Duration::ZERO,
+        records_rejected: 64,
+        config_reloads: Reloads { done: 65, failed: 66 },
+        errands: Errands {
+            messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
+            mailboxes: MailboxCounts { saves_failed: 76, loads_failed: 77 },
+        },
+        hubs: &hubs,
+    })
+}
+
+#[test]
+fn every_count_is_a_line() {
+    let text = text();
+    for line in [
+        "xdp_imds_frames_total{verdict=\"steered\"} 51",
+        "xdp_imds_frames_total{verdict=\"drop_unknown_mac\"} 52",
+        "xdp_imds_identity_mismatch_total 52",
+        "xdp_imds_taps{state=\"attached\"} 60",
+        "xdp_imds_taps{state=\"error\"} 1",
+        "xdp_imds_instances{source=\"file\",state=\"served\"} 67",
+        "xdp_imds_registration_lag_seconds_bucket{le=\"0.001\"} 1",
+        "xdp_imds_registration_lag_seconds_bucket{le=\"0.1\"} 2",
+        "xdp_imds_registration_lag_seconds_bucket{le=\"10\"} 2",
+        "xdp_imds_registration_lag_seconds_bucket{le=\"+Inf\"} 3",
+        "xdp_imds_registration_lag_seconds_count 3",
+        "xdp_imds_registration_lag_seconds_sum 99.031000000",
+        "xdp_imds_audit_lines_total 81",
+        "xdp_imds_audit_dropped_total{reason=\"sampled\"} 82",
+        "xdp_imds_audit_dropped_total{reason=\"queue_full\"} 83",
+        "xdp_imds_audit_dropped_total{reason=\"write_failed\"} 84",
+        "xdp_imds_request_duration_seconds_bucket{le=\"0.00005\"} 0",
+        "xdp_imds_ports 61",
+        "xdp_imds_ports_steered{program=\"xdp\"} 21",
+        "xdp_imds_ports_steered{program=\"tcx\"} 40",
+        "xdp_imds_identities 62",
+        "xdp_imds_messages_total{outcome=\"delivered\"} 71",
+        "xdp_imds_messages_total{outcome=\"failed\"} 72",
+        "xdp_imds_messages_total{outcome=\"dropped\"} 73",
+        "xdp_imds_messages_waiting 74",
+        "xdp_imds_waits_ended_total 75",
+        "xdp_imds_state_errors_total{operation=\"save\"} 76",
+        "xdp_imds_state_errors_total{operation=\"load\"} 77",
+        "xdp_imds_worker_turns_total{hub=\"0\"} 1",
+        "xdp_imds_worker_full_batches_total{hub=\"0\"} 2",
+        "xdp_imds_worker_sleeps_total{hub=\"0\"} 3",
+        "xdp_imds_worker_naps_total{hub=\"0\"} 4",
+        "xdp_imds_worker_slept_seconds_total{hub=\"0\"} 1.500004000",
+        "xdp_imds_worker_seconds_total{hub=\"0\"} 5.000000000",
+        "xdp_imds_worker_forgotten_total{hub=\"0\"} 6",
+        "xdp_imds_worker_woken_total{hub=\"0\"} 7",
+        "xdp_imds_received_frames_total{hub=\"0\"} 11",
+        "xdp_imds_received_bytes_total{hub=\"0\"} 12",
+        "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"bad_descriptor\"} 13",
+        "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"dropped\"} 14",
+        "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"ring_full\"} 15",
+        "xdp_imds_fill_ring_empty_total{hub=\"0\"} 16",
+        "xdp_imds_fill_ring_invalid_total{hub=\"0\"} 17",
+        "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"runt\"} 21",
+        "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"unstamped\"} 22",
+        "xdp_imds_receive_lost_frames_total{hub=\"1\",reason=\"slot_out_of_range\"} 23",
+        "xdp_imds_sent_frames_total{hub=\"0\"} 31",
+        "xdp_imds_sent_bytes_total{hub=\"0\"} 32",
+        "xdp_imds_send_lost_frames_total{hub=\"0\",reason=\"bad_length\"} 33",
+        "xdp_imds_send_lost_frames_total{hub=\"0\",reason=\"full\"} 34",
+        "xdp_imds_send_lost_frames_total{hub=\"0\",reason=\"no_memory\"} 35",
+        "xdp_imds_send_lost_frames_total{hub=\"0\",reason=\"down\"} 36",
+        "xdp_imds_send_lost_frames_total{hub=\"1\",reason=\"other\"} 37",
+        "xdp_imds_stack_segments_total{hub=\"0\"} 41",
+        "xdp_imds_stack_connections{hub=\"0\"} 42",
+        "xdp_imds_stack_segments_total{hub=\"1\"} 43",
+    ] {
+        assert!(text.lines().any(|other| other == line), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
+fn every_family_has_one_head_before_its_samples_and_counters_end_in_total() {
+    let (mut heads, mut current) = (HashSet::new(), String::new());
+    for line in text().lines() {
+        let words: Vec<_> = line.split(' ').collect();
+        match words[..] {
+            ["#", "HELP", name, ..] => {
+                assert!(heads.insert(name.to_owned()), "{name} twice");
+                current = name.to_owned();
+            }
+            ["#", "TYPE", name, kind] => {
+                assert_eq!(name, current);
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+            }
+            [sample, value] => {
+                let name = sample.split('{').next().expect("a name");
+                let suffixes = ["", "_bucket", "_sum", "_count"];
+                assert!(suffixes.iter().any(|suffix| name == format!("{current}{suffix}")), "{line}");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    assert!(heads.len() > 40, "{}", heads.len());
+}
+
+#[test]
+fn texts_are_escaped() {
+    let mut out = Exposition::default();
+    out.family("x", "a\\b\n\"c\"", Kind::Gauge, [([("l", "a\\b\n\"c\"")], 1)]);
+    let expected = "# HELP x a\\\\b\\n\"c\"\n# TYPE x gauge\nx{l=\"a\\\\b\\n\\\"c\\\"\"} 1\n";
+    assert_eq!(out.into_text(), expected);
+}
+
+#[test]
+fn a_family_without_samples_is_left_out() {
+    let text = render::<()>(&Snapshot {
+        verdicts: &[],
+        ports: 0,
+        steered_by: [("xdp", 0), ("tcx", 0)],
+        identities: 0,
+        records: 0,
+        records_rejected: 0,
+        config_reloads: Reloads::default(),
+        taps: &[],
+        instances: &[],
+        tallies: &[],
+        audit: None,
+        process: None,
+        attaching: Attaching::default(),
+        rendering: Duration::ZERO,
+        errands: Errands::default(),
+        hubs: &[],
+    });
+    assert!(text.starts_with("# HELP xdp_imds_build_info "), "{text}");
+    assert!(!text.contains("audit") && !text.contains("requests_total"), "{text}");
+    assert!(!text.contains("xdp_imds_frames_total") && !text.contains("{hub="), "{text}");
+}
