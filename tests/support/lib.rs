@@ -21,6 +21,7 @@ pub mod bpffs;
 pub mod client;
 pub mod cloudinit;
 pub mod eventually;
+pub mod exposition;
 pub mod frames;
 pub mod guest;
 pub mod host;

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use rustix::fs::{OFlags, fcntl_setfl};
 use tracing::warn;
 
 use super::AuditConfig;
@@ -55,7 +56,11 @@ impl Target {
         let Self::File { path, .. } = self else {
             return Ok(Sink { file: None, size: 0, torn: false });
         };
-        let file = OpenOptions::new().append(true).create(true).mode(PRIVATE).open(path)?;
+        // A pipe without a reader is an error, not a wait for one; what is open may be waited for, here.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file =
+            OpenOptions::new().append(true).create(true).mode(PRIVATE).custom_flags(flags).open(path)?;
+        fcntl_setfl(&file, OFlags::APPEND)?;
         let metadata = file.metadata()?;
         if metadata.is_file() && metadata.permissions().mode() & 0o777 != PRIVATE {
             file.set_permissions(Permissions::from_mode(PRIVATE))?;

@@ -1,0 +1,208 @@
+//! Each count of the metrics moves when what it counts happens to a guest on a true tap, and the whole of them is
+//! what a strict reader takes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::ensure;
+use support::agent::{Agent, PortArgument};
+use support::eventually::eventually;
+use support::exposition::{self, Family, sum};
+use support::guest::{Guest, METADATA, Spec};
+use support::host::Host;
+use support::privileged;
+use support::record::{Identity, replace};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A node and a guest, whose record is still to be written.
+struct Scene {
+    guest: Guest,
+    host: Host,
+    records: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let records = tempfile::tempdir().expect("a directory");
+        let host = Host::new().expect("a node");
+        let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");
+        Self { guest, host, records }
+    }
+
+    fn served() -> Self {
+        let scene = Self::new();
+        scene.guest.identity().write(scene.records.path(), 1).expect("a record");
+        scene
+    }
+
+    fn agent(&self) -> Agent<'_> {
+        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
+        Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
+    }
+
+    /// The status of what curl asks with these words behind the address.
+    fn curl(&self, words: &[&str], path: &str) -> u16 {
+        let url = format!("http://{METADATA}{path}");
+        self.guest.curl(&[words, &[url.as_str()]].concat(), PATIENCE).expect("an answer").status
+    }
+}
+
+fn families(agent: &Agent<'_>) -> BTreeMap<String, Family> {
+    let (status, text) = agent.ask("/metrics").expect("metrics");
+    assert_eq!(status, 200);
+    exposition::read(&text).unwrap_or_else(|error| panic!("{error:#}\n{text}"))
+}
+
+/// Waits until a sum is reached: workers publish some counts once a second.
+fn reaches(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)], expected: f64) {
+    let reached = eventually(PATIENCE, || {
+        let found = sum(&families(agent), name, labels)?;
+        ensure!(found == expected, "{name}{labels:?} is {found}, not {expected}");
+        Ok(())
+    });
+    reached.unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+#[test]
+fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::served();
+    let agent = scene.agent();
+    let asked = [
+        (&[][..], "/latest/meta-data/instance-id", 200, "ec2"),
+        (&[], "/latest/meta-data/hostname", 200, "ec2"),
+        (&["-X", "DELETE"], "/latest/meta-data/hostname", 405, "ec2"),
+        (&[], "/v1/meta-data", 200, "nocloud"),
+        (&[], "/no/such/path", 404, "none"),
+        (&["-X", "POST"], "/no/such/path", 405, "none"),
+        (&["--path-as-is"], "/latest/../latest", 400, "none"),
+        (&[], "/", 200, "any"),
+    ];
+    for (words, path, status, _) in asked {
+        assert_eq!(scene.curl(words, path), status, "{words:?} {path}");
+    }
+    for (_, _, status, datasource) in asked {
+        let alike =
+            asked.iter().filter(|(_, _, code, other)| (*code, *other) == (status, datasource)).count();
+        let labels = [("datasource", datasource), ("code", &status.to_string())];
+        reaches(&agent, "xdp_imds_requests_total", &labels, alike as f64);
+    }
+    reaches(&agent, "xdp_imds_requests_total", &[], asked.len() as f64);
+    reaches(&agent, "xdp_imds_request_duration_seconds", &[], asked.len() as f64);
+    let durations = &families(&agent)["xdp_imds_request_duration_seconds"];
+    let (_, _, slow) = durations
+        .samples
+        .iter()
+        .find(|(_, labels, _)| labels.get("le").is_some_and(|le| le == "1"))
+        .expect("a bucket");
+    assert_eq!(*slow, asked.len() as f64, "none took a second: {durations:?}");
+    let (_, _, total) = durations.samples.iter().find(|(name, ..)| name.ends_with("_sum")).expect("a sum");
+    assert!(*total > 0.0, "no turn takes no time");
+}
+
+#[test]
+fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let agent = scene.agent();
+    let waits = |expected| reaches(&agent, "xdp_imds_parked_requests", &[("reason", "record")], expected);
+    let ended = |outcome, expected| {
+        reaches(&agent, "xdp_imds_parked_total", &[("reason", "record"), ("outcome", outcome)], expected);
+    };
+    waits(0.0);
+    assert_eq!(scene.curl(&[], "/metadata/v1.json"), 503, "held for a second and a half");
+    ended("expired", 1.0);
+    let url = format!("http://{METADATA}/openstack/latest/meta_data.json");
+    scene.guest.curl(&["--max-time", "1", &url], PATIENCE).expect_err("a client without patience");
+    ended("left", 1.0);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| scene.curl(&[], "/openstack/latest/meta_data.json"));
+        waits(1.0);
+        scene.guest.identity().write(scene.records.path(), 1).expect("a record");
+        assert_eq!(waiting.join().expect("an answer"), 200);
+    });
+    ended("released", 1.0);
+    waits(0.0);
+    let families = families(&agent);
+    let late = families["xdp_imds_request_duration_seconds"]
+        .samples
+        .iter()
+        .find(|(name, ..)| name.ends_with("_sum"));
+    let (_, _, total) = late.expect("a sum");
+    assert!(*total > 1.5, "a wait is part of the time an answer takes: {total}");
+}
+
+#[test]
+fn records_ports_and_identities_are_counted_by_what_became_of_them() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::served();
+    let agent = scene.agent();
+    reaches(&agent, "xdp_imds_instances", &[("source", "file"), ("state", "served")], 1.0);
+    reaches(&agent, "xdp_imds_taps", &[("state", "attached")], 1.0);
+    reaches(&agent, "xdp_imds_ports", &[], 1.0);
+    reaches(&agent, "xdp_imds_identities", &[], 1.0);
+    reaches(&agent, "xdp_imds_attached_total", &[], 1.0);
+    reaches(&agent, "xdp_imds_registration_lag_seconds", &[], 1.0);
+    reaches(&agent, "xdp_imds_build_info", &[], 1.0);
+    // Another guest's record without a port: nobody can be served by it.
+    let other = Identity::of(1);
+    other.write(scene.records.path(), 1).expect("a record");
+    reaches(&agent, "xdp_imds_instances", &[("state", "unplaced")], 1.0);
+    replace(&other.path(scene.records.path()), "schema: vmrecord/9\n").expect("a bad record");
+    reaches(&agent, "xdp_imds_records_rejected_total", &[], 1.0);
+    let mut elsewhere: serde_json::Value = serde_json::from_str(&other.record(2)).expect("a record");
+    elsewhere["network"]["nics"][0]["port"] = serde_json::json!({"ifname": "tap4711"});
+    replace(&other.path(scene.records.path()), &elsewhere.to_string()).expect("a record");
+    reaches(&agent, "xdp_imds_instances", &[("state", "waiting")], 1.0);
+    reaches(&agent, "xdp_imds_taps", &[("state", "waiting")], 1.0);
+}
+
+#[test]
+fn a_guest_that_is_not_who_its_port_says_is_counted() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::served();
+    let agent = scene.agent();
+    assert_eq!(scene.curl(&[], "/v1/meta-data"), 200);
+    reaches(&agent, "xdp_imds_identity_mismatch_total", &[], 0.0);
+    scene.guest.ns().ip("link set eth0 address 52:54:00:ff:ff:ff").expect("another MAC");
+    let url = format!("http://{METADATA}/v1/meta-data");
+    scene.guest.curl(&["--max-time", "2", &url], PATIENCE).expect_err("nobody answers an impostor");
+    let counted = sum(&families(&agent), "xdp_imds_identity_mismatch_total", &[]).expect("a count");
+    assert!(counted >= 1.0, "{counted}");
+    reaches(&agent, "xdp_imds_requests_total", &[], 1.0);
+}
+
+#[test]
+fn the_process_and_its_workers_are_told_of() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::served();
+    let agent = scene.agent();
+    assert_eq!(scene.curl(&[], "/v1/meta-data"), 200);
+    let families = families(&agent);
+    for (name, least) in [
+        ("process_resident_memory_bytes", 1e6),
+        ("process_virtual_memory_bytes", 1e6),
+        ("process_open_fds", 10.0),
+        ("process_max_fds", 1_024.0),
+        ("process_threads", 2.0),
+        ("process_start_time_seconds", 1.7e9),
+        ("process_cpu_seconds_total", 0.0),
+        ("xdp_imds_worker_seconds_total", 0.01),
+        ("xdp_imds_frames_total", 1.0),
+    ] {
+        let found = sum(&families, name, &[]).unwrap_or_else(|error| panic!("{error:#}"));
+        assert!(found >= least, "{name} is {found}");
+    }
+    assert!(!families.contains_key("xdp_imds_audit_lines_total"), "there is no audit log");
+}
