@@ -46,6 +46,8 @@ fn withstand(label: &str, config: &str, attacks: &[Attack]) {
     let seed = seed();
     fastrand::seed(seed);
     let scene = Scene::new(Shape::default()).expect("a node");
+    let attacker = Identity::of(ATTACKER).with_user_data_of(connections::USER_DATA);
+    attacker.write(scene.records(), 2).expect("a record");
     let mut arena = Arena::open(&scene, config).expect("an arena");
     for attack in attacks {
         match withstand_one(&mut arena, attack) {

@@ -1,1 +1,311 @@
+//! Connections: too many, too slow, too silent, or of no sense at all.
 
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use smoltcp::wire::TcpControl;
+use support::agent::Agent;
+use support::books::total;
+use support::mob::Mob;
+use support::raw::Segment;
+use support::station::{Station, Talk, answer, get};
+
+use crate::{Attack, SERVICE, withstand};
+
+/// Connections one port may have (`StackConfig::connections_per_port`).
+const PER_PORT: usize = 128;
+/// What a guest hoards.
+const HOARD: usize = 300;
+/// Shortest full segment a guest is sent, whatever it announces (RFC 9293 §3.7.1).
+const SAFE_SEGMENT: usize = 536;
+/// Octets a closed window may be asked about with in [`CLOSED`]: one each 200 ms, the shortest timeout, and as many
+/// again for a machine that is late.
+const PROBES: usize = 40;
+/// How long windows are kept closed.
+const CLOSED: Duration = Duration::from_secs(4);
+/// For the service to lose patience: it waits 10 s for a request's head.
+const HEAD_PATIENCE: Duration = Duration::from_secs(40);
+/// What the attacker's record has as user-data.
+pub(crate) const USER_DATA: usize = 60_000;
+const LARGE: &str = "/v1/user-data";
+
+fn gauge(agent: &Agent<'_>, name: &str) -> Result<u64> {
+    Ok(total(&agent.metrics()?, &format!("xdp_imds_stack_{name}"), None))
+}
+
+/// Connections begin with their first octet; beyond the port's share they do not begin.
+fn hoarding(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
+    let refused = gauge(agent, "refused_port_connections_total")?;
+    let mut mob = Mob::open(station, SERVICE, HOARD)?;
+    for talk in &mut mob.talks {
+        let said = talk.say(b"G");
+        said.iter().try_for_each(|segment| mob.station.say(segment))?;
+    }
+    let begun = |mob: &Mob<'_>| mob.talks.iter().filter(|talk| talk.in_flight() == 0).count();
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        mob.listen(Duration::from_millis(20), true)?;
+    }
+    ensure!(begun(&mob) == PER_PORT, "{} connections have begun, not {PER_PORT}", begun(&mob));
+    let refused = gauge(agent, "refused_port_connections_total")? - refused;
+    ensure!(refused >= (HOARD - PER_PORT) as u64, "{refused} connections were refused");
+    mob.leave()
+}
+
+/// Every connection ends with 408 by the same time, however its head comes in.
+fn timed_out(mob: &mut Mob<'_>, each: Duration, octets: &[u8]) -> Result<()> {
+    let start = Instant::now();
+    let mut said = 0;
+    while start.elapsed() < HEAD_PATIENCE && mob.talks.iter().any(|talk| !talk.ended && !talk.reset) {
+        if said < octets.len() && start.elapsed() >= each * said as u32 {
+            for talk in mob.talks.iter_mut().filter(|talk| talk.is_live()) {
+                let part = talk.say(&octets[said..=said]);
+                part.iter().try_for_each(|segment| mob.station.say(segment))?;
+            }
+            said += 1;
+        }
+        mob.listen(Duration::from_millis(20), true)?;
+    }
+    for talk in &mob.talks {
+        let (status, _) = answer(&talk.received).with_context(|| format!("{:?}", talk.local))?;
+        ensure!(status == 408 && talk.ended, "{:?} was answered {status}", talk.local);
+    }
+    Ok(())
+}
+
+fn silent_halfway(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
+    timed_out(&mut mob, Duration::ZERO, b"GE")?;
+    mob.leave()
+}
+
+fn slow_writers(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
+    timed_out(&mut mob, Duration::from_secs(1), b"GET /a-path-that-never-ends-at-this-pace")?;
+    mob.leave()
+}
+
+/// Connections that ask for much; returns them once their request is acknowledged.
+fn asking<'s>(station: &'s mut Station, count: usize, change: impl Fn(&mut Talk)) -> Result<Mob<'s>> {
+    let mut mob = Mob::open_with(station, SERVICE, count, change)?;
+    for talk in &mut mob.talks {
+        let said = talk.say(&get(LARGE));
+        said.iter().try_for_each(|segment| mob.station.say(segment))?;
+    }
+    Ok(mob)
+}
+
+/// A window that never opens is asked about an octet at a time.
+fn closed_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    let mut mob = asking(station, PER_PORT, |talk| talk.window = 0)?;
+    mob.until(CLOSED, |_| false)?;
+    for talk in &mob.talks {
+        let came = talk.received.len();
+        ensure!(came <= PROBES, "{came} octets came through a closed window");
+    }
+    mob.leave()
+}
+
+/// A window that closes after the first segments holds back the rest.
+fn closing_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    const FIRST: u16 = 3_000;
+    let mut mob = asking(station, PER_PORT, |talk| talk.window = FIRST)?;
+    for talk in &mut mob.talks {
+        talk.window = 0;
+    }
+    mob.until(CLOSED, |_| false)?;
+    for talk in &mob.talks {
+        let came = talk.received.len();
+        ensure!(came <= usize::from(FIRST) + PROBES, "{came} octets came through a window of {FIRST}");
+    }
+    mob.leave()
+}
+
+fn windows_of_one_octet(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    let mut mob = asking(station, 16, |talk| talk.window = 1)?;
+    mob.until(Duration::from_secs(5), |talks| talks.iter().all(|talk| talk.received.len() > 200))?;
+    for talk in &mob.talks {
+        ensure!(talk.received.starts_with(b"H"), "nothing came through a window of one octet");
+        ensure!(
+            b"HTTP/1.1 200 OK\r\n".starts_with(&talk.received[..talk.received.len().min(17)]),
+            "not an answer"
+        );
+    }
+    mob.leave()
+}
+
+/// Whoever announces tiny segments is sent ones of the size every host must take.
+fn tiny_segments(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    for mss in [0, 1, 48, 64] {
+        let mut talk = station.talk(SERVICE);
+        talk.mss = Some(mss);
+        let syn = talk.syn();
+        station.until(&mut talk, &[syn], |talk| talk.open)?;
+        let heard = station.heard.0;
+        let said = talk.say(&get(LARGE));
+        station.until(&mut talk, &said, |talk| talk.ended)?;
+        station.say(&talk.finish())?;
+        let (status, body) = answer(&talk.received)?;
+        ensure!((status, body.len()) == (200, USER_DATA), "mss {mss}: {status}, {} octets", body.len());
+        let segments = (station.heard.0 - heard) as usize;
+        // Twice for what was sent again on a busy machine.
+        let most = 2 * (talk.received.len() / SAFE_SEGMENT + 8);
+        ensure!(segments <= most, "mss {mss}: {segments} segments for {} octets", talk.received.len());
+    }
+    Ok(())
+}
+
+/// The same acknowledgement over and over: what is sent again for it stays below what is said.
+fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    const TIMES: usize = 2_000;
+    let mut talk = station.open(SERVICE)?;
+    let said = talk.say(&get(LARGE));
+    station.until(&mut talk, &said, |talk| talk.received.len() > 1_000)?;
+    let (sent, heard) = (station.sent.get().1, station.heard.1);
+    let stale = talk.ack();
+    for _ in 0..TIMES {
+        station.say(&stale)?;
+        station.hear()?;
+    }
+    let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
+    ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of old acknowledgements");
+    station.say(&talk.reset())
+}
+
+/// Acknowledgements of what was never sent, behind and ahead, and of half of what was.
+fn silly_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    let mut talk = station.open(SERVICE)?;
+    let said = talk.say(&get(LARGE));
+    station.until(&mut talk, &said, |talk| talk.received.len() > 1_000)?;
+    let (sent, heard) = (station.sent.get().1, station.heard.1);
+    for _ in 0..2_000 {
+        let ahead = [1, 7, 700, 70_000, 1 << 30, 1 << 31, u32::MAX - 4_000][fastrand::usize(..7)];
+        station.say(&Segment { ack: Some(talk.ack.wrapping_add(ahead)), ..talk.ack() })?;
+        station.hear()?;
+    }
+    let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
+    ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of silly acknowledgements");
+    station.say(&talk.reset())
+}
+
+/// Resets and SYNs that miss the next number leave a connection as it is (RFC 5961).
+fn near_misses(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    let mut talk = station.open(SERVICE)?;
+    let begun = talk.say(b"GET /v1/meta-data HTTP/1.1\r\n");
+    station.until(&mut talk, &begun, |talk| talk.in_flight() == 0)?;
+    for number in 1..2_000u32 {
+        let miss = if number % 2 == 0 { number } else { number.wrapping_neg() };
+        let control = if number % 3 == 0 { TcpControl::Syn } else { TcpControl::Rst };
+        let seq = talk.seq.wrapping_add(miss);
+        let ack = (control == TcpControl::Rst).then_some(talk.ack);
+        station.say(&Segment { seq, ack, ..talk.ack().control(control) })?;
+        station.hear()?;
+    }
+    let rest = talk.say(b"Connection: close\r\n\r\n");
+    station.until(&mut talk, &rest, |talk| talk.ended)?;
+    ensure!(answer(&talk.received)?.0 == 200, "not answered");
+    station.say(&talk.finish())
+}
+
+/// Handshakes after which nothing is said are not remembered, however many.
+fn nothing_said(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
+    let refused = gauge(agent, "refused_port_connections_total")?;
+    let mob = Mob::open(station, SERVICE, 500)?;
+    let refused = gauge(agent, "refused_port_connections_total")? - refused;
+    ensure!(refused == 0, "{refused} connections were refused for want of room, which none took");
+    mob.leave()
+}
+
+/// Handshakes that end at once are closed by both sides.
+fn closed_at_once(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    for _ in 0..4 {
+        let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
+        for talk in &mob.talks {
+            mob.say(&talk.finish())?;
+        }
+        for talk in &mut mob.talks {
+            talk.seq = talk.seq.wrapping_add(1);
+        }
+        let ended = mob.until(Duration::from_secs(5), |talks| talks.iter().all(|talk| talk.ended))?;
+        ensure!(ended, "the service does not close what its guest has closed");
+    }
+    Ok(())
+}
+
+/// Payload that never starts at the beginning.
+fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
+    let early = gauge(agent, "dropped_early_total")?;
+    let mut mob = Mob::open(station, SERVICE, 500)?;
+    for talk in &mob.talks {
+        let ahead = Segment { seq: talk.seq.wrapping_add(1), ..talk.ack() };
+        mob.say(&ahead.with(b"ET /v1/user-data HTTP/1.1\r\n\r\n"))?;
+    }
+    mob.listen(Duration::from_millis(500), true)?;
+    ensure!(mob.talks.iter().all(|talk| talk.received.is_empty()), "something was answered");
+    let early = gauge(agent, "dropped_early_total")? - early;
+    ensure!(early >= 500, "{early} segments were early");
+    mob.leave()
+}
+
+/// What is sent again with other words counts as it was said first.
+fn words_changed(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    let mut talk = station.open(SERVICE)?;
+    let first = talk.say(b"GET /v1/meta-data HTTP/1.1\r\nA: ");
+    station.until(&mut talk, &first, |talk| talk.in_flight() == 0)?;
+    let again = Segment { seq: first[0].seq, ..talk.ack() };
+    let again = again.with(b"PUT /v1/user-data HTTP/1.0\r\nB: x\r\nConnection: close\r\n\r\n");
+    station.say(&again)?;
+    talk.seq = again.seq.wrapping_add(again.payload.len() as u32);
+    station.until(&mut talk, &[], |talk| talk.ended)?;
+    let (status, body) = answer(&talk.received)?;
+    ensure!(status == 200 && body.windows(11).any(|at| at == b"instance-id"), "answered {status}");
+    station.say(&talk.finish())
+}
+
+/// One four-tuple, begun and reset over and over.
+fn one_port_again_and_again(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+    let template = station.talk(SERVICE);
+    for _ in 0..300 {
+        let mut talk = Talk::new(template.local, template.remote);
+        let syn = talk.syn();
+        station.until(&mut talk, &[syn], |talk| talk.open)?;
+        let said = talk.say(&get("/v1/meta-data")[..20]);
+        station.until(&mut talk, &said, |talk| talk.in_flight() == 0)?;
+        station.say(&talk.reset())?;
+    }
+    Ok(())
+}
+
+fn attacks() -> Vec<Attack> {
+    let attack = |name, run| Attack { name, run, leaves: false };
+    vec![
+        attack("hoarding", hoarding),
+        attack("nothing said", nothing_said),
+        attack("closed at once", closed_at_once),
+        attack("the first octet missing", first_octet_missing),
+        attack("tiny segments", tiny_segments),
+        attack("windows of one octet", windows_of_one_octet),
+        attack("closed windows", closed_windows),
+        attack("closing windows", closing_windows),
+        attack("repeated acknowledgements", repeated_acks),
+        attack("silly acknowledgements", silly_acks),
+        attack("resets and syns that nearly hit", near_misses),
+        attack("words changed when sent again", words_changed),
+        attack("one port again and again", one_port_again_and_again),
+    ]
+}
+
+#[test]
+fn connections_without_sense_cost_nobody_else() {
+    withstand("connections", "", &attacks());
+}
+
+#[test]
+fn guests_too_slow_to_ask_are_told_so_and_cost_nobody_else() {
+    let attack = |name, run| Attack { name, run, leaves: false };
+    withstand(
+        "slow",
+        "",
+        &[attack("silent halfway", silent_halfway), attack("an octet a second", slow_writers)],
+    );
+}

@@ -158,11 +158,13 @@ impl<'s> Mob<'s> {
             .sum())
     }
 
-    /// Leaves without a word that could be answered: a reset on every live connection.
+    /// Leaves: a FIN where the service has closed its side, a reset where it has not.
     ///
     /// # Errors
     /// As for [`Station::say`].
     pub fn leave(self) -> Result<()> {
-        self.talks.iter().filter(|talk| talk.is_live()).try_for_each(|talk| self.station.say(&talk.reset()))
+        let open = self.talks.iter().filter(|talk| talk.open && !talk.reset);
+        let last = open.map(|talk| if talk.ended { talk.finish() } else { talk.reset() });
+        last.into_iter().try_for_each(|segment| self.station.say(&segment))
     }
 }
