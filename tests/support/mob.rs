@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Octets one connection has on their way: what the service's window takes.
-const IN_FLIGHT: usize = 2_800;
+/// Octets of one segment.
+const SEGMENT: usize = 1_400;
 /// Before what nobody acknowledged is sent again.
 const AGAIN: Duration = Duration::from_millis(500);
 /// SYNs sent before the answers are looked at.
@@ -134,8 +134,9 @@ impl<'s> Mob<'s> {
                 });
                 let done = said(talk, first[at]);
                 is_over &= done >= octets && segments.is_empty();
-                if done < octets && talk.in_flight() < IN_FLIGHT / 2 {
-                    let part: Vec<u8> = (done..octets.min(done + 1_400)).map(&make).collect();
+                let room = talk.room.saturating_sub(talk.in_flight()).min(SEGMENT);
+                if done < octets && room > 0 {
+                    let part: Vec<u8> = (done..octets.min(done + room)).map(&make).collect();
                     segments.extend(talk.say(&part));
                     *sent = Instant::now() - AGAIN;
                 }

@@ -272,6 +272,8 @@ pub struct Talk {
     pub reset: bool,
     /// What of ours the service has acknowledged.
     pub acknowledged: u32,
+    /// Octets beyond that it takes.
+    pub room: usize,
     /// What the service has said.
     pub received: Vec<u8>,
 }
@@ -292,6 +294,7 @@ impl Talk {
             ended: false,
             reset: false,
             acknowledged: 0,
+            room: 0,
             received: Vec::new(),
         }
     }
@@ -367,6 +370,8 @@ impl Talk {
         let (syn, _, fin, reset) = reply.flags;
         self.reset |= reset;
         self.acknowledged = reply.ack;
+        // Our windows are never shifted: no SYN of ours says how far.
+        self.room = reply.window.into();
         if reset {
             return false;
         }
