@@ -29,6 +29,7 @@ pub mod record;
 pub mod sandbox;
 pub mod serve;
 pub mod sink;
+pub mod snapshot;
 pub mod stack;
 pub mod status;
 pub mod steer;

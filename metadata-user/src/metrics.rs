@@ -75,6 +75,8 @@ pub struct Snapshot<'a, T> {
     pub audit: Option<AuditCounts>,
     /// The process, if the kernel tells.
     pub process: Option<Process>,
+    /// Whether records come from the snapshot, their source being away.
+    pub from_snapshot: bool,
     /// What became of messages from guests, and of what is kept for them.
     pub errands: Errands,
     /// The hubs.

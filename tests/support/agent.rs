@@ -107,6 +107,15 @@ pub fn arguments(records: &Path, ports: &[PortArgument]) -> Vec<OsString> {
     words
 }
 
+/// As [`arguments`], for an agent whose links and maps outlive it.
+#[must_use]
+pub fn arguments_with_pins(records: &Path, ports: &[PortArgument], pins: &Path) -> Vec<OsString> {
+    let mut words = arguments(records, ports);
+    words.retain(|word| word != "--no-pins");
+    words.extend(["--pins".into(), pins.into()]);
+    words
+}
+
 /// A running agent. Dropping it stops it.
 #[derive(Debug)]
 pub struct Agent<'a> {

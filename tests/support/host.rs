@@ -98,6 +98,13 @@ impl Host {
         Ok(taps)
     }
 
+    /// The tap of a guest of the rack.
+    #[must_use]
+    pub fn tap_of(&self, guest: &Identity) -> Option<Arc<Tap>> {
+        let name = Self::tap_name(guest);
+        self.rack.iter().find(|tap| tap.name() == name).cloned()
+    }
+
     /// Starts an ordinary TCP server on the bridge's address.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 mod attaching;
 mod endpoint;
 mod health;
+mod keeping;
 mod leave;
 mod node;
 mod notify;
@@ -35,6 +36,7 @@ pub use endpoint::{
     Request, SOCKET, SocketError,
 };
 pub use health::{Health, Trouble};
+use keeping::Keeping;
 pub use node::Node;
 pub use plan::{Conflict, Plan, Records};
 pub use reload::{Reloads, Source};
@@ -44,7 +46,7 @@ pub use state::{Errands, State};
 
 use crate::audit::COLLECT_EVERY;
 use crate::config::Config;
-use crate::feed::{FeedEvent, directory};
+use crate::feed::FeedEvent;
 use crate::stack::SlotStats;
 use crate::status::{Guest, Held};
 use crate::steer::{Changed, LinkWatch, NetnsId, SteerError, forget_process};
@@ -79,19 +81,19 @@ struct Feed {
 }
 
 impl Feed {
-    /// A feed that has told nothing yet; true beside it when there is nothing to tell.
-    fn start(config: &Config, tasks: &mut JoinSet<anyhow::Result<()>>) -> (Self, bool) {
+    /// A feed that has told nothing yet; `patiently`, a source that is away is waited for.
+    fn start(config: &Config, tasks: &mut JoinSet<anyhow::Result<()>>, patiently: bool) -> Self {
         let (told, events) = mpsc::channel(FEED_QUEUE);
         if let Some(dir) = config.records.clone() {
             let limits = config.record_limits();
-            tasks.spawn(async move { Ok(directory::watch(dir, limits, told).await?) });
+            tasks.spawn(async move { Ok(keeping::follow(dir, limits, told, patiently).await?) });
         }
-        (Self { events, seen: Seen::default() }, config.records.is_none())
+        Self { events, seen: Seen::default() }
     }
 
     /// The same from the start, in the place of the one before, which ends for want of a listener.
     fn restart(&mut self, config: &Config, tasks: &mut JoinSet<anyhow::Result<()>>) {
-        *self = Self::start(config, tasks).0;
+        *self = Self::start(config, tasks, true);
         self.seen.begin();
     }
 }
@@ -133,7 +135,13 @@ async fn run(
 ) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     errands.start(&mut tasks);
-    let (mut feed, mut synced) = Feed::start(&config, &mut tasks);
+    let mut keeping = Keeping::new(&config);
+    let stand_in = keeping.stand_in(&config);
+    let away = stand_in.is_some();
+    node.served_from_snapshot(away);
+    stand_in.into_iter().flatten().for_each(|(key, record)| node.upsert(key, Arc::new(record)));
+    let mut feed = Feed::start(&config, &mut tasks, away);
+    let mut synced = away || config.records.is_none();
     let health = Health::new(node.heartbeats());
     let (mut requests, _socket) = open_doors(&config, &health, &mut tasks).await?;
     if synced {
@@ -155,7 +163,7 @@ async fn run(
     loop {
         tokio::select! {
             Some(event) = feed.events.recv() => {
-                if take(&mut node, event, &mut feed) {
+                if take(&mut node, event, &mut feed, &mut keeping) {
                     synced = true;
                     health.records_read();
                 }
@@ -167,6 +175,7 @@ async fn run(
             _ = retry.tick() => {
                 node.check_path()?;
                 node.retry();
+                if synced { keeping.keep(|| node.records()); }
                 watched.follow(&mut node, &mut tasks);
             }
             now = look.tick() => { node.follow_guests(now.into_std()); continue; }
@@ -183,13 +192,15 @@ async fn run(
                     () = leave(&config, &node, &mut stop) => {}
                     () = answer_all(&node, &health, &mut requests) => {}
                 }
+                if synced { keeping.keep_now(|| node.records()).await; }
                 return Ok(());
             }
         }
         if !synced {
             continue;
         }
-        if !node.has_work() {
+        // A snapshot may be old: what it does not name may have a record all the same.
+        if !node.has_work() && !keeping.stands_in() {
             node.give_up_left();
         }
         if !serving && !node.has_work() {
@@ -268,13 +279,14 @@ async fn collect(asked: Vec<(Guest, Option<oneshot::Receiver<SlotStats>>)>) -> V
 }
 
 /// Applies an event and all that wait behind it; true when the first scan is complete.
-fn take(node: &mut Node, first: FeedEvent, feed: &mut Feed) -> bool {
+fn take(node: &mut Node, first: FeedEvent, feed: &mut Feed, keeping: &mut Keeping) -> bool {
     let mut synced = false;
     let Feed { events, seen } = feed;
     for event in batch(first, events) {
         if let FeedEvent::Upsert { key, .. } | FeedEvent::Rejected { key, .. } = &event {
             seen.note(key);
         }
+        keeping.hear(&event);
         match event {
             FeedEvent::Upsert { key, record } => node.upsert(key, record),
             FeedEvent::Remove { key } => node.remove(&key),
@@ -285,6 +297,8 @@ fn take(node: &mut Node, first: FeedEvent, feed: &mut Feed) -> bool {
             FeedEvent::Synced => {
                 let gone = seen.missing(node.keys());
                 node.forget_all(&gone);
+                keeping.synced().iter().for_each(|key| node.remove(key));
+                node.served_from_snapshot(false);
                 synced = true;
             }
         }

@@ -70,6 +70,7 @@ pub struct Node {
     /// What each worker answers.
     tallies: Vec<Arc<Tally>>,
     audit: Option<RefCell<Collector>>,
+    from_snapshot: bool,
 }
 
 /// A record's responses, and the record they were rendered from.
@@ -142,7 +143,19 @@ impl Node {
             started: Instant::now(),
             tallies: Vec::new(),
             audit: None,
+            from_snapshot: false,
         }
+    }
+
+    /// Whether records come from the snapshot, their source being away.
+    pub fn served_from_snapshot(&mut self, is: bool) {
+        self.from_snapshot = is;
+    }
+
+    /// The records in force, by key.
+    #[must_use]
+    pub fn records(&self) -> Vec<(String, Arc<Record>)> {
+        self.records.iter().map(|(key, record)| (key.clone(), Arc::clone(record))).collect()
     }
 
     /// Tells of what workers answer: by their counts, in the order of their hubs, and by the audit log.

@@ -63,6 +63,13 @@ pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     let help = "Records held, by where they came from and what has become of them.";
     out.family("xdp_imds_instances", help, Kind::Gauge, instances);
     out.family(
+        "xdp_imds_records_source",
+        "1 for where records come from: their source, or the snapshot while that is away.",
+        Kind::Gauge,
+        [("source", !snapshot.from_snapshot), ("snapshot", snapshot.from_snapshot)]
+            .map(|(name, is)| ([("source", name)], u64::from(is))),
+    );
+    out.family(
         "xdp_imds_records_rejected_total",
         "Records refused; the last good one stays.",
         Kind::Counter,

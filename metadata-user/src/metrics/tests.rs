@@ -61,6 +61,7 @@ fn text() -> String {
         attaching: Attaching { lag, ..Attaching::default() },
         rendering: Duration::ZERO,
         records_rejected: 64,
+        from_snapshot: true,
         config_reloads: Reloads { done: 65, failed: 66 },
         errands: Errands {
             messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
@@ -178,6 +179,7 @@ fn a_family_without_samples_is_left_out() {
         identities: 0,
         records: 0,
         records_rejected: 0,
+        from_snapshot: false,
         config_reloads: Reloads::default(),
         taps: &[],
         instances: &[],

@@ -65,6 +65,20 @@ impl Credentials {
         }
     }
 
+    /// Makes literals of what has been read from sources, for whoever keeps the record and not the files beside it.
+    pub(super) fn settle(&mut self) {
+        if let Some(iam) = self.iam.as_mut().filter(|iam| iam.secret_access_key.is_some()) {
+            iam.source = None;
+        }
+        let token = self.service_account.as_mut().and_then(|account| account.token.as_mut());
+        if let Some(token) = token.filter(|token| token.text.is_some()) {
+            token.source = None;
+        }
+        if let Some(identity) = self.managed_identity.as_mut().filter(|identity| identity.text.is_some()) {
+            identity.source = None;
+        }
+    }
+
     /// Puts in what was read from a credential's source.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ pub mod vm;
 mod tests;
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 pub use credentials::{CREDENTIAL_OCTETS, Credential, CredentialError};
 pub use error::{Place, RecordError, Warning};
@@ -99,7 +99,7 @@ impl Default for Limits {
 }
 
 /// Everything known about one VM.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Record {
     /// The record's form.
@@ -251,6 +251,16 @@ impl Record {
         self.labels.shrink_to_fit();
         self.disks.shrink_to_fit();
         self.files.shrink_to_fit();
+    }
+
+    /// The record as JSON that reads back without the files beside it, secrets and all: for files as private as its own.
+    ///
+    /// # Errors
+    /// A path in it is no UTF-8.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        let mut whole = self.clone();
+        whole.credentials.settle();
+        serde_json::to_string(&whole)
     }
 
     /// The payloads with their field names, to put in what was read from their sources.

@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::values::{Cidr, Device, Domain, Id, Ip, Line, Mtu, Netns, NicMac, VlanId};
 use crate::port::PortName;
 
 /// `network`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Network {
     /// Where the network documents come from.
@@ -24,7 +24,7 @@ pub struct Network {
 }
 
 /// `network.mode`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Rendered from the NICs.
@@ -37,7 +37,7 @@ pub enum Mode {
 }
 
 /// One of `network.nics`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Nic {
     /// Names the NIC in the record and, without `name`, in network documents.
@@ -99,7 +99,7 @@ impl Nic {
 }
 
 /// `role` of a NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Reaches the world.
@@ -109,7 +109,7 @@ pub enum Role {
 }
 
 /// One of a NIC's `addresses`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Address {
     /// How the guest gets it.
@@ -123,7 +123,7 @@ pub struct Address {
 }
 
 /// `method` of an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
     /// Configured as given.
@@ -137,7 +137,7 @@ pub enum Method {
 }
 
 /// One of a NIC's `routes`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct NicRoute {
     /// The destination.
@@ -149,7 +149,7 @@ pub struct NicRoute {
 }
 
 /// `vlan` of a NIC.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Vlan {
     /// `id` of the NIC below.
@@ -159,7 +159,7 @@ pub struct Vlan {
 }
 
 /// `bond` of a NIC.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Bond {
     /// `id`s of the NICs below.
@@ -175,7 +175,7 @@ pub struct Bond {
 }
 
 /// `mode` of a bond, in the bonding driver's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "the kernel's own words, explained in its bonding documentation")]
 pub enum BondMode {
@@ -206,7 +206,7 @@ impl BondMode {
 }
 
 /// `lacp_rate` of a bond.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LacpRate {
     /// Every 30 s.
@@ -227,7 +227,7 @@ impl LacpRate {
 }
 
 /// `port` of a NIC.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct NicPort {
     /// The tap's name in its namespace.

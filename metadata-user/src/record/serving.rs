@@ -1,6 +1,6 @@
 //! `serve`: how a VM's record is served.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::values::{HopLimit, UrlPath};
 
@@ -13,7 +13,7 @@ pub const USER_DATA_MAX: u32 = 1 << 20;
 macro_rules! names {
     ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
         #[expect(missing_docs, reason = "each variant is the name it is written as")]
         pub enum $name {
             $(#[serde(rename = $text)] $variant,)+
@@ -85,7 +85,7 @@ names!(
 );
 
 /// `serve`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Serve {
     /// Which dialects; all when not set. Paths of the others are 404.
@@ -143,7 +143,7 @@ impl Serve {
 }
 
 /// `serve.date_tree`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DateTree {
     /// EC2.
@@ -153,7 +153,7 @@ pub enum DateTree {
 }
 
 /// `serve.imdsv2`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Imdsv2 {
     /// There are no tokens.
@@ -165,7 +165,7 @@ pub enum Imdsv2 {
 }
 
 /// A switch written `on` or `off`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
     /// On.
@@ -181,6 +181,15 @@ pub enum AbsentSeed {
     NoContent,
     /// 404: costs cloud-init 10 s a document and for user-data the boot; for compatibility tests.
     NotFound,
+}
+
+impl Serialize for AbsentSeed {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u16(match self {
+            Self::NoContent => 204,
+            Self::NotFound => 404,
+        })
+    }
 }
 
 impl<'de> Deserialize<'de> for AbsentSeed {
@@ -204,7 +213,7 @@ impl<'de> Deserialize<'de> for AbsentSeed {
 }
 
 /// `serve.limits`: what one VM may take, all its NICs together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct ServeLimits {
     /// Requests at once.

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-use serde::Deserialize;
 use serde::de::Deserializer;
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::values::{LINE_CHARS, Text, text};
 
@@ -63,6 +63,12 @@ impl fmt::Display for Sink {
             Self::File(path) => write!(f, "file:{}", path.display()),
             Self::Unix { socket, path } => write!(f, "unix:{}:{path}", socket.display()),
         }
+    }
+}
+
+impl Serialize for Sink {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

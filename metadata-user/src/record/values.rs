@@ -8,8 +8,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use metadata_common::mac::Mac;
-use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// Longest one-line value, in characters.
 pub const LINE_CHARS: usize = 255;
@@ -66,6 +66,17 @@ macro_rules! readable {
     )+};
 }
 
+/// Makes a type writable as it is displayed, which is how it is read.
+macro_rules! writable {
+    ($($name:ty),+ $(,)?) => {$(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+    )+};
+}
+
 /// Defines a checked string.
 macro_rules! checked_string {
     ($(#[$doc:meta])* $name:ident, $expected:expr, $read:expr) => {
@@ -96,6 +107,7 @@ macro_rules! checked_string {
         }
 
         readable!($name);
+        writable!($name);
     };
 }
 
@@ -405,6 +417,26 @@ impl Text for NicMac {
 }
 
 readable!(Secret, Octets, Timestamp, Cidr, Ip, NicMac);
+writable!(Cidr, Ip, NicMac);
+
+/// For what keeps records, in files as private as theirs.
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.expose())
+    }
+}
+
+impl Serialize for Octets {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(&self.0))
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
 
 /// An integer between two bounds, both included.
 macro_rules! bounded {
@@ -418,6 +450,12 @@ macro_rules! bounded {
             #[must_use]
             pub fn get(self) -> $type {
                 self.0
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                self.0.serialize(serializer)
             }
         }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::sink::Sink;
 use super::values::{
@@ -13,7 +13,7 @@ use super::values::{
 };
 
 /// `schema`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Schema {
     /// The only one so far.
     #[serde(rename = "vmrecord/1")]
@@ -21,7 +21,7 @@ pub enum Schema {
 }
 
 /// `vm`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Vm {
     /// The SMBIOS system UUID.
@@ -44,7 +44,7 @@ pub struct Vm {
 }
 
 /// `vm.project`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Project {
     /// Its id.
@@ -56,7 +56,7 @@ pub struct Project {
 }
 
 /// `hostname`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Hostname {
     /// The first label.
@@ -77,7 +77,7 @@ impl Hostname {
 }
 
 /// `placement`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Placement {
     /// Region.
@@ -91,7 +91,7 @@ pub struct Placement {
 }
 
 /// `image`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Image {
     /// Its id; one that does not start `ami-` is hashed for EC2.
@@ -101,7 +101,7 @@ pub struct Image {
 }
 
 /// `admin`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Admin {
     /// The account's name.
@@ -111,7 +111,7 @@ pub struct Admin {
 }
 
 /// One of `ssh_keys`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct SshKey {
     /// Its name.
@@ -123,7 +123,7 @@ pub struct SshKey {
 }
 
 /// `user_data`, `vendor_data`, `vendor_data2`: exactly one of the three.
-#[derive(Clone, PartialEq, Deserialize)]
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Payload {
     /// Text; served as its UTF-8 octets.
@@ -141,6 +141,13 @@ struct Utf8(Bytes);
 impl<'de> Deserialize<'de> for Utf8 {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer).map(|text| Self(text.into()))
+    }
+}
+
+impl Serialize for Utf8 {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = std::str::from_utf8(&self.0).map_err(serde::ser::Error::custom)?;
+        serializer.serialize_str(text)
     }
 }
 
@@ -216,7 +223,7 @@ impl From<Bytes> for Payload {
 }
 
 /// `source`: where a value that does not belong into the record is read.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Source {
     /// A file, relative to the record's directory and inside it.
@@ -224,7 +231,7 @@ pub struct Source {
 }
 
 /// One of `disks`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Disk {
     /// `disk`, `cdrom`, …
@@ -242,7 +249,7 @@ pub struct Disk {
 }
 
 /// One of `files`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct InjectedFile {
     /// Path in the guest.
@@ -252,7 +259,7 @@ pub struct InjectedFile {
 }
 
 /// `random_seed`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct RandomSeed {
     /// The seed.
@@ -260,7 +267,7 @@ pub struct RandomSeed {
 }
 
 /// `metadata`: keys to values, each key once.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Metadata(pub BTreeMap<String, String>);
 
 impl std::fmt::Debug for Metadata {
@@ -297,7 +304,7 @@ impl<'de> Deserialize<'de> for Metadata {
 }
 
 /// `credentials`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Credentials {
     /// For EC2.
@@ -312,7 +319,7 @@ pub struct Credentials {
 
 /// `credentials.iam`: a role with either a source or literal keys. What has been read from the source is in the
 /// fields of the literal ones.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Iam {
     /// The role's name.
@@ -332,7 +339,7 @@ pub struct Iam {
 }
 
 /// `credentials.service_account`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct ServiceAccount {
     /// Kubernetes namespace, by default `vm.namespace`.
@@ -350,7 +357,7 @@ pub struct ServiceAccount {
 
 /// `credentials.service_account.token`: a source, or text with its expiry. What has been read from the source is
 /// in `text`, and `expires` is then the token's own (`exp` of a JWT) unless the record gives one.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Token {
     /// Where it is read.
@@ -362,7 +369,7 @@ pub struct Token {
 }
 
 /// `credentials.managed_identity`: a source, or text with its expiry.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct ManagedIdentity {
     /// Client id.
@@ -376,7 +383,7 @@ pub struct ManagedIdentity {
 }
 
 /// `credentials.maas`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Maas {
     /// OAuth consumer key.
@@ -388,7 +395,7 @@ pub struct Maas {
 }
 
 /// `signing`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Signing {
     /// Where the key is read.
@@ -396,7 +403,7 @@ pub struct Signing {
 }
 
 /// `sinks`: where messages from the guest go.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Sinks {
     /// "The guest is ready."

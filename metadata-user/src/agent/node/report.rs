@@ -37,6 +37,7 @@ impl Node {
             rendering: self.rendering,
             records: self.records.len() as u64,
             records_rejected: self.rejected,
+            from_snapshot: self.from_snapshot,
             config_reloads: self.reloads,
             tallies: &self.tallies,
             audit: self.audit.as_ref().map(|audit| audit.borrow().counts()),
