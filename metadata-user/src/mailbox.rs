@@ -136,6 +136,17 @@ impl Mailbox {
         *noted = Noted { name: name.into(), password: digest };
     }
 
+    /// Takes what another agent kept of the VM, and looks again whether the record's password is still the one that
+    /// was taken.
+    fn replace(&self, state: state::State) {
+        self.kept.replace(state);
+        let noted = locked(&self.noted);
+        if self.kept.read(|state| state.taken_password.as_ref().is_some_and(|taken| *taken != noted.password))
+        {
+            self.kept.change(|state| state.taken_password = None);
+        }
+    }
+
     /// Keeps the password the guest chose, once: 1 to [`PASSWORD_OCTETS`] octets.
     ///
     /// # Errors

@@ -211,6 +211,10 @@ struct Serve {
     /// agents on a node need two.
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
+    /// Take the ports over from the agent that runs with these pins and this run directory, while guests are served: none of
+    /// them notices. Starts as usual when none runs.
+    #[arg(long, conflicts_with = "no_pins")]
+    takeover: bool,
     /// By which program taps are steered [default: auto].
     #[arg(long, value_name = "MODE", value_enum)]
     steer: Option<Mode>,
@@ -285,8 +289,13 @@ impl Log {
 /// Serves by a configuration that is read again as it was first.
 fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
     log.follow(&config);
+    let takeover = serve.takeover;
     let read = Box::new(move || serve.config());
-    agent::serve(config, agent::Source { read, applied: Box::new(move |config| log.follow(config)) })
+    agent::serve(
+        config,
+        agent::Source { read, applied: Box::new(move |config| log.follow(config)) },
+        takeover,
+    )
 }
 
 /// Prints how the agent is; whoever asked stops reading when they have seen enough.

@@ -1,6 +1,7 @@
 //! What is said over a connection: which slot asks, what it is answered, and for how long it is asked to
 //! wait.
 
+mod handing;
 mod talk;
 mod tally;
 
@@ -21,6 +22,7 @@ use crate::store::path::PASSWORD_PORT;
 use crate::store::{Datasource, Entry, Outcome, Parked, Responses, Store};
 use crate::time::Now;
 
+pub use handing::{Handing, QUESTIONS, Question, Stage};
 pub use talk::Talk;
 pub use tally::{BOUNDS_NS, End, Latencies, Reason, Tally};
 

@@ -34,7 +34,7 @@ pub(super) async fn cleanly(
     if limit.is_zero() {
         return Left::Cut(0);
     }
-    if let Err(error) = node.drain(limit, |_| None) {
+    if let Err(error) = node.drain(limit) {
         warn!("guests are not served to the end: {error}");
         return Left::Cut(0);
     }

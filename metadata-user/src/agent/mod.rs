@@ -5,7 +5,9 @@
 //! response changes.
 
 mod attaching;
+mod doors;
 mod endpoint;
+mod handover;
 mod health;
 mod keeping;
 mod leave;
@@ -22,15 +24,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{debug, info, warn};
 
-use endpoint::Doors;
+use doors::{Asked, Opened};
 pub use endpoint::{
     ANSWER_WITHIN, BODY_MAX, CONNECTIONS, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, QUEUE,
     Request, SOCKET, SocketError,
@@ -47,9 +47,10 @@ pub use state::{Errands, State};
 use crate::audit::COLLECT_EVERY;
 use crate::config::Config;
 use crate::feed::FeedEvent;
-use crate::stack::SlotStats;
+use crate::stack::{SlotStats, Timeouts};
 use crate::status::{Guest, Held};
 use crate::steer::{Changed, LinkWatch, NetnsId, SteerError, forget_process};
+use handover::{End, Giver, Heard, Taking, hand_over};
 use leave::Left;
 use reload::Seen;
 
@@ -122,19 +123,84 @@ fn reload(
 /// Longest a worker may take to say what it holds for a guest: it comes round every second.
 const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Runs until SIGTERM or SIGINT, or until the worker has died.
+/// What an agent starts with.
+struct Started {
+    node: Node,
+    giver: Giver,
+    errands: Errands,
+    /// The agent whose ports are to be taken over.
+    taking: Option<Taking>,
+}
+
+/// Where a takeover of ours stands.
+#[derive(Default)]
+struct Succession {
+    /// The agent before, while it serves its guests to their end.
+    taking: Option<Taking>,
+    /// The kernel's tables still tell its connections from ours.
+    unfinished: bool,
+    /// When late words of its guests may be reset.
+    spare_until: Option<Instant>,
+}
+
+impl Succession {
+    /// What is heard of the agent before; nothing when there is none.
+    async fn hear(&mut self) -> Heard {
+        match &mut self.taking {
+            Some(taking) => taking.hear().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Acts on it.
+    async fn act(&mut self, node: &mut Node, opened: Option<&Opened>, heard: Heard) {
+        let late = match heard {
+            Heard::Question(question) => {
+                if let Some(taking) = &mut self.taking {
+                    taking.tell(node, &question).await;
+                }
+                return;
+            }
+            Heard::Done => Timeouts::default().time_wait,
+            Heard::Died => Duration::ZERO,
+        };
+        *self = Self { taking: None, unfinished: true, spare_until: Some(Instant::now() + late) };
+        self.finish(node, opened);
+    }
+
+    /// Does what is left to do once the agent before has gone.
+    fn finish(&mut self, node: &mut Node, opened: Option<&Opened>) {
+        if self.unfinished {
+            match node.finish_take_over() {
+                Ok(()) => {
+                    self.unfinished = false;
+                    opened.into_iter().for_each(Opened::open_door);
+                }
+                Err(error) => warn!("the tables are not cleared of the agent before yet: {error}"),
+            }
+        }
+        if self.spare_until.is_some_and(|until| until <= Instant::now()) {
+            match node.spare_unknown(false) {
+                Ok(()) => self.spare_until = None,
+                Err(error) => warn!("guests of the agent before are not reset yet: {error}"),
+            }
+        }
+    }
+}
+
+/// Runs until SIGTERM or SIGINT, until another agent has taken over, or until the worker has died.
 ///
 /// # Errors
-/// The metrics address or the control socket cannot be had, the worker stopped, or the hub was taken away.
+/// The metrics address or the control socket cannot be had, the worker stopped, the hub was taken away, or there is
+/// no taking over.
 async fn run(
     mut config: Config,
     source: Source,
-    mut node: Node,
-    errands: Errands,
+    started: Started,
     (mut stop, mut hup): (Stop, Signal),
 ) -> anyhow::Result<()> {
+    let Started { mut node, mut giver, errands, mut taking } = started;
     let mut tasks = JoinSet::new();
-    errands.start(&mut tasks);
     let mut keeping = Keeping::new(&config);
     let stand_in = keeping.stand_in(&config);
     let away = stand_in.is_some();
@@ -143,7 +209,14 @@ async fn run(
     let mut feed = Feed::start(&config, &mut tasks, away);
     let mut synced = away || config.records.is_none();
     let health = Health::new(node.heartbeats());
-    let (mut requests, _socket) = open_doors(&config, &health, &mut tasks).await?;
+    let (mut errands, mut opened) = (Some(errands), None);
+    let mut succession = Succession::default();
+    if taking.is_none() {
+        errands.take().into_iter().for_each(|errands| errands.start(&mut tasks));
+        let doors = Opened::new(&config, &health, node.side(), false, &mut tasks).await?;
+        doors.open_door();
+        opened = Some(doors);
+    }
     if synced {
         health.records_read();
     }
@@ -171,36 +244,55 @@ async fn run(
                 watched.follow(&mut node, &mut tasks);
             }
             Some((netns, changed)) = links.recv() => node.touch(netns.as_deref(), &changed),
-            Some(request) = requests.recv() => { answer(&node, &health, request); continue; }
+            asked = doors::asked(&mut opened) => match (asked, &mut opened) {
+                (Asked::TakeOver(call), Some(doors)) => {
+                    let _turn = call.turn;
+                    let close = async || doors.close_metrics().await;
+                    match hand_over(&mut node, &mut giver, call.wire, &mut stop, close).await {
+                        End::Left => { node.leave(); return Ok(()); }
+                        End::Stopped(name) => {
+                            stopped(name, &config, &node, &health, &mut opened, &mut stop).await;
+                            return Ok(());
+                        }
+                        End::Stays => doors.open_metrics(&config, &mut tasks).await?,
+                    }
+                }
+                (Asked::Request(request), _) => { answer(&node, &health, request); continue; }
+                (_, None) => {}
+            },
+            heard = succession.hear() => { succession.act(&mut node, opened.as_ref(), heard).await; continue; }
             _ = retry.tick() => {
                 node.check_path()?;
                 node.retry();
                 if synced { keeping.keep(|| node.records()); }
                 watched.follow(&mut node, &mut tasks);
+                succession.finish(&mut node, opened.as_ref());
             }
-            now = look.tick() => { node.follow_guests(now.into_std()); continue; }
+            now = look.tick() => { if taking.is_none() { node.follow_guests(now.into_std()); } continue; }
             () = tokio::task::yield_now(), if synced && node.has_work() => { node.proceed(PASS); }
-            _ = tend.tick() => { if synced { node.tend(); } continue; }
+            _ = tend.tick() => { if synced && taking.is_none() { node.tend(); } continue; }
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
             Some(()) = hup.recv() => reload(&mut config, &source, &mut node, &mut feed, &mut tasks),
             _ = collect.tick() => { node.audit(); continue; }
             _ = watchdog.tick() => { notify::alive(); continue; }
             name = stop.recv() => {
-                info!("{name}: stopping");
-                health.draining();
-                tokio::select! {
-                    () = leave(&config, &node, &mut stop) => {}
-                    () = answer_all(&node, &health, &mut requests) => {}
-                }
+                stopped(name, &config, &node, &health, &mut opened, &mut stop).await;
                 if synced { keeping.keep_now(|| node.records()).await; }
                 return Ok(());
             }
         }
-        if !synced {
+        if !synced || node.has_work() {
+            continue;
+        }
+        if let Some(mut other) = taking.take() {
+            other.take(&mut node).await?;
+            errands.take().into_iter().for_each(|errands| errands.start(&mut tasks));
+            opened = Some(Opened::new(&config, &health, node.side(), true, &mut tasks).await?);
+            succession.taking = Some(other);
             continue;
         }
         // A snapshot may be old: what it does not name may have a record all the same.
-        if !node.has_work() && !keeping.stands_in() {
+        if !keeping.stands_in() {
             node.give_up_left();
         }
         if !serving && !node.has_work() {
@@ -212,39 +304,42 @@ async fn run(
     }
 }
 
-/// Brings what guests are at to an end, and saves what they wrote.
-async fn leave(config: &Config, node: &Node, stop: &mut Stop) {
+/// Brings what guests are at to an end, and saves what they wrote; answers questions meanwhile.
+async fn stopped(
+    name: &str,
+    config: &Config,
+    node: &Node,
+    health: &Health,
+    opened: &mut Option<Opened>,
+    stop: &mut Stop,
+) {
+    info!("{name}: stopping");
     notify::stopping();
+    health.draining();
+    tokio::select! {
+        () = leave(config, node, stop) => {}
+        () = answer_all(node, health, opened) => {}
+    }
+    node.save();
+    node.audit();
+}
+
+async fn leave(config: &Config, node: &Node, stop: &mut Stop) {
     let limit = Duration::from_secs(config.drain_seconds.into());
     if let Left::Cut(left @ 1..) = leave::cleanly(node, limit, stop.recv()).await {
         warn!(connections = left, "cut off; `drain_seconds` says how long guests are waited for");
     }
-    node.save();
 }
 
-/// Listens on the control socket, and on the metrics address if there is one. Returns where the questions come out.
-async fn open_doors(
-    config: &Config,
-    health: &Arc<Health>,
-    tasks: &mut JoinSet<anyhow::Result<()>>,
-) -> anyhow::Result<(mpsc::Receiver<Request>, ControlSocket)> {
-    let Doors { metrics, control, requests } = Doors::new(Arc::clone(health));
-    let (socket, listener) = ControlSocket::listen(&config.run, false)?;
-    tasks.spawn(endpoint::serve(listener, control));
-    if let Some(addr) = config.metrics {
-        let listener = TcpListener::bind(addr).await;
-        let listener = listener.with_context(|| format!("listening for metrics on {addr}"))?;
-        tasks.spawn(endpoint::serve(listener, metrics));
-    }
-    Ok((requests, socket))
-}
-
-/// Answers questions and keeps the audit log while the agent leaves.
-async fn answer_all(node: &Node, health: &Health, requests: &mut mpsc::Receiver<Request>) {
+/// Answers questions and keeps the audit log while the agent leaves, in which nobody takes over.
+async fn answer_all(node: &Node, health: &Health, opened: &mut Option<Opened>) {
     let mut collect = tokio::time::interval(COLLECT_EVERY);
     loop {
         tokio::select! {
-            Some(request) = requests.recv() => answer(node, health, request),
+            asked = doors::asked(opened) => match asked {
+                Asked::Request(request) => answer(node, health, request),
+                Asked::TakeOver(_) => {}
+            },
             _ = collect.tick() => node.audit(),
         }
     }

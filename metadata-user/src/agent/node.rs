@@ -1,7 +1,7 @@
 //! The present state of the node, and the way from there to the plan.
 
 mod configure;
-mod leave;
+mod handover;
 mod loads;
 mod report;
 mod status;

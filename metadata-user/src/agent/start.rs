@@ -12,7 +12,10 @@ use metadata_common::answer;
 use metadata_common::cookie::Key;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
 
+use super::Started;
+use super::handover::{Giver, Taking};
 use super::node::Node;
 use super::reload::Source;
 use super::state::State;
@@ -21,7 +24,7 @@ use crate::audit::Collector;
 use crate::config::Config;
 use crate::link::HubTap;
 use crate::sandbox::Stage;
-use crate::serve::{Serve, ServeConfig};
+use crate::serve::{Handing, Serve, ServeConfig};
 use crate::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
 use crate::steer::{Adopt, Hub, SteerConfig, Steering};
 use crate::store::Store;
@@ -32,27 +35,32 @@ const ANSWERS: u64 = ANSWER_LINK | ANSWER_TCP;
 
 const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "both answer SYNs alike");
 
-/// Serves until a signal ends the agent; `source` is where the configuration is read again on SIGHUP.
+/// Serves until a signal ends the agent; `source` is where the configuration is read again on SIGHUP. With `takeover` the ports
+/// of the agent that runs are taken over, if one does.
 ///
 /// # Errors
 /// Something the node needs cannot be had: privileges, a kernel feature, the hub's devices, the metrics
 /// address. Nothing is left behind then.
-pub fn serve(config: Config, source: Source) -> anyhow::Result<()> {
+pub fn serve(config: Config, source: Source, takeover: bool) -> anyhow::Result<()> {
     // There is one thread yet, and all others are started by it.
     config.sandbox.enter(Stage::Start)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Before there is anything to clean up: a signal that comes meanwhile waits for the loop.
         let signals = (super::Stop::new()?, signal(SignalKind::hangup())?);
+        let taking = if takeover { Taking::begin(&config.run).await? } else { None };
+        if takeover && taking.is_none() {
+            info!("no agent runs with {}: nothing to take over", config.run.display());
+        }
         let (state, errands) = State::open(&config)?;
-        let node = start(&config, state)?;
+        let (node, giver) = start(&config, state, taking.as_ref())?;
         config.sandbox.enter(Stage::Serve)?;
-        super::run(config, source, node, errands, signals).await
+        super::run(config, source, Started { node, giver, errands, taking }, signals).await
     })
 }
 
 /// Makes hubs, sockets and workers; from here on frames are served, as soon as a port is attached.
-fn start(config: &Config, state: State) -> anyhow::Result<Node> {
+fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Result<(Node, Giver)> {
     make_run(&config.run)?;
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
@@ -62,7 +70,7 @@ fn start(config: &Config, state: State) -> anyhow::Result<Node> {
         answers: if config.answer_in_kernel { ANSWERS } else { 0 },
         key: Key(rand::random()),
         pins: config.pins.clone(),
-        adopt: Adopt::Alone,
+        adopt: taking.map_or(Adopt::Alone, |taking| Adopt::TakeOver { side: taking.side() }),
         mode: config.steer,
         hubs: config.workers,
     })?;
@@ -74,18 +82,19 @@ fn start(config: &Config, state: State) -> anyhow::Result<Node> {
     for bound in steering.identities() {
         store.expect(bound.slot)?;
     }
+    let (handing, questions) = Handing::new(Arc::clone(&store));
     let audit = Collector::open(&config.audit, steering.hubs().len())?;
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
     for (at, hub) in steering.hubs().to_vec().into_iter().enumerate() {
         let tape = audit.as_ref().and_then(|audit| audit.tape(at));
-        let serve = Serve::audited(Arc::clone(&store), ServeConfig::default(), tape);
+        let serve = Serve::audited(Arc::clone(&handing), ServeConfig::default(), tape);
         tallies.push(serve.tally());
         workers.push(work(config, &mut steering, serve, key, &hub)?);
     }
     let mut node = Node::new(steering, store, workers, state, &config.ports);
     node.hears(tallies, audit);
-    Ok(node)
+    Ok((node, Giver { handing, questions }))
 }
 
 /// Makes the directory of sockets.
@@ -101,7 +110,7 @@ fn make_run(run: &Path) -> anyhow::Result<()> {
 fn work(
     config: &Config,
     steering: &mut Steering,
-    serve: Serve,
+    serve: Serve<Handing>,
     key: Key,
     hub: &Hub,
 ) -> anyhow::Result<WorkerHandle<StackStats>> {

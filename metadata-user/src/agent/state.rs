@@ -144,6 +144,16 @@ impl State {
         }
     }
 
+    /// Reads keys and mailboxes again: another agent kept them until now.
+    pub fn reload(&self) {
+        if let Some(path) = &self.key_file
+            && let Err(error) = self.keyring.rotate_if_older(path, Duration::MAX, unix_now())
+        {
+            warn!("the token key stays as it was when this agent began: {error}");
+        }
+        self.mailboxes.reload();
+    }
+
     /// Writes what is not on disk yet: for the end of the agent.
     pub fn save(&self) {
         self.mailboxes.save_all();

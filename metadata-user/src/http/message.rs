@@ -95,6 +95,11 @@ impl<'a> Headers<'a> {
         items.any(|item| item.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
     }
 
+    /// All fields, as received.
+    pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a [u8])> {
+        self.fields.iter().map(|field| (field.name, field.value))
+    }
+
     /// True when the field is present, also with an empty value.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {

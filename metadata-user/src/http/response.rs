@@ -218,6 +218,12 @@ impl Response {
         Self(Arc::new(Rendered { head, body }))
     }
 
+    /// A response another process rendered: its [`head`](Self::head), body, and what else it says of itself.
+    #[must_use]
+    pub fn from_parts(head: Bytes, status: Status, closes: bool, hop_limit: Option<u8>, body: Bytes) -> Self {
+        Self::sharing(Arc::new(Head { octets: head, status, closes, hop_limit }), body.into())
+    }
+
     /// The same response with another head.
     fn with_head(self, change: impl FnOnce(&mut Head)) -> Self {
         let mut head = (*self.0.head).clone();

@@ -146,6 +146,21 @@ impl Mailboxes {
         Ok(removed)
     }
 
+    /// Reads the file of every mailbox in memory again: another agent kept it until now. A file that cannot be read leaves
+    /// its mailbox as it is. It waits for the disk.
+    pub fn reload(&self) {
+        let Some(disk) = &self.disk else { return };
+        for mailbox in locked(&self.table).values() {
+            match read(&disk.file(mailbox.vm())) {
+                Ok(state) => mailbox.replace(state),
+                Err(error) => {
+                    self.loads_failed.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(vm = mailbox.vm(), %error, "what the VM wrote last cannot be read");
+                }
+            }
+        }
+    }
+
     /// Writes every file that is behind, now: for the end of the agent. It waits for the disk.
     pub fn save_all(&self) {
         let mailboxes: Vec<_> = locked(&self.table).values().cloned().collect();

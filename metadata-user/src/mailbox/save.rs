@@ -89,6 +89,13 @@ impl Kept {
         Ok(())
     }
 
+    /// Takes what the file says, which another agent wrote, in the place of what was here.
+    pub(super) fn replace(&self, state: State) {
+        let mut changing = locked(&self.changing);
+        changing.state = state;
+        changing.saved = changing.revision;
+    }
+
     /// Writes the file, if there is one and it is behind.
     pub(super) fn save(&self) -> io::Result<()> {
         self.queued.store(false, Ordering::Release);

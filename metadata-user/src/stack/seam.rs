@@ -19,7 +19,7 @@ pub trait Transmit {
 }
 
 /// Who opened a connection, and to what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
     /// The identity the kernel decided on.
     pub slot: Slot,

@@ -354,6 +354,15 @@ impl Responses {
         }
     }
 
+    /// True when the answer was computed beforehand: nothing a guest has written or waits for is in it.
+    #[must_use]
+    pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
+        match self.find(Host::at(connection.local), request) {
+            Found::Route(route, _) => matches!(route.endpoint, Endpoint::Fixed(_)),
+            Found::Others(_) | Found::Nothing => true,
+        }
+    }
+
     /// Which route answers a request.
     #[must_use]
     pub fn explain<'p>(&self, host: Host, request: &Request<'p>) -> Explained<'_, 'p> {

@@ -9,6 +9,8 @@ use metadata_common::bucket::take;
 use metadata_common::maps::{Port, Slot};
 
 use super::{RequestLimit, Responses};
+use crate::http::Request;
+use crate::stack::Connection;
 
 /// Most slots a table can be made for: 2²⁰ VMs (8 MiB of pointers).
 pub const MAX_SLOTS: u32 = 1 << 20;
@@ -107,6 +109,16 @@ impl Store {
             bucket.store(0, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// True when what a slot is asked has been computed beforehand. Never waits.
+    #[must_use]
+    pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
+        match self.get(connection.slot) {
+            Entry::Ready(responses) => responses.is_fixed(connection, request),
+            Entry::Expected => false,
+            Entry::Unknown => true,
+        }
     }
 
     /// What `slot` holds now; [`Entry::Unknown`] beyond the end of the table. Never waits.

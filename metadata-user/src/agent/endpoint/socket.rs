@@ -66,20 +66,30 @@ impl ControlSocket {
     /// # Errors
     /// [`SocketError`]: the directory or the socket cannot be had.
     pub fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
+        Self::listen_as(run, SOCKET, SOCKET_MODE, succeeds)
+    }
+
+    /// The same for a socket of another name and mode.
+    pub(in crate::agent) fn listen_as(
+        run: &Path,
+        name: &str,
+        mode: u32,
+        succeeds: bool,
+    ) -> Result<(Self, UnixListener), SocketError> {
         make_directory(run)?;
-        let path = run.join(SOCKET);
+        let path = run.join(name);
         if !succeeds && UnixStream::connect(&path).is_ok() {
             return Err(SocketError::Taken { path: run.into() });
         }
         // Bound aside and renamed, so that nobody finds it with another mode, or finds none.
-        let aside = run.join(format!(".{SOCKET}.{}", std::process::id()));
+        let aside = run.join(format!(".{name}.{}", std::process::id()));
         let place = || -> io::Result<(Self, UnixListener)> {
             match fs::remove_file(&aside) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
             let listener = UnixListener::bind(&aside)?;
-            fs::set_permissions(&aside, Permissions::from_mode(SOCKET_MODE))?;
+            fs::set_permissions(&aside, Permissions::from_mode(mode))?;
             let inode = inode(&aside)?;
             fs::rename(&aside, &path)?;
             Ok((Self { path: path.clone(), inode }, listener))

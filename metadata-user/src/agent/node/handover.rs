@@ -1,0 +1,172 @@
+//! Leaving a node, to nobody or to another agent, and taking one over: what the control side does of it.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use tracing::{debug, warn};
+
+use super::{IdentityName, Node};
+use crate::http::{Headers, Request, Response, Target};
+use crate::serve::{Answer, Answers as _, Question};
+use crate::stack::{self, StackStats};
+use crate::steer::{self, SteerError};
+use crate::store::Outcome;
+use crate::time::Now;
+use crate::worker::{ControlError, WorkerHandle};
+
+/// A worker that claims its connections does so in the kernel's table.
+impl stack::Claims for steer::Claims {
+    fn claim(&mut self, flow: u64) {
+        steer::Claims::claim(self, flow);
+    }
+}
+
+impl Node {
+    /// Has every worker drain for `limit` at most, and leave connections that would begin to the next agent.
+    ///
+    /// # Errors
+    /// A worker cannot be told. Those told before drain all the same.
+    pub fn drain(&self, limit: Duration) -> Result<(), ControlError> {
+        self.each(|worker| worker.drain(limit, None))
+    }
+
+    /// Has every worker drain for `limit` at most, claim what it has, and claim what begins.
+    ///
+    /// # Errors
+    /// There are no descriptors left, or a worker cannot be told. Those told before drain all the same.
+    pub fn drain_and_claim(&self, limit: Duration) -> anyhow::Result<()> {
+        for worker in &self.workers {
+            worker.drain(limit, Some(Box::new(self.steering.claims()?)))?;
+        }
+        Ok(())
+    }
+
+    /// Has every worker go on as before a drain, and forgets what was claimed.
+    ///
+    /// # Errors
+    /// A worker cannot be told: it drains on.
+    pub fn resume(&mut self) -> Result<(), ControlError> {
+        if let Err(error) = self.steering.clear_claims() {
+            warn!("claims stay until the next handover: {error}");
+        }
+        self.each(WorkerHandle::resume)
+    }
+
+    /// Has every worker let be what it does not know, which may be another agent's, or ends that.
+    ///
+    /// # Errors
+    /// A worker cannot be told.
+    pub fn spare_unknown(&self, spare: bool) -> Result<(), ControlError> {
+        self.each(|worker| worker.spare_unknown(spare))
+    }
+
+    /// Connections the workers have left to drain; `None` until each has claimed all it has. A worker that has ended has
+    /// none.
+    #[must_use]
+    pub fn left(&self) -> Option<u64> {
+        let of = |worker: &WorkerHandle<_>| worker.left().or_else(|| worker.is_finished().then_some(0));
+        self.workers.iter().map(of).sum()
+    }
+
+    /// True once no worker drains any more.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        self.workers.iter().all(|worker| worker.left().is_none())
+    }
+
+    fn each(
+        &self,
+        tell: impl Fn(&WorkerHandle<StackStats>) -> Result<(), ControlError>,
+    ) -> Result<(), ControlError> {
+        self.workers.iter().map(tell).fold(Ok(()), Result::and)
+    }
+
+    /// The side of this agent's hubs.
+    #[must_use]
+    pub fn side(&self) -> u32 {
+        self.steering.side()
+    }
+
+    /// Reads token keys and what guests wrote again: another agent kept them until now.
+    pub fn reload_state(&self) {
+        self.state.reload();
+    }
+
+    /// Takes the ports over from the agent that has them. Its identities keep their slots; what it has bound that no record
+    /// names goes, and what it has not is bound.
+    ///
+    /// # Errors
+    /// When the kernel refuses a change; it is worth another try.
+    pub fn take_over(&mut self) -> Result<(), SteerError> {
+        self.steering.take_over_all()?;
+        let identities = self.steering.identities();
+        self.slots.reserve(identities.iter().map(|bound| bound.slot));
+        for port in self.plan.ports().cloned().collect::<Vec<_>>() {
+            let there: HashMap<_, _> = self.steering.bound_on(&port).into_iter().collect();
+            let moved = |who: &&IdentityName| {
+                there.get(&who.mac).copied() != self.bound.get(*who).map(|bound| bound.slot)
+            };
+            // The agent before has changed its mind since we looked: bound once more, as by a new record.
+            for who in self.speakers(&port).filter(moved).cloned().collect::<Vec<_>>() {
+                debug!(port = %who.port, mac = %who.mac, "bound again after the takeover");
+                self.bound.remove(&who);
+            }
+            self.go_on_with(&port);
+            self.touched.insert(port);
+        }
+        Ok(())
+    }
+
+    /// The agent that was taken over from has gone.
+    ///
+    /// # Errors
+    /// When the kernel refuses a change; it is worth another try.
+    pub fn finish_take_over(&mut self) -> Result<(), SteerError> {
+        self.steering.finish_take_over()
+    }
+
+    /// Answers a question of a guest that is still with the agent that was taken over from; `None` while there is
+    /// nothing to say. A request that would wait for a change is answered with what there is.
+    pub fn answer(&mut self, question: &Question) -> Option<Response> {
+        let fields: Vec<_> = question
+            .headers
+            .iter()
+            .map(|(name, value)| httparse::Header { name: name.as_str(), value: value.as_slice() })
+            .collect();
+        let request = Request {
+            method: question.method,
+            target: Target { path: &question.path, query: &question.query },
+            headers: Headers::new(&fields),
+            body: &question.body,
+        };
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = Now { mono: self.started.elapsed(), unix_seconds: unix.as_secs() };
+        let connection = &question.connection;
+        let mut said = self.store.answer(now, connection, &request, None);
+        if let Answer::Known(Outcome::Park(mut parked)) = said {
+            parked.until = now.mono;
+            said = self.store.answer(now, connection, &request, Some(&parked));
+        }
+        match said {
+            Answer::Known(Outcome::Ready(response)) => Some(response),
+            Answer::Known(Outcome::Changed(response)) => {
+                self.wake(connection.slot);
+                Some(response)
+            }
+            Answer::Unknown => Some(Response::error(crate::http::Status(404), &[])),
+            Answer::Known(Outcome::Park(_)) | Answer::NotYet | Answer::TooMany => None,
+        }
+    }
+
+    /// Has requests of a slot that wait look again.
+    pub(in crate::agent) fn look_again(&mut self, slot: metadata_common::maps::Slot) {
+        self.wake(slot);
+    }
+
+    /// Ends this agent's part after another has taken over: nothing of the ports is changed.
+    pub fn leave(self) {
+        let Self { workers, steering, .. } = self;
+        drop(workers);
+        steering.leave();
+    }
+}
