@@ -145,9 +145,8 @@ const PROCESS: &[c_long] = &[
     libc::SYS_clone3,
 ];
 
-/// What only the start takes: a bpffs of one's own, and one to pin in.
-const MOUNTS: &[c_long] =
-    &[libc::SYS_fsopen, libc::SYS_fsconfig, libc::SYS_fsmount, libc::SYS_move_mount, libc::SYS_mount];
+/// What only the start takes: a bpffs of one's own, mounted nowhere.
+const MOUNTS: &[c_long] = &[libc::SYS_fsopen, libc::SYS_fsconfig, libc::SYS_fsmount];
 
 /// What only an attack does.
 const ATTACKS: &[c_long] = &[
