@@ -9,6 +9,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument, arguments};
+use support::bpffs::Bpffs;
 use support::eventually::eventually;
 use support::guest::{Guest, Spec};
 use support::host::Host;
@@ -173,6 +174,41 @@ fn a_process_of_another_user_leads_to_its_namespace_only_with_one_more() {
         })
         .expect("what is missing");
         pod.guest.fetch(PATH, REQUEST).expect_err("no answer");
+    }
+}
+
+#[test]
+fn links_and_maps_are_pinned_and_taken_up_again_with_the_same_four_whoever_owns_the_directory() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let jail = Jail::new().expect("a copy of the agent");
+    for user in [User::Root, User::PlainRoot, User::Nobody] {
+        let host = Host::new().expect("a node");
+        let bpffs = Bpffs::mount().expect("a bpffs");
+        // As an operator makes it for a service that is not root.
+        fs::set_permissions(bpffs.path(), Permissions::from_mode(0o755)).expect("a mode");
+        fs::create_dir(bpffs.pins()).expect("a directory");
+        fs::set_permissions(bpffs.pins(), Permissions::from_mode(0o700)).expect("a mode");
+        give(user, &bpffs.pins());
+        let [identity, in_pod] = [0, 1].map(Identity::of);
+        let records = records(user, &[&identity, &in_pod]);
+        let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+        let pod = Pod::new(&in_pod);
+        let ports = [named(&identity), PortArgument::new("tap", in_pod.mac).within(&pod.ns)];
+        let mut words = arguments(records.path(), &ports);
+        words.retain(|word| word != "--no-pins");
+        words.extend(["--pins".into(), bpffs.pins().into()]);
+        for life in 0..3 {
+            let agent = jail.start(host.ns(), user, &NEEDED, words.clone());
+            let agent = agent.unwrap_or_else(|error| panic!("{user:?}, life {life}: {error:#}"));
+            for guest in [&guest, &pod.guest] {
+                gets_its_own(guest, &agent);
+            }
+            assert_eq!(bpffs.port_links().len(), 2, "{user:?}, life {life}: {}", agent.said());
+            agent.kill().expect("it lived");
+        }
+        guest.fetch(PATH, REQUEST).expect_err("its port stays closed without an agent");
     }
 }
 
