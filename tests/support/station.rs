@@ -42,6 +42,8 @@ pub struct Station {
     pub heard: (u64, u64),
     /// Keep every frame heard.
     pub remembers: bool,
+    /// The tap's queue it sends by; it hears on all.
+    pub queue: usize,
     transcript: Vec<Vec<u8>>,
     buffer: Vec<u8>,
     port: u16,
@@ -59,6 +61,7 @@ impl Station {
             sent: Cell::default(),
             heard: (0, 0),
             remembers: false,
+            queue: 0,
             transcript: Vec::new(),
             buffer: vec![0; LONGEST],
             port: FIRST_PORT,
@@ -89,7 +92,7 @@ impl Station {
     /// # Errors
     /// As `write(2)`, `EINVAL` excepted.
     pub fn send(&self, frame: &[u8]) -> Result<bool> {
-        self.send_on(0, &self.header, frame)
+        self.send_on(self.queue, &self.header, frame)
     }
 
     /// The same on one of the tap's queues, behind this header where the tap has headers.
@@ -149,6 +152,20 @@ impl Station {
         Ok(heard)
     }
 
+    /// Waits until nothing has come for a while: the last acknowledgements of what is over.
+    ///
+    /// # Errors
+    /// As for [`Station::hear`].
+    pub fn fall_silent(&mut self) -> Result<()> {
+        const SILENCE: Duration = Duration::from_millis(100);
+        loop {
+            self.wait(SILENCE);
+            if self.hear()?.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
     /// Every frame heard since the last look, if it [remembers](Self::remembers).
     pub fn transcript(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.transcript)
@@ -189,10 +206,18 @@ impl Station {
     /// Refused, or no answer in [`PATIENCE`].
     pub fn open(&mut self, to: (IpAddr, u16)) -> Result<Talk> {
         let mut talk = self.talk(to);
-        let syn = talk.syn();
-        self.until(&mut talk, &[syn], |talk| talk.open)?;
-        self.say(&talk.ack())?;
+        self.begin(&mut talk)?;
         Ok(talk)
+    }
+
+    /// Shakes hands on a connection that has not begun.
+    ///
+    /// # Errors
+    /// As for [`Station::open`].
+    pub fn begin(&mut self, talk: &mut Talk) -> Result<()> {
+        let syn = talk.syn();
+        self.until(talk, &[syn], |talk| talk.open)?;
+        self.say(&talk.ack())
     }
 
     /// One request on a connection of its own, and all that comes until the service closes it.
@@ -200,11 +225,21 @@ impl Station {
     /// # Errors
     /// Refused or reset, or no end in [`PATIENCE`].
     pub fn ask(&mut self, to: (IpAddr, u16), octets: &[u8]) -> Result<Vec<u8>> {
-        let mut talk = self.open(to)?;
-        let said = talk.say(octets);
-        self.until(&mut talk, &said, |talk| talk.ended)?;
-        self.say(&talk.finish())?;
+        let mut talk = self.talk(to);
+        self.exchange(&mut talk, octets)?;
         Ok(talk.received)
+    }
+
+    /// The same on a connection that has not begun.
+    ///
+    /// # Errors
+    /// As for [`Station::ask`].
+    pub fn exchange<'t>(&mut self, talk: &'t mut Talk, octets: &[u8]) -> Result<&'t [u8]> {
+        self.begin(talk)?;
+        let said = talk.say(octets);
+        self.until(talk, &said, |talk| talk.ended)?;
+        self.say(&talk.finish())?;
+        Ok(&talk.received)
     }
 
     /// Sends segments, and again each second, until `done`; acknowledges whatever comes.

@@ -17,6 +17,9 @@ pub const VNET_HDR_LEN: usize = 10;
 /// Longest interface name (IFNAMSIZ less the terminator).
 pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
+/// `_IOW('T', 218, unsigned int)` (Linux: include/uapi/linux/if_tun.h): the index of the interface to be made.
+const TUNSETIFINDEX: libc::c_ulong = 0x4004_54da;
+
 /// How a tap is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -65,6 +68,29 @@ impl Tap {
             .run_in(|| (0..shape.queues).map(|_| open_queue(name, shape)).collect::<io::Result<Vec<File>>>())
             .with_context(|| format!("cannot make tap {name} in {}", ns.name()))?;
         Ok(Self { name: name.to_owned(), shape, queues })
+    }
+
+    /// Makes a tap with this interface index, which may be that of one deleted before.
+    ///
+    /// # Errors
+    /// As for [`Tap::create`], and when the index is taken.
+    pub fn create_at(ns: &Namespace, name: &str, shape: Shape, ifindex: u32) -> Result<Self> {
+        ensure!(shape.queues == 1, "one queue is enough to show what an index does");
+        let queue = ns
+            .run_in(|| open_queue_at(name, shape, Some(ifindex)))
+            .with_context(|| format!("cannot make tap {name} as device {ifindex} in {}", ns.name()))?;
+        Ok(Self { name: name.to_owned(), shape, queues: vec![queue] })
+    }
+
+    /// One more queue of a tap made with more than one.
+    ///
+    /// # Errors
+    /// When there is no such tap, or it takes no more.
+    pub fn another_queue(&self, ns: &Namespace) -> Result<Self> {
+        let queue = ns
+            .run_in(|| open_queue(&self.name, self.shape))
+            .with_context(|| format!("cannot give tap {} another queue", self.name))?;
+        Ok(Self { name: self.name.clone(), shape: Shape { queues: 1, ..self.shape }, queues: vec![queue] })
     }
 
     /// The interface name.
@@ -135,8 +161,17 @@ impl AsFd for Tap {
 }
 
 fn open_queue(name: &str, shape: Shape) -> io::Result<File> {
+    open_queue_at(name, shape, None)
+}
+
+fn open_queue_at(name: &str, shape: Shape, ifindex: Option<u32>) -> io::Result<File> {
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    if let Some(ifindex) = ifindex {
+        // SAFETY: the descriptor is open and the number outlives the call, which reads one u32.
+        let rc = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFINDEX, &raw const ifindex) };
+        check(rc)?;
+    }
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI;
     if shape.queues > 1 {
         flags |= libc::IFF_MULTI_QUEUE;

@@ -1,0 +1,220 @@
+//! In every dialect, whatever a request says about somebody else, its guest is told its own or nothing.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use metadata_user::http::Method;
+use support::agent::PortArgument;
+use support::books;
+use support::privileged;
+use support::question::Question;
+use support::station::Station;
+use support::tap::Shape;
+use support::vectors;
+
+use crate::vm::{Marks, Node, SPY, VICTIM, Vm, ask, tokens};
+
+/// The MACs and the UUID in the vectors' own record, which stand in their paths.
+const IN_PATHS: [(&str, u8); 2] = [("52:54:00:12:34:56", 0), ("52:54:00:12:34:57", 1)];
+const UUID_IN_PATHS: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+
+/// Everything any client of any dialect asks, in the words of `of`.
+fn questions(of: Vm) -> Vec<Question> {
+    let questions = vectors::all(vectors::ALL).into_iter().map(|v| v.question().expect("a request"));
+    let mut seen = BTreeSet::new();
+    let mut questions: Vec<Question> = questions
+        // Those wait for what nobody does here.
+        .filter(|question| !question.target.contains("wait_for_change"))
+        .map(|mut question| {
+            for (mac, nic) in IN_PATHS {
+                question.target = question.target.replace(mac, &of.mac(nic).to_string());
+            }
+            question.target = question.target.replace(UUID_IN_PATHS, &of.uuid());
+            question
+        })
+        .collect();
+    questions.retain(|question| seen.insert(format!("{question:?}")));
+    questions
+}
+
+/// A way to claim to be the victim.
+struct Claim {
+    name: &'static str,
+    /// What it changes about a question.
+    change: fn(Question) -> Question,
+    /// Fields it adds.
+    fields: fn() -> Vec<(&'static str, String)>,
+    /// Whether packets bear the victim's address.
+    spoofs: bool,
+}
+
+fn unchanged(question: Question) -> Question {
+    question
+}
+
+fn no_fields() -> Vec<(&'static str, String)> {
+    Vec::new()
+}
+
+fn victims_host() -> Vec<(&'static str, String)> {
+    vec![("Host", VICTIM.address().to_string()), ("X-Forwarded-Host", format!("web-{}", VICTIM.0))]
+}
+
+fn victims_forwarding() -> Vec<(&'static str, String)> {
+    let address = VICTIM.address();
+    vec![
+        ("X-Forwarded-For", address.to_string()),
+        ("X-Real-IP", address.to_string()),
+        ("Forwarded", format!("for={address};host=web-{}", VICTIM.0)),
+        ("Via", format!("1.1 web-{}", VICTIM.0)),
+        ("X-Client-IP", address.to_string()),
+        ("True-Client-IP", address.to_string()),
+    ]
+}
+
+/// As nova's metadata proxy names whom it speaks for.
+fn victims_ids() -> Vec<(&'static str, String)> {
+    vec![
+        ("X-Instance-ID", VICTIM.uuid()),
+        ("X-Tenant-ID", "p1".into()),
+        ("X-Instance-ID-Signature", "0".repeat(64)),
+        ("X-Metadata-Provider", VICTIM.uuid()),
+        ("X-VM-MAC", VICTIM.mac(0).to_string()),
+        ("x-ms-containerid", VICTIM.uuid()),
+    ]
+}
+
+fn absolute(mut question: Question) -> Question {
+    question.target = format!("http://{}{}", VICTIM.address(), question.target);
+    question
+}
+
+fn absolute_by_name(mut question: Question) -> Question {
+    question.target = format!("http://web-{}.example.internal:80{}", VICTIM.0, question.target);
+    question
+}
+
+fn in_query(mut question: Question) -> Question {
+    let glue = if question.target.contains('?') { '&' } else { '?' };
+    let (uuid, mac, address) = (VICTIM.uuid(), VICTIM.mac(0), VICTIM.address());
+    question.target +=
+        &format!("{glue}instance-id={uuid}&uuid={uuid}&mac={mac}&ip={address}&vm=web-{}", VICTIM.0);
+    question
+}
+
+fn below_an_id(mut question: Question) -> Question {
+    question.target = format!("/{}{}", VICTIM.uuid(), question.target);
+    question
+}
+
+const CLAIMS: [Claim; 9] = [
+    Claim { name: "nothing but its own keys", change: unchanged, fields: no_fields, spoofs: false },
+    Claim { name: "host", change: unchanged, fields: victims_host, spoofs: false },
+    Claim { name: "forwarding", change: unchanged, fields: victims_forwarding, spoofs: false },
+    Claim { name: "ids of a proxy", change: unchanged, fields: victims_ids, spoofs: false },
+    Claim { name: "absolute target", change: absolute, fields: no_fields, spoofs: false },
+    Claim { name: "absolute target by name", change: absolute_by_name, fields: no_fields, spoofs: false },
+    Claim { name: "query", change: in_query, fields: no_fields, spoofs: false },
+    Claim { name: "path", change: below_an_id, fields: no_fields, spoofs: false },
+    Claim { name: "source address", change: unchanged, fields: no_fields, spoofs: true },
+];
+
+/// Asks everything with these fields and finds nothing of the victim's. Returns how many answers were 200.
+fn is_told_nothing(
+    spy: &mut Station,
+    questions: &[Question],
+    marks: &Marks,
+    claim: &Claim,
+    keys: &[(&'static str, String)],
+) -> Result<usize> {
+    let fields: Vec<_> = (claim.fields)().into_iter().chain(keys.iter().cloned()).collect();
+    let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut good = 0;
+    for question in questions {
+        let question = (claim.change)(question.clone());
+        spy.transcript();
+        let (status, body) = ask(spy, &question, &fields)?;
+        good += usize::from(status == 200);
+        let asked = || format!("{} {}", question.method.as_str(), question.target);
+        // One answer tells the guest where its packet came from: that it said itself.
+        let claimed = if claim.spoofs { VICTIM.address().to_string() } else { String::new() };
+        let told = |octets: &[u8]| marks.within(&without(octets, &claimed)).map(str::to_owned);
+        if let Some(mark) = told(&body) {
+            anyhow::bail!("`{mark}` of the victim's is in the answer to {}", asked());
+        }
+        // And in no frame, whatever it is.
+        for frame in spy.transcript() {
+            // The addresses of a spoofed packet are the victim's, as they were asked from.
+            let payload = frame.get(if claim.spoofs { 34 } else { 14 }..).unwrap_or_default();
+            if let Some(mark) = told(payload) {
+                anyhow::bail!("`{mark}` of the victim's is in a frame after {}: {frame:02x?}", asked());
+            }
+        }
+    }
+    Ok(good)
+}
+
+/// The octets without a text that is no secret.
+fn without(octets: &[u8], text: &str) -> Vec<u8> {
+    let mut rest = octets.to_vec();
+    while let Some(at) = rest.windows(text.len().max(1)).position(|part| part == text.as_bytes()) {
+        rest.drain(at..at + text.len());
+    }
+    rest
+}
+
+#[test]
+fn no_claim_in_any_dialect_gets_an_octet_of_another_vm() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new().expect("a node");
+    for vm in [SPY, VICTIM] {
+        vm.write(node.records.path(), |_| ()).expect("a record");
+    }
+    let station =
+        |name, vm: Vm| node.station(name, vm.mac(0), vm.address(), Shape::default()).expect("a tap");
+    let (mut spy, mut victim) = (station("tap0", SPY), station("tap1", VICTIM));
+    let ports = [PortArgument::new("tap0", SPY.mac(0)), PortArgument::new("tap1", VICTIM.mac(0))];
+    let agent = node.agent(&ports).expect("an agent");
+    spy.remembers = true;
+
+    let marks = victims_marks(&mut victim).expect("the victim's marks");
+    let keys = tokens(&mut victim, 300).expect("tokens of the victim's");
+    let stolen: Vec<_> = keys.iter().map(|(_, field, token)| (*field, token.clone())).collect();
+    for (words, of) in [("its own", SPY), ("the victim's", VICTIM)] {
+        let questions = questions(of);
+        for claim in &CLAIMS {
+            spy.address = if claim.spoofs { VICTIM.address() } else { SPY.address() };
+            for keys in [&[][..], &stolen] {
+                let label =
+                    format!("claim by {}, paths in {words} words, {} stolen keys", claim.name, keys.len());
+                // What is asked for in its own words is told: this is no deaf service.
+                let good = is_told_nothing(&mut spy, &questions, &marks, claim, keys)
+                    .unwrap_or_else(|error| panic!("{label}: {error:#}"));
+                let told = good > 20 || claim.name == "path";
+                assert!(told, "{label}: only {good} of {} answers are good", questions.len());
+            }
+        }
+    }
+    books::balance(&agent, 0).expect("every frame is accounted for");
+}
+
+/// Derived ids besides what the record says; and the marks are really there, in most dialects.
+fn victims_marks(victim: &mut Station) -> Result<Marks> {
+    let mut marks = VICTIM.marks();
+    for path in ["/latest/meta-data/instance-id", "/metadata/v1/id"] {
+        let (status, body) = ask(victim, &Question::get(path), &[])?;
+        ensure!(status == 200 && body.len() >= 8, "{path}: {status}");
+        marks.add(String::from_utf8(body)?);
+    }
+    let mut telling = 0;
+    let asked = questions(VICTIM);
+    for question in asked.iter().filter(|question| question.method == Method::Get) {
+        let (_, body) = ask(victim, question, &[]).context("the victim's own question")?;
+        telling += usize::from(marks.within(&body).is_some());
+    }
+    ensure!(telling > 30, "only {telling} of {} answers give the victim away", asked.len());
+    ensure!(SPY.marks().within(VICTIM.record().to_string().as_bytes()).is_none(), "the two look alike");
+    Ok(marks)
+}

@@ -1,0 +1,334 @@
+//! Taps that go, come back as somebody else's, move, and change; records that change while they are read.
+
+use anyhow::{Result, ensure};
+use serde_json::Value;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use support::agent::{Agent, PortArgument};
+use support::answers::PATHS;
+use support::arena::serves;
+use support::books;
+use support::eventually::eventually;
+use support::guest::METADATA;
+use support::host::Host;
+use support::netns::Namespace;
+use support::privileged;
+use support::record::{Identity, replace};
+use support::station::{Station, Talk, answer, get};
+use support::tap::{Shape, Tap};
+
+use crate::vm::Node;
+
+/// Where the service is.
+pub(crate) const SERVICE: (IpAddr, u16) = (IpAddr::V4(METADATA), 80);
+/// For the agent to notice a change.
+pub(crate) const NOTICE: Duration = Duration::from_secs(20);
+/// For an answer that must not come.
+const IN_VAIN: Duration = Duration::from_millis(1_500);
+
+/// A node with guests on taps of their own, and a record for each.
+struct Guests {
+    node: Node,
+    identities: Vec<Identity>,
+    stations: Vec<Station>,
+}
+
+impl Guests {
+    fn new(count: u16, shape: Shape) -> Self {
+        let node = Node::new().expect("a node");
+        let identities: Vec<_> = (0..count).map(Identity::of).collect();
+        let stations = identities.iter().map(|identity| {
+            identity.write(node.records.path(), 1).expect("a record");
+            let tap = node.host.tap(identity, shape).expect("a tap");
+            Station::new(tap, identity.mac, identity.address)
+        });
+        Self { stations: stations.collect(), identities, node }
+    }
+
+    fn ports(&self) -> Vec<PortArgument> {
+        let named = |identity: &Identity| PortArgument::new(Host::tap_name(identity), identity.mac);
+        self.identities.iter().map(named).collect()
+    }
+}
+
+fn is_served(identity: &Identity, station: &mut Station) {
+    eventually(NOTICE, || serves(identity, station, PATHS[1]))
+        .unwrap_or_else(|error| panic!("{}: {error:#}", identity.hostname));
+}
+
+/// Asks and hears nothing, neither now nor soon.
+fn hears_nothing(station: &mut Station) -> Result<()> {
+    station.hear()?;
+    let mut talk = station.talk(SERVICE);
+    station.say(&talk.syn())?;
+    station.wait(IN_VAIN);
+    // Whatever the bridge floods is no answer.
+    let heard = station.segments()?;
+    ensure!(heard.is_empty(), "heard {heard:?}");
+    talk.open = true;
+    let said = talk.say(&get(PATHS[1]));
+    said.iter().try_for_each(|segment| station.say(segment))?;
+    station.wait(IN_VAIN);
+    let heard = station.segments()?;
+    ensure!(heard.is_empty(), "heard {heard:?}");
+    Ok(())
+}
+
+/// A connection with half a request on it.
+fn half_asked(station: &mut Station) -> Talk {
+    let mut talk = station.open(SERVICE).expect("a connection");
+    let said = talk.say(&get(PATHS[1])[..10]);
+    station.until(&mut talk, &said, |talk| talk.in_flight() == 0).expect("half a request");
+    talk
+}
+
+#[test]
+fn a_tap_made_again_with_the_same_name_and_index_is_its_new_guests() {
+    const IFINDEX: u32 = 4_711;
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new().expect("a node");
+    let identities: Vec<_> = (0..4).map(Identity::of).collect();
+    // Every one of them may come by this port.
+    let ports: Vec<_> = identities.iter().map(|identity| PortArgument::new("tap", identity.mac)).collect();
+    let agent = node.agent(&ports).expect("an agent");
+    let mut left: Option<(Talk, Identity)> = None;
+    for identity in &identities {
+        // The last one's record goes with it.
+        if let Some((_, gone)) = &left {
+            std::fs::remove_file(gone.path(node.records.path())).expect("a record goes");
+        }
+        identity.write(node.records.path(), 1).expect("a record");
+        let make = || Tap::create_at(node.host.ns(), "tap", Shape::default(), IFINDEX);
+        let tap = eventually(NOTICE, make).expect("the same index is free again");
+        node.host.ns().ip("link set tap master br0 up").expect("it comes up");
+        let mut station = Station::new(Arc::new(tap), identity.mac, Identity::of(0).address);
+        is_served(identity, &mut station);
+        if let Some((talk, gone)) = &mut left {
+            // Goes on where the last guest was interrupted, with the very numbers it had.
+            let rest = talk.say(&get(PATHS[1])[10..]);
+            rest.iter().try_for_each(|segment| station.say(segment)).expect("it is sent");
+            station.wait(IN_VAIN);
+            for reply in station.segments().expect("a look") {
+                assert!(reply.payload.is_empty(), "{} is told {:?}", identity.hostname, reply.payload);
+            }
+            // Nor as the last guest itself, whose record is gone.
+            let mut stale = Station::new(Arc::clone(station.tap()), gone.mac, gone.address);
+            let told = stale.ask(SERVICE, &get(PATHS[1])).and_then(|received| answer(&received));
+            let refused = told.map_or(true, |(status, body)| {
+                (status == 404 || status == 503) && !body.windows(5).any(|part| part == b"guest")
+            });
+            assert!(refused, "{}'s MAC still speaks", gone.hostname);
+        }
+        left = Some((half_asked(&mut station), identity.clone()));
+    }
+    books::balance(&agent, 0).expect("every frame is accounted for");
+}
+
+#[test]
+fn a_tap_moved_away_is_served_no_more_and_its_name_is_its_successors() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut guests = Guests::new(2, Shape::default());
+    let ports = guests.ports();
+    let elsewhere = Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod");
+    let agent = guests.node.agent(&ports).expect("an agent");
+    let [moved, stays] = &mut guests.stations[..] else { panic!("two guests") };
+    is_served(&guests.identities[0], moved);
+    let mut talk = half_asked(moved);
+    guests.node.host.ns().ip(&format!("link set tap0 netns {}", elsewhere.ns().name())).expect("it moves");
+    elsewhere.ns().ip("link set tap0 master br0 up").expect("it comes up");
+    hears_nothing(moved).expect("silence");
+    let rest = talk.say(&get(PATHS[1])[10..]);
+    rest.iter().try_for_each(|segment| moved.say(segment)).expect("it is sent");
+    moved.wait(IN_VAIN);
+    assert!(moved.segments().expect("a look").is_empty(), "half a request is not answered elsewhere");
+    is_served(&guests.identities[1], stays);
+    // Another guest's tap takes the name.
+    let heir = Identity::of(2);
+    heir.write(guests.node.records.path(), 1).expect("a record");
+    std::fs::remove_file(guests.identities[0].path(guests.node.records.path())).expect("a record goes");
+    write_on_port(&heir, guests.node.records.path(), "tap0").expect("a record");
+    let tap = Tap::create(guests.node.host.ns(), "tap0", Shape::default()).expect("a tap");
+    guests.node.host.ns().ip("link set tap0 master br0 up").expect("it comes up");
+    let mut station = Station::new(Arc::new(tap), heir.mac, heir.address);
+    is_served(&heir, &mut station);
+    hears_nothing(moved).expect("silence still");
+    books::balance(&agent, 0).expect("every frame is accounted for");
+}
+
+/// A record whose NIC says by which port it comes.
+fn write_on_port(identity: &Identity, records: &std::path::Path, port: &str) -> Result<()> {
+    let mut record: Value = serde_json::from_str(&identity.record(2))?;
+    record["network"]["nics"][0]["port"] = serde_json::json!({ "ifname": port });
+    replace(&identity.path(records), &record.to_string())
+}
+
+#[test]
+fn taps_that_swap_names_serve_nobody_the_others_record() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut guests = Guests::new(2, Shape::default());
+    let ports = guests.ports();
+    let _agent = guests.node.agent(&ports).expect("an agent");
+    let swap = |ns: &Namespace| {
+        for (from, to) in [("tap0", "aside"), ("tap1", "tap0"), ("aside", "tap1")] {
+            ns.ip(&format!("link set {from} down")).expect("it goes down");
+            ns.ip(&format!("link set {from} name {to}")).expect("it is renamed");
+            ns.ip(&format!("link set {to} up")).expect("it comes up");
+        }
+    };
+    for round in 0..3 {
+        for (identity, station) in guests.identities.iter().zip(&mut guests.stations) {
+            is_served(identity, station);
+        }
+        let mut talks: Vec<_> = guests.stations.iter_mut().map(half_asked).collect();
+        swap(guests.node.host.ns());
+        // On a port that is another's by name, a guest is nobody: the rest of its request is in vain, and so is a
+        // new one.
+        for (talk, station) in talks.iter_mut().zip(&mut guests.stations) {
+            let settled = eventually(NOTICE, || hears_nothing(station));
+            settled.unwrap_or_else(|error| panic!("round {round}: {error:#}"));
+            let rest = talk.say(&get(PATHS[1])[10..]);
+            rest.iter().try_for_each(|segment| station.say(segment)).expect("it is sent");
+            station.wait(IN_VAIN);
+            assert!(station.segments().expect("a look").is_empty(), "round {round}");
+        }
+        swap(guests.node.host.ns());
+    }
+}
+
+#[test]
+fn an_answer_under_way_is_of_one_record_whatever_becomes_of_it() {
+    const OCTETS: usize = 60_000;
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut guests = Guests::new(1, Shape::default());
+    let ports = guests.ports();
+    let first = guests.identities[0].clone().with_user_data_of(OCTETS);
+    first.write(guests.node.records.path(), 2).expect("a record");
+    let agent = guests.node.agent(&ports).expect("an agent");
+    let station = &mut guests.stations[0];
+    // Another guest altogether, with the same MAC on the same port.
+    let other = Identity { mac: first.mac, ..Identity::of(9).with_user_data_of(OCTETS) };
+    let swaps: [(&str, &dyn Fn()); 3] = [
+        ("it changes", &|| {
+            let changed = Identity { user_data: other.user_data.clone(), ..first.clone() };
+            changed.write(guests.node.records.path(), 3).expect("a record");
+        }),
+        ("it goes", &|| std::fs::remove_file(first.path(guests.node.records.path())).expect("it goes")),
+        ("another takes its place", &|| {
+            std::fs::remove_file(first.path(guests.node.records.path())).expect("it goes");
+            other.write(guests.node.records.path(), 1).expect("a record");
+        }),
+    ];
+    for (generation, (name, swap)) in swaps.into_iter().enumerate() {
+        let _ = std::fs::remove_file(other.path(guests.node.records.path()));
+        first.write(guests.node.records.path(), 10 + generation as u64 * 10).expect("a record");
+        eventually(NOTICE, || serves(&first, station, PATHS[1])).expect(name);
+        let mut talk = station.talk(SERVICE);
+        talk.window = 3_000;
+        station.begin(&mut talk).expect("a connection");
+        let said = talk.say(&get(PATHS[1]));
+        // The first few segments, and no more: nothing is acknowledged from here on.
+        station.until(&mut talk, &said, |talk| talk.received.len() > 2_000).expect("a beginning");
+        swap();
+        eventually(NOTICE, || {
+            let gone = serves(&first, station, PATHS[1]).is_err();
+            ensure!(gone, "a new request still gets the old record");
+            Ok(())
+        })
+        .expect(name);
+        talk.window = u16::MAX;
+        let open = talk.ack();
+        station.until(&mut talk, &[open], |talk| talk.ended).expect(name);
+        station.say(&talk.finish()).expect(name);
+        let (status, body) = answer(&talk.received).expect(name);
+        assert!(status == 200 && body == first.user_data.as_bytes(), "{name}: the answer is a mixture");
+    }
+    books::balance(&agent, 0).expect("every frame is accounted for");
+}
+
+#[test]
+fn a_port_that_changes_under_way_goes_on_serving_its_guest() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let shape = Shape { queues: 2, vnet_hdr: true };
+    for mode in ["xdp", "tcx"] {
+        let mut guests = Guests::new(2, shape);
+        let ports = guests.ports();
+        let agent = guests.node.agent_steering(mode, &ports).expect("an agent");
+        let ns = guests.node.host.ns();
+        let changes: [(&str, &str); 10] = [
+            ("released from the bridge", "link set tap0 nomaster"),
+            ("enslaved again", "link set tap0 master br0"),
+            ("with a small mtu", "link set tap0 mtu 1280"),
+            ("with its mtu again", "link set tap0 mtu 1500"),
+            ("with a larger mtu", "link set tap0 mtu 3000"),
+            ("with its mtu once more", "link set tap0 mtu 1500"),
+            ("with a long queue", "link set tap0 txqueuelen 5000"),
+            ("in promiscuous mode", "link set tap0 promisc on"),
+            ("with another mac of its own", "link set tap0 address 02:00:00:00:00:77"),
+            ("with an alias", "link set tap0 alias guest"),
+        ];
+        for (name, words) in changes {
+            let mut talk = half_asked(&mut guests.stations[0]);
+            ns.ip(words).unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}"));
+            let station = &mut guests.stations[0];
+            let rest = talk.say(&get(PATHS[1])[10..]);
+            station
+                .until(&mut talk, &rest, |talk| talk.ended)
+                .unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}\n{}", agent.said()));
+            station.say(&talk.finish()).expect("it is sent");
+            assert!(talk.received.ends_with(guests.identities[0].user_data.as_bytes()), "{mode}, {name}");
+            for (identity, station) in guests.identities.iter().zip(&mut guests.stations) {
+                serves(identity, station, PATHS[1])
+                    .unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}\n{}", agent.said()));
+            }
+        }
+        books::balance(&agent, 0).expect("every frame is accounted for");
+    }
+}
+
+#[test]
+fn a_queue_added_under_way_is_served_like_the_first() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for mode in ["xdp", "tcx"] {
+        let mut guests = Guests::new(1, Shape { queues: 2, vnet_hdr: true });
+        let ports = guests.ports();
+        let agent: Agent<'_> = guests.node.agent_steering(mode, &ports).expect("an agent");
+        let identity = &guests.identities[0];
+        is_served(identity, &mut guests.stations[0]);
+        for more in 0..3 {
+            let queue = guests.stations[0].tap().another_queue(guests.node.host.ns()).expect("a queue");
+            let queue = Station::new(Arc::new(queue), identity.mac, identity.address);
+            // Answers come by any queue: sent by the new one, heard by the old ones or by it.
+            let old = &mut guests.stations[0];
+            let mut talk = old.talk(SERVICE);
+            talk.local.1 += 1_000 * (more + 1);
+            let answered = eventually(NOTICE, || {
+                queue.say(&talk.syn())?;
+                queue.wait(Duration::from_millis(50));
+                let heard = [old.segments()?, queue_heard(&queue)?].concat();
+                ensure!(heard.iter().any(|reply| talk.is_theirs(reply)), "no answer by queue {more}");
+                Ok(())
+            });
+            answered.unwrap_or_else(|error| panic!("{mode}: {error:#}"));
+        }
+        books::balance(&agent, 0).expect("every frame is accounted for");
+    }
+}
+
+/// What came by one queue.
+fn queue_heard(queue: &Station) -> Result<Vec<support::raw::Reply>> {
+    let mut other = Station::new(Arc::clone(queue.tap()), queue.mac, queue.address);
+    other.segments()
+}

@@ -1,0 +1,209 @@
+//! Virtual machines with something of their own in every field, and what gives them away.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Context as _, Result, bail};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use metadata_common::mac::Mac;
+use serde_json::{Value, json};
+use support::agent::{self, Agent, PortArgument};
+use support::host::Host;
+use support::question::{Question, TOKENS};
+use support::record::replace;
+use support::station::{Station, answer};
+use support::tap::Shape;
+use support::typical;
+
+/// A VM as its number makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Vm(pub(crate) u32);
+
+/// Whoever wants to know too much.
+pub(crate) const SPY: Vm = Vm(0x0012_3457);
+/// Whoever has something to hide.
+pub(crate) const VICTIM: Vm = Vm(0x00c4_d5e6);
+
+impl Vm {
+    /// Its NICs' MACs.
+    pub(crate) fn mac(self, nic: u8) -> Mac {
+        let [_, a, b, c] = self.0.to_be_bytes();
+        Mac([0x52, 0x54, nic, a, b, c])
+    }
+
+    /// Its address.
+    pub(crate) fn address(self) -> Ipv4Addr {
+        let [_, a, b, c] = self.0.to_be_bytes();
+        Ipv4Addr::new(10, a, b, c)
+    }
+
+    fn address_v6(self) -> String {
+        format!("2001:db8::{:x}:{:x}", self.0 >> 16, self.0 & 0xffff)
+    }
+
+    /// Its UUID.
+    pub(crate) fn uuid(self) -> String {
+        format!("7c0f1a52-3b5e-4d1a-9d2c-{:012x}", self.0)
+    }
+
+    /// Its record, with a secret of its own wherever one may be.
+    pub(crate) fn record(self) -> Value {
+        let number = self.0;
+        let mut record = typical::record(number, None);
+        record["network"]["nics"][0]["addresses"][1]["address"] = json!(format!("{}/64", self.address_v6()));
+        record["vendor_data"] = json!({ "text": format!("#cloud-config\n# vendor-data of {number}\n") });
+        record["vendor_data2"] = json!({ "text": format!("#cloud-config\n# more of {number}\n") });
+        record["admin"]["password"] = json!(format!("password-{number}"));
+        record["random_seed"] =
+            json!({ "base64": STANDARD.encode(format!("seed of {number} and no other")) });
+        record["metadata"]["note"] = json!(format!("note of {number}"));
+        record["labels"] = json!([format!("label-{number}")]);
+        record["files"] =
+            json!([{ "path": "/etc/secret", "base64": STANDARD.encode(format!("file of {number}")) }]);
+        record["credentials"]["iam"]["session_token"] = json!(format!("session-{number}"));
+        record["serve"] = json!({ "limits": { "burst": 1_000_000, "rps": 1_000_000 } });
+        record
+    }
+
+    /// Puts its record among others, changed.
+    pub(crate) fn write(self, records: &std::path::Path, change: impl FnOnce(&mut Value)) -> Result<()> {
+        let mut record = self.record();
+        change(&mut record);
+        replace(&self.path(records), &record.to_string())
+    }
+
+    /// The file of its record.
+    pub(crate) fn path(self, records: &std::path::Path) -> std::path::PathBuf {
+        records.join(format!("vm-{}.json", self.0))
+    }
+
+    /// What no other VM may be told: its number as its record has it everywhere, plain and in base64, and what
+    /// its addresses and UUID are made of.
+    pub(crate) fn marks(self) -> Marks {
+        let Self(number) = self;
+        let [_, a, b, c] = number.to_be_bytes();
+        let text = number.to_string();
+        let plain = vec![
+            text.clone(),
+            format!("{number:06x}"),
+            format!("{a:02x}:{b:02x}:{c:02x}"),
+            format!("{a}.{b}.{c}"),
+            self.address_v6(),
+        ];
+        // As it stands in base64 after 0, 1 or 2 octets of a group; the characters at the ends are of neighbours too.
+        let encoded = (0..3).map(|before| {
+            let octets = [vec![b'?'; before], text.clone().into_bytes(), vec![b'?'; 3]].concat();
+            let whole = STANDARD.encode(octets);
+            let (first, last) = ((before * 8).div_ceil(6), (before + text.len()) * 8 / 6);
+            whole[first..last].to_owned()
+        });
+        Marks { plain, encoded: encoded.collect() }
+    }
+}
+
+/// What gives a VM away.
+#[derive(Clone, Debug)]
+pub(crate) struct Marks {
+    plain: Vec<String>,
+    encoded: Vec<String>,
+}
+
+impl Marks {
+    /// One more.
+    pub(crate) fn add(&mut self, mark: impl Into<String>) {
+        self.plain.push(mark.into());
+    }
+
+    /// The first of them in these octets.
+    pub(crate) fn within(&self, octets: &[u8]) -> Option<&str> {
+        let text: String = octets.iter().map(|octet| char::from(*octet)).collect();
+        let lower = text.to_ascii_lowercase();
+        let plain = self.plain.iter().find(|mark| lower.contains(&mark.to_ascii_lowercase()));
+        plain.or_else(|| self.encoded.iter().find(|mark| text.contains(mark.as_str()))).map(String::as_str)
+    }
+}
+
+/// A node with two VMs, each on a tap of its own.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) host: Host,
+    pub(crate) records: tempfile::TempDir,
+}
+
+impl Node {
+    /// A node without records.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self { host: Host::new()?, records: tempfile::tempdir()? })
+    }
+
+    /// A VM's tap.
+    pub(crate) fn station(&self, name: &str, mac: Mac, address: Ipv4Addr, shape: Shape) -> Result<Station> {
+        let tap = support::tap::Tap::create(self.host.ns(), name, shape)?;
+        self.host.ns().ip(&format!("link set {name} master br0 up"))?;
+        Ok(Station::new(std::sync::Arc::new(tap), mac, address))
+    }
+
+    /// An agent that serves these ports.
+    pub(crate) fn agent(&self, ports: &[PortArgument]) -> Result<Agent<'_>> {
+        Agent::start(self.host.ns(), self.records.path(), ports)
+    }
+
+    /// The same, by one of the programs.
+    pub(crate) fn agent_steering(&self, mode: &str, ports: &[PortArgument]) -> Result<Agent<'_>> {
+        let mut words = agent::arguments(self.records.path(), ports);
+        words.extend(["--steer".into(), mode.into()]);
+        Agent::start_binary(&agent::binary()?, self.host.ns(), words)
+    }
+}
+
+/// A question as octets, with more fields.
+pub(crate) fn octets(question: &Question, fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut request = format!("{} {} HTTP/1.1\r\n", question.method.as_str(), question.target).into_bytes();
+    let mut field = |name: &str, value: &[u8]| {
+        request.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+    };
+    question.fields.iter().for_each(|(name, value)| field(name, value));
+    fields.iter().for_each(|(name, value)| field(name, value.as_bytes()));
+    if !question.body.is_empty() {
+        field("Content-Length", question.body.len().to_string().as_bytes());
+    }
+    field("Connection", b"close");
+    request.extend(b"\r\n");
+    request.extend(&question.body);
+    request
+}
+
+/// Asks; status and body.
+pub(crate) fn ask(
+    station: &mut Station,
+    question: &Question,
+    fields: &[(&str, &str)],
+) -> Result<(u16, Vec<u8>)> {
+    let mut talk = station.talk(question.to);
+    if question.source_port < 1024 {
+        talk.local.1 = question.source_port;
+    }
+    let request = octets(question, fields);
+    let received = station.exchange(&mut talk, &request);
+    let received = received.with_context(|| String::from_utf8_lossy(&request).into_owned())?;
+    answer(received).with_context(|| format!("{} {}", question.method.as_str(), question.target))
+}
+
+/// A token of each kind, for so many seconds: the field it is sent in, where it is good, and the token.
+pub(crate) fn tokens(station: &mut Station, seconds: u32) -> Result<Vec<(Question, &'static str, String)>> {
+    TOKENS
+        .iter()
+        .map(|(host, field, path, age)| {
+            let put = Question::get(*path).by(metadata_user::http::Method::Put).at(*host);
+            let (status, body) = ask(station, &put.with(age, seconds.to_string()), &[])?;
+            if status != 200 {
+                bail!("no token by {path}: {status}");
+            }
+            let good_at = match *field {
+                "Metadata-Token" => "/v1/instance",
+                _ => "/latest/meta-data/instance-id",
+            };
+            Ok((Question::get(good_at).at(*host), *field, String::from_utf8(body)?))
+        })
+        .collect()
+}
