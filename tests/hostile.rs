@@ -11,6 +11,8 @@ mod ipv4;
 mod ipv6;
 #[path = "hostile/make.rs"]
 mod make;
+#[path = "hostile/node.rs"]
+mod node;
 #[path = "hostile/offloads.rs"]
 mod offloads;
 #[path = "hostile/segments.rs"]

@@ -105,7 +105,8 @@ fn resolution() -> Vec<Case> {
         answered("arp for every address, to one station", all(false)),
         one(SteerArp, "an arp reply to the service", with(request(SERVED_V4), arp::OPERATION, &[0, 2])),
         one(SteerArp, "an arp with an odd operation", with(request(SERVED_V4), arp::OPERATION, &[0, 9])),
-        one(PassArpFormat, "arp of another hardware", with(request(SERVED_V4), 1, &[6])).leaving(1),
+        one(PassArpFormat, "arp of another hardware", with(request(SERVED_V4), 1, &[32])).leaving(1),
+        one(PassArpFormat, "arp by IEEE 802", with(request(SERVED_V4), 1, &[6])).leaving(1),
         one(PassArpFormat, "arp of another protocol", with(request(SERVED_V4), 2, &[0x86, 0xdd])).leaving(1),
     ];
     assert_eq!(cases[0].shots.len(), count, "every address once");
@@ -117,12 +118,21 @@ fn lengths() -> Vec<Case> {
     let whole = frame(&[], 0x88b5, &[0; 46]);
     let short = (14..60).map(|length| whole[..length].to_vec()).collect::<Vec<_>>();
     let (count, none) = (short.len(), (0..14).map(|length| whole[..length].to_vec()).collect::<Vec<_>>());
+    let tunnel = |name: &str, ethertype: u16, header: &[u8]| {
+        let inner = if header.is_empty() { request(SERVED_V4) } else { syn(SERVED_V4, 80) };
+        Case::of(name, vec![frame(&[], ethertype, &[header, &inner].concat())], PassEthertype).leaving(1)
+    };
     let request = request(SERVED_V4);
     let cut_arp =
         (14..42).map(|length| frame(&[], ethernet::ARP, &request)[..length].to_vec()).collect::<Vec<_>>();
     let cut = cut_arp.len();
     vec![
         Case::of("no whole header", none, PassTruncated).refused(),
+        // Tunnels end at addresses of their own; a node that is not their other end makes nothing of them.
+        tunnel("a request within mpls", 0x8847, &[0, 0, 0x11, 0x40]),
+        tunnel("a request within pppoe", 0x8864, &[0x11, 0, 0, 1, 0, 42, 0, 0x21]),
+        tunnel("a request within a trill header", 0x22f3, &[0; 6]),
+        tunnel("rarp for a served address", 0x8035, &[]),
         Case::of("runts of another protocol", short, PassEthertype).leaving(count),
         Case::of("an arp request cut before its target", cut_arp, PassTruncated).leaving(cut),
         Case::of(

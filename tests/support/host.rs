@@ -20,7 +20,7 @@ pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 pub const BRIDGE: &str = "br0";
 /// A bridge without an address of its own borrows one of its ports', and changes it when that port goes:
 /// guests would lose their gateway for as long as their neighbour entry lives.
-const BRIDGE_MAC: Mac = Mac([0x02, 0x00, 0x0a, 0x00, 0x02, 0x02]);
+pub const BRIDGE_MAC: Mac = Mac([0x02, 0x00, 0x0a, 0x00, 0x02, 0x02]);
 /// The link group of taps made together. Deleting a group is one step for the kernel; closing descriptors
 /// one by one waits out a grace period for each, a minute for 256 taps.
 const RACK_GROUP: u32 = 254;

@@ -2,10 +2,9 @@
 //! and a neighbour, which gets what the bridge floods.
 #![expect(unsafe_code, reason = "packet sockets are bound with an address std does not know")]
 
-use crate::host::{BRIDGE, Host};
+use crate::host::{BRIDGE, BRIDGE_MAC, Host};
 use crate::tap::{Shape, Tap};
 use anyhow::{Context as _, Result};
-use metadata_common::mac::Mac;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -18,7 +17,6 @@ const LONGEST: usize = 65_549;
 #[derive(Debug)]
 pub struct Witness {
     bridge: File,
-    bridge_mac: Mac,
     neighbour: Tap,
     buffer: Vec<u8>,
 }
@@ -26,8 +24,10 @@ pub struct Witness {
 /// What got past the tap, by who saw it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// On the bridge, which hears every frame, but for those it sent itself.
+    /// On the bridge, which hears every frame.
     pub bridge: Vec<Vec<u8>>,
+    /// What the node itself sent by the bridge.
+    pub node: Vec<Vec<u8>>,
     /// On the neighbour's tap, which hears what is for nobody the bridge knows, or for a group.
     pub neighbour: Vec<Vec<u8>>,
 }
@@ -52,10 +52,8 @@ impl Witness {
         ns.ip(&format!("link set {BRIDGE} promisc on"))?;
         let shown: serde_json::Value = serde_json::from_str(&ns.ip(&format!("-j link show dev {BRIDGE}"))?)?;
         let ifindex = shown[0]["ifindex"].as_i64().context("`ip -j link` tells no ifindex")?;
-        let mac = shown[0]["address"].as_str().context("`ip -j link` tells no address")?;
-        let bridge_mac = mac.parse().map_err(|error| anyhow::anyhow!("{mac}: {error}"))?;
         let bridge = ns.run_in(|| capture(i32::try_from(ifindex)?).context("a packet socket"))?;
-        Ok(Self { bridge, bridge_mac, neighbour, buffer: vec![0; LONGEST] })
+        Ok(Self { bridge, neighbour, buffer: vec![0; LONGEST] })
     }
 
     /// All that was seen since the last look.
@@ -76,10 +74,9 @@ impl Witness {
         while let Some(len) = self.neighbour.receive(0, &mut self.buffer)? {
             seen.neighbour.push(self.buffer[..len].to_vec());
         }
-        let own = self.bridge_mac.0;
-        for frames in [&mut seen.bridge, &mut seen.neighbour] {
-            frames.retain(|frame| frame.get(6..12) != Some(&own));
-        }
+        let is_own = |frame: &Vec<u8>| frame.get(6..12) == Some(&BRIDGE_MAC.0);
+        (seen.node, seen.bridge) = seen.bridge.into_iter().partition(is_own);
+        seen.neighbour.retain(|frame| !is_own(frame));
         Ok(seen)
     }
 }
