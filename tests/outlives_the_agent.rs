@@ -121,6 +121,34 @@ fn nothing_for_the_metadata_address_leaves_a_tap_whose_agent_was_killed() {
 }
 
 #[test]
+fn what_is_steered_to_an_agent_that_was_killed_ends_at_its_hub() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for steer in ["xdp", "tcx"] {
+        let identity = Identity::of(0);
+        let node = Node::new(std::slice::from_ref(&identity));
+        let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+        let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
+        words.extend(["--steer".into(), steer.into()]);
+        let binary = agent::binary().expect("the agent is built");
+        let agent = Agent::start_binary(&binary, node.host.ns(), words).expect("an agent");
+        gets_its_own(&guest).expect("before");
+        let before = agent.metrics().expect("metrics");
+        agent.kill().expect("killed");
+        let links = node.host.ns().ip("-o link").expect("the list of links");
+        assert!(links.contains("imds-in"), "the veth outlives its agent, which makes this test: {links}");
+        guest.fetch(PATH, Duration::from_secs(3)).expect_err("nobody answers");
+        let agent = node.agent();
+        let after = agent.metrics().expect("metrics");
+        let more =
+            |verdict| after.frames(verdict).expect("a count") - before.frames(verdict).expect("a count");
+        let (steered, ended) = (more("steer_"), more("socket_drop_absent"));
+        assert!(steered > 0 && ended >= steered, "{steer}: {steered} steered, {ended} ended at the hub");
+    }
+}
+
+#[test]
 fn a_request_that_was_on_its_way_is_answered_by_the_next_agent() {
     if !privileged::or_skip() {
         return;

@@ -127,7 +127,7 @@ pub enum SteerError {
     /// Another XDP program is on the port.
     #[error(
         "cannot attach to {port}: {holder} is attached to it already, and a device carries one XDP program; \
-         stop its owner (another xdp-imds perhaps), or find it with `bpftool net` and remove it with `ip \
+         stop its owner (another xdp-imds perhaps; `xdp-imds release` takes off what one has left pinned), or find it with `bpftool net` and remove it with `ip \
          link set dev {} xdp off`", .port.ifname
     )]
     Occupied {

@@ -1,6 +1,6 @@
 //! A program on a device, and the pin that keeps it there.
 
-use aya::programs::links::FdLink;
+use aya::programs::links::{FdLink, LinkError};
 use aya::programs::tc::SchedClassifierLink;
 use aya::programs::xdp::XdpLink;
 use aya::programs::{SchedClassifier, Xdp};
@@ -43,9 +43,17 @@ impl Held {
     }
 }
 
+/// What is pinned under a link's name may be no link of that kind: it holds nothing on the device then.
+fn no_such_link(error: LinkError) -> Refusal {
+    match error {
+        LinkError::InvalidLink | LinkError::UnknownLinkType(_) => Refusal::Gone,
+        error => Refusal::of(error),
+    }
+}
+
 /// Replaces the XDP program of a pinned link by this one, between two frames (`BPF_LINK_UPDATE`).
 pub(super) fn replace_xdp(pin: &Path, program: &mut Xdp) -> Result<FdLink, Refusal> {
-    let link = XdpLink::try_from(pins::open_link(pin).map_err(Refusal::of)?).map_err(Refusal::of)?;
+    let link = XdpLink::try_from(pins::open_link(pin).map_err(Refusal::of)?).map_err(no_such_link)?;
     let id = program.attach_to_link(link).map_err(Refusal::of)?;
     FdLink::try_from(program.take_link(id).map_err(Refusal::of)?).map_err(Refusal::of)
 }
@@ -53,7 +61,7 @@ pub(super) fn replace_xdp(pin: &Path, program: &mut Xdp) -> Result<FdLink, Refus
 /// As [`replace_xdp`], for the classifier.
 pub(super) fn replace_tcx(pin: &Path, program: &mut SchedClassifier) -> Result<FdLink, Refusal> {
     let link = pins::open_link(pin).map_err(Refusal::of)?;
-    let link = SchedClassifierLink::try_from(link).map_err(Refusal::of)?;
+    let link = SchedClassifierLink::try_from(link).map_err(no_such_link)?;
     let id = program.attach_to_link(link).map_err(Refusal::of)?;
     FdLink::try_from(program.take_link(id).map_err(Refusal::of)?).map_err(Refusal::of)
 }
