@@ -117,9 +117,6 @@ fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
     waits(0.0);
     assert_eq!(scene.curl(&[], "/metadata/v1.json"), 503, "held for a second and a half");
     ended("expired", 1.0);
-    let url = format!("http://{METADATA}/openstack/latest/meta_data.json");
-    scene.guest.curl(&["--max-time", "1", &url], PATIENCE).expect_err("a client without patience");
-    ended("left", 1.0);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| scene.curl(&[], "/openstack/latest/meta_data.json"));
         waits(1.0);
@@ -128,6 +125,13 @@ fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
     });
     ended("released", 1.0);
     waits(0.0);
+    let change = "/computeMetadata/v1/instance/?recursive=true&wait_for_change=true&timeout_sec=60";
+    let (url, flavor) = (format!("http://{METADATA}{change}"), "Metadata-Flavor: Google");
+    scene
+        .guest
+        .curl(&["--max-time", "1", "-H", flavor, &url], PATIENCE)
+        .expect_err("a client without patience");
+    reaches(&agent, "xdp_imds_parked_total", &[("reason", "change"), ("outcome", "left")], 1.0);
     let families = families(&agent);
     let late = families["xdp_imds_request_duration_seconds"]
         .samples
