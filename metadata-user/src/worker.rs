@@ -29,6 +29,11 @@ mod beat;
 mod bell;
 mod engine;
 mod run;
+mod told;
+/// What `told` is made of: a model of it is made of something else.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+}
 
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use rustix::io::Errno;
@@ -47,6 +52,7 @@ use crate::time::Now;
 use beat::LastBeat;
 pub use beat::{Heartbeat, SILENCE, Silence};
 use bell::Bell;
+use told::Told;
 
 /// Frames received per turn at most: what may delay the engine's timers.
 pub const BATCH: usize = 64;
@@ -232,7 +238,7 @@ struct Shared<T> {
     bell: Bell,
     stop: AtomicBool,
     /// A slot waits to be forgotten, woken or looked at, or an order to be obeyed.
-    told: AtomicBool,
+    told: Told,
     /// What is left to drain, written after all of it was claimed; or [`NOT_DRAINING`].
     left: AtomicU64,
     stats: Mutex<WorkerStats<T>>,
@@ -281,7 +287,7 @@ impl Worker {
         let shared = Arc::new(Shared {
             bell: Bell::new().map_err(|errno| start(errno.into()))?,
             stop: AtomicBool::new(false),
-            told: AtomicBool::new(false),
+            told: Told::new(),
             left: AtomicU64::new(NOT_DRAINING),
             stats: Mutex::default(),
             beat: Heartbeat::default(),
@@ -422,7 +428,7 @@ impl<T> WorkerHandle<T> {
             TrySendError::Full(_) => ControlError::Full,
             TrySendError::Disconnected(_) => ControlError::Ended,
         })?;
-        self.shared.told.store(true, Ordering::Release);
+        self.shared.told.tell();
         self.shared.bell.ring();
         Ok(())
     }

@@ -31,6 +31,7 @@ pub mod ledger;
 pub mod libraries;
 pub mod mob;
 pub mod netns;
+pub mod network;
 pub mod objects;
 pub mod pattern;
 pub mod privilege;

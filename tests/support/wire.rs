@@ -29,6 +29,17 @@ impl Rng {
         Self(set.unwrap_or(seed))
     }
 
+    /// A generator of exactly this seed, whatever the environment says.
+    #[must_use]
+    pub fn exactly(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A generator of its own for somebody else.
+    pub fn fork(&mut self) -> Self {
+        Self(self.draw())
+    }
+
     /// The next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -23,6 +23,8 @@ const STEPS: &[Step] = &[
     ("advisories", advisories),
     ("eBPF object", object),
     ("tests", tests),
+    ("fuzz targets", fuzz_targets),
+    ("Miri", miri),
     ("soak", soak),
 ];
 
@@ -98,6 +100,24 @@ fn object() -> Result<()> {
 
 fn tests() -> Result<()> {
     xtask(&["test", "--require-privileged"])
+}
+
+/// They must build; their laws and seeds are among the tests.
+fn fuzz_targets() -> Result<()> {
+    let manifest = ["--manifest-path", "tests/fuzz/Cargo.toml"];
+    shell::run(shell::cargo(["fmt"]).args(manifest).arg("--check"))?;
+    let mut check = shell::cargo(["check", "--locked"]);
+    // Beside the workspace's, so that what both need is checked once.
+    shell::run(check.args(manifest).arg("--target-dir").arg(shell::target()))
+}
+
+/// Unsafe code under Miri, which only comes with nightly toolchains: without one this says that it did not look.
+fn miri() -> Result<()> {
+    if let Some(missing) = super::miri::missing() {
+        eprintln!("NOT CHECKED: {missing}");
+        return Ok(());
+    }
+    xtask(&["miri"])
 }
 
 /// A minute of churn, restarts and hostile guests, on the agent the tests have built.

@@ -3,8 +3,10 @@
 mod build_ebpf;
 mod ci;
 mod demo;
+mod fuzz;
 mod guest;
 mod lab;
+mod miri;
 mod shell;
 mod soak;
 mod storm;
@@ -29,10 +31,14 @@ enum Verb {
     Ci(ci::Args),
     /// Show it: guests on true taps ask the real agent and get their own metadata
     Demo(demo::Args),
+    /// Fuzz: every target for a while, from the committed seeds on
+    Fuzz(fuzz::Args),
     /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
     Guest(guest::Args),
     /// A lab that stays: a node and guests to work with by hand
     Lab(lab::Args),
+    /// Run the unsafe code that needs no kernel under Miri
+    Miri(miri::Args),
     /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
     Soak(soak::Args),
     /// Boot thousands of guests at once, on us and on peers, and measure
@@ -51,8 +57,10 @@ fn main() -> anyhow::Result<()> {
         Verb::BuildEbpf(args) => build_ebpf::run(&args),
         Verb::Ci(args) => ci::run(&args),
         Verb::Demo(args) => demo::run(&args),
+        Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Guest(args) => guest::run(&args),
         Verb::Lab(args) => lab::run(args),
+        Verb::Miri(args) => miri::run(&args),
         Verb::Soak(args) => soak::run(args),
         Verb::Storm(args) => storm::run(*args),
         Verb::Test(args) => test::run(&args),

@@ -6,7 +6,9 @@
 #![expect(unsafe_code, reason = "mapping memory has no safe form")]
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+#[cfg(not(miri))]
+use rustix::mm::mmap_anonymous;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
@@ -28,17 +30,20 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// `len` octets of zeroed memory, resident from the start so that no frame waits for a page fault.
+    #[cfg(not(miri))]
     pub(super) fn anonymous(len: usize) -> Result<Self, Errno> {
-        // Miri knows no mappings.
-        #[cfg(miri)]
-        if let [memory, _] = Self::plain(len) {
-            return Ok(memory);
-        }
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: without MAP_FIXED the kernel picks unused addresses; no existing memory is touched.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, flags) }?;
         Self::new(base, len)
+    }
+
+    /// The same where there are no mappings.
+    #[cfg(miri)]
+    pub(super) fn anonymous(len: usize) -> Result<Self, Errno> {
+        let [memory, _] = Self::plain(len);
+        Ok(memory)
     }
 
     /// `len` octets of what `fd` offers at `offset`, shared with the other side.

@@ -178,7 +178,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
     /// Does what the control side has asked for; how many slots it has forgotten and woken.
     fn listen(&mut self, now: Now) -> (usize, usize) {
         // Whoever tells writes the message first, so it is there once this is seen.
-        if !self.shared.told.swap(false, Ordering::Acquire) {
+        if !self.shared.told.take() {
             return (0, 0);
         }
         for _ in 0..ORDERS {
@@ -193,7 +193,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
             let _ = reply.send(engine.look(slot));
         }
         if forgotten == CONTROL_BATCH || woken == CONTROL_BATCH {
-            self.shared.told.store(true, Ordering::Relaxed);
+            self.shared.told.keep();
         }
         (forgotten, woken)
     }

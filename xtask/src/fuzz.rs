@@ -1,0 +1,226 @@
+//! `cargo xtask fuzz`: every fuzz target for a while, one after the other.
+//!
+//! Seeds come from `tests/fuzz/corpus`, which is committed and small; what a fuzzer finds worth keeping goes to a
+//! directory of its own under Cargo's target directory, so that the next run goes on where this one stopped. A find
+//! that breaks a law is to be named for what it is, put among the seeds, and mended.
+
+use crate::shell;
+use anyhow::{Context as _, Result, bail, ensure};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The crate of the targets.
+const CRATE: &str = "tests/fuzz";
+/// Longest run of one target.
+const MINUTES_MOST: f64 = 24.0 * 60.0;
+/// One input may take so long, and the fuzzer so much memory, before that is a find.
+const TIMEOUT_S: u32 = 20;
+const MEMORY_MIB: u32 = 2_048;
+/// How often progress is told.
+const TELL: Duration = Duration::from_secs(10);
+/// Lines kept to explain a find.
+const KEPT: usize = 40;
+
+/// What to fuzz, and for how long.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How long each target runs
+    #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = minutes)]
+    minutes: f64,
+    /// Targets; all by default
+    #[arg(value_name = "TARGET")]
+    targets: Vec<String>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let read = text.parse().ok().filter(|minutes| (0.01..=MINUTES_MOST).contains(minutes));
+    read.ok_or_else(|| format!("expected minutes, from 0.01 to {MINUTES_MOST}, found `{text}`"))
+}
+
+/// Runs the verb.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let all = targets()?;
+    for name in &args.targets {
+        ensure!(all.contains(name), "there is no target `{name}`; there are {}", all.join(", "));
+    }
+    let chosen = if args.targets.is_empty() { all } else { args.targets.clone() };
+    if let Some(missing) = missing() {
+        bail!("{missing}");
+    }
+    let mut build = fuzz("build");
+    shell::run(&mut build)?;
+    let mut lines =
+        vec![format!("{:<12} {:>14} {:>12} {:>10} {:>10}", "target", "inputs", "a second", "edges", "finds")];
+    let mut found = Vec::new();
+    for target in &chosen {
+        let outcome = one(target, args.minutes)?;
+        let Outcome { inputs, edges, seconds, find } = &outcome;
+        let rate = *inputs as f64 / seconds.max(1e-3);
+        let finds = usize::from(find.is_some());
+        lines.push(format!("{target:<12} {inputs:>14} {rate:>12.0} {edges:>10} {finds:>10}"));
+        if let Some(said) = find {
+            eprintln!("{said}");
+            found.push(target.clone());
+        }
+    }
+    println!("{}", lines.join("\n"));
+    let advice = "name the input for what it is and put it into tests/fuzz/corpus/TARGET";
+    ensure!(found.is_empty(), "finds of {}; {advice}", found.join(", "));
+    Ok(())
+}
+
+/// Every target, by its file.
+fn targets() -> Result<Vec<String>> {
+    let directory = shell::top().join(CRATE).join("fuzz_targets");
+    let files =
+        std::fs::read_dir(&directory).with_context(|| format!("cannot list {}", directory.display()))?;
+    let mut names = Vec::new();
+    for file in files {
+        let path = file?.path();
+        names.extend(path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// What is missing to fuzz at all.
+pub(crate) fn missing() -> Option<&'static str> {
+    if shell::which("cargo-fuzz").is_none() {
+        return Some("cargo-fuzz is missing; run `cargo install --locked cargo-fuzz`");
+    }
+    (!has_nightly()).then_some("a nightly toolchain is missing; run `rustup toolchain install nightly`")
+}
+
+/// True if `cargo +nightly` works.
+pub(crate) fn has_nightly() -> bool {
+    let mut command = Command::new("cargo");
+    command.args(["+nightly", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// A command of cargo-fuzz. Without a sanitizer: unsafe code is Miri's, and laws are found broken twice as fast.
+fn fuzz(word: &str) -> Command {
+    let mut command = Command::new("cargo");
+    // Not the variables that bind this program's own Cargo to its toolchain.
+    command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC").current_dir(shell::top());
+    command.args(["+nightly", "fuzz", word, "--fuzz-dir", CRATE, "--sanitizer", "none"]);
+    command
+}
+
+/// How one target fared.
+struct Outcome {
+    inputs: u64,
+    edges: u64,
+    seconds: f64,
+    /// What the fuzzer said of an input that breaks a law.
+    find: Option<String>,
+}
+
+fn one(target: &str, minutes: f64) -> Result<Outcome> {
+    let found = shell::target().join("fuzz").join(target);
+    std::fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
+    let seeds = shell::top().join(CRATE).join("corpus").join(target);
+    let mut command = fuzz("run");
+    command.arg(target).args([&found, &seeds]).arg("--");
+    command.args([
+        format!("-max_total_time={}", (minutes * 60.0).ceil()),
+        format!("-timeout={TIMEOUT_S}"),
+        format!("-rss_limit_mb={MEMORY_MIB}"),
+        "-print_final_stats=1".to_owned(),
+    ]);
+    let began = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo fuzz")?;
+    let said = BufReader::new(child.stderr.take().context("standard error is piped")?);
+    let mut read = Read::default();
+    let mut told = began;
+    for line in said.lines() {
+        read.line(&line?);
+        if told.elapsed() >= TELL {
+            told = Instant::now();
+            let seconds = began.elapsed().as_secs();
+            eprintln!("[{seconds:>5} s] {target}: {} inputs, {} edges", read.inputs, read.edges);
+        }
+    }
+    let status = child.wait()?;
+    let find = (!status.success()).then(|| format!("{target}: {status}\n{}", read.kept.join("\n")));
+    Ok(Outcome { inputs: read.inputs, edges: read.edges, seconds: began.elapsed().as_secs_f64(), find })
+}
+
+/// What libFuzzer says (<https://llvm.org/docs/LibFuzzer.html#output>).
+#[derive(Default)]
+struct Read {
+    inputs: u64,
+    edges: u64,
+    kept: Vec<String>,
+}
+
+impl Read {
+    fn line(&mut self, line: &str) {
+        if self.kept.len() == KEPT {
+            self.kept.remove(0);
+        }
+        self.kept.push(line.to_owned());
+        let number = |text: &str| text.trim().parse::<u64>().ok();
+        if let Some(total) = line.strip_prefix("stat::number_of_executed_units:").and_then(number) {
+            self.inputs = total;
+            return;
+        }
+        // `#1234 NEW cov: 56 ft: 78 corp: …`
+        let Some(rest) = line.strip_prefix('#') else { return };
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+        self.inputs = number(digits).unwrap_or(self.inputs);
+        let mut words = rest.split_whitespace();
+        if words.any(|word| word == "cov:") {
+            self.edges = words.next().and_then(number).unwrap_or(self.edges);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CRATE, Read, minutes, targets};
+    use crate::shell;
+
+    #[test]
+    fn every_target_has_seeds_and_a_place_in_the_manifest() {
+        let manifest =
+            std::fs::read_to_string(shell::top().join("tests/fuzz/Cargo.toml")).expect("a manifest");
+        let targets = targets().expect("targets");
+        assert!(targets.len() >= 9, "{targets:?}");
+        for target in targets {
+            let count = std::fs::read_dir(shell::top().join(CRATE).join("corpus").join(&target))
+                .expect("a corpus")
+                .count();
+            assert!(count >= 10, "{target} has {count} seeds");
+            assert!(manifest.contains(&format!("name = \"{target}\"")), "{target} is not built");
+        }
+    }
+
+    #[test]
+    fn what_the_fuzzer_says_is_read() {
+        let mut read = Read::default();
+        for line in [
+            "INFO: Seed: 1",
+            "#2\tINITED cov: 101 ft: 102 corp: 1/1b exec/s: 0 rss: 30Mb",
+            "#4096\tpulse  cov: 345 ft: 900 corp: 50/2kb lim: 43 exec/s: 2048 rss: 40Mb",
+            "stat::number_of_executed_units: 5000",
+        ] {
+            read.line(line);
+        }
+        assert_eq!((read.inputs, read.edges, read.kept.len()), (5_000, 345, 4));
+    }
+
+    #[test]
+    fn minutes_are_bounded() {
+        assert_eq!(minutes("0.5"), Ok(0.5));
+        for text in ["0", "-1", "1e9", "nan", "ten"] {
+            assert!(minutes(text).is_err(), "{text}");
+        }
+    }
+}
