@@ -19,6 +19,8 @@ use support::witness::Witness;
 
 /// For a node to answer.
 const SOON: Duration = Duration::from_millis(5);
+/// After which it says no more of what was asked before.
+const SILENCE: Duration = Duration::from_millis(200);
 /// Cases that get to the node all the same: the policy knows ARP for Ethernet only by its own hardware type, and Linux
 /// takes that of IEEE 802 for the same (`arp_process`, `net/ipv4/arp.c`).
 const LEAKS: [&str; 1] = ["arp by IEEE 802"];
@@ -96,6 +98,10 @@ fn summed(frame: &mut [u8]) -> Option<()> {
 
 /// The cases the node answers as one of its metadata addresses. What is sent to a station is sent to the node.
 fn answered(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Result<Vec<String>> {
+    while {
+        std::thread::sleep(SILENCE);
+        !witness.look()?.node.is_empty()
+    } {}
     let mut answered = Vec::new();
     for case in cases {
         for shot in &case.shots {
