@@ -13,7 +13,7 @@ use crawl::{Listing, Tree};
 use metadata_user::dialect;
 use metadata_user::http::{Method, Response, Status};
 use metadata_user::mailbox::Mailboxes;
-use metadata_user::record::{DateTree, Record};
+use metadata_user::record::{DateTree, Limits, Record};
 use metadata_user::sink::Outbox;
 use metadata_user::store::{Host, Interner, Responses, Vm};
 use metadata_user::token::Keyring;
@@ -189,6 +189,14 @@ proptest! {
             let answer = question.ask(&responses);
             prop_assert_eq!(question.by(Method::Head).ask(&responses), answer);
         }
+    }
+
+    #[test]
+    fn every_record_reads_back_from_what_is_kept_of_it(given in any_record()) {
+        let kept = given.record.to_json().expect("JSON");
+        let limits = Limits { record_octets: usize::MAX, ..Limits::DEFAULT };
+        let (found, _) = Record::parse_within(&limits, "kept.json", &kept).expect("a record");
+        prop_assert_eq!(found, given.record);
     }
 
     #[test]
