@@ -30,6 +30,7 @@ struct Patient {
     host: Host,
     tap: Tap,
     room: tempfile::TempDir,
+    run: String,
 }
 
 impl Patient {
@@ -44,7 +45,8 @@ impl Patient {
             fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("its mode");
         }
         Identity::of(0).write(&room.path().join("records"), 1).expect("a record");
-        Self { host, tap, room }
+        let run = room.path().join("run").display().to_string();
+        Self { host, tap, room, run }
     }
 
     fn path(&self, name: &str) -> String {
@@ -57,15 +59,21 @@ impl Patient {
     }
 
     fn examined(&self, by: &[&str], port: &str, more: &[&str]) -> Report {
+        let output = self.asked(by, port, more, &self.run);
+        Report::read(&output).unwrap_or_else(|error| panic!("{by:?} {more:?}: {error:#}"))
+    }
+
+    fn asked(&self, by: &[&str], port: &str, more: &[&str], run: &str) -> Output {
         let mut words: Vec<String> = by.iter().map(|&word| word.to_owned()).collect();
         words.push(agent::binary().expect("the agent").display().to_string());
         words.extend(["doctor", "--json", "--port", port].map(str::to_owned));
-        for directory in ["records", "state", "run"] {
-            words.extend([format!("--{directory}"), self.path(directory)]);
+        for (option, directory) in
+            [("--records", self.path("records")), ("--state", self.path("state")), ("--run", run.to_owned())]
+        {
+            words.extend([option.to_owned(), directory]);
         }
         words.extend(more.iter().map(|&word| word.to_owned()));
-        let output = self.host.ns().output(Command::new(&words[0]).args(&words[1..])).expect("it runs");
-        Report::read(&output).unwrap_or_else(|error| panic!("{words:?}: {error:#}"))
+        self.host.ns().output(Command::new(&words[0]).args(&words[1..])).expect("it runs")
     }
 
     /// As [`Patient::seen`], with a bpffs where pins are to be.
@@ -318,17 +326,25 @@ fn an_agent_that_cannot_serve_says_who_knows_why() {
 }
 
 #[test]
-fn a_port_that_an_agent_of_another_run_directory_has_is_named_so() {
+fn a_port_is_well_with_the_agent_of_its_run_directory_and_taken_with_another() {
     if !privileged::or_skip() {
         return;
     }
-    let patient = Patient::new();
+    let mut patient = Patient::new();
     let records = patient.room.path().join("records");
+    let elsewhere = std::mem::replace(&mut patient.run, records.join("run").display().to_string());
     let port = PortArgument::new("tap0", Identity::of(0).mac);
-    let other = Agent::start(patient.host.ns(), &records, &[port]).expect("an agent");
-    // An agent of another run directory has the port: that one would refuse it to ours.
-    patient.seen(&[], "tap0").blames("port.xdp", &["another xdp-imds"]);
-    other.stop().expect("it stops");
+    let agent = Agent::start(patient.host.ns(), &records, &[port]).expect("an agent");
+    let report = patient.examined(&[], "tap0", &["--no-pins"]);
+    assert_eq!(report.code, Some(0), "{report:#?}");
+    let its =
+        |name: &str| report.checks.iter().find(|check| check.name == name).map(|check| check.found.clone());
+    let pid = format!("process {}", agent.pid());
+    assert!(its("agent").is_some_and(|found| found.contains(&pid)), "{report:#?}");
+    assert!(its("port").is_some_and(|found| found.contains("steered by the agent")), "{report:#?}");
+    let stranger = Report::read(&patient.asked(&[], "tap0", &["--no-pins"], &elsewhere)).expect("a report");
+    stranger.blames("port.xdp", &["another xdp-imds"]);
+    stranger.blames("hub", &["another agent"]);
 }
 
 #[test]

@@ -36,4 +36,5 @@ pub mod steer;
 pub mod store;
 pub mod time;
 pub mod token;
+pub mod trace;
 pub mod worker;

@@ -10,7 +10,7 @@ use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::{self, Mode, Released};
-use metadata_user::{agent, check, doctor, explain, export, sandbox};
+use metadata_user::{agent, check, doctor, explain, export, sandbox, trace};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -95,6 +95,9 @@ enum Verb {
     /// Run it as the agent is run: by its user, in its namespaces, with its limits.
     #[command(after_help = doctor::EXIT)]
     Doctor(doctor::Arguments),
+    /// Show what one guest sends and is sent, frame by frame, and what became of each. Asks the agent, which does this for
+    /// one at a time.
+    Trace(trace::Arguments),
     /// Show which dialect answers a request, with what, and why. Needs no privilege.
     Explain(Explain),
     /// Write what a VM would be answered to a disk image that its guest finds by label, for VMs that boot
@@ -340,6 +343,9 @@ fn main() -> ExitCode {
             served.map(|()| ExitCode::SUCCESS)
         }
         Verb::Doctor(arguments) => doctor::run(&arguments.question(), &mut io::stdout().lock()),
+        Verb::Trace(arguments) => {
+            trace::run(&arguments, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
+        }
         Verb::Status { guest, run, all, json } => look(guest.as_deref(), &run, all, json),
         Verb::Release { pins, force } => release(&pins, force).map(|()| ExitCode::SUCCESS),
         Verb::Explain(question) => {

@@ -33,7 +33,7 @@ use tracing::{debug, info, warn};
 use doors::{Asked, Opened};
 pub use endpoint::{
     ANSWER_WITHIN, BODY_MAX, CONNECTIONS, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, QUEUE,
-    Request, SOCKET, SocketError,
+    Request, SOCKET, SocketError, TraceRefusal, TraceTarget, Traced,
 };
 pub use health::{Health, Trouble};
 use keeping::Keeping;
@@ -350,6 +350,7 @@ fn answer(node: &Node, health: &Health, request: Request) {
     match request {
         Request::Metrics(reply) => _ = reply.send(node.metrics()),
         Request::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
+        Request::Trace(target, reply) => _ = reply.send(node.trace(&target).map(Box::new)),
         Request::Guests(name, reply) => {
             let asked = node.guests(&name);
             // Workers answer after their next turn, and the loop does not wait for them.

@@ -5,6 +5,7 @@ mod handover;
 mod loads;
 mod report;
 mod status;
+mod trace;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

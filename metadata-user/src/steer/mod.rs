@@ -67,6 +67,7 @@ pub mod probe;
 mod processes;
 mod tables;
 mod takeover;
+mod trace;
 mod tun;
 mod watch;
 
@@ -80,6 +81,7 @@ pub use netns::{MAX_NAMESPACES, NetnsId};
 pub use pins::{PinsError, Released, release};
 pub use ports::{Found, exists};
 pub use processes::forget as forget_process;
+pub use trace::{TraceError, Watch};
 pub use watch::{Changed, Device, LinkWatch};
 
 use aya::Ebpf;
@@ -103,6 +105,7 @@ use object::Object;
 use pins::{LinkName, On, Pins};
 use ports::Attached;
 use tables::Tables;
+use trace::Traces;
 
 /// Octets a hub name may have: interface names have 15, and the longest suffix is `-out`.
 pub const HUB_PREFIX_MAX: usize = 11;
@@ -186,6 +189,7 @@ pub struct Steering {
     tables: Tables,
     object: Object,
     logs: Logs,
+    traces: Traces,
     limits: Limits,
     answers: u64,
     served: (Vec<IpAddr>, Vec<Ipv4Addr>),
@@ -306,6 +310,7 @@ impl Steering {
         let (mut object, mut ebpf) = Object::load(key, first, adopted)?;
         let mut tables = Tables::take(&mut ebpf)?;
         let logs = Logs::take(&mut ebpf)?;
+        let traces = Traces::take(&mut ebpf)?;
         if !taking_over {
             tables.serve(&config.served, &config.arp_only)?;
             (0..MAX_HUBS).try_for_each(|hub| tables.clear_hub(hub))?;
@@ -339,6 +344,7 @@ impl Steering {
             tables,
             object,
             logs,
+            traces,
             limits: config.limits,
             answers: config.answers,
             served: (config.served.clone(), config.arp_only.clone()),

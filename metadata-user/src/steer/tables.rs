@@ -297,7 +297,10 @@ pub(super) fn check_served(served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(
     Ok(())
 }
 
-fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, map: &'static str) -> Result<M, SteerError> {
+pub(super) fn take<M: TryFrom<Map, Error = MapError>>(
+    ebpf: &mut Ebpf,
+    map: &'static str,
+) -> Result<M, SteerError> {
     let taken =
         ebpf.take_map(map).ok_or_else(|| SteerError::map(map, "find", "the object has no such map"))?;
     M::try_from(taken).map_err(|source| SteerError::map(map, "take", source))

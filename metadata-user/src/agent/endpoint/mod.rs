@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `GET /metrics`, `/healthz`, `/readyz` | yes | yes |
 //! | `GET /v1/status` | | yes |
+//! | `GET /v1/trace` | | yes |
 //!
 //! The control socket is `<run>/control.sock`, for whoever may enter the agent's run directory (mode 0700): HTTP
 //! over a Unix socket, as `curl --unix-socket` speaks it. Whoever asks there to change something is logged by the
@@ -16,13 +17,14 @@ mod listen;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Deserialize;
@@ -35,6 +37,7 @@ use crate::status::{About, Guest, Status};
 pub(super) use listen::serve;
 pub use listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer};
 pub use socket::{ControlSocket, SOCKET, SocketError};
+pub use trace::{TraceRefusal, TraceTarget, Traced};
 
 /// Questions waiting for the control loop; further ones are answered 503.
 pub const QUEUE: usize = 8;
@@ -45,6 +48,7 @@ pub const BODY_MAX: usize = 256 << 10;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+const JSON_LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 
 /// A question to the control loop, with where the answer goes.
 #[derive(Debug)]
@@ -55,6 +59,8 @@ pub enum Request {
     Status(About, oneshot::Sender<Box<Status>>),
     /// How one guest is: everything known under a port, a MAC or a VM.
     Guests(String, oneshot::Sender<Vec<Guest>>),
+    /// To watch one.
+    Trace(TraceTarget, oneshot::Sender<Result<Box<Traced>, TraceRefusal>>),
 }
 
 /// What all handlers share.
@@ -83,7 +89,7 @@ impl Doors {
             .route("/healthz", get(live))
             .route("/readyz", get(ready))
             .layer(DefaultBodyLimit::max(BODY_MAX));
-        let control = both.clone().route("/v1/status", get(status));
+        let control = both.clone().route("/v1/status", get(status)).route("/v1/trace", get(trace::trace));
         Self { metrics: both.with_state(agent.clone()), control: control.with_state(agent), requests }
     }
 }

@@ -228,7 +228,7 @@ async fn the_control_socket_tells_the_status() {
                     asked.push(name);
                     reply.send(vec![]).expect("a client");
                 }
-                Request::Metrics(_) => panic!("nobody asked for metrics"),
+                other @ (Request::Metrics(_) | Request::Trace(..)) => panic!("nobody asked for {other:?}"),
             }
         }
         asked

@@ -2,7 +2,6 @@
 
 use aya::programs::links;
 use futures_util::TryStreamExt as _;
-use metadata_common::maps::MAX_HUBS;
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
@@ -12,7 +11,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use super::super::{SteerError, hub, netlink, netns};
+use super::super::{HUBS_OF_A_SIDE, SteerError, hub, netlink, netns};
 use super::Failure;
 
 /// Pinned links looked at, at most.
@@ -37,7 +36,10 @@ pub struct AddressUse {
 /// When the kernel does not say.
 pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Failure> {
     let mut found = Vec::new();
-    for name in (0..hubs.min(MAX_HUBS)).flat_map(|number| hub::names(prefix, number)) {
+    // An agent has one side of the numbers or the other.
+    let sides = [0, HUBS_OF_A_SIDE];
+    let numbers = sides.into_iter().flat_map(|first| first..first + hubs.min(HUBS_OF_A_SIDE));
+    for name in numbers.flat_map(|number| hub::names(prefix, number)) {
         if let Some(ifindex) = netns::index_of(&name)? {
             let kind = netlink::kind(&name, ifindex)?;
             found.push((name, kind));

@@ -1,0 +1,262 @@
+//! `GET /v1/trace?target=PORT|MAC`: what one guest sends and is sent, while the client listens.
+//!
+//! One answer at a time, [`TRACE_MOST`] long at most. Nothing is queued for a client that is slow: the kernel's ring
+//! fills, and what finds no room is counted and told. With the answer the watch ends, however the client does.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use metadata_common::mac::Mac;
+use metadata_common::maps::{PortKey, Slot};
+use metadata_common::trace::{Event, TO_GUEST};
+use metadata_common::verdict::Verdict;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+
+use super::{Agent, Busy, JSON_LINES, Lasting, Request, TEXT};
+use crate::steer::Watch;
+use crate::trace::wire::{Frame, Line, SCHEMA, hexadecimal};
+use crate::trace::{message, sketch};
+
+/// Longest a trace may last; who wants to see more asks again.
+const TRACE_MOST: Duration = Duration::from_secs(3_600);
+/// Frames written at once.
+const AT_ONCE: usize = 64;
+/// How often the ring is looked into: it holds what the fastest guest that is allowed sends in four times as long.
+const LOOK: Duration = Duration::from_millis(20);
+/// How often a line is written though nothing was seen, so that a client that is gone is noticed.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+/// Octets of a name.
+const TARGET_MOST: usize = 512;
+
+/// Whom a trace is to be of.
+#[derive(Clone, Debug, Deserialize)]
+pub struct TraceTarget {
+    /// A port or a MAC, as the command line names them.
+    #[serde(rename = "target")]
+    pub name: String,
+    /// Frames that are none of ours too.
+    #[serde(default)]
+    pub passing: bool,
+    /// All that was captured of a frame, not its headers alone.
+    #[serde(default)]
+    payload: bool,
+}
+
+/// One guest under watch, and what its frames are told with.
+#[derive(Debug)]
+pub struct Traced {
+    /// The watch.
+    pub watch: Watch,
+    /// Who it is, in words.
+    pub who: String,
+    /// What of it is not seen, in words.
+    pub unseen: Option<String>,
+    /// What ports are called.
+    pub ports: HashMap<PortKey, String>,
+    /// Slots of other guests with the same MAC.
+    pub others: Vec<Slot>,
+}
+
+/// Why nobody is watched.
+#[derive(Debug)]
+pub struct TraceRefusal {
+    /// A status of HTTP.
+    pub status: StatusCode,
+    /// For whoever asked.
+    pub text: String,
+}
+
+impl IntoResponse for TraceRefusal {
+    fn into_response(self) -> Response {
+        (self.status, [(header::CONTENT_TYPE, TEXT)], format!("{}\n", self.text)).into_response()
+    }
+}
+
+pub(super) async fn trace(
+    State(agent): State<Agent>,
+    Query(target): Query<TraceTarget>,
+) -> Result<Response, Busy> {
+    if target.name.len() > TARGET_MOST {
+        let text = format!("expected a port or a MAC of at most {TARGET_MOST} octets");
+        return Ok(TraceRefusal { status: StatusCode::BAD_REQUEST, text }.into_response());
+    }
+    let payload = target.payload;
+    Ok(match agent.ask(|reply| Request::Trace(target, reply)).await? {
+        Ok(watched) => {
+            let mut answer = Body::from_stream(lines(*watched, payload)).into_response();
+            answer.headers_mut().insert(header::CONTENT_TYPE, JSON_LINES);
+            answer.extensions_mut().insert(Lasting);
+            answer
+        }
+        Err(refusal) => refusal.into_response(),
+    })
+}
+
+/// What is written next.
+enum Next {
+    Begin,
+    Events { until: Instant },
+    Nothing,
+}
+
+fn lines(watched: Traced, payload: bool) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    unfold((watched, Next::Begin), move |(watched, next)| write(watched, next, payload))
+}
+
+/// Some lines, and what comes then.
+async fn write(
+    mut watched: Traced,
+    next: Next,
+    payload: bool,
+) -> Option<(Result<Bytes, Infallible>, (Traced, Next))> {
+    let mut text = Vec::new();
+    let next = match next {
+        Next::Begin => {
+            put(&mut text, &begin(&watched));
+            Next::Events { until: Instant::now() + TRACE_MOST }
+        }
+        Next::Events { until } if Instant::now() >= until => {
+            let reason = format!("a trace lasts {TRACE_MOST:?} at most; begin another");
+            put(&mut text, &Line::End { reason });
+            Next::Nothing
+        }
+        Next::Events { until } => {
+            more(&mut watched, payload, &mut text).await;
+            Next::Events { until }
+        }
+        Next::Nothing => return None,
+    };
+    Some((Ok(text.into()), (watched, next)))
+}
+
+fn begin(watched: &Traced) -> Line {
+    let now = clock_gettime(ClockId::Monotonic);
+    let nanoseconds = |part: i64| u64::try_from(part).unwrap_or_default();
+    let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Line::Begin {
+        schema: SCHEMA.into(),
+        who: watched.who.clone(),
+        unseen: watched.unseen.clone(),
+        monotonic_ns: nanoseconds(now.tv_sec) * 1_000_000_000 + nanoseconds(now.tv_nsec),
+        unix_ns: u64::try_from(unix.as_nanos()).unwrap_or_default(),
+    }
+}
+
+/// Waits for frames, though not for ever, and writes some.
+async fn more(watched: &mut Traced, payload: bool, text: &mut Vec<u8>) {
+    let until = Instant::now() + SIGN_OF_LIFE;
+    let mut frames = take(watched, payload);
+    while frames.is_empty() && Instant::now() < until {
+        sleep(LOOK).await;
+        frames = take(watched, payload);
+    }
+    match watched.watch.newly_lost() {
+        Ok(0) => {}
+        Ok(frames) => put(text, &Line::Lost { frames }),
+        Err(error) => tracing::debug!("lost frames are not counted: {error}"),
+    }
+    for frame in frames {
+        put(text, &Line::Frame(frame));
+    }
+    if text.is_empty() {
+        text.push(b'\n');
+    }
+}
+
+fn take(watched: &mut Traced, payload: bool) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    for _ in 0..AT_ONCE {
+        let Some(event) = watched.watch.next_event() else { break };
+        let from_hub = event.ifindex == 0;
+        if !(from_hub && watched.others.contains(&event.slot)) {
+            frames.push(frame(&event, &watched.ports, payload));
+        }
+    }
+    frames
+}
+
+/// An event for whoever listens. Of its payload there is nothing but the first line of a message, unless it was
+/// asked for.
+fn frame(event: &Event, ports: &HashMap<PortKey, String>, payload: bool) -> Frame {
+    let captured = event.frame();
+    let to_guest = event.direction == TO_GUEST;
+    let headers = sketch::headers(captured);
+    let port = PortKey { netns: event.netns, ifindex: event.ifindex };
+    let verdict = Verdict::from_index(event.verdict);
+    Frame {
+        time_ns: event.time_ns,
+        to_guest,
+        verdict: verdict.map_or_else(|| event.verdict.to_string(), |verdict| verdict.name().into()),
+        length: event.length,
+        port: ports.get(&port).cloned(),
+        mac: Mac(event.mac).to_string(),
+        octets: hexadecimal(if payload { captured } else { headers }),
+        message: message::line(sketch::payload(captured), to_guest),
+    }
+}
+
+fn put(text: &mut Vec<u8>, line: &Line) {
+    // Strings and numbers always make JSON.
+    if let Ok(line) = serde_json::to_vec(line) {
+        text.extend(line);
+        text.push(b'\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::frame;
+    use crate::trace::wire;
+    use metadata_common::trace::{Event, FROM_GUEST, OCTETS};
+    use std::collections::HashMap;
+
+    /// A request in one segment, its token within what is captured.
+    fn request() -> Vec<u8> {
+        let text = b"GET /latest/user-data HTTP/1.1\r\nX-aws-ec2-metadata-token: SECRET\r\n\r\n";
+        let mut octets = Vec::new();
+        let built = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6])
+            .ipv4([10, 0, 0, 1], [169, 254, 169, 254], 64)
+            .tcp(40_000, 80, 1, 1_000)
+            .psh()
+            .ack(2);
+        built.write(&mut octets, text).expect("a frame");
+        octets
+    }
+
+    #[test]
+    fn a_token_leaves_the_agent_only_for_who_asks_for_payload() {
+        let request = request();
+        let mut octets = [0; OCTETS];
+        octets[..request.len()].copy_from_slice(&request);
+        let length = request.len() as u32;
+        let event = Event {
+            time_ns: 1,
+            netns: 1,
+            ifindex: 2,
+            verdict: 0,
+            length,
+            captured: length,
+            direction: FROM_GUEST,
+            slot: 0,
+            mac: [4; 6],
+            reserved: [0; 6],
+            octets,
+        };
+        let secret = wire::hexadecimal(b"SECRET");
+        let told = frame(&event, &HashMap::new(), false);
+        assert_eq!(told.message.as_deref(), Some("GET /latest/user-data"));
+        assert_eq!(told.octets.len(), 2 * 54, "Ethernet, IPv4 and TCP headers");
+        assert!(!told.octets.contains(&secret));
+        assert!(frame(&event, &HashMap::new(), true).octets.contains(&secret));
+    }
+}

@@ -1,0 +1,233 @@
+//! `xdp-imds trace`: what one guest sends and is sent, frame by frame, with what became of each.
+//!
+//! The agent has the maps, so it is asked (`wire`); who may enter its run directory may ask. Shown are addresses,
+//! ports, flags and the first line of a message (`sketch`, `message`), never header fields or bodies: they hold
+//! tokens and passwords. `--write` keeps headers alone unless `--payload` asks for all that was captured.
+
+mod capture;
+pub(crate) mod message;
+mod print;
+pub(crate) mod sketch;
+pub mod wire;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::agent::SOCKET;
+use crate::config;
+use capture::Capture;
+use print::Tally;
+use wire::{Line, SCHEMA};
+
+/// Longest the agent may be silent: it gives a sign of life each second.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Lines of an answer's head.
+const HEAD_LINES: usize = 32;
+/// Octets of a refusal.
+const REFUSAL_MOST: u64 = 4_096;
+/// Octets of one answer: what an hour of frames takes is far less.
+const ANSWER_MOST: u64 = 64 << 30;
+
+/// The options of `xdp-imds trace`.
+#[derive(clap::Args, Debug)]
+pub struct Arguments {
+    /// Whom to trace: a guest's MAC, on the port it has, or a port. By port also frames from other MACs are seen, but
+    /// not what the agent itself answers.
+    #[arg(value_name = "MAC|PORT")]
+    target: String,
+    /// The agent's directory of sockets.
+    #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN)]
+    run: PathBuf,
+    /// Frames that are not for the metadata service too.
+    #[arg(long)]
+    all: bool,
+    /// Write frames to a pcapng file too (mode 0600), which must not be there yet: their headers, and the verdict as a
+    /// comment.
+    #[arg(long, value_name = "FILE.pcapng")]
+    write: Option<PathBuf>,
+    /// Write all that is captured of a frame (256 octets), payload with its tokens and passwords included.
+    #[arg(long, requires = "write")]
+    payload: bool,
+    /// End after so many frames.
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End after so many seconds.
+    #[arg(long, value_name = "S")]
+    seconds: Option<u64>,
+}
+
+/// Traces until enough was seen, a signal comes or the agent ends; then writes the table by verdict.
+///
+/// # Errors
+/// There is no agent, it refuses, or a file or the output cannot be written.
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(trace(arguments, out))
+}
+
+async fn trace(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut answer = ask(arguments).await?;
+    let mut seen = Seen::new(arguments)?;
+    let end = async {
+        match arguments.seconds {
+            Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(end);
+    let ended = loop {
+        let line = tokio::select! {
+            biased;
+            _ = int.recv() => break None,
+            _ = term.recv() => break None,
+            () = &mut end => break None,
+            line = tokio::time::timeout(PATIENCE, answer.next_line()) => line,
+        };
+        let Ok(line) = line else { break Some("the agent is silent".to_owned()) };
+        let Some(line) = line.context("reading the trace")? else { break Some("the agent has ended".into()) };
+        match seen.line(&line, out)? {
+            Go::On => {}
+            Go::Enough => break None,
+            Go::Ended(reason) => break Some(reason),
+        }
+    };
+    // The agent stops watching when this goes.
+    drop(answer);
+    seen.end(out)?;
+    match ended {
+        None => Ok(()),
+        Some(reason) => bail!("the trace has ended: {reason}"),
+    }
+}
+
+/// Asks the agent, and reads the head of its answer. By HTTP/1.0 the rest is the lines and nothing else.
+async fn ask(
+    arguments: &Arguments,
+) -> anyhow::Result<Lines<BufReader<impl tokio::io::AsyncRead + Unpin + use<>>>> {
+    let Arguments { run, target, all, payload, .. } = arguments;
+    let mut stream = UnixStream::connect(run.join(SOCKET)).await.with_context(|| {
+        format!(
+            "no agent answers in {}: start one with `xdp-imds serve`, or name its directory with --run",
+            run.display()
+        )
+    })?;
+    let query = form_urlencoded::Serializer::new(String::new())
+        .append_pair("target", target)
+        .append_pair("passing", &all.to_string())
+        .append_pair("payload", &payload.to_string())
+        .finish();
+    stream.write_all(format!("GET /v1/trace?{query} HTTP/1.0\r\nHost: agent\r\n\r\n").as_bytes()).await?;
+    let mut answer = BufReader::new(stream.take(ANSWER_MOST));
+    let mut status = None;
+    for _ in 0..HEAD_LINES {
+        let mut line = String::new();
+        tokio::time::timeout(PATIENCE, answer.read_line(&mut line))
+            .await
+            .context("the agent does not answer")??;
+        let line = line.trim_end();
+        if line.is_empty() {
+            break;
+        }
+        if status.is_none() {
+            status = line.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
+        }
+    }
+    if status == Some(200) {
+        return Ok(answer.lines());
+    }
+    let mut text = String::new();
+    answer.take(REFUSAL_MOST).read_to_string(&mut text).await?;
+    bail!("the agent refuses ({}): {}", status.unwrap_or_default(), text.trim())
+}
+
+/// Whether there is more to see.
+enum Go {
+    On,
+    Enough,
+    Ended(String),
+}
+
+/// What was seen, and where it goes.
+struct Seen {
+    tally: Tally,
+    left: Option<u64>,
+    file: Option<File>,
+    capture: Option<Capture>,
+}
+
+impl Seen {
+    fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+        let create = |path: &PathBuf| {
+            let file = Capture::create(path).with_context(|| format!("making {}", path.display()));
+            warn(path, arguments.payload);
+            file
+        };
+        let file = arguments.write.as_ref().map(create).transpose()?;
+        Ok(Self { tally: Tally::default(), left: arguments.count, file, capture: None })
+    }
+
+    fn line(&mut self, line: &str, out: &mut dyn Write) -> anyhow::Result<Go> {
+        // A line of a newer agent may be of a kind this one does not know; an empty one is a sign of life.
+        let Ok(line) = serde_json::from_str(line) else { return Ok(Go::On) };
+        match line {
+            Line::Begin { schema, .. } if schema != SCHEMA => {
+                bail!("the agent writes {schema}, and this is {SCHEMA}: use the agent's own version")
+            }
+            Line::Begin { who, unseen, monotonic_ns, unix_ns, .. } => {
+                self.tally.begin(monotonic_ns);
+                writeln!(out, "tracing {who}; Ctrl-C ends")?;
+                if let Some(unseen) = unseen {
+                    writeln!(out, "note: {unseen}")?;
+                }
+                if let Some(file) = self.file.take() {
+                    self.capture = Some(Capture::begin(file, &who, monotonic_ns, unix_ns)?);
+                }
+            }
+            Line::Lost { frames } => {
+                self.tally.lose(frames);
+                writeln!(out, "--- {frames} frames were lost: they came faster than they could be read")?;
+                self.capture.iter_mut().for_each(|capture| capture.lose(frames));
+            }
+            Line::Frame(frame) => {
+                self.tally.frame(&frame, out)?;
+                if let Some(capture) = &mut self.capture {
+                    capture.frame(&frame)?;
+                }
+                if let Some(left) = &mut self.left {
+                    *left = left.saturating_sub(1);
+                    if *left == 0 {
+                        return Ok(Go::Enough);
+                    }
+                }
+            }
+            Line::End { reason } => return Ok(Go::Ended(reason)),
+        }
+        out.flush()?;
+        Ok(Go::On)
+    }
+
+    fn end(self, out: &mut dyn Write) -> io::Result<()> {
+        if let Some(capture) = self.capture {
+            capture.end()?;
+        }
+        self.tally.summary(out)?;
+        out.flush()
+    }
+}
+
+fn warn(path: &Path, payload: bool) {
+    let what = if payload {
+        "keeps payload: tokens, passwords and user-data of the guest are in it; delete it when it has served"
+    } else {
+        "keeps headers alone (--payload keeps all that is captured, secrets included)"
+    };
+    eprintln!("xdp-imds: {} {what}", path.display());
+}

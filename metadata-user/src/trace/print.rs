@@ -1,0 +1,125 @@
+//! A trace for people: a line a frame, and a table at its end.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use metadata_common::verdict::{Fate, Verdict};
+
+use super::sketch;
+use super::wire::{Frame, octets};
+
+/// What became of a frame, in words.
+pub(super) fn verdict(name: &str) -> String {
+    let Some(verdict) = Verdict::ALL.iter().find(|verdict| verdict.name() == name) else {
+        return name.into();
+    };
+    let deed = match verdict.fate() {
+        Fate::Pass => "passed",
+        Fate::Steer if name == Verdict::HubDelivered.name() => return "delivered to the guest".into(),
+        Fate::Steer => "steered to the agent",
+        Fate::Answer => "answered by the kernel",
+        Fate::Absorb => "taken by the kernel",
+        Fate::Drop => "DROPPED",
+    };
+    let why = name
+        .trim_start_matches("hub_")
+        .trim_start_matches("socket_")
+        .split_once('_')
+        .map_or(name, |(_, why)| why)
+        .replace('_', " ");
+    format!("{deed}: {why}")
+}
+
+/// What has been seen so far.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    began_ns: u64,
+    verdicts: BTreeMap<(bool, String), (u64, u64)>,
+    lost: u64,
+}
+
+impl Tally {
+    pub(super) fn begin(&mut self, monotonic_ns: u64) {
+        self.began_ns = monotonic_ns;
+    }
+
+    pub(super) fn lose(&mut self, frames: u64) {
+        self.lost = self.lost.saturating_add(frames);
+    }
+
+    /// Counts a frame and writes its line.
+    pub(super) fn frame(&mut self, frame: &Frame, out: &mut dyn Write) -> io::Result<()> {
+        let key = (frame.to_guest, frame.verdict.clone());
+        let (frames, length) = self.verdicts.entry(key).or_default();
+        *frames += 1;
+        *length += u64::from(frame.length);
+        let micros = frame.time_ns.saturating_sub(self.began_ns) / 1_000;
+        let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
+        let way = way(frame.to_guest);
+        let captured = octets(&frame.octets).unwrap_or_default();
+        let message = frame.message.as_ref().map_or_else(String::new, |message| format!("  {message}"));
+        let line = format!(
+            "{seconds:>5}.{micros:06}  {way}  {:<36} {:>5}  {}{message}",
+            verdict(&frame.verdict),
+            frame.length,
+            sketch::words(&captured)
+        );
+        writeln!(out, "{}", line.replace(|c: char| c.is_control(), "?"))
+    }
+
+    /// The table by verdict.
+    pub(super) fn summary(&self, out: &mut dyn Write) -> io::Result<()> {
+        let all: u64 = self.verdicts.values().map(|(frames, _)| frames).sum();
+        writeln!(out, "\n{:>9}  {:>11}  way     verdict", "frames", "octets")?;
+        for ((to_guest, name), (frames, length)) in &self.verdicts {
+            writeln!(out, "{frames:>9}  {length:>11}  {}  {}", way(*to_guest), verdict(name))?;
+        }
+        writeln!(out, "{all:>9}  frames seen, {} lost", self.lost)
+    }
+}
+
+fn way(to_guest: bool) -> &'static str {
+    if to_guest { "→guest" } else { "guest→" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Tally, verdict};
+    use crate::trace::wire::Frame;
+
+    #[test]
+    fn verdicts_are_told_in_words() {
+        let cases = [
+            ("pass_ipv4", "passed: ipv4"),
+            ("steer_ipv4_tcp", "steered to the agent: ipv4 tcp"),
+            ("answer_syn", "answered by the kernel: syn"),
+            ("absorb_ack", "taken by the kernel: ack"),
+            ("drop_unknown_mac", "DROPPED: unknown mac"),
+            ("hub_delivered", "delivered to the guest"),
+            ("hub_drop_truncated", "DROPPED: truncated"),
+            ("of_a_newer_agent", "of_a_newer_agent"),
+        ];
+        for (name, words) in cases {
+            assert_eq!(verdict(name), words, "{name}");
+        }
+    }
+
+    #[test]
+    fn frames_are_counted_by_way_and_verdict() {
+        let mut tally = Tally::default();
+        tally.begin(1_000_000);
+        let frame = Frame { time_ns: 2_234_567, verdict: "drop_vlan".into(), length: 60, ..Frame::default() };
+        let mut lines = Vec::new();
+        for to_guest in [false, false, true] {
+            tally.frame(&Frame { to_guest, ..frame.clone() }, &mut lines).expect("written");
+        }
+        tally.lose(4);
+        let lines = String::from_utf8(lines).expect("text");
+        assert!(lines.starts_with("    0.001234  guest→  DROPPED: vlan "), "{lines}");
+        let mut table = Vec::new();
+        tally.summary(&mut table).expect("written");
+        let table = String::from_utf8(table).expect("text");
+        assert!(table.contains("        2          120  guest→  DROPPED: vlan"), "{table}");
+        assert!(table.ends_with("        3  frames seen, 4 lost\n"), "{table}");
+    }
+}

@@ -1,0 +1,382 @@
+//! `xdp-imds trace` shows one guest's frames with what became of them, nobody else's and no secrets; and costs its
+//! agent nothing once its reader is gone.
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::{Array, Map, MapData, MapInfo};
+use metadata_common::maps::name;
+use metadata_common::wire::{ethernet, protocol};
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use support::agent::{self, Agent, PortArgument};
+use support::eventually::eventually;
+use support::frames::{self, SERVED_V4};
+use support::guest::{Guest, Spec};
+use support::host::Host;
+use support::privileged;
+use support::process;
+use support::record::Identity;
+use support::tap::Shape;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const REQUEST: Duration = Duration::from_secs(10);
+const PATH: &str = "/v1/user-data";
+/// What no guest may see of another, nor a trace of anybody.
+const SECRET: &str = "a-token-nobody-may-see";
+
+/// A node with an agent and two guests.
+struct Scene {
+    host: Host,
+    records: tempfile::TempDir,
+    guests: Vec<Guest>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let host = Host::new().expect("a node");
+        let records = tempfile::tempdir().expect("a directory");
+        let identities = [0, 1].map(Identity::of);
+        let guests = identities.iter().map(|identity| {
+            identity.write(records.path(), 1).expect("a record");
+            Guest::boot(&host, &Spec::of(identity)).expect("a guest")
+        });
+        let guests = guests.collect();
+        Self { host, records, guests }
+    }
+
+    fn agent(&self) -> Agent<'_> {
+        let ports =
+            self.guests.iter().map(|guest| PortArgument::new(guest.host_tap().name(), guest.identity().mac));
+        Agent::start(self.host.ns(), self.records.path(), &ports.collect::<Vec<_>>()).expect("an agent")
+    }
+
+    fn run(&self) -> PathBuf {
+        self.records.path().join("run")
+    }
+
+    fn trace(&self, target: &str, more: &[&str]) -> Trace {
+        Trace::start(&self.run(), target, more).expect("a trace")
+    }
+
+    /// As [`Scene::trace`], of a guest by its MAC.
+    fn trace_guest(&self, guest: &Guest, more: &[&str]) -> Trace {
+        self.trace(&guest.identity().mac.to_string(), more)
+    }
+}
+
+/// A running trace, and what it writes.
+struct Trace {
+    child: Child,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Trace {
+    /// Starts it and waits until it traces.
+    fn start(run: &Path, target: &str, more: &[&str]) -> Result<Self> {
+        let mut trace = Self::spawn(run, target, more)?;
+        trace.wait_for("tracing ")?;
+        Ok(trace)
+    }
+
+    fn spawn(run: &Path, target: &str, more: &[&str]) -> Result<Self> {
+        let mut command = Command::new(agent::binary()?);
+        command.args(["trace", target, "--run"]).arg(run).args(more);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let stdout: ChildStdout = child.stdout.take().context("standard output is piped")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { child, lines, seen: Vec::new() })
+    }
+
+    /// Reads on until a line has these words.
+    fn wait_for(&mut self, words: &str) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let Ok(line) = self.lines.recv_timeout(left) else {
+                let mut said = String::new();
+                self.child.kill()?;
+                self.child.stderr.take().context("it is piped")?.read_to_string(&mut said)?;
+                anyhow::bail!("no `{words}` in {:#?}; it said: {said}", self.seen);
+            };
+            let found = line.contains(words);
+            self.seen.push(line);
+            if found {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for its end; what it wrote, and said to standard error.
+    fn finish(mut self) -> Result<(ExitStatus, Vec<String>, String)> {
+        let mut said = String::new();
+        self.child.stderr.take().context("standard error is piped")?.read_to_string(&mut said)?;
+        let status = self.child.wait()?;
+        self.seen.extend(self.lines.iter());
+        Ok((status, std::mem::take(&mut self.seen), said))
+    }
+
+    /// Ends it by a signal, as Ctrl-C does.
+    fn stop(self) -> Vec<String> {
+        process::terminate(self.child.id()).expect("it lives");
+        let (status, lines, said) = self.finish().expect("it ends");
+        assert!(status.success(), "{status}: {said}");
+        lines
+    }
+
+    fn kill(mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).expect("it lived");
+    }
+}
+
+/// Where in a trace the first line with all of these words is.
+#[track_caller]
+fn at(lines: &[String], words: &[&str]) -> usize {
+    let found = lines.iter().position(|line| words.iter().all(|word| line.contains(word)));
+    found.unwrap_or_else(|| panic!("no line with {words:?} in {lines:#?}"))
+}
+
+#[test]
+fn a_guests_crawl_appears_in_order_with_what_became_of_each_frame_and_nobody_elses() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let _agent = scene.agent();
+    let [traced, other] = &scene.guests[..] else { panic!("two guests") };
+    let mut trace = scene.trace_guest(traced, &[]);
+    for guest in [traced, other, traced] {
+        guest.fetch_own(PATH, REQUEST).expect("an answer");
+    }
+    trace.wait_for("HTTP/1.1 200").expect("the first answer");
+    trace.wait_for("HTTP/1.1 200").expect("the second answer");
+    let lines = trace.stop();
+    assert!(
+        lines[0].contains(&format!("{} on {}", traced.identity().mac, traced.host_tap().name())),
+        "{lines:#?}"
+    );
+    let steps = [
+        at(&lines, &["guest→", "answered by the kernel: syn", "169.254.169.254:80 SYN "]),
+        at(&lines, &["→guest", "answered by the kernel: syn", "SYN ACK"]),
+        at(&lines, &["guest→", "steered to the agent: ipv4 tcp", "GET /v1/user-data"]),
+        at(&lines, &["→guest", "delivered to the guest", "HTTP/1.1 200"]),
+    ];
+    assert!(steps.is_sorted(), "{steps:?}: {lines:#?}");
+    let address = other.identity().address.to_string();
+    assert!(!lines.iter().any(|line| line.contains(&format!("{address}:"))), "{lines:#?}");
+    let table = at(&lines, &["frames", "octets", "verdict"]);
+    let frames =
+        lines[..table].iter().filter(|line| line.contains("guest→") || line.contains("→guest")).count();
+    assert!(lines.iter().any(|line| line.trim() == format!("{frames}  frames seen, 0 lost")), "{lines:#?}");
+}
+
+#[test]
+fn an_impostors_frames_are_seen_dropped_when_its_port_is_traced() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let _agent = scene.agent();
+    let port = scene.guests[0].host_tap().name().to_owned();
+    let mut trace = scene.trace(&port, &[]);
+    scene.guests[0].ns().ip("link set eth0 address 52:54:00:ba:db:ad").expect("another MAC");
+    scene.guests[0].fetch(PATH, Duration::from_secs(2)).expect_err("no answer");
+    trace.wait_for("DROPPED: unknown mac").expect("a drop");
+    let lines = trace.stop();
+    assert!(
+        lines.iter().any(|line| line.starts_with("note: ") && line.contains("only by MAC")),
+        "{lines:#?}"
+    );
+}
+
+#[test]
+fn neither_lines_nor_files_hold_a_token_unless_payload_is_asked_for() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let _agent = scene.agent();
+    let guest = &scene.guests[0];
+    for (payload, name) in [(false, "headers.pcapng"), (true, "payload.pcapng")] {
+        let file = scene.records.path().join(name);
+        let shown = file.display().to_string();
+        let more = ["--write", &shown, "--payload"];
+        let mut trace = scene.trace_guest(guest, &more[..if payload { 3 } else { 2 }]);
+        let field = format!("X-aws-ec2-metadata-token: {SECRET}");
+        guest.curl(&["-H", &field, "http://169.254.169.254/latest/meta-data/"], REQUEST).expect("an answer");
+        trace.wait_for("HTTP/1.1 ").expect("an answer");
+        let lines = trace.stop();
+        at(&lines, &["GET /latest/meta-data/"]);
+        assert!(!lines.join("\n").contains(SECRET), "{lines:#?}");
+        let octets = fs::read(&file).expect("a file");
+        let holds = octets.windows(SECRET.len()).any(|window| window == SECRET.as_bytes());
+        assert_eq!(holds, payload, "{name}");
+        assert_eq!(fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+        let frames = lines.iter().filter(|line| line.contains(" win ")).count();
+        reads_back(&file, &lines[0], frames);
+        let read = Command::new("tcpdump").args(["-nr", &shown]).output();
+        if let Ok(output) = read {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("169.254.169.254.80: Flags [S]"), "{output:?}");
+        }
+    }
+}
+
+/// A capture has the interface's name, and every frame of TCP with its verdict.
+fn reads_back(file: &Path, first: &str, segments: usize) {
+    let mut reader = PcapNgReader::new(File::open(file).expect("a file")).expect("pcapng");
+    let (mut comments, mut who) = (Vec::new(), None);
+    while let Some(block) = reader.next_block() {
+        match block.expect("a block").into_owned() {
+            Block::InterfaceDescription(interface) => {
+                who = interface.options.iter().find_map(|option| match option {
+                    InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
+                    _ => None,
+                });
+            }
+            Block::EnhancedPacket(packet) => {
+                comments.extend(packet.options.iter().find_map(|option| match option {
+                    EnhancedPacketOption::Comment(comment) => Some(comment.to_string()),
+                    _ => None,
+                }))
+            }
+            _ => {}
+        }
+    }
+    assert!(who.as_ref().is_some_and(|who| first.contains(who.as_str())), "{who:?} in {first}");
+    assert!(
+        comments.iter().any(|comment| comment == "answer_syn (answered by the kernel: syn)"),
+        "{comments:?}"
+    );
+    assert!(comments.len() >= segments && segments > 0, "{} of {segments}", comments.len());
+}
+
+#[test]
+fn there_is_one_trace_at_a_time_and_a_reader_that_is_killed_leaves_none() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let agent = scene.agent();
+    assert_eq!(filter(agent.pid()).expect("the filter"), [0; 5]);
+    for _ in 0..3 {
+        let trace = scene.trace_guest(&scene.guests[0], &[]);
+        assert_ne!(filter(agent.pid()).expect("the filter"), [0; 5]);
+        let second = Trace::spawn(&scene.run(), &scene.guests[1].identity().mac.to_string(), &[]);
+        let (status, _, said) = second.and_then(Trace::finish).expect("it ends");
+        assert!(!status.success() && said.contains("another trace is at work"), "{status}: {said}");
+        trace.kill();
+        eventually(PATIENCE, || {
+            ensure!(filter(agent.pid())? == [0; 5], "the filter is still set");
+            Ok(())
+        })
+        .expect("nobody is watched");
+    }
+    scene.trace_guest(&scene.guests[1], &[]).stop();
+}
+
+/// What a process's kernel side watches for.
+fn filter(pid: u32) -> Result<[u32; 5]> {
+    let mut ids = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        ids.extend(text.lines().find_map(|line| line.strip_prefix("map_id:")?.trim().parse::<u32>().ok()));
+    }
+    for id in ids {
+        if MapInfo::from_id(id)?.name_as_str() == Some(name::TRACE) {
+            let map = Map::Array(MapData::from_id(id)?);
+            return Ok(Array::<_, [u32; 5]>::try_from(map)?.get(&0, 0)?);
+        }
+    }
+    anyhow::bail!("process {pid} has no map {}", name::TRACE)
+}
+
+#[test]
+fn frames_that_come_faster_than_they_are_read_are_counted_as_lost() {
+    if !privileged::or_skip() {
+        return;
+    }
+    const FRAMES: u64 = 20_000;
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let identity = Identity::of(0);
+    identity.write(records.path(), 1).expect("a record");
+    let tap = host.tap(&identity, Shape::default()).expect("a tap");
+    let ports = [PortArgument::new(tap.name(), identity.mac)];
+    let _agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
+    let trace = Trace::start(&records.path().join("run"), tap.name(), &[]).expect("a trace");
+    let signal = |name: &str| {
+        let done = Command::new("kill").args([name, &trace.child.id().to_string()]).status();
+        assert!(done.expect("kill(1)").success());
+    };
+    signal("-STOP");
+    let mut frame = frames::frame(&[], ethernet::IPV4, &frames::datagram(SERVED_V4, protocol::UDP));
+    frame[ethernet::SOURCE..][..6].copy_from_slice(&identity.mac.0);
+    for _ in 0..FRAMES {
+        while !tap.send(0, &frame).expect("the tap is up") {
+            std::thread::yield_now();
+        }
+    }
+    signal("-CONT");
+    std::thread::sleep(Duration::from_secs(2));
+    let lines = trace.stop();
+    at(&lines, &["--- ", "frames were lost"]);
+    let last = lines.last().expect("a table");
+    let numbers: Vec<u64> =
+        last.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+    let [seen, lost] = numbers[..] else { panic!("{last}") };
+    assert!(seen > 0 && lost > 0 && seen + lost == FRAMES, "{last}");
+}
+
+#[test]
+fn a_trace_ends_after_so_many_frames_or_seconds() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let _agent = scene.agent();
+    let started = Instant::now();
+    let quiet = Trace::spawn(&scene.run(), &scene.guests[0].identity().mac.to_string(), &["--seconds", "1"]);
+    let (status, lines, _) = quiet.and_then(Trace::finish).expect("it ends");
+    assert!(status.success() && started.elapsed() >= Duration::from_secs(1));
+    at(&lines, &["0  frames seen, 0 lost"]);
+    let trace = scene.trace_guest(&scene.guests[0], &["--count", "3"]);
+    scene.guests[0].fetch_own(PATH, REQUEST).expect("an answer");
+    let (status, lines, _) = trace.finish().expect("it ends");
+    assert!(status.success());
+    at(&lines, &["3  frames seen, 0 lost"]);
+}
+
+#[test]
+fn what_cannot_be_traced_is_refused_with_a_reason() {
+    let room = tempfile::tempdir().expect("a directory");
+    let refused = |run: &Path, target: &str| {
+        let trace = Trace::spawn(run, target, &[]).and_then(Trace::finish);
+        let (status, _, said) = trace.expect("it ends");
+        assert!(!status.success(), "{said}");
+        said
+    };
+    let said = refused(room.path(), "tap0");
+    assert!(said.contains("no agent answers") && said.contains("--run"), "{said}");
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let _agent = scene.agent();
+    let said = refused(&scene.run(), "no-such-tap");
+    assert!(said.contains("no port no-such-tap is attached"), "{said}");
+}
