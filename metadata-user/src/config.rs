@@ -10,6 +10,7 @@
 //! addresses: [169.254.169.254, "fd00:ec2::254"]   # these, and none of the others served by default
 //! limits: {frames_per_second: 10000, burst: 2048}
 //! metadata: {keys: 16, chars: 256}
+//! audit: {to: /var/log/xdp-imds/audit.log, sample: 16, max_megabytes: 64, keep: 4}
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -49,6 +49,14 @@ pub struct Status {
     pub live: bool,
     /// `/readyz` says yes.
     pub ready: bool,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Of the two sides of a node that take turns with each takeover, the one it is on: 0 or 1.
+    pub side: u32,
+    /// Records come from the snapshot, because their source is away.
+    pub from_snapshot: bool,
+    /// Ports of an agent before, still closed, that no record has named yet.
+    pub has_left: bool,
     /// What an operator should do something about, a line each; empty when the agent is healthy.
     pub troubles: Vec<String>,
     /// The workers, one for each hub.
@@ -67,6 +75,31 @@ pub struct Status {
     pub counters: BTreeMap<String, u64>,
     /// What has been warned of lately, the newest last.
     pub lately: Vec<Said>,
+}
+
+/// Where an agent is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// It is not ready yet.
+    #[default]
+    Starting,
+    /// Guests are served.
+    Serving,
+    /// It serves what it holds, and ends.
+    Draining,
+}
+
+impl Phase {
+    /// Its name, as in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+        }
+    }
 }
 
 /// A worker and its hub.

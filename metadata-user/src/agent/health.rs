@@ -1,7 +1,7 @@
 //! Whether the agent lives, and whether it is ready.
 //!
-//! Both are read off flags and heartbeats, so that asking waits for nobody, neither the packet path nor the
-//! control loop, and a probe of a healthy agent costs no memory.
+//! Both are read off flags and heartbeats, so that looking waits for nobody, neither the packet path nor the
+//! control loop, and allocates nothing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -74,6 +74,18 @@ impl Health {
         self.draining.store(true, Ordering::Relaxed);
     }
 
+    /// True once records and ports have been looked at for the first time.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.records_read.load(Ordering::Relaxed) && self.ports_settled.load(Ordering::Relaxed)
+    }
+
+    /// True once the agent leaves.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
     /// The workers' heartbeats, by the number of their hub.
     pub fn workers(&self) -> impl Iterator<Item = (u32, &Heartbeat)> {
         self.workers.iter().map(|(hub, beat)| (*hub, beat))
@@ -91,7 +103,7 @@ impl Health {
             (!on(&self.records_read), Trouble::RecordsUnread),
             (!on(&self.ports_settled), Trouble::PortsUnsettled),
             (on(&self.adopting), Trouble::Adopting),
-            (on(&self.draining), Trouble::Draining),
+            (self.is_draining(), Trouble::Draining),
         ];
         self.deadly().chain(reasons.into_iter().filter_map(|(holds, reason)| holds.then_some(reason)))
     }

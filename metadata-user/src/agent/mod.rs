@@ -209,6 +209,7 @@ async fn run(
     let mut feed = Feed::start(&config, &mut tasks, away);
     let mut synced = away || config.records.is_none();
     let health = Health::new(node.heartbeats());
+    health.adopting(node.has_left());
     let (mut errands, mut opened) = (Some(errands), None);
     let mut succession = Succession::default();
     if taking.is_none() {
@@ -298,6 +299,7 @@ async fn run(
         if !serving && !node.has_work() {
             serving = true;
             health.ports_settled();
+            health.adopting(false);
             notify::ready();
             info!(ports = node.port_count(), identities = node.identity_count(), "serving");
         }

@@ -387,6 +387,12 @@ impl Node {
         }
     }
 
+    /// True while there are ports of an agent before that no record has named yet.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.steering.has_left()
+    }
+
     /// Gives up what an agent before left and no record names. To be called once all records have been looked at; while
     /// it cannot be told where a wanted port is, what is left stays.
     pub fn give_up_left(&mut self) {

@@ -157,7 +157,7 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Counts what is about to be said, and notes it where that is wanted.
-    fn account(&mut self, now: Now, response: &Response, about: (Method, &str), origin: Origin) {
+    fn note(&mut self, now: Now, response: &Response, about: (Method, &str), origin: Origin) {
         if let Some(wait) = self.wait.take() {
             let expired = matches!(&self.phase, Phase::Held { give_up, .. } if *give_up <= now.mono)
                 && matches!(response.status(), Status(429 | 503));
@@ -195,7 +195,7 @@ impl<A: Answers> Talk<A> {
         if !self.is_waiting() {
             self.asked = now.mono;
         }
-        self.account(now, &response, (Method::Other, ""), Origin::NONE);
+        self.note(now, &response, (Method::Other, ""), Origin::NONE);
         self.say(now, &response, without_body, Persistence::Close);
     }
 
@@ -329,7 +329,7 @@ impl<A: Answers> Talk<A> {
             (true, true) => Persistence::Implied,
             (true, false) => Persistence::KeepAlive,
         };
-        self.account(now, &response, (head.method, head.target), origin);
+        self.note(now, &response, (head.method, head.target), origin);
         self.say(now, &response, head.method == Method::Head, persistence);
         Ok(())
     }
@@ -348,6 +348,8 @@ impl<A: Answers> Talk<A> {
         if !self.tab.buffer(self.head.len() + self.body.len()) {
             self.shared.refused.buffered.fetch_add(1, Ordering::Relaxed);
             let response = self.shared.not_ready.clone();
+            self.asked = now.mono;
+            self.note(now, &response, (Method::Other, ""), Origin::NONE);
             self.say(now, &response, false, Persistence::Close);
         }
     }

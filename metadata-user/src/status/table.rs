@@ -11,8 +11,9 @@ const MARGIN: usize = 12;
 /// Prints how an agent is.
 pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let state = if status.troubles.is_empty() { "healthy" } else { "degraded" };
-    let Status { version, pid, uptime, .. } = status;
-    writeln!(out, "xdp-imds {version}: {state}, up {}, process {pid}", Span(*uptime))?;
+    let Status { version, pid, uptime, phase, side, .. } = status;
+    let (phase, up) = (phase.name(), Span(*uptime));
+    writeln!(out, "xdp-imds {version}: {state}, {phase}, up {up}, process {pid}, side {side}")?;
     list("troubles", status.troubles.iter(), out)?;
     workers(status, out)?;
     ports(status, out)?;
@@ -25,6 +26,9 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let instances = if instances.is_empty() { "none".into() } else { instances.join(", ") };
     row("instances", &instances, out)?;
     row("identities", &status.identities, out)?;
+    if status.has_left {
+        row("left", &"ports of an agent before that no record has named yet: they stay closed", out)?;
+    }
     list("conflicts", status.conflicts.iter(), out)?;
     list(
         "refused",
@@ -148,8 +152,8 @@ impl Display for Span {
 mod tests {
     use super::{Span, guests, status};
     use crate::status::{
-        Guest, GuestState, Held, InstanceState, Instances, Port, PortState, Ports, Refused, Said, Status,
-        Worker,
+        Guest, GuestState, Held, InstanceState, Instances, Phase, Port, PortState, Ports, Refused, Said,
+        Status, Worker,
     };
 
     fn some() -> Status {
@@ -176,6 +180,10 @@ mod tests {
             uptime: 93_784.0,
             live: true,
             ready: true,
+            phase: Phase::Serving,
+            side: 1,
+            from_snapshot: false,
+            has_left: true,
             troubles: vec!["1 port in error".into()],
             workers: vec![worker.clone(), Worker { hub: 1, heartbeat: None, requests: 3, ..worker }],
             ports: Ports {
@@ -198,7 +206,7 @@ mod tests {
         let mut out = Vec::new();
         status(&some(), &mut out).expect("written");
         let expected = "\
-xdp-imds 0.1.0: degraded, up 1 d 2 h, process 42
+xdp-imds 0.1.0: degraded, serving, up 1 d 2 h, process 42, side 1
 troubles    1 port in error
 workers     hub  device    heartbeat  load  guests  connections  requests
             0    imds-in0  0.2 s      3 %   7       12           48213
@@ -208,6 +216,7 @@ ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
             and 2 more
 instances   9 served (file)
 identities  9
+left        ports of an agent before that no record has named yet: they stay closed
 refused     web.yaml: no vm
 counters    identity_mismatch  3
             over_limit         0

@@ -15,8 +15,8 @@ use crate::recent;
 use crate::serve::{End, Reason, Tally};
 use crate::stack::SlotStats;
 use crate::status::{
-    About, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS, LISTED_PORTS, Port,
-    PortState, Ports, Refused, SCHEMA, Status, Worker,
+    About, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS, LISTED_PORTS,
+    Phase, Port, PortState, Ports, Refused, SCHEMA, Status, Worker,
 };
 use crate::steer::By;
 
@@ -39,6 +39,14 @@ impl Node {
             uptime: self.started.elapsed().as_secs_f64(),
             live: health.deadly().next().is_none(),
             ready: health.hindering().next().is_none(),
+            phase: match (health.is_draining(), health.is_settled()) {
+                (true, _) => Phase::Draining,
+                (false, true) => Phase::Serving,
+                (false, false) => Phase::Starting,
+            },
+            side: self.steering.side(),
+            from_snapshot: self.from_snapshot,
+            has_left: self.steering.has_left(),
             troubles: health.hindering().map(|trouble| trouble.to_string()).collect(),
             workers: self.workers_now(health),
             ports,
@@ -55,6 +63,9 @@ impl Node {
 
     /// What an operator should do something about, beside what keeps the agent from being ready.
     fn complain(&self, status: &mut Status) {
+        if self.from_snapshot {
+            status.troubles.push("records come from the snapshot: their source is away".into());
+        }
         let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
         let conflicts = self.plan.conflicts().count() as u64;
         for (count, what) in [

@@ -1,0 +1,68 @@
+//! Seeing costs no memory where guests are served: a probe's look allocates nothing, and a request that is counted and
+//! noted in the audit log no more than one that is not.
+
+use std::alloc::System;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata_user::agent::Health;
+use metadata_user::audit::Tape;
+use metadata_user::http::{Response, Status};
+use metadata_user::serve::{Serve, ServeConfig};
+use metadata_user::stack::{Connection, Exchange as _, Service as _, Step};
+use metadata_user::store::{Endpoint, Host, Responses, Route, Store, Vm};
+use metadata_user::worker::Heartbeat;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use support::wire::at;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const GET: &[u8] = b"GET /latest/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n\r\n";
+
+/// Allocations of one request over a connection of its own.
+fn request(serve: &mut Serve) -> usize {
+    let connection = Connection {
+        slot: 0,
+        local: ([169, 254, 169, 254].into(), 80),
+        remote: ([10, 0, 0, 1].into(), 40_000),
+    };
+    let region = Region::new(ALLOCATOR);
+    let mut exchange = serve.open(at(Duration::ZERO), connection);
+    assert_eq!(exchange.receive(at(Duration::ZERO), GET), GET.len());
+    let mut octets = 0;
+    while let Step::Send(bytes) = exchange.next(at(Duration::ZERO)) {
+        octets += bytes.len();
+    }
+    drop(exchange);
+    serve.turned(Duration::from_micros(3));
+    let change = region.change();
+    assert!(octets > 300, "{octets} octets");
+    change.allocations + change.reallocations
+}
+
+#[test]
+fn a_look_allocates_nothing_and_an_answer_that_is_noted_no_more_than_another() {
+    let health = Health::new(vec![(0, Heartbeat::default())]);
+    health.records_read();
+    health.ports_settled();
+    let region = Region::new(ALLOCATOR);
+    let troubles = health.deadly().count() + health.hindering().count();
+    assert_eq!((troubles, region.change().allocations), (0, 0));
+
+    let store = Arc::new(Store::new(1));
+    let mut responses = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+    let answer = Response::new(Status(200), Some("text/plain"), &[], vec![b'x'; 300]);
+    responses.add(Host::Metadata, "/latest/meta-data", Route::new("ec2", Endpoint::Fixed(answer)));
+    store.publish(0, Arc::new(responses.build())).expect("a slot of the table");
+    let mut plain = Serve::new(Arc::clone(&store), ServeConfig::default());
+    let mut audited = Serve::audited(store, ServeConfig::default(), Some(Tape::new(16)));
+    // The first renders the date.
+    request(&mut plain);
+    let expected = request(&mut plain);
+    for _ in 0..100 {
+        assert_eq!(request(&mut audited), expected);
+    }
+    let counted: u64 = audited.tally().answers().map(|(.., count)| count).sum();
+    assert_eq!(counted, 100);
+}
