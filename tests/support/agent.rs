@@ -195,6 +195,30 @@ impl<'a> Agent<'a> {
         })
     }
 
+    /// Waits until it ends by itself.
+    ///
+    /// # Errors
+    /// When it is still there after `patience`.
+    pub fn ended(mut self, patience: Duration) -> Result<(ExitStatus, String)> {
+        let end = Instant::now() + patience;
+        while Instant::now() < end {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok((status, self.said()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        bail!("the agent does not end within {patience:?}:\n{}", self.said())
+    }
+
+    /// Asks it to read its configuration again (SIGHUP).
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn reload(&mut self) -> Result<()> {
+        ensure!(self.child.try_wait()?.is_none(), "the agent had ended by itself:\n{}", self.said());
+        Ok(process::hang_up(self.child.id())?)
+    }
+
     /// The metrics now.
     ///
     /// # Errors

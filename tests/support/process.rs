@@ -14,6 +14,14 @@ pub fn terminate(pid: u32) -> io::Result<()> {
     signal(pid, libc::SIGTERM)
 }
 
+/// Asks a process to read its configuration again (SIGHUP), as [`terminate`] asks it to end.
+///
+/// # Errors
+/// As for [`terminate`].
+pub fn hang_up(pid: u32) -> io::Result<()> {
+    signal(pid, libc::SIGHUP)
+}
+
 /// Sends a process a signal; the caller knows as for [`terminate`] whose id it is.
 ///
 /// # Errors

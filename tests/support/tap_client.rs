@@ -12,9 +12,11 @@ use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant as Moment;
-use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr, IpEndpoint};
+use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr, IpEndpoint, IpProtocol, Ipv4Packet, TcpPacket};
+use std::collections::HashMap;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Ethernet header and the usual MTU.
@@ -27,6 +29,8 @@ const SEND_BUFFER: usize = 1_024;
 const ANSWER_MAX: usize = 1 << 20;
 /// First port a client connects from (RFC 6335 §6).
 const FIRST_PORT: u16 = 49_152;
+/// Ports it connects from in turn.
+const PORTS: u16 = 16_000;
 
 /// An answer as it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +73,51 @@ pub fn storm(guests: Vec<(Identity, Arc<Tap>)>, paths: &[&str], patience: Durati
         sleep_until_due(&mut clients, started, patience);
     }
     clients.into_iter().map(|client| client.outcome(patience)).collect()
+}
+
+/// How one guest of a crowd fared.
+#[derive(Debug)]
+pub struct Tally {
+    /// The guest.
+    pub identity: Identity,
+    /// Times it had all of its files, or why it could not go on.
+    pub rounds: Result<usize>,
+    /// Segments with RST it got.
+    pub resets: usize,
+    /// Segments with payload, SYN or FIN that it sent again.
+    pub resent: usize,
+}
+
+/// Lets all guests fetch the paths in order, one connection per path, again and again with a pause until `stop`; then
+/// each ends its round. Every round must bring what the first one brought.
+///
+/// Returns when all are done or `patience` after the stop is over; those not done by then have failed.
+#[must_use]
+pub fn crowd(
+    guests: Vec<(Identity, Arc<Tap>)>,
+    paths: &[&str],
+    pause: Duration,
+    stop: &AtomicBool,
+    patience: Duration,
+) -> Vec<Tally> {
+    const LOOK: Duration = Duration::from_millis(50);
+    let started = Instant::now();
+    let mut clients: Vec<Client> =
+        guests.into_iter().map(|(identity, tap)| Client::new(identity, tap, paths, started)).collect();
+    clients.iter_mut().for_each(|client| client.again = Some(pause));
+    let mut end = None;
+    while end.is_none_or(|end| Instant::now() < end) && clients.iter().any(Client::is_busy) {
+        if end.is_none() && stop.load(Ordering::Relaxed) {
+            end = Some(Instant::now() + patience);
+            clients.iter_mut().for_each(|client| client.again = None);
+        }
+        let now = moment(started);
+        for client in clients.iter_mut().filter(|client| client.is_due(now)) {
+            client.turn(now, started);
+        }
+        sleep_until_due(&mut clients, started, started.elapsed() + LOOK);
+    }
+    clients.into_iter().map(Client::tally).collect()
 }
 
 /// Waits for frames or the next deadline, and marks the clients that have either.
@@ -120,6 +169,13 @@ struct Client {
     stage: Stage,
     received: Vec<u8>,
     answers: Vec<Answer>,
+    /// Begin anew so long after all answers are here, which must be these.
+    again: Option<Duration>,
+    rests_until: Option<Moment>,
+    expected: Option<Vec<Answer>>,
+    rounds: usize,
+    /// Connections begun.
+    begun: u16,
     failure: Option<anyhow::Error>,
     woken: bool,
     deadline: Option<Moment>,
@@ -148,6 +204,11 @@ impl Client {
             stage: Stage::Idle,
             received: Vec::new(),
             answers: Vec::new(),
+            again: None,
+            rests_until: None,
+            expected: None,
+            rounds: 0,
+            begun: 0,
             failure: None,
             woken: true,
             deadline: None,
@@ -166,8 +227,15 @@ impl Client {
     fn turn(&mut self, now: Moment, started: Instant) {
         loop {
             self.interface.poll(now, &mut self.device, &mut self.sockets);
+            if self.rests_until.is_some_and(|until| now < until) {
+                break;
+            }
             match self.advance() {
                 // A new stage may have something to send at once. Stages are few, so this ends.
+                Ok(true) if self.answers.len() == self.paths.len() => {
+                    self.end_round(now);
+                    break;
+                }
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
@@ -179,7 +247,34 @@ impl Client {
         if self.failure.is_some() || self.answers.len() == self.paths.len() {
             self.took = Some(started.elapsed());
         }
-        self.deadline = self.interface.poll_at(now, &self.sockets);
+        let timer = self.interface.poll_at(now, &self.sockets);
+        self.deadline = timer.into_iter().chain(self.rests_until.filter(|until| now < *until)).min();
+    }
+
+    /// All answers are here: compares them with the first ones and, if it is to, begins anew.
+    fn end_round(&mut self, now: Moment) {
+        self.rounds += 1;
+        match &self.expected {
+            Some(expected) if *expected != self.answers => {
+                self.failure = Some(anyhow!("round {} brought other answers than the first", self.rounds));
+            }
+            Some(_) => {}
+            None => self.expected = Some(self.answers.clone()),
+        }
+        if let Some(pause) = self.again {
+            self.answers.clear();
+            self.rests_until = Some(now + pause.into());
+        }
+    }
+
+    fn tally(self) -> Tally {
+        let rounds = match (self.failure, self.took) {
+            (Some(error), _) => Err(error),
+            (None, None) => Err(anyhow!("{:?}: no whole answer in time", self.paths.get(self.answers.len()))),
+            (None, Some(_)) => Ok(self.rounds),
+        };
+        let Watch { resets, resent, .. } = self.device.watch;
+        Tally { identity: self.identity, rounds, resets, resent }
     }
 
     /// Goes on to the next stage, if it can. True: it has.
@@ -233,7 +328,8 @@ impl Client {
     fn connect(&mut self) -> Result<()> {
         let buffer = |len| SocketBuffer::new(vec![0; len]);
         let mut socket = Socket::new(buffer(RECEIVE_BUFFER), buffer(SEND_BUFFER));
-        let port = FIRST_PORT + self.answers.len() as u16;
+        let port = FIRST_PORT + self.begun % PORTS;
+        self.begun = self.begun.wrapping_add(1);
         let to = IpEndpoint::new(METADATA.into(), 80);
         socket.connect(self.interface.context(), to, port).context("connect")?;
         self.socket = Some(self.sockets.add(socket));
@@ -284,12 +380,49 @@ struct TapDevice {
     /// Octets of virtio header before each frame.
     prefix: usize,
     buffer: Vec<u8>,
+    watch: Watch,
+}
+
+/// What is noticed of TCP on the way.
+#[derive(Debug, Default)]
+struct Watch {
+    resets: usize,
+    resent: usize,
+    /// By the port of ours: the number after the last that was sent.
+    next: HashMap<u16, u32>,
+}
+
+impl Watch {
+    /// A segment of a frame, with its flags and how many numbers it takes; IPv4 without options.
+    fn segment(frame: &[u8]) -> Option<(TcpPacket<&[u8]>, u32)> {
+        let ip = Ipv4Packet::new_checked(frame.get(14..)?).ok().filter(|_| frame[12..14] == [8, 0])?;
+        let payload = frame.get(14 + usize::from(ip.header_len())..14 + usize::from(ip.total_len()))?;
+        let tcp = TcpPacket::new_checked(payload).ok().filter(|_| ip.next_header() == IpProtocol::Tcp)?;
+        let length = tcp.segment_len() as u32;
+        Some((tcp, length))
+    }
+
+    fn received(&mut self, frame: &[u8]) {
+        self.resets += usize::from(Self::segment(frame).is_some_and(|(tcp, _)| tcp.rst()));
+    }
+
+    fn sent(&mut self, frame: &[u8]) {
+        let Some((tcp, length)) = Self::segment(frame).filter(|(_, length)| *length > 0) else { return };
+        let (port, end) = (tcp.src_port(), (tcp.seq_number().0 as u32).wrapping_add(length));
+        let is_new = self.next.get(&port).is_none_or(|next| end.wrapping_sub(*next) as i32 > 0);
+        // The ports come round: another connection's numbers have nothing to do with the last one's.
+        if tcp.syn() && self.next.get(&port) != Some(&end) || is_new {
+            self.next.insert(port, end);
+        } else {
+            self.resent += 1;
+        }
+    }
 }
 
 impl TapDevice {
     fn new(tap: Arc<Tap>) -> Self {
         let prefix = if tap.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
-        Self { tap, prefix, buffer: vec![0; prefix + FRAME_MAX] }
+        Self { tap, prefix, buffer: vec![0; prefix + FRAME_MAX], watch: Watch::default() }
     }
 }
 
@@ -301,11 +434,12 @@ impl Device for TapDevice {
         // A deleted tap gives an error for ever: this client then runs out of patience.
         let len = self.tap.receive(0, &mut self.buffer).ok().flatten()?;
         let frame = self.buffer.get(self.prefix..len)?;
-        Some((Received(frame), ToSend { tap: &self.tap, prefix: self.prefix }))
+        self.watch.received(frame);
+        Some((Received(frame), ToSend { tap: &self.tap, prefix: self.prefix, watch: &mut self.watch }))
     }
 
     fn transmit(&mut self, _: Moment) -> Option<ToSend<'_>> {
-        Some(ToSend { tap: &self.tap, prefix: self.prefix })
+        Some(ToSend { tap: &self.tap, prefix: self.prefix, watch: &mut self.watch })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -327,6 +461,7 @@ impl RxToken for Received<'_> {
 struct ToSend<'a> {
     tap: &'a Tap,
     prefix: usize,
+    watch: &'a mut Watch,
 }
 
 impl TxToken for ToSend<'_> {
@@ -334,6 +469,7 @@ impl TxToken for ToSend<'_> {
         // An all-zero virtio header: nothing offloaded, the frame is complete.
         let mut frame = vec![0; self.prefix + len];
         let result = f(&mut frame[self.prefix..]);
+        self.watch.sent(&frame[self.prefix..]);
         // What the tap has no room for is lost, and TCP sends it again.
         self.tap.send(0, &frame).unwrap_or_default();
         result

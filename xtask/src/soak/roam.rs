@@ -230,6 +230,7 @@ fn crawled(pump: &mut Pump<'_>, plan: &Plan, seed: u64) -> Result<Vec<Failure>> 
         arrival: Arrival::AtOnce,
         seconds: 0.0,
         keep_alive: false,
+        retries: 0,
         loss: 0.0,
         slow: 0,
         flood: None,

@@ -29,6 +29,7 @@ pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) ->
             arrival: Arrival::Ramp(RAMP),
             seconds: 0.0,
             keep_alive: round % KEEP_ALIVE_EVERY == 1,
+            retries: 0,
             loss: if round % LOSS_EVERY == 2 { LOSS } else { 0.0 },
             slow: if round % SLOW_EVERY == 3 { taps.len() / 4 } else { 0 },
             flood: None,

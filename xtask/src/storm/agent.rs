@@ -1,6 +1,6 @@
 //! Our own subject: the agent as an operator runs it, with a record per guest.
 
-use super::peer::{Running, Scene, Subject};
+use super::peer::{Disturbance, Running, Scene, Subject};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::fmt::Write as _;
 use std::fs::File;
@@ -9,8 +9,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use support::bpffs::Bpffs;
 use support::eventually::eventually;
-use support::netns::Namespace;
 use support::process;
 
 /// The name in tables and files.
@@ -29,12 +29,14 @@ pub(super) struct Agent {
     /// More of its configuration, as YAML lines; to compare settings.
     pub(super) configuration: String,
     directory: Option<tempfile::TempDir>,
+    /// Where it pins its links and maps, if it is to.
+    pins: Option<Bpffs>,
 }
 
 impl Agent {
     /// The agent of this binary, to serve these records.
-    pub(super) fn new(binary: PathBuf, records: PathBuf, configuration: String) -> Self {
-        Self { binary, records, configuration, directory: None }
+    pub(super) fn new(binary: PathBuf, records: PathBuf, configuration: String, pins: Option<Bpffs>) -> Self {
+        Self { binary, records, configuration, directory: None, pins }
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
@@ -61,7 +63,16 @@ impl Subject for Agent {
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>> {
-        let log = self.file("log")?;
+        let mut serving =
+            Serving { child: self.spawn(scene, false)?, agent: self, scene, log: self.file("log")? };
+        serving.wait(scene.tenants.len())?;
+        Ok(Box::new(serving))
+    }
+}
+
+impl Agent {
+    /// Starts a process, which takes over if it is to.
+    fn spawn(&self, scene: &Scene<'_>, takeover: bool) -> Result<Child> {
         let mut command = match scene.pinned {
             None => Command::new(&self.binary),
             Some(cores) => {
@@ -74,19 +85,25 @@ impl Subject for Agent {
         command.args(["serve", "--metrics", &METRICS.to_string()]);
         command.arg("--config").arg(self.file("config.yaml")?).arg("--records").arg(&self.records);
         command.arg("--state").arg(self.file("state")?).env("NO_COLOR", "1");
-        command.arg("--run").arg(self.file("run")?).arg("--no-pins");
-        let file = File::create(&log)?;
+        command.arg("--run").arg(self.file("run")?);
+        match &self.pins {
+            Some(bpffs) => command.arg("--pins").arg(bpffs.pins()),
+            None => command.arg("--no-pins"),
+        };
+        if takeover {
+            command.arg("--takeover");
+        }
+        let file = File::options().create(true).append(true).open(self.file("log")?)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let mut serving = Serving { child: scene.node.spawn(&mut command)?, node: scene.node, log };
-        serving.wait(scene.tenants.len())?;
-        Ok(Box::new(serving))
+        scene.node.spawn(&mut command)
     }
 }
 
 /// The agent, running.
 struct Serving<'a> {
     child: Child,
-    node: &'a Namespace,
+    agent: &'a Agent,
+    scene: &'a Scene<'a>,
     log: PathBuf,
 }
 
@@ -96,7 +113,7 @@ impl Serving<'_> {
         let end = Instant::now() + PATIENCE;
         loop {
             ensure!(self.child.try_wait()?.is_none(), "the agent ended:\n{}", said(&self.log));
-            let metrics = self.node.run_in(metrics).unwrap_or_default();
+            let metrics = self.scene.node.run_in(metrics).unwrap_or_default();
             if sample(&metrics, "xdp_imds_ports").is_some_and(|attached| attached as usize >= ports) {
                 return Ok(());
             }
@@ -133,12 +150,41 @@ impl Running for Serving<'_> {
     }
 
     fn attached_in(&self) -> Option<Duration> {
-        let metrics = self.node.run_in(metrics).ok()?;
+        let metrics = self.scene.node.run_in(metrics).ok()?;
         sample(&metrics, "xdp_imds_attach_seconds_median").map(Duration::from_secs_f64)
     }
 
+    fn disturb(&mut self, what: Disturbance) -> Result<()> {
+        match what {
+            Disturbance::Kill9 => {
+                self.child.kill()?;
+                self.child.wait()?;
+                self.child = self.agent.spawn(self.scene, false)?;
+                self.wait(self.scene.tenants.len())
+            }
+            Disturbance::TakeOver => {
+                let next = self.agent.spawn(self.scene, true)?;
+                let mut former = std::mem::replace(&mut self.child, next);
+                let left =
+                    eventually(PATIENCE, || former.try_wait()?.context("the agent before is still there"));
+                if left.is_err() {
+                    former.kill()?;
+                    former.wait()?;
+                }
+                let status = left.with_context(|| said(&self.log))?;
+                ensure!(status.success(), "the agent before ended with {status}:\n{}", said(&self.log));
+                self.wait(self.scene.tenants.len())
+            }
+        }
+    }
+
     fn stop(mut self: Box<Self>) -> Result<()> {
-        self.end()
+        self.end()?;
+        // The next round, or another subject, finds the taps as they were.
+        match &self.agent.pins {
+            Some(bpffs) => metadata_user::steer::release(&bpffs.pins(), false).map(drop).map_err(Into::into),
+            None => Ok(()),
+        }
     }
 }
 

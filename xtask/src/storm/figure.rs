@@ -100,6 +100,18 @@ pub(crate) const FIGURES: &[Figure] = &[
     },
     Figure { name: "flood frames / s", unit: Unit::Count, threshold: None, of: |r, _| r.flood_per_second },
     Figure {
+        name: "requests asked again",
+        unit: Unit::Count,
+        threshold: None,
+        of: |r, _| (!r.events.is_empty()).then_some(r.retries as f64),
+    },
+    Figure {
+        name: "until it was over",
+        unit: Unit::Time,
+        threshold: None,
+        of: |r, _| r.events.iter().map(|event| event.took_us).reduce(f64::max),
+    },
+    Figure {
         name: "segments sent again",
         unit: Unit::Count,
         threshold: None,

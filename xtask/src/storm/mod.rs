@@ -12,6 +12,7 @@ mod agent;
 mod compare;
 mod cpu;
 pub(crate) mod crawl;
+mod disturb;
 mod environment;
 mod figure;
 pub(crate) mod guest;
@@ -27,6 +28,7 @@ mod table;
 use crate::{shell, tools};
 use anyhow::{Context as _, Result, bail, ensure};
 use crawl::Dialect;
+use disturb::Event;
 use guest::{Arrival, Flood};
 use lab::Lab;
 use model::{Results, SCHEMA};
@@ -73,6 +75,10 @@ pub(crate) struct Args {
     /// One more guest sends as fast as it can: SYNs for us, or as much for somebody else
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "syn")]
     flood: Option<Flood>,
+    /// What happens to xdp-imds so many seconds after a storm began: kill9@SECONDS (and it is started again) or
+    /// takeover@SECONDS. It pins its links and maps then, and guests ask again what failed, as clients do
+    #[arg(long, value_name = "WHAT@SECONDS", value_delimiter = ',', value_parser = disturb::read)]
+    event: Vec<Event>,
     /// One request after another with pauses between: what a lone request takes
     #[arg(long)]
     lone: bool,
@@ -198,6 +204,11 @@ impl Args {
         ensure!((0.0..0.5).contains(&self.loss), "--loss is a share from 0 to 0.5, not {}", self.loss);
         let least = usize::from(self.vms.iter().copied().min().unwrap_or(0));
         ensure!(self.slow_readers <= least, "--slow-readers {} of {least} VMs", self.slow_readers);
+        ensure!(
+            self.event.is_empty() || self.subjects.iter().all(|name| name == agent::NAME),
+            "--event is for {} alone: --subjects {0}",
+            agent::NAME
+        );
         ensure!((0.0..=300.0).contains(&self.seconds), "--seconds is 0 to 300, not {}", self.seconds);
         let cores = std::thread::available_parallelism()?.get();
         if self.pin {

@@ -84,6 +84,12 @@ pub(crate) struct Round {
     pub(crate) reasons: BTreeMap<String, u64>,
     /// Segments guests sent again.
     pub(crate) retransmissions: u64,
+    /// Requests guests asked again after they had failed.
+    #[serde(default)]
+    pub(crate) retries: u64,
+    /// What was done to the server meanwhile.
+    #[serde(default)]
+    pub(crate) events: Vec<Disturbed>,
     /// From the first guest's start to the last one's end.
     pub(crate) wall_us: f64,
     pub(crate) cpu: Cpu,
@@ -102,6 +108,15 @@ pub(crate) struct Round {
     /// With all guests attached and silent, if that was asked for.
     #[serde(default)]
     pub(crate) idle: Option<Idle>,
+}
+
+/// Something done to the server while guests booted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Disturbed {
+    /// As it was asked for: `kill9@0.5`.
+    pub(crate) event: String,
+    /// Until all guests were served by the next agent again, or the one before had left.
+    pub(crate) took_us: f64,
 }
 
 /// What silent guests cost.

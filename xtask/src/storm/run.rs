@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use support::bpffs::Bpffs;
 
 /// Between a server's start and the storm: what it does once after its start is not the storm's.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -94,7 +95,8 @@ impl Run<'_> {
         let named = |name: &String| -> Result<Box<dyn Subject>> {
             if name == agent::NAME {
                 let configuration = self.configuration.clone().unwrap_or_default();
-                return Ok(Box::new(Agent::new(self.agent.clone(), case.records(), configuration)));
+                let pins = (!self.args.event.is_empty()).then(Bpffs::mount).transpose()?;
+                return Ok(Box::new(Agent::new(self.agent.clone(), case.records(), configuration, pins)));
             }
             peer::named(name, self.args.networks).with_context(|| format!("there is no subject `{name}`"))
         };
@@ -116,7 +118,7 @@ impl Run<'_> {
         let node = support::netns::Namespace::open(self.lab.node().name())?;
         let scene = Scene { node: &node, tenants: &case.tenants, cores, pinned };
         let started = Instant::now();
-        let running = subject.start(&scene)?;
+        let mut running = subject.start(&scene)?;
         let (ready, attached) = (started.elapsed(), running.attached_in());
         std::thread::sleep(SETTLE);
         let pids = running.pids();
@@ -124,7 +126,7 @@ impl Run<'_> {
         let idle = self.idle(&pids);
         let orders = self.orders(vms, number);
         let before = Clocks::read(self.lab.pid(), &pids)?;
-        let outcome = {
+        let (outcome, events) = {
             let (began, mut told) = (self.began, Instant::now());
             let mut tell = |boots: u64, failures: u64| {
                 if told.elapsed() >= TELL {
@@ -132,7 +134,15 @@ impl Run<'_> {
                     super::progress(began, &format!("{label}: {boots} boots, {failures} failures"));
                 }
             };
-            self.lab.storm(&orders, &mut tell)?
+            let (over, end) = std::sync::mpsc::channel::<()>();
+            let (events, running) = (&self.args.event, running.as_mut());
+            std::thread::scope(|scope| {
+                let disturbed = scope.spawn(move || super::disturb::all(running, events, &end));
+                let outcome = self.lab.storm(&orders, &mut tell);
+                drop(over);
+                let events = disturbed.join().expect("events do not panic");
+                anyhow::Ok((outcome?, events?))
+            })?
         };
         let after = Clocks::read(self.lab.pid(), &running.pids())?;
         let flood_frames = outcome.flood.map_or(0, |flood| flood.frames);
@@ -140,6 +150,7 @@ impl Run<'_> {
         running.stop()?;
         let flooded = outcome.flood.filter(|flood| flood.wall_us > 0.0);
         let mut round = round_of(outcome);
+        round.events = events;
         round.flood_per_second = flooded.map(|flood| flood.frames as f64 / flood.wall_us * 1e6);
         (round.cpu, round.memory, round.idle) = (cpu, silent, idle);
         round.ready_us = ready.as_secs_f64() * 1e6;
@@ -167,6 +178,7 @@ impl Run<'_> {
             arrival,
             seconds: args.seconds,
             keep_alive: args.keep_alive,
+            retries: if args.event.is_empty() { 0 } else { super::disturb::RETRIES },
             loss: args.loss,
             slow: args.slow_readers,
             flood: args.flood,
@@ -193,6 +205,9 @@ impl Run<'_> {
             None => {}
             Some(Flood::Syn) => drop(set("flood", "syn".into())),
             Some(Flood::Ordinary) => drop(set("flood", "ordinary".into())),
+        }
+        if !args.event.is_empty() {
+            set("event", super::disturb::shown(&args.event));
         }
         if args.vnet_hdr {
             set("vnet-hdr", "yes".into());
@@ -228,6 +243,7 @@ fn round_of(outcome: Outcome) -> Round {
         failures: outcome.failures,
         reasons: outcome.reasons.iter().filter_map(|(why, n)| Some((reason(why)?, *n))).collect(),
         retransmissions: outcome.retransmissions,
+        retries: outcome.retries,
         wall_us: outcome.wall_us,
         request: outcome.request,
         boot: outcome.boot,

@@ -29,6 +29,12 @@ pub(super) fn line(round: &Round) -> String {
     if round.retransmissions > 0 {
         let _ = write!(text, ", {} retransmissions", round.retransmissions);
     }
+    if round.retries > 0 {
+        let _ = write!(text, ", {} asked again", round.retries);
+    }
+    for event in &round.events {
+        let _ = write!(text, ", {} over in {:.0} ms", event.event, event.took_us / 1e3);
+    }
     for (reason, count) in &round.reasons {
         let _ = write!(text, ", {reason} {count}");
     }

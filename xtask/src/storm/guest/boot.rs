@@ -27,6 +27,8 @@ const CLOSING_MOST: usize = 64;
 /// First port a guest connects from, and how many it uses (Linux's ip_local_port_range).
 const FIRST_PORT: u16 = 32_768;
 const PORTS: u16 = 28_232;
+/// Until a request that has failed is asked again.
+const RETRY_PAUSE: Nanos = SECOND;
 /// Between two requests of a guest that is alone.
 const LONE_PAUSE: Nanos = 2 * MILLISECOND;
 
@@ -44,6 +46,8 @@ pub(super) struct Manner {
     pub(super) keep_alive: bool,
     /// A pause between two requests.
     pub(super) lone: bool,
+    /// Times a request that has failed is asked again.
+    pub(super) retries: u8,
 }
 
 /// What all guests share while frames are handled.
@@ -92,6 +96,8 @@ pub(super) struct Guest {
     began_at: Nanos,
     /// Something of this boot has failed.
     failed: bool,
+    /// Times the present request was asked again.
+    tries: u8,
     asked_at: Nanos,
     heard_at: Nanos,
     /// When [`State::Resolving`] or [`State::Pausing`] goes on.
@@ -115,6 +121,7 @@ impl Guest {
             ports_used: 0,
             began_at: 0,
             failed: false,
+            tries: 0,
             asked_at: 0,
             heard_at: 0,
             on_at: 0,
@@ -147,6 +154,7 @@ impl Guest {
         world.tally.boots += 1;
         self.began_at = world.now;
         self.failed = false;
+        self.tries = 0;
         self.at = 0;
         self.state = State::Resolving(0);
         self.resolve(0, world);
@@ -255,7 +263,10 @@ impl Guest {
     fn ask(&mut self, world: &mut World<'_>) {
         self.state = State::Asking;
         self.answer.reset();
-        (self.asked_at, self.heard_at) = (world.now, world.now);
+        self.heard_at = world.now;
+        if self.tries == 0 {
+            self.asked_at = world.now;
+        }
         if let Some(mut connection) = self.connection.take() {
             self.send_request(&mut connection, world);
             self.connection = Some(connection);
@@ -402,15 +413,23 @@ impl Guest {
         }
     }
 
-    /// Gives up the present request and goes on with the next.
+    /// Gives up the present request, and asks it again or goes on with the next.
     fn fail(&mut self, failure: Failure, reset: bool, world: &mut World<'_>) {
-        world.tally.fail(failure);
-        self.failed = true;
         if let Some(mut connection) = self.connection.take()
             && reset
         {
             self.send(Send::Reset, &mut connection, world);
         }
+        if self.tries < world.manner.retries {
+            self.tries += 1;
+            world.tally.retries += 1;
+            world.tally.note(failure);
+            self.state = State::Pausing;
+            self.on_at = world.now + RETRY_PAUSE;
+            return;
+        }
+        world.tally.fail(failure);
+        self.failed = true;
         self.go_on(world);
     }
 
@@ -425,6 +444,7 @@ impl Guest {
 
     fn go_on(&mut self, world: &mut World<'_>) {
         self.at += 1;
+        self.tries = 0;
         if self.at == world.requests.len() {
             if !self.failed {
                 world.tally.boot.add(world.now - self.began_at);

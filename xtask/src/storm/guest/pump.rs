@@ -120,7 +120,7 @@ impl<'a> Pump<'a> {
         );
         let vnet = self.taps[0].shape().vnet_hdr;
         let lone = orders.arrival == Arrival::Lone;
-        self.manner = Manner { vnet, keep_alive: orders.keep_alive, lone };
+        self.manner = Manner { vnet, keep_alive: orders.keep_alive, lone, retries: orders.retries };
         let mut random = fastrand::Rng::with_seed(orders.seed);
         self.drain()?;
         for (number, guest) in self.guests.iter_mut().enumerate() {

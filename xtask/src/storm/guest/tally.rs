@@ -81,6 +81,8 @@ pub(crate) struct Tally {
     pub(crate) failed: u64,
     pub(crate) reasons: BTreeMap<Failure, u64>,
     pub(crate) retransmissions: u64,
+    /// Requests asked again after they had failed.
+    pub(crate) retries: u64,
     pub(crate) request: Histogram,
     pub(crate) boot: Histogram,
     /// When each boot finished, from the storm's start; of the first wave only.
@@ -118,6 +120,7 @@ impl Tally {
             failures: self.failed,
             reasons: self.reasons,
             retransmissions: self.retransmissions,
+            retries: self.retries,
             wall_us: wall_ns as f64 / 1e3,
             request: self.request.distribution(),
             boot: self.boot.distribution(),
@@ -150,6 +153,8 @@ pub(crate) struct Outcome {
     pub(crate) failures: u64,
     pub(crate) reasons: BTreeMap<Failure, u64>,
     pub(crate) retransmissions: u64,
+    #[serde(default)]
+    pub(crate) retries: u64,
     pub(crate) wall_us: f64,
     pub(crate) request: Distribution,
     pub(crate) boot: Distribution,

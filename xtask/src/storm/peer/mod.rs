@@ -59,14 +59,28 @@ pub(crate) trait Subject {
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>>;
 }
 
+/// What can be done to a server while guests boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disturbance {
+    /// It is killed, and started again at once.
+    Kill9,
+    /// Another one takes over from it.
+    TakeOver,
+}
+
 /// A subject that serves. Dropping it stops it too, and frees the taps.
-pub(crate) trait Running {
+pub(crate) trait Running: Send {
     /// Processes whose CPU time and memory are the subject's.
     fn pids(&self) -> Vec<u32>;
 
     /// What attaching one tap took, the median, if the server tells.
     fn attached_in(&self) -> Option<Duration> {
         None
+    }
+
+    /// Does something to the server while guests boot; returns when it is over.
+    fn disturb(&mut self, what: Disturbance) -> Result<()> {
+        anyhow::bail!("{what:?} is for our own agent alone")
     }
 
     /// Ends the servers, and leaves the taps as they were before.
