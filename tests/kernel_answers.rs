@@ -26,7 +26,7 @@ const NETNS: u32 = 3;
 const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
 const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1, drain: 0, reserved: 0 };
 const ALL: u64 = ANSWER_LINK | ANSWER_TCP;
-const OPEN_PORT: Port = Port { frame_ns: 0, depth_ns: 0, full_at_ns: 0, answers: ALL, steered: 0 };
+const OPEN_PORT: Port = Port { answers: ALL, ..Port::with_limit(0, 0) };
 const ADDRESS_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 15));
 const ADDRESS_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe12, 0x3456));
 const FROM: u16 = 40_000;
@@ -145,14 +145,12 @@ fn arp_and_solicitations_get_the_answer_user_space_gives_octet_for_octet() {
     let group = |frame: Vec<u8>| frames::with(frame, ethernet::DESTINATION, &Mac::BROADCAST.0);
     let arp = |packet: &[u8]| group(frames::frame(&[], ethernet::ARP, packet));
     let probe = frames::with(request.clone(), arp::SENDER_IP, &[0; 4]);
-    let gratuitous = frames::with(request.clone(), arp::SENDER_IP, &SERVED_V4.octets());
     let cases = [
         ("a request", arp(&request), Verdict::AnswerArp),
         ("a request without padding", arp(&request)[..42].to_vec(), Verdict::AnswerArp),
         ("for a next hop", arp(&frames::arp_request(NEXT_HOP)), Verdict::AnswerArp),
         ("to the service alone", frames::frame(&[], ethernet::ARP, &request), Verdict::AnswerArp),
         ("a probe", arp(&probe), Verdict::AnswerArp),
-        ("an announcement", arp(&gratuitous), Verdict::AnswerArp),
         ("a solicitation", group(solicitation(SOLICITED)), Verdict::AnswerNeighbour),
     ];
     for (name, frame, verdict) in cases {
@@ -363,12 +361,15 @@ fn strangers_and_floods_get_no_answer_from_the_kernel_either() {
 #[test]
 fn the_verifier_is_far_from_its_limit() {
     // It gives up at 1,000,000; each namespace with ports waits for it once.
-    const MOST: u32 = 100_000;
+    const MOST: u32 = 160_000;
     if !privileged::or_skip() {
         return;
     }
     in_empty_namespace(|| {
-        let verified = node().verified(program::PORT).expect("a count");
-        assert!(verified < MOST, "{verified} instructions");
+        for program in [program::PORT, program::PORT_TCX, program::HUB] {
+            let verified = node().verified(program).expect("a count");
+            println!("{program}: {verified} instructions");
+            assert!(verified < MOST, "{program}: {verified} instructions");
+        }
     });
 }

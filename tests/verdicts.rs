@@ -19,7 +19,7 @@ use support::{privileged, seed};
 const NETNS: u32 = 3;
 const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
 const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1, drain: 0, reserved: 0 };
-const UNLIMITED: Port = Port { frame_ns: 0, depth_ns: 0, full_at_ns: 0, answers: 0, steered: 0 };
+const UNLIMITED: Port = Port::with_limit(0, 0);
 
 /// A node with one hub that serves both addresses, answers ARP for the next hop, and knows no port yet.
 fn node() -> Programs {
@@ -226,14 +226,14 @@ fn of_all_ethertypes_only_ours_are_looked_into() {
     if !privileged::or_skip() {
         return;
     }
-    // A SYN for us, announced as everything: as ARP and IPv6 it makes no sense, and as a tag it announces
-    // its own length as the type behind it.
+    // A SYN for us, announced as everything: as ARP and IPv6 it makes no sense, as a tag it announces its own length
+    // as the type behind it, and behind a length it does not begin as LLC with SNAP does.
     let totals = [
         (Verdict::SteerIpv4Tcp, 1),
         (Verdict::PassArpFormat, 1),
-        (Verdict::PassIpv6, 1),
-        (Verdict::PassVlan, 2),
-        (Verdict::PassEthertype, 65_536 - 5),
+        (Verdict::PassTruncated, 1),
+        (Verdict::PassVlan, 3),
+        (Verdict::PassEthertype, 65_536 - 6),
     ];
     let syn = frames::syn(SERVED_V4, 80);
     in_empty_namespace(|| assert_totals(0..=u16::MAX, |n| frames::frame(&[], n, &syn), &totals));
@@ -362,6 +362,56 @@ fn a_port_over_its_limit_is_held_while_its_other_traffic_passes() {
         }
         programs.own(PORT, two_an_hour).expect("the bucket is filled");
         assert_known_good(&mut programs);
+    });
+}
+
+#[test]
+fn a_port_over_its_limit_of_connections_keeps_those_it_has() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    if !privileged::or_skip() {
+        return;
+    }
+    let v4 = |flags| frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, flags));
+    let v6 = |flags| frames::frame(&[], ethernet::IPV6, &frames::tcp6(SERVED_V6, flags));
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        let two_an_hour = Port { connection_ns: HOUR_NS, connection_depth_ns: 2 * HOUR_NS, ..UNLIMITED };
+        for by in BOTH_WAYS {
+            programs.own(PORT, two_an_hour).expect("the port is limited");
+            assert_verdict_by(by, &mut programs, "a first", &v4(tcp::SYN), Verdict::SteerIpv4Tcp);
+            assert_verdict_by(by, &mut programs, "a second", &v6(tcp::SYN), Verdict::SteerIpv6Tcp);
+            for syn in [v4(tcp::SYN), v6(tcp::SYN)] {
+                let refused = Verdict::DropOverConnectionLimit;
+                assert_verdict_by(by, &mut programs, "a third within the hour", &syn, refused);
+            }
+            for flags in [tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST] {
+                assert_verdict_by(by, &mut programs, "what goes on", &v4(flags), Verdict::SteerIpv4Tcp);
+                assert_verdict_by(by, &mut programs, "what goes on", &v6(flags), Verdict::SteerIpv6Tcp);
+            }
+        }
+    });
+}
+
+#[test]
+fn of_a_closed_port_nothing_is_served_and_everything_else_passes() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        programs.own(PORT, Port::closed()).expect("the port is closed");
+        for case in frames::cases() {
+            let next_hop = case.name == "arp_for_next_hop";
+            let verdict = match case.verdict.fate() {
+                _ if next_hop => Verdict::PassArp,
+                Fate::Pass => case.verdict,
+                _ => Verdict::DropGuarded,
+            };
+            assert_verdict(&mut programs, case.name, &case.frame, verdict);
+            if case.frame.len() >= ethernet::HEADER + ipv6::HEADER {
+                assert_verdict_by(program::PORT_TCX, &mut programs, case.name, &case.frame, verdict);
+            }
+        }
     });
 }
 

@@ -1,12 +1,13 @@
-//! The token bucket of a port, so that one guest's flood cannot starve its neighbours.
+//! The token buckets of a port, so that one guest's flood cannot starve its neighbours.
 //!
 //! Kept as the generic cell rate algorithm does (ITU-T I.371 annex A): instead of counting tokens and
 //! refilling them, the bucket remembers when it will be full again. A frame moves that moment on by its
-//! cost, and is refused if that would put it further ahead of now than the bucket is deep.
+//! cost, and is refused if that would put it further ahead of now than the bucket is deep. A port has two: one for
+//! frames, one for new connections.
 
 use crate::maps::Port;
 
-/// When the bucket will be full again if one frame is taken at `now_ns`; `None` if it holds too little.
+/// When the bucket of frames will be full again if one is taken at `now_ns`; `None` if it holds too little.
 ///
 /// A refused frame costs nothing. With `frame_ns` 0 every frame is taken. Two CPUs that read the same
 /// state at once charge for one frame instead of two, so a guest that spreads its frames over *n* queues
@@ -14,37 +15,78 @@ use crate::maps::Port;
 #[inline(always)]
 #[must_use]
 pub const fn take(port: Port, now_ns: u64) -> Option<u64> {
-    let start = if port.full_at_ns > now_ns { port.full_at_ns } else { now_ns };
-    let full_at_ns = start.saturating_add(port.frame_ns);
-    if port.frame_ns == 0 {
-        Some(port.full_at_ns)
-    } else if full_at_ns - now_ns <= port.depth_ns {
+    charge(port.frame_ns, port.depth_ns, port.full_at_ns, now_ns)
+}
+
+/// The same for the bucket of new connections.
+#[inline(always)]
+#[must_use]
+pub const fn take_connection(port: Port, now_ns: u64) -> Option<u64> {
+    charge(port.connection_ns, port.connection_depth_ns, port.connections_full_at_ns, now_ns)
+}
+
+#[inline(always)]
+const fn charge(cost_ns: u64, depth_ns: u64, full_at_ns: u64, now_ns: u64) -> Option<u64> {
+    let start = if full_at_ns > now_ns { full_at_ns } else { now_ns };
+    let full_again_ns = start.saturating_add(cost_ns);
+    if cost_ns == 0 {
         Some(full_at_ns)
+    } else if full_again_ns - now_ns <= depth_ns {
+        Some(full_again_ns)
     } else {
         None
     }
 }
 
+/// What one costs at a rate a second, in nanoseconds, and how many of those a burst is.
+const fn cost(per_second: u32, burst: u32) -> (u64, u64) {
+    const NANOS: u64 = 1_000_000_000;
+    let cost_ns = match per_second {
+        0 => 0,
+        rate if rate as u64 > NANOS => 1,
+        rate => NANOS / rate as u64,
+    };
+    let burst = if burst == 0 { 1 } else { burst as u64 };
+    (cost_ns, cost_ns * burst)
+}
+
 impl Port {
-    /// A full bucket that refills at `frames_per_second` and holds `burst` frames.
+    /// A full bucket that refills at `frames_per_second` and holds `burst` frames; connections are not limited.
     ///
     /// A rate of 0 means no limit; a burst of 0 holds one frame. Rates above 10⁹ count as 10⁹.
     #[must_use]
     pub const fn with_limit(frames_per_second: u32, burst: u32) -> Self {
-        const NANOS: u64 = 1_000_000_000;
-        let frame_ns = match frames_per_second {
-            0 => 0,
-            rate if rate as u64 > NANOS => 1,
-            rate => NANOS / rate as u64,
-        };
-        let burst = if burst == 0 { 1 } else { burst as u64 };
-        Self { frame_ns, depth_ns: frame_ns * burst, full_at_ns: 0, answers: 0, steered: 0 }
+        let (frame_ns, depth_ns) = cost(frames_per_second, burst);
+        Self {
+            frame_ns,
+            depth_ns,
+            full_at_ns: 0,
+            answers: 0,
+            steered: 0,
+            connection_ns: 0,
+            connection_depth_ns: 0,
+            connections_full_at_ns: 0,
+            guarded: 0,
+        }
+    }
+
+    /// The same port with a full bucket of connections besides, read as for [`Port::with_limit`].
+    #[must_use]
+    pub const fn and_connections(self, per_second: u32, burst: u32) -> Self {
+        let (connection_ns, connection_depth_ns) = cost(per_second, burst);
+        Self { connection_ns, connection_depth_ns, ..self }
+    }
+
+    /// A port that is closed.
+    #[must_use]
+    pub const fn closed() -> Self {
+        Self { guarded: 1, ..Self::with_limit(0, 0) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::take;
+    use super::{take, take_connection};
     use crate::maps::Port;
 
     /// Offers one frame at each moment; how many were taken.
@@ -96,8 +138,24 @@ mod tests {
     }
 
     #[test]
+    fn frames_and_connections_have_a_bucket_each() {
+        let mut port = Port::with_limit(1_000, 8).and_connections(100, 3);
+        let opened = core::iter::repeat_n(0, 10).filter(|now| match take_connection(port, *now) {
+            Some(full_at_ns) => {
+                port.connections_full_at_ns = full_at_ns;
+                true
+            }
+            None => false,
+        });
+        assert_eq!(opened.count(), 3);
+        assert!(take_connection(port, 9_999_999).is_none() && take_connection(port, 10_000_000).is_some());
+        assert_eq!(taken(&mut port, core::iter::repeat_n(0, 100)), 8);
+        assert!((0..1_000).all(|_| take_connection(Port::with_limit(1, 1), 0).is_some()), "none was set");
+    }
+
+    #[test]
     fn the_end_of_time_refuses_instead_of_wrapping() {
-        let port = Port { frame_ns: 1_000, depth_ns: 1_000, full_at_ns: u64::MAX, answers: 0, steered: 0 };
+        let port = Port { frame_ns: 1_000, depth_ns: 1_000, full_at_ns: u64::MAX, ..Port::default() };
         assert_eq!(take(port, 0), None);
         assert_eq!(take(port, u64::MAX), Some(u64::MAX));
     }

@@ -1,21 +1,37 @@
 //! The steering policy: which of a guest's frames are for the metadata service.
 //!
 //! A frame is *for a served address* when it is ARP or a neighbour solicitation asking for one (or ARP for
-//! a next hop on the way to one), or IP sent to one. On a port we own such a frame never leaves: it is steered or dropped. Steered is what a
+//! a next hop on the way to one), IP sent to one, by whatever detour, or when it says that one is the guest's own.
+//! On a port we own such a frame never leaves: it is steered or dropped. Steered is what a
 //! plain client sends: ARP, neighbour solicitation, TCP, ICMP, in whole datagrams without options or
 //! extension headers. Everything else for a served address is dropped, each for its own reason, and
 //! everything for other addresses passes untouched.
 //!
+//! Looked into are Ethernet frames and what [`ethernet::MAX_TAGS`] VLAN tags and SNAP put before them; not
+//! tunnels (PPPoE, MPLS, IP in IP, VXLAN…), whose ends are addresses of their own.
+//!
 //! Nothing here looks at who sent the frame ([`crate::decide`] does) or at the payload: the user-space
 //! stack checks lengths and checksums.
 
+mod v4;
+mod v6;
+
+use core::hint::black_box;
+
 use crate::verdict::Verdict;
-use crate::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol};
+use crate::wire::{arp, ethernet, snap};
 
 /// Bounded reads from a frame.
 pub trait Reader {
     /// The `N` octets from `offset` on, or `None` if the frame ends before that.
     fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+
+    /// The same at a place only known at run time, where a compiler combines comparisons with the end of the frame in
+    /// ways a verifier does not recognise: knowing nothing of earlier reads.
+    #[inline(always)]
+    fn read_afresh<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.read(offset)
+    }
 
     /// True if the frame had a VLAN tag that is no longer among its octets.
     #[inline(always)]
@@ -46,116 +62,131 @@ pub trait Served {
 /// What to do with a frame a guest sent, its sender aside.
 #[inline(always)]
 pub fn classify(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict {
-    let Some(mut ethertype) = read_u16(frame, ethernet::TYPE) else {
+    let Some(ethertype) = read_u16(frame, ethernet::TYPE) else {
         return Verdict::PassTruncated;
     };
-    let mut payload = ethernet::HEADER;
-    let mut tagged = frame.is_tagged();
-    for tag in 0..ethernet::MAX_TAGS {
-        // A tag taken off has been looked behind already.
-        let behind = tag == 0 && frame.is_tagged();
-        if !behind && (ethertype == ethernet::CUSTOMER_TAG || ethertype == ethernet::SERVICE_TAG) {
-            tagged = true;
-            // The type behind a tag is its last two octets.
-            match read_u16(frame, payload + ethernet::TAG - 2) {
-                Some(inner) => ethertype = inner,
-                None => return Verdict::PassTruncated,
-            }
-            payload += ethernet::TAG;
-        }
-    }
-    let verdict = match ethertype {
-        ethernet::ARP => classify_arp(frame, payload, served),
-        ethernet::IPV4 => classify_ipv4(frame, payload, served),
-        ethernet::IPV6 => classify_ipv6(frame, payload, served),
-        ethernet::CUSTOMER_TAG | ethernet::SERVICE_TAG => return Verdict::PassVlanDepth,
-        _ => Err(Verdict::PassEthertype),
+    let wrapped = frame.is_tagged() || ethernet::is_tag(ethertype) || ethertype <= ethernet::MAX_LENGTH;
+    let answer = match ethertype {
+        _ if wrapped => Err(Pass::LookBehind(0)),
+        ethernet::ARP => classify_arp(frame, ethernet::HEADER, served, true),
+        ethernet::IPV4 => v4::classify(frame, ethernet::HEADER, served),
+        ethernet::IPV6 => v6::classify(frame, ethernet::HEADER, served),
+        _ => Err(Pass::Now(Verdict::PassEthertype)),
     };
-    match verdict {
-        Ok(_) if tagged => Verdict::DropVlan,
-        Ok(ours) => ours,
-        Err(Verdict::PassTruncated) => Verdict::PassTruncated,
-        Err(_) if tagged => Verdict::PassVlan,
-        Err(pass) => pass,
+    match answer {
+        Ok(verdict) | Err(Pass::Now(verdict)) => verdict,
+        Err(Pass::LookBehind(_)) => look_behind(frame, served),
     }
+}
+
+/// The rest of [`classify`], for what is seldom met: VLAN tags, a length in place of the type, IP options and extension
+/// headers. Never inlined, so that the verifier follows it once, and not on every way that leads here.
+#[inline(never)]
+fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict {
+    let Some(start) = frame.read::<{ ethernet::HEADER }>(0) else {
+        return Verdict::PassTruncated;
+    };
+    let [s0, s1, s2, s3, _, _, _, _, _, _, _, _, t0, t1] = start;
+    let salt = u32::from_be_bytes([s0, s1, s2, s3]);
+    let mut ethertype = u16::from_be_bytes([t0, t1]);
+    let mut at = ethernet::HEADER;
+    let mut tagged = frame.is_tagged();
+    // A tag taken off has been looked behind already.
+    for _ in tagged as usize..ethernet::MAX_TAGS {
+        if !ethernet::is_tag(ethertype) {
+            break;
+        }
+        tagged = true;
+        // The type behind a tag is its last two octets.
+        match frame.read_afresh(at + ethernet::TAG - 2) {
+            Some(inner) => ethertype = u16::from_be_bytes(inner),
+            None => return Verdict::PassTruncated,
+        }
+        at = forget(at + ethernet::TAG, salt, WRAPPED_MASK);
+    }
+    if ethernet::is_tag(ethertype) {
+        return Verdict::DropVlanDepth;
+    }
+    let pass = if tagged { Verdict::PassVlan } else { Verdict::PassEthertype };
+    let mut wrapping = if tagged { TAGGED } else { 0 };
+    if ethertype <= ethernet::MAX_LENGTH {
+        let Some(header) = frame.read_afresh::<{ snap::HEADER }>(at) else {
+            return Verdict::PassTruncated;
+        };
+        let [l0, l1, l2, l3, l4, l5, t0, t1] = header;
+        if !matches!([l0, l1, l2, l3, l4, l5], snap::RFC1042 | snap::BRIDGE_TUNNEL) {
+            return pass;
+        }
+        ethertype = u16::from_be_bytes([t0, t1]);
+        at = forget(at + snap::HEADER, salt, WRAPPED_MASK);
+        wrapping |= IN_SNAP;
+    }
+    let at = forget(at, salt, WRAPPED_MASK);
+    let wrapping = forget(wrapping, salt, TAGGED | IN_SNAP);
+    let answer = match ethertype {
+        ethernet::ARP => classify_arp(frame, at, served, false),
+        ethernet::IPV4 => v4::look_behind(frame, at, served),
+        ethernet::IPV6 => v6::look_behind(frame, at, salt, served),
+        _ => Err(Pass::Now(Verdict::PassEthertype)),
+    };
+    match answer {
+        Ok(_) if wrapping & IN_SNAP != 0 => Verdict::DropSnap,
+        Ok(_) if wrapping != 0 => Verdict::DropVlan,
+        Err(TRUNCATED) => Verdict::PassTruncated,
+        Err(_) if wrapping & TAGGED != 0 => Verdict::PassVlan,
+        Err(_) if wrapping != 0 => Verdict::PassEthertype,
+        Ok(verdict) | Err(Pass::Now(verdict)) => verdict,
+        Err(Pass::LookBehind(_)) => Verdict::PassEthertype,
+    }
+}
+
+/// What a frame is wrapped in: VLAN tags.
+const TAGGED: usize = 1;
+/// LLC and SNAP.
+const IN_SNAP: usize = 2;
+
+/// No header behind tags and SNAP starts beyond this.
+const WRAPPED_MASK: usize = 0x3f;
+
+const _: () = assert!(ethernet::HEADER + ethernet::MAX_TAGS * ethernet::TAG + snap::HEADER <= WRAPPED_MASK);
+
+/// `at` as it is, for all that lies within `mask`; but the verifier, which otherwise follows the rest of the program
+/// once for each place a header may start, knows no more of it than the mask says. `salt` is any number it does not
+/// know, from the frame say.
+#[inline(always)]
+fn forget(at: usize, salt: u32, mask: usize) -> usize {
+    let salt = black_box(salt as usize);
+    black_box(at.wrapping_add(salt)).wrapping_sub(salt) & mask
 }
 
 /// `Ok`: for a served address, steered or dropped. `Err`: not, so it passes.
-type Answer = Result<Verdict, Verdict>;
+type Answer = Result<Verdict, Pass>;
 
+/// Why a frame is not for a served address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Now(Verdict),
+    /// Not by its addresses, but there is more in it than a plain header: the octet that says so.
+    LookBehind(u8),
+}
+
+const TRUNCATED: Pass = Pass::Now(Verdict::PassTruncated);
+
+/// ARP; that for the next hop on the way to a served address is for us only if `next_hops`.
 #[inline(always)]
-fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
-    let format = frame.read::<6>(at).ok_or(Verdict::PassTruncated)?;
+fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served, next_hops: bool) -> Answer {
+    let format = frame.read_afresh::<6>(at).ok_or(TRUNCATED)?;
     if format != arp::ETHERNET_IPV4 {
-        return Err(Verdict::PassArpFormat);
+        return Err(Pass::Now(Verdict::PassArpFormat));
     }
-    let target = frame.read::<4>(at + arp::TARGET_IP).ok_or(Verdict::PassTruncated)?;
-    if served.answers_arp(target) { Ok(Verdict::SteerArp) } else { Err(Verdict::PassArp) }
-}
-
-#[inline(always)]
-fn classify_ipv4(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
-    let destination = frame.read::<4>(at + ipv4::DESTINATION).ok_or(Verdict::PassTruncated)?;
-    if !served.serves_v4(destination) {
-        return Err(Verdict::PassIpv4);
+    let packet: [u8; arp::LEN] = frame.read_afresh(at).ok_or(TRUNCATED)?;
+    let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, s0, s1, s2, s3, _, _, _, _, _, _, target @ ..] = packet;
+    let sender = [s0, s1, s2, s3];
+    if served.serves_v4(sender) {
+        return Ok(Verdict::DropArpClaim);
     }
-    let [version_ihl] = frame.read::<1>(at).ok_or(Verdict::PassTruncated)?;
-    let fragment = read_u16(frame, at + ipv4::FRAGMENT).ok_or(Verdict::PassTruncated)?;
-    let [protocol] = frame.read::<1>(at + ipv4::PROTOCOL).ok_or(Verdict::PassTruncated)?;
-    Ok(if version_ihl >> 4 != ipv4::VERSION || version_ihl & 0xf < ipv4::MIN_IHL {
-        Verdict::DropIpv4Malformed
-    } else if version_ihl != ipv4::VERSION_IHL {
-        Verdict::DropIpv4Options
-    } else if fragment & ipv4::FRAGMENT_BITS != 0 {
-        Verdict::DropIpv4Fragment
-    } else if sent_to_group(frame) {
-        Verdict::DropGroupDestination
-    } else {
-        match protocol {
-            protocol::TCP => Verdict::SteerIpv4Tcp,
-            protocol::ICMP => Verdict::SteerIpv4Icmp,
-            protocol::UDP => Verdict::DropIpv4Udp,
-            _ => Verdict::DropIpv4Protocol,
-        }
-    })
-}
-
-#[inline(always)]
-fn classify_ipv6(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
-    let destination = frame.read::<16>(at + ipv6::DESTINATION).ok_or(Verdict::PassTruncated)?;
-    let [next_header, hop_limit] = frame.read::<2>(at + ipv6::NEXT_HEADER).ok_or(Verdict::PassTruncated)?;
-    if served.serves_v6(destination) {
-        let [first] = frame.read::<1>(at).ok_or(Verdict::PassTruncated)?;
-        return Ok(if first >> 4 != ipv6::VERSION {
-            Verdict::DropIpv6Malformed
-        } else {
-            match next_header {
-                protocol::FRAGMENT => Verdict::DropIpv6Fragment,
-                extension if protocol::is_extension(extension) => Verdict::DropIpv6Extension,
-                _ if sent_to_group(frame) => Verdict::DropGroupDestination,
-                protocol::TCP => Verdict::SteerIpv6Tcp,
-                protocol::ICMPV6 => Verdict::SteerIpv6Icmp,
-                protocol::UDP => Verdict::DropIpv6Udp,
-                _ => Verdict::DropIpv6Protocol,
-            }
-        });
-    }
-    if next_header != protocol::ICMPV6 {
-        return Err(Verdict::PassIpv6);
-    }
-    let message = at + ipv6::HEADER;
-    let [kind, code] = frame.read::<2>(message + neighbour::TYPE).ok_or(Verdict::PassTruncated)?;
-    if kind != neighbour::SOLICITATION {
-        return Err(Verdict::PassIpv6);
-    }
-    let target = frame.read::<16>(message + neighbour::TARGET).ok_or(Verdict::PassTruncated)?;
-    if !served.serves_v6(target) {
-        Err(Verdict::PassIpv6)
-    } else if hop_limit == neighbour::HOP_LIMIT && code == 0 {
-        Ok(Verdict::SteerNeighbour)
-    } else {
-        Ok(Verdict::DropNeighbourInvalid)
-    }
+    let ours = if next_hops { served.answers_arp(target) } else { served.serves_v4(target) };
+    if ours { Ok(Verdict::SteerArp) } else { Err(Pass::Now(Verdict::PassArp)) }
 }
 
 /// True for a frame sent to more than one station.

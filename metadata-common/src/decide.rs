@@ -1,7 +1,7 @@
 //! The whole decision of each program, over tables the caller brings.
 //!
 //! The kernel's programs bring BPF maps, the tests bring plain ones; the order of the questions is the
-//! same. `port` asks: is the frame for a served address, is the port ours, is such a frame served at
+//! same. `port` asks: is the frame for a served address, is the port ours and open, is such a frame served at
 //! all, is the sender registered on this port, is there credit left. Who is asking is decided by the
 //! port and the source MAC alone.
 
@@ -11,14 +11,20 @@ use crate::mac::Mac;
 use crate::maps::{Guest, Identity, Port, Slot};
 use crate::stamp;
 use crate::verdict::{Fate, Verdict};
-use crate::wire::ethernet;
+use crate::wire::{arp, ethernet, ipv4, ipv6, tcp};
 
 /// A port's limits and bucket, shared with the other CPUs.
 pub trait Bucket {
     /// Limits and state as they stand.
     fn load(&self) -> Port;
-    /// Replaces the state.
+    /// [`Port::guarded`], without the rest.
+    fn is_guarded(&self) -> bool {
+        self.load().guarded != 0
+    }
+    /// Replaces the state of the bucket of frames.
     fn store(&self, full_at_ns: u64);
+    /// Replaces the state of the bucket of connections.
+    fn store_connections(&self, full_at_ns: u64);
     /// Replaces the number of frames steered.
     fn tally(&self, steered: u64);
 }
@@ -57,6 +63,13 @@ pub fn decide(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Decision 
     let Some(bucket) = tables.port() else {
         return Decision::Pass(Verdict::PassForeignPort);
     };
+    if bucket.is_guarded() {
+        return if is_next_hops(frame, verdict, tables) {
+            Decision::Pass(Verdict::PassArp)
+        } else {
+            Decision::Drop(Verdict::DropGuarded)
+        };
+    }
     if matches!(verdict.fate(), Fate::Drop) {
         return Decision::Drop(verdict);
     }
@@ -64,20 +77,63 @@ pub fn decide(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Decision 
         return Decision::Drop(Verdict::DropUnknownMac);
     };
     let port = bucket.load();
-    if port.frame_ns != 0 {
-        match bucket::take(port, tables.now_ns()) {
-            Some(full_at_ns) => bucket.store(full_at_ns),
-            None => return Decision::Drop(Verdict::DropOverLimit),
-        }
+    if let Err(refused) = charge(frame, verdict, port, &bucket, tables) {
+        return Decision::Drop(refused);
     }
     bucket.tally(port.steered.wrapping_add(1));
     Decision::Steer(verdict, identity, port.answers)
 }
 
+/// Takes from both buckets what the frame costs, or from neither: a SYN over the one limit costs nothing of the
+/// other. A SYN that is sent again costs again, since nobody remembers the first; so the limit is for a guest's
+/// first attempts and their repetitions together, and one that was refused comes by TCP's own timer.
+#[inline(always)]
+fn charge<B: Bucket>(
+    frame: &(impl Reader + ?Sized),
+    verdict: Verdict,
+    port: Port,
+    bucket: &B,
+    tables: &impl Tables<Bucket = B>,
+) -> Result<(), Verdict> {
+    let opens = opens(frame, verdict) && port.connection_ns != 0;
+    if port.frame_ns == 0 && !opens {
+        return Ok(());
+    }
+    let now_ns = tables.now_ns();
+    let full_at_ns = bucket::take(port, now_ns).ok_or(Verdict::DropOverLimit)?;
+    if opens {
+        let full_at_ns = bucket::take_connection(port, now_ns).ok_or(Verdict::DropOverConnectionLimit)?;
+        bucket.store_connections(full_at_ns);
+    }
+    bucket.store(full_at_ns);
+    Ok(())
+}
+
+/// True for a steered frame that asks for a new connection.
+#[inline(always)]
+fn opens(frame: &(impl Reader + ?Sized), verdict: Verdict) -> bool {
+    let at = match verdict {
+        Verdict::SteerIpv4Tcp => ethernet::HEADER + ipv4::HEADER,
+        Verdict::SteerIpv6Tcp => ethernet::HEADER + ipv6::HEADER,
+        _ => return false,
+    };
+    let flags = frame.read_afresh(at + tcp::FLAGS - 1).map(|[_, flags]| flags);
+    flags.is_some_and(|flags| flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN)
+}
+
+/// True for ARP about the next hop on the way to a served address, which is somebody else's: a guest whose port is
+/// closed must still reach it.
+#[inline(always)]
+fn is_next_hops(frame: &(impl Reader + ?Sized), verdict: Verdict, served: &impl Served) -> bool {
+    let target = ethernet::HEADER + arp::TARGET_IP;
+    matches!(verdict, Verdict::SteerArp)
+        && frame.read_afresh(target).is_some_and(|target| !served.serves_v4(target))
+}
+
 /// Who sent the frame. A group address is nobody's, even if somebody registered it.
 #[inline(always)]
 fn sender(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Option<Identity> {
-    let source = Mac(frame.read(ethernet::SOURCE)?);
+    let source = Mac(frame.read_afresh(ethernet::SOURCE)?);
     if source.is_group() { None } else { tables.identity(source) }
 }
 

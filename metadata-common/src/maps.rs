@@ -86,6 +86,9 @@ pub mod name {
     pub const SERVED_V4: &str = "SERVED_V4";
     /// `HASH` IPv6 address (16 octets, wire order) → [`SERVED`](super::SERVED).
     pub const SERVED_V6: &str = "SERVED_V6";
+    /// `ARRAY` octet → [`SERVED`](super::SERVED) if an address in `SERVED_V4` or `SERVED_V6` ends with it, else 0: so
+    /// that the guests' other traffic is not looked up in hashes.
+    pub const LAST_OCTETS: &str = "LAST_OCTETS";
     /// `ARRAY`, mapped into user space: [`Flow::index`](crate::cookie::Flow::index) →
     /// [`AllSent`](super::AllSent).
     pub const ALL_SENT: &str = "ALL_SENT";
@@ -132,9 +135,9 @@ pub struct PortKey {
     pub ifindex: u32,
 }
 
-/// The limits and the token bucket of a port, and what is answered on it.
+/// The limits and the token buckets of a port, and what is answered on it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Port {
     /// Nanoseconds one frame costs; 0 means no limit.
     pub frame_ns: u64,
@@ -146,6 +149,14 @@ pub struct Port {
     pub answers: u64,
     /// State: frames steered since the port was registered. CPUs that count at once may count one frame for two.
     pub steered: u64,
+    /// Nanoseconds one new connection costs, each SYN being one; 0 means no limit.
+    pub connection_ns: u64,
+    /// Nanoseconds of credit a full bucket of connections holds.
+    pub connection_depth_ns: u64,
+    /// State, kernel clock: when the bucket of connections will be full again.
+    pub connections_full_at_ns: u64,
+    /// 1 for a port that is closed: it has no record, and whatever is for a served address is dropped. Else 0.
+    pub guarded: u64,
 }
 
 /// A MAC on a port.
@@ -251,13 +262,17 @@ impl PortKey {
 impl Port {
     /// As the kernel reads it.
     #[must_use]
-    pub fn to_bytes(self) -> [u8; 40] {
+    pub fn to_bytes(self) -> [u8; 72] {
         join!(
             self.frame_ns.to_ne_bytes(),
             self.depth_ns.to_ne_bytes(),
             self.full_at_ns.to_ne_bytes(),
             self.answers.to_ne_bytes(),
-            self.steered.to_ne_bytes()
+            self.steered.to_ne_bytes(),
+            self.connection_ns.to_ne_bytes(),
+            self.connection_depth_ns.to_ne_bytes(),
+            self.connections_full_at_ns.to_ne_bytes(),
+            self.guarded.to_ne_bytes()
         )
     }
 }
@@ -293,7 +308,7 @@ impl Guest {
 
 const _: () = {
     assert!(size_of::<PortKey>() == 8);
-    assert!(size_of::<Port>() == 40);
+    assert!(size_of::<Port>() == 72);
     assert!(size_of::<IdentityKey>() == 16);
     assert!(size_of::<Identity>() == 16);
     assert!(size_of::<Agent>() == 32);
@@ -318,7 +333,17 @@ mod tests {
         let guest = Guest { mac: [1, 2, 3, 4, 5, 6], live: 1 }.to_bytes();
         assert_eq!(guest[..6], [1, 2, 3, 4, 5, 6]);
         assert_eq!(guest[6..], 1u16.to_ne_bytes());
-        let limits = Port { frame_ns: 1, depth_ns: 2, full_at_ns: 3, answers: 4, steered: 5 }.to_bytes();
-        assert_eq!(limits, [1u64, 2, 3, 4, 5].map(u64::to_ne_bytes).concat()[..]);
+        let limits = Port {
+            frame_ns: 1,
+            depth_ns: 2,
+            full_at_ns: 3,
+            answers: 4,
+            steered: 5,
+            connection_ns: 6,
+            connection_depth_ns: 7,
+            connections_full_at_ns: 8,
+            guarded: 9,
+        };
+        assert_eq!(limits.to_bytes(), [1u64, 2, 3, 4, 5, 6, 7, 8, 9].map(u64::to_ne_bytes).concat()[..]);
     }
 }

@@ -52,7 +52,7 @@ verdicts! {
     PassTruncated => Pass, "pass_truncated";
     /// `port`: neither ARP nor IP.
     PassEthertype => Pass, "pass_ethertype";
-    /// `port`: ARP for an address that is neither served nor the next hop of one.
+    /// `port`: ARP for an address that is neither served nor the next hop of one, or for that on a closed port.
     PassArp => Pass, "pass_arp";
     /// `port`: ARP for something else than IPv4 over Ethernet.
     PassArpFormat => Pass, "pass_arp_format";
@@ -62,8 +62,6 @@ verdicts! {
     PassIpv6 => Pass, "pass_ipv6";
     /// `port`: VLAN-tagged, for no served address.
     PassVlan => Pass, "pass_vlan";
-    /// `port`: more VLAN tags than are looked behind.
-    PassVlanDepth => Pass, "pass_vlan_depth";
     /// `port`: for a served address, on an interface that is not a registered port.
     PassForeignPort => Pass, "pass_foreign_port";
 
@@ -93,12 +91,24 @@ verdicts! {
 
     /// `port`: VLAN-tagged, for a served address.
     DropVlan => Drop, "drop_vlan";
+    /// `port`: more VLAN tags than are looked behind.
+    DropVlanDepth => Drop, "drop_vlan_depth";
+    /// `port`: for a served address, with its type behind LLC and SNAP, tagged or not.
+    DropSnap => Drop, "drop_snap";
+    /// `port`: ARP from a guest that says a served address is its own.
+    DropArpClaim => Drop, "drop_arp_claim";
+    /// `port`: a neighbour advertisement of a served address, or neighbour discovery from one.
+    DropNeighbourClaim => Drop, "drop_neighbour_claim";
+    /// `port`: IP from a served address.
+    DropSourceClaim => Drop, "drop_source_claim";
     /// `port`: to a served address, but sent to a group of stations (RFC 1122 §3.3.6).
     DropGroupDestination => Drop, "drop_group_destination";
     /// `port`: to a served address, with a version or header length IPv4 does not have.
     DropIpv4Malformed => Drop, "drop_ipv4_malformed";
     /// `port`: to a served address, with IPv4 options.
     DropIpv4Options => Drop, "drop_ipv4_options";
+    /// `port`: IPv4 to elsewhere, with a source route through a served address.
+    DropIpv4SourceRoute => Drop, "drop_ipv4_source_route";
     /// `port`: a fragment to a served IPv4 address.
     DropIpv4Fragment => Drop, "drop_ipv4_fragment";
     /// `port`: UDP to a served IPv4 address.
@@ -107,7 +117,12 @@ verdicts! {
     DropIpv4Protocol => Drop, "drop_ipv4_protocol";
     /// `port`: to a served address, with a version IPv6 does not have.
     DropIpv6Malformed => Drop, "drop_ipv6_malformed";
-    /// `port`: to a served address, with an IPv6 extension header.
+    /// `port`: IPv6 to elsewhere, with a routing header through a served address; or with two, or with more extension
+    /// headers or addresses than are looked at.
+    DropIpv6Routing => Drop, "drop_ipv6_routing";
+    /// `port`: to an IPv6 address that is translated into a served IPv4 address.
+    DropTranslated => Drop, "drop_translated";
+    /// `port`: to, or a solicitation for, a served address, with an IPv6 extension header.
     DropIpv6Extension => Drop, "drop_ipv6_extension";
     /// `port`: a fragment to a served IPv6 address.
     DropIpv6Fragment => Drop, "drop_ipv6_fragment";
@@ -119,8 +134,12 @@ verdicts! {
     DropNeighbourInvalid => Drop, "drop_neighbour_invalid";
     /// `port`: from a MAC that is not registered on the port, or from a group address.
     DropUnknownMac => Drop, "drop_unknown_mac";
-    /// `port`: the port's bucket is empty.
+    /// `port`: for a served address, on a port that is closed because it has no record.
+    DropGuarded => Drop, "drop_guarded";
+    /// `port`: the port's bucket of frames is empty.
     DropOverLimit => Drop, "drop_over_limit";
+    /// `port`: a SYN, and the port's bucket of new connections is empty.
+    DropOverConnectionLimit => Drop, "drop_over_connection_limit";
     /// `port`: the identity names a hub without a device.
     DropNoHub => Drop, "drop_no_hub";
     /// `port`: the kernel refused a write the classifier had made sure of.

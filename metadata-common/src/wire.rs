@@ -14,8 +14,11 @@ pub mod ethernet {
     pub const TYPE: usize = 12;
     /// Octets a VLAN tag puts before the type it carries.
     pub const TAG: usize = 4;
-    /// VLAN tags the classifier looks behind: one customer and one service tag.
-    pub const MAX_TAGS: usize = 2;
+    /// VLAN tags the classifier looks behind. Bridges stack two; a frame with more than these is dropped on ports
+    /// we own, whatever it carries.
+    pub const MAX_TAGS: usize = 6;
+    /// Types up to this are lengths: what follows is LLC (IEEE 802.3-2022 §3.2.6).
+    pub const MAX_LENGTH: u16 = 1500;
 
     /// IPv4 (RFC 894).
     pub const IPV4: u16 = 0x0800;
@@ -27,6 +30,27 @@ pub mod ethernet {
     pub const CUSTOMER_TAG: u16 = 0x8100;
     /// A service VLAN tag, once 802.1ad (IEEE 802.1Q-2022 table 9-1).
     pub const SERVICE_TAG: u16 = 0x88a8;
+    /// What many switches used for service tags before there was a standard.
+    pub const OLD_SERVICE_TAG: u16 = 0x9100;
+
+    /// True for a type behind which a tag comes, and then another type.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_tag(ethertype: u16) -> bool {
+        matches!(ethertype, CUSTOMER_TAG | SERVICE_TAG | OLD_SERVICE_TAG)
+    }
+}
+
+/// LLC with SNAP (IEEE 802-2014 §9.5): a type behind a length.
+pub mod snap {
+    /// Octets of both headers; the type is the last two.
+    pub const HEADER: usize = 8;
+    /// Where the type is.
+    pub const TYPE: usize = 6;
+    /// How they begin when a type follows (RFC 1042).
+    pub const RFC1042: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
+    /// The same as bridges write it (IEEE 802.1H).
+    pub const BRIDGE_TUNNEL: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0xf8];
 }
 
 /// ARP for IPv4 over Ethernet (RFC 826, "Packet format").
@@ -75,6 +99,12 @@ pub mod ipv4 {
     pub const SOURCE: usize = 12;
     /// Destination address, 4 octets.
     pub const DESTINATION: usize = 16;
+    /// Octets of the longest header.
+    pub const MAX_HEADER: usize = 60;
+    /// Option kind: loose source and record route.
+    pub const LOOSE_ROUTE: u8 = 131;
+    /// Option kind: strict source and record route.
+    pub const STRICT_ROUTE: u8 = 137;
 }
 
 /// IPv6 (RFC 8200 §3).
@@ -93,6 +123,15 @@ pub mod ipv6 {
     pub const SOURCE: usize = 8;
     /// Destination address, 16 octets.
     pub const DESTINATION: usize = 24;
+    /// Extension headers that are looked behind in what is sent elsewhere; senders have use for three. With more it is
+    /// dropped on ports we own.
+    pub const MAX_EXTENSIONS: usize = 5;
+    /// Where the addresses of a routing header start (types 0, 2 and 4: RFC 5095, RFC 6275 §6.4, RFC 8754 §2).
+    pub const SEGMENTS: usize = 8;
+    /// Addresses of a routing header that are looked at; with more it is dropped on ports we own.
+    pub const MAX_SEGMENTS: usize = 16;
+    /// The offset of a fragment, in the third and fourth octet of its header (RFC 8200 §4.5).
+    pub const FRAGMENT_OFFSET: u16 = 0xfff8;
 }
 
 /// Protocol and next-header numbers (IANA "Assigned Internet Protocol Numbers").
@@ -151,6 +190,10 @@ pub mod protocol {
 
 /// Neighbour solicitation (RFC 4861 §4.3), an ICMPv6 message.
 pub mod neighbour {
+    /// The first ICMPv6 type of neighbour discovery: router solicitation (§4.1).
+    pub const FIRST: u8 = 133;
+    /// The last: redirect (§4.5).
+    pub const LAST: u8 = 137;
     /// ICMPv6 type of a solicitation.
     pub const SOLICITATION: u8 = 135;
     /// Octets up to the end of the target address.
@@ -175,6 +218,8 @@ pub mod neighbour {
 pub mod tcp {
     /// Octets of a header without options.
     pub const HEADER: usize = 20;
+    /// Flags, 1 octet.
+    pub const FLAGS: usize = 13;
 
     /// No more data from sender.
     pub const FIN: u8 = 0x01;

@@ -19,8 +19,8 @@ use metadata_common::trace::NO_SLOT;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
-use crate::frame::Frame;
-use crate::tables::{HUB_DEVICES, Ingress, count};
+use crate::frame::{Frame, anonymous};
+use crate::tables::{HUB_DEVICES, Ingress, count, count_index};
 use crate::{report_unknown, trace, worth_a_line};
 
 /// Where a VM's frames enter the network stack: steer what is for the metadata service, leave the rest alone.
@@ -28,29 +28,26 @@ use crate::{report_unknown, trace, worth_a_line};
 pub fn port_tcx(context: TcContext) -> i32 {
     let buffer = Buffer { context: &context, first: Frame::first_piece(&context) };
     let ingress = Ingress::on(buffer.ifindex());
-    match decide(&buffer, &ingress) {
-        Decision::Pass(verdict) => {
-            count(verdict);
-            trace::begin(|| trace::note_buffer(&context, ingress.key(), true)).end(verdict, NO_SLOT);
-            // On to the next classifier, if there is one.
-            TC_ACT_UNSPEC
-        }
-        Decision::Drop(verdict) => {
-            let nth = count(verdict);
-            if matches!(verdict, Verdict::DropUnknownMac) && worth_a_line(nth) {
-                report_unknown(&context, &buffer, &ingress, nth);
-            }
-            trace::begin(|| trace::note_buffer(&context, ingress.key(), false)).end(verdict, NO_SLOT);
-            TC_ACT_SHOT
-        }
+    let (verdict, action) = match decide(&buffer, &ingress) {
+        // On to the next classifier, if there is one.
+        Decision::Pass(verdict) => (verdict, TC_ACT_UNSPEC),
+        Decision::Drop(verdict) => (verdict, TC_ACT_SHOT),
         Decision::Steer(verdict, identity, _) => {
             let watched = trace::begin(|| trace::note_buffer(&context, ingress.key(), false));
             let (verdict, action) = steer(&buffer, &ingress, verdict, identity);
             count(verdict);
-            watched.end(verdict, identity.slot);
-            action
+            watched.end(verdict.index(), identity.slot);
+            return action;
         }
+    };
+    let index = anonymous(verdict, ingress.salt());
+    let nth = count_index(index);
+    if index == Verdict::DropUnknownMac.index() && worth_a_line(nth) {
+        report_unknown(&context, &buffer, &ingress, nth);
     }
+    let passes = action == TC_ACT_UNSPEC;
+    trace::begin(|| trace::note_buffer(&context, ingress.key(), passes)).end(index, NO_SLOT);
+    action
 }
 
 /// Names the sender's slot in the source MAC and sends the frame to its hub.
@@ -102,6 +99,11 @@ impl Reader for Buffer<'_> {
             return Some(octets);
         }
         // The sender chooses where its first piece ends; what lies behind it counts all the same.
+        self.read_afresh(offset)
+    }
+
+    #[inline(always)]
+    fn read_afresh<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         let mut octets = [0; N];
         // SAFETY: the destination is N octets of this function's own; the helper checks the range in the frame.
         let outcome = unsafe {

@@ -31,8 +31,8 @@ use metadata_common::trace::{FROM_GUEST, NO_SLOT, TO_GUEST};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
-use crate::frame::Frame;
-use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, own_hub};
+use crate::frame::{Frame, anonymous};
+use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, own_hub};
 
 /// What a redirect answers when its map has no such entry. The frame is ours, so it must not pass.
 const OR_DROP: u64 = XDP_DROP as u64;
@@ -40,39 +40,60 @@ const OR_DROP: u64 = XDP_DROP as u64;
 /// On a VM's tap: answer or steer what is for the metadata service, leave the rest alone.
 #[xdp]
 pub fn port(context: XdpContext) -> u32 {
-    let mut frame = Frame::new(&context);
+    let frame = Frame::new(&context);
     let ingress = Ingress::of(&context);
-    match decide(&frame, &ingress) {
-        Decision::Pass(verdict) => {
-            count(verdict);
-            trace::begin(|| trace::note(&frame, ingress.key(), true, FROM_GUEST)).end(verdict, NO_SLOT);
-            XDP_PASS
-        }
-        Decision::Drop(verdict) => {
-            let nth = count(verdict);
-            if matches!(verdict, Verdict::DropUnknownMac) && worth_a_line(nth) {
-                report_unknown(&context, &frame, &ingress, nth);
-            }
-            trace::begin(|| trace::note(&frame, ingress.key(), false, FROM_GUEST)).end(verdict, NO_SLOT);
-            XDP_DROP
-        }
+    let (verdict, action) = match decide(&frame, &ingress) {
+        Decision::Pass(verdict) => (verdict, XDP_PASS),
+        Decision::Drop(verdict) => (verdict, XDP_DROP),
         Decision::Steer(verdict, identity, answers) => {
-            let watched = trace::begin(|| trace::note(&frame, ingress.key(), false, FROM_GUEST));
-            let (verdict, action) = match answer(&mut frame, verdict, identity.slot, answers, &ingress) {
-                Some(Reply::Send(verdict, length)) => send_back(&context, &frame, verdict, length),
-                Some(Reply::Absorb(verdict)) => (counted(verdict), XDP_DROP),
-                None => steer(&context, &mut frame, &ingress, verdict, identity),
-            };
-            watched.end(verdict, identity.slot);
+            let slot = identity.slot;
+            let watched = trace::begin(|| trace::note(&Frame::anew(&context), ingress.key(), false, FROM_GUEST));
+            let (index, action) = dealt(deal_with(&context, &ingress, verdict, &identity, answers));
+            watched.end(index, slot);
             if action == XDP_TX {
                 watched.again(|| {
-                    trace::note(&Frame::new(&context), ingress.key(), false, TO_GUEST);
-                    watched.end(verdict, identity.slot);
+                    trace::note(&Frame::anew(&context), ingress.key(), false, TO_GUEST);
+                    watched.end(index, slot);
                 });
             }
-            action
+            return action;
         }
+    };
+    let index = anonymous(verdict, ingress.salt());
+    let frame = Frame::anew(&context);
+    let nth = count_index(index);
+    if index == Verdict::DropUnknownMac.index() && worth_a_line(nth) {
+        report_unknown(&context, &frame, &ingress, nth);
     }
+    let passes = action == XDP_PASS;
+    trace::begin(|| trace::note(&frame, ingress.key(), passes, FROM_GUEST)).end(index, NO_SLOT);
+    action
+}
+
+/// Answers a frame or steers it; the verdict's index and the action in one number ([`dealt`]). Not inlined, since to
+/// decide takes much of the 512 octets of stack as well.
+#[inline(never)]
+fn deal_with(
+    context: &XdpContext,
+    ingress: &Ingress,
+    verdict: Verdict,
+    identity: &Identity,
+    answers: u64,
+) -> u64 {
+    let mut frame = Frame::anew(context);
+    let (verdict, action) = match answer(&mut frame, verdict, identity.slot, answers, ingress) {
+        Some(Reply::Send(verdict, length)) => send_back(context, &frame, verdict, length),
+        Some(Reply::Absorb(verdict)) => (counted(verdict), XDP_DROP),
+        None => steer(context, &mut frame, ingress, verdict, *identity),
+    };
+    let index = anonymous(verdict, ingress.salt());
+    (index as u64) << 32 | action as u64
+}
+
+/// What [`deal_with`] says in one number.
+#[inline(always)]
+fn dealt(number: u64) -> (u32, u32) {
+    ((number >> 32) as u32, number as u32)
 }
 
 /// Counts a verdict and returns it.
@@ -148,7 +169,7 @@ pub fn hub(context: XdpContext) -> u32 {
         Delivery::Deliver(slot, mac) => {
             let (verdict, action) = hand_over(&mut frame, slot, mac);
             count(verdict);
-            trace::begin(|| trace::note(&frame, trace::NO_PORT, false, TO_GUEST)).end(verdict, slot);
+            trace::begin(|| trace::note(&frame, trace::NO_PORT, false, TO_GUEST)).end(verdict.index(), slot);
             action
         }
     }
@@ -173,8 +194,8 @@ const fn worth_a_line(nth: u64) -> bool {
     nth.is_power_of_two()
 }
 
-/// Tells who tried to speak without being registered.
-#[inline(always)]
+/// Tells who tried to speak without being registered. Not inlined, for its stack.
+#[inline(never)]
 fn report_unknown(context: &impl EbpfContext, frame: &impl Reader, ingress: &Ingress, nth: u64) {
     let mac: [u8; 6] = frame.read(ethernet::SOURCE).unwrap_or_default();
     let key = ingress.key();

@@ -56,6 +56,8 @@ static SERVED_V4: HashMap<[u8; 4], u32> = HashMap::with_max_entries(MAX_SERVED, 
 #[map]
 static SERVED_V6: HashMap<[u8; 16], u32> = HashMap::with_max_entries(MAX_SERVED, 0);
 #[map]
+static LAST_OCTETS: Array<u32> = Array::with_max_entries(256, 0);
+#[map]
 static ALL_SENT: Array<AllSent> = Array::with_max_entries(maps::ALL_SENT, BPF_F_MMAPABLE);
 #[map]
 static DRAINING: HashMap<u64, u32> = HashMap::with_max_entries(MAX_DRAINING, BPF_F_NO_PREALLOC);
@@ -73,7 +75,13 @@ static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT
 /// Adds one to a verdict's counter; how many this CPU has counted, this frame among them.
 #[inline(always)]
 pub(crate) fn count(verdict: Verdict) -> u64 {
-    let Some(counter) = COUNTERS.get_ptr_mut(verdict.index()) else {
+    count_index(verdict.index())
+}
+
+/// The same by [`Verdict::index`].
+#[inline(always)]
+pub(crate) fn count_index(index: u32) -> u64 {
+    let Some(counter) = COUNTERS.get_ptr_mut(index) else {
         return 0;
     };
     // SAFETY: the map returned this pointer to a live, aligned u64 of this CPU, which no other CPU
@@ -102,11 +110,32 @@ impl Ingress {
     pub(crate) fn key(&self) -> PortKey {
         self.key
     }
+
+    /// A number the verifier does not know.
+    #[inline(always)]
+    pub(crate) fn salt(&self) -> u32 {
+        self.key.ifindex
+    }
+}
+
+/// False if no served address ends with this octet. Looking into an array is a matter of a few instructions,
+/// looking into a hash takes a call.
+#[inline(always)]
+fn may_be_served(last: u8) -> bool {
+    let Some(entry) = LAST_OCTETS.get_ptr(last as u32) else {
+        return false;
+    };
+    // SAFETY: the map returned this pointer to a live, aligned u32.
+    let value = unsafe { entry.read_volatile() };
+    value != 0
 }
 
 impl Served for Ingress {
     #[inline(always)]
     fn serves_v4(&self, address: [u8; 4]) -> bool {
+        if !may_be_served(address[3]) {
+            return false;
+        }
         let Some(entry) = SERVED_V4.get_ptr(address) else {
             return false;
         };
@@ -117,12 +146,12 @@ impl Served for Ingress {
 
     #[inline(always)]
     fn serves_v6(&self, address: [u8; 16]) -> bool {
-        SERVED_V6.get_ptr(address).is_some()
+        may_be_served(address[15]) && SERVED_V6.get_ptr(address).is_some()
     }
 
     #[inline(always)]
     fn answers_arp(&self, address: [u8; 4]) -> bool {
-        SERVED_V4.get_ptr(address).is_some()
+        may_be_served(address[3]) && SERVED_V4.get_ptr(address).is_some()
     }
 }
 
@@ -223,6 +252,23 @@ impl decide::Bucket for Bucket {
         // SAFETY: as in `load`; the field lies inside the Port.
         let place = unsafe { &raw mut (*self.0).full_at_ns };
         // SAFETY: as in `load`; one aligned u64.
+        unsafe { place.write_volatile(full_at_ns) };
+    }
+
+    #[inline(always)]
+    fn is_guarded(&self) -> bool {
+        // SAFETY: as in `load`; the field lies inside the Port.
+        let place = unsafe { &raw const (*self.0).guarded };
+        // SAFETY: as in `load`; one aligned u64.
+        let guarded = unsafe { place.read_volatile() };
+        guarded != 0
+    }
+
+    #[inline(always)]
+    fn store_connections(&self, full_at_ns: u64) {
+        // SAFETY: as in `store`.
+        let place = unsafe { &raw mut (*self.0).connections_full_at_ns };
+        // SAFETY: as in `store`.
         unsafe { place.write_volatile(full_at_ns) };
     }
 

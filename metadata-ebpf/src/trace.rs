@@ -10,7 +10,6 @@ use core::hint::black_box;
 use metadata_common::classify::Reader;
 use metadata_common::maps::{PortKey, Slot};
 use metadata_common::trace::{Event, FROM_GUEST, OCTETS, Scratch, Trace};
-use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::Frame;
@@ -44,11 +43,11 @@ pub(crate) fn begin(note: impl FnOnce()) -> Watched {
 }
 
 impl Watched {
-    /// Ends an event, if one was begun: the frame met this verdict, as that of a guest in `slot`.
+    /// Ends an event, if one was begun: the frame met the verdict of this index, as that of a guest in `slot`.
     #[inline(always)]
-    pub(crate) fn end(self, verdict: Verdict, slot: Slot) {
+    pub(crate) fn end(self, index: u32, slot: Slot) {
         if self.0 != 0 {
-            report(verdict.index(), slot);
+            report(index, slot);
         }
     }
 

@@ -8,7 +8,7 @@
 //! - {ifname: vnet0, mac: "52:54:00:12:34:56"}
 //! - {ifname: tap0, netns: /proc/4242/ns/net}
 //! addresses: [169.254.169.254, "fd00:ec2::254"]   # these, and none of the others served by default
-//! limits: {frames_per_second: 10000, burst: 2048}
+//! limits: {frames_per_second: 10000, burst: 2048, connections_per_second: 200, connection_burst: 512}
 //! metadata: {keys: 16, chars: 256}
 //! audit: {to: /var/log/xdp-imds/audit.log, sample: 16, max_megabytes: 64, keep: 4}
 //! ```
@@ -268,6 +268,10 @@ impl Config {
         if self.limits.frames_per_second > 0 && self.limits.burst == 0 {
             return value("limits.burst", "at least 1 when frames_per_second is set".into(), "0".into());
         }
+        if self.limits.connections_per_second > 0 && self.limits.connection_burst == 0 {
+            let wanted = "at least 1 when connections_per_second is set";
+            return value("limits.connection_burst", wanted.into(), "0".into());
+        }
         let record::Limits { metadata_keys: keys, metadata_chars: chars, .. } = self.record_limits();
         for (field, found, most) in [
             ("metadata.keys", keys, record::Limits::METADATA_KEYS_MOST),
@@ -415,7 +419,7 @@ mod tests {
     fn a_file_names_only_what_differs() {
         let config =
             Config::parse("limits: {burst: 7}\nports: [{ifname: t0, mac: '52:54:00:00:00:01'}]\n").unwrap();
-        assert_eq!(config.limits, Limits { frames_per_second: 10_000, burst: 7 });
+        assert_eq!(config.limits, Limits { burst: 7, ..Limits::default() });
         assert_eq!(config.ports, ["t0=52:54:00:00:00:01".parse().unwrap()]);
     }
 

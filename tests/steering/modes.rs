@@ -19,7 +19,8 @@ use support::privileged;
 use support::tap::{Shape, Tap, VNET_HDR_LEN};
 
 const MODES: [Mode; 2] = [Mode::Xdp, Mode::Tcx];
-const UNLIMITED: Limits = Limits { frames_per_second: 0, burst: 1 };
+const UNLIMITED: Limits =
+    Limits { frames_per_second: 0, burst: 1, connections_per_second: 0, connection_burst: 1 };
 
 fn by(mode: Mode) -> SteerConfig {
     SteerConfig { mode, ..config() }
@@ -120,7 +121,7 @@ fn each_port_is_held_to_its_limit_by_the_classifier_too() {
     if !privileged::or_skip() {
         return;
     }
-    let limits = Limits { frames_per_second: 1, burst: 8 };
+    let limits = Limits { frames_per_second: 1, burst: 8, ..UNLIMITED };
     let (node, alices, _, _) = bridged(&SteerConfig { limits, ..by(Mode::Tcx) });
     (0..100).for_each(|_| ask(&alices, ALICE));
     let refused = node.steering.counters().expect("counters").get(Verdict::DropOverLimit);

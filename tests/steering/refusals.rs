@@ -113,7 +113,7 @@ fn each_port_is_held_to_its_limit() {
         return;
     }
     let ns = Namespace::new("steer").expect("a namespace");
-    let limits = Limits { frames_per_second: 1, burst: 8 };
+    let limits = Limits { frames_per_second: 1, burst: 8, ..Limits::default() };
     let mut steering = start_in(&ns, &SteerConfig { limits, ..config() }).expect("steering starts");
     let ports = ["tap0", "tap1"].map(|ifname| port(&ns, ifname, &ns));
     for ((_, name), (mac, slot)) in ports.iter().zip([(ALICE, 0), (BOB, 1)]) {

@@ -225,8 +225,9 @@ fn arp_cases() -> Vec<Case> {
             (
                 "arp_sender_is_served",
                 with(arp_request(OTHER_V4), arp::SENDER_IP, &[169, 254, 169, 254]),
-                PassArp,
+                DropArpClaim,
             ),
+            ("arp_announcement", with(ours.clone(), arp::SENDER_IP, &[169, 254, 169, 254]), DropArpClaim),
             ("arp_hardware_not_ethernet", with(ours.clone(), 1, &[6]), PassArpFormat),
             ("arp_protocol_not_ipv4", with(ours.clone(), 2, &[0x86, 0xdd]), PassArpFormat),
             ("arp_address_lengths", with(ours, 4, &[8, 16]), PassArpFormat),
@@ -263,13 +264,48 @@ fn ipv4_cases() -> Vec<Case> {
             ("ipv4_next_hop_udp", datagram(NEXT_HOP, protocol::UDP), PassIpv4),
             ("ipv4_neighbouring_address", syn(Ipv4Addr::new(169, 254, 169, 253), 80), PassIpv4),
             ("ipv4_broadcast", datagram(Ipv4Addr::BROADCAST, protocol::UDP), PassIpv4),
-            ("ipv4_source_is_served", with(syn(OTHER_V4, 80), ipv4::SOURCE, &[169, 254, 169, 254]), PassIpv4),
+            (
+                "ipv4_source_is_served",
+                with(syn(OTHER_V4, 80), ipv4::SOURCE, &[169, 254, 169, 254]),
+                DropSourceClaim,
+            ),
+            ("ipv4_loose_route", optioned([131, 7, 4, 169, 254, 169, 254, 0]), DropIpv4SourceRoute),
+            ("ipv4_strict_route", optioned([1, 137, 7, 4, 169, 254, 169, 254]), DropIpv4SourceRoute),
+            ("ipv4_route_elsewhere", optioned([131, 7, 4, 10, 0, 2, 2, 0]), PassIpv4),
+            ("ipv4_record_of_route", optioned([7, 7, 4, 169, 254, 169, 254, 0]), PassIpv4),
         ],
     )
 }
 
+/// The datagram with one extension header of `units` times eight octets more than eight.
+fn behind(kind: u8, units: u8, packet: &[u8]) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    let mut header = vec![0; 8 + 8 * usize::from(units)];
+    header[..2].copy_from_slice(&[packet[ipv6::NEXT_HEADER], units]);
+    packet[ipv6::NEXT_HEADER] = kind;
+    packet.splice(ipv6::HEADER..ipv6::HEADER, header).for_each(drop);
+    packet
+}
+
+/// A datagram to elsewhere, by way of so many stations.
+fn routed(stations: u8, last: Ipv6Addr) -> Vec<u8> {
+    let packet = behind(protocol::ROUTING, 2 * stations, &datagram6(OTHER_V6, protocol::TCP));
+    with(packet, ipv6::HEADER + 8 + 16 * usize::from(stations - 1), &last.octets())
+}
+
+/// A datagram to elsewhere with these octets as IPv4 options.
+fn optioned(options: [u8; 8]) -> Vec<u8> {
+    let mut packet = syn(OTHER_V4, 80);
+    packet[0] += 2;
+    packet.splice(ipv4::HEADER..ipv4::HEADER, options).for_each(drop);
+    packet
+}
+
 fn ipv6_cases() -> Vec<Case> {
     let ours = solicitation(SOLICITED, SERVED_V6);
+    let elsewhere6 = datagram6(OTHER_V6, protocol::TCP);
+    let jumbo = behind(protocol::HOP_BY_HOP, 0, &datagram6(SERVED_V6, protocol::TCP));
+    let translated = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0xa9fe, 0xa9fe);
     rows(
         ethernet::IPV6,
         [
@@ -279,7 +315,29 @@ fn ipv6_cases() -> Vec<Case> {
             ("nd_for_gateway", solicitation(SOLICITED, OTHER_V6), PassIpv6),
             ("nd_forwarded", with(ours.clone(), ipv6::HOP_LIMIT, &[254]), DropNeighbourInvalid),
             ("nd_code", with(ours.clone(), ipv6::HEADER + neighbour::CODE, &[1]), DropNeighbourInvalid),
-            ("nd_advertisement", with(ours, ipv6::HEADER, &[136]), PassIpv6),
+            ("nd_advertisement", with(ours.clone(), ipv6::HEADER, &[136]), DropNeighbourClaim),
+            (
+                "nd_from_served",
+                with(solicitation(SOLICITED, OTHER_V6), ipv6::SOURCE, &SERVED_V6.octets()),
+                DropNeighbourClaim,
+            ),
+            ("nd_behind_options", behind(protocol::DESTINATION_OPTIONS, 0, &ours), DropIpv6Extension),
+            (
+                "ipv6_from_served",
+                with(elsewhere6.clone(), ipv6::SOURCE, &SERVED_V6.octets()),
+                DropSourceClaim,
+            ),
+            ("ipv6_routed", routed(1, SERVED_V6), DropIpv6Routing),
+            ("ipv6_routed_last", routed(4, SERVED_V6), DropIpv6Routing),
+            ("ipv6_routed_elsewhere", routed(4, OTHER_V6), PassIpv6),
+            ("ipv6_routed_far", routed(ipv6::MAX_SEGMENTS as u8 + 1, OTHER_V6), DropIpv6Routing),
+            ("ipv6_options_elsewhere", behind(protocol::HOP_BY_HOP, 0, &elsewhere6), PassIpv6),
+            ("ipv6_esp", datagram6(SERVED_V6, protocol::ESP), DropIpv6Extension),
+            ("ipv6_ah", datagram6(SERVED_V6, protocol::AH), DropIpv6Extension),
+            ("ipv6_jumbogram", with(jumbo, ipv6::PAYLOAD_LENGTH, &[0, 0]), DropIpv6Extension),
+            ("ipv6_translated", datagram6(translated, protocol::TCP), DropTranslated),
+            ("ipv6_mapped", datagram6(SERVED_V4.to_ipv6_mapped(), protocol::TCP), DropTranslated),
+            ("ipv6_translated_elsewhere", datagram6(OTHER_V4.to_ipv6_mapped(), protocol::TCP), PassIpv6),
             ("ipv6_tcp", datagram6(SERVED_V6, protocol::TCP), SteerIpv6Tcp),
             ("ipv6_linux_syn", tcp6(SERVED_V6, tcp::SYN), SteerIpv6Tcp),
             ("ipv6_fin", tcp6(SERVED_V6, tcp::FIN | tcp::ACK), SteerIpv6Tcp),
@@ -297,6 +355,14 @@ fn ipv6_cases() -> Vec<Case> {
     )
 }
 
+/// A frame with a length in place of its type, which stands behind LLC and SNAP.
+fn snap(tags: &[u16], organisation: u8, ethertype: u16, packet: &[u8]) -> Vec<u8> {
+    let mut payload = vec![0xaa, 0xaa, 0x03, 0, 0, organisation];
+    payload.extend(ethertype.to_be_bytes());
+    payload.extend(packet);
+    frame(tags, payload.len() as u16, &payload)
+}
+
 fn ethernet_cases() -> Vec<Case> {
     let tcp = syn(SERVED_V4, 80);
     let group = |packet: &[u8], ethertype| with(frame(&[], ethertype, packet), 0, &[0x33]);
@@ -311,7 +377,18 @@ fn ethernet_cases() -> Vec<Case> {
         ("vlan_nd", frame(&[0x8100], v6, &ns), DropVlan),
         ("vlan_ipv6", frame(&[0x8100, 0x8100], v6, &datagram6(SERVED_V6, protocol::TCP)), DropVlan),
         ("vlan_elsewhere", frame(&[0x8100], v4, &syn(OTHER_V4, 80)), PassVlan),
-        ("vlan_three_tags", frame(&[0x8100; 3], v4, &tcp), PassVlanDepth),
+        ("vlan_three_tags", frame(&[0x8100; 3], v4, &tcp), DropVlan),
+        ("vlan_most_tags", frame(&[0x8100; ethernet::MAX_TAGS], v4, &tcp), DropVlan),
+        ("vlan_mixed_tags", frame(&[0x9100, 0x88a8, 0x8100], v6, &ns), DropVlan),
+        ("vlan_too_many_tags", frame(&[0x8100; ethernet::MAX_TAGS + 1], v4, &tcp), DropVlanDepth),
+        ("vlan_too_many_tags_elsewhere", frame(&[0x88a8; 9], v4, &syn(OTHER_V4, 80)), DropVlanDepth),
+        ("vlan_arp_for_next_hop", frame(&[0x8100], ethernet::ARP, &arp_request(NEXT_HOP)), PassVlan),
+        ("snap_tcp", snap(&[], 0, v4, &tcp), DropSnap),
+        ("snap_bridge_tunnel", snap(&[], 0xf8, v4, &tcp), DropSnap),
+        ("snap_arp", snap(&[], 0, ethernet::ARP, &arp_request(SERVED_V4)), DropSnap),
+        ("snap_nd", snap(&[0x8100, 0x8100], 0, v6, &ns), DropSnap),
+        ("snap_elsewhere", snap(&[], 0, v4, &syn(OTHER_V4, 80)), PassEthertype),
+        ("snap_tagged_elsewhere", snap(&[0x8100], 0, v4, &syn(OTHER_V4, 80)), PassVlan),
         ("group_ipv4", group(&tcp, v4), DropGroupDestination),
         ("group_ipv6", group(&datagram6(SERVED_V6, protocol::TCP), v6), DropGroupDestination),
         ("group_nd", group(&ns, v6), SteerNeighbour),

@@ -171,9 +171,11 @@ impl Programs {
         match address {
             IpAddr::V4(v4) => {
                 self.hash::<[u8; 4], u32>(name::SERVED_V4)?.insert(v4.octets(), SERVED, 0)?;
+                self.may_be_served(v4.octets()[3])?;
             }
             IpAddr::V6(v6) => {
                 self.hash::<[u8; 16], u32>(name::SERVED_V6)?.insert(v6.octets(), SERVED, 0)?;
+                self.may_be_served(v6.octets()[15])?;
             }
         }
         Ok(())
@@ -184,7 +186,13 @@ impl Programs {
     /// # Errors
     /// As for [`Programs::serve`].
     pub fn answer_arp(&mut self, address: Ipv4Addr) -> Result<()> {
-        Ok(self.hash::<[u8; 4], u32>(name::SERVED_V4)?.insert(address.octets(), ARP_ONLY, 0)?)
+        self.hash::<[u8; 4], u32>(name::SERVED_V4)?.insert(address.octets(), ARP_ONLY, 0)?;
+        self.may_be_served(address.octets()[3])
+    }
+
+    fn may_be_served(&mut self, last: u8) -> Result<()> {
+        let map = self.ebpf.map_mut(name::LAST_OCTETS).context(name::LAST_OCTETS)?;
+        Ok(Array::<_, u32>::try_from(map)?.set(last.into(), SERVED, 0)?)
     }
 
     /// Registers a port, its bucket as given.
@@ -192,7 +200,7 @@ impl Programs {
     /// # Errors
     /// As for [`Programs::serve`].
     pub fn own(&mut self, key: PortKey, port: Port) -> Result<()> {
-        Ok(self.hash::<[u8; 8], [u8; 40]>(name::PORTS)?.insert(key.to_bytes(), port.to_bytes(), 0)?)
+        Ok(self.hash::<[u8; 8], [u8; 72]>(name::PORTS)?.insert(key.to_bytes(), port.to_bytes(), 0)?)
     }
 
     /// Registers a MAC on a port.

@@ -4,7 +4,7 @@
 use crate::netns::Namespace;
 use crate::prog_test::PREBUILT;
 use anyhow::{Context as _, Result};
-use aya::maps::HashMap;
+use aya::maps::{Array, HashMap};
 use aya::programs::links::FdLink;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode};
@@ -68,8 +68,10 @@ impl<'n> Variants<'n> {
             SERVED,
             0,
         )?;
+        let last = ebpf.map_mut(name::LAST_OCTETS).context(name::LAST_OCTETS)?;
+        Array::<_, u32>::try_from(last)?.set(254, SERVED, 0)?;
         let ports = ebpf.map_mut(name::PORTS).context(name::PORTS)?;
-        HashMap::<_, [u8; 8], [u8; 40]>::try_from(ports)?.insert(
+        HashMap::<_, [u8; 8], [u8; 72]>::try_from(ports)?.insert(
             PortKey { netns: NETNS, ifindex }.to_bytes(),
             Port::with_limit(10_000, 2_048).to_bytes(),
             0,

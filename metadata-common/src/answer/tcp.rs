@@ -224,14 +224,16 @@ fn abilities(
             break;
         }
         if kind == tcp::NO_OPERATION {
-            rest -= 1;
+            // Or else a run of these becomes a loop of its own, with as many ends as turns.
+            rest = black_box(rest - 1) & 0x3f;
             continue;
         }
         let length = octet(frame, at + 1)? as usize;
         if length < 2 || length > rest {
             return None;
         }
-        rest -= length;
+        // Seen in the number itself that it stays small, whatever the compiler made of the comparison.
+        rest = black_box(rest - length) & 0x3f;
         if kind == tcp::SEGMENT_SIZE {
             if length != 4 {
                 return None;

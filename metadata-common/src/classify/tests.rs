@@ -1,6 +1,6 @@
 use super::{Reader, Served, classify};
 use crate::verdict::{Fate, Verdict};
-use crate::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol};
+use crate::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol, snap};
 use std::vec::Vec;
 
 const SERVED_V4: [u8; 4] = [169, 254, 169, 254];
@@ -158,7 +158,7 @@ fn solicitations_are_steered_by_their_target() {
         ("other target", solicitation(OTHER_V6), Verdict::PassIpv6),
         ("through a router", with(ours.clone(), ipv6::HOP_LIMIT, 254), Verdict::DropNeighbourInvalid),
         ("with a code", with(ours.clone(), ipv6::HEADER + 1, 1), Verdict::DropNeighbourInvalid),
-        ("advertisement", with(ours.clone(), ipv6::HEADER, 136), Verdict::PassIpv6),
+        ("advertisement", with(ours.clone(), ipv6::HEADER, 136), Verdict::DropNeighbourClaim),
         ("cut in the target", ours[..ours.len() - 1].to_vec(), Verdict::PassTruncated),
     ];
     for (name, packet, expected) in table {
@@ -184,8 +184,231 @@ fn tags_hide_nothing_from_a_served_address() {
         assert_eq!(verdict(&ethernet(tags, ethernet::IPV4, &elsewhere)), Verdict::PassVlan, "{tags:x?}");
         assert_eq!(verdict(&ethernet(tags, 0x88cc, &[0; 46])), Verdict::PassVlan, "{tags:x?}");
     }
-    let deep = ethernet(&[0x8100; 3], ethernet::IPV4, &datagram(SERVED_V4, protocol::TCP));
-    assert_eq!(verdict(&deep), Verdict::PassVlanDepth);
+}
+
+#[test]
+fn more_tags_than_are_looked_behind_are_dropped_whatever_they_hide() {
+    for tag in [0x8100, 0x88a8, 0x9100] {
+        for destination in [SERVED_V4, OTHER_V4] {
+            let frame = |tags| ethernet(&[tag; 7][..tags], ethernet::IPV4, &datagram(destination, 6));
+            let looked_into = if destination == SERVED_V4 { Verdict::DropVlan } else { Verdict::PassVlan };
+            for tags in 1..=ethernet::MAX_TAGS {
+                assert_eq!(verdict(&frame(tags)), looked_into, "{tags} of {tag:#x}");
+            }
+            assert_eq!(verdict(&frame(ethernet::MAX_TAGS + 1)), Verdict::DropVlanDepth, "{tag:#x}");
+        }
+    }
+}
+
+/// A packet behind a length, LLC and SNAP.
+fn snap(tags: &[u16], start: [u8; 6], ethertype: u16, packet: &[u8]) -> Vec<u8> {
+    let mut payload = Vec::from(start);
+    payload.extend(ethertype.to_be_bytes());
+    payload.extend(packet);
+    ethernet(tags, payload.len() as u16, &payload)
+}
+
+#[test]
+fn a_length_in_place_of_the_type_hides_nothing_from_a_served_address() {
+    let v4 = |destination| datagram(destination, protocol::TCP);
+    let for_us = [
+        (ethernet::IPV4, v4(SERVED_V4)),
+        (ethernet::IPV6, datagram6(SERVED_V6, protocol::UDP)),
+        (ethernet::IPV6, solicitation(SERVED_V6)),
+        (ethernet::ARP, ask_for(SERVED_V4)),
+    ];
+    for start in [snap::RFC1042, snap::BRIDGE_TUNNEL] {
+        for tags in [&[][..], &[0x8100], &[0x88a8, 0x8100]] {
+            for (ethertype, packet) in &for_us {
+                assert_eq!(verdict(&snap(tags, start, *ethertype, packet)), Verdict::DropSnap, "{tags:x?}");
+            }
+            let pass = if tags.is_empty() { Verdict::PassEthertype } else { Verdict::PassVlan };
+            assert_eq!(verdict(&snap(tags, start, ethernet::IPV4, &v4(OTHER_V4))), pass);
+            assert_eq!(verdict(&snap(tags, start, 0x809b, &v4(SERVED_V4))), pass, "another protocol");
+        }
+    }
+    let spanning_tree = [0x42, 0x42, 0x03, 0, 0, 0];
+    assert_eq!(verdict(&snap(&[], spanning_tree, ethernet::IPV4, &v4(SERVED_V4))), Verdict::PassEthertype);
+}
+
+#[test]
+fn of_a_next_hop_arp_behind_a_tag_is_somebody_elses() {
+    assert_eq!(verdict(&ethernet(&[0x8100], ethernet::ARP, &ask_for(NEXT_HOP))), Verdict::PassVlan);
+}
+
+#[test]
+fn a_guest_cannot_say_that_a_served_address_is_its_own() {
+    let arp = |operation, sender: [u8; 4], target| {
+        let mut packet = with(ask_for(target), arp::OPERATION + 1, operation);
+        packet[arp::SENDER_IP..arp::TARGET_MAC].copy_from_slice(&sender);
+        ethernet(&[], ethernet::ARP, &packet)
+    };
+    for target in [OTHER_V4, SERVED_V4, NEXT_HOP] {
+        for operation in [1, 2, 3, 8] {
+            assert_eq!(verdict(&arp(operation, SERVED_V4, target)), Verdict::DropArpClaim, "{operation}");
+        }
+    }
+    assert_eq!(verdict(&arp(1, NEXT_HOP, OTHER_V4)), Verdict::PassArp, "a next hop is somebody");
+
+    let from = |mut packet: Vec<u8>| {
+        packet[ipv6::SOURCE..ipv6::DESTINATION].copy_from_slice(&SERVED_V6);
+        ethernet(&[], ethernet::IPV6, &packet)
+    };
+    for kind in 130..=140 {
+        let message = with(solicitation(OTHER_V6), ipv6::HEADER, kind);
+        let claim =
+            if (133..=137).contains(&kind) { Verdict::DropNeighbourClaim } else { Verdict::DropSourceClaim };
+        assert_eq!(verdict(&from(message)), claim, "type {kind}");
+    }
+    let advertisement = |target| ethernet(&[], ethernet::IPV6, &with(solicitation(target), 40, 136));
+    assert_eq!(verdict(&advertisement(SERVED_V6)), Verdict::DropNeighbourClaim);
+    assert_eq!(verdict(&advertisement(OTHER_V6)), Verdict::PassIpv6);
+}
+
+#[test]
+fn nothing_leaves_in_the_name_of_a_served_address() {
+    for destination in [OTHER_V4, SERVED_V4, [255; 4]] {
+        for protocol in [protocol::TCP, protocol::UDP, protocol::ICMP, 132] {
+            let mut packet = datagram(destination, protocol);
+            packet[ipv4::SOURCE..ipv4::DESTINATION].copy_from_slice(&SERVED_V4);
+            assert_eq!(verdict(&ethernet(&[], ethernet::IPV4, &packet)), Verdict::DropSourceClaim);
+        }
+    }
+    for destination in [OTHER_V6, SERVED_V6] {
+        let mut packet = datagram6(destination, protocol::UDP);
+        packet[ipv6::SOURCE..ipv6::DESTINATION].copy_from_slice(&SERVED_V6);
+        assert_eq!(verdict(&ethernet(&[], ethernet::IPV6, &packet)), Verdict::DropSourceClaim);
+    }
+}
+
+/// A datagram to elsewhere with these options, padded to whole words.
+fn with_options(options: &[u8]) -> Vec<u8> {
+    let mut packet = datagram(OTHER_V4, protocol::TCP);
+    packet.extend(options);
+    packet.resize(packet.len().next_multiple_of(4), 0);
+    packet[0] = 0x40 | (packet.len() / 4) as u8;
+    packet.resize(60, 0);
+    ethernet(&[], ethernet::IPV4, &packet)
+}
+
+#[test]
+fn no_source_route_leads_through_a_served_address() {
+    let route = |kind: u8, hops: &[[u8; 4]]| {
+        let mut option = Vec::from([kind, 3 + 4 * hops.len() as u8, 4]);
+        option.extend(hops.iter().flatten());
+        option
+    };
+    let padded = |n: usize, option: Vec<u8>| [std::vec![1; n], option].concat();
+    for kind in [ipv4::LOOSE_ROUTE, ipv4::STRICT_ROUTE] {
+        for hops in [&[SERVED_V4][..], &[OTHER_V4, SERVED_V4], &[SERVED_V4, OTHER_V4]] {
+            let frame = with_options(&route(kind, hops));
+            assert_eq!(verdict(&frame), Verdict::DropIpv4SourceRoute, "{hops:?}");
+        }
+        for before in 0..=33 {
+            let frame = with_options(&padded(before, route(kind, &[SERVED_V4])));
+            assert_eq!(verdict(&frame), Verdict::DropIpv4SourceRoute, "behind {before} octets");
+        }
+        assert_eq!(verdict(&with_options(&route(kind, &[OTHER_V4; 9]))), Verdict::PassIpv4);
+    }
+    assert_eq!(verdict(&with_options(&route(7, &[SERVED_V4]))), Verdict::PassIpv4, "a record of the route");
+    assert_eq!(verdict(&with_options(&[148, 4, 0, 0])), Verdict::PassIpv4, "router alert");
+}
+
+/// The datagram with these extension headers in front of its payload; each is its kind and its octets.
+fn extended(headers: &[(u8, Vec<u8>)], last: u8, payload: &[u8]) -> Vec<u8> {
+    let kinds: Vec<u8> = headers.iter().map(|(kind, _)| *kind).chain([last]).collect();
+    let mut packet = datagram6(OTHER_V6, kinds[0]);
+    for ((_, header), next) in headers.iter().zip(&kinds[1..]) {
+        packet.extend(with(header.clone(), 0, *next));
+    }
+    packet.extend(payload);
+    ethernet(&[], ethernet::IPV6, &packet)
+}
+
+/// An extension header of this many units of eight octets more than one.
+fn header(units: u8) -> Vec<u8> {
+    with(std::vec![0; 8 + 8 * units as usize], 1, units)
+}
+
+fn routing(segments: &[[u8; 16]]) -> Vec<u8> {
+    let mut header = header(2 * segments.len() as u8);
+    for (place, segment) in header[8..].chunks_mut(16).zip(segments) {
+        place.copy_from_slice(segment);
+    }
+    header
+}
+
+#[test]
+fn no_routing_header_leads_through_a_served_address() {
+    let through = |before: &[(u8, Vec<u8>)], segments: &[[u8; 16]]| {
+        let headers = [before, &[(protocol::ROUTING, routing(segments))]].concat();
+        verdict(&extended(&headers, protocol::TCP, &[0; 20]))
+    };
+    let options = |units| (protocol::DESTINATION_OPTIONS, header(units));
+    let before = [
+        Vec::new(),
+        Vec::from([(protocol::HOP_BY_HOP, header(0))]),
+        Vec::from([(protocol::HOP_BY_HOP, header(3)), options(1)]),
+        Vec::from([(protocol::FRAGMENT, header(0)), (protocol::AH, with(std::vec![0; 24], 1, 4))]),
+    ];
+    for before in &before {
+        for place in 0..ipv6::MAX_SEGMENTS {
+            let mut segments = [OTHER_V6; ipv6::MAX_SEGMENTS];
+            assert_eq!(through(before, &segments), Verdict::PassIpv6);
+            segments[place] = SERVED_V6;
+            assert_eq!(through(before, &segments), Verdict::DropIpv6Routing, "segment {place}");
+        }
+        assert_eq!(through(before, &[OTHER_V6; ipv6::MAX_SEGMENTS + 1]), Verdict::DropIpv6Routing);
+    }
+    let two = Vec::from([(protocol::ROUTING, routing(&[])), options(0)]);
+    assert_eq!(through(&two, &[OTHER_V6]), Verdict::DropIpv6Routing, "two routing headers");
+}
+
+#[test]
+fn a_chain_of_headers_longer_than_is_looked_behind_is_dropped() {
+    let chain = |n| {
+        let headers: Vec<_> = (0..n).map(|_| (protocol::DESTINATION_OPTIONS, header(0))).collect();
+        verdict(&extended(&headers, protocol::TCP, &[0; 20]))
+    };
+    assert_eq!(chain(ipv6::MAX_EXTENSIONS), Verdict::PassIpv6);
+    assert_eq!(chain(ipv6::MAX_EXTENSIONS + 1), Verdict::DropIpv6Routing);
+}
+
+#[test]
+fn extension_headers_hide_no_neighbour_discovery() {
+    let behind = |kind: u8, target| {
+        let message = with(solicitation(target), ipv6::HEADER, kind)[ipv6::HEADER..].to_vec();
+        let headers = [(protocol::HOP_BY_HOP, header(0)), (protocol::DESTINATION_OPTIONS, header(1))];
+        verdict(&extended(&headers, protocol::ICMPV6, &message))
+    };
+    assert_eq!(behind(135, SERVED_V6), Verdict::DropIpv6Extension);
+    assert_eq!(behind(136, SERVED_V6), Verdict::DropNeighbourClaim);
+    assert_eq!((behind(135, OTHER_V6), behind(136, OTHER_V6)), (Verdict::PassIpv6, Verdict::PassIpv6));
+    let fragment = with(with(header(0), 2, 0x01), 3, 0x00);
+    let middle = extended(&[(protocol::FRAGMENT, fragment)], protocol::ICMPV6, &[135; 24]);
+    assert_eq!(verdict(&middle), Verdict::PassIpv6, "the middle of something");
+}
+
+#[test]
+fn no_ipv6_address_stands_for_a_served_ipv4_address() {
+    let prefixes: [(&str, [u8; 12]); 3] = [
+        ("translated", [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0]),
+        ("mapped", [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]),
+        ("compatible", [0; 12]),
+    ];
+    let to = |address: &[u8]| {
+        let packet = datagram6(address.try_into().expect("16 octets"), protocol::TCP);
+        verdict(&ethernet(&[], ethernet::IPV6, &packet))
+    };
+    for (name, prefix) in prefixes {
+        assert_eq!(to(&[&prefix[..], &SERVED_V4].concat()), Verdict::DropTranslated, "{name}");
+        assert_eq!(to(&[&prefix[..], &OTHER_V4].concat()), Verdict::PassIpv6, "{name}");
+        let near = with(prefix.to_vec(), 5, 1);
+        assert_eq!(to(&[&near[..], &SERVED_V4].concat()), Verdict::PassIpv6, "near {name}");
+    }
+    let tunnelled = |v4: [u8; 4]| [&[0x20, 0x02][..], &v4, &[7; 10]].concat();
+    assert_eq!(to(&tunnelled(SERVED_V4)), Verdict::DropTranslated);
+    assert_eq!(to(&tunnelled(OTHER_V4)), Verdict::PassIpv6);
 }
 
 #[test]
@@ -225,9 +448,8 @@ fn a_frame_cut_anywhere_before_its_addresses_passes() {
 
 #[test]
 fn every_other_ethertype_passes() {
-    let known =
-        [ethernet::ARP, ethernet::IPV4, ethernet::IPV6, ethernet::CUSTOMER_TAG, ethernet::SERVICE_TAG];
-    for ethertype in (0..=u16::MAX).filter(|e| !known.contains(e)) {
+    let known = [ethernet::ARP, ethernet::IPV4, ethernet::IPV6];
+    for ethertype in (0..=u16::MAX).filter(|e| !known.contains(e) && !ethernet::is_tag(*e)) {
         let frame = ethernet(&[], ethertype, &datagram(SERVED_V4, protocol::TCP));
         assert_eq!(verdict(&frame), Verdict::PassEthertype, "{ethertype:#06x}");
     }

@@ -4,10 +4,12 @@ use crate::mac::Mac;
 use crate::maps::{Guest, Identity, Port, Slot};
 use crate::stamp::stamp;
 use crate::verdict::Verdict;
-use crate::wire::{ethernet, ipv4, protocol};
+use crate::wire::{arp, ethernet, ipv4, protocol, tcp};
 use core::cell::Cell;
+use std::vec::Vec;
 
 const SERVED: [u8; 4] = [169, 254, 169, 254];
+const NEXT_HOP: [u8; 4] = [62, 210, 0, 1];
 const GUEST: Mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
 const IDENTITY: Identity = Identity { slot: 7, hub: 2, drain: 0, reserved: 0 };
 
@@ -32,6 +34,10 @@ impl Served for Node {
 
     fn serves_v6(&self, _: [u8; 16]) -> bool {
         false
+    }
+
+    fn answers_arp(&self, address: [u8; 4]) -> bool {
+        address == NEXT_HOP || address == SERVED
     }
 }
 
@@ -59,6 +65,10 @@ impl Served for &Node {
     fn serves_v6(&self, address: [u8; 16]) -> bool {
         Node::serves_v6(self, address)
     }
+
+    fn answers_arp(&self, address: [u8; 4]) -> bool {
+        Node::answers_arp(self, address)
+    }
 }
 
 impl Bucket for &Cell<Port> {
@@ -68,6 +78,10 @@ impl Bucket for &Cell<Port> {
 
     fn store(&self, full_at_ns: u64) {
         self.set(Port { full_at_ns, ..self.get() });
+    }
+
+    fn store_connections(&self, full_at_ns: u64) {
+        self.set(Port { connections_full_at_ns: full_at_ns, ..self.get() });
     }
 
     fn tally(&self, steered: u64) {
@@ -150,6 +164,79 @@ fn other_traffic_is_not_limited() {
         assert_eq!(decision(&node, &elsewhere), Decision::Pass(Verdict::PassIpv4));
     }
     assert_eq!(decision(&node, &frame(GUEST, protocol::TCP)), STEERED);
+}
+
+/// A segment with these flags from the guest.
+fn segment(flags: u8) -> Vec<u8> {
+    let mut segment = Vec::from(frame(GUEST, protocol::TCP));
+    segment.resize(54, 0);
+    segment[34 + tcp::FLAGS] = flags;
+    segment
+}
+
+#[test]
+fn new_connections_have_a_limit_of_their_own() {
+    let mut node = Node::new();
+    node.port.set(Port::with_limit(1_000, 100).and_connections(1_000, 2));
+    let refused = Decision::Drop(Verdict::DropOverConnectionLimit);
+    let syn = segment(tcp::SYN);
+    let seen: [Decision; 4] = core::array::from_fn(|_| decision(&node, &syn));
+    assert_eq!(seen, [STEERED, STEERED, refused, refused]);
+    for flags in [tcp::ACK, tcp::SYN | tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST, tcp::RST | tcp::SYN, 0] {
+        assert_eq!(decision(&node, &segment(flags)), STEERED, "flags {flags:#x} open nothing");
+    }
+    node.now_ns = 1_000_000;
+    assert_eq!(decision(&node, &segment(tcp::SYN | 0xc0)), STEERED, "with the bits of RFC 3168");
+    assert_eq!(decision(&node, &syn), refused);
+}
+
+#[test]
+fn a_syn_over_one_limit_costs_nothing_of_the_other() {
+    let syn = segment(tcp::SYN);
+    let tables = [
+        (Port::with_limit(1_000, 10).and_connections(1_000, 1), Verdict::DropOverConnectionLimit),
+        (Port::with_limit(1_000, 1).and_connections(1_000, 10), Verdict::DropOverLimit),
+    ];
+    for (port, verdict) in tables {
+        let node = Node::new();
+        node.port.set(port);
+        assert_eq!(decision(&node, &syn), STEERED);
+        let before = node.port.get();
+        for _ in 0..100 {
+            assert_eq!(decision(&node, &syn), Decision::Drop(verdict));
+        }
+        assert_eq!(node.port.get(), before);
+    }
+}
+
+#[test]
+fn on_a_closed_port_everything_for_us_is_dropped_and_everything_else_passes() {
+    let node = Node::new();
+    node.port.set(Port::closed());
+    for (source, protocol) in [(GUEST, protocol::TCP), (Mac([2; 6]), protocol::TCP), (GUEST, protocol::UDP)] {
+        let dropped = Decision::Drop(Verdict::DropGuarded);
+        assert_eq!(decision(&node, &frame(source, protocol)), dropped, "even if somebody is registered");
+    }
+    let mut elsewhere = frame(GUEST, protocol::TCP);
+    elsewhere[33] = 1;
+    assert_eq!(decision(&node, &elsewhere), Decision::Pass(Verdict::PassIpv4));
+}
+
+#[test]
+fn a_closed_port_reaches_the_next_hop_that_is_somebody_elses() {
+    let ask = |target: [u8; 4]| {
+        let mut frame = Vec::from(frame(GUEST, 0));
+        frame.resize(ethernet::HEADER + arp::LEN, 0);
+        frame[ethernet::TYPE..ethernet::HEADER].copy_from_slice(&ethernet::ARP.to_be_bytes());
+        frame[ethernet::HEADER..ethernet::HEADER + 6].copy_from_slice(&arp::ETHERNET_IPV4);
+        frame[ethernet::HEADER + arp::TARGET_IP..].copy_from_slice(&target);
+        frame
+    };
+    let node = Node::new();
+    assert!(matches!(decision(&node, &ask(NEXT_HOP)), Decision::Steer(Verdict::SteerArp, ..)));
+    node.port.set(Port::closed());
+    assert_eq!(decision(&node, &ask(NEXT_HOP)), Decision::Pass(Verdict::PassArp));
+    assert_eq!(decision(&node, &ask(SERVED)), Decision::Drop(Verdict::DropGuarded));
 }
 
 struct Slots;

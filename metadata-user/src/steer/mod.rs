@@ -120,12 +120,17 @@ pub struct Limits {
     pub frames_per_second: u32,
     /// Frames at once after a pause.
     pub burst: u32,
+    /// New connections per second in the long run, each SYN being one, also one that is sent again; 0 means no limit.
+    pub connections_per_second: u32,
+    /// New connections at once after a pause.
+    pub connection_burst: u32,
 }
 
 impl Default for Limits {
-    /// 10,000 frames a second and 2,048 at once: far above what booting takes, far below a flood.
+    /// 10,000 frames a second and 2,048 at once, 200 connections a second and 512 at once: far above what booting takes
+    /// (63 connections, should each be tried eight times), far below a flood.
     fn default() -> Self {
-        Self { frames_per_second: 10_000, burst: 2_048 }
+        Self { frames_per_second: 10_000, burst: 2_048, connections_per_second: 200, connection_burst: 512 }
     }
 }
 

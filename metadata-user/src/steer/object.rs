@@ -25,7 +25,7 @@ use super::pins::{Pins, layout_of, pin_map};
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps all instances share: every one of the object's but its constants.
-const SHARED: [&str; 17] = [
+const SHARED: [&str; 18] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
@@ -35,6 +35,7 @@ const SHARED: [&str; 17] = [
     name::SOCKETS,
     name::SERVED_V4,
     name::SERVED_V6,
+    name::LAST_OCTETS,
     name::ALL_SENT,
     name::DRAINING,
     name::AGENT,

@@ -96,10 +96,12 @@ impl Steering {
 
     /// Enters a port with its limits and a full bucket, also in place of what is there.
     pub(super) fn enter(&mut self, port: &PortName, key: PortKey) -> Result<(), SteerError> {
-        let Limits { frames_per_second, burst } = self.limits;
+        let Limits { frames_per_second, burst, connections_per_second, connection_burst } = self.limits;
+        let limited = Port::with_limit(frames_per_second, burst)
+            .and_connections(connections_per_second, connection_burst);
         let answers =
             if self.answers != 0 && sends_back(&port.ifname, key.ifindex)? { self.answers } else { 0 };
-        self.tables.add_port(key, Port { answers, ..Port::with_limit(frames_per_second, burst) })
+        self.tables.add_port(key, Port { answers, ..limited })
     }
 
     fn holder_of(&self, cookie: Cookie, ifindex: u32) -> Option<PortName> {

@@ -22,7 +22,7 @@ const BPF_EXIST: u64 = 2;
 
 /// Handles to all maps. What goes in are byte and integer arrays of the layouts `metadata-common` asserts.
 pub(super) struct Tables {
-    ports: HashMap<MapData, [u32; 2], [u64; 5]>,
+    ports: HashMap<MapData, [u32; 2], [u64; 9]>,
     identities: HashMap<MapData, [u8; 16], [u32; 4]>,
     guests: Array<MapData, u64>,
     guest_devices: DevMapHash<MapData>,
@@ -31,6 +31,7 @@ pub(super) struct Tables {
     sockets: XskMap<MapData>,
     served_v4: HashMap<MapData, [u8; 4], u32>,
     served_v6: HashMap<MapData, [u8; 16], u32>,
+    last_octets: Array<MapData, u32>,
     all_sent: Array<MapData, [u64; 4]>,
     draining: HashMap<MapData, u64, u32>,
     agent: Array<MapData, [u64; 4]>,
@@ -60,6 +61,7 @@ impl Tables {
             sockets: take(ebpf, name::SOCKETS)?,
             served_v4: take(ebpf, name::SERVED_V4)?,
             served_v6: take(ebpf, name::SERVED_V6)?,
+            last_octets: take(ebpf, name::LAST_OCTETS)?,
             all_sent: take(ebpf, name::ALL_SENT)?,
             draining: take(ebpf, name::DRAINING)?,
             agent: take(ebpf, name::AGENT)?,
@@ -78,6 +80,10 @@ impl Tables {
                 IpAddr::V6(v6) => (name::SERVED_V6, self.served_v6.insert(v6.octets(), value, 0)),
             };
             outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
+            // Last: until then the address is not looked up.
+            self.last_octets
+                .set(last_octet(address).into(), SERVED, 0)
+                .map_err(|source| SteerError::map(name::LAST_OCTETS, format!("enter {address}"), source))?;
         }
         self.serve_no_others(served, arp_only)
     }
@@ -128,15 +134,14 @@ impl Tables {
 
     /// Owns a port, with a full bucket.
     pub(super) fn add_port(&mut self, key: PortKey, port: Port) -> Result<(), SteerError> {
-        let state = [port.frame_ns, port.depth_ns, port.full_at_ns, port.answers, port.steered];
         self.ports
-            .insert(port_key(key), state, 0)
+            .insert(port_key(key), port_words(port), 0)
             .map_err(|source| SteerError::map(name::PORTS, format!("enter {key:?}"), source))
     }
 
     /// Frames steered since the port was added; `None` if it is not there.
     pub(super) fn steered(&self, key: PortKey) -> Option<u64> {
-        self.ports.get(&port_key(key), 0).ok().map(|[.., steered]| steered)
+        self.ports.get(&port_key(key), 0).ok().map(|[_, _, _, _, steered, ..]| steered)
     }
 
     /// Gives a port up.
@@ -315,6 +320,27 @@ fn absent_is_fine(outcome: Result<(), MapError>) -> Result<(), MapError> {
     }
 }
 
+fn last_octet(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(v4) => v4.octets()[3],
+        IpAddr::V6(v6) => v6.octets()[15],
+    }
+}
+
+fn port_words(port: Port) -> [u64; 9] {
+    [
+        port.frame_ns,
+        port.depth_ns,
+        port.full_at_ns,
+        port.answers,
+        port.steered,
+        port.connection_ns,
+        port.connection_depth_ns,
+        port.connections_full_at_ns,
+        port.guarded,
+    ]
+}
+
 fn port_key(PortKey { netns, ifindex }: PortKey) -> [u32; 2] {
     [netns, ifindex]
 }
@@ -346,10 +372,10 @@ fn guest_word(Guest { mac: [a, b, c, d, e, f], live }: Guest) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_served, guest_word, identity_key};
+    use super::{check_served, guest_word, identity_key, port_words};
     use crate::steer::SteerError;
     use metadata_common::mac::Mac;
-    use metadata_common::maps::{Guest, IdentityKey, MAX_SERVED, PortKey};
+    use metadata_common::maps::{Guest, IdentityKey, MAX_SERVED, Port, PortKey};
     use std::mem::offset_of;
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -371,6 +397,13 @@ mod tests {
         let word = guest_word(Guest { mac: MAC.0, live: 1 }).to_ne_bytes();
         assert_eq!(word[offset_of!(Guest, mac)..][..6], MAC.0);
         assert_eq!(word[offset_of!(Guest, live)..], 1_u16.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_port_is_laid_out_as_the_kernel_side_reads_it() {
+        let port = Port { guarded: 7, ..Port::with_limit(1_000, 2).and_connections(10, 3) };
+        let octets: Vec<u8> = port_words(port).into_iter().flat_map(u64::to_ne_bytes).collect();
+        assert_eq!(octets, port.to_bytes());
     }
 
     #[test]

@@ -1,0 +1,68 @@
+//! IPv4: to a served address, from one, or through one.
+
+use core::hint::black_box;
+
+use super::{Answer, Pass, Reader, Served, TRUNCATED, sent_to_group};
+use crate::verdict::Verdict;
+use crate::wire::{ipv4, protocol};
+
+/// By its addresses alone.
+#[inline(always)]
+pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
+    // One after the other, to need little stack.
+    let source = frame.read_afresh(at + ipv4::SOURCE).ok_or(TRUNCATED)?;
+    let destination = frame.read_afresh(at + ipv4::DESTINATION).ok_or(TRUNCATED)?;
+    if served.serves_v4(source) {
+        return Ok(Verdict::DropSourceClaim);
+    }
+    let serves = served.serves_v4(destination);
+    let [version_ihl, _] = frame.read_afresh(at).ok_or(TRUNCATED)?;
+    if !serves {
+        let options = version_ihl > ipv4::VERSION_IHL && version_ihl >> 4 == ipv4::VERSION;
+        return Err(if options { Pass::LookBehind(version_ihl) } else { Pass::Now(Verdict::PassIpv4) });
+    }
+    let fragment = frame.read_afresh(at + ipv4::FRAGMENT).map(u16::from_be_bytes).ok_or(TRUNCATED)?;
+    let [_, protocol] = frame.read_afresh(at + ipv4::TTL).ok_or(TRUNCATED)?;
+    Ok(if version_ihl >> 4 != ipv4::VERSION || version_ihl & 0xf < ipv4::MIN_IHL {
+        Verdict::DropIpv4Malformed
+    } else if version_ihl != ipv4::VERSION_IHL {
+        Verdict::DropIpv4Options
+    } else if fragment & ipv4::FRAGMENT_BITS != 0 {
+        Verdict::DropIpv4Fragment
+    } else if sent_to_group(frame) {
+        Verdict::DropGroupDestination
+    } else {
+        match protocol {
+            protocol::TCP => Verdict::SteerIpv4Tcp,
+            protocol::ICMP => Verdict::SteerIpv4Icmp,
+            protocol::UDP => Verdict::DropIpv4Udp,
+            _ => Verdict::DropIpv4Protocol,
+        }
+    })
+}
+
+/// The same, options included: looks for a served address among those of a datagram to elsewhere (RFC 791 §3.1), behind
+/// an octet that may begin a source route. Without walking from option to option: malformed ones hide nothing then.
+#[inline(always)]
+pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
+    let version_ihl = match classify(frame, at, served) {
+        Err(Pass::LookBehind(version_ihl)) => version_ihl,
+        answer => return answer,
+    };
+    let header = (version_ihl & 0xf) as usize * 4;
+    let mut routed = 0;
+    let mut from = ipv4::HEADER;
+    while from <= ipv4::MAX_HEADER - 4 {
+        if from + 4 > header {
+            break;
+        }
+        let octets: [u8; 4] = frame.read_afresh(at + from).ok_or(TRUNCATED)?;
+        if routed != 0 && served.serves_v4(octets) {
+            return Ok(Verdict::DropIpv4SourceRoute);
+        }
+        routed |= matches!(octets[0], ipv4::LOOSE_ROUTE | ipv4::STRICT_ROUTE) as u32;
+        // Kept a loop: written out, it would be most of the program.
+        from = black_box(from + 1);
+    }
+    Err(Pass::Now(Verdict::PassIpv4))
+}
