@@ -25,7 +25,8 @@ pub(super) const fn safe_segment(is_ipv4: bool) -> u16 {
     if is_ipv4 { 536 } else { 1220 }
 }
 
-/// What a SYN says about its sender. Without a size, or with size 0, it takes what every host does.
+/// What a SYN says about its sender. Without a size, or with size 0, it takes what every host does. Of two sizes the
+/// latter counts, as in the kernel.
 pub(super) fn abilities(segment: &Segment<'_>) -> Abilities {
     let is_ipv4 = segment.tuple.remote.0.is_ipv4();
     let mut said = Abilities { segment: safe_segment(is_ipv4), scale: None };
@@ -42,8 +43,11 @@ pub(super) fn abilities(segment: &Segment<'_>) -> Abilities {
         }
         let Some(option) = after.first().and_then(|length| rest.get(..usize::from(*length))) else { break };
         match option {
-            [MAXIMUM_SEGMENT_SIZE, 4, high, low] if [*high, *low] != [0, 0] => {
-                said.segment = u16::from_be_bytes([*high, *low]).min(largest_segment(is_ipv4));
+            [MAXIMUM_SEGMENT_SIZE, 4, high, low] => {
+                said.segment = match u16::from_be_bytes([*high, *low]) {
+                    0 => safe_segment(is_ipv4),
+                    size => size.min(largest_segment(is_ipv4)),
+                };
             }
             [WINDOW_SCALE, 3, shift] => said.scale = Some((*shift).min(SCALE_MAX)),
             // Shorter than its own header: nothing after it can be found.
@@ -83,13 +87,15 @@ mod tests {
         let v4 = IpAddr::from([10, 0, 0, 1]);
         let v6 = IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0, 1]);
         type Case = (&'static str, IpAddr, &'static [u8], (u16, Option<u8>));
-        let cases: [Case; 12] = [
+        let cases: [Case; 14] = [
             ("none", v4, &[], (536, None)),
             ("none over IPv6", v6, &[], (1220, None)),
             ("a size", v4, &[2, 4, 5, 180], (1460, None)),
             ("a size too large", v4, &[2, 4, 255, 255], (1460, None)),
             ("a size too large over IPv6", v6, &[2, 4, 5, 180], (1440, None)),
             ("size 0", v4, &[2, 4, 0, 0], (536, None)),
+            ("two sizes", v4, &[2, 4, 5, 180, 2, 4, 4, 0], (1024, None)),
+            ("a size, then size 0", v4, &[2, 4, 5, 180, 2, 4, 0, 0], (536, None)),
             ("Linux", v4, &[2, 4, 5, 180, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7], (1460, Some(7))),
             ("a shift too far", v4, &[3, 3, 200, 0], (536, Some(14))),
             ("after the end", v4, &[0, 2, 4, 5, 180, 0, 0, 0], (536, None)),

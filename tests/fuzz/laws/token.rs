@@ -11,8 +11,6 @@
 //! | 9 | how many edits of three octets follow: where, what, 0 to overwrite, 1 to insert, 2 to take out, else a bit flipped |
 //! | others | after the edits: a token nobody made |
 
-use std::sync::LazyLock;
-
 use metadata_user::token::{Keyring, Kind, TOKEN_CHARS};
 
 const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
@@ -22,9 +20,6 @@ const VMS: [&str; 4] =
     ["7c0f1a52-3b5e-4d1a-9d2c-000000000001", "7c0f1a52-3b5e-4d1a-9d2c-000000000002", "7c0f1a52", ""];
 const MADE_AT: u64 = 1_767_225_600;
 const EDITS_MOST: usize = 8;
-
-static KEYS: LazyLock<Keyring> = LazyLock::new(Keyring::ephemeral);
-static OTHER_KEYS: LazyLock<Keyring> = LazyLock::new(Keyring::ephemeral);
 
 /// Asserts every law on one input.
 ///
@@ -39,35 +34,37 @@ pub(crate) fn assert_all(input: &[u8]) {
     let shown_at = MADE_AT + u64::from(u32::from_be_bytes([a0, a1, a2, a3]));
     let (edits, strange) = rest.split_at(rest.len().min(3 * usize::from(edits).min(EDITS_MOST)));
 
-    let token = KEYS.mint(kind, vm, ttl, MADE_AT);
+    // Keys of its own for each input: a fuzzer sees what is compared, and would show a token made for another.
+    let (keys, other_keys) = (Keyring::ephemeral(), Keyring::ephemeral());
+    let token = keys.mint(kind, vm, ttl, MADE_AT);
     assert_eq!(token.len(), TOKEN_CHARS);
     assert!(token.bytes().all(|octet| octet.is_ascii_graphic()), "{token}");
     let ends = MADE_AT + u64::from(ttl.min(kind.longest_ttl_seconds()));
-    assert_eq!(KEYS.verify(kind, vm, token.as_bytes(), shown_at), shown_at < ends, "{ttl} s at {shown_at}");
+    assert_eq!(keys.verify(kind, vm, token.as_bytes(), shown_at), shown_at < ends, "{ttl} s at {shown_at}");
     for other in KINDS.into_iter().filter(|other| *other != kind) {
-        assert!(!KEYS.verify(other, vm, token.as_bytes(), MADE_AT), "good for {other:?}");
+        assert!(!keys.verify(other, vm, token.as_bytes(), MADE_AT), "good for {other:?}");
     }
     for other in VMS.into_iter().filter(|other| *other != vm) {
-        assert!(!KEYS.verify(kind, other, token.as_bytes(), MADE_AT), "good for the VM `{other}`");
+        assert!(!keys.verify(kind, other, token.as_bytes(), MADE_AT), "good for the VM `{other}`");
     }
-    assert!(!OTHER_KEYS.verify(kind, vm, token.as_bytes(), MADE_AT), "good on another node");
+    assert!(!other_keys.verify(kind, vm, token.as_bytes(), MADE_AT), "good on another node");
 
     let edited = edit(token.as_bytes(), edits);
     if edited != token.as_bytes() {
-        assert_nobody_takes(&edited);
+        assert_nobody_takes(&keys, &edited);
     }
-    assert_nobody_takes(strange);
+    assert_nobody_takes(&keys, strange);
     if !strange.is_empty() {
         // What was made with the token in hand is no better.
-        assert_nobody_takes(&[token.as_bytes(), strange].concat());
+        assert_nobody_takes(&keys, &[token.as_bytes(), strange].concat());
         let spliced = [&token.as_bytes()[strange.len().min(TOKEN_CHARS)..], strange].concat();
-        assert_nobody_takes(&spliced);
+        assert_nobody_takes(&keys, &spliced);
     }
 }
 
 /// Asserts that a text is no token of anybody.
-fn assert_nobody_takes(text: &[u8]) {
-    let made = |kind, vm| KEYS.verify(kind, vm, text, MADE_AT);
+fn assert_nobody_takes(keys: &Keyring, text: &[u8]) {
+    let made = |kind, vm| keys.verify(kind, vm, text, MADE_AT);
     for kind in KINDS {
         for vm in VMS {
             assert!(!made(kind, vm), "{} is good for {kind:?} of `{vm}`", text.escape_ascii());

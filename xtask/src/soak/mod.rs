@@ -69,6 +69,9 @@ pub(crate) struct Args {
     /// Also write a page with charts
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Pin nothing: no agent takes over from another, and none leaves anything behind
+    #[arg(long)]
+    no_pins: bool,
     /// The agent to run, instead of building one with optimisation
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
@@ -114,7 +117,7 @@ fn build() -> Result<PathBuf> {
 
 fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Report> {
     eprintln!("{} taps, seed {}", args.taps, args.seed);
-    let node = Node::new(agent, args.taps)?;
+    let node = Node::new(agent, args.taps, !args.no_pins)?;
     let records = node.records();
     let mut guests = node.populate(&records, args.seed)?;
     let first = node.start()?;
@@ -135,7 +138,8 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
         stages
     })?;
     // Nobody sends any more: the last look is at what stays behind.
-    agent.stop()?;
+    node.stop(agent, &shared)?;
+    node.release()?;
     let left = watch.orphans(None)?;
     if !left.is_empty() {
         shared.breach(format!("the last agent has left {left}"));
@@ -185,14 +189,14 @@ fn stages<'a>(
 ) -> Result<(Vec<Sample>, Agent<'a>)> {
     let whole = Duration::from_secs_f64(args.minutes * 60.0);
     let mut tell = Tell { shared, began, whole, told: began };
-    let mut ending = Ending::Stop;
+    let mut endings = node.endings().iter().cycle();
     while began.elapsed() + RESTART_EVERY < whole.mul_f64(RESTARTS) && !shared.is_over() {
         tell.wait(RESTART_EVERY, "restarts");
         if shared.is_over() {
             break;
         }
+        let ending = *endings.next().unwrap_or(&Ending::Stop);
         agent = node.restart(agent, ending, watch, shared)?;
-        ending = if ending == Ending::Stop { Ending::Kill } else { Ending::Stop };
     }
     let life = whole.saturating_sub(began.elapsed());
     tell.wait(life.mul_f64(WARM_UP), "warming up");

@@ -8,9 +8,13 @@ use super::watch::{Watch, hub_devices};
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::Plan;
 use anyhow::{Context as _, Result, ensure};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use support::agent::{Agent, arguments};
+use std::process::Command;
+use std::time::Duration;
+use support::agent::{Agent, arguments, arguments_with_pins};
+use support::bpffs::Bpffs;
 use support::eventually::eventually;
 use support::netns::Namespace;
 use support::record::Identity;
@@ -25,14 +29,18 @@ const ASIDE_EVERY: u16 = 6;
 /// Files go where reading them needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
 /// Longest until an agent has attached all taps.
-const READY: std::time::Duration = std::time::Duration::from_secs(60);
+const READY: Duration = Duration::from_secs(60);
+/// Longest an agent that was taken over from may stay: 30 s for its guests, and some.
+const LEAVES_WITHIN: Duration = Duration::from_secs(40);
 
 /// Namespaces and directories.
 pub(super) struct Node {
     pub(super) ns: Namespace,
     pub(super) side: Namespace,
     pub(super) files: TempDir,
-    pub(super) agent: PathBuf,
+    agent: PathBuf,
+    /// Where links and maps are pinned, unless they are not.
+    pins: Option<Bpffs>,
     /// Guests that have a tap and a record.
     pub(super) guests: u64,
 }
@@ -52,17 +60,20 @@ pub(super) enum Ending {
     Stop,
     /// SIGKILL.
     Kill,
+    /// The next one takes over from it.
+    Takeover,
 }
 
 impl Node {
     /// Makes the namespaces.
-    pub(super) fn new(agent: PathBuf, guests: u16) -> Result<Self> {
+    pub(super) fn new(agent: PathBuf, guests: u16, pins: bool) -> Result<Self> {
         let base = PathBuf::from(IN_MEMORY);
         let base = if base.is_dir() { base } else { std::env::temp_dir() };
         let files = tempfile::Builder::new().prefix("xdp-imds-soak-").tempdir_in(base)?;
         std::fs::create_dir(files.path().join("records"))?;
         let [ns, side] = ["soak", "soakside"].map(Namespace::new);
-        let node = Self { ns: ns?, side: side?, files, agent, guests: guests.into() };
+        let pins = pins.then(Bpffs::mount).transpose()?;
+        let node = Self { ns: ns?, side: side?, files, agent, pins, guests: guests.into() };
         for ns in [&node.ns, &node.side] {
             // No chatter of the node's own.
             ns.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
@@ -130,10 +141,27 @@ impl Node {
         Ok(guests)
     }
 
+    /// How agents end here, in turn. Without pins there is nothing to take over.
+    pub(super) fn endings(&self) -> &'static [Ending] {
+        match self.pins {
+            Some(_) => &[Ending::Stop, Ending::Kill, Ending::Takeover, Ending::Takeover],
+            None => &[Ending::Stop, Ending::Kill],
+        }
+    }
+
+    fn words(&self) -> Vec<OsString> {
+        match &self.pins {
+            Some(bpffs) => arguments_with_pins(&self.records(), &[], &bpffs.pins()),
+            None => arguments(&self.records(), &[]),
+        }
+    }
+
     /// Starts an agent and waits until it has attached every tap that is there.
     pub(super) fn start(&self) -> Result<Agent<'_>> {
-        let words = arguments(&self.records(), &[]);
-        let agent = Agent::start_binary(&self.agent, &self.ns, words)?;
+        self.ready(Agent::start_binary(&self.agent, &self.ns, self.words())?)
+    }
+
+    fn ready<'a>(&self, agent: Agent<'a>) -> Result<Agent<'a>> {
         eventually(READY, || {
             let metrics = agent.metrics()?;
             let ports = metrics.samples().iter().find(|sample| sample.name == "xdp_imds_ports");
@@ -145,7 +173,7 @@ impl Node {
         Ok(agent)
     }
 
-    /// Ends an agent, sees that nothing of it is left, and starts another.
+    /// Has another agent follow this one, and sees that nothing of this one is left.
     pub(super) fn restart<'a>(
         &'a self,
         agent: Agent<'a>,
@@ -154,28 +182,81 @@ impl Node {
         shared: &Shared,
     ) -> Result<Agent<'a>> {
         watch.note(agent.pid())?;
-        shared.disturb();
-        match ending {
+        let next = match ending {
             Ending::Stop => {
-                let status = agent.stop()?;
-                ensure!(status.success(), "the agent ended with {status} after SIGTERM");
+                shared.disturb();
+                self.stop(agent, shared)?;
                 add(&shared.counts.stops, 1);
-                let devices = hub_devices(&self.ns)?;
-                if devices > 0 {
-                    shared.breach(format!("an agent that was told to stop left {devices} hub devices"));
-                }
+                let next = self.start()?;
+                shared.disturb();
+                next
             }
             Ending::Kill => {
+                shared.disturb();
                 agent.kill()?;
                 add(&shared.counts.kills, 1);
+                let next = self.start()?;
+                shared.disturb();
+                next
             }
-        }
-        let agent = self.start()?;
-        shared.disturb();
-        let left = watch.orphans(Some(agent.pid()))?;
+            // No disturbance: nothing may fail.
+            Ending::Takeover => self.take_over(agent, shared)?,
+        };
+        let left = watch.orphans(Some(next.pid()))?;
         if !left.is_empty() {
             shared.breach(format!("the agent before ({ending:?}) has left {left}"));
         }
-        Ok(agent)
+        Ok(next)
     }
+
+    /// Ends an agent as a service manager does.
+    pub(super) fn stop(&self, agent: Agent<'_>, shared: &Shared) -> Result<()> {
+        let status = agent.stop()?;
+        ensure!(status.success(), "the agent ended with {status} after SIGTERM");
+        let devices = hub_devices(&self.ns)?;
+        if devices > 0 {
+            shared.breach(format!("an agent that was told to stop left {devices} hub devices"));
+        }
+        Ok(())
+    }
+
+    fn take_over<'a>(&'a self, agent: Agent<'a>, shared: &Shared) -> Result<Agent<'a>> {
+        let mut words = self.words();
+        words.push("--takeover".into());
+        shared.hand_over();
+        let next = self.ready(Agent::start_binary(&self.agent, &self.ns, words)?)?;
+        add(&shared.counts.takeovers, 1);
+        eventually(LEAVES_WITHIN, || {
+            ensure!(
+                has_ended(agent.pid()),
+                "the agent that was taken over from is still there:\n{}",
+                agent.said()
+            );
+            Ok(())
+        })?;
+        shared.hand_over();
+        let said = agent.said();
+        let status = agent.stop()?;
+        ensure!(status.success(), "the agent that was taken over from ended with {status}:\n{said}");
+        Ok(next)
+    }
+
+    /// Takes off what outlives agents.
+    pub(super) fn release(&self) -> Result<()> {
+        let Some(bpffs) = &self.pins else { return Ok(()) };
+        let mut command = Command::new(&self.agent);
+        command.arg("release").arg("--pins").arg(bpffs.pins());
+        let output = self.ns.output(&mut command)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "`xdp-imds release`: {}: {said}", output.status);
+        Ok(())
+    }
+}
+
+/// Whether a child has ended, before anybody has waited for it (Linux: Documentation/filesystems/proc.rst, `stat`).
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything.
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }

@@ -17,8 +17,10 @@ pub(super) struct Shared {
     pub(super) interrupted: Arc<AtomicBool>,
     /// Whoever sends frames or changes things holds it for reading; for writing, all is calm.
     calm: RwLock<()>,
-    /// Odd while the agent is being replaced.
+    /// Odd while there is no agent.
     disturbances: AtomicU64,
+    /// Odd while one agent takes over from another.
+    handovers: AtomicU64,
     breaches: Mutex<Vec<String>>,
     pub(super) counts: Counts,
 }
@@ -45,7 +47,8 @@ counts! {
     boots,
     /// Their requests answered, every octet right.
     requests,
-    /// Their requests that failed while the agent was being replaced.
+    /// Their requests that failed while there was no agent, or went out on a kept connection just when the agent that
+    /// was taken over from closed it: a client asks those again (RFC 9112 §9.3.1).
     interrupted,
     /// Their requests that failed for no such reason.
     failed,
@@ -63,6 +66,8 @@ counts! {
     stops,
     /// Agents ended by SIGKILL.
     kills,
+    /// Agents that were taken over from.
+    takeovers,
     /// Bounds broken.
     breaches,
 }
@@ -74,6 +79,7 @@ impl Shared {
             interrupted,
             calm: RwLock::new(()),
             disturbances: AtomicU64::new(0),
+            handovers: AtomicU64::new(0),
             breaches: Mutex::default(),
             counts: Counts::default(),
         }
@@ -99,19 +105,31 @@ impl Shared {
         self.calm.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that the agent goes, and once more that it is there again.
+    /// Says that the agent goes, and once more that one is there again.
     pub(super) fn disturb(&self) {
         self.disturbances.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A mark of the present; see [`Shared::was_undisturbed_since`].
-    pub(super) fn mark(&self) -> u64 {
-        self.disturbances.load(Ordering::SeqCst)
+    /// Says that one agent begins to take over from another, and once more that it has.
+    pub(super) fn hand_over(&self) {
+        self.handovers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether one agent served all the time since the mark.
-    pub(super) fn was_undisturbed_since(&self, mark: u64) -> bool {
-        mark.is_multiple_of(2) && mark == self.mark()
+    /// A mark of the present.
+    pub(super) fn mark(&self) -> Mark {
+        let [disturbances, handovers] =
+            [&self.disturbances, &self.handovers].map(|count| count.load(Ordering::SeqCst));
+        Mark { disturbances, handovers }
+    }
+
+    /// Whether there was an agent all the time since the mark.
+    pub(super) fn was_undisturbed_since(&self, mark: Mark) -> bool {
+        mark.disturbances.is_multiple_of(2) && mark.disturbances == self.mark().disturbances
+    }
+
+    /// Whether that was one agent, which handed nothing over.
+    pub(super) fn was_one_since(&self, mark: Mark) -> bool {
+        mark.handovers.is_multiple_of(2) && mark == self.mark()
     }
 
     /// Notes that something happened that must not.
@@ -138,6 +156,13 @@ impl Shared {
             left -= step;
         }
     }
+}
+
+/// What had happened to agents at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    disturbances: u64,
+    handovers: u64,
 }
 
 /// Adds to a count.

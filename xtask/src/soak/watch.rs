@@ -7,8 +7,8 @@ use support::agent::{Agent, Metrics};
 use support::netns::Namespace;
 use support::objects::Objects;
 
-/// The first hub's inner end, as the agent names it by default.
-const INNER: &str = "imds-in";
+/// What the name of every hub's inner end begins with.
+const INNER: &str = "imds-i";
 /// What every hub device's name begins with.
 const HUB: &str = "imds-";
 /// Longest until frames under way have arrived and counters are published, and until what the kernel frees
@@ -23,6 +23,7 @@ pub(super) struct Sample {
     pub(super) at_s: f64,
     /// Memory of the agent that is not of files.
     pub(super) rss_bytes: u64,
+    /// Descriptors of anything but eBPF objects.
     pub(super) fds: u64,
     pub(super) threads: u64,
     /// Network namespaces it holds by descriptors.
@@ -51,11 +52,13 @@ pub(super) type Figure = fn(&Sample) -> u64;
 pub(super) struct Watch {
     began: Instant,
     ever: Objects,
+    /// What was counted when this agent was first looked at: what it serves by may have been counting before.
+    first: Option<(u32, Ledger)>,
 }
 
 impl Watch {
     pub(super) fn new(began: Instant) -> Self {
-        Self { began, ever: Objects::default() }
+        Self { began, ever: Objects::default(), first: None }
     }
 
     /// Notes what the agent holds, to look for it later.
@@ -83,8 +86,12 @@ impl Watch {
 
     /// A whole look. All is calm.
     pub(super) fn sample(&mut self, agent: &Agent<'_>, node: &Namespace) -> Result<Sample> {
-        let (metrics, unaccounted) = settled(agent, node)?;
         let pid = agent.pid();
+        let first = self.first.filter(|(of, _)| *of == pid).map(|(_, first)| first);
+        let (metrics, ledger, unaccounted) = settled(agent, node, first)?;
+        if first.is_none() {
+            self.first = Some((pid, ledger));
+        }
         let orphans = self.orphans(Some(pid))?;
         let held = self.note(pid)?;
         let gauge = |name: &str| value(&metrics, name);
@@ -111,21 +118,28 @@ impl Watch {
     }
 }
 
-/// The metrics once every frame is accounted for, or when that does not happen; and how many are not.
-fn settled(agent: &Agent<'_>, node: &Namespace) -> Result<(Metrics, u64)> {
+/// The metrics once every frame since the first look is accounted for, or when that does not happen; and how many are
+/// not. At the first look: once nothing moves any more.
+fn settled(agent: &Agent<'_>, node: &Namespace, first: Option<Ledger>) -> Result<(Metrics, Ledger, u64)> {
     let end = Instant::now() + SETTLE;
+    let mut before = None;
     loop {
         // A retransmission may fall between two counters: what counts is whether they ever agree.
         let lost_by_device = dropped(node)?;
         let metrics = agent.metrics()?;
         let ledger = Ledger::read(&metrics, lost_by_device)?;
-        let unaccounted = ledger.unaccounted();
-        if unaccounted == 0 || Instant::now() >= end {
+        let unaccounted = match first {
+            Some(first) => ledger.since(&first).unaccounted(),
+            None => 0,
+        };
+        let rests = first.is_some() || before == Some(ledger);
+        if unaccounted == 0 && rests || Instant::now() >= end {
             if unaccounted > 0 {
-                eprintln!("unaccounted: {ledger:?}");
+                eprintln!("unaccounted: {:?}", first.map(|first| ledger.since(&first)));
             }
-            return Ok((metrics, unaccounted));
+            return Ok((metrics, ledger, unaccounted));
         }
+        before = Some(ledger);
         std::thread::sleep(PAUSE);
     }
 }
@@ -175,6 +189,23 @@ impl Ledger {
         })
     }
 
+    /// The same from another moment on.
+    fn since(&self, first: &Self) -> Self {
+        let since = |of: fn(&Self) -> u64| of(self).saturating_sub(of(first));
+        Self {
+            steered: since(|ledger| ledger.steered),
+            delivered: since(|ledger| ledger.delivered),
+            absent: since(|ledger| ledger.absent),
+            lost_by_device: since(|ledger| ledger.lost_by_device),
+            received: since(|ledger| ledger.received),
+            lost_at_socket: since(|ledger| ledger.lost_at_socket),
+            lost_at_link: since(|ledger| ledger.lost_at_link),
+            stack: since(|ledger| ledger.stack),
+            sent: since(|ledger| ledger.sent),
+            hub: since(|ledger| ledger.hub),
+        }
+    }
+
     /// Frames that were seen at one place and neither seen nor counted as lost at the next.
     fn unaccounted(&self) -> u64 {
         let at_device = self.steered.abs_diff(self.delivered + self.absent);
@@ -194,13 +225,14 @@ fn value(metrics: &Metrics, name: &str) -> Result<u64> {
     Ok(found.map(|sample| sample.value as u64).sum())
 }
 
-/// Frames the hub's inner end has thrown away.
+/// Frames the hubs' inner ends have thrown away.
 fn dropped(node: &Namespace) -> Result<u64> {
     let table = node.run_in(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
-    let line = table.lines().find_map(|line| line.trim_start().strip_prefix(INNER)?.strip_prefix(':'));
-    let fields = line.with_context(|| format!("there is no {INNER}"))?.split_whitespace();
+    let mut ends = table.lines().filter(|line| line.trim_start().starts_with(INNER)).peekable();
+    ensure!(ends.peek().is_some(), "there is no hub");
     // Octets, packets, errors, dropped, … received (Linux: net/core/net-procfs.c).
-    fields.into_iter().nth(3).and_then(|field| field.parse().ok()).context("/proc/net/dev has another form")
+    let dropped = |line: &str| line.split_once(':')?.1.split_whitespace().nth(3)?.parse::<u64>().ok();
+    ends.map(|line| dropped(line).context("/proc/net/dev has another form")).sum()
 }
 
 /// Devices of hubs in the agent's namespace.
@@ -209,13 +241,14 @@ pub(super) fn hub_devices(node: &Namespace) -> Result<u64> {
     Ok(table.lines().filter(|line| line.trim_start().starts_with(HUB)).count() as u64)
 }
 
-/// Descriptors of a process, and of these the namespaces.
+/// Descriptors of a process but those of eBPF objects, and of these the namespaces.
 fn descriptors(pid: u32) -> Result<(u64, u64)> {
     let (mut all, mut namespaces) = (0, 0);
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let Ok(target) = std::fs::read_link(entry?.path()) else { continue };
         let target = target.to_string_lossy().into_owned();
-        all += 1;
+        // Links come and go with the quiet of guests; they are counted as what they are.
+        all += u64::from(!target.starts_with("anon_inode:bpf"));
         namespaces += u64::from(target.starts_with("net:[") || target.starts_with("/run/netns/"));
     }
     Ok((all, namespaces))
@@ -246,6 +279,15 @@ mod tests {
         sent: 400,
         hub: 400,
     };
+
+    #[test]
+    fn what_was_counted_before_the_first_look_does_not_count() {
+        let later = Ledger { steered: 1_010, delivered: 910, received: 880, stack: 860, ..RIGHT };
+        assert_eq!(later.since(&RIGHT).unaccounted(), 0);
+        let odd = Ledger { received: 0, stack: 0, lost_at_link: 0, ..RIGHT };
+        assert_eq!(odd.since(&odd).unaccounted(), 0);
+        assert_eq!(Ledger { stack: 861, ..later }.since(&RIGHT).unaccounted(), 1);
+    }
 
     #[test]
     fn a_frame_missing_at_any_place_is_missed() {
