@@ -9,6 +9,8 @@ mod identity;
 mod ipv4;
 #[path = "hostile/ipv6.rs"]
 mod ipv6;
+#[path = "hostile/leaks.rs"]
+mod leaks;
 #[path = "hostile/make.rs"]
 mod make;
 #[path = "hostile/node.rs"]
@@ -66,6 +68,14 @@ fn no_wrapping_of_ethernet_gets_a_packet_for_a_served_address_off_the_tap() {
         return;
     }
     hold("ethernet", &[Shape::default(), Shape::virtio()], &ethernet::cases(), [0; 2]);
+}
+
+#[test]
+fn no_detour_gets_to_a_served_address_and_no_claim_to_one_leaves_the_tap() {
+    if !privileged::or_skip() {
+        return;
+    }
+    hold("leaks", &[Shape::default(), Shape::virtio()], &leaks::cases(), [0; 2]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod connections;
 mod floods;
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use support::agent::Agent;
@@ -51,8 +51,12 @@ fn withstand(label: &str, config: &str, attacks: &[Attack]) {
     let mut arena = Arena::open(&scene, config).expect("an arena");
     let mut failures = Vec::new();
     for attack in attacks {
+        let start = Instant::now();
         match withstand_one(&mut arena, attack) {
-            Ok(answered) => eprintln!("{label}/{}: {answered:?} requests of others meanwhile", attack.name),
+            Ok(answered) => {
+                let took = start.elapsed();
+                eprintln!("{label}/{}: {answered:?} requests of others, {took:.1?}", attack.name);
+            }
             Err(error) => failures.push(format!("{label}/{}: {error:#}", attack.name)),
         }
     }

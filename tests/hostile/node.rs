@@ -126,9 +126,14 @@ fn a_node_that_has_every_metadata_address_itself_never_hears_of_it() {
     if !privileged::or_skip() {
         return;
     }
-    let cases: Vec<Case> =
-        [crate::ipv4::cases(), crate::ipv6::cases(), crate::ethernet::cases(), crate::segments::cases()]
-            .concat();
+    let cases: Vec<Case> = [
+        crate::ipv4::cases(),
+        crate::ipv6::cases(),
+        crate::ethernet::cases(),
+        crate::leaks::cases(),
+        crate::segments::cases(),
+    ]
+    .concat();
     let scene = Scene::new(Shape::default()).expect("a node");
     let identity = Identity::of(ATTACKER);
     let tap = scene.host().tap(&identity, Shape::default()).expect("a tap");
