@@ -189,6 +189,18 @@ fn what_can_change_does_and_a_bad_configuration_changes_nothing() {
     lasting.write_all(b"GET /v1/meta-data HTTP/1.0\r\n\r\n").expect("said");
     assert!(rest(&mut lasting).starts_with(b"HTTP/1.1 200"), "connections outlast a reload");
 
+    node.configure(&node.usual("others", "limits: {frames_per_second: 1, burst: 1}"));
+    agent.reload().expect("asked");
+    let starved = || {
+        let fetched = node.guest.fetch("/v1/meta-data", Duration::from_secs(2));
+        anyhow::ensure!(fetched.is_err(), "answered");
+        Ok(())
+    };
+    eventually(PATIENCE, starved).expect("a frame a second answers nobody");
+    node.configure(&node.usual("others", ""));
+    agent.reload().expect("asked");
+    eventually(PATIENCE, || node.user_data()).expect("and the usual limits everybody");
+
     let none = node.room.path().join("none");
     std::fs::create_dir(&none).expect("a directory");
     node.configure(&format!("records: {}\n", none.display()));

@@ -71,6 +71,24 @@ fn guests_that_lose_frames_read_slowly_or_leave_checksums_to_the_device_boot_all
 }
 
 #[test]
+fn guests_boot_through_a_takeover_without_noticing_and_through_the_death_of_the_agent_without_a_failure() {
+    if !may_run() {
+        return;
+    }
+    for event in ["takeover@0.3", "kill9@0.3"] {
+        let results =
+            storm(&["--vms", "64", "--dialect", "openstack", "--arrival", "ramp:1", "--event", event]);
+        let round = &results["cases"][0]["subjects"][0]["rounds"][0];
+        let count = |what: &str| round[what].as_u64().expect("a number");
+        assert_eq!((count("failures"), &round["events"][0]["event"]), (0, &event.into()), "{event}: {round}");
+        assert_eq!(count("requests"), 64 * 48, "{event}: {round}");
+        if event.starts_with("takeover") {
+            assert_eq!((count("retries"), &round["reasons"]), (0, &serde_json::json!({})), "{event}");
+        }
+    }
+}
+
+#[test]
 fn one_guest_that_floods_makes_no_other_fail() {
     if !may_run() {
         return;

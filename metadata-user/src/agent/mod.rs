@@ -47,10 +47,10 @@ pub use state::{Errands, State};
 use crate::audit::COLLECT_EVERY;
 use crate::config::Config;
 use crate::feed::FeedEvent;
-use crate::stack::{SlotStats, Timeouts};
+use crate::stack::SlotStats;
 use crate::status::{Guest, Held};
 use crate::steer::{Changed, LinkWatch, NetnsId, SteerError, forget_process};
-use handover::{End, Giver, Heard, Taking, hand_over};
+use handover::{End, Giver, Succession, Taking, hand_over};
 use leave::Left;
 use reload::Seen;
 
@@ -130,62 +130,6 @@ struct Started {
     errands: Errands,
     /// The agent whose ports are to be taken over.
     taking: Option<Taking>,
-}
-
-/// Where a takeover of ours stands.
-#[derive(Default)]
-struct Succession {
-    /// The agent before, while it serves its guests to their end.
-    taking: Option<Taking>,
-    /// The kernel's tables still tell its connections from ours.
-    unfinished: bool,
-    /// When late words of its guests may be reset.
-    spare_until: Option<Instant>,
-}
-
-impl Succession {
-    /// What is heard of the agent before; nothing when there is none.
-    async fn hear(&mut self) -> Heard {
-        match &mut self.taking {
-            Some(taking) => taking.hear().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Acts on it.
-    async fn act(&mut self, node: &mut Node, opened: Option<&Opened>, heard: Heard) {
-        let late = match heard {
-            Heard::Question(question) => {
-                if let Some(taking) = &mut self.taking {
-                    taking.tell(node, &question).await;
-                }
-                return;
-            }
-            Heard::Done => Timeouts::default().time_wait,
-            Heard::Died => Duration::ZERO,
-        };
-        *self = Self { taking: None, unfinished: true, spare_until: Some(Instant::now() + late) };
-        self.finish(node, opened);
-    }
-
-    /// Does what is left to do once the agent before has gone.
-    fn finish(&mut self, node: &mut Node, opened: Option<&Opened>) {
-        if self.unfinished {
-            match node.finish_take_over() {
-                Ok(()) => {
-                    self.unfinished = false;
-                    opened.into_iter().for_each(Opened::open_door);
-                }
-                Err(error) => warn!("the tables are not cleared of the agent before yet: {error}"),
-            }
-        }
-        if self.spare_until.is_some_and(|until| until <= Instant::now()) {
-            match node.spare_unknown(false) {
-                Ok(()) => self.spare_until = None,
-                Err(error) => warn!("guests of the agent before are not reset yet: {error}"),
-            }
-        }
-    }
 }
 
 /// Runs until SIGTERM or SIGINT, until another agent has taken over, or until the worker has died.

@@ -50,11 +50,10 @@ pub(super) struct Changes {
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// The fields that only a start takes: the kernel's tables, the hubs and the workers are made of them.
-const RESTART: [Field; 12] = [
+const RESTART: [Field; 11] = [
     ("audit", |a, b| a.audit != b.audit),
     ("addresses", |a, b| a.addresses != b.addresses),
     ("arp_only", |a, b| a.next_hops() != b.next_hops()),
-    ("limits", |a, b| a.limits != b.limits),
     ("steer", |a, b| a.steer != b.steer),
     ("hub", |a, b| a.hub != b.hub),
     ("metrics", |a, b| a.metrics != b.metrics),
@@ -73,6 +72,7 @@ impl Changes {
             metadata: new.metadata,
             ports: new.ports.clone(),
             rotate_token_key_days: new.rotate_token_key_days,
+            limits: new.limits,
             drain_seconds: new.drain_seconds,
             log: new.log.clone(),
             ..old.clone()
@@ -156,7 +156,7 @@ mod tests {
             ("rotate_token_key_days", |c| c.rotate_token_key_days = 1, true),
             ("log", |c| c.log = Some("debug".into()), true),
             ("addresses", |c| _ = c.addresses.pop(), false),
-            ("limits", |c| c.limits.burst = 1, false),
+            ("limits", |c| c.limits.burst = 1, true),
             ("state", |c| c.state = None, false),
             ("workers", |c| c.workers = 2, false),
             ("run", |c| c.run = "/elsewhere".into(), false),

@@ -104,6 +104,24 @@ impl Steering {
         self.tables.add_port(key, Port { answers, ..limited })
     }
 
+    /// Limits what every port may send, those attached now and later ones.
+    ///
+    /// # Errors
+    /// When the kernel refuses to change a table; some ports have the new limits then.
+    pub fn set_limits(&mut self, limits: Limits) -> Result<(), SteerError> {
+        self.limits = limits;
+        let Limits { frames_per_second, burst } = limits;
+        let keys: Vec<PortKey> = self.ports.values().map(|attached| attached.key).collect();
+        let limit = Port::with_limit(frames_per_second, burst);
+        keys.into_iter().try_for_each(|key| self.tables.limit_port(key, limit))
+    }
+
+    /// The limits of ports.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     fn holder_of(&self, cookie: Cookie, ifindex: u32) -> Option<PortName> {
         self.places.get(&(cookie, ifindex)).cloned()
     }

@@ -23,6 +23,7 @@
 
 mod door;
 mod give;
+mod succession;
 mod take;
 mod wire;
 
@@ -30,6 +31,7 @@ use std::time::Duration;
 
 pub(super) use door::{Call, Door};
 pub(super) use give::{End, Giver, hand_over};
+pub(super) use succession::Succession;
 pub(super) use take::{Heard, Taking};
 
 /// The socket's name in the run directory.

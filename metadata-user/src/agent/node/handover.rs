@@ -99,6 +99,8 @@ impl Node {
     /// When the kernel refuses a change; it is worth another try.
     pub fn take_over(&mut self) -> Result<(), SteerError> {
         self.steering.take_over_all()?;
+        // Its ports are limited as it was told, and it may have been told something else.
+        self.steering.set_limits(self.steering.limits())?;
         let identities = self.steering.identities();
         self.slots.reserve(identities.iter().map(|bound| bound.slot));
         for port in self.plan.ports().cloned().collect::<Vec<_>>() {

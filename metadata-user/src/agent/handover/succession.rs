@@ -1,0 +1,67 @@
+//! After the ports have been taken: the agent before serves its guests to their end, and asks what it does not know.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{Heard, Taking};
+use crate::agent::doors::Opened;
+use crate::agent::node::Node;
+use crate::stack::Timeouts;
+
+/// Where a takeover of ours stands.
+#[derive(Default)]
+pub(in crate::agent) struct Succession {
+    /// The agent before, while it serves its guests to their end.
+    pub(in crate::agent) taking: Option<Taking>,
+    /// The kernel's tables still tell its connections from ours.
+    unfinished: bool,
+    /// When late words of its guests may be reset.
+    spare_until: Option<Instant>,
+}
+
+impl Succession {
+    /// What is heard of the agent before; nothing when there is none.
+    pub(in crate::agent) async fn hear(&mut self) -> Heard {
+        match &mut self.taking {
+            Some(taking) => taking.hear().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Acts on it.
+    pub(in crate::agent) async fn act(&mut self, node: &mut Node, opened: Option<&Opened>, heard: Heard) {
+        let late = match heard {
+            Heard::Question(question) => {
+                if let Some(taking) = &mut self.taking {
+                    taking.tell(node, &question).await;
+                }
+                return;
+            }
+            Heard::Done => Timeouts::default().time_wait,
+            Heard::Died => Duration::ZERO,
+        };
+        *self = Self { taking: None, unfinished: true, spare_until: Some(Instant::now() + late) };
+        self.finish(node, opened);
+    }
+
+    /// Does what is left to do once the agent before has gone.
+    pub(in crate::agent) fn finish(&mut self, node: &mut Node, opened: Option<&Opened>) {
+        if self.unfinished {
+            match node.finish_take_over() {
+                Ok(()) => {
+                    self.unfinished = false;
+                    opened.into_iter().for_each(Opened::open_door);
+                }
+                Err(error) => warn!("the tables are not cleared of the agent before yet: {error}"),
+            }
+        }
+        if self.spare_until.is_some_and(|until| until <= Instant::now()) {
+            match node.spare_unknown(false) {
+                Ok(()) => self.spare_until = None,
+                Err(error) => warn!("guests of the agent before are not reset yet: {error}"),
+            }
+        }
+    }
+}
