@@ -9,7 +9,7 @@
 //! see `takeover`.
 
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Agent, Identity, MAX_SLOTS, Port, PortKey, Slot};
+use metadata_common::maps::{Agent, Identity, MAX_SLOTS, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -366,14 +366,9 @@ impl Steering {
             self.tables.remove_port(*key)?;
         }
         for key in keys.iter().filter(|key| !entered.contains(key)) {
-            self.tables.add_port(*key, self.unanswered())?;
+            self.tables.add_port(*key, self.limited())?;
         }
         self.tables.clear_claims()
-    }
-
-    /// A port on which the kernel answers nothing by itself.
-    fn unanswered(&self) -> Port {
-        Port::with_limit(self.limits.frames_per_second, self.limits.burst)
     }
 
     /// Sends what comes from ports that are left to hubs that exist.
@@ -401,7 +396,7 @@ impl Steering {
             self.left.iter().map(|(place, left)| (*place, left.netns, left.links.clone())).collect();
         for ((cookie, ifindex), netns, links) in places {
             let key = PortKey { netns, ifindex };
-            self.tables.add_port(key, self.unanswered())?;
+            self.tables.add_port(key, self.limited())?;
             for on in links {
                 let Some(path) = self.pin_of(on, cookie, key) else { continue };
                 match self.replace(on, cookie, &path) {

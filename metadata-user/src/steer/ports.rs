@@ -96,12 +96,15 @@ impl Steering {
 
     /// Enters a port with its limits and a full bucket, also in place of what is there.
     pub(super) fn enter(&mut self, port: &PortName, key: PortKey) -> Result<(), SteerError> {
-        let Limits { frames_per_second, burst, connections_per_second, connection_burst } = self.limits;
-        let limited = Port::with_limit(frames_per_second, burst)
-            .and_connections(connections_per_second, connection_burst);
         let answers =
             if self.answers != 0 && sends_back(&port.ifname, key.ifindex)? { self.answers } else { 0 };
-        self.tables.add_port(key, Port { answers, ..limited })
+        self.tables.add_port(key, Port { answers, ..self.limited() })
+    }
+
+    /// A port held to the limits, on which the kernel answers nothing by itself.
+    pub(super) fn limited(&self) -> Port {
+        let Limits { frames_per_second, burst, connections_per_second, connection_burst } = self.limits;
+        Port::with_limit(frames_per_second, burst).and_connections(connections_per_second, connection_burst)
     }
 
     /// Limits what every port may send, those attached now and later ones.
