@@ -25,6 +25,8 @@ const PROBES: usize = 40;
 const CLOSED: Duration = Duration::from_secs(4);
 /// For the service to lose patience: it waits 10 s for a request's head.
 const HEAD_PATIENCE: Duration = Duration::from_secs(40);
+/// For a port's bucket to fill again, which holds a fifth of a second's frames.
+const REFILL: Duration = Duration::from_millis(250);
 /// What the attacker's record has as user-data.
 pub(crate) const USER_DATA: usize = 60_000;
 const LARGE: &str = "/v1/user-data";
@@ -155,6 +157,12 @@ fn tiny_segments(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Gives a connection up once the port's bucket holds something again.
+fn hang_up(station: &Station, talk: &Talk) -> Result<()> {
+    std::thread::sleep(REFILL);
+    station.say(&talk.reset())
+}
+
 /// The same acknowledgement over and over: what is sent again for it stays below what is said.
 fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     const TIMES: usize = 2_000;
@@ -169,7 +177,7 @@ fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     }
     let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
     ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of old acknowledgements");
-    station.say(&talk.reset())
+    hang_up(station, &talk)
 }
 
 /// Acknowledgements of what was never sent, behind and ahead, and of half of what was.
@@ -185,7 +193,7 @@ fn silly_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     }
     let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
     ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of silly acknowledgements");
-    station.say(&talk.reset())
+    hang_up(station, &talk)
 }
 
 /// Resets and SYNs that miss the next number leave a connection as it is (RFC 5961).

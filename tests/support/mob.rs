@@ -159,13 +159,16 @@ impl<'s> Mob<'s> {
             .sum())
     }
 
-    /// Leaves: a FIN where the service has closed its side, a reset where it has not.
+    /// Leaves: a FIN where the service has closed its side and heard all, else a reset with the number it waits for.
     ///
     /// # Errors
     /// As for [`Station::say`].
     pub fn leave(self) -> Result<()> {
         let open = self.talks.iter().filter(|talk| talk.open && !talk.reset);
-        let last = open.map(|talk| if talk.ended { talk.finish() } else { talk.reset() });
+        let last = open.map(|talk| match talk.in_flight() {
+            0 if talk.ended => talk.finish(),
+            _ => Segment { seq: talk.acknowledged, ..talk.reset() },
+        });
         last.into_iter().try_for_each(|segment| self.station.say(&segment))
     }
 }
