@@ -22,6 +22,7 @@ use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::netns::Cookie;
 
@@ -303,15 +304,26 @@ fn maps_of(pins: &Path) -> PathBuf {
 
 const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
 
+/// How often a lock is tried that somebody else has, and the pause in between: an agent that is just ending lets go of
+/// it, and so does a process just being started, which has it until it is another program.
+const LOCK_ATTEMPTS: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
 /// Locks the directory of this version; `None` when somebody else has it.
 fn lock(pins: &Path, how: FlockOperation) -> Result<Option<File>, PinsError> {
     let directory = pins.join(VERSION);
     let file = File::open(&directory).map_err(|source| PinsError::io("open", &directory, source))?;
-    match flock(&file, how) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(source) => Err(PinsError::io("lock", &directory, source.into())),
+    for attempt in 0..LOCK_ATTEMPTS {
+        if attempt > 0 {
+            std::thread::sleep(LOCK_PAUSE);
+        }
+        match flock(&file, how) {
+            Ok(()) => return Ok(Some(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(source) => return Err(PinsError::io("lock", &directory, source.into())),
+        }
     }
+    Ok(None)
 }
 
 /// Fails unless the directory, or where it is to be made, is on a bpffs.
