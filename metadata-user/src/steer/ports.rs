@@ -113,9 +113,8 @@ impl Steering {
     /// When the kernel refuses to change a table; some ports have the new limits then.
     pub fn set_limits(&mut self, limits: Limits) -> Result<(), SteerError> {
         self.limits = limits;
-        let Limits { frames_per_second, burst } = limits;
         let keys: Vec<PortKey> = self.ports.values().map(|attached| attached.key).collect();
-        let limit = Port::with_limit(frames_per_second, burst);
+        let limit = self.limited();
         keys.into_iter().try_for_each(|key| self.tables.limit_port(key, limit))
     }
 

@@ -139,11 +139,12 @@ impl Tables {
             .map_err(|source| SteerError::map(name::PORTS, format!("enter {key:?}"), source))
     }
 
-    /// Limits a port from now on; what its bucket holds stays as it is.
+    /// Limits a port from now on; what its buckets hold stays as it is.
     pub(super) fn limit_port(&mut self, key: PortKey, limit: Port) -> Result<(), SteerError> {
         let failed = |source| SteerError::map(name::PORTS, format!("limit {key:?}"), source);
-        let [_, _, full_at_ns, answers, steered] = self.ports.get(&port_key(key), 0).map_err(failed)?;
-        self.add_port(key, Port { full_at_ns, answers, steered, ..limit })
+        let [_, _, full_at_ns, answers, steered, _, _, connections_full_at_ns, guarded] =
+            self.ports.get(&port_key(key), 0).map_err(failed)?;
+        self.add_port(key, Port { full_at_ns, answers, steered, connections_full_at_ns, guarded, ..limit })
     }
 
     /// Frames steered since the port was added; `None` if it is not there.
