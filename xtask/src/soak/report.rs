@@ -181,6 +181,7 @@ mod tests {
             ports: 64,
             identities: 64,
             records: 64,
+            hub_devices: 3,
             ..Sample::default()
         };
         let shared = Shared::new(Arc::new(AtomicBool::new(false)));
