@@ -176,17 +176,23 @@ const TRUNCATED: Pass = Pass::Now(Verdict::PassTruncated);
 #[inline(always)]
 fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served, next_hops: bool) -> Answer {
     let format = frame.read_afresh::<6>(at).ok_or(TRUNCATED)?;
-    if format != arp::ETHERNET_IPV4 {
+    if format != arp::ETHERNET_IPV4 && format != arp::IEEE802_IPV4 {
         return Err(Pass::Now(Verdict::PassArpFormat));
     }
     let packet: [u8; arp::LEN] = frame.read_afresh(at).ok_or(TRUNCATED)?;
-    let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, s0, s1, s2, s3, _, _, _, _, _, _, target @ ..] = packet;
+    let [_, hardware, _, _, _, _, _, _, _, _, _, _, _, _, s0, s1, s2, s3, _, _, _, _, _, _, target @ ..] =
+        packet;
     let sender = [s0, s1, s2, s3];
     if served.serves_v4(sender) {
         return Ok(Verdict::DropArpClaim);
     }
-    let ours = if next_hops { served.answers_arp(target) } else { served.serves_v4(target) };
-    if ours { Ok(Verdict::SteerArp) } else { Err(Pass::Now(Verdict::PassArp)) }
+    let plain = hardware == arp::ETHERNET_IPV4[1];
+    let ours = if next_hops && plain { served.answers_arp(target) } else { served.serves_v4(target) };
+    match (ours, plain) {
+        (true, true) => Ok(Verdict::SteerArp),
+        (true, false) => Ok(Verdict::DropArpFormat),
+        (false, _) => Err(Pass::Now(Verdict::PassArp)),
+    }
 }
 
 /// True for a frame sent to more than one station.

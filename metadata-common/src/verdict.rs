@@ -54,7 +54,7 @@ verdicts! {
     PassEthertype => Pass, "pass_ethertype";
     /// `port`: ARP for an address that is neither served nor the next hop of one, or for that on a closed port.
     PassArp => Pass, "pass_arp";
-    /// `port`: ARP for something else than IPv4 over Ethernet.
+    /// `port`: ARP for something else than IPv4 over Ethernet, or over IEEE 802 networks.
     PassArpFormat => Pass, "pass_arp_format";
     /// `port`: IPv4 to an address that is not served.
     PassIpv4 => Pass, "pass_ipv4";
@@ -95,6 +95,8 @@ verdicts! {
     DropVlanDepth => Drop, "drop_vlan_depth";
     /// `port`: for a served address, with its type behind LLC and SNAP, tagged or not.
     DropSnap => Drop, "drop_snap";
+    /// `port`: ARP for a served address, for hardware of type IEEE 802.
+    DropArpFormat => Drop, "drop_arp_format";
     /// `port`: ARP from a guest that says a served address is its own.
     DropArpClaim => Drop, "drop_arp_claim";
     /// `port`: a neighbour advertisement of a served address, or neighbour discovery from one.

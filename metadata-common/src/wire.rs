@@ -59,6 +59,8 @@ pub mod arp {
     pub const LEN: usize = 28;
     /// Hardware type Ethernet, protocol IPv4, address lengths 6 and 4: how such a packet begins.
     pub const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
+    /// The same with hardware type IEEE 802, which Linux takes for Ethernet (RFC 1042; `arp_process`, net/ipv4/arp.c).
+    pub const IEEE802_IPV4: [u8; 6] = [0, 6, 0x08, 0x00, 6, 4];
     /// Operation, 2 octets: 1 asks, 2 answers.
     pub const OPERATION: usize = 6;
     /// Sender hardware address, 6 octets.

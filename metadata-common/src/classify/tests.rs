@@ -86,9 +86,12 @@ fn arp_is_steered_by_its_target() {
     let frame = |packet: &[u8]| ethernet(&[], ethernet::ARP, packet);
     assert_eq!(verdict(&frame(&ask_for(SERVED_V4))), Verdict::SteerArp);
     assert_eq!(verdict(&frame(&ask_for(OTHER_V4))), Verdict::PassArp);
-    for (offset, octet) in [(1, 6), (2, 0x86), (4, 8), (5, 16)] {
+    for (offset, octet) in [(1, 32), (2, 0x86), (4, 8), (5, 16)] {
         assert_eq!(verdict(&frame(&with(ask_for(SERVED_V4), offset, octet))), Verdict::PassArpFormat);
     }
+    let ieee802 = |target| verdict(&frame(&with(ask_for(target), 1, 6)));
+    assert_eq!(ieee802(SERVED_V4), Verdict::DropArpFormat);
+    assert_eq!((ieee802(OTHER_V4), ieee802(NEXT_HOP)), (Verdict::PassArp, Verdict::PassArp));
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl 
     let serves = served.serves_v6(destination);
     let [next_header, hop_limit] = frame.read_afresh(at + ipv6::NEXT_HEADER).ok_or(TRUNCATED)?;
     if claims {
-        let kind = frame.read_afresh(message + neighbour::TYPE).map(|[kind, _]| kind);
+        let kind = frame.read_afresh(message + neighbour::TYPE - 1).map(|[_, kind]| kind);
         let discovers = next_header == protocol::ICMPV6
             && kind.is_some_and(|kind| (neighbour::FIRST..=neighbour::LAST).contains(&kind));
         return Ok(if discovers { Verdict::DropNeighbourClaim } else { Verdict::DropSourceClaim });
