@@ -27,7 +27,7 @@ use crate::audit::AuditConfig;
 use crate::port::PortName;
 use crate::record;
 use crate::sandbox;
-use crate::steer::{HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
+use crate::steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 
 /// Where state is kept unless the configuration says otherwise.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
@@ -64,6 +64,10 @@ pub struct Config {
     /// By which program ports are steered; `auto` by default, which `cargo xtask traffic` shows to cost guests
     /// least.
     pub steer: Mode,
+    /// Which taps without a record are closed, so that nothing for a metadata address leaves them: `all`, in the agent's
+    /// namespace and those it serves ports in, or `none` (default). Not for an agent that shares its namespace with
+    /// another: it would close the other's taps.
+    pub guard: Guarded,
     /// Prefix of the hub's device names, 1 to 11 octets; two agents in one namespace need two.
     pub hub: String,
     /// Where to serve Prometheus metrics; `None` (default) serves none.
@@ -110,6 +114,7 @@ impl Default for Config {
             limits: Limits::default(),
             steer: Mode::default(),
             metadata: MetadataLimits::default(),
+            guard: Guarded::default(),
             hub: "imds".into(),
             metrics: None,
             audit: AuditConfig::default(),

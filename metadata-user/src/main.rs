@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
-use metadata_user::steer::{self, Mode, Released};
+use metadata_user::steer::{self, Guarded, Mode, Released};
 use metadata_user::{agent, check, doctor, explain, export, sandbox, trace};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -221,6 +221,9 @@ struct Serve {
     /// By which program taps are steered [default: auto].
     #[arg(long, value_name = "MODE", value_enum)]
     steer: Option<Mode>,
+    /// Which taps without a record are closed, so that nothing for a metadata address leaves them [default: none].
+    #[arg(long, value_name = "WHICH", value_enum)]
+    guard: Option<Guarded>,
     /// Prefix of the hub's device names; two agents in one namespace need two.
     #[arg(long, value_name = "NAME")]
     hub: Option<String>,
@@ -244,6 +247,7 @@ impl Serve {
         config.pins = if this.no_pins { None } else { this.pins.or(config.pins) };
         config.run = this.run.unwrap_or(config.run);
         config.steer = this.steer.unwrap_or(config.steer);
+        config.guard = this.guard.unwrap_or(config.guard);
         config.hub = this.hub.unwrap_or(config.hub);
         config.workers = this.workers.unwrap_or(config.workers);
         config.sandbox = this.sandbox.unwrap_or(config.sandbox);

@@ -1,6 +1,7 @@
 //! The present state of the node, and the way from there to the plan.
 
 mod configure;
+mod guard;
 mod handover;
 mod loads;
 mod report;
@@ -28,9 +29,10 @@ use crate::port::PortName;
 use crate::record::Record;
 use crate::serve::Tally;
 use crate::stack::StackStats;
-use crate::steer::{Changed, Found, Steering};
+use crate::steer::{Changed, Found, SteerError, Steering};
 use crate::store::{Interner, Responses, Store};
 use crate::worker::{ControlError, Heartbeat, WorkerHandle};
+use guard::Guard;
 use loads::Loads;
 use status::spoken;
 
@@ -72,6 +74,7 @@ pub struct Node {
     tallies: Vec<Arc<Tally>>,
     audit: Option<RefCell<Collector>>,
     from_snapshot: bool,
+    guard: Guard,
 }
 
 /// A record's responses, and the record they were rendered from.
@@ -145,6 +148,7 @@ impl Node {
             tallies: Vec::new(),
             audit: None,
             from_snapshot: false,
+            guard: Guard::default(),
         }
     }
 
@@ -286,14 +290,17 @@ impl Node {
                     self.attaching.saw(port);
                     self.touched.insert(port.clone());
                 }
+                self.look_for_taps(netns);
             }
             Changed::Devices(devices) => {
                 for device in devices {
                     let named = PortName { ifname: device.name.clone(), netns: netns.map(str::to_owned) };
                     let attached = self.steering.attached_as(device).cloned();
-                    let wanted = Some(named).filter(|port| self.plan.wants(port));
-                    wanted.iter().for_each(|port| self.attaching.saw(port));
-                    self.touched.extend(attached.into_iter().chain(wanted));
+                    if self.plan.wants(&named) {
+                        self.attaching.saw(&named);
+                    }
+                    let looked_at = Some(named).filter(|port| self.plan.wants(port) || self.is_guarded(port));
+                    self.touched.extend(attached.into_iter().chain(looked_at));
                 }
             }
         }
@@ -336,15 +343,18 @@ impl Node {
     fn settle(&mut self, port: &PortName) {
         let (start, rendered) = (Instant::now(), self.rendering);
         if !self.plan.wants(port) {
-            self.told.remove(port);
             self.attaching.lost(port);
-            return self.give_up(port);
+            if self.is_guarded(port) {
+                return self.close(port);
+            }
+            self.told.remove(port);
+            return self.give_up_unguarded(port);
         }
         for who in self.speakers(port).filter(|who| !self.plan.knows(who)).cloned().collect::<Vec<_>>() {
             self.unbind(&who);
         }
         let fresh = !self.steering.is_attached(port);
-        if !self.own(port) {
+        if !self.own(port) || !self.open(port) {
             return;
         }
         if fresh {
@@ -396,6 +406,9 @@ impl Node {
     /// Gives up what an agent before left and no record names. To be called once all records have been looked at; while
     /// it cannot be told where a wanted port is, what is left stays.
     pub fn give_up_left(&mut self) {
+        if self.steering.has_left() && self.look_for_left_taps() {
+            return;
+        }
         if !self.steering.has_left() || self.unsettled.iter().any(|port| self.steering.find(port).is_err()) {
             return;
         }
@@ -423,6 +436,7 @@ impl Node {
                         info!(%port, "attached");
                         return true;
                     }
+                    Err(SteerError::SamePort { other, .. }) if self.go_by(port, &other) => return true,
                     Err(error) => self.trouble(port, &error.to_string()),
                 }
             }

@@ -50,11 +50,12 @@ pub(super) struct Changes {
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// The fields that only a start takes: the kernel's tables, the hubs and the workers are made of them.
-const RESTART: [Field; 11] = [
+const RESTART: [Field; 12] = [
     ("audit", |a, b| a.audit != b.audit),
     ("addresses", |a, b| a.addresses != b.addresses),
     ("arp_only", |a, b| a.next_hops() != b.next_hops()),
     ("steer", |a, b| a.steer != b.steer),
+    ("guard", |a, b| a.guard != b.guard),
     ("hub", |a, b| a.hub != b.hub),
     ("metrics", |a, b| a.metrics != b.metrics),
     ("state", |a, b| a.state != b.state),

@@ -94,6 +94,7 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
     }
     let mut node = Node::new(steering, store, workers, state, &config.ports);
     node.hears(tallies, audit);
+    node.guards(config.guard, &config.hub);
     Ok((node, Giver { handing, questions }))
 }
 

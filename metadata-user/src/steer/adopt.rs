@@ -162,14 +162,16 @@ impl Steering {
         cookie: Cookie,
         ifindex: u32,
         left: Left,
+        closed: bool,
     ) -> Result<Attached, SteerError> {
         let key = PortKey { netns: left.netns, ifindex };
-        match self.claim_inside(port, cookie, key, &left) {
+        match self.claim_inside(port, cookie, key, &left, closed) {
             Ok(programs) => {
                 let bound = left.slots.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac)));
                 self.bound.extend(bound);
                 tracing::debug!(%port, identities = left.slots.len(), "went on with what an agent before left");
-                Ok(Attached { cookie, key, slots: left.slots, programs })
+                let closed = self.tables.is_closed(key);
+                Ok(Attached { cookie, key, slots: left.slots, programs, closed })
             }
             Err(error) => {
                 self.left.insert((cookie, ifindex), left);
@@ -184,6 +186,7 @@ impl Steering {
         cookie: Cookie,
         key: PortKey,
         left: &Left,
+        closed: bool,
     ) -> Result<Programs, SteerError> {
         let mut programs = Programs::none();
         if self.taking_over {
@@ -198,7 +201,7 @@ impl Steering {
             }
             return Ok(programs);
         }
-        self.enter(port, key)?;
+        self.enter(port, key, closed)?;
         self.update(port, cookie, key, &left.links, &mut programs)?;
         self.take_from_other_versions(port, cookie, key, &mut programs)?;
         self.equip(port, cookie, key, &mut programs)?;

@@ -134,6 +134,11 @@ pub(super) fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, SteerEr
     Ok(ids)
 }
 
+/// All devices.
+pub(super) fn list() -> Result<Vec<LinkMessage>, SteerError> {
+    talk(|| "list devices".into(), async |netlink| netlink.link().get().execute().try_collect().await)
+}
+
 pub(super) fn look(name: &str, ifindex: u32) -> Result<LinkMessage, SteerError> {
     talk(
         || format!("look at {name}"),

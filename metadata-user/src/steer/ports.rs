@@ -28,6 +28,8 @@ pub(super) struct Attached {
     pub(super) key: PortKey,
     pub(super) slots: BTreeMap<Mac, Slot>,
     pub(super) programs: Programs,
+    /// Nobody is served on it, whoever is bound ([`Port::guarded`]).
+    pub(super) closed: bool,
 }
 
 impl Steering {
@@ -40,10 +42,19 @@ impl Steering {
     /// When there is no such device, another XDP program is on it, or the node is full. The port is as it
     /// was then, except that a tap that had gone is detached.
     pub fn attach(&mut self, port: &PortName) -> Result<(), SteerError> {
-        self.visit(port, |steering| steering.attach_inside(port))
+        self.visit(port, |steering| steering.attach_inside(port, false))
     }
 
-    fn attach_inside(&mut self, port: &PortName) -> Result<(), SteerError> {
+    /// As [`Steering::attach`], but the port is closed: until [`Steering::set_closed`] opens it, whoever is bound on it is
+    /// not served.
+    ///
+    /// # Errors
+    /// As for [`Steering::attach`].
+    pub fn attach_closed(&mut self, port: &PortName) -> Result<(), SteerError> {
+        self.visit(port, |steering| steering.attach_inside(port, true))
+    }
+
+    fn attach_inside(&mut self, port: &PortName, closed: bool) -> Result<(), SteerError> {
         let (cookie, Some(ifindex)) = place(port)? else {
             return Err(SteerError::PortGone { port: port.clone(), found: "none".into() });
         };
@@ -63,25 +74,37 @@ impl Steering {
             return Err(SteerError::TooManyPorts);
         }
         let attached = match self.left.remove(&(cookie, ifindex)) {
-            Some(left) => self.claim(port, cookie, ifindex, left)?,
+            Some(left) => self.claim(port, cookie, ifindex, left, closed)?,
             None if self.taking_over => return Err(SteerError::TakingOver { port: port.clone() }),
-            None => self.attach_new(port, cookie, ifindex)?,
+            None => self.attach_new(port, cookie, ifindex, closed)?,
         };
         self.places.insert((cookie, ifindex), port.clone());
         self.ports.insert(port.clone(), attached);
         Ok(())
     }
 
-    fn attach_new(&mut self, port: &PortName, cookie: Cookie, ifindex: u32) -> Result<Attached, SteerError> {
+    fn attach_new(
+        &mut self,
+        port: &PortName,
+        cookie: Cookie,
+        ifindex: u32,
+        closed: bool,
+    ) -> Result<Attached, SteerError> {
         let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
-        let programs = self.own(port, cookie, key).inspect_err(|_| self.object.release(cookie))?;
-        Ok(Attached { cookie, key, slots: BTreeMap::new(), programs })
+        let programs = self.own(port, cookie, key, closed).inspect_err(|_| self.object.release(cookie))?;
+        Ok(Attached { cookie, key, slots: BTreeMap::new(), programs, closed })
     }
 
     /// Puts programs on a port, once it is known to be ours: from then on they let nothing pass that is.
-    fn own(&mut self, port: &PortName, cookie: Cookie, key: PortKey) -> Result<Programs, SteerError> {
-        self.enter(port, key)?;
+    fn own(
+        &mut self,
+        port: &PortName,
+        cookie: Cookie,
+        key: PortKey,
+        closed: bool,
+    ) -> Result<Programs, SteerError> {
+        self.enter(port, key, closed)?;
         let mut programs = Programs::none();
         let owned = self
             .take_from_other_versions(port, cookie, key, &mut programs)
@@ -94,8 +117,11 @@ impl Steering {
         Ok(programs)
     }
 
-    /// Enters a port with its limits and a full bucket, also in place of what is there.
-    pub(super) fn enter(&mut self, port: &PortName, key: PortKey) -> Result<(), SteerError> {
+    /// Enters a port with its limits and full buckets, or closed, also in place of what is there.
+    pub(super) fn enter(&mut self, port: &PortName, key: PortKey, closed: bool) -> Result<(), SteerError> {
+        if closed {
+            return self.tables.add_port(key, Port::closed());
+        }
         let answers =
             if self.answers != 0 && sends_back(&port.ifname, key.ifindex)? { self.answers } else { 0 };
         self.tables.add_port(key, Port { answers, ..self.limited() })
@@ -260,7 +286,7 @@ impl Steering {
     }
 
     /// Runs `f` inside a port's namespace.
-    fn visit<T: Send>(
+    pub(super) fn visit<T: Send>(
         &mut self,
         port: &PortName,
         f: impl FnOnce(&mut Self) -> Result<T, SteerError> + Send,

@@ -152,6 +152,11 @@ impl Tables {
         self.ports.get(&port_key(key), 0).ok().map(|[_, _, _, _, steered, ..]| steered)
     }
 
+    /// True for a port that is closed.
+    pub(super) fn is_closed(&self, key: PortKey) -> bool {
+        self.ports.get(&port_key(key), 0).is_ok_and(|[.., guarded]| guarded != 0)
+    }
+
     /// Gives a port up.
     pub(super) fn remove_port(&mut self, key: PortKey) -> Result<(), SteerError> {
         absent_is_fine(self.ports.remove(&port_key(key)))

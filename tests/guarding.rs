@@ -1,0 +1,190 @@
+//! With `guard: all` a guest without a record is kept from every metadata address, and from nothing else.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use metadata_common::mac::Mac;
+use metadata_common::verdict::Fate;
+use metadata_common::wire::{arp, ethernet};
+use support::agent::{self, Agent};
+use support::eventually::eventually;
+use support::frames::{self, SERVED_V4};
+use support::guest::{Guest, Spec};
+use support::host::Host;
+use support::netns::Namespace;
+use support::privileged;
+use support::record::{Identity, replace};
+use support::tap::{Shape, Tap};
+use support::witness::Witness;
+
+/// For the agent to notice.
+const NOTICE: Duration = Duration::from_secs(15);
+/// For one request.
+const REQUEST: Duration = Duration::from_secs(2);
+const PATH: &str = "/v1/user-data";
+const GUARDED: &str = "drop_guarded";
+
+fn words(records: &Path) -> Vec<OsString> {
+    let mut words = agent::arguments(records, &[]);
+    words.extend(["--guard".into(), "all".into()]);
+    words
+}
+
+fn guarding<'a>(host: &'a Host, records: &Path) -> Agent<'a> {
+    let binary = agent::binary().expect("the agent is built");
+    Agent::start_binary(&binary, host.ns(), words(records)).expect("an agent")
+}
+
+/// What of a frame a guest sends gets to the bridge.
+fn leaves(tap: &Tap, witness: &mut Witness, frame: &[u8]) -> Result<bool> {
+    witness.look()?;
+    ensure!(tap.send(0, frame)?, "the tap has no room");
+    let seen = witness.look()?;
+    Ok(seen.bridge.iter().chain(&seen.neighbour).any(|seen| seen == frame))
+}
+
+fn is_closed(tap: &Tap, witness: &mut Witness) -> Result<()> {
+    ensure!(!leaves(tap, witness, &frames::known_good())?, "{} is open", tap.name());
+    Ok(())
+}
+
+/// The guest's record, naming its tap.
+fn write(identity: &Identity, records: &Path) {
+    let mut record: serde_json::Value = serde_json::from_str(&identity.record(1)).expect("JSON");
+    record["network"]["nics"][0]["port"] = serde_json::json!({"ifname": Host::tap_name(identity)});
+    replace(&identity.path(records), &record.to_string()).expect("a record");
+}
+
+#[test]
+fn nothing_for_us_leaves_a_tap_without_a_record_and_everything_else_does() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let mut witness = Witness::new(&host).expect("a witness");
+    let before = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
+    assert!(leaves(&before, &mut witness, &frames::known_good()).expect("a frame"), "without an agent");
+    let agent = guarding(&host, records.path());
+    let after = host.tap(&Identity::of(1), Shape::default()).expect("a tap");
+    for tap in [&before, &after] {
+        eventually(NOTICE, || is_closed(tap, &mut witness))
+            .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    }
+    let counted = || agent.metrics().and_then(|metrics| metrics.frames(GUARDED)).expect("a count");
+    for case in frames::cases() {
+        let dropped = case.verdict.fate() != Fate::Pass && case.name != "arp_for_next_hop";
+        let guarded = counted();
+        let left = leaves(&after, &mut witness, &case.frame).expect(case.name);
+        assert!(!(dropped && left), "{} left the tap", case.name);
+        assert_eq!(counted() - guarded, u64::from(dropped), "{}", case.name);
+    }
+    let gateway = frames::frame(&[], ethernet::ARP, &frames::arp_request(support::host::ADDRESS));
+    let elsewhere = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
+    let next_hop = frames::frame(&[], ethernet::ARP, &frames::arp_request(frames::NEXT_HOP));
+    for frame in [gateway, elsewhere, next_hop] {
+        assert!(leaves(&after, &mut witness, &frame).expect("a frame"), "other traffic: {frame:02x?}");
+    }
+    agent.stop().expect("it stops");
+    assert!(leaves(&after, &mut witness, &frames::known_good()).expect("a frame"), "after the agent");
+}
+
+#[test]
+fn a_tap_is_never_open_from_one_record_to_the_next() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let identity = Identity::of(0);
+    let mut witness = Witness::new(&host).expect("a witness");
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    let agent = guarding(&host, records.path());
+    // From a stranger's MAC, so that it is dropped with and without a record.
+    let stranger = Mac([0x52, 0x54, 0, 0xff, 0xff, 0xff]);
+    let probe = frames::with(frames::known_good(), ethernet::SOURCE, &stranger.0);
+    eventually(NOTICE, || is_closed(guest.host_tap(), &mut witness)).expect("closed at first");
+    for life in 0..3 {
+        let closed = |witness: &mut Witness| -> Result<()> {
+            ensure!(!leaves(guest.host_tap(), witness, &probe)?, "it was open in life {life}");
+            Ok(())
+        };
+        guest.fetch_own(PATH, REQUEST).expect_err("no record, no answer");
+        write(&identity, records.path());
+        eventually(NOTICE, || {
+            closed(&mut witness).expect("closed while the record comes");
+            guest.fetch_own(PATH, REQUEST).map(drop)
+        })
+        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
+        std::fs::remove_file(identity.path(records.path())).expect("the record goes");
+        eventually(NOTICE, || {
+            closed(&mut witness).expect("closed while the record goes");
+            let served = guest.fetch_own(PATH, Duration::from_millis(300)).is_ok();
+            ensure!(!served, "it is served still");
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
+        eventually(NOTICE, || {
+            let guarded = agent.metrics()?.frames(GUARDED)?;
+            closed(&mut witness)?;
+            ensure!(agent.metrics()?.frames(GUARDED)? > guarded, "it is not closed yet");
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
+    }
+    let seen = witness.look().expect("a look").bridge;
+    let asks = |frame: &Vec<u8>| {
+        frame.windows(4).any(|octets| octets == SERVED_V4.octets())
+            && frame.len() > ethernet::HEADER + arp::LEN
+    };
+    assert!(!seen.iter().any(asks), "something for us left the tap: {seen:02x?}");
+}
+
+#[test]
+fn taps_of_namespaces_that_are_served_in_are_guarded_while_they_are() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let pod = Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod");
+    let (served, other) = (Identity::of(0), Identity::of(1));
+    let mut witness = Witness::new(&pod).expect("a witness");
+    let _tap = pod.tap(&served, Shape::default()).expect("a tap");
+    let tap = pod.tap(&other, Shape::default()).expect("a tap");
+    let _agent = guarding(&host, records.path());
+    assert!(leaves(&tap, &mut witness, &frames::known_good()).expect("a frame"), "nothing is served there");
+    let mut record: serde_json::Value = serde_json::from_str(&served.record(1)).expect("JSON");
+    record["network"]["nics"][0]["port"] =
+        serde_json::json!({"ifname": Host::tap_name(&served), "netns": pod.ns().path()});
+    replace(&served.path(records.path()), &record.to_string()).expect("a record");
+    eventually(NOTICE, || is_closed(&tap, &mut witness)).expect("closed");
+    std::fs::remove_file(served.path(records.path())).expect("the record goes");
+    eventually(NOTICE, || {
+        ensure!(leaves(&tap, &mut witness, &frames::known_good())?, "still closed");
+        Ok(())
+    })
+    .expect("as it was found");
+}
+
+#[test]
+fn a_device_that_is_no_tap_or_carries_another_program_is_left_alone() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    host.ns().ip("tuntap add dev bare mode tun").expect("a tun");
+    host.ns().ip("link add outer type veth peer name inner").expect("a veth");
+    let agent = guarding(&host, records.path());
+    let tap = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
+    let mut witness = Witness::new(&host).expect("a witness");
+    eventually(NOTICE, || is_closed(&tap, &mut witness)).expect("closed");
+    for device in ["bare", "outer", "inner", "br0", "lo"] {
+        let shown = host.ns().ip(&format!("link show dev {device}")).expect(device);
+        assert!(!shown.contains("xdp"), "{device} has a program: {shown}");
+    }
+    assert!(agent.said().lines().all(|line| !line.contains("WARN")), "{}", agent.said());
+}
