@@ -15,6 +15,8 @@ mod record;
 mod router;
 #[path = "fuzz/laws/segments.rs"]
 mod segments;
+#[path = "fuzz/laws/snapshot.rs"]
+mod snapshot;
 #[path = "fuzz/laws/token.rs"]
 mod token;
 
@@ -30,7 +32,7 @@ const WRITE: &str = "XDP_IMDS_WRITE_SEEDS";
 type Law = fn(&[u8]);
 
 /// The targets, with the octets they look at and how often each is mutated.
-const TARGETS: [(&str, Law, usize); 8] = [
+const TARGETS: [(&str, Law, usize); 9] = [
     ("answer", answer::assert_all, 3_000),
     ("config", config::assert_all, 1_000),
     ("frames", frames::assert_all, 300),
@@ -38,6 +40,7 @@ const TARGETS: [(&str, Law, usize); 8] = [
     ("router", router::assert_all, 3_000),
     ("record", record::assert_all, 400),
     ("segments", segments::assert_all, 1_000),
+    ("snapshot", snapshot::assert_all, 400),
     ("token", token::assert_all, 1_000),
 ];
 

@@ -21,6 +21,8 @@ use support::toy;
 const SLOT: u32 = 7;
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
+/// Where a solicitation's options begin.
+const OPTION: usize = ETHERNET + 40 + 24;
 
 /// Asserts every law on one input.
 ///
@@ -39,6 +41,12 @@ pub(crate) fn assert_all(input: &[u8]) {
     let steered = classify(&frame[..], &Both);
     if steered.fate() != Fate::Steer {
         return;
+    }
+    if steered == Verdict::SteerNeighbour {
+        // The kernel takes a solicitation's one option for the address every stack sends along, and does not read
+        // it; user space drops what has an option that is none (RFC 4861 §7.1.1).
+        let option = frame.get_mut(OPTION..OPTION + 2);
+        option.into_iter().for_each(|option| option.copy_from_slice(&[1, 1]));
     }
     let mut after = frame.clone();
     let said = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &Book::default());
