@@ -43,10 +43,12 @@ pub(crate) fn assert_all(input: &[u8]) {
         return;
     }
     if steered == Verdict::SteerNeighbour {
-        // The kernel takes a solicitation's one option for the address every stack sends along, and does not read
-        // it; user space drops what has an option that is none (RFC 4861 §7.1.1).
-        let option = frame.get_mut(OPTION..OPTION + 2);
-        option.into_iter().for_each(|option| option.copy_from_slice(&[1, 1]));
+        // The kernel reads of a solicitation what its answer is made of: neither the version beside the Ethernet
+        // type, nor the one option that every stack sends along. User space drops what is wrong there.
+        if let Some(packet) = frame.get_mut(ETHERNET..=OPTION + 1) {
+            packet[0] = 0x60 | packet[0] & 0x0f;
+            packet[OPTION - ETHERNET..].copy_from_slice(&[1, 1]);
+        }
     }
     let mut after = frame.clone();
     let said = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &Book::default());
