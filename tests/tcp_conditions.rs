@@ -146,6 +146,26 @@ fn a_mebibyte_arrives_whole_through_windows_of_any_size_and_in_time() {
     }
 }
 
+/// Losses must not be taken for a narrow link: three times as many segments would be three times as many to lose.
+#[test]
+fn a_fifth_of_all_frames_lost_costs_half_of_all_guests_no_more_than_seconds() {
+    const LINKS: u64 = 200;
+    let faults = Faults { loss: 20, ..Faults::NONE };
+    let mut seconds: Vec<f64> = (0..LINKS)
+        .map(|seed| {
+            let mut world =
+                World::new(stack(StackConfig::default()).0, Client::new(3, Habits::default()), faults, seed);
+            let request = format!("GET /bytes/{BODY} HTTP/1.1\r\nConnection: close\r\n\r\n");
+            let talk = world.client.begin(40_000, request.as_bytes());
+            assert!(world.run(LOSSY_LIMIT, |world| world.client.talks[talk].ended), "seed {seed}");
+            world.now().mono.as_secs_f64()
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds[seconds.len() / 2];
+    assert!(median < 8.0, "half of all guests waited longer than {median:.1} s");
+}
+
 fn clean_world() -> World<metadata_user::serve::Serve<support::pattern::Pattern>> {
     let (stack, _) = stack(StackConfig::default());
     World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0)

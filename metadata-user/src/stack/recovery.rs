@@ -12,13 +12,17 @@ use super::segment::before;
 /// Least and first timeout, and the granularity of the clock. RFC 6298 asks for 1 s, which suits a wide
 /// network; the guest is on the same host, less than a millisecond away. Linux has the same 200 ms.
 pub(super) const RTO_MIN: Duration = Duration::from_millis(200);
-/// Largest timeout: a guest that comes back hears from us soon.
-pub(super) const RTO_MAX: Duration = Duration::from_secs(12);
+/// Largest timeout. RFC 6298 asks for 60 s at least; here a round is under a millisecond, and a guest that comes
+/// back hears from us soon.
+pub(super) const RTO_MAX: Duration = Duration::from_secs(4);
 const GRANULARITY: Duration = Duration::from_millis(1);
 /// Duplicate acknowledgements taken for a loss (RFC 5681 §3.2).
 const DUPLICATES: u8 = 3;
 /// Doublings after which the timeout is at its largest anyway.
-const BACKOFF_MAX: u8 = 6;
+const BACKOFF_MAX: u8 = 5;
+/// Timeouts in a row that tell of a link too narrow for our segments: before one of that size has arrived, and
+/// after. Loss alone comes three times in a row seldom, and small segments are more to lose.
+const TOO_LONG_AFTER: (u8, u8) = (2, 4);
 
 /// Congestion and timing of one direction: what we send.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +36,8 @@ pub(super) struct Recovery {
     /// The number after all that was under way at the last loss.
     recover: u32,
     backoff: u8,
+    /// A whole segment has been acknowledged.
+    fits: bool,
     smoothed: Option<Duration>,
     variation: Duration,
     /// The segment being measured: the number after it, and when it was sent.
@@ -50,6 +56,7 @@ impl Recovery {
             is_recovering: false,
             recover: first,
             backoff: 0,
+            fits: false,
             smoothed: None,
             variation: Duration::ZERO,
             timed: None,
@@ -94,6 +101,7 @@ impl Recovery {
     pub(super) fn acknowledged(&mut self, una: u32, acked: u32, flight: u32, now: Duration) -> bool {
         self.duplicates = 0;
         self.backoff = 0;
+        self.fits |= acked >= self.size;
         if let Some((_, sent)) = self.timed.filter(|(next, _)| !before(una, *next)) {
             self.measure(now.saturating_sub(sent));
             self.timed = None;
@@ -134,9 +142,10 @@ impl Recovery {
         true
     }
 
-    /// True when a timeout is over and nothing was acknowledged since the last one.
-    pub(super) fn is_repeated(&self) -> bool {
-        self.backoff > 0
+    /// True when the timeout that is over is one of so many in a row that our segments may be too long.
+    pub(super) fn is_too_long(&self) -> bool {
+        let (unproved, proved) = TOO_LONG_AFTER;
+        self.backoff + 1 >= if self.fits { proved } else { unproved }
     }
 
     /// Segments are no longer than `size` octets from now on.
@@ -195,7 +204,7 @@ fn initial_window(size: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{RTO_MAX, RTO_MIN, Recovery};
+    use super::{RTO_MIN, Recovery};
     use std::time::Duration;
 
     const SIZE: u32 = 1000;
@@ -255,13 +264,28 @@ mod tests {
         recovery.sent(number(SIZE), Duration::ZERO, true);
         recovery.acknowledged(number(SIZE), SIZE, 0, Duration::from_millis(400));
         assert_eq!(recovery.timeout(), Duration::from_millis(1200), "RFC 6298: R + 4 R / 2");
-        for doubled in [2400, 4800, 9600, 12_000, 12_000, 12_000, 12_000, 12_000] {
+        for doubled in [2400, 4000, 4000, 4000, 4000, 4000, 4000, 4000] {
             recovery.timed_out(number(2 * SIZE), SIZE);
-            assert_eq!(recovery.timeout(), Duration::from_millis(doubled).min(RTO_MAX));
+            assert_eq!(recovery.timeout(), Duration::from_millis(doubled));
         }
         assert_eq!(recovery.window(), SIZE);
         recovery.acknowledged(number(2 * SIZE), SIZE, 0, Duration::from_secs(100));
         assert_eq!(recovery.timeout(), Duration::from_millis(1200), "nothing sent again is measured");
+    }
+
+    #[test]
+    fn segments_are_taken_for_too_long_later_once_one_has_arrived() {
+        for (arrived, timeouts) in [(0, 2), (SIZE - 1, 2), (SIZE, 4)] {
+            let mut recovery = Recovery::new(SIZE, FIRST);
+            if arrived > 0 {
+                recovery.acknowledged(number(arrived), arrived, 0, Duration::ZERO);
+            }
+            for _ in 1..timeouts {
+                assert!(!recovery.is_too_long(), "{arrived} octets arrived");
+                recovery.timed_out(number(5 * SIZE), SIZE);
+            }
+            assert!(recovery.is_too_long(), "{arrived} octets arrived");
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Tcb {
         } else {
             // A guest's link may be narrower than a container in it knows, and a frame too long for a tap is dropped
             // without a word (RFC 2923 §2.1).
-            if self.recovery.is_repeated() {
+            if self.recovery.is_too_long() {
                 self.size = self.size.min(safe_segment(self.tuple.remote.0.is_ipv4()).into());
                 self.recovery.shrink(self.size);
             }
