@@ -49,6 +49,10 @@ impl Claims for Claimed {
     fn claim(&mut self, flow: u64) {
         self.0.lock().expect("no panic").push(flow);
     }
+
+    fn renounce(&mut self, flow: u64) {
+        self.0.lock().expect("no panic").retain(|claimed| *claimed != flow);
+    }
 }
 
 #[test]
@@ -266,6 +270,29 @@ fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_w
     let first = Segment::ack(5, 1001, next).with(GET).frame(raw.slot);
     raw.stack.receive(at(raw.now), raw.slot, &first, &mut Later(&claimed, 5));
     assert_eq!(claimed.flows().last(), Some(&flow(5)));
+}
+
+/// Too late to be answered in any case: a port that is used again would be cut off in the middle of a question.
+#[test]
+fn a_guest_that_uses_a_claimed_port_again_is_left_to_the_next_agent_late_in_the_drain() {
+    let (stack, _) = stack(StackConfig::default());
+    let mut raw = Raw::new(stack);
+    let close = |raw: &mut Raw<Serve<Pattern>>| {
+        let next = raw.connect(1);
+        let said = raw.send(&Segment::ack(1, 1001, next).with(b"GET /close HTTP/1.1\r\n\r\n"));
+        let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1))?;
+        raw.send(&Segment::ack(1, 1024, end).control(Fin));
+        Some(())
+    };
+    close(&mut raw).expect("an answer");
+    let claimed = Claimed::default();
+    raw.stack.drain(at(raw.now), DRAIN_LIMIT, Some(Box::new(claimed.clone())));
+    raw.now += DRAIN_LIMIT / 3;
+    close(&mut raw).expect("an answer early in the drain");
+    assert!(claimed.flows().contains(&flow(1)));
+    raw.now += DRAIN_LIMIT / 3;
+    assert_eq!(close(&mut raw), None, "nothing is said");
+    assert!(!claimed.flows().contains(&flow(1)), "what is said again goes to the other agent");
 }
 
 #[test]

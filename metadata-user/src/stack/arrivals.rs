@@ -146,7 +146,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     /// Makes a connection of its first segment, if there is room.
     fn begin(&mut self, source: Source, segment: &Segment<'_>, abilities: Abilities, out: &mut dyn Transmit) {
         let Source { now, slot, route, flow } = source;
-        if self.turns_away() || !self.has_room(now.mono, slot, out) {
+        if self.turns_away(now, flow.number()) || !self.has_room(now.mono, slot, out) {
             return;
         }
         self.forget_wait(slot, flow);

@@ -24,7 +24,12 @@ pub const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 /// deliver what has been said.
 const LAST_WORDS: u32 = 4;
 
-/// The same, at most.
+/// The part of the time to drain at the end of which no connection begins: a guest that uses the port of a connection that
+/// was claimed gets to the next agent when it repeats itself. What began before has the time of any request that is
+/// held.
+const LAST_GUESTS: u32 = 2;
+
+/// The same as for [`LAST_WORDS`], at most.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// Who is told which flows are still this stack's.
@@ -32,11 +37,16 @@ pub trait Claims {
     /// A flow ([`Flow::number`](metadata_common::cookie::Flow::number)) belongs to this stack until its end. A claim
     /// that cannot be entered is counted where it is entered: nothing can be done about it here.
     fn claim(&mut self, flow: u64);
+
+    /// A flow that may have been claimed is the next agent's from now on.
+    fn renounce(&mut self, flow: u64);
 }
 
 /// A drain under way.
 pub(super) struct Draining {
     claims: Option<Box<dyn Claims + Send>>,
+    /// When the last connection may begin.
+    admits: Duration,
     /// When exchanges must have said their last.
     until: Duration,
     /// When what is left is cut off.
@@ -59,7 +69,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         if let Some(claims) = &mut claims {
             self.table.waiting().for_each(|flow| claims.claim(flow));
         }
-        self.draining = Some(Draining { claims, until, end });
+        let admits = end - limit / LAST_GUESTS;
+        self.draining = Some(Draining { claims, admits, until, end });
     }
 
     /// Goes on as before: whoever was to take over has not. What was closed stays closed.
@@ -85,8 +96,15 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     /// True when a connection that would begin is left to the next agent.
-    pub(super) fn turns_away(&mut self) -> bool {
-        let away = self.draining.as_ref().is_some_and(|draining| draining.claims.is_none());
+    pub(super) fn turns_away(&mut self, now: Now, flow: u64) -> bool {
+        let away = self.draining.as_mut().is_some_and(|draining| match &mut draining.claims {
+            None => true,
+            Some(_) if now.mono < draining.admits => false,
+            Some(claims) => {
+                claims.renounce(flow);
+                true
+            }
+        });
         self.stats.refused_leaving += u64::from(away);
         away
     }

@@ -193,6 +193,8 @@ impl Steering {
             for on in &left.links {
                 let pin = self.pin_of(*on, cookie, key);
                 programs.put(*on, pin.map(Held::open).transpose()?);
+                // Still the other agent's, which may take it off.
+                programs.leave_to_pins();
                 // Loaded now, so that taking over takes no time.
                 match on {
                     On::Tcx => drop(self.object.classifier(cookie)?),

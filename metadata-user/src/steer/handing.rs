@@ -31,6 +31,12 @@ impl Claims {
         self.refused += u64::from(self.draining.insert(flow, CLAIMED, 0).is_err());
     }
 
+    /// Gives a connection up that may have been claimed: the next agent gets its frames. One system call.
+    pub fn renounce(&mut self, flow: u64) {
+        // Not there: then it is the next agent's already.
+        let _absent = self.draining.remove(&flow);
+    }
+
     /// Connections the table did not take.
     #[must_use]
     pub fn refused(&self) -> u64 {

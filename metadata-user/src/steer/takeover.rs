@@ -132,9 +132,12 @@ impl Steering {
         self.left.insert((attached.cookie, attached.key.ifindex), left);
     }
 
-    /// Brings our picture of what the other agent has up to date.
-    fn look_again(&mut self) -> Result<(), SteerError> {
-        let Some(pins) = &self.pins else { return Ok(()) };
+    /// Brings our picture of what the other agent has up to date. Nothing to do unless we take over.
+    ///
+    /// # Errors
+    /// What is pinned cannot be read.
+    pub fn look_again(&mut self) -> Result<(), SteerError> {
+        let Some(pins) = self.pins.as_ref().filter(|_| self.taking_over) else { return Ok(()) };
         let links = pins.links()?;
         let mut there: BTreeMap<Place, Vec<LinkName>> = BTreeMap::new();
         for name in links.into_iter().filter(|name| name.on != On::Hub) {

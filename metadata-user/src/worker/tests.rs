@@ -463,6 +463,8 @@ impl Claims for Noted {
         std::thread::sleep(Duration::from_millis(20));
         self.0.send(flow).expect("the test listens");
     }
+
+    fn renounce(&mut self, _: u64) {}
 }
 
 #[test]

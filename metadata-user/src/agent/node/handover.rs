@@ -1,12 +1,15 @@
 //! Leaving a node, to nobody or to another agent, and taking one over: what the control side does of it.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
+use metadata_common::mac::Mac;
+use metadata_common::maps::Slot;
 use tracing::{debug, warn};
 
 use super::{IdentityName, Node};
 use crate::http::{Headers, Request, Response, Target};
+use crate::port::PortName;
 use crate::serve::{Answer, Answers as _, Question};
 use crate::stack::{self, StackStats};
 use crate::steer::{self, SteerError};
@@ -19,6 +22,19 @@ impl stack::Claims for steer::Claims {
     fn claim(&mut self, flow: u64) {
         steer::Claims::claim(self, flow);
     }
+
+    fn renounce(&mut self, flow: u64) {
+        steer::Claims::renounce(self, flow);
+    }
+}
+
+/// Those that are bound elsewhere than where they are `there`, or not at all.
+fn moved<'a>(
+    bound: impl Iterator<Item = (&'a IdentityName, Slot)>,
+    there: impl Fn(&PortName) -> Vec<(Mac, Slot)>,
+) -> Vec<(IdentityName, Slot)> {
+    let is_there = |(who, slot): &(&IdentityName, Slot)| there(&who.port).contains(&(who.mac, *slot));
+    bound.filter(|who| !is_there(who)).map(|(who, slot)| (who.clone(), slot)).collect()
 }
 
 impl Node {
@@ -98,23 +114,35 @@ impl Node {
     /// # Errors
     /// When the kernel refuses a change; it is worth another try.
     pub fn take_over(&mut self) -> Result<(), SteerError> {
+        self.follow_slots()?;
         self.steering.take_over_all()?;
         // Its ports are limited as it was told, and it may have been told something else.
         self.steering.set_limits(self.steering.limits())?;
-        let identities = self.steering.identities();
-        self.slots.reserve(identities.iter().map(|bound| bound.slot));
+        self.slots.reserve(self.steering.identities().iter().map(|bound| bound.slot));
         for port in self.plan.ports().cloned().collect::<Vec<_>>() {
-            let there: HashMap<_, _> = self.steering.bound_on(&port).into_iter().collect();
-            let moved = |who: &&IdentityName| {
-                there.get(&who.mac).copied() != self.bound.get(*who).map(|bound| bound.slot)
-            };
-            // The agent before has changed its mind since we looked: bound once more, as by a new record.
-            for who in self.speakers(&port).filter(moved).cloned().collect::<Vec<_>>() {
-                debug!(port = %who.port, mac = %who.mac, "bound again after the takeover");
-                self.bound.remove(&who);
-            }
             self.go_on_with(&port);
             self.touched.insert(port);
+        }
+        Ok(())
+    }
+
+    /// Brings slots to what the other agent has bound by now, before any of its frames come here: a slot that it has given
+    /// to another guest since we looked must not be answered with the last one's record. Who has none yet is held.
+    fn follow_slots(&mut self) -> Result<(), SteerError> {
+        self.steering.look_again()?;
+        let bound = self.bound.iter().map(|(who, bound)| (who, bound.slot));
+        for (who, slot) in moved(bound, |port| self.steering.bound_on(port)) {
+            debug!(port = %who.port, mac = %who.mac, slot, "another slot since we looked");
+            self.bound.remove(&who);
+            self.empty(&who, slot, true);
+        }
+        let ready: HashSet<_> = self.bound.values().map(|bound| bound.slot).collect();
+        for identity in self.steering.identities() {
+            if !ready.contains(&identity.slot)
+                && let Err(error) = self.store.expect(identity.slot)
+            {
+                warn!(slot = identity.slot, "{error}");
+            }
         }
         Ok(())
     }
@@ -166,7 +194,7 @@ impl Node {
     }
 
     /// Has requests of a slot that wait look again.
-    pub(in crate::agent) fn look_again(&mut self, slot: metadata_common::maps::Slot) {
+    pub(in crate::agent) fn look_again(&mut self, slot: Slot) {
         self.wake(slot);
     }
 
@@ -175,5 +203,25 @@ impl Node {
         let Self { workers, steering, .. } = self;
         drop(workers);
         steering.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{IdentityName, Mac, PortName, moved};
+
+    #[test]
+    fn who_has_another_slot_or_none_with_the_other_agent_is_served_by_the_old_one_no_more() {
+        let who =
+            |port: &str, last| IdentityName { port: PortName::local(port), mac: Mac([2, 0, 0, 0, 0, last]) };
+        let ours =
+            [(who("stays", 1), 1), (who("swapped", 1), 2), (who("swapped", 2), 3), (who("gone", 1), 4)];
+        let there = |port: &PortName| match port.ifname.as_str() {
+            "stays" => vec![(Mac([2, 0, 0, 0, 0, 1]), 1), (Mac([2, 0, 0, 0, 0, 9]), 4)],
+            "swapped" => vec![(Mac([2, 0, 0, 0, 0, 1]), 3), (Mac([2, 0, 0, 0, 0, 2]), 2)],
+            _ => vec![],
+        };
+        let found = moved(ours.iter().map(|(who, slot)| (who, *slot)), there);
+        assert_eq!(found, ours[1..]);
     }
 }
