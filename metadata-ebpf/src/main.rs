@@ -25,7 +25,7 @@ use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, Delivery, decide, deliver};
 use metadata_common::drain;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Identity, Slot};
+use metadata_common::maps::{Identity, MAX_STEERED, Slot};
 use metadata_common::stamp::stamp;
 use metadata_common::trace::{FROM_GUEST, NO_SLOT, TO_GUEST};
 use metadata_common::verdict::Verdict;
@@ -126,6 +126,10 @@ fn steer(
     verdict: Verdict,
     identity: Identity,
 ) -> (Verdict, u32) {
+    // The hub's device would refuse it, and nobody would know.
+    if frame.len() > MAX_STEERED as usize {
+        return (counted(Verdict::DropOversize), XDP_DROP);
+    }
     let hub = drain::hub(frame, verdict, identity, ingress);
     if !frame.write(ethernet::SOURCE, stamp(identity.slot).0) {
         return (counted(Verdict::DropUnwritable), XDP_DROP);
