@@ -179,7 +179,7 @@ loss     1 ms    20 ms   100 ms
  0 %    15625      781      160
  1 %     7659      382       80
  5 %       86       60       28
-15 %        7        7        4";
+15 %       17       16       11";
 
 fn goodput(loss: u64, round_trip_ms: u32) -> u64 {
     let one = |seed| {
