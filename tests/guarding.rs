@@ -73,6 +73,10 @@ fn nothing_for_us_leaves_a_tap_without_a_record_and_everything_else_does() {
         eventually(NOTICE, || is_closed(tap, &mut witness))
             .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
     }
+    let metrics = agent.metrics().expect("metrics");
+    let closed = metrics.samples().iter().find(|sample| sample.labels.iter().any(|(_, is)| is == "closed"));
+    // The witness's tap has no record either.
+    assert_eq!(closed.map(|sample| sample.value), Some(3.0), "xdp_imds_taps{{state=\"closed\"}}");
     let counted = || agent.metrics().and_then(|metrics| metrics.frames(GUARDED)).expect("a count");
     for case in frames::cases() {
         let dropped = case.verdict.fate() != Fate::Pass && case.name != "arp_for_next_hop";

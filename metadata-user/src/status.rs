@@ -142,13 +142,15 @@ pub enum PortState {
     Attached,
     /// Its interface is not there yet.
     Waiting,
+    /// It has no record, and `guard: all` keeps it closed.
+    Closed,
     /// It cannot be attached, or not all of its guests can be served.
     Error,
 }
 
 impl PortState {
     /// Every state.
-    pub const ALL: [Self; 3] = [Self::Attached, Self::Waiting, Self::Error];
+    pub const ALL: [Self; 4] = [Self::Attached, Self::Waiting, Self::Closed, Self::Error];
 
     /// Its name, as in JSON and in metrics.
     #[must_use]
@@ -156,6 +158,7 @@ impl PortState {
         match self {
             Self::Attached => "attached",
             Self::Waiting => "waiting",
+            Self::Closed => "closed",
             Self::Error => "error",
         }
     }

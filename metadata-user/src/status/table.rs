@@ -60,9 +60,10 @@ fn ports(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let of = |state| status.ports.counts.get(&state).copied().unwrap_or_default();
     let programs: Vec<_> =
         status.ports.programs.iter().map(|(name, count)| format!("{count} {name}")).collect();
-    let [attached, waiting, error] = PortState::ALL.map(of);
+    let [attached, waiting, closed, error] = PortState::ALL.map(of);
+    let closed = if closed > 0 { format!(", {closed} closed without a record") } else { String::new() };
     let counts =
-        format!("{attached} attached ({}), {waiting} waiting, {error} in error", programs.join(", "));
+        format!("{attached} attached ({}), {waiting} waiting, {error} in error{closed}", programs.join(", "));
     row("ports", &counts, out)?;
     let rows = status.ports.listed.iter().map(|port| {
         let why = port.reason.as_deref().or(port.program.as_deref()).unwrap_or_default();

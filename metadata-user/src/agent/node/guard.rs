@@ -30,9 +30,14 @@ impl Node {
     }
 
     /// Taps that are kept closed now.
-    #[must_use]
-    pub fn closed_count(&self) -> usize {
-        self.guard.closed.len()
+    pub(super) fn closed(&self) -> impl Iterator<Item = &PortName> {
+        self.guard.closed.iter()
+    }
+
+    /// Taps that should be closed and cannot be, and why.
+    pub(super) fn left_open(&self) -> impl Iterator<Item = (&PortName, &str)> {
+        let unwanted = self.unsettled.iter().filter(|port| !self.plan.wants(port));
+        unwanted.filter_map(|port| Some((port, self.told.get(port)?.as_str())))
     }
 
     /// True for a port that is to be closed unless the plan wants it: if it is a tap.

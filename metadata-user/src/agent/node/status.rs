@@ -131,6 +131,8 @@ impl Node {
         for port in self.plan.ports() {
             *counts.entry(self.port_state(port).0).or_default() += 1;
         }
+        counts.insert(PortState::Closed, self.closed().count() as u64);
+        *counts.entry(PortState::Error).or_default() += self.left_open().count() as u64;
         counts
     }
 
@@ -142,9 +144,11 @@ impl Node {
             programs: [("xdp".into(), xdp as u64), ("tcx".into(), tcx as u64)].into(),
             ..Ports::default()
         };
-        for port in self.plan.ports() {
-            let (state, reason) = self.port_state(port);
-            if about == About::Trouble && state == PortState::Attached {
+        let wanted = self.plan.ports().map(|port| (port, self.port_state(port)));
+        let closed = self.closed().map(|port| (port, (PortState::Closed, None)));
+        let left_open = self.left_open().map(|(port, reason)| (port, (PortState::Error, Some(reason))));
+        for (port, (state, reason)) in wanted.chain(left_open).chain(closed) {
+            if about == About::Trouble && matches!(state, PortState::Attached | PortState::Closed) {
                 continue;
             }
             if ports.listed.len() == most {
