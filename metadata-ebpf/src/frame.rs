@@ -108,10 +108,12 @@ impl Reader for Frame {
             return self.read(offset);
         };
         // Not the pointers of other reads, of which the compiler would make one comparison for all.
-        // SAFETY: the kernel gave this pointer to a live context; the field is one aligned u32.
-        let start = unsafe { (&raw const (*context).data).read_volatile() } as usize;
+        // SAFETY: the kernel gave this pointer to a live context; nobody writes to it meanwhile.
+        let context = unsafe { &*context };
+        // SAFETY: a reference to one aligned u32.
+        let start = unsafe { (&raw const context.data).read_volatile() } as usize;
         // SAFETY: as above.
-        let end = unsafe { (&raw const (*context).data_end).read_volatile() } as usize;
+        let end = unsafe { (&raw const context.data_end).read_volatile() } as usize;
         Self { start, end, context: None }.read(offset)
     }
 }

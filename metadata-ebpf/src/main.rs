@@ -47,7 +47,8 @@ pub fn port(context: XdpContext) -> u32 {
         Decision::Drop(verdict) => (verdict, XDP_DROP),
         Decision::Steer(verdict, identity, answers) => {
             let slot = identity.slot;
-            let watched = trace::begin(|| trace::note(&Frame::anew(&context), ingress.key(), false, FROM_GUEST));
+            let watched =
+                trace::begin(|| trace::note(&Frame::anew(&context), ingress.key(), false, FROM_GUEST));
             let (index, action) = dealt(deal_with(&context, &ingress, verdict, &identity, answers));
             watched.end(index, slot);
             if action == XDP_TX {

@@ -33,10 +33,13 @@ pub(crate) fn begin(note: impl FnOnce()) -> Watched {
     };
     // Read twice: of a value it has seen compared the verifier knows that it is zero, and would follow the program
     // once with it and once without.
-    // SAFETY: the map returned this pointer to a live, aligned Trace; arrays stay as long as the program.
-    let watched = Watched(unsafe { (&raw const (*place).by).read_volatile() });
+    // SAFETY: the map returned this pointer to a live, aligned Trace; arrays stay as long as the program. Only an address
+    // is taken: user space may write to it meanwhile.
+    let by = unsafe { &raw const (*place).by };
+    // SAFETY: as above; one aligned u32 is read at once.
+    let watched = Watched(unsafe { by.read_volatile() });
     // SAFETY: as above.
-    if unsafe { (&raw const (*place).by).read_volatile() } != 0 {
+    if unsafe { by.read_volatile() } != 0 {
         note();
     }
     watched
@@ -132,13 +135,7 @@ fn note_pieces(buffer: usize, port: u64, passes: u32) {
 
 /// Begins an event about a frame if it is one of those watched.
 #[inline(always)]
-fn open(
-    port: u64,
-    mac: [u8; 6],
-    passes: u32,
-    direction: u32,
-    length: usize,
-) -> Option<&'static mut Scratch> {
+fn open(port: u64, mac: [u8; 6], passes: u32, direction: u32, length: usize) -> Option<&'static mut Scratch> {
     let place = TRACED.get_ptr_mut(0)?;
     // SAFETY: the map returned this pointer to a live, aligned Scratch of this CPU, which no other CPU writes;
     // neither XDP programs nor classifiers preempt each other on a CPU.

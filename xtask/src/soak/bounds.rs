@@ -9,10 +9,10 @@ const FDS: u64 = 4;
 const THREADS: u64 = 4;
 /// Namespaces held: one being entered.
 const NAMESPACES: u64 = 1;
-/// Programs, and maps with their constants: the classifier of the agent's own namespace, loaded when the first
-/// guest has been quiet for long.
+/// Programs, and maps with their constants and texts: the classifier of the agent's own namespace, loaded when the
+/// first guest has been quiet for long, which in a soak of a minute is in the middle of a life.
 const PROGRAMS: u64 = 1;
-const MAPS: u64 = 1;
+const MAPS: u64 = 2;
 /// Links beyond what ports and the hub can have at once: all is calm when they are counted, so each tap is there.
 const LINKS: u64 = 0;
 /// Links of one port, XDP's and the classifier's, and of the hub.

