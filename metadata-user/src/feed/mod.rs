@@ -4,6 +4,8 @@
 //! VM keeps the last good record it had.
 
 pub mod directory;
+#[cfg(feature = "kubevirt")]
+pub mod pods;
 
 use std::io;
 use std::path::PathBuf;
