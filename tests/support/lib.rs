@@ -15,6 +15,7 @@
 
 pub mod agent;
 pub mod answers;
+pub mod apiserver;
 pub mod arena;
 pub mod books;
 pub mod bpffs;
@@ -27,6 +28,7 @@ pub mod guest;
 pub mod host;
 pub mod inside;
 pub mod kernel;
+pub mod kubelet;
 pub mod ledger;
 pub mod libraries;
 pub mod mob;

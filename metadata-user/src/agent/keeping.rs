@@ -73,7 +73,7 @@ impl Keeping {
                 self.changed = Some(self.changed.map_or((now, now), |(first, _)| (first, now)));
                 key
             }
-            FeedEvent::Rejected { key, .. } => key,
+            FeedEvent::Expect { key, .. } | FeedEvent::Rejected { key, .. } => key,
             FeedEvent::Synced => return,
         };
         if let Some(unheard) = &mut self.unheard {

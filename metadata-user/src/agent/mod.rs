@@ -325,12 +325,16 @@ fn take(node: &mut Node, first: FeedEvent, feed: &mut Feed, keeping: &mut Keepin
     let mut synced = false;
     let Feed { events, seen } = feed;
     for event in batch(first, events) {
-        if let FeedEvent::Upsert { key, .. } | FeedEvent::Rejected { key, .. } = &event {
+        if let FeedEvent::Upsert { key, .. }
+        | FeedEvent::Expect { key, .. }
+        | FeedEvent::Rejected { key, .. } = &event
+        {
             seen.note(key);
         }
         keeping.hear(&event);
         match event {
             FeedEvent::Upsert { key, record } => node.upsert(key, record),
+            FeedEvent::Expect { key, identities } => node.expect(&key, identities),
             FeedEvent::Remove { key } => node.remove(&key),
             FeedEvent::Rejected { key, error } => {
                 warn!(record = key, "refused, the last good state stays: {error}");

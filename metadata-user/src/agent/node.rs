@@ -200,6 +200,18 @@ impl Node {
         }
     }
 
+    /// A record is to come: those who will ask for it wait. Nothing changes while there is one of that name.
+    pub fn expect(&mut self, key: &str, identities: Vec<(PortName, Mac)>) {
+        if self.records.contains_key(key) {
+            return;
+        }
+        debug!(record = key, "expected");
+        let identities = identities.into_iter().map(|(port, mac)| IdentityName { port, mac });
+        let mut touched = self.plan.expect(key, identities);
+        touched.iter().for_each(|port| self.attaching.saw(port));
+        self.touched.append(&mut touched);
+    }
+
     /// A record went.
     pub fn remove(&mut self, key: &str) {
         debug!(record = key, "record removed");

@@ -97,6 +97,9 @@ impl Plan {
         for (key, record) in records {
             plan.put(key, Some(record));
         }
+        for (key, claims) in self.claims.iter().filter(|(key, _)| !records.contains_key(*key)) {
+            plan.change(key, claims.clone());
+        }
         let speakers = |plan: &Self, port: &PortName| {
             let known = plan.speakers(port).map(|(who, key)| (who.clone(), key.map(str::to_owned)));
             plan.wants(port).then(|| known.collect::<Vec<_>>())
@@ -114,6 +117,21 @@ impl Plan {
     pub fn put(&mut self, key: &str, record: Option<&Record>) -> BTreeSet<PortName> {
         self.ambiguous.remove(key);
         let wanted = record.map(|record| self.claims_of(key, record)).unwrap_or_default();
+        self.change(key, wanted)
+    }
+
+    /// Owns the ports of a record that is to come, so that requests wait for it. It claims them as the record will, and
+    /// [`put`](Self::put) of its key takes their place. Returns the ports this touches.
+    pub fn expect(
+        &mut self,
+        key: &str,
+        identities: impl IntoIterator<Item = IdentityName>,
+    ) -> BTreeSet<PortName> {
+        self.ambiguous.remove(key);
+        self.change(key, identities.into_iter().collect())
+    }
+
+    fn change(&mut self, key: &str, wanted: BTreeSet<IdentityName>) -> BTreeSet<PortName> {
         let former = self.claims.remove(key).unwrap_or_default();
         for identity in former.difference(&wanted) {
             self.drop_claim(identity, key);
@@ -321,6 +339,26 @@ mod tests {
         let records = Records::from([("a".into(), record("a", A, ", port: {ifname: tap9}"))]);
         let plan = planned(&records, &[format!("tap0={A}").parse().unwrap()]);
         assert_eq!(identities(&plan), [(who("tap0", A), None), (who("tap9", A), Some("a".into()))].into());
+    }
+
+    #[test]
+    fn an_expected_record_has_its_ports_until_it_comes_or_does_not() {
+        let mut plan = Plan::new(&[]);
+        let expected = who("tap0", A);
+        assert_eq!(plan.expect("a", [expected.clone()]), [expected.port.clone()].into());
+        assert_eq!(identities(&plan), [(expected.clone(), Some("a".into()))].into());
+        let (mut plan, touched) = plan.reconfigured(&[], &Records::new());
+        assert_eq!(
+            (plan.knows(&expected), touched.len()),
+            (true, 0),
+            "other configured ports change nothing"
+        );
+        plan.put("a", Some(&record("a", B, ", port: {ifname: tap1}")));
+        assert_eq!(identities(&plan), [(who("tap1", B), Some("a".into()))].into());
+        plan.expect("b", [expected]);
+        plan.put("b", None);
+        plan.put("a", None);
+        assert_eq!(plan, Plan::new(&[]));
     }
 
     #[test]
