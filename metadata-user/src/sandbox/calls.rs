@@ -55,6 +55,8 @@ const THREAD: &[c_long] = &[
 /// Files: records, state, the audit log, `/proc`, pins.
 const FILES: &[c_long] = &[
     libc::SYS_openat,
+    // Volumes of pods, out of which no link is to lead.
+    libc::SYS_openat2,
     libc::SYS_statx,
     libc::SYS_fstat,
     libc::SYS_newfstatat,

@@ -12,7 +12,7 @@
 //! the way to it.
 
 use bytes::Bytes;
-use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat2, readlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat2, readlinkat, statat};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,7 +38,7 @@ pub const VOLUME_OCTETS: usize = 4 << 20;
 /// one name.
 const PLUGINS: [&str; 3] = ["kubernetes.io~secret", "kubernetes.io~configmap", "kubernetes.io~projected"];
 /// The link to what is in force.
-const DATA: &str = "..data";
+pub(super) const DATA: &str = "..data";
 /// How often a volume that changes while it is read is begun anew.
 const ATTEMPTS: usize = 4;
 
@@ -163,7 +163,11 @@ impl Volumes {
 }
 
 /// A pod's volume and its path, if it is there. The path is for people: what it leads to may change.
-fn open(pods: &Path, pod: &PodUid, volume: &str) -> Result<Option<(OwnedFd, PathBuf)>, VolumeError> {
+pub(super) fn open(
+    pods: &Path,
+    pod: &PodUid,
+    volume: &str,
+) -> Result<Option<(OwnedFd, PathBuf)>, VolumeError> {
     if !is_volume(volume) {
         return Err(VolumeError::Name { found: volume.chars().take(64).collect() });
     }
@@ -177,7 +181,7 @@ fn open(pods: &Path, pod: &PodUid, volume: &str) -> Result<Option<(OwnedFd, Path
 }
 
 /// A directory below kubelet's, reached by no link; `None` when there is none.
-fn directory(pods: &Path, below: &Path) -> Result<Option<OwnedFd>, VolumeError> {
+pub(super) fn directory(pods: &Path, below: &Path) -> Result<Option<OwnedFd>, VolumeError> {
     let root = match File::open(pods) {
         Ok(root) => root,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -208,6 +212,11 @@ fn refusal(path: PathBuf, errno: Errno) -> VolumeError {
         Errno::XDEV | Errno::LOOP => VolumeError::Outside { path },
         errno => VolumeError::Io { path, error: Arc::new(errno.into()) },
     }
+}
+
+/// True when kubelet has written a volume's first contents.
+pub(super) fn is_written(volume: impl AsFd) -> bool {
+    statat(volume, DATA, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
 fn read_volume(volume: &OwnedFd, path: &Path) -> Result<Option<Files>, VolumeError> {
