@@ -300,7 +300,7 @@ fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
     let read = Box::new(move || serve.config());
     agent::serve(
         config,
-        agent::Source { read, applied: Box::new(move |config| log.follow(config)) },
+        agent::Origin { read, applied: Box::new(move |config| log.follow(config)) },
         takeover,
     )
 }
