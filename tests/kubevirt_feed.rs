@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_user::feed::FeedEvent;
-use metadata_user::feed::kubevirt::{Ask, Feed, Options, PodLink, follow};
-use metadata_user::feed::pods::{Pod, PodEvent, PodUid, Tap, TapKind, Volumes};
+use metadata_user::feed::kubevirt::{Feed, Launchers, Options, follow};
+use metadata_user::feed::pods::{Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
 use metadata_user::record::{Limits, Record};
 use serde_json::{Value, json};
 use support::apiserver::ApiServer;
@@ -91,14 +91,12 @@ impl Node {
         server.write_kubeconfig(&kubeconfig).expect("a kubeconfig");
         let options: Options =
             serde_json::from_value(json!({"node": "n1", "kubeconfig": kubeconfig})).expect("options");
-        let (ask, asked) = mpsc::channel(16);
-        let (pods, told) = mpsc::channel(16);
-        tokio::spawn(find(asked, pods.clone()));
+        let (pods, told) = mpsc::channel(4_096);
+        let launchers = Box::new(AtOnce { found: BTreeSet::new(), tell: pods.clone() });
         let (tx, events) = mpsc::channel(1_024);
         let (_, hook) = mpsc::channel(1);
         let volumes = Volumes::new(kubelet.pods());
-        let feed =
-            Feed { options, limits: Limits::DEFAULT, kept, volumes, pods: PodLink { ask, told }, hook };
+        let feed = Feed { options, limits: Limits::DEFAULT, kept, volumes, launchers, told, hook };
         let feed = tokio::spawn(async move { follow(feed, tx).await.expect("the feed runs") });
         Self { events, told: BTreeMap::new(), refused: BTreeMap::new(), synced: false, pods, feed }
     }
@@ -144,16 +142,25 @@ impl Node {
 }
 
 /// Finds the launcher of each pod that is asked for, at once.
-async fn find(mut asked: mpsc::Receiver<Ask>, pods: mpsc::Sender<(PodUid, PodEvent)>) {
-    let mut pid = 1_000;
-    while let Some(ask) = asked.recv().await {
-        let Ask::Watch(uid) = ask else { continue };
-        pid += 1;
-        let taps = vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, queues: 1 }];
-        let pod = Pod { uid: uid.clone(), pid, netns: format!("/proc/{pid}/ns/net"), taps, nics: Vec::new() };
-        if pods.send((uid, PodEvent::Found(pod))).await.is_err() {
-            return;
+struct AtOnce {
+    found: BTreeSet<PodUid>,
+    tell: mpsc::Sender<(PodUid, PodEvent)>,
+}
+
+impl Launchers for AtOnce {
+    fn watch(&mut self, uid: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
+        if self.found.insert(uid.clone()) {
+            let pid = 1_000 + u32::try_from(self.found.len()).expect("few pods");
+            let taps = vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, queues: 1 }];
+            let netns = format!("/proc/{pid}/ns/net");
+            let pod = Pod { uid: uid.clone(), pid, netns, taps, nics: Vec::new() };
+            self.tell.try_send((uid.clone(), PodEvent::Found(pod))).expect("room for every pod");
         }
+        Ok(())
+    }
+
+    fn forget(&mut self, uid: &PodUid) {
+        self.found.remove(uid);
     }
 }
 

@@ -115,6 +115,8 @@ const SOCKETS: &[c_long] = &[
     libc::SYS_connect,
     libc::SYS_sendto,
     libc::SYS_sendmsg,
+    // How the C library's resolver asks for both families at once.
+    libc::SYS_sendmmsg,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_shutdown,

@@ -15,6 +15,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -53,8 +54,8 @@ pub enum Origin {
 pub enum Action {
     /// To be told the agent.
     Tell(FeedEvent),
-    /// A pod is to be watched.
-    Watch(PodUid),
+    /// A pod is to be watched, and these of its volumes.
+    Watch(PodUid, BTreeSet<String>),
     /// A pod matters no more.
     Leave(PodUid),
     /// To be told the VMI's owner.
@@ -276,7 +277,7 @@ impl Core {
                 let name = if alone { key.to_owned() } else { format!("{key}@{uid}") };
                 known.instances.insert(uid.clone(), Instance::new(name, uid.clone(), now));
                 self.owners.insert(uid.clone(), key.to_owned());
-                self.actions.push(Action::Watch(uid.clone()));
+                self.actions.push(Action::Watch(uid.clone(), BTreeSet::new()));
             }
         }
         pods.iter().for_each(|uid| self.look_at(key, uid, now));
@@ -287,9 +288,18 @@ impl Core {
         let Some(known) = self.vmis.get_mut(key) else { return };
         let Some(instance) = known.instances.get_mut(uid) else { return };
         let Some(pod) = instance.pod.as_ref().filter(|_| !instance.has_ended()) else { return };
-        let read = |volume: &str| (self.read)(uid, volume);
+        let volumes = RefCell::new(BTreeSet::new());
+        let read = |volume: &str| {
+            volumes.borrow_mut().insert(volume.to_owned());
+            (self.read)(uid, volume)
+        };
         let translation = translate(&known.vmi, pod, &read, &self.options, &self.limits);
         instance.problems = translation.problems;
+        let volumes = volumes.into_inner();
+        if instance.volumes != volumes {
+            instance.volumes.clone_from(&volumes);
+            self.actions.push(Action::Watch(uid.clone(), volumes));
+        }
         let told = instance.tell(translation.outcome, self.generation + 1);
         if let Some(FeedEvent::Upsert { .. }) = &told {
             self.generation += 1;

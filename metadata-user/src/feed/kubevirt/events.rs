@@ -13,7 +13,7 @@ use super::core::Report;
 use crate::record::values::Timestamp;
 
 /// Reports that wait to be written; more are left out.
-pub const QUEUE: usize = 1_024;
+pub(super) const QUEUE: usize = 1_024;
 /// The pause between two: no boot storm may become one of the API server.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Octets of a message that the API takes.

@@ -16,7 +16,7 @@ use crate::private_file;
 pub const FILE: &str = "kubevirt.vmis";
 
 /// Octets of the file at most. VMIs beyond are left out, those later in the alphabet first.
-pub const MAX_OCTETS: usize = 64 << 20;
+const MAX_OCTETS: usize = 64 << 20;
 
 const VERSION: u32 = 1;
 

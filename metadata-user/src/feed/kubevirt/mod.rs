@@ -23,5 +23,5 @@ mod watch;
 
 pub use kept::FILE as KEPT;
 pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options};
-pub use run::{Ask, Feed, PATIENCE, PodLink, follow, node};
+pub use run::{Feed, Launchers, PATIENCE, follow, node, serve};
 pub use vmi::{Vmi, VmiError};

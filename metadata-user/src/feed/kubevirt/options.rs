@@ -20,6 +20,8 @@ pub struct Options {
     pub node: Option<String>,
     /// kubelet's directory, which has the pods' volumes below it.
     pub kubelet: PathBuf,
+    /// Where the node's control groups are mounted.
+    pub cgroups: PathBuf,
     /// Serve only VMs with the annotation `imds.kubevirt.io/enabled: "true"`. Those with `"false"` never are.
     pub opt_in: bool,
     /// Namespaces whose VMs are served; none (default) means all.
@@ -52,6 +54,7 @@ impl Default for Options {
         Self {
             node: None,
             kubelet: DEFAULT_KUBELET.into(),
+            cgroups: "/sys/fs/cgroup".into(),
             opt_in: false,
             namespaces: Vec::new(),
             instance_id: InstanceId::default(),

@@ -1,7 +1,7 @@
 //! Joins the watches, the pods, the hook and the clock with the core.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -12,10 +12,10 @@ use tracing::{debug, info, warn};
 
 use super::core::{Action, Core, Origin, Read};
 use super::events;
-use super::hook::{Call, Point};
+use super::hook::{self, Call, Point};
 use super::watch::{self, Heard};
 use super::{NODE_VARIABLE, Options, kept};
-use crate::feed::pods::{PodEvent, PodUid, Volumes};
+use crate::feed::pods::{Files, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::feed::{FeedError, FeedEvent};
 use crate::record::Limits;
 
@@ -38,27 +38,55 @@ pub struct Feed {
     /// The pods' volumes.
     pub volumes: Volumes,
     /// Who finds launchers.
-    pub pods: PodLink,
+    pub launchers: Box<dyn Launchers>,
+    /// What it tells.
+    pub told: mpsc::Receiver<(PodUid, PodEvent)>,
     /// Calls of the node hook.
     pub hook: mpsc::Receiver<Call>,
 }
 
-/// The way to whoever finds launchers.
-#[derive(Debug)]
-pub struct PodLink {
-    /// What is asked of it.
-    pub ask: mpsc::Sender<Ask>,
-    /// What it tells.
-    pub told: mpsc::Receiver<(PodUid, PodEvent)>,
+/// Whoever finds the launchers of pods; [`Pods`] does.
+pub trait Launchers: Send {
+    /// Follows a pod, and these of its volumes.
+    ///
+    /// # Errors
+    /// There are too many.
+    fn watch(&mut self, pod: &PodUid, volumes: BTreeSet<String>) -> Result<(), PodsError>;
+
+    /// Follows it no more.
+    fn forget(&mut self, pod: &PodUid);
 }
 
-/// What is asked of whoever finds launchers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
-    /// Tell of this pod.
-    Watch(PodUid),
-    /// Tell no more of it.
-    Leave(PodUid),
+impl Launchers for Pods {
+    fn watch(&mut self, pod: &PodUid, volumes: BTreeSet<String>) -> Result<(), PodsError> {
+        Self::watch(self, pod, volumes)
+    }
+
+    fn forget(&mut self, pod: &PodUid) {
+        Self::forget(self, pod);
+    }
+}
+
+/// Tells of the VMs of this node, with all that takes: the API server, the pods, the hook.
+///
+/// # Errors
+/// As for [`follow`]; volumes cannot be watched, or the hook's socket cannot be had.
+pub async fn serve(
+    options: Options,
+    limits: Limits,
+    state: Option<&Path>,
+    tx: mpsc::Sender<FeedEvent>,
+) -> Result<(), FeedError> {
+    let (calls, hook) = mpsc::channel(hook::CALLS);
+    let mut doors = JoinSet::new();
+    if let Some(path) = &options.hook {
+        doors.spawn(hook::serve(hook::open(path)?, calls));
+    }
+    let places = Places { pods: options.kubelet.join("pods"), cgroups: options.cgroups.clone() };
+    let volumes = Volumes::new(&places.pods);
+    let (pods, told) = Pods::start(places).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
+    let kept = state.map(|state| state.join(kept::FILE));
+    follow(Feed { options, limits, kept, volumes, launchers: Box::new(pods), told, hook }, tx).await
 }
 
 /// The node's name.
@@ -80,7 +108,7 @@ pub fn node(options: &Options) -> Result<String, FeedError> {
 /// The node has no name, or there is no way to the API server that could be tried. A server that does not answer is
 /// no error.
 pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedError> {
-    let Feed { options, limits, kept, volumes, pods, hook } = feed;
+    let Feed { options, limits, kept, volumes, launchers, told, hook } = feed;
     let node = node(&options)?;
     let volumes = Arc::new(volumes);
     let mut tasks = JoinSet::new();
@@ -98,7 +126,7 @@ pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedE
         }
     }
     let read: Read = Box::new(move |uid, volume| match volumes.read(uid, volume) {
-        Ok(files) => Ok(files.map(crate::feed::pods::Files::into_map)),
+        Ok(files) => Ok(files.map(Files::into_map)),
         Err(error) => Err(error.to_string()),
     });
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -108,7 +136,7 @@ pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedE
         core: Core::new(node, options, limits, generation, read),
         tx,
         reports,
-        asks: VecDeque::new(),
+        launchers,
         unlisted,
         failing: BTreeSet::new(),
         waiting: Vec::new(),
@@ -121,7 +149,7 @@ pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedE
     run.restore();
     // Held, so that a feed without watches does not take their silence for their end.
     let _heard_tx = heard_tx;
-    run.turn(heard, pods, hook).await;
+    run.turn(heard, told, hook).await;
     Ok(())
 }
 
@@ -129,13 +157,12 @@ struct Run {
     core: Core,
     tx: mpsc::Sender<FeedEvent>,
     reports: mpsc::Sender<super::core::Report>,
-    /// What is still to be asked.
-    asks: VecDeque<Ask>,
+    launchers: Box<dyn Launchers>,
     /// Watches that have not listed anything yet.
     unlisted: BTreeSet<Origin>,
     /// Watches that cannot reach the API server.
     failing: BTreeSet<Origin>,
-    /// Calls of the hook that wait, [`hook::CALLS`](super::hook::CALLS) at most.
+    /// Calls of the hook that wait, [`hook::CALLS`] at most.
     waiting: Vec<(String, oneshot::Sender<()>)>,
     synced: bool,
     /// When [`FeedEvent::Synced`] is told at the latest.
@@ -167,7 +194,7 @@ impl Run {
     async fn turn(
         &mut self,
         mut heard: mpsc::Receiver<Heard>,
-        PodLink { ask, told: mut pods }: PodLink,
+        mut pods: mpsc::Receiver<(PodUid, PodEvent)>,
         mut hook: mpsc::Receiver<Call>,
     ) {
         let tx = self.tx.clone();
@@ -182,10 +209,6 @@ impl Run {
                 told = pods.recv() => match told {
                     Some((uid, event)) => self.core.pod(&uid, event, Instant::now().into_std()),
                     None => return,
-                },
-                permit = ask.reserve(), if !self.asks.is_empty() => match (permit, self.asks.pop_front()) {
-                    (Ok(permit), Some(ask)) => permit.send(ask),
-                    _ => return,
                 },
                 Some(call) = hook.recv() => self.call(call),
                 () = tokio::time::sleep_until(due) => self.core.tick(Instant::now().into_std()),
@@ -235,8 +258,12 @@ impl Run {
         for action in self.core.actions() {
             match action {
                 Action::Tell(event) => self.tx.send(event).await.map_err(|_| Gone)?,
-                Action::Watch(uid) => self.asks.push_back(Ask::Watch(uid)),
-                Action::Leave(uid) => self.asks.push_back(Ask::Leave(uid)),
+                Action::Watch(uid, volumes) => {
+                    if let Err(error) = self.launchers.watch(&uid, volumes) {
+                        warn!(pod = %uid, "{error}");
+                    }
+                }
+                Action::Leave(uid) => self.launchers.forget(&uid),
                 Action::Report(report) => {
                     // Nobody reads them, or too many wait: both are no fault.
                     _ = self.reports.try_send(report);

@@ -25,11 +25,11 @@ use super::{Options, Vmi, VmiError};
 use crate::feed::FeedError;
 
 /// The first pause after a failure, which doubles up to the last; both are random by half.
-pub const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The last.
-pub const LAST_PAUSE: Duration = Duration::from_secs(30);
+const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// How often everything is listed again, less or more by a tenth: should a watch have lost something.
-pub const RELIST: Duration = Duration::from_secs(600);
+const RELIST: Duration = Duration::from_secs(600);
 /// How long one watch lasts, in seconds; a server that is silent for longer is given up soon after.
 const WATCH_SECONDS: u32 = 120;
 /// Objects of one page of a list.

@@ -1,5 +1,6 @@
 //! A VMI in one of its pods.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,6 +23,8 @@ pub(super) struct Instance {
     pub(super) since: Instant,
     /// Once its launcher has been found.
     pub(super) pod: Option<Pod>,
+    /// The volumes its data is in, there or not.
+    pub(super) volumes: BTreeSet<String>,
     /// The record that was told.
     pub(super) record: Option<Arc<Record>>,
     /// Who was said to be expected, while there is no record.
@@ -41,6 +44,7 @@ impl Instance {
             uid,
             since,
             pod: None,
+            volumes: BTreeSet::new(),
             record: None,
             expected: Vec::new(),
             problems: Vec::new(),

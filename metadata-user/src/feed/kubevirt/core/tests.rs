@@ -107,19 +107,21 @@ impl Story {
         self.told()
     }
 
-    /// Actions in few words.
+    /// Actions in few words. Which volumes are watched is a test of its own.
     fn told(&mut self) -> Vec<String> {
+        let told = self.core.actions().into_iter();
+        let told = told.filter(|action| !matches!(action, Action::Watch(_, volumes) if !volumes.is_empty()));
         let word = |action| match action {
             Action::Tell(FeedEvent::Upsert { key, record }) => format!("+{key} {}", record.generation),
             Action::Tell(FeedEvent::Expect { key, identities }) => format!("?{key} {}", identities.len()),
             Action::Tell(FeedEvent::Remove { key }) => format!("-{key}"),
             Action::Tell(FeedEvent::Rejected { key, .. }) => format!("!{key}"),
             Action::Tell(FeedEvent::Synced) => "synced".into(),
-            Action::Watch(uid) => format!("watch {uid}"),
+            Action::Watch(uid, _) => format!("watch {uid}"),
             Action::Leave(uid) => format!("leave {uid}"),
             Action::Report(report) => format!("{} {}", report.reason.as_str(), report.name),
         };
-        self.core.actions().into_iter().map(word).collect()
+        told.map(word).collect()
     }
 }
 
@@ -259,6 +261,28 @@ fn a_late_secret_is_waited_for_and_told_of_after_a_while() {
     story.disk.lock().expect("no panic").clear();
     assert_eq!(story.pod("p", files()), ["!shop/web", "ImdsDegraded web"]);
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+}
+
+#[test]
+fn the_volumes_a_vm_needs_are_watched_whether_they_are_there_or_not() {
+    let mut story = Story::begin();
+    story.apply(Origin::Here, secretive(&["p"]));
+    let mut watched = |vmi: Option<Value>| {
+        match vmi {
+            Some(vmi) => story.core.applied(Origin::Here, Vmi::from_value(vmi).expect("a VMI"), story.now),
+            None => story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now),
+        }
+        let volumes = story.core.actions().into_iter().find_map(|action| match action {
+            Action::Watch(_, volumes) => Some(volumes.into_iter().collect::<Vec<_>>()),
+            _ => None,
+        });
+        volumes.unwrap_or_default()
+    };
+    assert_eq!(watched(None), ["ci-udata", "imds-token"]);
+    assert_eq!(watched(Some(secretive(&["p"]))), NOTHING, "as before");
+    let mut annotated = secretive(&["p"]);
+    annotated["metadata"]["annotations"] = json!({"imds.kubevirt.io/user-data-secret": "s"});
+    assert_eq!(watched(Some(annotated)), ["imds-token", "imds-user-data"]);
 }
 
 #[test]
