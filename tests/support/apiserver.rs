@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +22,8 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
+
+use crate::netns::Namespace;
 
 /// Octets of a chunk's first part, when there is to be a pause in it.
 const PART: usize = 40;
@@ -69,9 +71,20 @@ impl ApiServer {
     /// # Errors
     /// There is no port, or no thread.
     pub fn start() -> Result<Self> {
+        Self::on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a port")?)
+    }
+
+    /// The same on the loopback of a namespace.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_in(ns: &Namespace) -> Result<Self> {
+        Self::on(ns.run_in(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).context("a port")?)
+    }
+
+    fn on(listener: TcpListener) -> Result<Self> {
         let state = Mutex::new(Kept { version: 1, ..Kept::default() });
         let shared = Arc::new(Shared { state, changed: watch::Sender::new((1, 0)) });
-        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a port")?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

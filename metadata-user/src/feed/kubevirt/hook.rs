@@ -17,12 +17,12 @@
 use std::convert::Infallible;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
@@ -119,10 +119,7 @@ type Refusal = (Status, String);
 pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
     let bound = || -> io::Result<UnixListener> {
         // A socket of an agent before; anything else in its place stays.
-        if fs::symlink_metadata(path).is_ok_and(|found| {
-            use std::os::unix::fs::FileTypeExt as _;
-            found.file_type().is_socket()
-        }) {
+        if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
             fs::remove_file(path)?;
         }
         let listener = UnixListener::bind(path)?;
@@ -228,17 +225,131 @@ fn read(body: &Bytes) -> Result<ExecuteNodeHookRequest, Refusal> {
     ExecuteNodeHookRequest::decode(message).map_err(|_| refused("expected an ExecuteNodeHookRequest"))
 }
 
-/// A call as virt-handler sends it, for tests.
-#[must_use]
-pub fn encode(point: &str, vmi: &[u8], node: &str) -> Bytes {
-    let message = ExecuteNodeHookRequest {
-        hook_point: point.into(),
-        vmi: Bytes::copy_from_slice(vmi),
-        node_context: Some(NodeContext { node_name: node.into() }),
+#[cfg(test)]
+mod tests {
+    use super::{
+        Bytes, Call, ExecuteNodeHookRequest, METHOD, NodeContext, OCTETS, Point, Vmi, WAIT, open, serve,
     };
-    let mut octets = BytesMut::with_capacity(PREFIX + message.encoded_len());
-    octets.put_u8(0);
-    octets.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
-    octets.put(message.encode_to_vec().as_slice());
-    octets.freeze()
+    use http_body_util::{BodyExt as _, Full};
+    use hyper::Request;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use prost::Message as _;
+    use std::path::{Path, PathBuf};
+    use std::time::{Duration, Instant};
+    use tokio::net::UnixStream;
+    use tokio::sync::mpsc;
+
+    const VMI: &[u8] = include_bytes!("translate/fixtures/vmi.json");
+
+    /// The message of a call as virt-handler sends it (gRPC over HTTP/2, "Length-Prefixed-Message").
+    fn message(point: &str, vmi: &[u8]) -> Bytes {
+        let node_context = Some(NodeContext { node_name: "n1".into() });
+        let vmi = Bytes::copy_from_slice(vmi);
+        let message = ExecuteNodeHookRequest { hook_point: point.into(), vmi, node_context }.encode_to_vec();
+        let length = u32::try_from(message.len()).expect("a short message").to_be_bytes();
+        [&[0][..], &length, &message].concat().into()
+    }
+
+    /// The socket of a hook, and the calls that come by it.
+    fn hook() -> (tempfile::TempDir, PathBuf, mpsc::Receiver<Call>) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("hook.sock");
+        let (calls, told) = mpsc::channel(4);
+        tokio::spawn(serve(open(&path).expect("a socket"), calls));
+        (dir, path, told)
+    }
+
+    /// Calls as virt-handler does. Returns the status of gRPC and the octets of the answer.
+    async fn call(socket: &Path, method: &str, body: Bytes) -> (u32, usize) {
+        let stream = UnixStream::connect(socket).await.expect("somebody listens");
+        let (mut client, conversation) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .expect("HTTP/2");
+        tokio::spawn(conversation);
+        let request = Request::post(format!("http://localhost{method}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Full::new(body))
+            .expect("a request");
+        let response = client.send_request(request).await.expect("a response");
+        assert_eq!(response.status(), 200);
+        let kind = response.headers().get("content-type").map(|kind| kind.to_str().expect("text").to_owned());
+        assert_eq!(kind.as_deref(), Some("application/grpc"));
+        let body = response.into_body().collect().await.expect("a whole response");
+        let status = body.trailers().and_then(|trailers| trailers.get("grpc-status")).expect("a status");
+        let status = status.to_str().expect("text").parse().expect("a number");
+        (status, body.to_bytes().len())
+    }
+
+    #[tokio::test]
+    async fn a_vm_starts_once_its_record_has_been_told() {
+        let (_dir, socket, mut calls) = hook();
+        let asked = tokio::spawn(async move { call(&socket, METHOD, message("PreVMStart", VMI)).await });
+        let Call { vmi, point, done } = calls.recv().await.expect("a call");
+        assert_eq!((point, vmi.key().as_str()), (Point::Starts, "shop/web-1"));
+        assert_eq!(*vmi, Vmi::read(VMI).expect("a VMI"));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!asked.is_finished(), "it is answered before there is a record");
+        done.send(()).expect("it is waited for");
+        assert_eq!(asked.await.expect("an answer"), (0, 5), "an empty message");
+    }
+
+    #[tokio::test]
+    async fn a_vm_that_is_not_ready_is_unavailable_after_a_while() {
+        let (_dir, socket, mut calls) = hook();
+        let begun = Instant::now();
+        let asked = tokio::spawn(async move { call(&socket, METHOD, message("PreVMStart", VMI)).await });
+        let _held = calls.recv().await.expect("a call");
+        assert_eq!(asked.await.expect("an answer"), (14, 0));
+        assert!(begun.elapsed() >= WAIT);
+    }
+
+    #[tokio::test]
+    async fn what_needs_no_waiting_is_answered_at_once() {
+        let (_dir, socket, mut calls) = hook();
+        for (name, point) in [
+            ("PreMigrationTarget", Some(Point::Comes)),
+            ("PostVMStop", Some(Point::Stopped)),
+            ("PostVMStart", None),
+            ("PreVMStop", None),
+            ("SomethingNew", None),
+        ] {
+            assert_eq!(call(&socket, METHOD, message(name, VMI)).await, (0, 5), "{name}");
+            assert_eq!(calls.try_recv().ok().map(|call| call.point), point, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_call_is_refused() {
+        let (_dir, socket, mut calls) = hook();
+        let good = message("PreVMStart", VMI);
+        let mut compressed = good.to_vec();
+        compressed[0] = 1;
+        let cases: [(&str, &str, Bytes, u32); 7] = [
+            ("another method", "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/Other", good.clone(), 12),
+            ("nothing", METHOD, Bytes::new(), 3),
+            ("half of it", METHOD, good.slice(..good.len() - 1), 3),
+            ("a compressed message", METHOD, compressed.into(), 12),
+            ("another message", METHOD, Bytes::from_static(&[0, 0, 0, 0, 1, 0xff]), 3),
+            ("no VMI", METHOD, message("PreVMStart", b"[]"), 3),
+            ("too much", METHOD, vec![0; OCTETS + 6].into(), 8),
+        ];
+        for (what, method, body, status) in cases {
+            assert_eq!(call(&socket, method, body).await, (status, 0), "{what}");
+        }
+        assert!(calls.try_recv().is_err(), "nothing of it is told");
+    }
+
+    #[tokio::test]
+    async fn a_socket_of_an_agent_before_is_replaced_and_anything_else_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("hook.sock");
+        drop(open(&path).expect("a socket"));
+        drop(open(&path).expect("in the place of the one before"));
+        std::fs::remove_file(&path).expect("the socket");
+        std::fs::write(&path, "precious").expect("a file");
+        let error = open(&path).expect_err("a file is in the way").to_string();
+        assert!(error.contains("node hook") && path.is_file(), "{error}");
+    }
 }

@@ -81,3 +81,23 @@ pub enum InstanceId {
     /// `<namespace>-<name>`, as kubevirt-imds has it.
     NamespaceName,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{InstanceId, Options};
+    use std::path::Path;
+
+    #[test]
+    fn what_is_not_said_has_a_default_and_what_is_unknown_is_refused() {
+        let options: Options = serde_yaml::from_str("{}").expect("all defaults");
+        assert_eq!(options, Options::default());
+        let text = "{node: n1, kubelet: /kubelet, opt_in: true, instance_id: namespace-name, \
+                    serve: {dialects: [nocloud]}, tokens: [a/b], hook: /s}";
+        let options: Options = serde_yaml::from_str(text).expect("options");
+        assert_eq!((options.node.as_deref(), options.kubelet.as_path()), (Some("n1"), Path::new("/kubelet")));
+        assert_eq!((options.opt_in, options.instance_id), (true, InstanceId::NamespaceName));
+        for text in ["{nod: n1}", "{instance_id: name}", "{serve: {dialects: [x]}}"] {
+            serde_yaml::from_str::<Options>(text).expect_err(text);
+        }
+    }
+}
