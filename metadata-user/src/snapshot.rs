@@ -85,7 +85,7 @@ struct Tail {
     sha256: String,
 }
 
-/// What [`write`] wrote.
+/// What [`write()`] wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Records in the file.
