@@ -144,7 +144,6 @@ impl Core {
             }
             Some(_) | None => {}
         }
-        self.changed = true;
         let known = self.vmis.entry(key.clone()).or_insert_with(|| Known {
             vmi: Vmi::default(),
             origins: BTreeSet::new(),
@@ -152,9 +151,10 @@ impl Core {
             left: None,
             instances: BTreeMap::new(),
         });
+        self.changed |= known.vmi != vmi;
         known.vmi = vmi;
         known.left = None;
-        known.ran |= matches!(origin, Origin::Here | Origin::Hook);
+        known.ran |= origin != Origin::Coming;
         known.origins.retain(Origin::is_a_watch);
         known.origins.insert(origin);
         self.review(&key, now);
@@ -170,7 +170,10 @@ impl Core {
 
     /// A VMI has left a watch.
     pub fn gone(&mut self, origin: Origin, key: &str, now: Instant) {
-        let Some(known) = self.vmis.get_mut(key) else { return };
+        let Some(known) = self.vmis.get_mut(key) else {
+            // One that could not be read, or for which there was no room.
+            return self.tell(FeedEvent::Remove { key: key.to_owned() });
+        };
         if !known.origins.remove(&origin) || !known.origins.is_empty() {
             return;
         }

@@ -124,7 +124,7 @@ impl Instance {
             _ if !complaint.is_empty() => (Reason::Degraded, complaint),
             Some(record) => {
                 let nics = record.network.nics.len();
-                (Reason::Ready, format!("the VM's metadata is served to {nics} of its NICs"))
+                (Reason::Ready, format!("the VM's metadata is served on {nics} of its NICs"))
             }
             None => return None,
         };

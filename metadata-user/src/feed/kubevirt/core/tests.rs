@@ -422,5 +422,7 @@ fn a_vmi_that_cannot_be_read_leaves_what_was_told() {
     let error = Vmi::read(b"[]").expect_err("no VMI");
     story.core.unreadable("shop/web", &error);
     assert_eq!(story.told(), ["!shop/web"]);
+    story.core.gone(Origin::Here, "shop/other", story.now);
+    assert_eq!(story.told(), ["-shop/other"], "one that was never read");
     assert_eq!(story.apply(Origin::Here, vmi(&["p"])), NOTHING);
 }
