@@ -36,6 +36,7 @@ pub mod netns;
 pub mod network;
 pub mod objects;
 pub mod pattern;
+pub mod pod;
 pub mod privilege;
 pub mod privileged;
 pub mod process;
