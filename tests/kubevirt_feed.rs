@@ -14,7 +14,7 @@ use metadata_user::feed::pods::{Pod, PodEvent, PodUid, PodsError, Tap, TapKind, 
 use metadata_user::record::{Limits, Record};
 use serde_json::{Value, json};
 use support::apiserver::ApiServer;
-use support::kubelet::Kubelet;
+use support::pod::{Kubelet, Plugin};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -87,7 +87,7 @@ impl Drop for Node {
 
 impl Node {
     fn start(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>) -> Self {
-        let kubeconfig = kubelet.path().join("kubeconfig");
+        let kubeconfig = kubelet.pods().join("kubeconfig");
         server.write_kubeconfig(&kubeconfig).expect("a kubeconfig");
         let options: Options =
             serde_json::from_value(json!({"node": "n1", "kubeconfig": kubeconfig})).expect("options");
@@ -269,7 +269,8 @@ async fn while_the_server_is_away_nothing_is_taken_from_anybody() {
     server.be_away(true);
     node.nothing("the server is away").await;
     // Pods go on meanwhile.
-    kubelet.secret(&pod_of(1), "imds-token", &[("token", "e30.eyJleHAiOjE4OTM0NTYwMDB9.c2ln")]).unwrap();
+    let token = b"e30.eyJleHAiOjE4OTM0NTYwMDB9.c2ln".as_slice();
+    kubelet.write(&pod_of(1), Plugin::Projected, "imds-token", &[("token", token)]).unwrap();
     node.tell(1, PodEvent::Files { volume: "imds-token".into() }).await;
     let has_token = |told: &Told| matches!(told, Told::Record(record) if record.credentials.service_account.as_ref().is_some_and(|account| account.token.is_some()));
     node.until("a token", |node| has_token(&node.told[&key(1)])).await;
@@ -282,7 +283,7 @@ async fn while_the_server_is_away_nothing_is_taken_from_anybody() {
 #[tokio::test]
 async fn an_agent_that_starts_while_the_server_is_away_serves_what_was_known() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
-    let kept = kubelet.path().join("vmis");
+    let kept = kubelet.pods().join("vmis");
     for number in [1, 2] {
         server.put(vmi(number));
     }
@@ -324,7 +325,7 @@ async fn a_late_secret_is_waited_for_and_a_new_one_is_served() {
     let mut node = Node::start(&server, &kubelet, None);
     node.until("its name", |node| matches!(node.told.get(&key(1)), Some(Told::Expected))).await;
     for text in ["#one\n", "#two\n"] {
-        kubelet.secret(&pod_of(1), "ci-udata", &[("userdata", text)]).unwrap();
+        kubelet.write(&pod_of(1), Plugin::Secret, "ci-udata", &[("userdata", text.as_bytes())]).unwrap();
         node.tell(1, PodEvent::Files { volume: "ci-udata".into() }).await;
         node.until("the Secret", |node| node.told[&key(1)].user_data() == text).await;
     }

@@ -152,7 +152,12 @@ impl Pod<'_> {
 fn eventually_gets(guest: &Guest, path: &str, wanted: &str) {
     let look = || {
         let fetched = guest.fetch(path, REQUEST)?;
-        ensure!(fetched.status == 200 && fetched.text().contains(wanted), "{}: {}", fetched.status, fetched.text());
+        ensure!(
+            fetched.status == 200 && fetched.text().contains(wanted),
+            "{}: {}",
+            fetched.status,
+            fetched.text()
+        );
         Ok(())
     };
     eventually(PATIENCE, look).unwrap_or_else(|error| panic!("{path}: {error:#}"));

@@ -28,7 +28,6 @@ pub mod guest;
 pub mod host;
 pub mod inside;
 pub mod kernel;
-pub mod kubelet;
 pub mod ledger;
 pub mod libraries;
 pub mod mob;

@@ -33,7 +33,7 @@ pub struct Feed {
     pub options: Options,
     /// What a record may hold.
     pub limits: Limits,
-    /// The file where VMIs are kept for a start without the API server ([`kept::FILE`] in the state directory).
+    /// The file where VMIs are kept for a start without the API server ([`KEPT`](super::KEPT) in the state directory).
     pub kept: Option<PathBuf>,
     /// The pods' volumes.
     pub volumes: Volumes,
