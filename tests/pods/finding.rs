@@ -109,8 +109,8 @@ fn no_link_is_followed_to_a_socket() {
 /// Starts launchers until one has this number.
 fn launch_as(pid: u32, start: impl Fn() -> Launcher) -> Option<Launcher> {
     for _ in 0..20 {
-        // The next process gets the next number, unless somebody on this machine is faster.
-        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+        // The thread that starts it gets the number before, unless somebody on this machine is faster.
+        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 2).to_string()).ok()?;
         let launcher = start();
         if launcher.pid() == pid {
             return Some(launcher);
