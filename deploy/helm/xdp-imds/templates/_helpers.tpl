@@ -1,0 +1,13 @@
+{{- define "xdp-imds.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- define "xdp-imds.config" -}}
+{{- $config := dict "records" "/etc/xdp-imds/records.d" "metrics" "0.0.0.0:9177" "token_key" "/etc/xdp-imds/token-key/token.key" -}}
+{{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
+{{- end -}}
