@@ -389,6 +389,33 @@ fn an_agent_that_dies_while_it_serves_its_last_guests_takes_nobody_else_with_it(
 }
 
 #[test]
+fn a_port_is_let_go_of_while_the_agent_before_still_serves_its_last_guests() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, guest) = one_guest(|record| {
+        record["network"]["nics"][0]["port"] = json!({"ifname": Host::tap_name(&Identity::of(0))});
+        record["user_data"] = json!({"text": "x".repeat(1 << 20)});
+        record["serve"] = json!({"limits": {"user_data": 1 << 20}});
+    });
+    let first = node.agent(&[], &[]);
+    eventually(PATIENCE, || guest.fetch("/v1/meta-data", PATIENCE).map(drop)).expect("served");
+    let mut slow = Client::connect(&guest);
+    slow.say("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
+    std::thread::sleep(Duration::from_millis(500));
+    let _second = node.agent(&[], &["--takeover"]);
+    std::fs::remove_file(guest.identity().path(node.records.path())).expect("a record");
+    let tap = guest.host_tap().name();
+    eventually(LEAVES_WITHIN / 4, || {
+        let shown = node.host.ns().ip(&format!("link show {tap}"))?;
+        anyhow::ensure!(!shown.contains("xdp"), "{shown}");
+        Ok(())
+    })
+    .expect("its program is off the tap");
+    assert!(!first.said().contains("leaving"), "the agent before had gone:\n{}", first.said());
+}
+
+#[test]
 fn a_newer_protocol_and_a_second_takeover_are_refused_with_what_to_do() {
     if !privileged::or_skip() {
         return;

@@ -24,6 +24,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::addresses;
 use crate::audit::AuditConfig;
+#[cfg(feature = "kubevirt")]
+use crate::feed::kubevirt;
 use crate::port::PortName;
 use crate::record;
 use crate::sandbox;
@@ -102,6 +104,9 @@ pub struct Config {
     /// Threads that answer, 1 to [`HUBS_OF_A_SIDE`], each with a hub of its own, among which the guests are spread.
     #[serde(deserialize_with = "read_workers")]
     pub workers: u32,
+    /// How VMs of KubeVirt are found and served; `None` (default) looks for none.
+    #[cfg(feature = "kubevirt")]
+    pub kubevirt: Option<kubevirt::Options>,
     /// Whether system calls and capabilities that serving does not take are given up ([`sandbox`]): `on` (default),
     /// `log`, which allows all and has the kernel log what `on` would refuse, or `off`.
     pub sandbox: sandbox::Mode,
@@ -131,6 +136,8 @@ impl Default for Config {
             spin_us: 0,
             answer_in_kernel: true,
             workers: 1,
+            #[cfg(feature = "kubevirt")]
+            kubevirt: None,
             sandbox: sandbox::Mode::On,
         }
     }
@@ -229,6 +236,16 @@ impl Config {
         }
         let yaml = serde_yaml::Deserializer::from_str(text);
         serde_path_to_error::deserialize(yaml).map_err(|error| format!("{}: {}", error.path(), error.inner()))
+    }
+
+    /// True when something in it can tell of VMs.
+    #[must_use]
+    pub fn has_records(&self) -> bool {
+        #[cfg(feature = "kubevirt")]
+        if self.kubevirt.is_some() {
+            return true;
+        }
+        self.records.is_some()
     }
 
     /// What a record may hold.

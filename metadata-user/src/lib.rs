@@ -26,6 +26,7 @@ pub mod port;
 mod private_file;
 pub mod recent;
 pub mod record;
+pub mod registry;
 pub mod sandbox;
 pub mod serve;
 pub mod sink;

@@ -268,8 +268,8 @@ impl Serve {
         config.sandbox = this.sandbox.unwrap_or(config.sandbox);
         config.validate()?;
         anyhow::ensure!(
-            config.records.is_some(),
-            "no records to serve: give --records DIR, or `records:` in the configuration file"
+            config.has_records(),
+            "no records to serve: give --records DIR, or `records:` or `kubevirt:` in the configuration file"
         );
         Ok(config)
     }
@@ -315,7 +315,7 @@ fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
     let read = Box::new(move || serve.config());
     agent::serve(
         config,
-        agent::Source { read, applied: Box::new(move |config| log.follow(config)) },
+        agent::Origin { read, applied: Box::new(move |config| log.follow(config)) },
         takeover,
     )
 }

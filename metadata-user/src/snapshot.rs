@@ -2,9 +2,11 @@
 //!
 //! ```text
 //!  {"xdp-imds":"records","version":1}
-//!  {"key":"web-1.yaml","record":{"schema":"vmrecord/1", …}}     one line a record
+//!  {"source":"file","key":"web-1.yaml","record":{"schema":"vmrecord/1", …}}     one line a record
 //!  {"records":1,"sha256":"…"}                                   of all octets before this line
 //! ```
+//!
+//! A line without a source, or with one we do not know, is a file's: earlier agents wrote none.
 //!
 //! Payloads and credentials are inside, so the file needs none beside it, is as secret as the records, and has mode
 //! 0600. It is replaced whole. One that is not exactly as written is not used at all.
@@ -20,6 +22,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::private_file;
 use crate::record::{Limits, Record};
+use crate::registry::{RecordId, Source};
 
 /// The file's name in the state directory.
 pub const FILE: &str = "records.snapshot";
@@ -69,6 +72,8 @@ struct Head {
 
 #[derive(Serialize, Deserialize)]
 struct Line<'a> {
+    #[serde(default)]
+    source: Option<String>,
     key: String,
     #[serde(borrow)]
     record: &'a RawValue,
@@ -80,7 +85,7 @@ struct Tail {
     sha256: String,
 }
 
-/// What [`write`] wrote.
+/// What [`write()`] wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Records in the file.
@@ -89,11 +94,11 @@ pub struct Written {
     pub left_out: usize,
 }
 
-/// Puts records, by key, in the place of the snapshot at `path`.
+/// Puts records in the place of the snapshot at `path`.
 ///
 /// # Errors
 /// The file cannot be written; the one before is still there.
-pub fn write(path: &Path, records: &[(String, Arc<Record>)]) -> io::Result<Written> {
+pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Written> {
     let (octets, written) = encode(records, MAX_OCTETS)?;
     private_file::replace(path, &octets)?;
     Ok(written)
@@ -103,7 +108,7 @@ pub fn write(path: &Path, records: &[(String, Arc<Record>)]) -> io::Result<Writt
 ///
 /// # Errors
 /// [`SnapshotError`] when there is none or it is not whole.
-pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(String, Record)>, SnapshotError> {
+pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
     let octets = octets(path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => SnapshotError::Absent { path: path.into() },
         _ => SnapshotError::Io { path: path.into(), source },
@@ -118,15 +123,19 @@ fn octets(path: &Path) -> io::Result<Vec<u8>> {
     Ok(octets)
 }
 
-fn encode(records: &[(String, Arc<Record>)], limit: usize) -> io::Result<(Vec<u8>, Written)> {
+fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> io::Result<(Vec<u8>, Written)> {
     let mut sorted: Vec<_> = records.iter().collect();
-    sorted.sort_unstable_by_key(|(key, _)| key);
+    sorted.sort_unstable_by_key(|(id, _)| id);
     let mut octets = serde_json::to_vec(&Head { kind: KIND.into(), version: VERSION })?;
     octets.push(b'\n');
     let mut written = Written { records: 0, left_out: 0 };
-    for (key, record) in sorted {
+    for (RecordId { source, key }, record) in sorted {
         let record = RawValue::from_string(record.to_json()?)?;
-        let line = serde_json::to_vec(&Line { key: key.clone(), record: &record })?;
+        let line = serde_json::to_vec(&Line {
+            source: Some(source.name().into()),
+            key: key.as_ref().into(),
+            record: &record,
+        })?;
         if octets.len() + line.len() + 1 + TAIL > limit {
             written.left_out += 1;
             continue;
@@ -141,7 +150,7 @@ fn encode(records: &[(String, Arc<Record>)], limit: usize) -> io::Result<(Vec<u8
     Ok((octets, written))
 }
 
-fn decode(octets: &[u8], limits: &Limits) -> Result<Vec<(String, Record)>, &'static str> {
+fn decode(octets: &[u8], limits: &Limits) -> Result<Vec<(RecordId, Record)>, &'static str> {
     if octets.len() > MAX_OCTETS {
         return Err("at most 256 MiB");
     }
@@ -163,11 +172,15 @@ fn decode(octets: &[u8], limits: &Limits) -> Result<Vec<(String, Record)>, &'sta
     }
     let mut records = Vec::new();
     for line in lines {
-        let Line { key, record } = serde_json::from_slice(line).map_err(|_| "a record in each line")?;
+        let Line { source, key, record } =
+            serde_json::from_slice(line).map_err(|_| "a record in each line")?;
         // Payloads read from files beside the record do not count as its text, and are inside here.
         let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
         match Record::parse_within(&within, "snapshot.json", record.get()) {
-            Ok((record, _)) => records.push((key, record)),
+            Ok((record, _)) => {
+                let source = source.as_deref().and_then(Source::of).unwrap_or_default();
+                records.push((RecordId::new(source, &key), record));
+            }
             Err(error) => tracing::warn!(record = key, "left out of the snapshot: {error}"),
         }
     }
@@ -182,6 +195,7 @@ fn digest(octets: &[u8]) -> String {
 mod tests {
     use super::{FILE, SnapshotError, Written, decode, encode, read, write};
     use crate::record::{Credential, Limits, Record};
+    use crate::registry::{RecordId, Source};
     use std::os::unix::fs::PermissionsExt as _;
     use std::sync::Arc;
 
@@ -206,8 +220,9 @@ mod tests {
         record
     }
 
-    fn records(names: &[&str]) -> Vec<(String, Arc<Record>)> {
-        names.iter().map(|name| (format!("{name}.yaml"), Arc::new(record(name)))).collect()
+    fn records(names: &[&str]) -> Vec<(RecordId, Arc<Record>)> {
+        let id = |name| RecordId::new(Source::File, &format!("{name}.yaml"));
+        names.iter().map(|name| (id(name), Arc::new(record(name)))).collect()
     }
 
     #[test]
@@ -219,7 +234,7 @@ mod tests {
         let mode = std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o7777;
         assert_eq!(mode, 0o600);
         let found = read(&path, &Limits::DEFAULT).expect("read");
-        assert_eq!(found.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
+        assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
         let (mut expected, found) = (record("a"), &found[0].1);
         expected.credentials.iam.as_mut().expect("it has one").source = None;
         assert_eq!(*found, expected);
@@ -245,7 +260,24 @@ mod tests {
         assert_eq!(written, Written { records: 2, left_out: 1 });
         assert!(octets.len() < whole.len());
         let found = decode(&octets, &Limits::DEFAULT).expect("whole");
-        assert_eq!(found.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
+        assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
+    }
+
+    #[test]
+    fn sources_are_kept_and_what_names_none_is_a_files() {
+        let kept = [(RecordId::new(Source::Kubevirt, "ns/vm"), Arc::new(record("vm")))];
+        let (octets, _) = encode(&kept, usize::MAX).expect("encoded");
+        let read = |octets: &[u8]| decode(octets, &Limits::DEFAULT).expect("whole")[0].0.clone();
+        assert_eq!(read(&octets), kept[0].0);
+        let text = String::from_utf8(octets).expect("text");
+        for (now, earlier) in [(r#""source":"kubevirt","#, ""), ("kubevirt", "carrier-pigeon")] {
+            let text = text.replace(now, earlier);
+            let (body, _) = text.trim_end().rsplit_once('\n').expect("lines");
+            let body = format!("{body}\n");
+            let digest = super::digest(body.as_bytes());
+            let tail = format!("{{\"records\":1,\"sha256\":\"{digest}\"}}\n");
+            assert_eq!(read((body + &tail).as_bytes()), RecordId::new(Source::File, "ns/vm"), "{earlier}");
+        }
     }
 
     #[test]

@@ -71,6 +71,9 @@ pub struct Status {
     pub conflicts: Vec<String>,
     /// Records that are refused as they are now: [`LISTED_COMPLAINTS`] at most.
     pub refused: Vec<Refused>,
+    /// Records that wait behind one of a higher source: [`LISTED_COMPLAINTS`] at most.
+    #[serde(default)]
+    pub shadowed: Vec<Shadowed>,
     /// Counters since the start that are 0 on a node where all is well.
     pub counters: BTreeMap<String, u64>,
     /// What has been warned of lately, the newest last.
@@ -179,7 +182,7 @@ pub struct Port {
 /// How many records of a source are in a state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Instances {
-    /// Where they came from: `file`.
+    /// Where they came from: `api`, `file`, `hook` or `kubevirt`.
     pub source: String,
     /// What has become of them.
     pub state: InstanceState,
@@ -199,11 +202,16 @@ pub enum InstanceState {
     Contested,
     /// None of its NICs has a port.
     Unplaced,
+    /// One of a higher source is of the same VM: it waits until that goes.
+    Shadowed,
+    /// It cannot be used, and no earlier one could.
+    Rejected,
 }
 
 impl InstanceState {
     /// Every state.
-    pub const ALL: [Self; 4] = [Self::Served, Self::Waiting, Self::Contested, Self::Unplaced];
+    pub const ALL: [Self; 6] =
+        [Self::Served, Self::Waiting, Self::Contested, Self::Unplaced, Self::Shadowed, Self::Rejected];
 
     /// Its name, as in JSON and in metrics.
     #[must_use]
@@ -213,6 +221,8 @@ impl InstanceState {
             Self::Waiting => "waiting",
             Self::Contested => "contested",
             Self::Unplaced => "unplaced",
+            Self::Shadowed => "shadowed",
+            Self::Rejected => "rejected",
         }
     }
 }
@@ -224,6 +234,15 @@ pub struct Refused {
     pub record: String,
     /// Why.
     pub reason: String,
+}
+
+/// A record that waits behind another of its VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shadowed {
+    /// The record.
+    pub record: String,
+    /// The one that is in force.
+    pub by: String,
 }
 
 /// Something that was warned of.

@@ -15,6 +15,7 @@
 
 pub mod agent;
 pub mod answers;
+pub mod apiserver;
 pub mod arena;
 pub mod books;
 pub mod bpffs;
@@ -34,6 +35,7 @@ pub mod netns;
 pub mod network;
 pub mod objects;
 pub mod pattern;
+pub mod pod;
 pub mod privilege;
 pub mod privileged;
 pub mod process;

@@ -1,6 +1,6 @@
-//! The last good records, kept while their source is there and served while it is away.
+//! The last good records, kept while their sources are there and served while those are away.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,9 +9,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
+use super::feeds;
 use crate::config::Config;
 use crate::feed::{FeedError, FeedEvent, directory};
 use crate::record::{Limits, Record};
+use crate::registry::{RecordId, Source};
 use crate::snapshot::{self, SnapshotError, Written};
 
 /// How long records must have been quiet before they are kept.
@@ -27,71 +29,70 @@ pub(super) struct Keeping {
     /// The first and the last change since records were kept.
     changed: Option<(Instant, Instant)>,
     writing: Option<JoinHandle<()>>,
-    /// Records of the snapshot that the source has not told of, while it stands in.
-    unheard: Option<HashSet<String>>,
+    /// The sources it stands in for.
+    sources: BTreeSet<Source>,
 }
 
 impl Keeping {
     pub(super) fn new(config: &Config) -> Self {
         let path = config.state.as_ref().map(|state| state.join(snapshot::FILE));
-        Self { path, changed: None, writing: None, unheard: None }
+        Self { path, changed: None, writing: None, sources: BTreeSet::new() }
     }
 
-    /// The records to serve when their source, the directory of the configuration, is away; `None` when it is there, or
-    /// when nothing was kept.
-    pub(super) fn stand_in(&mut self, config: &Config) -> Option<Vec<(String, Record)>> {
-        let (dir, path) = (config.records.as_ref()?, self.path.as_ref()?);
-        let away = directory::names(dir).err()?;
+    /// The records to serve of sources that are away; none when nothing was kept.
+    pub(super) fn stand_in(&mut self, config: &Config) -> Vec<(RecordId, Record)> {
+        let away = feeds::away(config);
+        let Some(path) = self.path.as_ref().filter(|_| !away.is_empty()) else { return Vec::new() };
         match snapshot::read(path, &config.record_limits()) {
-            Ok(records) => {
-                warn!(
-                    records = records.len(),
-                    "{away}; serving from the snapshot {} until the records are back",
-                    path.display()
-                );
-                self.unheard = Some(records.iter().map(|(key, _)| key.clone()).collect());
-                Some(records)
+            Ok(mut records) => {
+                records.retain(|(id, _)| away.contains_key(&id.source));
+                for (source, reason) in &away {
+                    let records = records.iter().filter(|(id, _)| id.source == *source).count();
+                    warn!(
+                        source = source.name(),
+                        records,
+                        "{reason}; serving from the snapshot {} until the records are back",
+                        path.display()
+                    );
+                }
+                self.sources = away.into_keys().collect();
+                records
             }
-            Err(SnapshotError::Absent { .. }) => None,
+            Err(SnapshotError::Absent { .. }) => Vec::new(),
             Err(error) => {
                 warn!("{error}");
-                None
+                Vec::new()
             }
         }
     }
 
-    /// True while the snapshot stands in for the source.
+    /// True while the snapshot stands in for a source.
     pub(super) fn stands_in(&self) -> bool {
-        self.unheard.is_some()
+        !self.sources.is_empty()
     }
 
-    /// Notes what the source tells.
+    /// The sources it stands in for.
+    pub(super) fn sources(&self) -> &BTreeSet<Source> {
+        &self.sources
+    }
+
+    /// Notes what a source tells.
     pub(super) fn hear(&mut self, event: &FeedEvent) {
-        let key = match event {
-            FeedEvent::Upsert { key, .. } | FeedEvent::Remove { key } => {
-                let now = Instant::now();
-                self.changed = Some(self.changed.map_or((now, now), |(first, _)| (first, now)));
-                key
-            }
-            FeedEvent::Rejected { key, .. } => key,
-            FeedEvent::Synced => return,
-        };
-        if let Some(unheard) = &mut self.unheard {
-            unheard.remove(key);
+        if let FeedEvent::Upsert { .. } | FeedEvent::Remove { .. } = event {
+            let now = Instant::now();
+            self.changed = Some(self.changed.map_or((now, now), |(first, _)| (first, now)));
         }
     }
 
-    /// The source has told all it has: the keys of the snapshot's records that it has not.
-    pub(super) fn synced(&mut self) -> HashSet<String> {
-        let gone = self.unheard.take();
-        if let Some(gone) = &gone {
-            info!(gone = gone.len(), "the records are back; the snapshot has done its part");
+    /// A source has told all it has.
+    pub(super) fn settled(&mut self, source: Source) {
+        if self.sources.remove(&source) {
+            info!(source = source.name(), "the records are back; the snapshot has done its part");
         }
-        gone.unwrap_or_default()
     }
 
     /// Keeps the records if they have changed and it is time; writes beside the agent.
-    pub(super) fn keep(&mut self, records: impl FnOnce() -> Vec<(String, Arc<Record>)>) {
+    pub(super) fn keep(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if self.writing.as_ref().is_some_and(|writing| !writing.is_finished()) {
             return;
         }
@@ -107,7 +108,7 @@ impl Keeping {
     }
 
     /// Keeps what has changed, now: for the end of the agent.
-    pub(super) async fn keep_now(&mut self, records: impl FnOnce() -> Vec<(String, Arc<Record>)>) {
+    pub(super) async fn keep_now(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if let Some(writing) = self.writing.take()
             && let Err(error) = writing.await
         {
@@ -119,7 +120,7 @@ impl Keeping {
     }
 }
 
-fn write(path: &std::path::Path, records: &[(String, Arc<Record>)]) {
+fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
     match snapshot::write(path, records) {
         Ok(Written { records, left_out: 0 }) => debug!(records, "kept in {}", path.display()),
         Ok(Written { records, left_out }) => warn!(

@@ -7,6 +7,7 @@
 mod attaching;
 mod doors;
 mod endpoint;
+mod feeds;
 mod handover;
 mod health;
 mod keeping;
@@ -21,7 +22,6 @@ mod state;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -35,11 +35,12 @@ pub use endpoint::{
     ANSWER_WITHIN, BODY_MAX, CONNECTIONS, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, QUEUE,
     Request, SOCKET, SocketError, TraceRefusal, TraceTarget, Traced,
 };
+use feeds::Feeds;
 pub use health::{Health, Trouble};
 use keeping::Keeping;
 pub use node::Node;
 pub use plan::{Conflict, Plan, Records};
-pub use reload::{Reloads, Source};
+pub use reload::{Origin, Reloads};
 pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
 pub use start::serve;
 pub use state::{Errands, State};
@@ -47,15 +48,12 @@ pub use state::{Errands, State};
 use crate::audit::COLLECT_EVERY;
 use crate::config::Config;
 use crate::feed::FeedEvent;
+use crate::registry::{RecordId, Source};
 use crate::stack::SlotStats;
 use crate::status::{Guest, Held};
 use crate::steer::{Changed, LinkWatch, NetnsId, SteerError, forget_process};
 use handover::{End, Giver, Succession, Taking, hand_over};
 use leave::Left;
-use reload::Seen;
-
-/// Feed events waiting for the agent; a feed that is ahead of it waits.
-const FEED_QUEUE: usize = 1_024;
 
 /// Changes of links waiting for the agent, by namespace; a watch that is ahead of it waits.
 const LINK_QUEUE: usize = 64;
@@ -75,47 +73,23 @@ const NEVER: Duration = Duration::from_secs(86_400);
 /// How often keys and mailboxes are looked after.
 const TEND: Duration = Duration::from_secs(60);
 
-/// Where records come from.
-struct Feed {
-    events: mpsc::Receiver<FeedEvent>,
-    seen: Seen,
-}
-
-impl Feed {
-    /// A feed that has told nothing yet; `patiently`, a source that is away is waited for.
-    fn start(config: &Config, tasks: &mut JoinSet<anyhow::Result<()>>, patiently: bool) -> Self {
-        let (told, events) = mpsc::channel(FEED_QUEUE);
-        if let Some(dir) = config.records.clone() {
-            let limits = config.record_limits();
-            tasks.spawn(async move { Ok(keeping::follow(dir, limits, told, patiently).await?) });
-        }
-        Self { events, seen: Seen::default() }
-    }
-
-    /// The same from the start, in the place of the one before, which ends for want of a listener.
-    fn restart(&mut self, config: &Config, tasks: &mut JoinSet<anyhow::Result<()>>) {
-        *self = Self::start(config, tasks, true);
-        self.seen.begin();
-    }
-}
-
 /// Reads the configuration again, and puts in force what can be.
 fn reload(
     config: &mut Config,
-    source: &Source,
+    origin: &Origin,
     node: &mut Node,
-    feed: &mut Feed,
+    feeds: &mut Feeds,
     tasks: &mut JoinSet<anyhow::Result<()>>,
 ) {
     notify::reloading();
-    let changes = reload::read(source, config);
+    let changes = reload::read(origin, config);
     node.count_reload(changes.is_some());
     node.reopen_audit();
     if let Some(changes) = changes {
         *config = changes.now;
-        (source.applied)(config);
+        (origin.applied)(config);
         node.configure(config);
-        feed.restart(config, tasks);
+        feeds.restart(config, node, tasks);
     }
     notify::ready();
 }
@@ -139,19 +113,19 @@ struct Started {
 /// no taking over.
 async fn run(
     mut config: Config,
-    source: Source,
+    origin: Origin,
     started: Started,
     (mut stop, mut hup): (Stop, Signal),
 ) -> anyhow::Result<()> {
     let Started { mut node, mut giver, errands, mut taking } = started;
     let mut tasks = JoinSet::new();
     let mut keeping = Keeping::new(&config);
-    let stand_in = keeping.stand_in(&config);
-    let away = stand_in.is_some();
-    node.served_from_snapshot(away);
-    stand_in.into_iter().flatten().for_each(|(key, record)| node.upsert(key, Arc::new(record)));
-    let mut feed = Feed::start(&config, &mut tasks, away);
-    let mut synced = away || config.records.is_none();
+    for (RecordId { source, key }, record) in keeping.stand_in(&config) {
+        node.hear(source, FeedEvent::Upsert { key: key.as_ref().into(), record: record.into() });
+    }
+    node.served_from_snapshot(keeping.stands_in());
+    let mut feeds = Feeds::start(&config, keeping.sources(), &mut node, &mut tasks);
+    let mut synced = feeds.are_settled();
     let health = Health::new(node.heartbeats());
     health.adopting(node.has_left());
     let (mut errands, mut opened) = (Some(errands), None);
@@ -180,8 +154,9 @@ async fn run(
 
     loop {
         tokio::select! {
-            Some(event) = feed.events.recv() => {
-                if take(&mut node, event, &mut feed, &mut keeping) {
+            told = feeds.recv() => {
+                take(&mut node, told, &mut feeds, &mut keeping);
+                if !synced && feeds.are_settled() {
                     synced = true;
                     health.records_read();
                 }
@@ -217,7 +192,7 @@ async fn run(
             () = tokio::task::yield_now(), if synced && node.has_work() => { node.proceed(PASS); }
             _ = tend.tick() => { if synced && taking.is_none() { node.tend(); } continue; }
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
-            Some(()) = hup.recv() => reload(&mut config, &source, &mut node, &mut feed, &mut tasks),
+            Some(()) = hup.recv() => reload(&mut config, &origin, &mut node, &mut feeds, &mut tasks),
             _ = collect.tick() => { node.audit(); continue; }
             _ = watchdog.tick() => { notify::alive(); continue; }
             name = stop.recv() => {
@@ -320,38 +295,20 @@ async fn collect(asked: Vec<(Guest, Option<oneshot::Receiver<SlotStats>>)>) -> V
     guests
 }
 
-/// Applies an event and all that wait behind it; true when the first scan is complete.
-fn take(node: &mut Node, first: FeedEvent, feed: &mut Feed, keeping: &mut Keeping) -> bool {
-    let mut synced = false;
-    let Feed { events, seen } = feed;
-    for event in batch(first, events) {
-        if let FeedEvent::Upsert { key, .. } | FeedEvent::Rejected { key, .. } = &event {
-            seen.note(key);
-        }
+/// Applies an event and those of its source that wait behind it.
+fn take(node: &mut Node, (source, first): (Source, FeedEvent), feeds: &mut Feeds, keeping: &mut Keeping) {
+    let mut settled = false;
+    for event in feeds.batch(source, first) {
         keeping.hear(&event);
-        match event {
-            FeedEvent::Upsert { key, record } => node.upsert(key, record),
-            FeedEvent::Remove { key } => node.remove(&key),
-            FeedEvent::Rejected { key, error } => {
-                warn!(record = key, "refused, the last good state stays: {error}");
-                node.refuse(key, error.to_string());
-            }
-            FeedEvent::Synced => {
-                let gone = seen.missing(node.keys());
-                node.forget_all(&gone);
-                keeping.synced().iter().for_each(|key| node.remove(key));
-                node.served_from_snapshot(false);
-                synced = true;
-            }
-        }
+        settled |= matches!(event, FeedEvent::Synced);
+        node.hear(source, event);
+    }
+    if settled {
+        feeds.settle(source);
+        keeping.settled(source);
+        node.served_from_snapshot(keeping.stands_in());
     }
     node.tell_conflicts();
-    synced
-}
-
-/// An event and those behind it, [`FEED_QUEUE`] at most; the others stay in the queue.
-fn batch<T>(first: T, queue: &mut mpsc::Receiver<T>) -> impl Iterator<Item = T> {
-    std::iter::once(first).chain(std::iter::from_fn(|| queue.try_recv().ok())).take(FEED_QUEUE)
 }
 
 /// A feed or an endpoint that fails takes the agent with it, to be restarted: half an agent looks alive.
@@ -446,21 +403,5 @@ impl Stop {
             _ = self.term.recv() => "SIGTERM",
             _ = self.int.recv() => "SIGINT",
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{FEED_QUEUE, batch};
-    use tokio::sync::mpsc;
-
-    #[test]
-    fn an_event_beyond_a_batch_is_left_for_the_next() {
-        let (tx, mut queue) = mpsc::channel(FEED_QUEUE);
-        for n in 1..=FEED_QUEUE {
-            tx.try_send(n).expect("a place in the queue");
-        }
-        assert_eq!(batch(0, &mut queue).count(), FEED_QUEUE);
-        assert_eq!(queue.try_recv(), Ok(FEED_QUEUE));
     }
 }

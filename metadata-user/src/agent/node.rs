@@ -25,8 +25,10 @@ use super::state::State;
 use crate::audit::Collector;
 use crate::config::PortSpec;
 use crate::dialect;
+use crate::feed::FeedEvent;
 use crate::port::PortName;
 use crate::record::Record;
+use crate::registry::{Change, RecordId, Registry, Source};
 use crate::serve::Tally;
 use crate::stack::StackStats;
 use crate::steer::{Changed, Found, SteerError, Steering};
@@ -48,6 +50,8 @@ pub struct Node {
     interner: Interner,
     state: State,
     slots: Slots,
+    registry: Registry,
+    /// Those in force.
     records: Records,
     plan: Plan,
     /// Ports to look at: something that matters to them has changed.
@@ -57,17 +61,14 @@ pub struct Node {
     attaching: Attaching,
     /// Time spent on rendering records.
     rendering: Duration,
-    rendered: HashMap<String, Rendered>,
+    rendered: HashMap<RecordId, Rendered>,
     bound: BTreeMap<IdentityName, Bound>,
     /// What was last said about each port of the plan, and the conflicts, so that each trouble is told once.
     told: HashMap<PortName, String>,
     conflicts: HashSet<String>,
     /// Slots whose waiting requests could not be woken yet.
     asleep: BTreeSet<Slot>,
-    /// Refusals so far, and the records that are refused as they are now, with the reason.
-    rejected: u64,
     reloads: Reloads,
-    refused: BTreeMap<String, String>,
     loads: Loads,
     started: Instant,
     /// What each worker answers.
@@ -134,15 +135,14 @@ impl Node {
             interner: Interner::new(),
             state,
             slots,
+            registry: Registry::default(),
             records: Records::new(),
             rendered: HashMap::new(),
             bound: BTreeMap::new(),
             told: HashMap::new(),
             conflicts: HashSet::new(),
             asleep: BTreeSet::new(),
-            rejected: 0,
             reloads: Reloads::default(),
-            refused: BTreeMap::new(),
             loads: Loads::default(),
             started: Instant::now(),
             tallies: Vec::new(),
@@ -157,10 +157,10 @@ impl Node {
         self.from_snapshot = is;
     }
 
-    /// The records in force, by key.
+    /// Every good record, in force or not.
     #[must_use]
-    pub fn records(&self) -> Vec<(String, Arc<Record>)> {
-        self.records.iter().map(|(key, record)| (key.clone(), Arc::clone(record))).collect()
+    pub fn records(&self) -> Vec<(RecordId, Arc<Record>)> {
+        self.registry.records().map(|(id, record)| (id.clone(), Arc::clone(record))).collect()
     }
 
     /// Tells of what workers answer: by their counts, in the order of their hubs, and by the audit log.
@@ -178,35 +178,74 @@ impl Node {
         self.audit.iter().for_each(|audit| audit.borrow().reopen());
     }
 
-    /// A record came or changed.
-    pub fn upsert(&mut self, key: String, record: Arc<Record>) {
-        self.refused.remove(&key);
-        // A feed that starts anew tells again what is known.
-        if self.records.get(&key).is_some_and(|known| **known == *record) {
-            return;
+    /// A source tells of a record, or that it has told of all.
+    pub fn hear(&mut self, source: Source, event: FeedEvent) {
+        let event = match event {
+            FeedEvent::Upsert { key, record } => {
+                let known = self.registry.record(&RecordId::new(source, &key));
+                // A feed that starts anew tells again what is known.
+                let record = match known.filter(|known| ***known == *record) {
+                    Some(known) => Arc::clone(known),
+                    None => self.compact(record),
+                };
+                FeedEvent::Upsert { key, record }
+            }
+            FeedEvent::Rejected { key, error } => {
+                let id = RecordId::new(source, &key);
+                warn!(record = %id, "refused, the last good state stays: {error}");
+                FeedEvent::Rejected { key, error }
+            }
+            other => other,
+        };
+        for change in self.registry.apply(source, event) {
+            match change {
+                Change::Put(id, record) => self.put(id, record),
+                Change::Expect(id, identities) => self.expect(&id, identities),
+                Change::Drop(id) => self.drop_record(&id),
+            }
         }
-        // A vendor-data that ten thousand VMs have is held once.
+    }
+
+    /// A source begins to tell all it has.
+    pub fn begin(&mut self, source: Source) {
+        self.registry.begin(source);
+    }
+
+    /// A vendor-data that ten thousand VMs have is held once.
+    fn compact(&mut self, record: Arc<Record>) -> Arc<Record> {
         let mut record = Arc::unwrap_or_clone(record);
         record.compact(|octets| self.interner.octets(octets));
-        let record = Arc::new(record);
-        debug!(record = key, generation = record.generation, vm = %record.vm.name, "record");
-        let mut touched = self.plan.put(&key, Some(&record));
+        record.into()
+    }
+
+    /// A record comes into force or has changed.
+    fn put(&mut self, id: RecordId, record: Arc<Record>) {
+        debug!(record = %id, generation = record.generation, vm = %record.vm.name, "record");
+        let mut touched = self.plan.put(&id, Some(&record));
         touched.iter().for_each(|port| self.attaching.saw(port));
         self.touched.append(&mut touched);
-        if let Some(last) = self.records.insert(key, Arc::clone(&record))
+        if let Some(last) = self.records.insert(id, Arc::clone(&record))
             && last.vm.uuid != record.vm.uuid
         {
             self.state.gone(&last.vm.uuid);
         }
     }
 
-    /// A record went.
-    pub fn remove(&mut self, key: &str) {
-        debug!(record = key, "record removed");
-        self.refused.remove(key);
-        self.touched.append(&mut self.plan.put(key, None));
-        self.rendered.remove(key);
-        if let Some(record) = self.records.remove(key) {
+    /// A record is to come: those who will ask for it wait.
+    fn expect(&mut self, id: &RecordId, identities: Vec<(PortName, Mac)>) {
+        debug!(record = %id, "expected");
+        let identities = identities.into_iter().map(|(port, mac)| IdentityName { port, mac });
+        let mut touched = self.plan.expect(id, identities);
+        touched.iter().for_each(|port| self.attaching.saw(port));
+        self.touched.append(&mut touched);
+    }
+
+    /// A record is not in force any more.
+    fn drop_record(&mut self, id: &RecordId) {
+        debug!(record = %id, "record removed");
+        self.touched.append(&mut self.plan.put(id, None));
+        self.rendered.remove(id);
+        if let Some(record) = self.records.remove(id) {
             self.state.gone(&record.vm.uuid);
         }
     }
@@ -221,12 +260,6 @@ impl Node {
     /// Writes what guests wrote and is not on disk yet.
     pub fn save(&self) {
         self.state.save();
-    }
-
-    /// A record was refused by its feed; what it was before stays.
-    pub fn refuse(&mut self, key: String, reason: String) {
-        self.rejected += 1;
-        self.refused.insert(key, reason);
     }
 
     /// Ports owned now.
@@ -361,9 +394,9 @@ impl Node {
             self.go_on_with(port);
         }
         let speakers: Vec<_> =
-            self.plan.speakers(port).map(|(who, key)| (who.clone(), key.map(str::to_owned))).collect();
+            self.plan.speakers(port).map(|(who, key)| (who.clone(), key.cloned())).collect();
         for (who, key) in speakers {
-            self.serve(&who, key.as_deref());
+            self.serve(&who, key.as_ref());
         }
         self.attaching.done(port, fresh);
         if fresh {
@@ -467,7 +500,7 @@ impl Node {
 
     /// Lets an identity speak and gives it its record's responses. Published before it is bound: the first
     /// frame already finds them.
-    fn serve(&mut self, who: &IdentityName, key: Option<&str>) {
+    fn serve(&mut self, who: &IdentityName, key: Option<&RecordId>) {
         let rendered = key.and_then(|key| self.responses(key));
         let bound = self.bound.get(who).map(|bound| &bound.serves);
         let serves = match (rendered, bound) {
@@ -549,7 +582,7 @@ impl Node {
     }
 
     /// The responses of a record, rendered when it is new.
-    fn responses(&mut self, key: &str) -> Option<Arc<Responses>> {
+    fn responses(&mut self, key: &RecordId) -> Option<Arc<Responses>> {
         let record = self.records.get(key)?;
         if let Some(rendered) = self.rendered.get(key).filter(|r| Arc::ptr_eq(&r.record, record)) {
             return Some(Arc::clone(&rendered.responses));
@@ -559,7 +592,7 @@ impl Node {
         let responses = Arc::new(dialect::render(record, &mut self.interner, vm));
         self.rendering += start.elapsed();
         let rendered = Rendered { record: Arc::clone(record), responses: Arc::clone(&responses) };
-        self.rendered.insert(key.to_owned(), rendered);
+        self.rendered.insert(key.clone(), rendered);
         Some(responses)
     }
 

@@ -12,9 +12,10 @@ use super::slots::IdentityName;
 use crate::config::PortSpec;
 use crate::port::PortName;
 use crate::record::Record;
+use crate::registry::RecordId;
 
-/// Records by the key their feed gives them: for a directory, the file name.
-pub type Records = BTreeMap<String, Arc<Record>>;
+/// Records in force.
+pub type Records = BTreeMap<RecordId, Arc<Record>>;
 
 /// The wanted state. A change of one record costs what that record names, however many there are.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -23,15 +24,14 @@ pub struct Plan {
     ports: BTreeMap<PortName, usize>,
     /// The namespaces of those ports, and how many ports each has.
     namespaces: BTreeMap<Option<String>, usize>,
-    /// Who speaks on them, and the keys of the records that claim it: the first gets it. None while it has not
-    /// arrived.
-    identities: BTreeMap<IdentityName, BTreeSet<String>>,
+    /// Who speaks on them, and the records that claim it: the first gets it. None while it has not arrived.
+    identities: BTreeMap<IdentityName, BTreeSet<RecordId>>,
     /// Identities more than one record claims.
     contested: BTreeSet<IdentityName>,
     /// What each record claims, for when it changes.
-    claims: HashMap<String, BTreeSet<IdentityName>>,
+    claims: HashMap<RecordId, BTreeSet<IdentityName>>,
     /// NICs of a record that could be on several ports.
-    ambiguous: BTreeMap<String, Vec<(Mac, usize)>>,
+    ambiguous: BTreeMap<RecordId, Vec<(Mac, usize)>>,
     /// Configured ports by their guest's MAC.
     by_mac: HashMap<Mac, BTreeSet<PortName>>,
 }
@@ -39,14 +39,14 @@ pub struct Plan {
 /// Why a record is not served where it could be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// Two records claim one identity: the first by key keeps it.
+    /// Two records claim one identity: the first keeps it, that of a higher source or name.
     Taken {
         /// What both claim.
         identity: IdentityName,
         /// The record that keeps it.
-        kept: String,
+        kept: RecordId,
         /// The record that does not get it.
-        refused: String,
+        refused: RecordId,
     },
     /// A NIC names no port, and its MAC is configured on several: any but one of them is another guest's.
     Ambiguous {
@@ -55,7 +55,7 @@ pub enum Conflict {
         /// How many ports are configured with it.
         ports: usize,
         /// The record that is served on none of them.
-        refused: String,
+        refused: RecordId,
     },
 }
 
@@ -97,8 +97,11 @@ impl Plan {
         for (key, record) in records {
             plan.put(key, Some(record));
         }
+        for (key, claims) in self.claims.iter().filter(|(key, _)| !records.contains_key(*key)) {
+            plan.change(key, claims.clone());
+        }
         let speakers = |plan: &Self, port: &PortName| {
-            let known = plan.speakers(port).map(|(who, key)| (who.clone(), key.map(str::to_owned)));
+            let known = plan.speakers(port).map(|(who, key)| (who.clone(), key.cloned()));
             plan.wants(port).then(|| known.collect::<Vec<_>>())
         };
         let all: BTreeSet<_> = self.ports().chain(plan.ports()).cloned().collect();
@@ -111,9 +114,24 @@ impl Plan {
     /// A NIC that names its port is served there. A NIC that names none is served on the configured port
     /// that names its MAC, and nowhere if several do. A configured port with a MAC that no record has is owned
     /// already: its guest's requests wait for the record.
-    pub fn put(&mut self, key: &str, record: Option<&Record>) -> BTreeSet<PortName> {
+    pub fn put(&mut self, key: &RecordId, record: Option<&Record>) -> BTreeSet<PortName> {
         self.ambiguous.remove(key);
         let wanted = record.map(|record| self.claims_of(key, record)).unwrap_or_default();
+        self.change(key, wanted)
+    }
+
+    /// Owns the ports of a record that is to come, so that requests wait for it. It claims them as the record will, and
+    /// [`put`](Self::put) of its key takes their place. Returns the ports this touches.
+    pub fn expect(
+        &mut self,
+        key: &RecordId,
+        identities: impl IntoIterator<Item = IdentityName>,
+    ) -> BTreeSet<PortName> {
+        self.ambiguous.remove(key);
+        self.change(key, identities.into_iter().collect())
+    }
+
+    fn change(&mut self, key: &RecordId, wanted: BTreeSet<IdentityName>) -> BTreeSet<PortName> {
         let former = self.claims.remove(key).unwrap_or_default();
         for identity in former.difference(&wanted) {
             self.drop_claim(identity, key);
@@ -123,7 +141,7 @@ impl Plan {
         }
         let touched = former.union(&wanted).map(|identity| identity.port.clone()).collect();
         if !wanted.is_empty() {
-            self.claims.insert(key.to_owned(), wanted);
+            self.claims.insert(key.clone(), wanted);
         }
         touched
     }
@@ -145,12 +163,12 @@ impl Plan {
     }
 
     /// Who speaks on a port, and the key of the record each gets.
-    pub fn speakers(&self, port: &PortName) -> impl Iterator<Item = (&IdentityName, Option<&str>)> {
+    pub fn speakers(&self, port: &PortName) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
         let first = IdentityName { port: port.clone(), mac: Mac::default() };
         self.identities
             .range(first..)
             .take_while(move |(who, _)| who.port == *port)
-            .map(|(who, keys)| (who, keys.first().map(String::as_str)))
+            .map(|(who, keys)| (who, keys.first()))
     }
 
     /// True for an identity of the plan.
@@ -160,15 +178,15 @@ impl Plan {
     }
 
     /// What a record claims, and of each whether the record has it: else another, by its key, comes first.
-    pub fn claims(&self, key: &str) -> impl Iterator<Item = (&IdentityName, bool)> {
+    pub fn claims(&self, key: &RecordId) -> impl Iterator<Item = (&IdentityName, bool)> {
         let claims = self.claims.get(key).into_iter().flatten();
         let first = |who| self.identities.get(who).and_then(BTreeSet::first);
         claims.map(move |who| (who, first(who).is_some_and(|first| first == key)))
     }
 
     /// Everybody who speaks on a port, and the key of the record each gets.
-    pub fn everybody(&self) -> impl Iterator<Item = (&IdentityName, Option<&str>)> {
-        self.identities.iter().map(|(who, keys)| (who, keys.first().map(String::as_str)))
+    pub fn everybody(&self) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
+        self.identities.iter().map(|(who, keys)| (who, keys.first()))
     }
 
     /// What cannot be had, for the operator.
@@ -178,17 +196,16 @@ impl Plan {
         });
         let taken = self.contested.iter().flat_map(|identity| {
             let mut keys = self.identities.get(identity).into_iter().flatten();
-            let kept = keys.next().cloned().unwrap_or_default();
-            keys.map(move |refused| Conflict::Taken {
-                identity: identity.clone(),
-                kept: kept.clone(),
-                refused: refused.clone(),
+            let kept = keys.next();
+            keys.filter_map(move |refused| {
+                let (identity, kept, refused) = (identity.clone(), kept?.clone(), refused.clone());
+                Some(Conflict::Taken { identity, kept, refused })
             })
         });
         ambiguous.chain(taken)
     }
 
-    fn claims_of(&mut self, key: &str, record: &Record) -> BTreeSet<IdentityName> {
+    fn claims_of(&mut self, key: &RecordId, record: &Record) -> BTreeSet<IdentityName> {
         let mut claims = BTreeSet::new();
         for nic in &record.network.nics {
             // VLANs and bonds have no MAC of their own, and no tap.
@@ -198,7 +215,7 @@ impl Plan {
                     claims.insert(IdentityName { port: port.into(), mac });
                 }
                 (None, Some(ports)) if ports.len() > 1 => {
-                    self.ambiguous.entry(key.to_owned()).or_default().push((mac, ports.len()));
+                    self.ambiguous.entry(key.clone()).or_default().push((mac, ports.len()));
                 }
                 (None, ports) => {
                     let named = ports.into_iter().flatten().cloned();
@@ -209,16 +226,16 @@ impl Plan {
         claims
     }
 
-    fn claim(&mut self, identity: &IdentityName, key: &str) {
+    fn claim(&mut self, identity: &IdentityName, key: &RecordId) {
         self.want(&identity.port);
         let keys = self.identities.entry(identity.clone()).or_default();
-        keys.insert(key.to_owned());
+        keys.insert(key.clone());
         if keys.len() > 1 {
             self.contested.insert(identity.clone());
         }
     }
 
-    fn drop_claim(&mut self, identity: &IdentityName, key: &str) {
+    fn drop_claim(&mut self, identity: &IdentityName, key: &RecordId) {
         let configured = self.by_mac.get(&identity.mac).is_some_and(|ports| ports.contains(&identity.port));
         if let Some(keys) = self.identities.get_mut(identity) {
             keys.remove(key);
@@ -263,6 +280,7 @@ mod tests {
     use crate::config::PortSpec;
     use crate::port::PortName;
     use crate::record::Record;
+    use crate::registry::{RecordId, Source};
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
@@ -285,10 +303,10 @@ mod tests {
         plan
     }
 
-    fn identities(plan: &Plan) -> BTreeMap<IdentityName, Option<String>> {
+    fn identities(plan: &Plan) -> BTreeMap<IdentityName, Option<RecordId>> {
         plan.ports()
             .flat_map(|port| plan.speakers(port))
-            .map(|(who, key)| (who.clone(), key.map(str::to_owned)))
+            .map(|(who, key)| (who.clone(), key.cloned()))
             .collect()
     }
 
@@ -324,13 +342,33 @@ mod tests {
     }
 
     #[test]
+    fn an_expected_record_has_its_ports_until_it_comes_or_does_not() {
+        let mut plan = Plan::new(&[]);
+        let expected = who("tap0", A);
+        assert_eq!(plan.expect(&"a".into(), [expected.clone()]), [expected.port.clone()].into());
+        assert_eq!(identities(&plan), [(expected.clone(), Some("a".into()))].into());
+        let (mut plan, touched) = plan.reconfigured(&[], &Records::new());
+        assert_eq!(
+            (plan.knows(&expected), touched.len()),
+            (true, 0),
+            "other configured ports change nothing"
+        );
+        plan.put(&"a".into(), Some(&record("a", B, ", port: {ifname: tap1}")));
+        assert_eq!(identities(&plan), [(who("tap1", B), Some("a".into()))].into());
+        plan.expect(&"b".into(), [expected]);
+        plan.put(&"b".into(), None);
+        plan.put(&"a".into(), None);
+        assert_eq!(plan, Plan::new(&[]));
+    }
+
+    #[test]
     fn a_configured_identity_waits_for_its_record() {
         let plan = planned(&Records::new(), &[format!("tap0={A}").parse().unwrap()]);
         assert_eq!(identities(&plan), [(who("tap0", A), None)].into());
     }
 
     #[test]
-    fn of_two_records_with_one_identity_the_first_by_key_keeps_it() {
+    fn of_two_records_with_one_identity_the_first_keeps_it() {
         let port = ", port: {ifname: tap0}";
         let records = Records::from([("b".into(), record("b", A, port)), ("a".into(), record("a", A, port))]);
         let plan = planned(&records, &[]);
@@ -340,6 +378,10 @@ mod tests {
             plan.conflicts().collect::<Vec<_>>(),
             [Conflict::Taken { identity: who("tap0", A), kept, refused }]
         );
+        let api = RecordId::new(Source::Api, "z");
+        let records =
+            Records::from([("a".into(), record("a", A, port)), (api.clone(), record("z", A, port))]);
+        assert_eq!(identities(&planned(&records, &[])), [(who("tap0", A), Some(api))].into());
     }
 
     #[test]
@@ -375,9 +417,9 @@ mod tests {
     fn a_plan_that_lost_all_its_records_is_the_one_it_began_as() {
         let configured = [format!("tap0={A}").parse().unwrap()];
         let records = [
-            ("a", record("a", A, "")),
-            ("b", record("b", A, ", port: {ifname: tap0}")),
-            ("c", record("c", B, ", port: {ifname: tap1, netns: blue}")),
+            ("a".into(), record("a", A, "")),
+            ("b".into(), record("b", A, ", port: {ifname: tap0}")),
+            ("c".into(), record("c", B, ", port: {ifname: tap1, netns: blue}")),
         ];
         let mut rng = fastrand::Rng::with_seed(7);
         for _ in 0..64 {
@@ -388,13 +430,10 @@ mod tests {
                 for n in order {
                     let (key, record) = &records[n];
                     let touched = plan.put(key, pass.then_some(&**record));
-                    assert!(pass == plan.claims.contains_key(*key) && touched.len() <= 1);
+                    assert!(pass == plan.claims.contains_key(key) && touched.len() <= 1);
                 }
                 if pass {
-                    assert_eq!(
-                        plan,
-                        planned(&records.clone().map(|(k, r)| (k.into(), r)).into(), &configured)
-                    );
+                    assert_eq!(plan, planned(&records.clone().into(), &configured));
                     assert_eq!(plan.conflicts().count(), 1, "b's NIC is a's");
                 }
             }
@@ -406,8 +445,10 @@ mod tests {
     fn a_change_touches_the_ports_it_leaves_and_those_it_comes_to() {
         let mut plan = Plan::new(&[]);
         let at = |port: &str| record("a", A, &format!(", port: {{ifname: {port}}}"));
-        let mut put =
-            |record: Option<&Record>| plan.put("a", record).into_iter().map(|p| p.ifname).collect::<Vec<_>>();
+        let key = RecordId::from("a");
+        let mut put = |record: Option<&Record>| {
+            plan.put(&key, record).into_iter().map(|p| p.ifname).collect::<Vec<_>>()
+        };
         assert_eq!(put(Some(&at("tap0"))), ["tap0"]);
         assert_eq!(put(Some(&at("tap1"))), ["tap0", "tap1"]);
         assert_eq!(put(None), ["tap1"]);

@@ -4,22 +4,20 @@
 //! A configuration that cannot be used changes nothing at all. One that can but names something that only a start
 //! takes ([`RESTART`]) changes the rest; the log says which fields wait for a restart or a takeover.
 
-use std::collections::HashSet;
-
 use anyhow::Context as _;
 use tracing::{error, info, warn};
 
 use crate::config::Config;
 
 /// Where the configuration comes from, and who else follows it.
-pub struct Source {
+pub struct Origin {
     /// Reads it again, with what the command line says.
     pub read: Box<dyn Fn() -> anyhow::Result<Config>>,
     /// Told of a configuration that is in force now.
     pub applied: Box<dyn Fn(&Config)>,
 }
 
-impl Source {
+impl Origin {
     /// A configuration that never changes.
     #[must_use]
     pub fn fixed(config: &Config) -> Self {
@@ -89,9 +87,9 @@ impl Changes {
 }
 
 /// Reads the configuration again. `None`, and an error in the log, when it cannot be used.
-pub(super) fn read(source: &Source, old: &Config) -> Option<Changes> {
+pub(super) fn read(origin: &Origin, old: &Config) -> Option<Changes> {
     let usable = || {
-        let new = (source.read)()?;
+        let new = (origin.read)()?;
         if let Some(records) = &new.records {
             std::fs::read_dir(records).with_context(|| format!("reading {}", records.display()))?;
         }
@@ -117,33 +115,9 @@ pub(super) fn read(source: &Source, old: &Config) -> Option<Changes> {
     }
 }
 
-/// The records that a feed which starts anew has told of: those it has not are gone.
-#[derive(Debug, Default)]
-pub(super) struct Seen(Option<HashSet<String>>);
-
-impl Seen {
-    /// A feed starts anew.
-    pub(super) fn begin(&mut self) {
-        self.0 = Some(HashSet::new());
-    }
-
-    /// It has told of a record, if only to refuse it: a file that cannot be used leaves the last good record.
-    pub(super) fn note(&mut self, key: &str) {
-        if let Some(seen) = &mut self.0 {
-            seen.insert(key.to_owned());
-        }
-    }
-
-    /// It has told all: which of these keys it has not.
-    pub(super) fn missing<'a>(&mut self, keys: impl Iterator<Item = &'a String>) -> Vec<String> {
-        let Some(seen) = self.0.take() else { return Vec::new() };
-        keys.filter(|key| !seen.contains(*key)).cloned().collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Changes, RESTART, Seen, Source, read};
+    use super::{Changes, Origin, RESTART, read};
     use crate::config::Config;
 
     #[test]
@@ -179,21 +153,10 @@ mod tests {
     #[test]
     fn a_configuration_that_cannot_be_used_changes_nothing() {
         let old = Config::default();
-        let refused = Source { read: Box::new(|| anyhow::bail!("no")), ..Source::fixed(&old) };
+        let refused = Origin { read: Box::new(|| anyhow::bail!("no")), ..Origin::fixed(&old) };
         assert_eq!(read(&refused, &old), None);
         let nowhere = Config { records: Some("/does/not/exist".into()), ..old.clone() };
-        assert_eq!(read(&Source::fixed(&nowhere), &old), None);
-        assert!(read(&Source::fixed(&old), &old).is_some());
-    }
-
-    #[test]
-    fn records_a_new_feed_does_not_tell_of_are_missing_and_refused_ones_are_not() {
-        let keys: Vec<String> = ["a", "b", "c"].map(str::to_owned).into();
-        let mut seen = Seen::default();
-        assert!(seen.missing(keys.iter()).is_empty(), "the first feed replaces none");
-        seen.begin();
-        seen.note("b");
-        assert_eq!(seen.missing(keys.iter()), ["a", "c"]);
-        assert!(seen.missing(keys.iter()).is_empty(), "once");
+        assert_eq!(read(&Origin::fixed(&nowhere), &old), None);
+        assert!(read(&Origin::fixed(&old), &old).is_some());
     }
 }

@@ -17,7 +17,7 @@ use tracing::info;
 use super::Started;
 use super::handover::{Giver, Taking};
 use super::node::Node;
-use super::reload::Source;
+use super::reload::Origin;
 use super::state::State;
 use crate::afxdp::{Socket, SocketConfig};
 use crate::audit::Collector;
@@ -35,13 +35,13 @@ const ANSWERS: u64 = ANSWER_LINK | ANSWER_TCP;
 
 const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "both answer SYNs alike");
 
-/// Serves until a signal ends the agent; `source` is where the configuration is read again on SIGHUP. With `takeover` the ports
+/// Serves until a signal ends the agent; `origin` is where the configuration is read again on SIGHUP. With `takeover` the ports
 /// of the agent that runs are taken over, if one does.
 ///
 /// # Errors
 /// Something the node needs cannot be had: privileges, a kernel feature, the hub's devices, the metrics
 /// address. Nothing is left behind then.
-pub fn serve(config: Config, source: Source, takeover: bool) -> anyhow::Result<()> {
+pub fn serve(config: Config, origin: Origin, takeover: bool) -> anyhow::Result<()> {
     // There is one thread yet, and all others are started by it.
     config.sandbox.enter(Stage::Start)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -55,7 +55,7 @@ pub fn serve(config: Config, source: Source, takeover: bool) -> anyhow::Result<(
         let (state, errands) = State::open(&config)?;
         let (node, giver) = start(&config, state, taking.as_ref())?;
         config.sandbox.enter(Stage::Serve)?;
-        super::run(config, source, Started { node, giver, errands, taking }, signals).await
+        super::run(config, origin, Started { node, giver, errands, taking }, signals).await
     })
 }
 

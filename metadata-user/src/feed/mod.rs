@@ -4,11 +4,18 @@
 //! VM keeps the last good record it had.
 
 pub mod directory;
+#[cfg(feature = "kubevirt")]
+pub mod kubevirt;
+#[cfg(feature = "kubevirt")]
+pub mod pods;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use metadata_common::mac::Mac;
+
+use crate::port::PortName;
 use crate::record::{Record, RecordError};
 
 /// Why a feed cannot use a record, or anything at all.
@@ -26,6 +33,12 @@ pub enum FeedError {
         expected: &'static str,
         /// What the kernel said.
         error: Arc<io::Error>,
+    },
+    /// A VM cannot be served, or not all of it.
+    #[error("{reason}")]
+    Vm {
+        /// What is wrong, and what would be right.
+        reason: String,
     },
     /// A file does not hold what it should.
     #[error("{}: expected {expected}, found {found}; {remedy}", path.display())]
@@ -52,7 +65,15 @@ pub enum FeedEvent {
         /// The record.
         record: Arc<Record>,
     },
-    /// A record is gone.
+    /// A record is to come, and who asks for it is known: their requests wait. It has no say over a record that is in
+    /// force, and ends with a later `Upsert`, `Expect` or `Remove` of its key.
+    Expect {
+        /// The record's name within the feed.
+        key: String,
+        /// The ports and MACs it will have.
+        identities: Vec<(PortName, Mac)>,
+    },
+    /// A record is gone, or is not expected any more.
     Remove {
         /// The record's name within the feed.
         key: String,

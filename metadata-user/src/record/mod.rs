@@ -32,6 +32,7 @@ pub use serving::{
     USER_DATA_MAX,
 };
 pub use sink::Sink;
+pub use validate::is_network_config;
 
 use network::Network;
 use values::Line;

@@ -444,7 +444,8 @@ impl Validator<'_> {
 }
 
 /// True for a mapping that cloud-init takes as network-config; text is parsed for it.
-fn is_network_config(raw: &serde_json::Value) -> bool {
+#[must_use]
+pub fn is_network_config(raw: &serde_json::Value) -> bool {
     let mapping = |value: &serde_json::Value| {
         let version = value.get("version").and_then(serde_json::Value::as_u64);
         matches!(version, Some(1 | 2)) || value.get("network").is_some_and(serde_json::Value::is_object)

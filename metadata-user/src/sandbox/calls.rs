@@ -55,6 +55,8 @@ const THREAD: &[c_long] = &[
 /// Files: records, state, the audit log, `/proc`, pins.
 const FILES: &[c_long] = &[
     libc::SYS_openat,
+    // Volumes of pods, out of which no link is to lead.
+    libc::SYS_openat2,
     libc::SYS_statx,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
@@ -113,6 +115,8 @@ const SOCKETS: &[c_long] = &[
     libc::SYS_connect,
     libc::SYS_sendto,
     libc::SYS_sendmsg,
+    // How the C library's resolver asks for both families at once.
+    libc::SYS_sendmmsg,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_shutdown,

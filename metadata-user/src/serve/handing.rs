@@ -15,6 +15,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use metadata_common::maps::Slot;
 use tokio::sync::mpsc;
@@ -29,6 +30,9 @@ use crate::time::Now;
 /// Questions that wait to be asked of the other agent, and those it has not answered. Further ones are held, and
 /// tried again.
 pub const QUESTIONS: usize = 1_024;
+
+/// How long an answer waits for whoever asked, who may have gone: looked for only when there is no more room.
+const KEPT_FOR: Duration = Duration::from_secs(5);
 
 /// Where answers come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +84,7 @@ impl Question {
 #[derive(Debug)]
 struct Asked {
     mark: u64,
+    at: Duration,
     answer: Option<Answer>,
 }
 
@@ -123,7 +128,7 @@ impl Handing {
         self.store.is_fixed(connection, request)
     }
 
-    fn ask(&self, connection: &Connection, request: &Request<'_>) -> Answer {
+    fn ask(&self, now: Now, connection: &Connection, request: &Request<'_>) -> Answer {
         let mark = mark(request);
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         if asked.get(connection).is_some_and(|asked| asked.mark == mark) {
@@ -135,9 +140,12 @@ impl Handing {
         }
         // A connection asks one thing at a time, so what it asked before has been given up.
         asked.remove(connection);
+        if asked.len() >= QUESTIONS {
+            asked.retain(|_, asked| asked.answer.is_none() || now.mono < asked.at + KEPT_FOR);
+        }
         if asked.len() < QUESTIONS && self.questions.try_send(Question::of(connection, mark, request)).is_ok()
         {
-            asked.insert(*connection, Asked { mark, answer: None });
+            asked.insert(*connection, Asked { mark, at: now.mono, answer: None });
         }
         Answer::NotYet
     }
@@ -178,13 +186,13 @@ impl Answers for Handing {
             return self.store.answer_of(now, connection, request, parked);
         }
         let is_frozen = stage == Stage::Frozen as u8;
-        (if is_frozen { Answer::NotYet } else { self.ask(connection, request) }, Origin::NONE)
+        (if is_frozen { Answer::NotYet } else { self.ask(now, connection, request) }, Origin::NONE)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Answers as _, Connection, Handing, QUESTIONS, Question, Stage};
+    use super::{Answer, Answers as _, Connection, Handing, KEPT_FOR, QUESTIONS, Question, Stage};
     use crate::http::{Headers, Method, Request, Response, Status, Target};
     use crate::store::{Endpoint, Host, Methods, Outcome, Responses, Route, Store, Vm};
     use crate::time::Now;
@@ -235,9 +243,20 @@ mod tests {
         path: &str,
         body: &[u8],
     ) -> Option<Vec<u8>> {
+        ask_at(node, NOW, connection, method, path, body)
+    }
+
+    fn ask_at(
+        node: &Handing,
+        now: Now,
+        connection: Connection,
+        method: Method,
+        path: &str,
+        body: &[u8],
+    ) -> Option<Vec<u8>> {
         let request =
             Request { method, target: Target { path, query: "" }, headers: Headers::new(&[]), body };
-        match node.answer(NOW, &connection, &request, None) {
+        match node.answer(now, &connection, &request, None) {
             Answer::Known(Outcome::Ready(response)) => Some(response.body().to_bytes().to_vec()),
             Answer::NotYet => None,
             other => panic!("{other:?}"),
@@ -297,6 +316,25 @@ mod tests {
         assert_eq!(node.answered(&question.connection, question.mark, None), Some(1));
         assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None);
         assert!(questions.try_recv().is_ok(), "asked again");
+    }
+
+    #[test]
+    fn answers_to_guests_that_have_gone_leave_room_for_others_questions() {
+        let (node, mut questions) = node();
+        node.set(Stage::Away);
+        for port in 0..QUESTIONS as u16 {
+            assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
+        }
+        while let Ok(question) = questions.try_recv() {
+            let answer = Answer::Known(Response::new(Status(200), None, &[], "told").into());
+            node.answered(&question.connection, question.mark, Some(answer));
+        }
+        let late = from(0, QUESTIONS as u16);
+        assert_eq!(ask(&node, late, Method::Get, "/live", b""), None);
+        assert!(questions.try_recv().is_err(), "they may still look");
+        let later = Now { mono: NOW.mono + KEPT_FOR, ..NOW };
+        assert_eq!(ask_at(&node, later, late, Method::Get, "/live", b""), None);
+        assert_eq!(questions.try_recv().expect("a question").connection, late);
     }
 
     #[test]

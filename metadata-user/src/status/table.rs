@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use super::{Guest, GuestState, PortState, Status};
+use super::{Guest, GuestState, PortState, Shadowed, Status};
 
 /// Width of the left column.
 const MARGIN: usize = 12;
@@ -35,6 +35,8 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         status.refused.iter().map(|refused| format!("{}: {}", refused.record, refused.reason)),
         out,
     )?;
+    let shadowed = status.shadowed.iter();
+    list("shadowed", shadowed.map(|Shadowed { record, by }| format!("{record}: by {by}")), out)?;
     let width = status.counters.keys().map(String::len).max().unwrap_or_default();
     list("counters", status.counters.iter().map(|(name, count)| format!("{name:width$}  {count}")), out)?;
     let lately = status.lately.iter().map(|said| {
@@ -153,7 +155,7 @@ mod tests {
     use super::{Span, guests, status};
     use crate::status::{
         Guest, GuestState, Held, InstanceState, Instances, Phase, Port, PortState, Ports, Refused, Said,
-        Status, Worker,
+        Shadowed, Status, Worker,
     };
 
     fn some() -> Status {
@@ -196,6 +198,7 @@ mod tests {
             identities: 9,
             conflicts: vec![],
             refused: vec![Refused { record: "web.yaml".into(), reason: "no vm".into() }],
+            shadowed: vec![Shadowed { record: "ns.yaml".into(), by: "api/ns".into() }],
             counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
             lately: vec![Said { level: "warn".into(), ago: 61.0, times: 2, text: "port tap7: no".into() }],
         }
@@ -218,6 +221,7 @@ instances   9 served (file)
 identities  9
 left        ports of an agent before that no record has named yet: they stay closed
 refused     web.yaml: no vm
+shadowed    ns.yaml: by api/ns
 counters    identity_mismatch  3
             over_limit         0
 lately      1 min 1 s ago, warn: port tap7: no (2 times)

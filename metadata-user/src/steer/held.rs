@@ -11,7 +11,8 @@ use super::pins::{self, PinsError};
 
 /// A link. Dropped without a pin it takes its program off the device; with one it stays until [`Held::take_off`].
 pub(super) struct Held {
-    _link: FdLink,
+    /// None once only the pin holds it.
+    link: Option<FdLink>,
     pin: Option<PathBuf>,
 }
 
@@ -22,21 +23,29 @@ impl Held {
             Some(path) => pins::pin_link(link, path)?,
             None => link,
         };
-        Ok(Self { _link: link, pin })
+        Ok(Self { link: Some(link), pin })
     }
 
     /// A link that is pinned, with the program it has.
     pub(super) fn open(pin: PathBuf) -> Result<Self, PinsError> {
-        Ok(Self { _link: pins::open_link(&pin)?, pin: Some(pin) })
+        Ok(Self { link: Some(pins::open_link(&pin)?), pin: Some(pin) })
     }
 
     /// A link that was pinned there before and has had its program replaced.
     pub(super) fn replaced(link: FdLink, pin: PathBuf) -> Self {
-        Self { _link: link, pin: Some(pin) }
+        Self { link: Some(link), pin: Some(pin) }
+    }
+
+    /// Leaves a pinned link to its pin: whoever takes that away takes the program off, however long we live.
+    pub(super) fn leave_to_pin(&mut self) {
+        if self.pin.is_some() {
+            self.link = None;
+        }
     }
 
     /// Takes the program off its device. On the way out there is nobody to act on an error but the log's reader.
     pub(super) fn take_off(self) {
+        drop(self.link);
         if let Some(Err(error)) = self.pin.as_deref().map(pins::unpin) {
             tracing::warn!("a program stays on its device: {error}");
         }

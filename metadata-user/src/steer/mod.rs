@@ -52,6 +52,7 @@
 mod adopt;
 mod attach;
 mod counters;
+mod devices;
 mod error;
 mod guard;
 mod handing;
@@ -74,6 +75,7 @@ mod watch;
 
 pub use adopt::{Adopt, BoundIdentity};
 pub use counters::Counters;
+pub use devices::{DEVICES_MAX, LinkList, Seen};
 pub use error::SteerError;
 pub use guard::{Guarded, is_hub_tap};
 pub use handing::Claims;
@@ -82,7 +84,7 @@ pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use netns::{MAX_NAMESPACES, NetnsId};
 pub use pins::{PinsError, Released, release};
 pub use ports::{Found, exists};
-pub use processes::forget as forget_process;
+pub use processes::{Meant, forget as forget_process};
 pub use trace::{TraceError, Watch};
 pub use watch::{Changed, Device, LinkWatch};
 

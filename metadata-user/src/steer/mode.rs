@@ -101,6 +101,11 @@ impl Programs {
         self.xdp.is_none() && self.tcx.is_none()
     }
 
+    /// Leaves what is pinned to its pins.
+    pub(super) fn leave_to_pins(&mut self) {
+        [&mut self.xdp, &mut self.tcx].into_iter().flatten().for_each(Held::leave_to_pin);
+    }
+
     /// Takes them off the port.
     pub(super) fn take_off(self) {
         [self.xdp, self.tcx].into_iter().flatten().for_each(Held::take_off);

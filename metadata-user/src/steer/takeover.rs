@@ -103,6 +103,12 @@ impl Steering {
         self.tables.clear_claims()
     }
 
+    /// The ports are the other agent's now, and so are their links: it can take a program off a device, or put one on in
+    /// another's place, only if none of them is held here.
+    pub fn handed_over(&mut self) {
+        self.ports.values_mut().for_each(|attached| attached.programs.leave_to_pins());
+    }
+
     /// Ends this agent's part after another has taken over: ports, pins and tables are that one's. Only the hubs go.
     pub fn leave(self) {
         tracing::info!("another agent has taken the ports over");

@@ -12,6 +12,8 @@ use super::netns::{self, Cookie, Netns};
 const LINKS: u32 = 1;
 /// Messages read for one change at most: a storm of changes is one change, and the rest is the next.
 const MESSAGES_AT_ONCE: usize = 256;
+/// Without the two bits that say how a value is written (linux/netlink.h).
+const NLA_TYPE_MASK: u16 = 0x3fff;
 /// Octets read of a message: its heads and the name, which comes first, fit amply.
 const MESSAGE: usize = 256;
 
@@ -54,17 +56,23 @@ impl LinkWatch {
     /// Outside a tokio runtime.
     pub fn open(netns: Option<&str>) -> Result<Self, SteerError> {
         let netns = netns.map_or_else(Netns::own, Netns::open)?;
+        let open = Self::opener();
+        netns.run(open)
+    }
+
+    /// What opens a watch on the namespace of the thread it is called on. To be made inside a tokio runtime.
+    pub(super) fn opener() -> impl FnOnce() -> Result<Self, SteerError> + Send {
         let runtime = Handle::current();
-        let open = || -> io::Result<TokioSocket> {
+        let open = move || -> io::Result<TokioSocket> {
             let _inside = runtime.enter();
             let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
             socket.socket_mut().bind(&SocketAddr::new(0, LINKS))?;
             Ok(socket)
         };
-        netns.run(|| {
+        move || {
             let socket = open().map_err(|source| SteerError::device("watch devices", source))?;
             Ok(Self { socket, cookie: netns::cookie()? })
-        })
+        }
     }
 
     /// Waits until devices came, went or changed, and says which; steering's own attaching counts as a change
@@ -114,17 +122,27 @@ fn about(message: &[u8]) -> Option<(u32, String)> {
     const ATTRIBUTES: usize = IFINFO + 16;
     let index = message.get(IFINFO + 4..IFINFO + 8)?;
     let index = u32::from_ne_bytes(index.try_into().ok()?);
-    let mut rest = message.get(ATTRIBUTES..)?;
-    while let [a, b, c, d, ..] = *rest {
+    let name = attribute(message.get(ATTRIBUTES..)?, libc::IFLA_IFNAME)?;
+    text(name).map(|name| (index, name))
+}
+
+/// The value of an attribute of some, `struct nlattr` (netlink(7)), unless one before has an impossible length.
+pub(super) fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
+    while let [a, b, c, d, ..] = *all {
         let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
-        let value = rest.get(4..len)?;
-        if kind == libc::IFLA_IFNAME {
-            let name = value.split(|octet| *octet == 0).next()?;
-            return String::from_utf8(name.to_vec()).ok().map(|name| (index, name));
+        let value = all.get(4..len)?;
+        if kind & NLA_TYPE_MASK == wanted {
+            return Some(value);
         }
-        rest = rest.get(len.next_multiple_of(4)..)?;
+        all = all.get(len.next_multiple_of(4)..)?;
     }
     None
+}
+
+/// A value that is text, up to its terminator.
+pub(super) fn text(value: &[u8]) -> Option<String> {
+    let text = value.split(|octet| *octet == 0).next()?;
+    String::from_utf8(text.to_vec()).ok()
 }
 
 #[cfg(test)]

@@ -129,6 +129,7 @@ async fn serve_out(node: &mut Node, giver: &mut Giver, wire: &mut Wire, stop: &m
         tokio::select! {
             word = wire.hear::<Taker>(), if is_there => match word {
                 Ok(Taker::Serving) => {
+                    node.handed_over();
                     giver.handing.set(Stage::Away);
                     taken = Some(Instant::now());
                 }

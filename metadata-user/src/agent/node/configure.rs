@@ -20,16 +20,6 @@ impl Node {
         self.tell_conflicts();
     }
 
-    /// Takes out the records a feed no longer has, of those it was to tell of anew.
-    pub(in crate::agent) fn forget_all(&mut self, keys: &[String]) {
-        keys.iter().for_each(|key| self.remove(key));
-    }
-
-    /// The keys of all records.
-    pub(in crate::agent) fn keys(&self) -> impl Iterator<Item = &String> {
-        self.records.keys()
-    }
-
     /// The configuration was read again, or could not be.
     pub(in crate::agent) fn count_reload(&mut self, done: bool) {
         let count = if done { &mut self.reloads.done } else { &mut self.reloads.failed };

@@ -119,6 +119,11 @@ impl Node {
         Ok(())
     }
 
+    /// Another agent has taken the ports.
+    pub fn handed_over(&mut self) {
+        self.steering.handed_over();
+    }
+
     /// The agent that was taken over from has gone.
     ///
     /// # Errors

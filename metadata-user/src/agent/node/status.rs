@@ -12,16 +12,14 @@ use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
 use crate::port::PortName;
 use crate::recent;
+use crate::registry::{RecordId, Source, Standing};
 use crate::serve::{End, Reason, Tally};
 use crate::stack::SlotStats;
 use crate::status::{
     About, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS, LISTED_PORTS,
-    Phase, Port, PortState, Ports, Refused, SCHEMA, Status, Worker,
+    Phase, Port, PortState, Ports, Refused, SCHEMA, Shadowed, Status, Worker,
 };
 use crate::steer::By;
-
-/// Where records come from.
-const SOURCE: &str = "file";
 
 /// A guest, and what its worker will say it holds.
 pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);
@@ -54,6 +52,7 @@ impl Node {
             identities: self.bound.len() as u64,
             conflicts,
             refused,
+            shadowed: self.shadowed(),
             counters: self.troubling(),
             lately: recent::last(),
         };
@@ -70,7 +69,7 @@ impl Node {
         let conflicts = self.plan.conflicts().count() as u64;
         for (count, what) in [
             (errors, "ports in error"),
-            (self.refused.len() as u64, "records refused"),
+            (self.registry.refused().count() as u64, "records refused"),
             (conflicts, "records in conflict"),
         ] {
             if count > 0 {
@@ -84,8 +83,16 @@ impl Node {
     }
 
     fn refusals(&self) -> Vec<Refused> {
-        let refused = self.refused.iter().take(LISTED_COMPLAINTS);
-        refused.map(|(record, reason)| Refused { record: record.clone(), reason: reason.clone() }).collect()
+        let refused = self.registry.refused().take(LISTED_COMPLAINTS);
+        refused.map(|(id, reason)| Refused { record: id.to_string(), reason: reason.to_owned() }).collect()
+    }
+
+    fn shadowed(&self) -> Vec<Shadowed> {
+        let shadowed = self.registry.ids().filter_map(|id| match self.registry.standing(id)? {
+            Standing::Shadowed { by } => Some(Shadowed { record: id.to_string(), by: by.to_string() }),
+            Standing::InForce | Standing::Rejected => None,
+        });
+        shadowed.take(LISTED_COMPLAINTS).collect()
     }
 
     fn workers_now(&self, health: &Health) -> Vec<Worker> {
@@ -162,19 +169,29 @@ impl Node {
         ports
     }
 
-    /// How many records are in which state.
+    /// How many records are in which state: of files, and of every source that has any.
     pub(super) fn instances(&self) -> Vec<Instances> {
-        let mut counts = InstanceState::ALL.map(|state| (state, 0));
-        for key in self.records.keys() {
-            let state = self.instance(key);
+        let none = InstanceState::ALL.map(|state| (state, 0));
+        let mut counts = BTreeMap::from([(Source::File, none)]);
+        for id in self.registry.ids() {
+            let state = self.instance(id);
+            let counts = counts.entry(id.source).or_insert(none);
             counts.iter_mut().filter(|(other, _)| *other == state).for_each(|(_, count)| *count += 1);
         }
-        counts.map(|(state, count)| Instances { source: SOURCE.into(), state, count }).into()
+        let of = |(source, counts): (Source, [_; InstanceState::ALL.len()])| {
+            counts.map(|(state, count)| Instances { source: source.name().into(), state, count })
+        };
+        counts.into_iter().flat_map(of).collect()
     }
 
-    fn instance(&self, key: &str) -> InstanceState {
+    pub(super) fn instance(&self, id: &RecordId) -> InstanceState {
+        match self.registry.standing(id) {
+            Some(Standing::InForce) => {}
+            Some(Standing::Shadowed { .. }) => return InstanceState::Shadowed,
+            Some(Standing::Rejected) | None => return InstanceState::Rejected,
+        }
         let mut state = InstanceState::Unplaced;
-        for (who, has) in self.plan.claims(key) {
+        for (who, has) in self.plan.claims(id) {
             if !has {
                 return InstanceState::Contested;
             }
@@ -226,7 +243,7 @@ impl Node {
         add("audit_dropped", audit.queue_full + audit.write_failed);
         add("messages_dropped", errands.messages.dropped);
         add("state_errors", errands.mailboxes.loads_failed + errands.mailboxes.saves_failed);
-        add("records_rejected", self.rejected);
+        add("records_rejected", self.registry.refusals());
         counts
     }
 
@@ -234,30 +251,30 @@ impl Node {
     /// is held for each.
     #[must_use]
     pub(in crate::agent) fn guests(&self, name: &str) -> Vec<Asked> {
-        let known = self.plan.everybody().filter(|(who, key)| self.is_called(name, who, *key));
-        known.take(LISTED_GUESTS).map(|(who, key)| self.guest(who, key)).collect()
+        let known = self.plan.everybody().filter(|(who, id)| self.is_called(name, who, *id));
+        known.take(LISTED_GUESTS).map(|(who, id)| self.guest(who, id)).collect()
     }
 
-    fn is_called(&self, name: &str, who: &IdentityName, key: Option<&str>) -> bool {
-        let record = key.and_then(|key| self.records.get(key));
+    fn is_called(&self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
+        let record = id.and_then(|id| self.records.get(id));
         let is_vm = record.is_some_and(|record| {
             record.vm.name.as_str() == name || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
         });
         is_vm
-            || key == Some(name)
+            || id.is_some_and(|id| &*id.key == name || id.to_string() == name)
             || who.port.ifname == name
             || spoken(&who.port) == name
             || who.mac.to_string().eq_ignore_ascii_case(name)
     }
 
-    fn guest(&self, who: &IdentityName, key: Option<&str>) -> Asked {
-        let record = key.and_then(|key| self.records.get(key));
+    fn guest(&self, who: &IdentityName, id: Option<&RecordId>) -> Asked {
+        let record = id.and_then(|id| self.records.get(id));
         let bound = self.bound.get(who);
         let slot = bound.map(|bound| bound.slot);
         let guest = Guest {
             port: spoken(&who.port),
             mac: who.mac.to_string(),
-            record: key.map(str::to_owned),
+            record: id.map(RecordId::to_string),
             vm: record.map(|record| record.vm.name.to_string()),
             uuid: record.map(|record| record.vm.uuid.as_str().to_owned()),
             state: match bound.map(|bound| &bound.serves) {

@@ -45,6 +45,7 @@ impl Feed {
             FeedEvent::Upsert { key, record } => format!("+{key}={}", record.vm.name),
             FeedEvent::Remove { key } => format!("-{key}"),
             FeedEvent::Rejected { key, .. } => format!("!{key}"),
+            FeedEvent::Expect { key, .. } => panic!("{key} is expected, and a file is there or not"),
             FeedEvent::Synced => ".".into(),
         }
     }

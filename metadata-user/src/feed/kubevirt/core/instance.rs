@@ -1,0 +1,147 @@
+//! A VMI in one of its pods.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use metadata_common::mac::Mac;
+
+use super::{Action, Reason, Report};
+use crate::feed::kubevirt::Vmi;
+use crate::feed::kubevirt::translate::{Outcome, Problem};
+use crate::feed::pods::{Pod, PodUid};
+use crate::feed::{FeedError, FeedEvent};
+use crate::port::PortName;
+use crate::record::Record;
+
+/// What is known and has been told of it.
+pub(super) struct Instance {
+    /// Its name towards the agent.
+    pub(super) key: String,
+    uid: PodUid,
+    /// When the pod was heard of first.
+    pub(super) since: Instant,
+    /// Once its launcher has been found.
+    pub(super) pod: Option<Pod>,
+    /// The volumes its data is in, there or not.
+    pub(super) volumes: BTreeSet<String>,
+    /// The record that was told.
+    pub(super) record: Option<Arc<Record>>,
+    /// Who was said to be expected, while there is no record.
+    expected: Vec<(PortName, Mac)>,
+    pub(super) problems: Vec<Problem>,
+    /// What was said of problems last.
+    complaint: Option<String>,
+    /// What was reported last.
+    reported: Option<(Reason, String)>,
+    ended: bool,
+}
+
+impl Instance {
+    pub(super) fn new(key: String, uid: PodUid, since: Instant) -> Self {
+        Self {
+            key,
+            uid,
+            since,
+            pod: None,
+            volumes: BTreeSet::new(),
+            record: None,
+            expected: Vec::new(),
+            problems: Vec::new(),
+            complaint: None,
+            reported: None,
+            ended: false,
+        }
+    }
+
+    /// True while its launcher runs.
+    pub(super) fn lives(&self) -> bool {
+        self.pod.is_some() && !self.ended
+    }
+
+    /// True while there may be a record soon: its launcher has not been found, or data is not there yet.
+    pub(super) fn awaits(&self) -> bool {
+        let pending = || !self.expected.is_empty() || self.problems.iter().any(Problem::may_pass);
+        !self.ended && self.record.is_none() && (self.pod.is_none() || pending())
+    }
+
+    /// True once its launcher has ended, or it was let go.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Notes an outcome. Returns what is to be told, if it says something new. A record that was good stays when nothing
+    /// can be made of what is there now: volumes go before their pod does.
+    pub(super) fn tell(&mut self, outcome: Outcome, generation: u64) -> Option<FeedEvent> {
+        let key = self.key.clone();
+        match outcome {
+            Outcome::Record(mut record) => {
+                record.generation = self.record.as_ref().map_or(generation, |last| last.generation);
+                if self.record.as_ref().is_some_and(|last| **last == *record) {
+                    return None;
+                }
+                record.generation = generation;
+                let record = Arc::<Record>::from(record);
+                self.record = Some(Arc::clone(&record));
+                self.expected.clear();
+                Some(FeedEvent::Upsert { key, record })
+            }
+            Outcome::Expect(identities) if self.record.is_none() && self.expected != identities => {
+                self.expected.clone_from(&identities);
+                Some(FeedEvent::Expect { key, identities })
+            }
+            Outcome::Unserved if self.record.is_none() && !self.expected.is_empty() => {
+                self.expected.clear();
+                Some(FeedEvent::Remove { key })
+            }
+            Outcome::Expect(_) | Outcome::Unserved => None,
+        }
+    }
+
+    /// Tells of problems that are new, or that there are none any more. Those that may pass count once they had time to.
+    pub(super) fn complain(&mut self, vmi: &Vmi, all: bool) -> Vec<Action> {
+        let problems = self.problems.iter().filter(|problem| all || !problem.may_pass());
+        let text = problems.map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let key = self.key.clone();
+        let mut actions = Vec::new();
+        if !text.is_empty() && self.complaint.as_ref() != Some(&text) {
+            let error = FeedError::Vm { reason: text.clone() };
+            actions.push(Action::Tell(FeedEvent::Rejected { key, error }));
+            self.complaint = Some(text.clone());
+        } else if text.is_empty()
+            && self.complaint.take().is_some()
+            && let Some(record) = &self.record
+        {
+            // Says that there is no complaint any more.
+            actions.push(Action::Tell(FeedEvent::Upsert { key, record: Arc::clone(record) }));
+        }
+        actions.extend(self.report(vmi, text).map(Action::Report));
+        actions
+    }
+
+    fn report(&mut self, vmi: &Vmi, complaint: String) -> Option<Report> {
+        let said = match &self.record {
+            _ if !complaint.is_empty() => (Reason::Degraded, complaint),
+            Some(record) => {
+                let nics = record.network.nics.len();
+                (Reason::Ready, format!("the VM's metadata is served on {nics} of its NICs"))
+            }
+            None => return None,
+        };
+        if self.reported.as_ref() == Some(&said) {
+            return None;
+        }
+        self.reported = Some(said.clone());
+        Some(Report::of(vmi, said.0, said.1))
+    }
+
+    /// Ends it. What is to be done about that, once.
+    pub(super) fn end(&mut self) -> Vec<Action> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Vec::new();
+        }
+        let told = self.record.take().is_some() || !self.expected.is_empty() || self.complaint.is_some();
+        let remove = told.then(|| Action::Tell(FeedEvent::Remove { key: self.key.clone() }));
+        remove.into_iter().chain([Action::Leave(self.uid.clone())]).collect()
+    }
+}

@@ -1,0 +1,73 @@
+//! A VMI's NICs: which are served, on which tap, with which MAC.
+
+use metadata_common::mac::Mac;
+
+use super::Problem;
+use super::names::{Names, names};
+use crate::feed::kubevirt::vmi::{Binding, Interface, Vmi};
+use crate::feed::pods::{Pod, TapKind};
+use crate::port::PortName;
+
+/// A NIC that is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Served {
+    pub(super) name: String,
+    pub(super) port: PortName,
+    pub(super) mac: Mac,
+}
+
+/// The NICs that can be served as things are, in the order of the VMI.
+pub(super) fn nics(vmi: &Vmi, pod: &Pod, problems: &mut Vec<Problem>) -> Vec<Served> {
+    let devices = &vmi.spec.domain.devices;
+    let implied = [Interface::implied()];
+    let none = devices.interfaces.is_empty() && devices.autoattach_pod_interface != Some(false);
+    let interfaces = if none { &implied[..] } else { &devices.interfaces };
+    let there = interfaces.iter().filter(|nic| nic.state.as_deref() != Some("absent"));
+    let mut served = Vec::new();
+    for nic in there {
+        match serve(vmi, nic, pod) {
+            Ok(nic) => served.push(nic),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    served
+}
+
+fn serve(vmi: &Vmi, nic: &Interface, pod: &Pod) -> Result<Served, Problem> {
+    let name = || nic.name.clone();
+    let names = names(vmi, &nic.name);
+    let plugin = match nic.binding() {
+        Binding::Tapless(binding) => {
+            return Err(Problem::Binding { nic: name(), binding: binding.to_owned() });
+        }
+        Binding::Plugin(plugin) => Some(plugin),
+        Binding::Masquerade | Binding::Bridge => None,
+    };
+    let there = names.taps.iter().find_map(|name| pod.taps.iter().find(|tap| tap.ifname == *name));
+    let ifname = match (there, plugin) {
+        (Some(tap), _) if tap.kind == TapKind::Tap => tap.ifname.clone(),
+        (Some(device), _) => return Err(Problem::NoTap { nic: name(), device: device.ifname.clone() }),
+        // What a plugin makes is known once it is there, what KubeVirt makes before.
+        (None, Some(plugin)) => {
+            return Err(Problem::PluginTap { nic: name(), plugin: plugin.to_owned(), taps: names.taps });
+        }
+        (None, None) => names.taps.first().cloned().unwrap_or_default(),
+    };
+    let mac = mac(nic, &names, pod)?;
+    Ok(Served { name: name(), port: PortName { ifname, netns: Some(pod.netns.clone()) }, mac })
+}
+
+/// The MAC the guest speaks with: its own, or that of the pod's NIC. A bridged pod's NIC has moved away, and the dummy in
+/// its place has kept the name and the MAC.
+fn mac(nic: &Interface, names: &Names, pod: &Pod) -> Result<Mac, Problem> {
+    if let Some(text) = nic.mac_address.as_deref().filter(|text| !text.is_empty()) {
+        // `net.ParseMAC` takes hyphens, too.
+        let mac = text.replace('-', ":").parse().ok();
+        let mac = mac.filter(|mac: &Mac| !mac.is_group() && *mac != Mac::default());
+        return mac.ok_or_else(|| Problem::BadMac { nic: nic.name.clone() });
+    }
+    let there = names.pod_nics.iter().find_map(|name| pod.nics.iter().find(|nic| nic.name == *name));
+    there
+        .map(|nic| nic.mac)
+        .ok_or_else(|| Problem::NoMac { nic: nic.name.clone(), pod_nics: names.pod_nics.clone() })
+}

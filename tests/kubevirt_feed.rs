@@ -1,0 +1,383 @@
+//! What KubeVirt's API server says becomes records, whatever becomes of the server.
+//!
+//! The feed is the real one, with its real watches; the server is `support::apiserver`, volumes are files. Only launchers
+//! are pretended: each pod that is asked for is found.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata_user::feed::FeedEvent;
+use metadata_user::feed::kubevirt::{Feed, Launchers, Options, follow};
+use metadata_user::feed::pods::{Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
+use metadata_user::record::{Limits, Record};
+use serde_json::{Value, json};
+use support::apiserver::ApiServer;
+use support::pod::{Kubelet, Plugin};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+/// Longest wait for anything; nothing takes long.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long nothing must happen for it to count as nothing.
+const QUIET: Duration = Duration::from_millis(700);
+
+/// A VMI of node `n1` with one pod there.
+fn vmi(number: usize) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": format!("vm-{number}"), "namespace": "shop",
+            "uid": format!("11111111-0000-4000-8000-{number:012}"),
+            "labels": {"kubevirt.io/nodeName": "n1"},
+        },
+        "spec": {
+            "domain": {
+                "firmware": {"uuid": format!("22222222-0000-4000-8000-{number:012}")},
+                "devices": {"interfaces": [
+                    {"name": "default", "masquerade": {}, "macAddress": format!("02:00:00:00:{:02x}:{:02x}", number / 256, number % 256)},
+                ]},
+            },
+            "networks": [{"name": "default", "pod": {}}],
+            "volumes": [{"name": "ci", "cloudInitNoCloud": {"userData": format!("#cloud-config\n# {number}\n")}}],
+        },
+        "status": {"phase": "Running", "activePods": {pod_of(number): "n1"}},
+    })
+}
+
+fn pod_of(number: usize) -> String {
+    format!("33333333-0000-4000-8000-{number:012}")
+}
+
+fn key(number: usize) -> String {
+    format!("shop/vm-{number}")
+}
+
+/// What the agent has been told of one VM.
+#[derive(Clone, Debug)]
+enum Told {
+    Record(Arc<Record>),
+    Expected,
+}
+
+impl Told {
+    fn user_data(&self) -> String {
+        let Self::Record(record) = self else { return "none yet".into() };
+        let octets = record.user_data.as_ref().and_then(|payload| payload.bytes()).unwrap_or_default();
+        String::from_utf8_lossy(&octets).into_owned()
+    }
+}
+
+/// A feed and what it has told.
+struct Node {
+    events: mpsc::Receiver<FeedEvent>,
+    told: BTreeMap<String, Told>,
+    refused: BTreeMap<String, String>,
+    synced: bool,
+    pods: mpsc::Sender<(PodUid, PodEvent)>,
+    feed: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.feed.abort();
+    }
+}
+
+impl Node {
+    fn start(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>) -> Self {
+        let kubeconfig = kubelet.pods().join("kubeconfig");
+        server.write_kubeconfig(&kubeconfig).expect("a kubeconfig");
+        let options: Options =
+            serde_json::from_value(json!({"node": "n1", "kubeconfig": kubeconfig})).expect("options");
+        let (pods, told) = mpsc::channel(4_096);
+        let launchers = Box::new(AtOnce { found: BTreeSet::new(), tell: pods.clone() });
+        let (tx, events) = mpsc::channel(1_024);
+        let (_, hook) = mpsc::channel(1);
+        let volumes = Volumes::new(kubelet.pods());
+        let feed = Feed { options, limits: Limits::DEFAULT, kept, volumes, launchers, told, hook };
+        let feed = tokio::spawn(async move { follow(feed, tx).await.expect("the feed runs") });
+        Self { events, told: BTreeMap::new(), refused: BTreeMap::new(), synced: false, pods, feed }
+    }
+
+    fn hear(&mut self, event: FeedEvent) {
+        match event {
+            FeedEvent::Upsert { key, record } => {
+                self.refused.remove(&key);
+                self.told.insert(key, Told::Record(record));
+            }
+            FeedEvent::Expect { key, .. } => _ = self.told.insert(key, Told::Expected),
+            FeedEvent::Remove { key } => _ = self.told.remove(&key),
+            FeedEvent::Rejected { key, error } => _ = self.refused.insert(key, error.to_string()),
+            FeedEvent::Synced => self.synced = true,
+        }
+    }
+
+    /// Listens until it is so.
+    async fn until(&mut self, what: &str, so: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !so(self) {
+            let event = tokio::time::timeout_at(end, self.events.recv()).await;
+            let event = event.unwrap_or_else(|_| panic!("{what}: {:?} {:?}", self.told.keys(), self.refused));
+            self.hear(event.expect("the feed runs"));
+        }
+    }
+
+    /// Listens for a while, in which nothing may be told.
+    async fn nothing(&mut self, why: &str) {
+        if let Ok(event) = timeout(QUIET, self.events.recv()).await {
+            panic!("{why}: {event:?}");
+        }
+    }
+
+    fn keys(&self) -> BTreeSet<String> {
+        self.told.keys().cloned().collect()
+    }
+
+    async fn tell(&self, number: usize, event: PodEvent) {
+        let uid = pod_of(number).parse().expect("a uid");
+        self.pods.send((uid, event)).await.expect("the feed runs");
+    }
+}
+
+/// Finds the launcher of each pod that is asked for, at once.
+struct AtOnce {
+    found: BTreeSet<PodUid>,
+    tell: mpsc::Sender<(PodUid, PodEvent)>,
+}
+
+impl Launchers for AtOnce {
+    fn watch(&mut self, uid: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
+        if self.found.insert(uid.clone()) {
+            let pid = 1_000 + u32::try_from(self.found.len()).expect("few pods");
+            let taps = vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, queues: 1 }];
+            let netns = format!("/proc/{pid}/ns/net");
+            let pod = Pod { uid: uid.clone(), pid, netns, taps, nics: Vec::new() };
+            self.tell.try_send((uid.clone(), PodEvent::Found(pod))).expect("room for every pod");
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, uid: &PodUid) {
+        self.found.remove(uid);
+    }
+}
+
+fn keys(numbers: impl IntoIterator<Item = usize>) -> BTreeSet<String> {
+    numbers.into_iter().map(key).collect()
+}
+
+#[tokio::test]
+async fn vmis_come_change_and_go() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    server.put(vmi(1));
+    let mut elsewhere = vmi(2);
+    elsewhere["metadata"]["labels"]["kubevirt.io/nodeName"] = "n2".into();
+    server.put(elsewhere);
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("those that are there", |node| node.synced).await;
+    assert_eq!(node.keys(), keys([1]));
+    assert_eq!(node.told[&key(1)].user_data(), "#cloud-config\n# 1\n");
+    server.put(vmi(3));
+    node.until("one that comes", |node| node.told.contains_key(&key(3))).await;
+    let mut changed = vmi(3);
+    changed["spec"]["volumes"][0]["cloudInitNoCloud"]["userData"] = "#other\n".into();
+    server.put(changed);
+    node.until("a change", |node| node.told[&key(3)].user_data() == "#other\n").await;
+    server.delete(&key(3));
+    node.nothing("its launcher runs").await;
+    node.tell(3, PodEvent::Gone).await;
+    node.until("the end", |node| !node.told.contains_key(&key(3))).await;
+    let mut failed = vmi(1);
+    failed["status"]["phase"] = "Failed".into();
+    server.put(failed);
+    node.until("a last phase", |node| node.told.is_empty()).await;
+    let events = server.events();
+    assert!(events.contains(&"ImdsReady shop/vm-1".to_owned()), "{events:?}");
+}
+
+#[tokio::test]
+async fn a_thousand_vmis_that_come_at_once_are_all_told() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("the start", |node| node.synced).await;
+    for number in 0..1_000 {
+        server.put(vmi(number));
+        if number % 10 == 9 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    node.until("all of them", |node| node.told.len() == 1_000).await;
+    assert_eq!(node.keys(), keys(0..1_000));
+    assert_eq!(node.told[&key(999)].user_data(), "#cloud-config\n# 999\n");
+    // Another agent finds them in pages of a list.
+    let mut next = Node::start(&server, &kubelet, None);
+    next.until("the start", |node| node.synced).await;
+    assert_eq!(next.keys(), keys(0..1_000));
+}
+
+#[tokio::test]
+async fn a_watch_whose_history_is_forgotten_lists_again() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    for number in [1, 2] {
+        server.put(vmi(number));
+    }
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("the start", |node| node.synced).await;
+    let (lists, ..) = server.counts();
+    // What happens while no watch is there, and is forgotten before there is one again.
+    server.be_away(true);
+    server.put(vmi(3));
+    let mut ended = vmi(2);
+    ended["status"]["phase"] = "Succeeded".into();
+    server.put(ended);
+    server.forget();
+    server.be_away(false);
+    node.until("the list", |node| node.keys() == keys([1, 3])).await;
+    let (again, _, expired) = server.counts();
+    assert!(expired >= 1 && again > lists, "{expired} watches were refused, {lists} and {again} lists");
+}
+
+#[tokio::test]
+async fn a_bookmark_spares_a_list() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    server.put(vmi(1));
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("the start", |node| node.synced).await;
+    let (lists, watches, _) = server.counts();
+    let mut elsewhere = vmi(9);
+    elsewhere["metadata"]["labels"]["kubevirt.io/nodeName"] = "n2".into();
+    server.put(elsewhere);
+    server.bookmark();
+    node.nothing("a bookmark says nothing of a VMI").await;
+    server.forget();
+    server.cut();
+    server.put(vmi(2));
+    node.until("what came after", |node| node.keys() == keys([1, 2])).await;
+    let (again, watched, expired) = server.counts();
+    assert_eq!((again, expired), (lists, 0));
+    assert!(watched > watches);
+}
+
+#[tokio::test]
+async fn while_the_server_is_away_nothing_is_taken_from_anybody() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    server.put(vmi(1));
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("the start", |node| node.synced).await;
+    server.be_away(true);
+    node.nothing("the server is away").await;
+    // Pods go on meanwhile.
+    let token = b"e30.eyJleHAiOjE4OTM0NTYwMDB9.c2ln".as_slice();
+    kubelet.write(&pod_of(1), Plugin::Projected, "imds-token", &[("token", token)]).unwrap();
+    node.tell(1, PodEvent::Files { volume: "imds-token".into() }).await;
+    let has_token = |told: &Told| matches!(told, Told::Record(record) if record.credentials.service_account.as_ref().is_some_and(|account| account.token.is_some()));
+    node.until("a token", |node| has_token(&node.told[&key(1)])).await;
+    server.put(vmi(2));
+    node.nothing("the server is away").await;
+    server.be_away(false);
+    node.until("its return", |node| node.keys() == keys([1, 2])).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_starts_while_the_server_is_away_serves_what_was_known() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let kept = kubelet.pods().join("vmis");
+    for number in [1, 2] {
+        server.put(vmi(number));
+    }
+    let mut node = Node::start(&server, &kubelet, Some(kept.clone()));
+    node.until("the start", |node| node.synced).await;
+    let end = Instant::now() + PATIENCE;
+    while !kept.exists() && Instant::now() < end {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    drop(node);
+    server.be_away(true);
+    server.delete(&key(2));
+    let mut node = Node::start(&server, &kubelet, Some(kept));
+    node.until("what was kept", |node| node.synced).await;
+    assert_eq!(node.keys(), keys([1, 2]));
+    server.be_away(false);
+    node.tell(2, PodEvent::Gone).await;
+    node.until("the list", |node| node.keys() == keys([1])).await;
+}
+
+#[tokio::test]
+async fn a_slow_server_and_answers_in_pieces_lose_nothing() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    server.be_slow(Duration::from_millis(300), Duration::from_millis(30));
+    server.put(vmi(1));
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("a slow list", |node| node.synced).await;
+    assert_eq!(node.keys(), keys([1]));
+    (2..10).for_each(|number| server.put(vmi(number)));
+    node.until("events in pieces", |node| node.keys() == keys(1..10)).await;
+}
+
+#[tokio::test]
+async fn a_late_secret_is_waited_for_and_a_new_one_is_served() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let mut secretive = vmi(1);
+    secretive["spec"]["volumes"] = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
+    server.put(secretive);
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("its name", |node| matches!(node.told.get(&key(1)), Some(Told::Expected))).await;
+    for text in ["#one\n", "#two\n"] {
+        kubelet.write(&pod_of(1), Plugin::Secret, "ci-udata", &[("userdata", text.as_bytes())]).unwrap();
+        node.tell(1, PodEvent::Files { volume: "ci-udata".into() }).await;
+        node.until("the Secret", |node| node.told[&key(1)].user_data() == text).await;
+    }
+}
+
+#[tokio::test]
+async fn a_vm_that_migrates_is_served_on_both_nodes() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("the start", |node| node.synced).await;
+    // Here from another node: the label of the target comes first.
+    let mut coming = vmi(1);
+    coming["metadata"]["labels"] =
+        json!({"kubevirt.io/nodeName": "n2", "kubevirt.io/migrationTargetNodeName": "n1"});
+    coming["status"]["activePods"]["source"] = "n2".into();
+    server.put(coming.clone());
+    node.until("a standby", |node| node.keys() == keys([1])).await;
+    server.put(vmi(1));
+    node.nothing("it has only become what it was").await;
+    // And away again.
+    let mut going = vmi(1);
+    going["metadata"]["labels"]["kubevirt.io/migrationTargetNodeName"] = "n2".into();
+    server.put(going.clone());
+    going["metadata"]["labels"] = json!({"kubevirt.io/nodeName": "n2"});
+    server.put(going);
+    node.nothing("its launcher runs").await;
+    node.tell(1, PodEvent::Gone).await;
+    node.until("the launcher's end", |node| node.told.is_empty()).await;
+    // One that fails: the label goes, and the VM has never been here.
+    let mut coming = vmi(2);
+    coming["metadata"]["labels"] =
+        json!({"kubevirt.io/nodeName": "n2", "kubevirt.io/migrationTargetNodeName": "n1"});
+    server.put(coming.clone());
+    node.until("a standby", |node| node.keys() == keys([2])).await;
+    coming["metadata"]["labels"] = json!({"kubevirt.io/nodeName": "n2"});
+    server.put(coming);
+    node.until("no standby", |node| node.told.is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_vmi_that_cannot_be_read_is_named_and_harms_no_other() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let mut odd = vmi(1);
+    odd["spec"]["volumes"] = json!("none");
+    server.put(odd);
+    server.put(vmi(2));
+    let mut sriov = vmi(3);
+    sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);
+    server.put(sriov);
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("the start", |node| node.synced && node.refused.len() == 2).await;
+    assert_eq!(node.keys(), keys([2]));
+    assert!(node.refused[&key(1)].contains("spec.volumes"), "{:?}", node.refused);
+    assert!(node.refused[&key(3)].contains("binding `sriov`"), "{:?}", node.refused);
+}

@@ -1,0 +1,354 @@
+//! An API server of VMIs, as far as a client can tell: lists in pages, watches from a resource version on, label
+//! selectors, bookmarks, 410 for what is forgotten, pauses inside an answer, and outages.
+//!
+//! It speaks HTTP on the loopback and keeps everything in memory. What a watch is told follows the Kubernetes API
+//! concepts (<https://kubernetes.io/docs/reference/using-api/api-concepts/>): an object whose labels come to match is
+//! `ADDED`, one whose labels do not any more is `DELETED`.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+use crate::netns::Namespace;
+
+/// Octets of a chunk's first part, when there is to be a pause in it.
+const PART: usize = 40;
+
+/// A server, until it is dropped.
+#[derive(Debug)]
+pub struct ApiServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<Kept>,
+    /// The newest resource version, and how often the server has gone away.
+    changed: watch::Sender<(u64, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    objects: BTreeMap<String, Value>,
+    version: u64,
+    /// Changes: the version, the object before and after.
+    history: Vec<(u64, Option<Value>, Option<Value>)>,
+    /// Watches from before this version get 410.
+    oldest: u64,
+    outage: bool,
+    outages: u64,
+    /// Before each answer to a list.
+    list_pause: Duration,
+    /// Inside each event of a watch.
+    part_pause: Duration,
+    bookmarks: u64,
+    lists: u64,
+    watches: u64,
+    expired: u64,
+    events: Vec<Value>,
+}
+
+impl ApiServer {
+    /// Starts one with no objects.
+    ///
+    /// # Errors
+    /// There is no port, or no thread.
+    pub fn start() -> Result<Self> {
+        Self::on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a port")?)
+    }
+
+    /// The same on the loopback of a namespace.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_in(ns: &Namespace) -> Result<Self> {
+        Self::on(ns.run_in(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).context("a port")?)
+    }
+
+    fn on(listener: TcpListener) -> Result<Self> {
+        let state = Mutex::new(Kept { version: 1, ..Kept::default() });
+        let shared = Arc::new(Shared { state, changed: watch::Sender::new((1, 0)) });
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let served = Arc::clone(&shared);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let thread = std::thread::Builder::new().name("apiserver".into()).spawn(move || {
+            runtime.block_on(async move {
+                let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
+                let app = Router::new()
+                    .route("/apis/kubevirt.io/v1/virtualmachineinstances", get(vmis))
+                    .route("/api/v1/namespaces/{namespace}/events", post(events))
+                    .with_state(served);
+                tokio::select! {
+                    _ = axum::serve(listener, app) => {}
+                    _ = stopped => {}
+                }
+            });
+        })?;
+        Ok(Self { address, shared, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Writes a kubeconfig that leads here.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_kubeconfig(&self, path: &Path) -> Result<()> {
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", self.address)}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {}}],
+        });
+        std::fs::write(path, config.to_string()).with_context(|| format!("writing {}", path.display()))
+    }
+
+    /// Makes an object, or puts it in the place of the one of its name.
+    pub fn put(&self, mut object: Value) {
+        let mut state = self.shared.lock();
+        state.version += 1;
+        let version = state.version;
+        object["metadata"]["resourceVersion"] = version.to_string().into();
+        let before = state.objects.insert(name(&object), object.clone());
+        state.history.push((version, before, Some(object)));
+        self.shared.tell(&state);
+    }
+
+    /// Deletes an object by `namespace/name`.
+    pub fn delete(&self, key: &str) {
+        let mut state = self.shared.lock();
+        let before = state.objects.remove(key);
+        state.version += 1;
+        let version = state.version;
+        state.history.push((version, before, None));
+        self.shared.tell(&state);
+    }
+
+    /// Forgets what was: watches that ask for it get 410.
+    pub fn forget(&self) {
+        let mut state = self.shared.lock();
+        state.history.clear();
+        state.oldest = state.version;
+    }
+
+    /// Cuts all watches and refuses everything, or serves again.
+    pub fn be_away(&self, away: bool) {
+        let mut state = self.shared.lock();
+        state.outage = away;
+        state.outages += u64::from(away);
+        self.shared.tell(&state);
+    }
+
+    /// Cuts all watches once.
+    pub fn cut(&self) {
+        let mut state = self.shared.lock();
+        state.outages += 1;
+        self.shared.tell(&state);
+    }
+
+    /// Pauses before each list, and in the midst of each event of a watch.
+    pub fn be_slow(&self, list: Duration, part: Duration) {
+        let mut state = self.shared.lock();
+        (state.list_pause, state.part_pause) = (list, part);
+    }
+
+    /// Sends bookmarks to all watches.
+    pub fn bookmark(&self) {
+        let mut state = self.shared.lock();
+        state.version += 1;
+        state.bookmarks += 1;
+        let version = state.version;
+        state.history.push((version, None, None));
+        self.shared.tell(&state);
+    }
+
+    /// How many lists were answered, how many watches begun, and how many of those refused with 410.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64, u64) {
+        let state = self.shared.lock();
+        (state.lists, state.watches, state.expired)
+    }
+
+    /// The Events that were made, as `reason namespace/name`.
+    #[must_use]
+    pub fn events(&self) -> Vec<String> {
+        let text = |event: &Value| {
+            let on = &event["involvedObject"];
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            format!("{} {}/{}", text(&event["reason"]), text(&on["namespace"]), text(&on["name"]))
+        };
+        self.shared.lock().events.iter().map(text).collect()
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.stop.take().map(|stop| stop.send(()));
+        self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, state: &Kept) {
+        self.changed.send_replace((state.version, state.outages));
+    }
+}
+
+fn name(object: &Value) -> String {
+    let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+    format!("{}/{}", text("namespace"), text("name"))
+}
+
+/// `key=value`, the only form of a selector that is asked for.
+fn matches(object: &Value, selector: &str) -> bool {
+    match selector.split_once('=') {
+        Some((label, value)) => object["metadata"]["labels"][label] == value,
+        None => true,
+    }
+}
+
+fn status(code: u16, reason: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason})
+}
+
+fn answer(code: u16, body: &Value) -> Response {
+    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (code, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}
+
+async fn vmis(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<String, String>>) -> Response {
+    let asked = |name: &str| query.get(name).map(String::as_str).unwrap_or_default();
+    if shared.lock().outage {
+        return answer(503, &status(503, "ServiceUnavailable"));
+    }
+    if matches!(asked("watch"), "true" | "1") {
+        return watched(shared, asked("labelSelector"), asked("resourceVersion"), asked("timeoutSeconds"));
+    }
+    let pause = shared.lock().list_pause;
+    tokio::time::sleep(pause).await;
+    list(&shared, asked("labelSelector"), asked("limit"), asked("continue"))
+}
+
+fn list(shared: &Shared, selector: &str, limit: &str, from: &str) -> Response {
+    let mut state = shared.lock();
+    state.lists += 1;
+    let from: usize = from.parse().unwrap_or(0);
+    let limit: usize = limit.parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+    let all: Vec<_> = state.objects.values().filter(|object| matches(object, selector)).collect();
+    let page: Vec<_> = all.iter().skip(from).take(limit).collect();
+    let next = (from + page.len() < all.len()).then(|| (from + page.len()).to_string());
+    answer(
+        200,
+        &json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceList",
+            "metadata": {"resourceVersion": state.version.to_string(), "continue": next.unwrap_or_default()},
+            "items": page,
+        }),
+    )
+}
+
+fn watched(shared: Arc<Shared>, selector: &str, from: &str, seconds: &str) -> Response {
+    let from: u64 = from.parse().unwrap_or(0);
+    let until = Duration::from_secs(seconds.parse().unwrap_or(300));
+    let selector = selector.to_owned();
+    let (sender, mut chunks) = mpsc::channel::<Bytes>(16);
+    {
+        let mut state = shared.lock();
+        state.watches += 1;
+        if from < state.oldest {
+            state.expired += 1;
+            let error = json!({"type": "ERROR", "object": status(410, "Expired")});
+            return answer(200, &error);
+        }
+    }
+    tokio::spawn(async move {
+        _ = tokio::time::timeout(until, tell(&shared, &selector, from, &sender)).await;
+    });
+    let chunks = futures_util::stream::poll_fn(move |context| {
+        chunks.poll_recv(context).map(|chunk| chunk.map(Ok::<_, Infallible>))
+    });
+    ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(chunks)).into_response()
+}
+
+/// Tells a watch what happens after a version, until it goes or the server does.
+async fn tell(shared: &Shared, selector: &str, mut from: u64, sender: &mpsc::Sender<Bytes>) {
+    let mut changed = shared.changed.subscribe();
+    let outages = changed.borrow().1;
+    loop {
+        let (lines, pause) = {
+            let state = shared.lock();
+            let new = state.history.iter().filter(|(version, ..)| *version > from);
+            let lines: Vec<_> =
+                new.filter_map(|(version, before, after)| line(selector, *version, before, after)).collect();
+            from = from.max(state.version);
+            (lines, state.part_pause)
+        };
+        for line in lines {
+            let text = Bytes::from(format!("{line}\n"));
+            let at = if pause.is_zero() { text.len() } else { PART.min(text.len()) };
+            for part in [text.slice(..at), text.slice(at..)] {
+                if !part.is_empty() && sender.send(part).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+            }
+        }
+        tokio::select! {
+            () = sender.closed() => return,
+            gone = changed.changed() => if gone.is_err() || changed.borrow().1 != outages { return },
+        }
+    }
+}
+
+fn line(selector: &str, version: u64, before: &Option<Value>, after: &Option<Value>) -> Option<Value> {
+    let is = |object: &Option<Value>| object.as_ref().is_some_and(|object| matches(object, selector));
+    let kind = match (is(before), is(after)) {
+        (false, true) => "ADDED",
+        (true, true) => "MODIFIED",
+        (true, false) => "DELETED",
+        (false, false) if before.is_none() && after.is_none() => {
+            let metadata = json!({"resourceVersion": version.to_string()});
+            let object = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": metadata});
+            return Some(json!({"type": "BOOKMARK", "object": object}));
+        }
+        (false, false) => return None,
+    };
+    let mut object = if kind == "DELETED" { before.clone()? } else { after.clone()? };
+    object["metadata"]["resourceVersion"] = version.to_string().into();
+    Some(json!({"type": kind, "object": object}))
+}
+
+async fn events(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
+    let mut state = shared.lock();
+    if state.outage {
+        return answer(503, &status(503, "ServiceUnavailable"));
+    }
+    let Ok(mut event) = serde_json::from_slice::<Value>(&body) else {
+        return answer(400, &status(400, "BadRequest"));
+    };
+    state.version += 1;
+    event["metadata"]["name"] = format!("e{}", state.version).into();
+    state.events.push(event.clone());
+    answer(201, &event)
+}

@@ -1,0 +1,113 @@
+//! A pod's network as KubeVirt sets it up (its `pkg/network/setup/netpod`): bridges, taps, dummies, by name.
+
+use anyhow::{Context as _, Result};
+use metadata_common::mac::Mac;
+use metadata_user::feed::pods::NicNames;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::netns::{self, Namespace};
+use crate::tap::{Shape, Tap};
+
+/// How a guest's NIC is bound to the pod's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// A bridge with the guest's gateway, of the MAC KubeVirt gives it. The pod NIC stays as it is.
+    Masquerade,
+    /// The pod NIC moves into the bridge under another name; a dummy takes its name and MAC.
+    Bridge,
+}
+
+/// A pod's namespace. The node's ends of its veth pairs are in another.
+#[derive(Debug)]
+pub struct PodNetwork<'a> {
+    ns: Namespace,
+    node: &'a Namespace,
+}
+
+impl<'a> PodNetwork<'a> {
+    /// A namespace without a NIC.
+    ///
+    /// # Errors
+    /// As for [`Namespace::new`].
+    pub fn new(node: &'a Namespace) -> Result<Self> {
+        Ok(Self { ns: Namespace::new("pod")?, node })
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn ns(&self) -> &Namespace {
+        &self.ns
+    }
+
+    /// Adds a pod NIC, as the CNI plugin does. Returns the name of its other end.
+    ///
+    /// # Errors
+    /// When the name is taken.
+    pub fn add_nic(&self, names: &NicNames, mac: Mac) -> Result<String> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let outer = format!("veth{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let NicNames { pod, .. } = names;
+        let inside = self.ns.name();
+        self.node.ip(&format!("link add {outer} type veth peer name {pod} netns {inside}"))?;
+        self.ns.ip_batch(&format!("link set {pod} address {mac}\nlink set {pod} up\n"))?;
+        self.node.ip(&format!("link set {outer} up"))?;
+        Ok(outer)
+    }
+
+    /// Binds a guest's NIC to a pod NIC: makes bridge and tap, and returns the tap.
+    ///
+    /// # Errors
+    /// When there is no such pod NIC, or a name is taken.
+    pub fn bind(&self, names: &NicNames, binding: Binding, shape: Shape) -> Result<Arc<Tap>> {
+        let NicNames { pod, tap, bridge } = names;
+        match binding {
+            Binding::Masquerade => self.ns.ip_batch(&format!(
+                "link add {bridge} address 02:00:00:00:00:00 type bridge\n\
+                 addr add 10.0.2.1/24 dev {bridge}\n\
+                 link set {bridge} up\n"
+            ))?,
+            Binding::Bridge => {
+                let mac = self.mac(pod)?;
+                self.ns.ip_batch(&format!(
+                    "link set {pod} down\n\
+                     link set {pod} name {pod}-nic\n\
+                     link add {bridge} type bridge\n\
+                     link set {pod}-nic master {bridge}\n\
+                     link set {pod}-nic up\n\
+                     link set {pod}-nic type bridge_slave learning off\n\
+                     addr add 169.254.75.10/32 dev {bridge}\n\
+                     link set {bridge} up\n\
+                     link add {pod} address {mac} type dummy\n"
+                ))?;
+            }
+        }
+        let made = Tap::create(&self.ns, tap, shape)?;
+        self.ns.ip(&format!("link set {tap} master {bridge} up"))?;
+        Ok(Arc::new(made))
+    }
+
+    /// The address of a device.
+    ///
+    /// # Errors
+    /// When there is no such device.
+    pub fn mac(&self, device: &str) -> Result<Mac> {
+        let shown = self.ns.ip(&format!("-o link show {device}"))?;
+        let mac = shown.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
+        Ok(mac.context("a device without an address")?.parse()?)
+    }
+
+    /// Takes the name off the namespace: from now on it lives as long as something in it does.
+    ///
+    /// # Errors
+    /// As for [`Namespace::remove`].
+    pub fn leave_to_its_processes(self) -> Result<()> {
+        self.ns.remove()
+    }
+}
+
+/// True while a device is there, in the node's namespace say the other end of a pod's NIC.
+#[must_use]
+pub fn is_there(ns: &Namespace, device: &str) -> bool {
+    ns.run_in(|| netns::run(std::process::Command::new("ip").args(["link", "show", device]))).is_ok()
+}
