@@ -9,7 +9,7 @@ pub(super) const NAMED_SECRETS: &str = "{secretAccess: [{namespace: team-a, name
 fn rules() -> Value {
     json!([
         {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
     ])
 }
 
