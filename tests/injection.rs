@@ -106,7 +106,7 @@ impl Cel {
     fn of(case: &Case) -> Result<Self> {
         let mut context = cel::Context::default();
         let add = |context: &mut cel::Context<'static, 'static>, name: &'static str, value: Value| {
-            context.add_variable(name, value).map_err(|error| anyhow::anyhow!("{name}: {error}"))
+            context.add_variable(name, value).map_err(|error| anyhow::anyhow!("{name}: {error:?}"))
         };
         add(&mut context, "object", case.before())?;
         add(&mut context, "request", json!({"operation": case.operation}))?;
@@ -119,8 +119,8 @@ impl Cel {
             .into_iter()
             .fold(expression.to_owned(), |text, (from, to)| text.replace(from, to));
         let program =
-            cel::Program::compile(&expression).map_err(|error| anyhow::anyhow!("{expression}: {error}"))?;
-        let value = program.execute(&self.0).map_err(|error| anyhow::anyhow!("{expression}: {error}"))?;
+            cel::Program::compile(&expression).map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))?;
+        let value = program.execute(&self.0).map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))?;
         value.json().map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))
     }
 
@@ -150,10 +150,10 @@ fn by_policy(policy: &Value, case: &Case) -> Result<Value> {
     for variable in spec["variables"].as_array().context("variables")? {
         let [name, expression] =
             ["name", "expression"].map(|field| variable[field].as_str().unwrap_or_default());
-        cel.0.add_variable("variables", json!(variables)).map_err(|error| anyhow::anyhow!("{error}"))?;
+        cel.0.add_variable("variables", json!(variables)).map_err(|error| anyhow::anyhow!("{error:?}"))?;
         variables.insert(name.into(), cel.value(expression)?);
     }
-    cel.0.add_variable("variables", json!(variables)).map_err(|error| anyhow::anyhow!("{error}"))?;
+    cel.0.add_variable("variables", json!(variables)).map_err(|error| anyhow::anyhow!("{error:?}"))?;
     for mutation in spec["mutations"].as_array().context("mutations")? {
         let expression = mutation["jsonPatch"]["expression"].as_str().context("an expression")?;
         apply(&mut vm, &cel.value(expression)?)?;
