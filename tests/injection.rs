@@ -322,6 +322,9 @@ fn what_is_no_review_is_refused_and_too_much_is_not_read() {
     );
     let answer = webhook.ask(&trusted, &claims).expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    let late = "POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9\r\n\r\n{";
+    let answer = webhook.ask(&trusted, late).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     let health = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     assert!(webhook.ask(&trusted, health).expect("an answer").starts_with("HTTP/1.1 200 "));
     let mut plain = TcpStream::connect(webhook.address).expect("a connection");

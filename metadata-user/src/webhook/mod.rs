@@ -16,9 +16,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::DefaultBodyLimit;
-use axum::http::{StatusCode, header};
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use hyper::server::conn::http1;
@@ -43,6 +42,8 @@ pub const BODY_MAX: usize = 8 << 20;
 pub const CONNECTIONS: usize = 256;
 /// Time for a handshake.
 pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// Time for a body.
+pub const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// Longest a connection lasts.
 pub const LIFE: Duration = Duration::from_secs(600);
 /// How often the certificate's files are looked at.
@@ -154,13 +155,20 @@ impl Server {
 }
 
 fn app() -> Router {
-    Router::new()
-        .route("/mutate", post(mutate))
-        .route("/healthz", get(async || "ok\n"))
-        .layer(DefaultBodyLimit::max(BODY_MAX))
+    Router::new().route("/mutate", post(mutate)).route("/healthz", get(async || "ok\n"))
 }
 
-async fn mutate(body: Bytes) -> Response {
+async fn mutate(fields: HeaderMap, body: Body) -> Response {
+    let announced =
+        fields.get(header::CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|octets| octets > BODY_MAX) {
+        return too_large();
+    }
+    let body = match timeout(BODY_WITHIN, to_bytes(body, BODY_MAX)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => return too_large(),
+        Err(_) => return (StatusCode::REQUEST_TIMEOUT, "the body is late\n").into_response(),
+    };
     match answer(&body) {
         Ok(Reviewed { body, changed }) => {
             if let Some((vm, paths)) = changed {
@@ -173,6 +181,10 @@ async fn mutate(body: Bytes) -> Response {
             (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
         }
     }
+}
+
+fn too_large() -> Response {
+    (StatusCode::PAYLOAD_TOO_LARGE, format!("expected at most {BODY_MAX} octets\n")).into_response()
 }
 
 async fn attend(
