@@ -48,20 +48,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let objects = documents(&text).with_context(|| format!("the overlay {overlay}"))?;
         let of_chart = chart::render(&python, values, "{}")?;
         let mut found = compare::differences(&objects, &of_chart);
+        let equal = if found.is_empty() { "the chart's are equal" } else { "the chart's DIFFER" };
         found.extend(roles::findings(&objects));
         let judged = kubernetes::judge(&python, &objects)?;
         found.extend(judged.findings);
-        println!(
-            "{overlay}: {} objects, equal to the chart's{}; held to the schemas of Kubernetes {}{}",
-            objects.len(),
-            if found.is_empty() { "" } else { ": NO" },
-            kubernetes::VERSIONS.join(", "),
-            if judged.unknown.is_empty() {
-                String::new()
-            } else {
-                format!(", which have none of {}", judged.unknown.join(", "))
-            }
-        );
+        let versions = kubernetes::VERSIONS.join(", ");
+        println!("{overlay}: {} objects, {equal}; held to Kubernetes {versions}", objects.len());
+        if !judged.unknown.is_empty() {
+            println!("{overlay}: not of Kubernetes, so held to no schema: {}", judged.unknown.join(", "));
+        }
         findings.extend(found.into_iter().map(|finding| format!("{overlay}: {finding}")));
     }
     findings.extend(chart::lint(&python)?);
