@@ -213,7 +213,7 @@ async fn a_thousand_vmis_that_come_at_once_are_all_told() {
     assert_eq!(node.told[&key(999)].user_data(), "#cloud-config\n# 999\n");
     // Another agent finds them in pages of a list.
     let mut next = Node::start(&server, &kubelet, None);
-    next.until("the start", |node| node.synced).await;
+    next.until("all of them", |node| node.synced && node.told.len() == 1_000).await;
     assert_eq!(next.keys(), keys(0..1_000));
 }
 

@@ -347,8 +347,7 @@ async fn events(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let Ok(mut event) = serde_json::from_slice::<Value>(&body) else {
         return answer(400, &status(400, "BadRequest"));
     };
-    state.version += 1;
-    event["metadata"]["name"] = format!("e{}", state.version).into();
+    event["metadata"]["name"] = format!("e{}", state.events.len()).into();
     state.events.push(event.clone());
     answer(201, &event)
 }

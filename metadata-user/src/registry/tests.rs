@@ -197,6 +197,7 @@ fn changes_add_up_to_what_the_rule_says() {
                 match change {
                     Change::Put(id, record) => drop(in_force.insert(id, record.generation)),
                     Change::Drop(id) => assert!(in_force.remove(&id).is_some(), "{id} was not in force"),
+                    Change::Expect(id, _) => panic!("{id} is expected, and nobody said so"),
                 }
             }
             let highest = |vm: &str| all.iter().find(|(_, (of, _))| *of == vm).map(|(id, _)| id.source);

@@ -42,14 +42,18 @@ impl fmt::Debug for Vmi {
 }
 
 impl Vmi {
-    /// Reads the JSON of a VMI.
+    /// Reads the JSON of a VMI, which must have a name.
     ///
     /// # Errors
     /// [`VmiError`] with the field that is not what it should be.
     pub fn read(json: &[u8]) -> Result<Self, VmiError> {
         let mut json = serde_json::Deserializer::from_slice(json);
-        serde_path_to_error::deserialize(&mut json)
-            .map_err(|error| VmiError { field: error.path().to_string() })
+        let vmi: Self = serde_path_to_error::deserialize(&mut json)
+            .map_err(|error| VmiError { field: error.path().to_string() })?;
+        match vmi.metadata.name.is_empty() || vmi.metadata.namespace.is_empty() {
+            true => Err(VmiError { field: "metadata.name".into() }),
+            false => Ok(vmi),
+        }
     }
 
     /// Reads it from a document that has been parsed.
@@ -406,7 +410,9 @@ mod tests {
         .expect("a VMI");
         assert_eq!(vmi.key(), "b/a");
         assert!(vmi.spec.volumes.is_empty() && vmi.metadata.labels.is_empty() && !vmi.is_final());
-        assert_eq!(Vmi::read(b"{}"), Ok(Vmi::default()));
+        for nobody in [&b"{}"[..], b"[]", br#"{"metadata": {"name": "a"}}"#] {
+            assert_eq!(Vmi::read(nobody).map_err(|error| error.field), Err("metadata.name".into()));
+        }
     }
 
     #[test]
