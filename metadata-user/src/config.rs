@@ -90,6 +90,9 @@ pub struct Config {
     pub drain_seconds: u32,
     /// What to log, as `--log`, which wins; `None` is `info`.
     pub log: Option<String>,
+    /// File with the token key of several nodes, made by `xdp-imds token-key` and looked after by others, so that tokens hold
+    /// after a migration. Default: none; without it, or until it is there, the key in `state` counts.
+    pub token_key: Option<PathBuf>,
     /// Age at which the token key is replaced, in days; tokens of the last one stay good until they expire.
     pub rotate_token_key_days: u32,
     /// How long a worker with nothing to do keeps polling before it sleeps, in microseconds. The kernel wakes it
@@ -128,6 +131,7 @@ impl Default for Config {
             run: DEFAULT_RUN.into(),
             drain_seconds: 5,
             log: None,
+            token_key: None,
             rotate_token_key_days: 30,
             spin_us: 0,
             answer_in_kernel: true,

@@ -38,4 +38,6 @@ pub mod store;
 pub mod time;
 pub mod token;
 pub mod trace;
+#[cfg(feature = "kubevirt")]
+pub mod webhook;
 pub mod worker;

@@ -4,12 +4,16 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::{self, Guarded, Mode, Released};
+use metadata_user::token::Keyring;
+#[cfg(feature = "kubevirt")]
+use metadata_user::webhook;
 use metadata_user::{agent, check, doctor, explain, export, sandbox, trace};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -100,6 +104,17 @@ enum Verb {
     Trace(trace::Arguments),
     /// Show which dialect answers a request, with what, and why. Needs no privilege.
     Explain(Explain),
+    /// Print a new token key for several nodes to share, for `token_key` of the configuration. It is a secret. Needs no
+    /// privilege.
+    TokenKey {
+        /// The key in use: tokens signed with it stay good until they expire.
+        #[arg(long, value_name = "FILE")]
+        after: Option<PathBuf>,
+    },
+    /// Answer a cluster's admission reviews: VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS serial (or asset
+    /// tag) that points their guests here. Needs no privilege.
+    #[cfg(feature = "kubevirt")]
+    Webhook(webhook::Arguments),
     /// Write what a VM would be answered to a disk image that its guest finds by label, for VMs that boot
     /// without a network. Needs no privilege.
     Export {
@@ -320,6 +335,13 @@ fn look(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Resul
     Ok(ExitCode::from(outcome as u8))
 }
 
+/// Prints a key file.
+fn token_key(after: Option<&Path>) -> anyhow::Result<()> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+    println!("{}", Keyring::generate(after, now)?);
+    Ok(())
+}
+
 /// Takes off what is pinned and says what that was.
 fn release(pins: &Path, force: bool) -> anyhow::Result<()> {
     let Released { links, maps } = steer::release(pins, force)?;
@@ -351,6 +373,9 @@ fn main() -> ExitCode {
             trace::run(&arguments, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
         }
         Verb::Status { guest, run, all, json } => look(guest.as_deref(), &run, all, json),
+        Verb::TokenKey { after } => token_key(after.as_deref()).map(|()| ExitCode::SUCCESS),
+        #[cfg(feature = "kubevirt")]
+        Verb::Webhook(arguments) => webhook::run(&arguments).map(|()| ExitCode::SUCCESS),
         Verb::Release { pins, force } => release(&pins, force).map(|()| ExitCode::SUCCESS),
         Verb::Explain(question) => {
             let mut out = io::BufWriter::new(io::stdout().lock());

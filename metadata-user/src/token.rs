@@ -152,6 +152,37 @@ impl Keyring {
         Ok(Self { keys: ArcSwap::from_pointee(keys) })
     }
 
+    /// The keys in a file that others look after, such as a mounted Secret; `None` when there is none.
+    ///
+    /// # Errors
+    /// [`KeyError`] when the file is open to others, is no key file, or cannot be read.
+    pub fn given(path: &Path) -> Result<Option<Self>, KeyError> {
+        Ok(file::read(path)?.map(|keys| Self { keys: ArcSwap::from_pointee(keys) }))
+    }
+
+    /// Takes over what is in such a file by now. On an error, and when it is gone, the keys stay as they are.
+    ///
+    /// # Errors
+    /// As for [`Self::given`].
+    pub fn follow(&self, path: &Path) -> Result<(), KeyError> {
+        if let Some(keys) = file::read(path)? {
+            self.keys.store(Arc::new(keys));
+        }
+        Ok(())
+    }
+
+    /// The text of a key file with a new key in it. Tokens of the key in `former` stay good until they expire.
+    ///
+    /// # Errors
+    /// [`KeyError`] when `former` cannot be used.
+    pub fn generate(former: Option<&Path>, now_unix: u64) -> Result<String, KeyError> {
+        let keys = match former {
+            Some(path) => file::must_read(path)?.rotated(now_unix),
+            None => Keys::new(now_unix),
+        };
+        Ok(file::text(&keys))
+    }
+
     /// A token of `kind` for the VM with this UUID, good for `ttl_seconds`, the kind's longest at most.
     ///
     /// [`TOKEN_CHARS`] characters, all of them fit for a header's value.

@@ -23,6 +23,8 @@ const STEPS: &[Step] = &[
     ("advisories", advisories),
     ("eBPF object", object),
     ("tests", tests),
+    ("manifests", manifests),
+    ("image", image),
     ("fuzz targets", fuzz_targets),
     ("Miri", miri),
     ("soak", soak),
@@ -100,6 +102,16 @@ fn object() -> Result<()> {
 
 fn tests() -> Result<()> {
     xtask(&["test", "--require-privileged"])
+}
+
+/// What is deployed, rendered and held to its schemas.
+fn manifests() -> Result<()> {
+    xtask(&["manifests"])
+}
+
+/// Two builds have one digest, and a container of it serves a guest.
+fn image() -> Result<()> {
+    xtask(&["image", "--check", "--try"])
 }
 
 /// They must build; their laws and seeds are among the tests.

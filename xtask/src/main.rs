@@ -5,7 +5,9 @@ mod ci;
 mod demo;
 mod fuzz;
 mod guest;
+mod image;
 mod lab;
+mod manifests;
 mod miri;
 mod shell;
 mod soak;
@@ -35,8 +37,12 @@ enum Verb {
     Fuzz(fuzz::Args),
     /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
     Guest(guest::Args),
+    /// Write the agent as an OCI image, the same octets each time
+    Image(image::Args),
     /// A lab that stays: a node and guests to work with by hand
     Lab(lab::Args),
+    /// Render and judge what is deployed, without a cluster
+    Manifests(manifests::Args),
     /// Run the unsafe code that needs no kernel under Miri
     Miri(miri::Args),
     /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
@@ -59,7 +65,9 @@ fn main() -> anyhow::Result<()> {
         Verb::Demo(args) => demo::run(&args),
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Guest(args) => guest::run(&args),
+        Verb::Image(args) => image::run(&args),
         Verb::Lab(args) => lab::run(args),
+        Verb::Manifests(args) => manifests::run(&args),
         Verb::Miri(args) => miri::run(&args),
         Verb::Soak(args) => soak::run(args),
         Verb::Storm(args) => storm::run(*args),

@@ -48,7 +48,7 @@ pub(super) struct Changes {
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// The fields that only a start takes: the kernel's tables, the hubs and the workers are made of them.
-const RESTART: [Field; 12] = [
+const RESTART: [Field; 13] = [
     ("audit", |a, b| a.audit != b.audit),
     ("addresses", |a, b| a.addresses != b.addresses),
     ("arp_only", |a, b| a.next_hops() != b.next_hops()),
@@ -57,6 +57,7 @@ const RESTART: [Field; 12] = [
     ("hub", |a, b| a.hub != b.hub),
     ("metrics", |a, b| a.metrics != b.metrics),
     ("state", |a, b| a.state != b.state),
+    ("token_key", |a, b| a.token_key != b.token_key),
     ("pins", |a, b| a.pins != b.pins),
     ("run", |a, b| a.run != b.run),
     ("workers", |a, b| a.workers != b.workers),

@@ -33,6 +33,8 @@ const FORGET_AFTER: Duration = Duration::from_secs(600);
 pub struct State {
     keyring: Arc<Keyring>,
     key_file: Option<PathBuf>,
+    /// The file of keys that others look after, if those are in use.
+    given_key: Option<PathBuf>,
     rotate_after: Duration,
     mailboxes: Arc<Mailboxes>,
     outbox: Outbox,
@@ -65,6 +67,15 @@ impl Errands {
     }
 }
 
+/// The keys others look after, if there are any yet.
+fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
+    let keyring = Keyring::given(path).context("reading `token_key` of the configuration")?;
+    if keyring.is_none() {
+        info!(file = %path.display(), "no token key there: this node has one of its own");
+    }
+    Ok(keyring.map(|keyring| (keyring, path.to_owned())))
+}
+
 fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -88,9 +99,15 @@ impl State {
             }
             None => (Keyring::ephemeral(), None, Mailboxes::in_memory(outbox.clone()), None),
         };
+        let given = config.token_key.as_deref().map(given).transpose()?.flatten();
+        let (keyring, key_file, given_key) = match given {
+            Some((keyring, path)) => (keyring, None, Some(path)),
+            None => (keyring, key_file, None),
+        };
         let state = Self {
             keyring: Arc::new(keyring),
             key_file,
+            given_key,
             rotate_after: Duration::from_secs(u64::from(config.rotate_token_key_days) * 86_400),
             mailboxes: Arc::new(mailboxes),
             outbox,
@@ -121,6 +138,11 @@ impl State {
     pub fn tend(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(path) = &self.key_file {
             self.rotate(path);
+        }
+        if let Some(path) = &self.given_key
+            && let Err(error) = self.keyring.follow(path)
+        {
+            warn!("the token key stays as it is: {error}");
         }
         let now = Instant::now();
         let (mailboxes, due) = (&self.mailboxes, |since: &Instant| now >= *since + FORGET_AFTER);

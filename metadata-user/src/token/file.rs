@@ -90,6 +90,11 @@ pub(super) fn read(path: &Path) -> Result<Option<Keys>, KeyError> {
     parse(&text).map(Some).ok_or_else(|| KeyError::Malformed { path: path.to_owned() })
 }
 
+/// The keys at `path`, where a file is expected.
+pub(super) fn must_read(path: &Path) -> Result<Keys, KeyError> {
+    read(path)?.ok_or_else(|| io_error("open", path)(io::ErrorKind::NotFound.into()))
+}
+
 fn parse(text: &[u8]) -> Option<Keys> {
     let text: Text = serde_json::from_slice(text).ok().filter(|text: &Text| text.form == FORM)?;
     let previous = match &text.previous {
@@ -106,12 +111,16 @@ fn key(text: &str) -> Option<Key> {
 
 /// Puts `keys` into the file at `path`.
 pub(super) fn write(path: &Path, keys: &Keys) -> Result<(), KeyError> {
+    private_file::replace(path, text(keys).as_bytes()).map_err(io_error("write", path))
+}
+
+/// What a file of these keys says.
+pub(super) fn text(keys: &Keys) -> String {
     let text = Text {
         form: FORM.to_owned(),
         since_unix: keys.since_unix,
         current: STANDARD.encode(keys.current.octets),
         previous: keys.previous.as_ref().map(|key| STANDARD.encode(key.octets)),
     };
-    let text = serde_json::to_vec(&text).map_err(|error| io_error("write", path)(error.into()))?;
-    private_file::replace(path, &text).map_err(io_error("write", path))
+    serde_json::to_string(&text).expect("strings and numbers are JSON")
 }

@@ -228,3 +228,27 @@ fn no_key_is_shown() {
     let keyring = open(&path);
     assert_eq!(format!("{keyring:?}"), "Keyring(…)");
 }
+
+#[test]
+fn agents_with_a_file_of_others_take_each_others_tokens_and_its_next_key() {
+    let (_room, path) = room();
+    assert!(Keyring::given(&path).expect("no file is no error").is_none());
+    let give = |text: &str| {
+        fs::write(&path, text).expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(0o400)).expect("a mode");
+    };
+    give(&Keyring::generate(None, NOW).expect("a key"));
+    let [here, there] = [0, 1].map(|_| Keyring::given(&path).expect("a key file").expect("keys"));
+    let token = here.mint(Kind::Aws, VM, 3_600, NOW);
+    assert!(there.verify(Kind::Aws, VM, token.as_bytes(), NOW));
+    let next = Keyring::generate(Some(&path), NOW).expect("a key after the other");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("a mode");
+    give(&next);
+    there.follow(&path).expect("the next key");
+    assert!(there.verify(Kind::Aws, VM, token.as_bytes(), NOW), "a token of the former key");
+    let newer = there.mint(Kind::Aws, VM, 3_600, NOW);
+    assert!(!here.verify(Kind::Aws, VM, newer.as_bytes(), NOW), "the key is another");
+    fs::remove_file(&path).expect("removed");
+    there.follow(&path).expect("it stays as it was");
+    assert!(there.verify(Kind::Aws, VM, newer.as_bytes(), NOW));
+}

@@ -1,0 +1,211 @@
+//! `xdp-imds webhook`: points the guests of VMs that are made at the metadata service, by their SMBIOS, where the cluster has
+//! no MutatingAdmissionPolicy for it.
+//!
+//! [`rules`] decides, [`review`] speaks Kubernetes, [`certificate`] keeps the server's certificate fresh. It answers
+//! `POST /mutate` and `GET /healthz` over TLS, knows no other service and keeps nothing.
+
+mod certificate;
+mod review;
+pub mod rules;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tracing::{debug, info, warn};
+
+use certificate::Certificate;
+pub use certificate::CertificateError;
+pub use review::{ReviewError, Reviewed, answer};
+
+/// Octets of a review: the object before and after, each at most what the API server takes.
+pub const BODY_MAX: usize = 8 << 20;
+/// Connections at once; further ones wait to be accepted. An API server holds few and keeps them.
+pub const CONNECTIONS: usize = 256;
+/// Time for a handshake.
+pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// Time for a body.
+pub const BODY_WITHIN: Duration = Duration::from_secs(5);
+/// Longest a connection lasts.
+pub const LIFE: Duration = Duration::from_secs(600);
+/// How often the certificate's files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long it goes on when it is stopped: until the API server has heard of that.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// What to listen on, and with which certificate.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    /// The address to listen on.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
+    pub listen: SocketAddr,
+    /// The server's certificate and what it was signed with, in PEM; read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    pub certificate: PathBuf,
+    /// Its private key, in PEM; likewise.
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
+}
+
+/// Serves until SIGTERM or SIGINT, and a little longer.
+///
+/// # Errors
+/// The certificate cannot be used, or the address not listened on.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut stop = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let server = Server::new(arguments)?;
+        let listener = TcpListener::bind(arguments.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", arguments.listen))?;
+        info!(address = %listener.local_addr()?, "answering admission reviews");
+        let stopped = async {
+            tokio::select! {
+                _ = stop.recv() => sleep(LINGER).await,
+                _ = interrupt.recv() => {}
+            }
+        };
+        tokio::select! {
+            never = server.serve(listener) => match never {},
+            () = stopped => Ok(()),
+        }
+    })
+}
+
+/// A server with a certificate.
+struct Server {
+    certificate: Certificate,
+    tls: TlsAcceptor,
+}
+
+impl Server {
+    fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+        let provider = Arc::new(ring::default_provider());
+        let certificate = Certificate::read(&arguments.certificate, &arguments.key, &provider)?;
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_cert_resolver(certificate.current());
+        Ok(Self { certificate, tls: TlsAcceptor::from(Arc::new(config)) })
+    }
+
+    async fn serve(mut self, listener: TcpListener) -> Infallible {
+        let app = app();
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut troubled = false;
+        loop {
+            let next = async {
+                let place = Arc::clone(&places).acquire_owned().await.ok();
+                (place, listener.accept().await)
+            };
+            tokio::select! {
+                (place, accepted) = next => match accepted {
+                    Ok((stream, peer)) => {
+                        tokio::spawn(attend(stream, peer, self.tls.clone(), app.clone(), place));
+                    }
+                    Err(error) => {
+                        // Out of descriptors: others end soon.
+                        warn!("cannot accept a connection: {error}");
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                },
+                _ = look.tick() => troubled = self.renew(troubled),
+            }
+        }
+    }
+
+    /// Looks at the certificate's files; true if there was trouble, which is told when it begins.
+    fn renew(&mut self, troubled: bool) -> bool {
+        match self.certificate.look() {
+            Ok(false) => troubled,
+            Ok(true) => {
+                info!("a new certificate");
+                false
+            }
+            Err(error) => {
+                if !troubled {
+                    warn!("the certificate stays as it was: {error}");
+                }
+                true
+            }
+        }
+    }
+}
+
+fn app() -> Router {
+    Router::new().route("/mutate", post(mutate)).route("/healthz", get(async || "ok\n"))
+}
+
+async fn mutate(fields: HeaderMap, body: Body) -> Response {
+    let announced =
+        fields.get(header::CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|octets| octets > BODY_MAX) {
+        return too_large();
+    }
+    let body = match timeout(BODY_WITHIN, to_bytes(body, BODY_MAX)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => return too_large(),
+        Err(_) => return (StatusCode::REQUEST_TIMEOUT, "the body is late\n").into_response(),
+    };
+    match answer(&body) {
+        Ok(Reviewed { body, changed }) => {
+            if let Some((vm, paths)) = changed {
+                info!(vm, ?paths, "set");
+            }
+            ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+        }
+        Err(error) => {
+            warn!("a review is refused: {error}");
+            (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
+        }
+    }
+}
+
+fn too_large() -> Response {
+    (StatusCode::PAYLOAD_TOO_LARGE, format!("expected at most {BODY_MAX} octets\n")).into_response()
+}
+
+async fn attend(
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: TlsAcceptor,
+    app: Router,
+    place: Option<OwnedSemaphorePermit>,
+) {
+    let stream = match timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return debug!(%peer, "no TLS: {error}"),
+        Err(_) => return debug!(%peer, "no TLS within {HANDSHAKE_WITHIN:?}"),
+    };
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(LIFE);
+    let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+    match timeout(LIFE, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%peer, "a connection ended: {error}"),
+        Err(_) => debug!(%peer, "a connection lasted longer than {LIFE:?}"),
+    }
+    drop(place);
+}

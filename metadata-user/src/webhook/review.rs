@@ -1,0 +1,183 @@
+//! `AdmissionReview` of `admission.k8s.io/v1`
+//! (<https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/>).
+//!
+//! Whatever comes is allowed: this fills in what is missing, and keeps nobody from making a VM.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::rules::{self, Operation};
+
+const VERSION: &str = "admission.k8s.io/v1";
+const KIND: &str = "AdmissionReview";
+/// Most octets of a UID; Kubernetes' have 36.
+const UID_MAX: usize = 256;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviewError {
+    /// Not JSON, or not of this shape.
+    #[error("expected an AdmissionReview of admission.k8s.io/v1, found: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// Another version or kind.
+    #[error(
+        "expected {KIND} of {VERSION}, found {kind} of {version}; `admissionReviewVersions` must be [v1]"
+    )]
+    Version {
+        /// The kind.
+        kind: String,
+        /// The version.
+        version: String,
+    },
+    /// Its identifier is too long to be one.
+    #[error("expected a uid of at most {UID_MAX} octets, found {0}")]
+    Uid(usize),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Question {
+    api_version: String,
+    kind: String,
+    request: Request,
+}
+
+#[derive(Deserialize)]
+struct Request {
+    uid: String,
+    operation: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    object: Value,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    api_version: &'static str,
+    kind: &'static str,
+    response: Response,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Response {
+    uid: String,
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
+}
+
+/// The answer to a review, and what was changed where.
+#[derive(Debug)]
+pub struct Reviewed {
+    /// The body to send.
+    pub body: Vec<u8>,
+    /// `<namespace>/<name>` of a VM that is changed, and the paths that are set.
+    pub changed: Option<(String, Vec<String>)>,
+}
+
+/// Answers a review.
+///
+/// # Errors
+/// [`ReviewError`]: it is none.
+pub fn answer(body: &[u8]) -> Result<Reviewed, ReviewError> {
+    let Question { api_version: version, kind, request } = serde_json::from_slice(body)?;
+    if version != VERSION || kind != KIND {
+        let short = |text: String| text.chars().take(64).collect();
+        return Err(ReviewError::Version { kind: short(kind), version: short(version) });
+    }
+    if request.uid.len() > UID_MAX {
+        return Err(ReviewError::Uid(request.uid.len()));
+    }
+    let judged = match &*request.operation {
+        "CREATE" => rules::judge(Operation::Create, &request.object),
+        "UPDATE" => rules::judge(Operation::Update, &request.object),
+        _ => rules::Judgement::default(),
+    };
+    let patch = (!judged.changes.is_empty()).then(|| serde_json::to_vec(&judged.changes)).transpose()?;
+    let response = Response {
+        uid: request.uid,
+        allowed: true,
+        patch_type: patch.is_some().then_some("JSONPatch"),
+        patch: patch.map(|patch| STANDARD.encode(patch)),
+        warnings: judged.warnings,
+    };
+    let paths: Vec<_> = judged.changes.into_iter().map(|change| change.path).collect();
+    let changed = (!paths.is_empty()).then(|| (format!("{}/{}", request.namespace, request.name), paths));
+    let body = serde_json::to_vec(&Answer { api_version: VERSION, kind: KIND, response })?;
+    Ok(Reviewed { body, changed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ReviewError, STANDARD, answer};
+    use base64::Engine as _;
+    use serde_json::{Value, json};
+
+    fn review(operation: &str, annotations: &Value) -> Value {
+        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+            "uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "operation": operation, "namespace": "n", "name": "vm-a",
+            "object": {"spec": {"template": {"metadata": {"annotations": annotations}, "spec": {"domain": {}}}}},
+            "oldObject": null, "dryRun": false}})
+    }
+
+    #[test]
+    fn the_answer_has_the_questions_uid_and_a_patch() {
+        let question = review("CREATE", &json!({"imds.kubevirt.io/enabled": "true"}));
+        let reviewed = answer(question.to_string().as_bytes()).expect("an answer");
+        let said: Value = serde_json::from_slice(&reviewed.body).expect("JSON");
+        assert_eq!(said["apiVersion"], "admission.k8s.io/v1");
+        assert_eq!(said["response"]["uid"], "705ab4f5-6393-11e8-b7cc-42010a800002");
+        assert_eq!(
+            (&said["response"]["allowed"], &said["response"]["patchType"]),
+            (&json!(true), &json!("JSONPatch"))
+        );
+        let patch = STANDARD.decode(said["response"]["patch"].as_str().expect("a patch")).expect("base64");
+        let patch: Value = serde_json::from_slice(&patch).expect("JSON");
+        assert_eq!(patch[0]["op"], "add");
+        assert_eq!(reviewed.changed.expect("changed").0, "n/vm-a");
+    }
+
+    #[test]
+    fn nothing_to_do_is_allowed_without_a_patch() {
+        for (operation, annotations) in [
+            ("CREATE", json!({})),
+            ("DELETE", json!({"imds.kubevirt.io/enabled": "true"})),
+            ("UPDATE", json!({"imds.kubevirt.io/enabled": "true"})),
+        ] {
+            let reviewed = answer(review(operation, &annotations).to_string().as_bytes()).expect("an answer");
+            let said: Value = serde_json::from_slice(&reviewed.body).expect("JSON");
+            let response = said["response"].as_object().expect("an object");
+            assert_eq!(response["allowed"], json!(true), "{operation}");
+            assert!(!response.contains_key("patch") && !response.contains_key("patchType"), "{operation}");
+            assert!(reviewed.changed.is_none(), "{operation}");
+        }
+    }
+
+    #[test]
+    fn other_versions_and_other_texts_are_refused() {
+        let mut beta = review("CREATE", &json!({}));
+        beta["apiVersion"] = json!("admission.k8s.io/v1beta1");
+        let refused = answer(beta.to_string().as_bytes()).expect_err("not v1");
+        assert!(matches!(refused, ReviewError::Version { .. }), "{refused}");
+        let mut long = review("CREATE", &json!({}));
+        long["request"]["uid"] = json!("u".repeat(257));
+        assert!(matches!(answer(long.to_string().as_bytes()), Err(ReviewError::Uid(257))));
+        for other in
+            ["", "{}", "[]", "null", r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}"#]
+        {
+            let refused = answer(other.as_bytes()).expect_err(other);
+            assert!(matches!(refused, ReviewError::Malformed(_)), "{other}: {refused}");
+        }
+    }
+}

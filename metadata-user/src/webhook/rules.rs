@@ -1,0 +1,210 @@
+//! What becomes of a VM: a pure function of the object and of what is done with it.
+//!
+//! | `imds.kubevirt.io/…` of the template | |
+//! |---|---|
+//! | `enabled: "true"` | the VM is looked at; without it nothing is changed |
+//! | `datasource` | `nocloud` (default): by the serial; `openstack`: by the chassis' asset tag |
+//! | `replace-serial: "true"` | a VM that exists is looked at too, and a serial that is a bare UUID is replaced |
+//!
+//! What a user has set is kept: a serial is appended to, one with `ds=` in it and any asset tag stay as they are.
+//! cloud-init takes the token anywhere behind a blank. KubeVirt (1.7 and newer) gives VMs without a serial a random UUID as
+//! they are made, so this has to come first.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Where NoCloud's seed is, as cloud-init reads it from the serial number.
+pub const SERIAL: &str = "ds=nocloud;s=http://169.254.169.254/v1/";
+/// The asset tag by which cloud-init and cloudbase-init know OpenStack.
+pub const ASSET: &str = "OpenStack Nova";
+
+const ENABLED: &str = "imds.kubevirt.io/enabled";
+const DATASOURCE: &str = "imds.kubevirt.io/datasource";
+const REPLACE: &str = "imds.kubevirt.io/replace-serial";
+const DOMAIN: &str = "/spec/template/spec/domain";
+
+/// What is done with a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// It is made.
+    Create,
+    /// It is changed.
+    Update,
+}
+
+/// A change of RFC 6902; `add` sets as well.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    op: &'static str,
+    /// What is set (RFC 6901).
+    pub path: String,
+    /// To what.
+    pub value: Value,
+}
+
+impl Change {
+    fn add(path: String, value: Value) -> Self {
+        Self { op: "add", path, value }
+    }
+}
+
+/// What becomes of a VM.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Judgement {
+    /// To be applied in order.
+    pub changes: Vec<Change>,
+    /// What whoever made the VM should know, in a line each.
+    pub warnings: Vec<String>,
+}
+
+/// Judges a VirtualMachine.
+#[must_use]
+pub fn judge(operation: Operation, vm: &Value) -> Judgement {
+    let annotation = |name: &str| vm.pointer("/spec/template/metadata/annotations")?.get(name)?.as_str();
+    let replaces = annotation(REPLACE) == Some("true");
+    let Some(domain) = vm.pointer(DOMAIN).filter(|domain| domain.is_object()) else {
+        return Judgement::default();
+    };
+    if annotation(ENABLED) != Some("true") || (operation == Operation::Update && !replaces) {
+        return Judgement::default();
+    }
+    match annotation(DATASOURCE).unwrap_or("nocloud") {
+        "nocloud" => set(domain, "firmware", "serial", |serial| wanted(serial, replaces)),
+        "openstack" => set(domain, "chassis", "asset", |asset| asset.is_empty().then(|| ASSET.into())),
+        other => {
+            let shown: String = other.chars().take(64).collect();
+            let warning =
+                format!("{DATASOURCE}: expected nocloud or openstack, found {shown:?}; nothing was set");
+            Judgement { changes: Vec::new(), warnings: vec![warning] }
+        }
+    }
+}
+
+/// What a serial is to be, if it is to change.
+fn wanted(serial: &str, replaces: bool) -> Option<String> {
+    match serial {
+        "" => Some(SERIAL.into()),
+        _ if serial.contains("ds=") => None,
+        _ if replaces && is_uuid(serial) => Some(SERIAL.into()),
+        _ => Some(format!("{serial} {SERIAL}")),
+    }
+}
+
+/// Sets `field` of `part` of the domain, both of which may be missing.
+fn set(domain: &Value, part: &str, field: &str, wanted: impl Fn(&str) -> Option<String>) -> Judgement {
+    let inner = domain.get(part).filter(|inner| !inner.is_null());
+    let present = match inner.map(|inner| inner.get(field).unwrap_or(&Value::Null)) {
+        None | Some(Value::Null) => "",
+        Some(Value::String(text)) => text,
+        // Not ours to mend: the API server refuses it.
+        Some(_) => return Judgement::default(),
+    };
+    let change = wanted(present).map(|text| match inner {
+        Some(_) => Change::add(format!("{DOMAIN}/{part}/{field}"), text.into()),
+        None => Change::add(format!("{DOMAIN}/{part}"), json!({ field: text })),
+    });
+    Judgement { changes: change.into_iter().collect(), warnings: Vec::new() }
+}
+
+/// True for a UUID in its usual form (RFC 9562 §4) and nothing beside.
+fn is_uuid(text: &str) -> bool {
+    let groups: Vec<_> = text.split('-').map(str::len).collect();
+    groups == [8, 4, 4, 4, 12] && text.bytes().all(|octet| octet.is_ascii_hexdigit() || octet == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ASSET, Change, Judgement, Operation, SERIAL, judge};
+    use serde_json::{Value, json};
+
+    fn vm(annotations: &Value, domain: &Value) -> Value {
+        json!({"spec": {"template": {"metadata": {"annotations": annotations}, "spec": {"domain": domain}}}})
+    }
+
+    fn serial(operation: Operation, annotations: &Value, serial: &Value) -> Option<Value> {
+        let judged = judge(operation, &vm(annotations, &json!({"firmware": {"serial": serial}})));
+        assert!(judged.warnings.is_empty() && judged.changes.len() < 2, "{judged:?}");
+        judged.changes.into_iter().next().map(|change| {
+            assert_eq!(change.path, "/spec/template/spec/domain/firmware/serial");
+            change.value
+        })
+    }
+
+    #[test]
+    fn a_serial_is_set_or_appended_to_and_never_lost() {
+        let on = json!({"imds.kubevirt.io/enabled": "true"});
+        let uuid = "6a1a24a1-4061-4607-8bf4-a3963d0c5895";
+        for (present, expected) in [
+            (json!(null), Some(SERIAL.to_owned())),
+            (json!(""), Some(SERIAL.to_owned())),
+            (json!("ABC 123"), Some(format!("ABC 123 {SERIAL}"))),
+            (json!(uuid), Some(format!("{uuid} {SERIAL}"))),
+            (json!("x ds=openstack"), None),
+            (json!(SERIAL), None),
+            (json!(7), None),
+        ] {
+            assert_eq!(serial(Operation::Create, &on, &present), expected.map(Value::from), "{present}");
+        }
+    }
+
+    #[test]
+    fn a_vm_that_exists_is_changed_only_when_that_is_asked_for() {
+        let uuid = "6a1a24a1-4061-4607-8bf4-a3963d0c5895";
+        let on = json!({"imds.kubevirt.io/enabled": "true"});
+        let replace = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/replace-serial": "true"});
+        let off = json!({"imds.kubevirt.io/enabled": "false", "imds.kubevirt.io/replace-serial": "true"});
+        for (annotations, present, expected) in [
+            (&on, uuid, None),
+            (&on, "", None),
+            (&off, uuid, None),
+            (&replace, uuid, Some(SERIAL.to_owned())),
+            (&replace, "mine", Some(format!("mine {SERIAL}"))),
+            (&replace, "ds=nocloud", None),
+        ] {
+            let found = serial(Operation::Update, annotations, &json!(present));
+            assert_eq!(found, expected.map(Value::from), "{annotations} {present}");
+        }
+    }
+
+    #[test]
+    fn what_the_user_has_is_kept_beside_what_is_set() {
+        let on = json!({"imds.kubevirt.io/enabled": "true"});
+        let judged = judge(Operation::Create, &vm(&on, &json!({"cpu": {}})));
+        let path = "/spec/template/spec/domain/firmware".to_owned();
+        assert_eq!(judged.changes, [Change::add(path, json!({"serial": SERIAL}))]);
+        let judged = judge(Operation::Create, &vm(&on, &json!({"firmware": {"uuid": "u"}})));
+        assert_eq!(judged.changes[0].path, "/spec/template/spec/domain/firmware/serial");
+    }
+
+    #[test]
+    fn openstack_is_told_by_the_asset_tag_and_leaves_the_serial() {
+        let on = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/datasource": "openstack"});
+        for (chassis, expected) in [
+            (json!(null), Some(("/spec/template/spec/domain/chassis", json!({"asset": ASSET})))),
+            (json!({"sku": "s"}), Some(("/spec/template/spec/domain/chassis/asset", json!(ASSET)))),
+            (json!({"asset": "OpenTelekomCloud"}), None),
+        ] {
+            let judged = judge(Operation::Create, &vm(&on, &json!({"chassis": chassis})));
+            let expected: Vec<_> =
+                expected.map(|(path, value)| Change::add(path.into(), value)).into_iter().collect();
+            assert_eq!(judged.changes, expected, "{chassis}");
+        }
+    }
+
+    #[test]
+    fn another_datasource_is_told_of_and_changes_nothing() {
+        let on = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/datasource": "x".repeat(100)});
+        let judged = judge(Operation::Create, &vm(&on, &json!({})));
+        assert!(judged.changes.is_empty() && judged.warnings.len() == 1, "{judged:?}");
+        assert!(judged.warnings[0].contains(&"x".repeat(64)) && judged.warnings[0].len() < 200);
+    }
+
+    #[test]
+    fn what_is_no_vm_is_left_alone() {
+        for other in [json!(null), json!([]), json!({"spec": 1}), vm(&json!(null), &json!({}))] {
+            assert_eq!(judge(Operation::Create, &other), Judgement::default(), "{other}");
+        }
+        let on = json!({"imds.kubevirt.io/enabled": "true"});
+        assert_eq!(judge(Operation::Create, &vm(&on, &json!(null))), Judgement::default());
+    }
+}

@@ -1,0 +1,336 @@
+//! VMs that ask for it are pointed at the service by their SMBIOS, whoever does it: the webhook, which API servers reach by
+//! TLS with a certificate that changes, or the policy, by the same table of cases.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use metadata_user::webhook::rules::{Operation, judge};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use support::agent;
+use support::eventually::eventually;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+const POLICY: &str = include_str!("../deploy/kustomize/parts/policy/policy.yaml");
+const WEBHOOK: &str = include_str!("../deploy/kustomize/parts/webhook/webhook.yaml");
+const PATIENCE: Duration = Duration::from_secs(20);
+const NAME: &str = "xdp-imds-webhook.xdp-imds.svc";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    name: String,
+    #[serde(default = "create")]
+    operation: String,
+    annotations: Option<Value>,
+    domain: Value,
+    serial: Option<String>,
+    asset: Option<String>,
+}
+
+fn create() -> String {
+    "CREATE".into()
+}
+
+impl Case {
+    fn all() -> Vec<Self> {
+        serde_yaml::from_str(include_str!("injection/cases.yaml")).expect("a table of cases")
+    }
+
+    fn vm(&self, domain: &Value) -> Value {
+        let metadata = match &self.annotations {
+            Some(annotations) => json!({"annotations": annotations, "labels": {"a": "b"}}),
+            None => json!({}),
+        };
+        json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "vm-a"},
+            "spec": {"template": {"metadata": metadata, "spec": {"domain": domain, "networks": []}}}})
+    }
+
+    fn before(&self) -> Value {
+        self.vm(&self.domain)
+    }
+
+    fn after(&self) -> Value {
+        let mut domain = self.domain.clone();
+        for (part, field, text) in [("firmware", "serial", &self.serial), ("chassis", "asset", &self.asset)] {
+            if let Some(text) = text {
+                domain[part][field] = json!(text);
+            }
+        }
+        self.vm(&domain)
+    }
+}
+
+/// Applies a patch of `add` operations on members of objects (RFC 6902 §4.1).
+fn apply(object: &mut Value, patch: &Value) -> Result<()> {
+    for change in patch.as_array().context("a patch is a list")? {
+        ensure!(change["op"] == "add", "{change}");
+        let path = change["path"].as_str().context("a path")?;
+        let (parent, member) = path.rsplit_once('/').context("a pointer")?;
+        let parent = object.pointer_mut(parent).with_context(|| format!("nothing is at {parent}"))?;
+        parent.as_object_mut().context("an object")?.insert(member.into(), change["value"].clone());
+    }
+    Ok(())
+}
+
+#[test]
+fn the_webhook_keeps_to_the_table() {
+    for case in Case::all() {
+        let operation = if case.operation == "CREATE" { Operation::Create } else { Operation::Update };
+        let judged = judge(operation, &case.before());
+        let mut vm = case.before();
+        apply(&mut vm, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
+        assert_eq!(vm, case.after(), "{}", case.name);
+    }
+}
+
+/// A document of a manifest.
+fn document(text: &str, kind: &str) -> Value {
+    let documents =
+        serde_yaml::Deserializer::from_str(text).map(|document| Value::deserialize(document).expect("YAML"));
+    documents.into_iter().find(|document| document["kind"] == kind).expect(kind)
+}
+
+/// CEL as an API server has it: what is given, by name.
+struct Cel(cel::Context<'static, 'static>);
+
+impl Cel {
+    fn of(case: &Case) -> Result<Self> {
+        let mut context = cel::Context::default();
+        let add = |context: &mut cel::Context<'static, 'static>, name: &'static str, value: Value| {
+            context.add_variable(name, value).map_err(|error| anyhow::anyhow!("{name}: {error:?}"))
+        };
+        add(&mut context, "object", case.before())?;
+        add(&mut context, "request", json!({"operation": case.operation}))?;
+        Ok(Self(context))
+    }
+
+    fn value(&self, expression: &str) -> Result<Value> {
+        // A patch is a type of Kubernetes' own; its fields are what a map of the same names has.
+        let expression = [("JSONPatch{op:", "{'op':"), (", path:", ", 'path':"), (", value:", ", 'value':")]
+            .into_iter()
+            .fold(expression.to_owned(), |text, (from, to)| text.replace(from, to));
+        let program =
+            cel::Program::compile(&expression).map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))?;
+        let value = program.execute(&self.0).map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))?;
+        value.json().map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))
+    }
+
+    /// True when all conditions are.
+    fn matches(&self, conditions: &Value) -> Result<bool> {
+        for condition in conditions.as_array().context("conditions")? {
+            // The API server stops at the first that is false.
+            match self.value(condition["expression"].as_str().context("an expression")?)? {
+                Value::Bool(true) => {}
+                Value::Bool(false) => return Ok(false),
+                other => bail!("{} is {other}", condition["name"]),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What the policy makes of a VM.
+fn by_policy(policy: &Value, case: &Case) -> Result<Value> {
+    let spec = &policy["spec"];
+    let mut cel = Cel::of(case)?;
+    let mut vm = case.before();
+    if !cel.matches(&spec["matchConditions"])? {
+        return Ok(vm);
+    }
+    let mut variables = serde_json::Map::new();
+    for variable in spec["variables"].as_array().context("variables")? {
+        let [name, expression] =
+            ["name", "expression"].map(|field| variable[field].as_str().unwrap_or_default());
+        cel.0.add_variable("variables", json!(variables)).map_err(|error| anyhow::anyhow!("{error:?}"))?;
+        variables.insert(name.into(), cel.value(expression)?);
+    }
+    cel.0.add_variable("variables", json!(variables)).map_err(|error| anyhow::anyhow!("{error:?}"))?;
+    for mutation in spec["mutations"].as_array().context("mutations")? {
+        let expression = mutation["jsonPatch"]["expression"].as_str().context("an expression")?;
+        apply(&mut vm, &cel.value(expression)?)?;
+    }
+    Ok(vm)
+}
+
+#[test]
+fn the_policy_keeps_to_the_same_table() {
+    let policy = document(POLICY, "MutatingAdmissionPolicy");
+    for case in Case::all() {
+        let vm = by_policy(&policy, &case).unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
+        assert_eq!(vm, case.after(), "{}", case.name);
+    }
+}
+
+#[test]
+fn the_webhook_is_asked_for_every_vm_that_is_to_change_and_for_no_other() {
+    let webhook = document(WEBHOOK, "MutatingWebhookConfiguration");
+    let policy = document(POLICY, "MutatingAdmissionPolicy");
+    assert_eq!(webhook["webhooks"][0]["matchConditions"], policy["spec"]["matchConditions"]);
+    for case in Case::all() {
+        let cel = Cel::of(&case).expect("variables");
+        let asked = cel.matches(&webhook["webhooks"][0]["matchConditions"]).expect(&case.name);
+        assert!(asked || case.before() == case.after(), "{}", case.name);
+    }
+    // In the order of names, before KubeVirt's own, which gives every VM a serial.
+    let name = webhook["metadata"]["name"].as_str().expect("a name");
+    assert!(name < "virt-api-mutator", "{name}");
+    for (field, expected) in
+        [("failurePolicy", "Ignore"), ("sideEffects", "None"), ("reinvocationPolicy", "Never")]
+    {
+        assert_eq!(webhook["webhooks"][0][field], expected, "{field}");
+    }
+    assert_eq!(policy["spec"]["failurePolicy"], "Ignore");
+}
+
+/// A certificate for [`NAME`] that signs itself, in the files the webhook reads.
+fn certify(room: &Path) -> CertificateDer<'static> {
+    let made = rcgen::generate_simple_self_signed([NAME.to_owned()]).expect("a certificate");
+    // As kubelet swaps a Secret's directory: one rename, and both are new.
+    let aside = room.join("aside");
+    fs::create_dir_all(&aside).expect("a directory");
+    fs::write(aside.join("tls.crt"), made.cert.pem()).expect("written");
+    fs::write(aside.join("tls.key"), made.signing_key.serialize_pem()).expect("written");
+    let data = room.join("data");
+    if data.exists() {
+        fs::remove_dir_all(&data).expect("the old one goes");
+    }
+    fs::rename(aside, data).expect("renamed");
+    made.cert.der().clone()
+}
+
+/// The running webhook; dropping it ends it.
+struct Webhook {
+    child: Child,
+    address: SocketAddr,
+    lines: Receiver<String>,
+}
+
+impl Webhook {
+    fn start(room: &Path) -> Result<Self> {
+        let [certificate, key]: [PathBuf; 2] = ["data/tls.crt", "data/tls.key"].map(|name| room.join(name));
+        let mut command = Command::new(agent::binary()?);
+        command.args(["webhook", "--listen", "127.0.0.1:0"]);
+        command.arg("--certificate").arg(certificate).arg("--key").arg(key);
+        let mut child = command.stderr(Stdio::piped()).stdin(Stdio::null()).spawn()?;
+        let stderr = child.stderr.take().context("standard error is piped")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        let mut this = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), lines };
+        let line = this.hears("answering admission reviews")?;
+        let address = line.split("address=").nth(1).with_context(|| line.clone())?;
+        this.address = address.trim().parse().with_context(|| line.clone())?;
+        Ok(this)
+    }
+
+    /// Waits for a line of its log.
+    fn hears(&self, part: &str) -> Result<String> {
+        loop {
+            let line =
+                self.lines.recv_timeout(PATIENCE).with_context(|| format!("it never said {part:?}"))?;
+            if line.contains(part) {
+                return Ok(line);
+            }
+        }
+    }
+
+    /// Asks as an API server that trusts one certificate.
+    fn ask(&self, trusted: &CertificateDer<'static>, request: &str) -> Result<String> {
+        let mut roots = RootCertStore::empty();
+        roots.add(trusted.clone())?;
+        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let tls = ClientConnection::new(Arc::new(config), ServerName::try_from(NAME)?)?;
+        let tcp = TcpStream::connect(self.address)?;
+        tcp.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = StreamOwned::new(tls, tcp);
+        stream.write_all(request.as_bytes())?;
+        let mut answer = Vec::new();
+        match stream.read_to_end(&mut answer) {
+            // Whoever closes without a farewell has said all by then.
+            Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error.into()),
+            _ => {}
+        }
+        Ok(String::from_utf8(answer)?)
+    }
+
+    fn post(&self, trusted: &CertificateDer<'static>, body: &str) -> Result<String> {
+        let head =
+            "POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
+        self.ask(trusted, &format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
+    }
+}
+
+impl Drop for Webhook {
+    fn drop(&mut self) {
+        if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
+            eprintln!("process {} stays behind: {error}", self.child.id());
+        }
+    }
+}
+
+#[test]
+fn an_api_server_is_answered_by_tls_with_whatever_certificate_is_in_the_files() {
+    let room = tempfile::tempdir().expect("a directory");
+    let first = certify(room.path());
+    let webhook = Webhook::start(room.path()).expect("a webhook");
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u-1", "operation": "CREATE", "namespace": "n", "name": "vm-a",
+        "object": {"spec": {"template": {"metadata": {"annotations": {"imds.kubevirt.io/enabled": "true"}},
+            "spec": {"domain": {"devices": {}}}}}}}});
+    let asks = |trusted: &CertificateDer<'static>| -> Result<()> {
+        let answer = webhook.post(trusted, &review.to_string())?;
+        ensure!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap_or_default())?;
+        ensure!(body["response"]["uid"] == "u-1" && body["response"]["patch"].is_string(), "{body}");
+        Ok(())
+    };
+    asks(&first).expect("an answer");
+    webhook.hears("n/vm-a").expect("it says what it set");
+    let second = certify(room.path());
+    eventually(PATIENCE, || asks(&second)).expect("the new certificate");
+    let error = asks(&first).expect_err("the old one is gone").to_string();
+    assert!(error.contains("certificate"), "{error}");
+    // A pair that does not fit leaves the last good one.
+    fs::write(room.path().join("data/tls.key"), "nothing").expect("written");
+    webhook.hears("the certificate stays as it was").expect("it says so");
+    asks(&second).expect("it goes on");
+}
+
+#[test]
+fn what_is_no_review_is_refused_and_too_much_is_not_read() {
+    let room = tempfile::tempdir().expect("a directory");
+    let trusted = certify(room.path());
+    let webhook = Webhook::start(room.path()).expect("a webhook");
+    let answer = webhook.post(&trusted, "{}").expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("AdmissionReview"), "{answer}");
+    let claims = format!(
+        "POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        metadata_user::webhook::BODY_MAX + 1
+    );
+    let answer = webhook.ask(&trusted, &claims).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    let late = "POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9\r\n\r\n{";
+    let answer = webhook.ask(&trusted, late).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    let health = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    assert!(webhook.ask(&trusted, health).expect("an answer").starts_with("HTTP/1.1 200 "));
+    let mut plain = TcpStream::connect(webhook.address).expect("a connection");
+    plain.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").expect("written");
+    plain.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let mut answer = Vec::new();
+    let read = plain.read_to_end(&mut answer);
+    assert!(read.is_err() || !answer.starts_with(b"HTTP"), "{answer:?}");
+}

@@ -1,0 +1,183 @@
+//! What is deployed fits the agent: the configuration is one it reads, capabilities are those it needs, probes are those it
+//! answers, and every metric of an alert or a panel exists. `cargo xtask manifests` holds the rest to schemas.
+
+use metadata_user::config::Config;
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What other exporters count: Prometheus itself, and kube-state-metrics.
+const OF_OTHERS: [&str; 2] = ["up", "kube_daemonset_status_number_unavailable"];
+/// Functions and words of PromQL in our expressions.
+const WORDS: [&str; 13] = [
+    "sum",
+    "by",
+    "rate",
+    "increase",
+    "max",
+    "histogram_quantile",
+    "absent",
+    "or",
+    "node",
+    "le",
+    "verdict",
+    "reason",
+    "code",
+];
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(deploy().join(path)).expect(path)
+}
+
+fn documents(path: &str) -> Vec<Value> {
+    let text = read(path);
+    serde_yaml::Deserializer::from_str(&text).map(|one| Value::deserialize(one).expect(path)).collect()
+}
+
+fn agent() -> Value {
+    documents("kustomize/base/daemonset.yaml")[0]["spec"]["template"]["spec"]["containers"][0].clone()
+}
+
+#[test]
+fn the_configuration_is_one_the_agent_reads_and_its_paths_are_mounted() {
+    let room = tempfile::tempdir().expect("a directory");
+    let mounts: Vec<String> = agent()["volumeMounts"]
+        .as_array()
+        .expect("mounts")
+        .iter()
+        .map(|mount| mount["mountPath"].as_str().expect("a path").to_owned())
+        .collect();
+    for overlay in ["base", "overlays/kubevirt", "overlays/everything"] {
+        let path = &format!("kustomize/{overlay}/configmap.yaml");
+        let text = documents(path)[0]["data"]["config.yaml"].as_str().expect("a text").to_owned();
+        let file = room.path().join("config.yaml");
+        fs::write(&file, text).expect("written");
+        let config = Config::read(&file).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let ports = &agent()["ports"];
+        assert_eq!(ports[0]["containerPort"], config.metrics.expect("metrics").port(), "{path}");
+        for needed in [config.records, config.state, config.pins, config.token_key, Some(config.run)] {
+            let needed = needed.expect("all are kept");
+            assert!(
+                mounts.iter().any(|mount| needed.starts_with(mount)),
+                "{path}: {} is not mounted",
+                needed.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn the_agent_has_the_capabilities_it_needs_and_no_other() {
+    let security = agent()["securityContext"].clone();
+    // As measured in `least_privilege`: four and BPF, and one each for namespaces by process and for others' files.
+    let needed =
+        json!(["NET_ADMIN", "NET_RAW", "BPF", "SYS_ADMIN", "IPC_LOCK", "SYS_PTRACE", "DAC_READ_SEARCH"]);
+    assert_eq!(security["capabilities"], json!({"drop": ["ALL"], "add": needed}));
+    assert_eq!(security["privileged"], Value::Null);
+    assert_eq!(security["readOnlyRootFilesystem"], true);
+    let scc = documents("kustomize/overlays/openshift/scc.yaml").remove(0);
+    assert_eq!(scc["allowedCapabilities"], needed);
+    assert_eq!(scc["allowPrivilegedContainer"], false);
+}
+
+#[test]
+fn a_node_has_one_agent_at_a_time_which_is_given_time_to_drain() {
+    let spec = documents("kustomize/base/daemonset.yaml").remove(0)["spec"].clone();
+    let expected = json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}});
+    assert_eq!(spec["updateStrategy"], expected);
+    let grace = spec["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().expect("seconds");
+    assert!(grace > 2 * u64::from(Config::default().drain_seconds), "{grace}");
+    for (probe, path) in
+        [("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")]
+    {
+        assert_eq!(agent()[probe]["httpGet"], json!({"path": path, "port": "metrics"}), "{probe}");
+    }
+}
+
+#[test]
+fn what_is_asked_of_the_api_server_is_this_and_no_secrets() {
+    let path = "kustomize/overlays/kubevirt/rbac.yaml";
+    assert!(!read(path).contains("secrets"));
+    let expected = json!([
+        {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+    ]);
+    assert_eq!(documents(path)[0]["rules"], expected);
+}
+
+/// Names of metrics in an expression of PromQL.
+fn metrics(expression: &str) -> BTreeSet<String> {
+    // What is in braces, brackets and quotes are labels, ranges and their values.
+    let mut bare = String::new();
+    let mut depth = 0_u32;
+    for character in expression.chars() {
+        match character {
+            '{' | '[' => depth += 1,
+            '}' | ']' => depth -= 1,
+            _ if depth == 0 => bare.push(character),
+            _ => {}
+        }
+    }
+    bare.split(|character: char| !character.is_ascii_alphanumeric() && character != '_')
+        .filter(|word| word.starts_with(|first: char| first.is_ascii_alphabetic()))
+        .filter(|word| !WORDS.contains(word) && !["datasource", "state", "source"].contains(word))
+        .map(ToOwned::to_owned)
+        .collect()
+}
+
+/// Names that the agent's sources give to metrics, as string literals.
+fn known() -> BTreeSet<String> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../metadata-user/src/metrics");
+    let files = fs::read_dir(directory).expect("listed").map(|entry| entry.expect("an entry").path());
+    let texts: String = files
+        .filter(|path| path.file_stem().is_some_and(|stem| stem != "tests"))
+        .map(|path| fs::read_to_string(path).expect("read"))
+        .collect();
+    texts
+        .split('"')
+        .filter(|text| text.starts_with("xdp_imds_") || text.starts_with("process_"))
+        .map(Into::into)
+        .collect()
+}
+
+#[test]
+fn every_metric_of_an_alert_or_a_panel_exists() {
+    let known = known();
+    assert!(known.contains("xdp_imds_requests_total") && known.len() > 40, "{known:?}");
+    let rules = documents("kustomize/parts/monitoring/prometheusrule.yaml").remove(0);
+    let alerts = rules["spec"]["groups"][0]["rules"].as_array().expect("rules").clone();
+    let dashboard: Value =
+        serde_json::from_str(&read("kustomize/parts/monitoring/xdp-imds.json")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels").clone();
+    assert!(alerts.len() >= 8 && panels.len() >= 10);
+    let expressions = alerts.iter().map(|alert| &alert["expr"]).chain(
+        panels
+            .iter()
+            .flat_map(|panel| panel["targets"].as_array().expect("targets"))
+            .map(|target| &target["expr"]),
+    );
+    for expression in expressions {
+        let expression = expression.as_str().expect("an expression");
+        let named = metrics(expression);
+        assert!(!named.is_empty(), "{expression}");
+        for name in named {
+            let of_histogram =
+                ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
+            let exists =
+                [&*name, of_histogram].iter().any(|name| known.contains(*name) || OF_OTHERS.contains(name));
+            assert!(exists, "{name} does not exist, in {expression}");
+        }
+    }
+}
+
+#[test]
+fn metrics_are_told_from_the_words_around_them() {
+    let expression = r#"sum by (node) (rate(xdp_imds_a_total{code=~"5..", x="up"}[10m])) > 0.01 * max by (le) (up{job="b"})"#;
+    assert_eq!(metrics(expression), ["up", "xdp_imds_a_total"].map(ToOwned::to_owned).into());
+}

@@ -1,0 +1,111 @@
+//! One layer: a tar of entries in the order of their names, with one owner and one time.
+
+use anyhow::Result;
+use flate2::{Compression, GzBuilder};
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::Path;
+use tar::{Builder, EntryType, Header};
+
+/// A file or directory.
+#[derive(Debug)]
+pub(super) struct Entry {
+    path: String,
+    mode: u32,
+    /// Its content; a directory's is empty.
+    pub(super) octets: Vec<u8>,
+    is_directory: bool,
+}
+
+impl Entry {
+    /// A program anybody may run.
+    pub(super) fn program(path: &str, octets: Vec<u8>) -> Self {
+        Self { path: path.into(), mode: 0o755, octets, is_directory: false }
+    }
+
+    /// A file anybody may read.
+    pub(super) fn file(path: &str, octets: Vec<u8>) -> Self {
+        Self { path: path.into(), mode: 0o644, octets, is_directory: false }
+    }
+
+    /// A directory.
+    pub(super) fn directory(path: &str) -> Self {
+        Self { path: path.into(), mode: 0o755, octets: Vec::new(), is_directory: true }
+    }
+}
+
+/// A layer's octets.
+#[derive(Debug)]
+pub(super) struct Layer {
+    /// As runtimes unpack it, whose digest names the layer (`diff_id`).
+    pub(super) tar: Vec<u8>,
+    /// As registries keep it.
+    pub(super) gzip: Vec<u8>,
+}
+
+/// Writes entries and the directories they are in.
+pub(super) fn write(mut entries: Vec<Entry>, epoch: u64) -> Result<Layer> {
+    let above: BTreeSet<String> = entries
+        .iter()
+        .flat_map(|entry| Path::new(&entry.path).ancestors().skip(1))
+        .map(|path| path.to_string_lossy().into_owned())
+        .filter(|path| !path.is_empty())
+        .collect();
+    let known: BTreeSet<_> = entries.iter().map(|entry| entry.path.clone()).collect();
+    entries.extend(above.difference(&known).map(|path| Entry::directory(path)));
+    entries.sort_by(|one, other| one.path.cmp(&other.path));
+    let mut tar = Builder::new(Vec::new());
+    for entry in &entries {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(if entry.is_directory { EntryType::Directory } else { EntryType::Regular });
+        header.set_mode(entry.mode);
+        header.set_size(entry.octets.len() as u64);
+        header.set_mtime(epoch);
+        header.set_uid(0);
+        header.set_gid(0);
+        let path = if entry.is_directory { format!("{}/", entry.path) } else { entry.path.clone() };
+        tar.append_data(&mut header, path, &*entry.octets)?;
+    }
+    let tar = tar.into_inner()?;
+    // No name, no time: the same input is the same output.
+    let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
+    gzip.write_all(&tar)?;
+    Ok(Layer { gzip: gzip.finish()?, tar })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Entry, write};
+
+    fn names(tar: &[u8]) -> Vec<(String, u64, u64)> {
+        let mut archive = tar::Archive::new(tar);
+        let entries = archive.entries().expect("entries").map(|entry| entry.expect("an entry"));
+        let facts = entries.map(|entry| {
+            let header = entry.header();
+            let path = entry.path().expect("a path").to_string_lossy().into_owned();
+            (path, header.mtime().expect("a time"), header.uid().expect("a user"))
+        });
+        facts.collect()
+    }
+
+    #[test]
+    fn a_layer_is_the_same_whatever_the_order_of_its_entries() {
+        let entries = || {
+            vec![Entry::program("usr/bin/a", vec![1]), Entry::file("etc/b", vec![2]), Entry::directory("run")]
+        };
+        let first = write(entries(), 7).expect("a layer");
+        let mut turned = entries();
+        turned.reverse();
+        let second = write(turned, 7).expect("a layer");
+        assert_eq!((&first.tar, &first.gzip), (&second.tar, &second.gzip));
+        let expected =
+            ["etc/", "etc/b", "run/", "usr/", "usr/bin/", "usr/bin/a"].map(|path| (path.to_owned(), 7, 0));
+        assert_eq!(names(&first.tar), expected);
+    }
+
+    #[test]
+    fn another_octet_is_another_layer() {
+        let of = |octet| write(vec![Entry::file("a", vec![octet])], 0).expect("a layer").gzip;
+        assert_ne!(of(1), of(2));
+    }
+}

@@ -1,0 +1,221 @@
+//! The image layout: blobs by their digest, a manifest, an index
+//! (<https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>).
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::layer::Layer;
+
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+/// What a build says of itself.
+#[derive(Debug)]
+pub(super) struct About {
+    /// When its source was committed, in Unix seconds; `SOURCE_DATE_EPOCH` wins, and 0 is for a tree without history.
+    pub(super) epoch: u64,
+    /// The commit, of a tree that is as it was committed.
+    revision: Option<String>,
+}
+
+impl About {
+    /// Of a tree.
+    pub(super) fn of(top: &Path) -> Result<Self> {
+        let git = |words: &[&str]| {
+            let output = Command::new("git").arg("-C").arg(top).args(words).output().ok()?;
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        };
+        let is_clean = git(&["status", "--porcelain"]).is_some_and(|said| said.is_empty());
+        let epoch = match std::env::var("SOURCE_DATE_EPOCH").ok() {
+            Some(text) => text.parse().context("expected Unix seconds in SOURCE_DATE_EPOCH")?,
+            None => git(&["log", "-1", "--format=%ct"]).and_then(|text| text.parse().ok()).unwrap_or(0),
+        };
+        Ok(Self { epoch, revision: git(&["rev-parse", "HEAD"]).filter(|_| is_clean) })
+    }
+
+    /// The time as RFC 3339 has it.
+    fn created(&self) -> String {
+        let days = self.epoch / 86_400;
+        let (year, month, day) = civil(days);
+        let [hour, minute, second] = [self.epoch / 3_600 % 24, self.epoch / 60 % 60, self.epoch % 60];
+        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    }
+
+    fn labels(&self) -> Value {
+        let mut labels = json!({
+            "org.opencontainers.image.title": "xdp-imds",
+            "org.opencontainers.image.description": "The instance metadata service of a hypervisor node",
+            "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
+            "org.opencontainers.image.source": "https://github.com/xdp-imds/xdp-imds",
+            "org.opencontainers.image.documentation": "https://github.com/xdp-imds/xdp-imds#readme",
+            "org.opencontainers.image.licenses": "MIT OR Apache-2.0",
+            "org.opencontainers.image.created": self.created(),
+        });
+        if let Some(revision) = &self.revision {
+            labels["org.opencontainers.image.revision"] = json!(revision);
+        }
+        labels
+    }
+}
+
+/// Days since 1970-01-01 as year, month, day of the Gregorian calendar.
+fn civil(days: u64) -> (u64, u64, u64) {
+    // Years begin in March, so that a leap day is the last of its year; eras have 400 years.
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+/// An image's blobs.
+#[derive(Debug)]
+pub(super) struct Image {
+    layer: Layer,
+    config: Vec<u8>,
+    manifest: Vec<u8>,
+    /// Octets of the program.
+    pub(super) binary: usize,
+}
+
+impl Image {
+    /// Of one layer.
+    pub(super) fn new(about: &About, layer: Layer, binary: usize) -> Self {
+        let config = json!({
+            "architecture": "amd64",
+            "os": "linux",
+            "created": about.created(),
+            "config": {
+                "Entrypoint": ["/usr/bin/xdp-imds"],
+                "Cmd": ["--help"],
+                "Env": ["PATH=/usr/bin"],
+                "WorkingDir": "/",
+                "Labels": about.labels(),
+            },
+            "rootfs": {"type": "layers", "diff_ids": [digest(&layer.tar)]},
+            "history": [{"created": about.created(), "created_by": "cargo xtask image"}],
+        });
+        let config = config.to_string().into_bytes();
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": descriptor(CONFIG, &config),
+            "layers": [descriptor(LAYER, &layer.gzip)],
+            "annotations": about.labels(),
+        });
+        Self { layer, config, manifest: manifest.to_string().into_bytes(), binary }
+    }
+
+    /// What names the image: its manifest's digest.
+    pub(super) fn digest(&self) -> String {
+        digest(&self.manifest)
+    }
+
+    /// Octets of the layer as registries keep it.
+    pub(super) fn compressed(&self) -> usize {
+        self.layer.gzip.len()
+    }
+
+    /// Writes the layout, in place of another at `out`.
+    pub(super) fn write(&self, out: &Path, tag: &str) -> Result<()> {
+        let blobs = out.join("blobs/sha256");
+        let marker = out.join("oci-layout");
+        if marker.is_file() {
+            fs::remove_dir_all(out).with_context(|| format!("cannot replace {}", out.display()))?;
+        }
+        fs::create_dir_all(&blobs).with_context(|| format!("cannot make {}", blobs.display()))?;
+        for blob in [&self.layer.gzip, &self.config, &self.manifest] {
+            fs::write(blobs.join(hex(blob)), blob)?;
+        }
+        let mut entry = descriptor(MANIFEST, &self.manifest);
+        entry["platform"] = json!({"architecture": "amd64", "os": "linux"});
+        entry["annotations"] = json!({"org.opencontainers.image.ref.name": tag});
+        let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]});
+        fs::write(out.join("index.json"), index.to_string())?;
+        fs::write(marker, json!({"imageLayoutVersion": "1.0.0"}).to_string())?;
+        Ok(())
+    }
+}
+
+fn descriptor(kind: &str, blob: &[u8]) -> Value {
+    json!({"mediaType": kind, "digest": digest(blob), "size": blob.len()})
+}
+
+fn digest(blob: &[u8]) -> String {
+    format!("sha256:{}", hex(blob))
+}
+
+/// SHA-256 in hexadecimal.
+fn hex(blob: &[u8]) -> String {
+    Sha256::digest(blob).iter().fold(String::new(), |mut text, octet| {
+        // Writing to a String does not fail.
+        let _ = write!(text, "{octet:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{About, Image, civil, digest, hex};
+    use crate::image::layer::{Entry, write};
+    use serde_json::Value;
+    use std::fs;
+
+    #[test]
+    fn days_are_dates() {
+        for (days, date) in [
+            (0, (1970, 1, 1)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (11_017, (2000, 3, 1)),
+            (20_453, (2025, 12, 31)),
+            (47_540, (2100, 2, 28)),
+            (47_541, (2100, 3, 1)),
+        ] {
+            assert_eq!(civil(days), date, "{days}");
+        }
+        let about = About { epoch: 1_700_000_000, revision: None };
+        assert_eq!(about.created(), "2023-11-14T22:13:20Z");
+    }
+
+    #[test]
+    fn a_layout_leads_from_its_index_to_every_blob() {
+        let layer = write(vec![Entry::program("usr/bin/xdp-imds", vec![1, 2, 3])], 5).expect("a layer");
+        let tar = digest(&layer.tar);
+        let image = Image::new(&About { epoch: 5, revision: Some("abc".into()) }, layer, 3);
+        let room = tempfile::tempdir().expect("a directory");
+        let out = room.path().join("image");
+        // Twice: an older layout is replaced.
+        for tag in ["old", "new"] {
+            image.write(&out, tag).expect("written");
+        }
+        let read = |path: &str| fs::read(out.join(path)).expect(path);
+        let blob = |of: &Value| {
+            let name = of["digest"].as_str().and_then(|text| text.strip_prefix("sha256:")).expect("a digest");
+            let octets = read(&format!("blobs/sha256/{name}"));
+            assert_eq!(
+                (hex(&octets), octets.len() as u64),
+                (name.to_owned(), of["size"].as_u64().expect("a size"))
+            );
+            octets
+        };
+        let index: Value = serde_json::from_slice(&read("index.json")).expect("JSON");
+        assert_eq!(index["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"], "new");
+        assert_eq!(index["manifests"][0]["digest"], image.digest());
+        let manifest: Value = serde_json::from_slice(&blob(&index["manifests"][0])).expect("JSON");
+        let config: Value = serde_json::from_slice(&blob(&manifest["config"])).expect("JSON");
+        blob(&manifest["layers"][0]);
+        assert_eq!(config["rootfs"]["diff_ids"][0], tar);
+        assert_eq!(config["config"]["Labels"]["org.opencontainers.image.revision"], "abc");
+    }
+}

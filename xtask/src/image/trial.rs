@@ -1,0 +1,116 @@
+//! A container of the image, with what the DaemonSet grants and nothing else, serves a guest whose tap is in another
+//! namespace; it is stopped and killed, and another in a namespace of its own goes on, as in a rolling update.
+
+mod container;
+
+use crate::shell;
+use anyhow::{Context as _, Result, ensure};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::bpffs::Bpffs;
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::netns::Namespace;
+use support::privilege::QEMU;
+use support::record::Identity;
+use support::tap::{Shape, Tap};
+
+use container::{Bundle, Container, Grant};
+
+const DAEMONSET: &str = "deploy/kustomize/base/daemonset.yaml";
+const REQUEST: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(20);
+const PATH: &str = "/v1/user-data";
+
+/// Where a guest's tap is, with a process of KubeVirt's user in it, as a launcher's.
+struct Launcher {
+    process: Child,
+    guest: Guest,
+    identity: Identity,
+    // Last: what is in it goes first.
+    _ns: Namespace,
+}
+
+impl Launcher {
+    fn new() -> Result<Self> {
+        let identity = Identity::of(0);
+        let ns = Namespace::new("launcher")?;
+        let tap = Tap::create(&ns, "tap0", Shape::virtio())?;
+        ns.ip("link set tap0 up")?;
+        let spec = Spec { shape: Shape::virtio(), ..Spec::of(&identity) };
+        let guest = Guest::boot_on(Arc::new(tap), Namespace::new("guest")?, &spec)?;
+        let id = QEMU.to_string();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "sleep", "600"]);
+        let process = ns.spawn(&mut command)?;
+        Ok(Self { process, guest, identity, _ns: ns })
+    }
+
+    fn port(&self) -> String {
+        let (pid, mac) = (self.process.id(), self.identity.mac);
+        format!("{{ifname: tap0, netns: /proc/{pid}/ns/net, mac: \"{mac}\"}}")
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
+            eprintln!("process {} stays behind: {error}", self.process.id());
+        }
+    }
+}
+
+/// Tries the image of this name in a layout.
+pub(super) fn run(layout: &Path, tag: &str) -> Result<()> {
+    crate::tools::ensure(&[("runc", "runc"), ("skopeo", "skopeo"), ("setpriv", "util-linux")])?;
+    // Somebody else's idea of a layout.
+    let name = format!("oci:{}:{tag}", layout.display());
+    let inspected = Command::new("skopeo").args(["inspect", &name]).output()?;
+    let said = String::from_utf8_lossy(&inspected.stderr);
+    ensure!(inspected.status.success(), "skopeo takes {name} for no image: {}", said.trim());
+
+    let launcher = Launcher::new()?;
+    let bpffs = Bpffs::mount()?;
+    let grant = Grant::read(&shell::top().join(DAEMONSET))?;
+    let bundle = Bundle::unpack(layout, tag)?;
+    launcher.identity.write(&bundle.records(), 1)?;
+    bundle.configure(&format!(
+        "records: /etc/xdp-imds/records.d\nmetrics: 0.0.0.0:9177\nports: [{}]\n",
+        launcher.port()
+    ))?;
+    let served = |container: &Container<'_>| {
+        eventually(PATIENCE, || launcher.guest.fetch_own(PATH, REQUEST))
+            .with_context(|| format!("the guest is not served; the container said:\n{}", container.said()))
+    };
+    let start = || Container::start(&bundle, &grant, bpffs.path());
+    let container = start()?;
+    served(&container)?;
+    container.has_only(&grant)?;
+    println!("a container with {} serves a guest in another namespace", grant.capabilities().join(", "));
+    let closed = || -> Result<()> {
+        let answer = launcher.guest.fetch(PATH, Duration::from_millis(500));
+        ensure!(answer.is_err(), "somebody answers though no agent runs");
+        ensure!(!bpffs.port_links().is_empty(), "nothing is pinned");
+        Ok(())
+    };
+    let stopping = Instant::now();
+    container.stop()?;
+    let stopped = stopping.elapsed();
+    closed()?;
+    let starting = Instant::now();
+    let container = start()?;
+    served(&container)?;
+    println!(
+        "stopped within {} ms; the next one, in a namespace of its own, answers {} ms after its start",
+        stopped.as_millis(),
+        starting.elapsed().as_millis()
+    );
+    container.kill()?;
+    closed()?;
+    let container = start()?;
+    served(&container)?;
+    println!("killed; the next one goes on");
+    container.stop()
+}

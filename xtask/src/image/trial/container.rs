@@ -1,0 +1,266 @@
+//! A container as kubelet would have it made of the DaemonSet, by runc.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use flate2::read::GzDecoder;
+use serde_json::{Value, json};
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::netns::Namespace;
+
+/// Longest a container takes to end after SIGTERM: the agent's drain and some.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+/// Capabilities by number (include/uapi/linux/capability.h), of those a DaemonSet of ours may ask for.
+const NUMBERS: [(&str, u32); 7] = [
+    ("DAC_READ_SEARCH", 2),
+    ("NET_ADMIN", 12),
+    ("NET_RAW", 13),
+    ("IPC_LOCK", 14),
+    ("SYS_PTRACE", 19),
+    ("SYS_ADMIN", 21),
+    ("BPF", 39),
+];
+/// What kubelet hides and protects of `/proc` and `/sys`.
+const MASKED: [&str; 6] = [
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/sched_debug",
+    "/sys/firmware",
+];
+const READONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// What the DaemonSet grants.
+#[derive(Debug)]
+pub(super) struct Grant {
+    capabilities: Vec<String>,
+    arguments: Vec<Value>,
+    mounts: Vec<Value>,
+    volumes: Vec<Value>,
+}
+
+impl Grant {
+    /// Reads it off a manifest.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let daemonset: Value = serde_yaml::from_str(&text)?;
+        let pod = &daemonset["spec"]["template"]["spec"];
+        let agent = &pod["containers"][0];
+        let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
+        let security = &agent["securityContext"];
+        ensure!(
+            pod["hostPID"] == true && security["readOnlyRootFilesystem"] == true,
+            "another kind of DaemonSet"
+        );
+        ensure!(security["capabilities"]["drop"] == json!(["ALL"]), "not all capabilities are dropped");
+        let names = list(&security["capabilities"]["add"]);
+        Ok(Self {
+            capabilities: names.iter().filter_map(Value::as_str).map(ToOwned::to_owned).collect(),
+            arguments: list(&agent["args"]),
+            mounts: list(&agent["volumeMounts"]),
+            volumes: list(&pod["volumes"]),
+        })
+    }
+
+    /// The capabilities' names, without `CAP_`.
+    pub(super) fn capabilities(&self) -> &[String] {
+        &self.capabilities
+    }
+
+    fn mask(&self) -> Result<u64> {
+        self.capabilities.iter().try_fold(0, |mask, name| {
+            let number = NUMBERS.iter().find(|(known, _)| known == name);
+            Ok(mask | 1 << number.with_context(|| format!("which number has {name}?"))?.1)
+        })
+    }
+}
+
+/// An unpacked image and what stands for the node's directories.
+#[derive(Debug)]
+pub(super) struct Bundle {
+    room: tempfile::TempDir,
+    entrypoint: Vec<Value>,
+    containers: Cell<u32>,
+}
+
+impl Bundle {
+    /// Unpacks an image of a layout.
+    pub(super) fn unpack(layout: &Path, tag: &str) -> Result<Self> {
+        let json = |path: PathBuf| -> Result<Value> {
+            let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            Ok(serde_json::from_slice(&text)?)
+        };
+        let blob = |of: &Value| -> Result<PathBuf> {
+            let digest = of["digest"].as_str().and_then(|text| text.strip_prefix("sha256:"));
+            Ok(layout.join("blobs/sha256").join(digest.context("a digest of SHA-256")?))
+        };
+        let index = json(layout.join("index.json"))?;
+        let named = |entry: &&Value| entry["annotations"]["org.opencontainers.image.ref.name"] == tag;
+        let entry = index["manifests"].as_array().into_iter().flatten().find(named);
+        let manifest = json(blob(entry.with_context(|| format!("no image {tag}"))?)?)?;
+        let config = json(blob(&manifest["config"])?)?;
+        let room = tempfile::Builder::new().prefix("xdp-imds-try-").tempdir()?;
+        let layer = File::open(blob(&manifest["layers"][0])?)?;
+        tar::Archive::new(GzDecoder::new(layer)).unpack(room.path().join("rootfs"))?;
+        for directory in ["records", "state", "run", "token-key"] {
+            fs::create_dir(room.path().join(directory))?;
+            fs::set_permissions(room.path().join(directory), fs::Permissions::from_mode(0o755))?;
+        }
+        let entrypoint = config["config"]["Entrypoint"].as_array().context("an entry point")?.clone();
+        Ok(Self { room, entrypoint, containers: Cell::new(0) })
+    }
+
+    /// Where records go.
+    pub(super) fn records(&self) -> PathBuf {
+        self.room.path().join("records")
+    }
+
+    /// Puts the ConfigMap's place of the configuration.
+    pub(super) fn configure(&self, text: &str) -> Result<()> {
+        Ok(fs::write(self.room.path().join("config.yaml"), text)?)
+    }
+
+    /// What stands for a volume.
+    fn source(&self, volume: &str, bpffs: &Path) -> Result<PathBuf> {
+        Ok(match volume {
+            "config" => self.room.path().join("config.yaml"),
+            "bpffs" => bpffs.into(),
+            "tun" => "/dev/net/tun".into(),
+            "records" | "state" | "run" | "token-key" => self.room.path().join(volume),
+            other => bail!("nothing stands for the volume {other}"),
+        })
+    }
+
+    fn spec(&self, grant: &Grant, ns: &Namespace, bpffs: &Path) -> Result<Value> {
+        let mut mounts = vec![
+            json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+            json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=65536k"]}),
+            json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]}),
+        ];
+        for mount in &grant.mounts {
+            let name = mount["name"].as_str().context("a mount's name")?;
+            ensure!(grant.volumes.iter().any(|volume| volume["name"] == name), "no volume {name}");
+            let mode = if mount["readOnly"] == true { "ro" } else { "rw" };
+            mounts.push(json!({"destination": mount["mountPath"], "type": "bind",
+                "source": self.source(name, bpffs)?, "options": ["rbind", mode, "rslave"]}));
+        }
+        let capabilities: Vec<_> = grant.capabilities.iter().map(|name| format!("CAP_{name}")).collect();
+        let mut arguments = self.entrypoint.clone();
+        arguments.extend(grant.arguments.iter().cloned());
+        Ok(json!({
+            "ociVersion": "1.0.2",
+            "process": {"terminal": false, "user": {"uid": 0, "gid": 0}, "cwd": "/", "args": arguments,
+                "env": ["PATH=/usr/bin", "NODE_NAME=node"],
+                "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities}},
+            "root": {"path": "rootfs", "readonly": true},
+            "hostname": "agent",
+            "mounts": mounts,
+            "linux": {
+                // hostPID: all but the processes' numbers is its own.
+                "namespaces": [{"type": "mount"}, {"type": "ipc"}, {"type": "uts"},
+                    {"type": "network", "path": ns.path()}],
+                "resources": {"devices": [{"allow": false, "access": "rwm"}]},
+                "cgroupsPath": format!("/xdp-imds-try-{}", std::process::id()),
+                "maskedPaths": MASKED, "readonlyPaths": READONLY,
+            },
+        }))
+    }
+}
+
+/// A running container; dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Container<'a> {
+    bundle: &'a Bundle,
+    name: String,
+    child: Child,
+    log: PathBuf,
+    _ns: Namespace,
+}
+
+impl<'a> Container<'a> {
+    /// Starts one in a network namespace of its own.
+    pub(super) fn start(bundle: &'a Bundle, grant: &Grant, bpffs: &Path) -> Result<Self> {
+        let number = bundle.containers.replace(bundle.containers.get() + 1);
+        let ns = Namespace::new("agent")?;
+        let room = bundle.room.path();
+        fs::write(room.join("config.json"), bundle.spec(grant, &ns, bpffs)?.to_string())?;
+        let name = format!("xdp-imds-try-{}-{number}", std::process::id());
+        let log = room.join(format!("log-{number}"));
+        let mut runc = runc(bundle);
+        runc.args(["run", "--bundle"]).arg(room).arg(&name);
+        let output = File::create(&log)?;
+        let child = runc.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
+        Ok(Self { bundle, name, child, log, _ns: ns })
+    }
+
+    /// What it has said so far.
+    pub(super) fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// That it can have no other capabilities than those granted.
+    pub(super) fn has_only(&self, grant: &Grant) -> Result<()> {
+        let output = runc(self.bundle).args(["state", &self.name]).output()?;
+        let state: Value = serde_json::from_slice(&output.stdout).context("runc's state is JSON")?;
+        let status = fs::read_to_string(format!("/proc/{}/status", state["pid"]))?;
+        let expected = grant.mask()?;
+        for field in ["CapBnd", "CapPrm"] {
+            let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+            let found = u64::from_str_radix(line.context("capabilities")?.trim(), 16)?;
+            ensure!(found & !expected == 0, "{field} is {found:#x}, granted were {expected:#x}");
+        }
+        Ok(())
+    }
+
+    /// As kubelet stops a pod.
+    pub(super) fn stop(mut self) -> Result<()> {
+        self.signal("TERM")?;
+        let status = self.wait()?;
+        ensure!(status, "it ended badly:\n{}", self.said());
+        Ok(())
+    }
+
+    /// As when it crashes.
+    pub(super) fn kill(mut self) -> Result<()> {
+        self.signal("KILL")?;
+        self.wait().map(drop)
+    }
+
+    fn signal(&self, signal: &str) -> Result<()> {
+        let output = runc(self.bundle).args(["kill", &self.name, signal]).output()?;
+        ensure!(output.status.success(), "runc kill: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<bool> {
+        let until = Instant::now() + STOP_PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status.success());
+            }
+            ensure!(Instant::now() < until, "it does not end:\n{}", self.said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Container<'_> {
+    fn drop(&mut self) {
+        // One that has ended has nothing left to delete, and runc says so.
+        let _ = runc(self.bundle).args(["delete", "--force", &self.name]).output();
+        if let Err(error) = self.child.wait() {
+            eprintln!("the container {} stays behind: {error}", self.name);
+        }
+    }
+}
+
+/// runc with a state directory that goes with the bundle.
+fn runc(bundle: &Bundle) -> Command {
+    let mut command = Command::new("runc");
+    command.arg("--root").arg(bundle.room.path().join("runc"));
+    command
+}

@@ -1,0 +1,90 @@
+//! `cargo xtask manifests`: what is deployed, rendered and judged without a cluster.
+//!
+//! Each overlay of `deploy/kustomize` is rendered by kubectl and written to `target/manifests`; the Helm chart with the values
+//! of the same name must render the same objects. Objects are held strictly to the schemas of three Kubernetes versions, the
+//! examples to KubeVirt's, and no role may name `secrets`.
+
+mod chart;
+mod compare;
+mod kubernetes;
+mod kubevirt;
+mod kustomize;
+mod python;
+mod roles;
+
+use crate::shell;
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize as _;
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+
+/// What to do.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// KubeVirt's swagger.json, where it is at hand; otherwise it is fetched
+    #[arg(long, value_name = "FILE")]
+    kubevirt_schema: Option<PathBuf>,
+}
+
+/// Overlays, and the chart's values that are to render the same.
+const PAIRS: [(&str, Option<&str>); 4] = [
+    ("kubevirt", None),
+    ("libvirt-host", Some("values-libvirt-host.yaml")),
+    ("openshift", Some("values-openshift.yaml")),
+    ("everything", Some("values-everything.yaml")),
+];
+
+/// Runs the verb.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let out = shell::target().join("manifests");
+    fs::create_dir_all(&out)?;
+    let kubectl = kustomize::Kubectl::find()?;
+    let python = python::Tools::install()?;
+    let mut findings = Vec::new();
+    for (overlay, values) in PAIRS {
+        let text = kubectl.render(overlay)?;
+        fs::write(out.join(overlay).with_extension("yaml"), &text)?;
+        let objects = documents(&text).with_context(|| format!("the overlay {overlay}"))?;
+        let of_chart = chart::render(&python, values, "{}")?;
+        let mut found = compare::differences(&objects, &of_chart);
+        let equal = if found.is_empty() { "the chart's are equal" } else { "the chart's DIFFER" };
+        found.extend(roles::findings(&objects));
+        let judged = kubernetes::judge(&python, &objects)?;
+        found.extend(judged.findings);
+        let versions = kubernetes::VERSIONS.join(", ");
+        println!("{overlay}: {} objects, {equal}; held to Kubernetes {versions}", objects.len());
+        if !judged.unknown.is_empty() {
+            println!("{overlay}: not of Kubernetes, so held to no schema: {}", judged.unknown.join(", "));
+        }
+        findings.extend(found.into_iter().map(|finding| format!("{overlay}: {finding}")));
+    }
+    findings.extend(chart::lint(&python)?);
+    findings.extend(roles::of_named_secrets(&chart::render(&python, None, roles::NAMED_SECRETS)?));
+    findings.extend(kubevirt::judge_examples(args.kubevirt_schema.as_deref())?);
+    for finding in &findings {
+        eprintln!("FOUND {finding}");
+    }
+    ensure!(findings.is_empty(), "{} findings", findings.len());
+    Ok(())
+}
+
+/// The objects of a YAML text, in its order.
+fn documents(text: &str) -> Result<Vec<Value>> {
+    let mut objects = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(text) {
+        match Value::deserialize(document)? {
+            // An empty document, as a template leaves it that renders nothing.
+            Value::Null => {}
+            object => objects.push(object),
+        }
+    }
+    Ok(objects)
+}
+
+/// What an object is called: its kind, namespace and name.
+fn title(object: &Value) -> String {
+    let part = |of: &Value| of.as_str().unwrap_or("-").to_owned();
+    let metadata = &object["metadata"];
+    format!("{} {}/{}", part(&object["kind"]), part(&metadata["namespace"]), part(&metadata["name"]))
+}
