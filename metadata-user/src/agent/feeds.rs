@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::keeping;
 use super::node::Node;
 use crate::config::Config;
-use crate::feed::{FeedEvent, directory};
+use crate::feed::{FeedEvent, directory, libvirt};
 use crate::registry::Source;
 
 /// Events of one feed that wait for the agent; a feed that is ahead of it waits.
@@ -44,6 +44,7 @@ impl Feeds {
             let told = feeds.open(Source::File, patiently, node);
             follow(config, told, patiently, tasks);
         }
+        feeds.restart_hook(config, node, tasks);
         feeds
     }
 
@@ -60,13 +61,22 @@ impl Feeds {
         self.open.retain(|open| open.source != source);
     }
 
-    /// The directory of a configuration from the start.
+    /// The directory that hooks write to, from the start.
+    fn restart_hook(&mut self, config: &Config, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
+        let settled = self.open.iter().any(|open| open.source == Source::Hook && open.settled);
+        let told = self.open(Source::Hook, settled, node);
+        let (dir, limits) = (config.run.join(libvirt::DIRECTORY), config.record_limits());
+        tasks.spawn(async move { Ok(libvirt::watch(dir, limits, told).await?) });
+    }
+
+    /// The directories of a configuration from the start.
     pub(super) fn restart(
         &mut self,
         config: &Config,
         node: &mut Node,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) {
+        self.restart_hook(config, node, tasks);
         if config.records.is_none() {
             self.close(Source::File);
             node.begin(Source::File);

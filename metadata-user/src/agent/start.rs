@@ -22,6 +22,7 @@ use super::state::State;
 use crate::afxdp::{Socket, SocketConfig};
 use crate::audit::Collector;
 use crate::config::Config;
+use crate::feed::libvirt;
 use crate::link::HubTap;
 use crate::sandbox::Stage;
 use crate::serve::{Handing, Serve, ServeConfig};
@@ -62,6 +63,7 @@ pub fn serve(config: Config, origin: Origin, takeover: bool) -> anyhow::Result<(
 /// Makes hubs, sockets and workers; from here on frames are served, as soon as a port is attached.
 fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Result<(Node, Giver)> {
     make_run(&config.run)?;
+    make_run(&config.run.join(libvirt::DIRECTORY))?;
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
         served: config.addresses.clone(),

@@ -4,6 +4,7 @@
 //! VM keeps the last good record it had.
 
 pub mod directory;
+pub mod libvirt;
 
 use std::io;
 use std::path::PathBuf;
