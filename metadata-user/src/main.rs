@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_user::config::{self, Config, PortSpec};
+use metadata_user::feed::libvirt::hook;
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::{self, Guarded, Mode, Released};
@@ -146,6 +147,9 @@ enum Verb {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
+    /// Make or take away the record of a libvirt domain, whose XML is on standard input. For a script in
+    /// /etc/libvirt/hooks/qemu.d; prints nothing and always ends with 0, what it does is in the host's log.
+    LibvirtHook(hook::Arguments),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -369,7 +373,15 @@ fn release(pins: &Path, force: bool) -> anyhow::Result<()> {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if hook::is_asked(std::env::args_os()) => {
+            // Standard output and the exit code are libvirt's; a log that cannot be written to is no reason either.
+            let _ = write!(io::stderr(), "{error}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => error.exit(),
+    };
     let ansi = io::stderr().is_terminal();
     let log = Log::start(cli.log, ansi);
     // Every verb reads records.
@@ -401,6 +413,10 @@ fn main() -> ExitCode {
         #[cfg(feature = "kubevirt")]
         Verb::Webhook(arguments) => webhook::run(&arguments).map(|()| ExitCode::SUCCESS),
         Verb::Release { pins, force } => release(&pins, force).map(|()| ExitCode::SUCCESS),
+        Verb::LibvirtHook(arguments) => {
+            hook::run(&arguments);
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::Explain(question) => {
             let mut out = io::BufWriter::new(io::stdout().lock());
             let explained = question.question().and_then(|question| explain::run(&question, &mut out));

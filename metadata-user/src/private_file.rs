@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 /// The mode of files that hold secrets.
@@ -16,12 +16,20 @@ pub(crate) const PRIVATE: u32 = 0o600;
 /// # Errors
 /// The first of these steps that fails; the file is as it was before.
 pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace_for(path, contents, None)
+}
+
+/// As [`replace`], for another user and group, where one is given.
+///
+/// # Errors
+/// As for [`replace`].
+pub(crate) fn replace_for(path: &Path, contents: &[u8], owner: Option<(u32, u32)>) -> io::Result<()> {
     let aside = aside(path)?;
     match fs::remove_file(&aside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let written = write_new(&aside, contents).and_then(|()| fs::rename(&aside, path));
+    let written = write_new(&aside, contents, owner).and_then(|()| fs::rename(&aside, path));
     if written.is_err() {
         // The error that matters is the first one.
         let _ = fs::remove_file(&aside);
@@ -46,8 +54,11 @@ fn aside(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(aside))
 }
 
-fn write_new(path: &Path, contents: &[u8]) -> io::Result<()> {
+fn write_new(path: &Path, contents: &[u8], owner: Option<(u32, u32)>) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(path)?;
+    if let Some((user, group)) = owner {
+        fchown(&file, Some(user), Some(group))?;
+    }
     file.write_all(contents)?;
     file.sync_all()
 }

@@ -30,6 +30,7 @@ pub mod inside;
 pub mod kernel;
 pub mod ledger;
 pub mod libraries;
+pub mod libvirt;
 pub mod mob;
 pub mod netns;
 pub mod network;

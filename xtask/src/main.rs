@@ -2,6 +2,7 @@
 
 mod build_ebpf;
 mod ci;
+mod deb;
 mod demo;
 mod fuzz;
 mod guest;
@@ -31,6 +32,8 @@ enum Verb {
     BuildEbpf(build_ebpf::Args),
     /// Everything a change must pass: format, lints, docs, licences, the eBPF object, tests
     Ci(ci::Args),
+    /// Make the Debian package, look through it, and install, use and purge it on a throw-away copy of this system
+    Deb(deb::Args),
     /// Show it: guests on true taps ask the real agent and get their own metadata
     Demo(demo::Args),
     /// Fuzz: every target for a while, from the committed seeds on
@@ -62,6 +65,7 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
         Verb::BuildEbpf(args) => build_ebpf::run(&args),
         Verb::Ci(args) => ci::run(&args),
+        Verb::Deb(args) => deb::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Guest(args) => guest::run(&args),

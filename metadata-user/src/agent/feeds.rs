@@ -11,7 +11,7 @@ use super::node::Node;
 use crate::config::Config;
 #[cfg(feature = "kubevirt")]
 use crate::feed::kubevirt;
-use crate::feed::{FeedEvent, directory};
+use crate::feed::{FeedEvent, directory, libvirt};
 use crate::registry::Source;
 
 /// Events of one feed that wait for the agent; a feed that is ahead of it waits.
@@ -46,6 +46,7 @@ impl Feeds {
             let told = feeds.open(Source::File, patiently, node);
             follow(config, told, patiently, tasks);
         }
+        feeds.restart_hook(config, node, tasks);
         #[cfg(feature = "kubevirt")]
         if let Some(options) = config.kubevirt.clone() {
             let told = feeds.open(Source::Kubevirt, false, node);
@@ -68,13 +69,22 @@ impl Feeds {
         self.open.retain(|open| open.source != source);
     }
 
-    /// The directory of a configuration from the start.
+    /// The directory that hooks write to, from the start.
+    fn restart_hook(&mut self, config: &Config, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
+        let settled = self.open.iter().any(|open| open.source == Source::Hook && open.settled);
+        let told = self.open(Source::Hook, settled, node);
+        let (dir, limits) = (config.run.join(libvirt::DIRECTORY), config.record_limits());
+        tasks.spawn(async move { Ok(libvirt::watch(dir, limits, told).await?) });
+    }
+
+    /// The directories of a configuration from the start.
     pub(super) fn restart(
         &mut self,
         config: &Config,
         node: &mut Node,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) {
+        self.restart_hook(config, node, tasks);
         if config.records.is_none() {
             self.close(Source::File);
             node.begin(Source::File);

@@ -20,6 +20,7 @@ use super::state::State;
 use crate::afxdp::{Socket, SocketConfig};
 use crate::audit::Collector;
 use crate::config::Config;
+use crate::feed::libvirt;
 use crate::link::HubTap;
 use crate::sandbox::Stage;
 use crate::serve::{Handing, Serve, ServeConfig};
@@ -60,6 +61,7 @@ pub fn serve(config: Config, origin: Origin, takeover: bool) -> anyhow::Result<(
 /// Makes hubs, sockets and workers; from here on frames are served, as soon as a port is attached.
 fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Result<(Node, Giver)> {
     make_run(&config.run, config.api().group.as_deref())?;
+    make_run(&config.run.join(libvirt::DIRECTORY), None)?;
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
         served: config.addresses.clone(),

@@ -6,6 +6,7 @@
 pub mod directory;
 #[cfg(feature = "kubevirt")]
 pub mod kubevirt;
+pub mod libvirt;
 #[cfg(feature = "kubevirt")]
 pub mod pods;
 

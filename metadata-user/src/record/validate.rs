@@ -230,7 +230,10 @@ impl Validator<'_> {
             self.nic_links(n, nic, &ids)?;
             self.nic_addresses(n, nic)?;
         }
-        self.unaddressed(nics);
+        // Without a network document the guest is told nothing.
+        if record.network.mode != Mode::None {
+            self.unaddressed(nics);
+        }
         self.unnamed(record);
         self.roles(record);
         Ok(())

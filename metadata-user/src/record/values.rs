@@ -47,7 +47,7 @@ pub(super) fn text<'de, T: Text, D: Deserializer<'de>>(deserializer: D) -> Resul
 }
 
 /// The beginning of a value, in one printable line.
-pub(super) fn excerpt(found: &str) -> String {
+pub(crate) fn excerpt(found: &str) -> String {
     let mut shown: String = found.chars().take(FOUND_CHARS).flat_map(char::escape_debug).collect();
     if found.chars().nth(FOUND_CHARS).is_some() {
         shown.push('…');

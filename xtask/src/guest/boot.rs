@@ -16,11 +16,11 @@ use support::record::replace;
 
 const TAP: &str = "tap0";
 /// The kernel's command line. Mitigations and security modules cost an emulated processor dearly.
-const KERNEL: &str = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=1 mitigations=off audit=0 \
+pub(super) const KERNEL: &str = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=1 mitigations=off audit=0 \
                       apparmor=0 xdp-imds-report";
 /// Guest memory in MiB, and its processors.
-const MEMORY_MIB: u32 = 1_024;
-const PROCESSORS: u32 = 2;
+pub(super) const MEMORY_MIB: u32 = 1_024;
+pub(super) const PROCESSORS: u32 = 2;
 /// Longest the DHCP server may take to come up.
 const DHCP_PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(100);
@@ -79,7 +79,8 @@ pub(super) fn boot(
     println!("guest: booting for {name} under {accelerator}, console in {}", console.display());
     let started = Instant::now();
     let mut qemu = Running(host.ns().spawn(&mut qemu(image, subject, accelerator, directory)?)?);
-    let waited = wait(&mut qemu.0, directory, patience);
+    let ended = || Ok(qemu.0.try_wait()?.map(|status| status.to_string()));
+    let waited = wait(ended, directory, patience);
     let metrics = (before, agent.metrics()?);
     fs::write(directory.join("agent.log"), agent.said())?;
     let (report, reported) = waited?;
@@ -95,7 +96,7 @@ pub(super) fn boot(
 
 /// A child that does not outlive its guard.
 #[derive(Debug)]
-struct Running(Child);
+pub(super) struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -110,7 +111,7 @@ impl Drop for Running {
 
 /// Starts a DHCP server on the bridge: its broadcasts cross the tap, so they show that what is not
 /// metadata passes.
-fn dhcp(ns: &Namespace, subject: &Subject, directory: &Path) -> Result<Running> {
+pub(super) fn dhcp(ns: &Namespace, subject: &Subject, directory: &Path) -> Result<Running> {
     let log_path = directory.join("dnsmasq.log");
     let log = File::create(&log_path)?;
     let mut command = Command::new("dnsmasq");
@@ -139,7 +140,7 @@ fn dhcp(ns: &Namespace, subject: &Subject, directory: &Path) -> Result<Running> 
 }
 
 /// KVM where a guest can run under it: a `/dev/kvm` alone may belong to a processor without the feature.
-fn accelerator() -> &'static str {
+pub(super) fn accelerator() -> &'static str {
     let opens = File::options().read(true).write(true).open("/dev/kvm").is_ok();
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let able = cpu.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
@@ -180,9 +181,9 @@ fn qemu(image: &Image, subject: &Subject, accelerator: &str, directory: &Path) -
     Ok(command)
 }
 
-/// Waits for the guest's report, then for its power-off.
-fn wait(
-    qemu: &mut Child,
+/// Waits for the guest's report; `ended` says how QEMU ended, once it has.
+pub(super) fn wait(
+    mut ended: impl FnMut() -> Result<Option<String>>,
     directory: &Path,
     patience: Duration,
 ) -> Result<(super::report::GuestReport, Instant)> {
@@ -198,8 +199,8 @@ fn wait(
                 .with_context(|| format!("{} is not the report the image makes", path.display()))?;
             return Ok((report, reported));
         }
-        if let Some(status) = qemu.try_wait()? {
-            let said = fs::read_to_string(directory.join("qemu.log"))?;
+        if let Some(status) = ended()? {
+            let said = fs::read_to_string(directory.join("qemu.log")).unwrap_or_default();
             bail!("QEMU ended ({status}) before the guest reported: {}\n{}", said.trim(), tail(directory));
         }
         let elapsed = started.elapsed();

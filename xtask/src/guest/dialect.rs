@@ -4,7 +4,7 @@ use super::subject::Subject;
 
 /// The seed as the firmware names it. Debian 12's cloud-init (22.4) throws away what it fetched under the
 /// plain name `ds=nocloud`; every version from 20.4 on takes this one.
-const SEED: &str = "ds=nocloud-net;s=http://169.254.169.254/v1/";
+pub(super) const SEED: &str = "ds=nocloud-net;s=http://169.254.169.254/v1/";
 
 /// A dialect that Debian's cloud-init finds by SMBIOS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

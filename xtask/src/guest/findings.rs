@@ -129,7 +129,7 @@ impl Exchange {
     }
 }
 
-fn finding(what: &'static str, found: &str, holds: bool) -> Finding {
+pub(super) fn finding(what: &'static str, found: &str, holds: bool) -> Finding {
     Finding { what, found: found.to_owned(), holds }
 }
 

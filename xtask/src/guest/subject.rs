@@ -11,7 +11,7 @@ const LEASE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 /// An address no DHCP server gives: a guest that has it read it in its dialect.
 const STATIC: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 20);
 /// The file user-data writes and the guest's report reads.
-const MARKER: &str = "/run/xdp-imds-user-data";
+pub(super) const MARKER: &str = "/run/xdp-imds-user-data";
 
 /// One guest on paper.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Subject {
     /// The system UUID in SMBIOS.
     pub(super) uuid: &'static str,
     /// The instance id where it is not the UUID.
-    ec2_id: &'static str,
+    pub(super) ec2_id: &'static str,
     pub(super) hostname: &'static str,
     pub(super) ssh_key: &'static str,
     /// What user-data leaves in its file.
@@ -97,13 +97,13 @@ impl Subject {
         format!("{record:#}\n")
     }
 
-    fn address_entry(&self) -> Value {
+    pub(super) fn address_entry(&self) -> Value {
         let address = self.address();
         let method = if address == self.lease { "dhcp4" } else { "static" };
         json!({"method": method, "address": format!("{address}/16"), "gateway": host::ADDRESS.to_string()})
     }
 
-    fn imdsv2(&self) -> &'static str {
+    pub(super) fn imdsv2(&self) -> &'static str {
         if self.dialect == Dialect::Ec2 { "required" } else { "optional" }
     }
 }

@@ -1,0 +1,70 @@
+//! One part of a record over another.
+
+use serde_json::{Map, Value};
+
+/// Fields whose values are one whole, though they are mappings: half of one and half of another would be neither.
+const WHOLE: [&str; 9] = [
+    "iam",
+    "managed_identity",
+    "random_seed",
+    "raw",
+    "service_account",
+    "signing",
+    "user_data",
+    "vendor_data",
+    "vendor_data2",
+];
+
+/// Puts `over` over `base`: mappings are merged, other values replaced, `null` takes away. Entries of `nics` go over
+/// the one with their `mac`, else their `id`; others are added.
+///
+/// Both come from parsers that bound their depth, which bounds this.
+pub fn merge(base: &mut Value, over: Value) {
+    match (base, over) {
+        (Value::Object(base), Value::Object(over)) => merge_fields(base, over),
+        (base, over) => *base = over,
+    }
+}
+
+fn merge_fields(base: &mut Map<String, Value>, over: Map<String, Value>) {
+    for (name, value) in over {
+        match (base.get_mut(&name), value) {
+            (_, Value::Null) => drop(base.remove(&name)),
+            (Some(Value::Array(nics)), Value::Array(others)) if name == "nics" => merge_nics(nics, others),
+            (there, Value::Object(fields)) if !WHOLE.contains(&&*name) => match there {
+                Some(Value::Object(there)) => merge_fields(there, fields),
+                _ => {
+                    let mut whole = Map::new();
+                    merge_fields(&mut whole, fields);
+                    base.insert(name, whole.into());
+                }
+            },
+            (_, value) => drop(base.insert(name, value)),
+        }
+    }
+}
+
+fn merge_nics(nics: &mut Vec<Value>, others: Vec<Value>) {
+    for other in others {
+        let same = |field: &str| {
+            let wanted = other.get(field)?.as_str()?;
+            nics.iter().position(|nic| {
+                nic.get(field).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(wanted))
+            })
+        };
+        match same("mac").or_else(|| same("id")) {
+            Some(at) => merge(&mut nics[at], other),
+            None => nics.push(other),
+        }
+    }
+}
+
+/// NICs that were added without a name in the record get one.
+pub(super) fn name_nics(record: &mut Value) {
+    let Some(nics) = record.pointer_mut("/network/nics").and_then(Value::as_array_mut) else { return };
+    for (index, nic) in nics.iter_mut().enumerate() {
+        if let Some(nic) = nic.as_object_mut() {
+            nic.entry("id").or_insert_with(|| format!("other{index}").into());
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Domains of Debian's libvirt are served from their start to their end, and never kept from either, whatever
+//! becomes of our hook.
+
+use anyhow::{Context as _, Result, ensure};
+use metadata_user::status::{PortState, Status};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use support::agent::{self, Agent};
+use support::eventually::eventually;
+use support::host::{self, Host};
+use support::libvirt::{self, Libvirt};
+use support::privileged;
+
+/// For the agent to notice.
+const NOTICE: Duration = Duration::from_secs(15);
+/// Longest a hook may take: its own limit, and what starting a process may take on a busy machine.
+const HOOK: Duration = Duration::from_secs(5 + 5);
+
+const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+const MAC: &str = "52:54:00:12:34:56";
+
+/// A domain that gets no further than its firmware, on the node's bridge.
+fn domain(metadata: &str) -> String {
+    format!(
+        "<domain type='qemu'><name>web-1</name><uuid>{UUID}</uuid><metadata>{metadata}</metadata>\
+         <memory unit='MiB'>32</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='pc'>hvm</type></os>\
+         <devices><interface type='bridge'><mac address='{MAC}'/><source bridge='{}'/><model type='virtio'/>\
+         <rom enabled='no'/></interface><memballoon model='none'/></devices></domain>",
+        host::BRIDGE
+    )
+}
+
+fn ours(children: &str) -> String {
+    format!("<imds:instance xmlns:imds='{}'>{children}</imds:instance>", libvirt::NAMESPACE)
+}
+
+/// A node with a libvirt daemon whose hook is ours.
+struct Node {
+    // Before the namespace it is in.
+    libvirt: Libvirt,
+    host: Host,
+    room: tempfile::TempDir,
+}
+
+impl Node {
+    fn new() -> Result<Self> {
+        let host = Host::new()?;
+        let room = tempfile::tempdir()?;
+        let (run, files) = (room.path().join("run"), room.path().join("files"));
+        let libvirt = Libvirt::start(host.ns(), &libvirt::hook(&agent::binary()?, &run, &files))?;
+        Ok(Self { libvirt, host, room })
+    }
+
+    fn record(&self) -> PathBuf {
+        self.room.path().join(format!("run/hook.d/{UUID}.json"))
+    }
+
+    fn agent(&self) -> Result<Agent<'_>> {
+        // The records of files; that of the domain goes to the run directory inside.
+        Agent::start(self.host.ns(), self.room.path(), &[])
+    }
+
+    fn status(&self) -> Result<Status> {
+        let mut command = Command::new(agent::binary()?);
+        command.args(["status", "--all", "--json", "--run"]).arg(self.room.path().join("run"));
+        Ok(serde_json::from_slice(&command.output()?.stdout)?)
+    }
+
+    /// The one port there is, once it is attached.
+    fn port(&self) -> Result<String> {
+        let ports = self.status()?.ports.listed;
+        let [port] = &ports[..] else { anyhow::bail!("expected one port, found {ports:?}") };
+        ensure!(port.state == PortState::Attached, "{port:?}");
+        Ok(port.name.clone())
+    }
+}
+
+fn or_skip() -> bool {
+    privileged::or_skip_for(privileged::missing().map(str::to_owned).or_else(libvirt::missing).as_deref())
+}
+
+#[test]
+fn a_domain_is_served_from_its_start_to_its_end_also_when_libvirtd_comes_back() {
+    if !or_skip() {
+        return;
+    }
+    let mut node = Node::new().expect("a node");
+    let words = "<imds:hostname>web-1.example</imds:hostname><imds:user-data>#!/bin/sh\n</imds:user-data>";
+    {
+        let _agent = node.agent().expect("an agent");
+        node.libvirt.boot("web-1", &domain(&ours(words))).expect("it starts");
+        let record: Value =
+            serde_json::from_slice(&fs::read(node.record()).expect("a record")).expect("in JSON");
+        assert_eq!(record["hostname"]["domain"], "example");
+        assert_eq!(record["user_data"]["text"], "#!/bin/sh\n");
+        let tap = record["network"]["nics"][0]["port"]["ifname"].as_str().expect("a tap").to_owned();
+        let mode = fs::metadata(node.record()).expect("there").permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o600);
+        let port = eventually(NOTICE, || node.port()).expect("its tap is attached");
+        assert_eq!(port, tap);
+        let sources: Vec<_> = node.status().expect("a status").instances;
+        assert!(sources.iter().any(|of| of.source == "hook" && of.count == 1), "{sources:?}");
+    }
+
+    // The agent may come and go, and so may libvirtd; the record is that of the domain.
+    let before = fs::read(node.record()).expect("a record");
+    node.libvirt.restart().expect("libvirtd comes back");
+    assert_eq!(node.libvirt.virsh(&["domstate", "web-1"]).expect("it is known"), "running");
+    assert_eq!(fs::read(node.record()).expect("a record"), before, "nothing had changed");
+
+    let _agent = node.agent().expect("an agent");
+    eventually(NOTICE, || node.port()).expect("its tap is attached");
+    node.libvirt.virsh(&["destroy", "web-1"]).expect("it ends");
+    assert!(!node.record().exists());
+    eventually(NOTICE, || {
+        let ports = node.status()?.ports.listed;
+        ensure!(ports.is_empty(), "still there: {ports:?}");
+        Ok(())
+    })
+    .expect("its port is gone");
+}
+
+#[test]
+fn what_is_wrong_with_metadata_or_hook_keeps_no_domain_from_running() {
+    if !or_skip() {
+        return;
+    }
+    let mut node = Node::new().expect("a node");
+    let good =
+        libvirt::hook(&agent::binary().expect("built"), &node.room.path().join("run"), Path::new("/nowhere"));
+    let in_the_way = node.room.path().join("file");
+    fs::write(&in_the_way, "").expect("written");
+    let hooks = [
+        ("our element has an unknown child", good.clone()),
+        ("the program is not there", libvirt::HOOK.replace("/usr/bin/xdp-imds", "/nowhere/xdp-imds")),
+        (
+            "the program crashes",
+            libvirt::HOOK.replace("/usr/bin/xdp-imds", &crash(&node).display().to_string()),
+        ),
+        ("the run directory is a file", good.replace("/run", "/file")),
+    ];
+    for (case, hook) in hooks {
+        node.libvirt.set_hook(&hook).expect("a hook");
+        node.libvirt
+            .boot("web-1", &domain(&ours("<imds:nonsense/>")))
+            .unwrap_or_else(|e| panic!("{case}: {e:#}"));
+        assert!(!node.record().exists(), "{case}");
+        node.libvirt.restart().unwrap_or_else(|error| panic!("{case}: {error:#}"));
+        assert_eq!(node.libvirt.virsh(&["domstate", "web-1"]).expect(case), "running", "{case}");
+        node.libvirt.virsh(&["destroy", "web-1"]).unwrap_or_else(|error| panic!("{case}: {error:#}"));
+    }
+}
+
+/// A program that says a lot and ends badly.
+fn crash(node: &Node) -> PathBuf {
+    let path = node.room.path().join("crash");
+    fs::write(&path, "#!/bin/sh\necho '<domain/>'\nkill -SEGV $$\n").expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    path
+}
+
+/// What the hook's program does with these words and this on its standard input.
+fn hook(words: &[&str], input: &[u8]) -> Result<(Output, Duration)> {
+    let mut command = Command::new(agent::binary()?);
+    command.arg("libvirt-hook").args(words);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started = Instant::now();
+    let mut child = command.spawn()?;
+    let mut stdin = child.stdin.take().context("piped")?;
+    // It may well end before it has read all.
+    let _ = stdin.write_all(input);
+    drop(stdin);
+    Ok((child.wait_with_output()?, started.elapsed()))
+}
+
+#[test]
+fn the_hook_is_silent_and_content_whatever_it_is_given() {
+    let room = tempfile::tempdir().expect("a directory");
+    let run = room.path().join("run").display().to_string();
+    let file = room.path().join("file");
+    fs::write(&file, "").expect("written");
+    let file = file.display().to_string();
+    let huge = vec![b'<'; 9 << 20];
+    let deep = "<a>".repeat(1 << 20);
+    let good = domain(&ours(""));
+    let bad = domain(&ours("<imds:nonsense/>"));
+    let start = ["web-1", "start", "begin", "-"];
+    let cases: [(&str, &[&str], &[u8]); 13] = [
+        ("good", &start, good.as_bytes()),
+        ("bad metadata", &start, bad.as_bytes()),
+        ("no input", &start, b""),
+        ("no XML", &start, b"\xff\xfe\x00garbage"),
+        ("too much", &start, &huge),
+        ("deep", &start, deep.as_bytes()),
+        ("a name like an option", &["--help", "start", "begin", "-"], good.as_bytes()),
+        ("help", &["--help"], b""),
+        ("version", &["--version"], b""),
+        ("no words", &[], b""),
+        ("an unknown option", &["--nonsense", "web-1", "start", "begin", "-"], b""),
+        ("an unknown operation", &["web-1", "dance", "begin", "-"], b"\xff"),
+        ("more words", &["web-1", "start", "begin", "-", "more"], good.as_bytes()),
+    ];
+    for (case, words, input) in cases {
+        for run in [&run, &file] {
+            let words = [&["--run", run, "--files", "/nowhere"], words].concat();
+            let (output, took) = hook(&words, input).expect(case);
+            assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b""[..]), "{case}");
+            assert!(took < HOOK, "{case} took {took:?}");
+        }
+    }
+    let (output, _) = hook(&[&["--run", &run, "--"], &start[..]].concat(), good.as_bytes()).expect("run");
+    assert_eq!(output.stdout, b"");
+    assert!(Path::new(&run).join(format!("hook.d/{UUID}.json")).exists(), "the good one has a record");
+}
+
+#[test]
+fn a_hook_whose_input_never_ends_ends() {
+    let mut command = Command::new(agent::binary().expect("built"));
+    command.args(["libvirt-hook", "web-1", "start", "begin", "-"]);
+    let started = Instant::now();
+    let (reader, _writer) = std::io::pipe().expect("a pipe");
+    command.stdin(reader).stdout(Stdio::piped()).stderr(File::create("/dev/null").expect("opened"));
+    let output = command.output().expect("run");
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b""[..]));
+    assert!(started.elapsed() < HOOK, "{:?}", started.elapsed());
+}

@@ -1,0 +1,211 @@
+//! Debian's own libvirt, all of it for one test: a daemon with sockets, configuration, hooks, state and processes that
+//! end with it.
+//!
+//! Its hooks' directory is compiled in (`/etc/libvirt/hooks`), and so are others. So it runs in a mount namespace where
+//! those are empty, and in a process namespace whose end is that of its domains, inside a network namespace of the
+//! caller's.
+
+use crate::eventually::eventually;
+use crate::netns::Namespace;
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Longest the daemon may take to answer.
+pub const START_PATIENCE: Duration = Duration::from_secs(30);
+/// Longest one call of `virsh` may take, in seconds.
+const CALL: &str = "120";
+/// The hook as it is installed.
+pub const HOOK: &str = include_str!("../../deploy/libvirt/xdp-imds");
+/// Our namespace in a domain's metadata.
+pub const NAMESPACE: &str = metadata_user::feed::libvirt::NAMESPACE;
+
+/// What the daemon calls, and the Debian packages that is in.
+pub const TOOLS: &[(&str, &str)] = &[
+    ("libvirtd", "libvirt-daemon"),
+    ("virsh", "libvirt-clients"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
+];
+
+/// The driver for QEMU, which is a package of its own.
+const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
+
+/// Everything the daemon writes goes to file systems that end with it; its user is one that Debian makes only with the
+/// package that also starts it on the host. The first word is the room. Runs until standard input ends: whoever started
+/// it has dropped it, or died. Bash, because it is the one that buries what daemons leave: libvirt waits for that.
+const INSIDE: &str = r#"
+    for place in /etc/libvirt /run /var/lib /var/log /var/cache; do mount -t tmpfs tmpfs $place; done
+    mount -t sysfs sysfs /sys
+    for list in passwd group; do mount --bind "$1/$list" /etc/$list; done
+    mkdir /etc/libvirt/hooks
+    mount --bind "$1/hooks" /etc/libvirt/hooks
+    cp "$1/qemu.conf" "$1/libvirtd.conf" /etc/libvirt/
+    while :; do
+        echo >> "$1/lives"
+        libvirtd < /dev/null > /dev/null 2>> "$1/libvirtd.err" || sleep 0.2
+    done &
+    while read -r order; do kill "$(cat /run/libvirtd.pid)"; done
+"#;
+
+/// Domains are emulated as root, without what is not there in a namespace: control groups, security modules, logs kept
+/// by another daemon.
+const QEMU: &str = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\ndynamic_ownership = 0\n\
+                    namespaces = []\ncgroup_controllers = []\nstdio_handler = \"file\"\n";
+
+/// A libvirt daemon. Its domains end with it.
+#[derive(Debug)]
+pub struct Libvirt {
+    room: tempfile::TempDir,
+    child: Child,
+}
+
+/// What of it is missing here.
+#[must_use]
+pub fn missing() -> Option<String> {
+    let absent = |program: &str| {
+        let places = ["/usr/sbin", "/usr/bin"].map(|place| Path::new(place).join(program));
+        !places.iter().any(|path| path.is_file())
+    };
+    let mut packages: Vec<_> =
+        TOOLS.iter().filter(|(program, _)| absent(program)).map(|(_, package)| *package).collect();
+    if !Path::new(DRIVER).exists() {
+        packages.push("libvirt-daemon-driver-qemu");
+    }
+    (!packages.is_empty()).then(|| format!("it needs Debian's {}", packages.join(", ")))
+}
+
+/// The hook as it is installed, for another program and directories.
+#[must_use]
+pub fn hook(agent: &Path, run: &Path, files: &Path) -> String {
+    let options = format!("options='--run {} --files {}'\n", run.display(), files.display());
+    HOOK.replace("agent=/usr/bin/xdp-imds", &format!("agent={}", agent.display()))
+        .replace("options=\n", &options)
+}
+
+impl Libvirt {
+    /// Starts a daemon inside `ns` with one hook.
+    ///
+    /// # Errors
+    /// When it does not answer within [`START_PATIENCE`]; with what it said.
+    pub fn start(ns: &Namespace, hook: &str) -> Result<Self> {
+        let room = tempfile::tempdir().context("cannot make a directory")?;
+        let at = |name: &str| room.path().join(name);
+        fs::create_dir_all(at("hooks/qemu.d"))?;
+        fs::create_dir(at("sockets"))?;
+        fs::write(at("qemu.conf"), QEMU)?;
+        let sockets = at("sockets").display().to_string();
+        fs::write(
+            at("libvirtd.conf"),
+            format!("auth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\nunix_sock_dir = \"{sockets}\"\n"),
+        )?;
+        for (list, entry) in [("passwd", "64055::/:/usr/sbin/nologin"), ("group", "")] {
+            let own = fs::read_to_string(Path::new("/etc").join(list))?;
+            fs::write(at(list), format!("{own}libvirt-qemu:x:64055:{entry}\n"))?;
+        }
+        fs::write(at("lives"), "")?;
+        let mut command = Command::new("unshare");
+        command.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]);
+        command.args(["bash", "-ec", INSIDE, "bash"]).arg(room.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let child = ns.spawn(&mut command)?;
+        let libvirt = Self { room, child };
+        libvirt.set_hook(hook)?;
+        libvirt.answers()?;
+        Ok(libvirt)
+    }
+
+    /// Puts another hook in the place of the one there.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn set_hook(&self, text: &str) -> Result<()> {
+        let path = self.room.path().join("hooks/qemu.d/xdp-imds");
+        fs::write(&path, text)?;
+        Ok(fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?)
+    }
+
+    /// Its directory, which the domains can read.
+    #[must_use]
+    pub fn room(&self) -> &Path {
+        self.room.path()
+    }
+
+    /// What `virsh` prints.
+    ///
+    /// # Errors
+    /// When it fails; with what it said.
+    pub fn virsh(&self, words: &[&str]) -> Result<String> {
+        let socket = self.room.path().join("sockets/libvirt-sock");
+        let mut command = Command::new("timeout");
+        command.args([CALL, "virsh", "--quiet"]).args(words).stdin(Stdio::null()).env("LC_ALL", "C.UTF-8");
+        command.env("LIBVIRT_DEFAULT_URI", format!("qemu:///system?socket={}", socket.display()));
+        let output = command.output().context("cannot run virsh")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "virsh {} ended with {}: {}",
+            words.join(" "),
+            output.status,
+            said.trim()
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// Defines a domain and starts it.
+    ///
+    /// # Errors
+    /// When libvirt does not.
+    pub fn boot(&self, name: &str, xml: &str) -> Result<()> {
+        let path: PathBuf = self.room.path().join(format!("{name}.xml"));
+        fs::write(&path, xml)?;
+        self.virsh(&["define", &path.display().to_string()])?;
+        self.virsh(&["start", name])?;
+        Ok(())
+    }
+
+    /// Ends the daemon and waits for the next one; domains go on.
+    ///
+    /// # Errors
+    /// When that does not answer within [`START_PATIENCE`].
+    pub fn restart(&mut self) -> Result<()> {
+        let lives = || -> Result<usize> { Ok(fs::read(self.room.path().join("lives"))?.len()) };
+        let before = lives()?;
+        let orders = self.child.stdin.as_mut().context("standard input is piped")?;
+        writeln!(orders, "restart")?;
+        eventually(START_PATIENCE, || {
+            ensure!(lives()? > before, "the old daemon is still there");
+            Ok(())
+        })?;
+        self.answers()
+    }
+
+    fn answers(&self) -> Result<()> {
+        let asked = eventually(START_PATIENCE, || self.virsh(&["list"]));
+        asked.map(drop).with_context(|| {
+            let said = fs::read_to_string(self.room.path().join("libvirtd.err")).unwrap_or_default();
+            format!("libvirtd does not answer; it said:\n{said}")
+        })
+    }
+}
+
+impl Drop for Libvirt {
+    fn drop(&mut self) {
+        // The end of its input is its own, and that of everything it started.
+        drop(self.child.stdin.take());
+        if let Err(error) = self.child.wait() {
+            eprintln!("libvirt {} stays behind: {error}", self.child.id());
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The same guest as a domain of Debian's libvirt, whose hook makes its record.
+//!
+//! What it is told is in the domain's metadata and in a file beside its UUID. While it boots libvirtd is restarted, and
+//! once it has reported the domain is destroyed: neither may leave anything behind or take anything away.
+
+use super::boot::{self, KERNEL, MEMORY_MIB, Outcome, PROCESSORS};
+use super::dialect::{Dialect, SEED};
+use super::findings::{Finding, finding};
+use super::image::Image;
+use super::subject::{MARKER, Subject};
+use super::wire;
+use anyhow::{Context as _, Result, ensure};
+use metadata_user::status::{PortState, Status};
+use serde_json::json;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::agent::{self, Agent};
+use support::eventually::eventually;
+use support::host::{self, Host};
+use support::libvirt::{self, Libvirt};
+
+/// For the agent to notice a record.
+const NOTICE: Duration = Duration::from_secs(10);
+/// Between two looks whether the domain still runs.
+const LOOK: Duration = Duration::from_secs(2);
+/// A slot of the machine's bus that libvirt, which does not know of the disk, leaves free.
+const DISK_SLOT: &str = "0x10";
+/// Calls of the hook that are timed, of each kind.
+const CALLS: usize = 50;
+
+/// A node on which libvirt starts the guest.
+struct Node<'a> {
+    subject: &'a Subject,
+    agent: &'a Path,
+    directory: &'a Path,
+    run: PathBuf,
+    files: PathBuf,
+}
+
+/// Boots the image as a domain; everything that was started is gone when it returns.
+pub(super) fn boot(
+    image: &Image,
+    subject: &Subject,
+    agent: &Path,
+    directory: &Path,
+    patience: Duration,
+) -> Result<(Outcome, Vec<Finding>)> {
+    if directory.exists() {
+        fs::remove_dir_all(directory).with_context(|| format!("cannot empty {}", directory.display()))?;
+    }
+    let records = directory.join("records");
+    let (run, files) = (records.join("run"), directory.join("files"));
+    for room in [&records, &files] {
+        fs::create_dir_all(room).with_context(|| format!("cannot make {}", room.display()))?;
+    }
+    let node = Node { subject, agent, directory, run, files };
+    let beside = node.files.join(format!("{}.yaml", subject.uuid));
+    fs::write(&beside, node.beside())?;
+    fs::set_permissions(&beside, fs::Permissions::from_mode(0o640))?;
+
+    let host = Host::new()?;
+    let _dhcp = boot::dhcp(host.ns(), subject, directory)?;
+    let hook = libvirt::hook(agent, &node.run, &node.files);
+    let mut libvirt = Libvirt::start(host.ns(), &hook)?;
+    let agent = Agent::start_binary(agent, host.ns(), agent::arguments(&records, &[]))?;
+    let before = agent.metrics()?;
+
+    let accelerator = boot::accelerator();
+    println!("guest: booting for {} by libvirt under {accelerator}", subject.dialect.name());
+    let started = Instant::now();
+    libvirt.boot(subject.hostname, &node.domain(image, accelerator))?;
+    let taken = started.elapsed();
+    let (tap, attached) = node.attached(started)?;
+    libvirt.restart()?;
+    let mut looked = Instant::now();
+    let ended = || {
+        if looked.elapsed() < LOOK {
+            return Ok(None);
+        }
+        looked = Instant::now();
+        let state = libvirt.virsh(&["domstate", "--reason", subject.hostname])?;
+        Ok((!state.starts_with("running")).then_some(state))
+    };
+    let waited = boot::wait(ended, directory, patience);
+    let metrics = (before, agent.metrics()?);
+    fs::write(directory.join("agent.log"), agent.said())?;
+    let (report, reported) = waited?;
+    let mut findings = vec![finding("libvirt", &format!("started it in {} ms", taken.as_millis()), true)];
+    findings.push(finding(
+        "tap",
+        &format!("{tap}, attached {} ms after that began", attached.as_millis()),
+        true,
+    ));
+    findings.push(node.calls(&libvirt.virsh(&["dumpxml", subject.hostname])?)?);
+    findings.push(node.end(&libvirt)?);
+    drop(libvirt);
+    let traffic = wire::read(&fs::read(directory.join("wire.pcap"))?, subject.mac)?;
+    let status = agent.stop()?;
+    ensure!(status.success(), "the agent ended with {status}; see agent.log in {}", directory.display());
+    let time = reported.duration_since(started);
+    let outcome = Outcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() };
+    Ok((outcome, findings))
+}
+
+impl Node<'_> {
+    fn record(&self) -> PathBuf {
+        self.run.join("hook.d").join(format!("{}.json", self.subject.uuid))
+    }
+
+    /// What the file beside the domain's UUID says.
+    fn beside(&self) -> String {
+        let Subject { ec2_id, ssh_key, mac, .. } = self.subject;
+        let part = json!({
+            "vm": {"ec2_id": ec2_id},
+            "ssh_keys": [{"name": "default", "key": ssh_key}],
+            "network": {"nics": [{"mac": mac.to_string(), "name": "eth0", "mtu": 1500}]},
+            "serve": {"smbios": self.subject.dialect.stamp(), "imdsv2": self.subject.imdsv2()},
+        });
+        format!("{part:#}\n")
+    }
+
+    /// The domain, with the rest in its metadata.
+    fn domain(&self, image: &Image, accelerator: &str) -> String {
+        let Subject { uuid, hostname, mac, marker, .. } = self.subject;
+        let place = |name: &str| self.directory.join(name).display().to_string();
+        let address = self.subject.address_entry();
+        let address = ["method", "address", "gateway"]
+            .map(|field| format!("{field}='{}'", address[field].as_str().unwrap_or_default()))
+            .join(" ");
+        let (kind, cpu) = match accelerator {
+            "kvm" => ("kvm", "<cpu mode='host-passthrough'/>"),
+            _ => ("qemu", "<cpu match='exact' check='none'><model>qemu64</model></cpu>"),
+        };
+        let (namespace, bridge, sysinfo) = (libvirt::NAMESPACE, host::BRIDGE, sysinfo(self.subject));
+        let (kernel, initrd, disk) = (image.kernel(), image.initrd(), image.disk());
+        let (kernel, initrd, disk) = (kernel.display(), initrd.display(), disk.display());
+        let (console, report, dump) = (place("console.log"), place("report.json"), place("wire.pcap"));
+        // What a boot writes goes to a temporary overlay, and QEMU dumps the NIC: libvirt has no words for either.
+        format!(
+            "<domain type='{kind}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>{hostname}</name>
+  <uuid>{uuid}</uuid>
+  <metadata>
+    <imds:instance xmlns:imds='{namespace}'>
+      <imds:hostname>{hostname}.lab.internal</imds:hostname>
+      <imds:project id='lab' number='1' account='000000000000'/>
+      <imds:user-data><![CDATA[
+#cloud-config
+runcmd:
+- [sh, -c, \"echo {marker} > {MARKER}\"]
+]]></imds:user-data>
+      <imds:address mac='{mac}' {address}/>
+      <imds:meta key='role'>guest</imds:meta>
+    </imds:instance>
+  </metadata>
+  <memory unit='MiB'>{MEMORY_MIB}</memory>
+  <vcpu>{PROCESSORS}</vcpu>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <kernel>{kernel}</kernel>
+    <initrd>{initrd}</initrd>
+    <cmdline>{KERNEL}</cmdline>
+    <smbios mode='sysinfo'/>
+  </os>
+  <sysinfo type='smbios'>{sysinfo}</sysinfo>
+  <features><acpi/></features>
+  {cpu}
+  <devices>
+    <interface type='bridge'>
+      <mac address='{mac}'/>
+      <source bridge='{bridge}'/>
+      <model type='virtio'/>
+      <rom enabled='no'/>
+    </interface>
+    <serial type='file'><source path='{console}'/><target port='0'/></serial>
+    <serial type='file'><source path='{report}'/><target port='1'/></serial>
+    <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+    <memballoon model='none'/>
+  </devices>
+  <qemu:commandline>
+    <qemu:arg value='-drive'/><qemu:arg value='file={disk},if=none,id=disk0,format=raw,snapshot=on'/>
+    <qemu:arg value='-device'/><qemu:arg value='virtio-blk-pci,drive=disk0,addr={DISK_SLOT}'/>
+    <qemu:arg value='-object'/><qemu:arg value='filter-dump,id=wire,netdev=hostnet0,file={dump}'/>
+  </qemu:commandline>
+</domain>
+"
+        )
+    }
+
+    fn status(&self) -> Result<Status> {
+        let mut command = Command::new(self.agent);
+        let said = command.args(["status", "--all", "--json", "--run"]).arg(&self.run).output()?;
+        serde_json::from_slice(&said.stdout).context("the agent's status is not what it was")
+    }
+
+    /// The guest's tap, and how long after the start it was attached.
+    fn attached(&self, started: Instant) -> Result<(String, Duration)> {
+        let tap = eventually(NOTICE, || {
+            let ports = self.status()?.ports.listed;
+            let port = ports.iter().find(|port| port.state == PortState::Attached);
+            port.map(|port| port.name.clone()).with_context(|| format!("no port is attached: {ports:?}"))
+        })?;
+        Ok((tap, started.elapsed()))
+    }
+
+    /// Times the hook with the running domain: with nothing new to say, and with a record to be made.
+    fn calls(&self, xml: &str) -> Result<Finding> {
+        let elsewhere = self.directory.join("timed");
+        let known = self.timed(xml, &self.run, |_| Ok(()))?;
+        let anew = self.timed(xml, &elsewhere, |run| match fs::remove_dir_all(run) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        })?;
+        let found = format!("a call takes {known} with the record there, {anew} to make it");
+        Ok(finding("hook", &found, true))
+    }
+
+    /// Median and longest of some calls.
+    fn timed(&self, xml: &str, run: &Path, before: impl Fn(&Path) -> Result<()>) -> Result<String> {
+        let mut took = Vec::new();
+        for _ in 0..CALLS {
+            before(run)?;
+            let started = Instant::now();
+            let mut command = Command::new(self.agent);
+            command.args(["libvirt-hook", "--run"]).arg(run).arg("--files").arg(&self.files);
+            command.args(["--", self.subject.hostname, "reconnect", "begin", "-"]);
+            let mut child =
+                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+            child.stdin.take().context("piped")?.write_all(xml.as_bytes())?;
+            let output = child.wait_with_output()?;
+            took.push(started.elapsed());
+            ensure!(
+                output.status.success() && output.stdout.is_empty(),
+                "the hook spoke or failed: {output:?}"
+            );
+        }
+        took.sort_unstable();
+        let [median, longest] = [took[CALLS / 2], took[CALLS - 1]].map(|took| took.as_secs_f64() * 1e3);
+        Ok(format!("{median:.1} ms (at most {longest:.1})"))
+    }
+
+    /// Destroys the domain: its record and its port go.
+    fn end(&self, libvirt: &Libvirt) -> Result<Finding> {
+        let there = self.record().exists();
+        libvirt.virsh(&["destroy", self.subject.hostname])?;
+        let gone = !self.record().exists();
+        let ports = eventually(NOTICE, || {
+            let ports = self.status()?.ports.listed;
+            ensure!(ports.is_empty(), "{ports:?}");
+            Ok(())
+        });
+        let record = match (there, gone) {
+            (true, true) => "record gone",
+            (true, false) => "record still there",
+            (false, _) => "record lost before",
+        };
+        let port = ports.as_ref().map_or_else(|error| format!("{error:#}"), |()| "port gone".to_owned());
+        Ok(finding("destroyed", &format!("{record}, {port}"), there && gone && ports.is_ok()))
+    }
+}
+
+/// One identity and no other, in libvirt's words; see [`Dialect::smbios`].
+fn sysinfo(subject: &Subject) -> String {
+    let entry = |name: &str, value: &str| format!("<entry name='{name}'>{value}</entry>");
+    let uuid = entry("uuid", subject.uuid);
+    let system = match subject.dialect {
+        Dialect::NoCloud => entry("serial", SEED),
+        Dialect::OpenStack => [
+            entry("manufacturer", "OpenStack Foundation"),
+            entry("product", "OpenStack Nova"),
+            entry("serial", subject.uuid),
+        ]
+        .concat(),
+        Dialect::Ec2 => [entry("manufacturer", "Amazon EC2"), entry("serial", subject.uuid)].concat(),
+    };
+    let bios = match subject.dialect {
+        Dialect::Ec2 => format!("<bios>{}</bios>", entry("vendor", "Amazon EC2")),
+        _ => String::new(),
+    };
+    format!("{bios}<system>{system}{uuid}</system>")
+}
