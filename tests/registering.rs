@@ -1,6 +1,7 @@
 //! A hypervisor of any kind registers a VM with one call before it boots, and whatever becomes of the agent meanwhile, the
 //! VM is served.
 
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -211,7 +212,7 @@ fn what_is_registered_comes_before_a_file_which_takes_its_place_without_a_gap() 
             assert!(status.troubles.is_empty(), "{status:?}");
             let metrics = agent.metrics().expect("metrics");
             let count = |source: &str, state: &str| {
-                let is = |name, value| move |s: &&support::agent::Sample| s.label(name) == Some(value);
+                let is = |name, value| move |s: &&agent::Sample| s.label(name) == Some(value);
                 let all = metrics.samples().iter().filter(|s| s.name == "xdp_imds_instances");
                 all.filter(is("source", source)).find(is("state", state)).map(|sample| sample.value)
             };
@@ -328,7 +329,7 @@ fn the_verbs_say_how_it_went_and_what_to_do() {
     let (code, said) = node.verb(&["register", "-f", file_name]);
     assert!(code == 2 && said.contains("xdp-imds serve"), "{code} {said}");
     let _agent = node.agent_by("api: {instances: 2}");
-    let (code, said) = node.verb(&["register", "-f", file_name, "--wait", "--timeout", "0"]);
+    let (code, said) = node.verb(&["register", "-f", file_name, "--wait", "--timeout", "1"]);
     assert!(code == 3 && said.contains("no such interface"), "{code} {said}");
     let guest = boot(&node, &identity);
     let (code, said) = node.verb(&["register", "-f", file_name, "--wait", "--timeout", "20"]);
@@ -384,13 +385,13 @@ fn a_group_that_is_let_in_registers_vms_and_reads_no_secrets() {
     }
     let (node, identity) = (Node::new(), Identity::of(0));
     for path in [node.room.path().to_owned(), node.records()] {
-        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("a mode");
+        std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("a mode");
     }
     let agent = node.agent_by(&format!("api: {{group: \"{GROUP}\"}}"));
     let file = node.room.path().join("record");
     let write = |record: &Value| {
         std::fs::write(&file, record.to_string()).expect("written");
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).expect("a mode");
+        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("a mode");
     };
     let body = file.to_str().expect("text");
     let url = "http://localhost/v1/instances/vm-0";
