@@ -95,9 +95,11 @@ pub(super) fn boot(
         &format!("{tap}, attached {} ms after that began", attached.as_millis()),
         true,
     ));
-    findings.push(node.calls(&libvirt.virsh(&["dumpxml", subject.hostname])?)?);
+    let xml = libvirt.virsh(&["dumpxml", subject.hostname])?;
+    // At once: once it has reported the guest powers itself off.
     findings.push(node.end(&libvirt)?);
     drop(libvirt);
+    findings.push(node.calls(&xml)?);
     let traffic = wire::read(&fs::read(directory.join("wire.pcap"))?, subject.mac)?;
     let status = agent.stop()?;
     ensure!(status.success(), "the agent ended with {status}; see agent.log in {}", directory.display());
@@ -209,12 +211,12 @@ runcmd:
 
     /// Times the hook with the running domain: with nothing new to say, and with a record to be made.
     fn calls(&self, xml: &str) -> Result<Finding> {
-        let elsewhere = self.directory.join("timed");
-        let known = self.timed(xml, &self.run, |_| Ok(()))?;
-        let anew = self.timed(xml, &elsewhere, |run| match fs::remove_dir_all(run) {
+        let run = self.directory.join("timed");
+        let anew = self.timed(xml, &run, |run| match fs::remove_dir_all(run) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
         })?;
+        let known = self.timed(xml, &run, |_| Ok(()))?;
         let found = format!("a call takes {known} with the record there, {anew} to make it");
         Ok(finding("hook", &found, true))
     }
