@@ -428,7 +428,7 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_away() {
         Ok(found.value)
     };
     assert_eq!(source(&agent, "snapshot").expect("a metric"), 1.0);
-    assert!(agent.said().contains("serving from the snapshot"), "{}", agent.said());
+    assert!(agent.comes_to_say("serving from the snapshot"), "{}", agent.said());
     assert!(!agent.said().contains(&identities[0].user_data), "no record is in the log");
 
     // It comes back without one of them, and with news of the other.

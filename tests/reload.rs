@@ -167,12 +167,12 @@ fn what_can_change_does_and_a_bad_configuration_changes_nothing() {
         agent.reload().expect("asked");
         let refused = || {
             anyhow::ensure!(reloads(&agent, "failed") == before + 1);
+            let said = agent.said();
+            let last = said.lines().rfind(|line| line.contains("stays as it was")).unwrap_or_default();
+            anyhow::ensure!(last.contains(error), "the log says {last:?}");
             Ok(())
         };
         eventually(PATIENCE, refused).expect("refused");
-        let said = agent.said();
-        let last = said.lines().rfind(|line| line.contains("stays as it was")).expect("an error");
-        assert!(last.contains(error), "{last}");
         assert!(node.user_data().expect("an answer").starts_with('x'), "{bad}");
     }
 
@@ -181,10 +181,10 @@ fn what_can_change_does_and_a_bad_configuration_changes_nothing() {
     eventually(PATIENCE, || {
         let data = node.user_data()?;
         anyhow::ensure!(data.starts_with('y'));
+        anyhow::ensure!(agent.said().contains("workers: restart the agent"), "{}", agent.said());
         Ok(())
     })
     .expect("records of the other directory");
-    assert!(agent.said().contains("workers: restart the agent"), "{}", agent.said());
     assert_eq!(reloads(&agent, "done"), 1);
     lasting.write_all(b"GET /v1/meta-data HTTP/1.0\r\n\r\n").expect("said");
     assert!(rest(&mut lasting).starts_with(b"HTTP/1.1 200"), "connections outlast a reload");

@@ -385,7 +385,7 @@ fn an_agent_that_dies_while_it_serves_its_last_guests_takes_nobody_else_with_it(
         Ok(())
     };
     eventually(PATIENCE, cleared).expect("no trace of the dead one");
-    assert!(second.said().contains("ended before its guests were served"), "{}", second.said());
+    assert!(second.comes_to_say("ended before its guests were served"), "{}", second.said());
 }
 
 #[test]
@@ -443,7 +443,7 @@ fn without_an_agent_that_runs_a_takeover_is_a_start() {
     }
     let (node, guest) = one_guest(|_| {});
     let agent = node.agent(&[guest.identity().clone()], &["--takeover"]);
-    assert!(agent.said().contains("nothing to take over"), "{}", agent.said());
+    assert!(agent.comes_to_say("nothing to take over"), "{}", agent.said());
     assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
 }
 

@@ -1,6 +1,7 @@
 //! The real agent, started inside a host namespace and driven as an operator would: command line, signals,
 //! standard error, metrics.
 
+use crate::eventually::eventually;
 use crate::guest::METADATA;
 use crate::netns::Namespace;
 use crate::process;
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 pub const START_PATIENCE: Duration = Duration::from_secs(20);
 /// Longest the agent may take to stop after SIGTERM.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// For a line to get from the agent's standard error to us.
+const SAYS_WITHIN: Duration = Duration::from_secs(5);
 /// Longest one look at the metrics may take.
 const METRICS_PATIENCE: Duration = Duration::from_secs(5);
 /// Where the agent gives its metrics, inside its namespace.
@@ -165,6 +168,16 @@ impl<'a> Agent<'a> {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// True once the log has this, which may come a moment after what it tells of.
+    #[must_use]
+    pub fn comes_to_say(&self, text: &str) -> bool {
+        let has_said = || {
+            ensure!(self.said().contains(text));
+            Ok(())
+        };
+        eventually(SAYS_WITHIN, has_said).is_ok()
     }
 
     /// What it has written to standard error so far.
