@@ -96,7 +96,9 @@ pub fn keep_memory_private() -> Result<(), SandboxError> {
         .map_err(SandboxError::step("keep other processes from this one's memory"))
 }
 
-/// By which ports come and go, and files of other users are read and written.
+/// By which ports come and go, and files of other users are read and written. Of pods: `SYS_PTRACE` leads to the
+/// namespace of a launcher, `DAC_READ_SEARCH` to volumes that are another user's, and `DAC_OVERRIDE`, without which
+/// launchers are found by their control groups, connects to their sockets.
 const SERVE: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::PERFMON)

@@ -6,7 +6,7 @@ use std::io;
 
 use super::netns::Netns;
 use super::watch::{attribute, text};
-use super::{LinkWatch, SteerError};
+use super::{LinkWatch, Meant, SteerError};
 
 /// Devices of a namespace that are looked at, at most; those behind are left out.
 pub const DEVICES_MAX: usize = 1_024;
@@ -57,17 +57,21 @@ pub struct LinkList {
 }
 
 impl LinkList {
-    /// Opens a list of a namespace, named as in [`PortName`](crate::port::PortName), and a watch on it. What changes
-    /// after a look is told by the watch.
+    /// Opens a list of a process's namespace, and a watch on it. What changes after a look is told by the watch.
     ///
     /// # Errors
-    /// As for [`LinkWatch::open`].
+    /// As for [`LinkWatch::open`], and when it is the caller's own namespace: that is no VM's.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn open(netns: &str) -> Result<(Self, LinkWatch), SteerError> {
+    pub fn open(process: &Meant) -> Result<(Self, LinkWatch), SteerError> {
+        let netns = Netns::of_process(process)?;
+        if netns.is_here() {
+            let source = io::Error::other("expected a namespace of its own, found the agent's");
+            return Err(SteerError::Namespace { name: process.name().into(), source });
+        }
         let watch = LinkWatch::opener();
-        Netns::open(netns)?.run(|| {
+        netns.run(|| {
             let socket = Socket::new(NETLINK_ROUTE).and_then(|socket| {
                 // The kernel has answered before the question's system call returns.
                 socket.set_non_blocking(true)?;

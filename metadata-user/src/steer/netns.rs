@@ -13,7 +13,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::{SteerError, processes};
+use super::{Meant, SteerError, processes};
 
 /// Namespaces with ports one node can own: with KubeVirt every VM has its own.
 pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;
@@ -86,17 +86,35 @@ impl Netns {
         Self::open_path(&path, name)
     }
 
+    /// That of a process that has been found. Others may go on using its name for one before it.
+    pub(super) fn of_process(process: &Meant) -> Result<Self, SteerError> {
+        Self::open_if(Path::new(process.name()), process.name(), || process.still())
+    }
+
     fn open_path(path: &Path, name: &str) -> Result<Self, SteerError> {
-        processes::unchanged(path, name)?;
+        Self::open_if(path, name, || processes::unchanged(path, name))
+    }
+
+    fn open_if(
+        path: &Path,
+        name: &str,
+        unchanged: impl Fn() -> Result<(), SteerError>,
+    ) -> Result<Self, SteerError> {
+        unchanged()?;
         // Non-blocking: a record may name a FIFO, which otherwise waits for a writer.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let failed = |source| SteerError::Namespace { name: name.into(), source };
         let file = file.map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         // What was opened is the process's that was there before and is there still.
-        processes::unchanged(path, name)?;
+        unchanged()?;
         let id = NetnsId { device: found.dev(), inode: found.ino() };
         Ok(Self { file, name: name.into(), id })
+    }
+
+    /// True for the calling thread's.
+    pub(super) fn is_here(&self) -> bool {
+        NetnsId::of(None).is_ok_and(|here| here == self.id)
     }
 
     /// Runs `visit` on a thread of its own inside this namespace. What is looked up or opened there belongs
@@ -109,7 +127,7 @@ impl Netns {
         &self,
         visit: impl FnOnce() -> Result<T, SteerError> + Send,
     ) -> Result<T, SteerError> {
-        if NetnsId::of(None).is_ok_and(|here| here == self.id) {
+        if self.is_here() {
             return visit();
         }
         let inside = || {

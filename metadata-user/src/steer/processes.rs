@@ -27,6 +27,8 @@ const START_TIME: usize = 19;
 #[derive(Debug)]
 pub struct Meant {
     name: String,
+    process: u32,
+    started: u64,
 }
 
 impl Meant {
@@ -49,13 +51,21 @@ impl Meant {
             return Err(SteerError::TooManyNamespaces);
         }
         meant.entry(name.clone()).or_insert((now, 0)).1 += 1;
-        Ok(Some(Self { name }))
+        Ok(Some(Self { name, process, started: now }))
     }
 
     /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Fails once another process has the number.
+    pub(super) fn still(&self) -> Result<(), SteerError> {
+        match started(self.process) {
+            Some(now) if now != self.started => Err(SteerError::AnotherProcess { name: self.name.clone() }),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::PodUid;
 
 /// Groups above pods that are looked into at most.
-pub(super) const GROUPS_ABOVE: usize = 4_096;
+pub(super) const GROUPS_ABOVE: usize = 1_024;
 /// How deep pods are looked for: `kubelet.slice/…/kubepods.slice/kubepods-burstable.slice/` is four.
 const DEPTH_ABOVE: usize = 6;
 /// Groups of one pod that are looked into at most.
@@ -83,7 +83,8 @@ fn walk(root: &Path) -> io::Result<HashMap<PodUid, PathBuf>> {
         for group in level {
             groups += 1;
             if groups > GROUPS_ABOVE {
-                tracing::warn!(root = %root.display(), "more than {GROUPS_ABOVE} control groups: pods in others are not found");
+                let root = root.display();
+                tracing::debug!(%root, "more than {GROUPS_ABOVE} control groups: pods in others are not found");
                 return Ok(pods);
             }
             match children(&group) {

@@ -59,7 +59,7 @@ pub(super) async fn follow(pod: PodUid, means: Arc<Means>) {
 }
 
 /// Looks for the launcher until it is there.
-async fn found(pod: &PodUid, means: &Arc<Means>) -> (u32, AsyncFd<OwnedFd>, Meant) {
+async fn found(pod: &PodUid, means: &Arc<Means>) -> (u32, AsyncFd<OwnedFd>, Arc<Meant>) {
     let start = Instant::now();
     let mut complained = false;
     loop {
@@ -71,7 +71,7 @@ async fn found(pod: &PodUid, means: &Arc<Means>) -> (u32, AsyncFd<OwnedFd>, Mean
             Ok(Launcher { pid, pidfd, meant }) => match watched(pidfd) {
                 Ok(pidfd) => {
                     tracing::debug!(%pod, pid, "the launcher was found");
-                    return (pid, pidfd, meant);
+                    return (pid, pidfd, meant.into());
                 }
                 Err(error) => error.to_string(),
             },
@@ -102,13 +102,13 @@ async fn end_of(pidfd: &AsyncFd<OwnedFd>) {
 }
 
 /// Tells of a pod's devices, now and as they change.
-async fn tell_of(pod: &PodUid, pid: u32, meant: &Meant, means: &Means) -> Deaf {
+async fn tell_of(pod: &PodUid, pid: u32, meant: &Arc<Meant>, means: &Means) -> Deaf {
     let mut told = None;
     let mut complained = false;
     loop {
         let open = {
-            let netns = meant.name().to_owned();
-            move || LinkList::open(&netns)
+            let meant = Arc::clone(meant);
+            move || LinkList::open(&meant)
         };
         let told = match means.blocking(open).await {
             Ok(opened) => tell_changes(pod, pid, meant, means, opened, &mut told).await,

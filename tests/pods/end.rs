@@ -1,0 +1,131 @@
+//! When a launcher ends its pod is gone, and its network namespace with it: nothing of the agent's keeps it.
+
+use crate::node::{MAC, Node, PATIENCE, allowed, follow, next, once, primary, run, uid};
+use metadata_user::feed::pods::PodEvent;
+use metadata_user::port::PortName;
+use metadata_user::steer::{Found, SteerConfig, Steering, forget_process};
+use std::sync::Arc;
+use std::time::Duration;
+use support::agent::{Agent, PortArgument, arguments_with_pins};
+use support::bpffs::Bpffs;
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::netns::Namespace;
+use support::pod::network::is_there;
+use support::pod::{Binding, How, PodNetwork};
+use support::record::Identity;
+use support::tap::Shape;
+
+const REQUEST: Duration = Duration::from_secs(2);
+const PATH: &str = "/v1/user-data";
+
+/// The other end of a pod's NIC goes with the pod's namespace.
+fn goes(node: &Namespace, outer: &str) {
+    eventually(PATIENCE, || {
+        anyhow::ensure!(!is_there(node, outer), "something keeps the pod's namespace");
+        Ok(())
+    })
+    .expect("the namespace goes");
+}
+
+#[test]
+fn a_launcher_that_ends_is_told_and_its_namespace_goes_though_its_tap_is_steered() {
+    if !allowed() {
+        return;
+    }
+    let (node, uid) = (Node::new(), uid());
+    let config = SteerConfig { served: vec![[169, 254, 169, 254].into()], ..SteerConfig::default() };
+    let mut steering = node.ns.run_in(|| Steering::start(&config)).expect("steering starts");
+    let network = PodNetwork::new(&node.ns).expect("a pod");
+    let outer = network.add_nic(&primary(), MAC).expect("a NIC");
+    let tap = network.bind(&primary(), Binding::Bridge, Shape::virtio()).expect("a tap");
+    let launcher = node.launch(network.ns(), &uid, How::default());
+    run(async {
+        let (_pods, mut events) = follow(node.places(), &uid);
+        let pod = once(&mut events, |pod| !pod.taps.is_empty()).await;
+        let port = PortName { ifname: "tap0".into(), netns: Some(pod.netns.clone()) };
+        steering.attach(&port).expect("attached");
+        steering.bind(&port, MAC, 0).expect("bound");
+
+        // From here on the launcher alone keeps the namespace, as QEMU's descriptor would the tap.
+        network.leave_to_its_processes().expect("removed");
+        drop(tap);
+        assert!(is_there(&node.ns, &outer), "the launcher keeps its namespace");
+        launcher.end().expect("it ends");
+        loop {
+            match next(&mut events).await {
+                PodEvent::Gone => break,
+                PodEvent::Taps(pod) => assert!(pod.taps.is_empty(), "{pod:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        goes(&node.ns, &outer);
+        // Steering has not been told, and holds nothing.
+        assert_eq!(steering.find(&port).expect("a look"), Found::Nothing);
+        steering.detach(&port).expect("given up");
+        forget_process(&pod.netns);
+    });
+}
+
+#[test]
+fn a_pod_that_is_forgotten_or_followed_by_nobody_keeps_its_namespace_no_longer() {
+    if !allowed() {
+        return;
+    }
+    for drop_all in [false, true] {
+        let (node, uid) = (Node::new(), uid());
+        let network = PodNetwork::new(&node.ns).expect("a pod");
+        let outer = network.add_nic(&primary(), MAC).expect("a NIC");
+        let launcher = node.launch(network.ns(), &uid, How::default());
+        run(async {
+            let (mut pods, mut events) = follow(node.places(), &uid);
+            assert!(matches!(next(&mut events).await, PodEvent::Found(_)));
+            network.leave_to_its_processes().expect("removed");
+            if drop_all {
+                drop(pods);
+            } else {
+                pods.forget(&uid);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            launcher.end().expect("it ends");
+            goes(&node.ns, &outer);
+        });
+    }
+}
+
+#[test]
+fn an_agent_that_serves_a_pod_by_its_launcher_lets_its_namespace_go_when_that_ends() {
+    if !allowed() {
+        return;
+    }
+    let (node, uid, identity) = (Node::new(), uid(), Identity::of(0));
+    let bpffs = Bpffs::mount().expect("a bpffs");
+    let records = tempfile::tempdir().expect("a directory");
+    identity.write(records.path(), 1).expect("a record");
+    let network = PodNetwork::new(&node.ns).expect("a pod");
+    let outer = network.add_nic(&primary(), identity.mac).expect("a NIC");
+    let tap = network.bind(&primary(), Binding::Masquerade, Shape::virtio()).expect("a tap");
+    let launcher = node.launch(network.ns(), &uid, How::default());
+    let inside = Namespace::new("guest").expect("a namespace");
+    let spec = Spec { shape: Shape::virtio(), ..Spec::of(&identity) };
+    let guest = Guest::boot_on(Arc::clone(&tap), inside, &spec).expect("a guest");
+    let netns = Some(launcher.netns());
+    let port = PortArgument { ifname: "tap0".into(), netns, mac: Some(identity.mac) };
+    let words = arguments_with_pins(records.path(), &[port], &bpffs.pins());
+    let binary = support::agent::binary().expect("the agent");
+    let agent = Agent::start_binary(&binary, &node.ns, words).expect("an agent");
+    eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST).map(drop))
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    assert_eq!(bpffs.port_links().len(), 1, "the program on its tap is pinned");
+
+    network.leave_to_its_processes().expect("removed");
+    // With the launcher goes what it runs: the guest, and the tap it held.
+    launcher.end().expect("it ends");
+    drop((guest, tap));
+    goes(&node.ns, &outer);
+    eventually(PATIENCE, || {
+        anyhow::ensure!(bpffs.port_links().is_empty(), "{:?}", bpffs.port_links());
+        Ok(())
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+}
