@@ -10,6 +10,7 @@
 //! addresses: [169.254.169.254, "fd00:ec2::254"]   # these, and none of the others served by default
 //! limits: {frames_per_second: 10000, burst: 2048, connections_per_second: 200, connection_burst: 512}
 //! metadata: {keys: 16, chars: 256}
+//! api: {group: vmm}
 //! audit: {to: /var/log/xdp-imds/audit.log, sample: 16, max_megabytes: 64, keep: 4}
 //! ```
 
@@ -28,6 +29,7 @@ use crate::audit::AuditConfig;
 use crate::feed::kubevirt;
 use crate::port::PortName;
 use crate::record;
+use crate::registry::MAX_RECORDS;
 use crate::sandbox;
 use crate::steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 
@@ -47,8 +49,12 @@ const MAX_IFNAME: usize = 15;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Directory of VM records, one file each. Default: none; must come from here or the command line.
+    /// Directory of VM records, one file each. Default: none; must come from here or the command line, unless there is
+    /// `api`.
     pub records: Option<PathBuf>,
+    /// Registration of VMs at the control socket, which is there in any case. Named here, though it be empty (`{}`), it
+    /// does without a directory of records.
+    pub api: Option<ApiConfig>,
     /// Ports to own besides those that records name.
     pub ports: Vec<PortSpec>,
     /// Metadata addresses served on every port, at most [`maps::MAX_SERVED`] of a family. Default:
@@ -113,6 +119,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             records: None,
+            api: None,
             ports: Vec::new(),
             addresses: addresses::ALL.to_vec(),
             arp_only: None,
@@ -167,6 +174,23 @@ impl Default for MetadataLimits {
     fn default() -> Self {
         let record::Limits { metadata_keys, metadata_chars, .. } = record::Limits::DEFAULT;
         Self { keys: metadata_keys, chars: metadata_chars }
+    }
+}
+
+/// `api`: who may register VMs, and how many.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ApiConfig {
+    /// A group of `/etc/group`, or its number, that may use the control socket: the run directory is then its, with mode
+    /// 2750. Default: none; the agent's user and root alone. Members decide what guests are told.
+    pub group: Option<String>,
+    /// Most VMs that are registered, [`MAX_RECORDS`] by default and at most.
+    pub instances: usize,
+}
+
+impl Default for ApiConfig {
+    fn default() -> Self {
+        Self { group: None, instances: MAX_RECORDS }
     }
 }
 
@@ -241,7 +265,13 @@ impl Config {
         if self.kubevirt.is_some() {
             return true;
         }
-        self.records.is_some()
+        self.records.is_some() || self.api.is_some()
+    }
+
+    /// `api`, or its defaults.
+    #[must_use]
+    pub fn api(&self) -> ApiConfig {
+        self.api.clone().unwrap_or_default()
     }
 
     /// What a record may hold.
@@ -302,6 +332,10 @@ impl Config {
             if found > most {
                 return value(field, format!("at most {most}"), found.to_string());
             }
+        }
+        let instances = self.api().instances;
+        if !(1..=MAX_RECORDS).contains(&instances) {
+            return value("api.instances", format!("1 to {MAX_RECORDS}"), instances.to_string());
         }
         Ok(())
     }
@@ -488,7 +522,7 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused() {
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 13] = [
+        let cases: [(&str, Spoil); 15] = [
             ("addresses", |c| c.addresses.push("255.255.255.255".parse().unwrap())),
             ("addresses", |c| c.addresses.extend((1..=31).map(|n| IpAddr::from([10, 0, 0, n])))),
             ("arp_only", |c| c.arp_only = Some(vec![addresses::METADATA])),
@@ -502,6 +536,8 @@ mod tests {
             ("limits.burst", |c| c.limits.burst = 0),
             ("metadata.keys", |c| c.metadata.keys = 257),
             ("metadata.chars", |c| c.metadata.chars = 4097),
+            ("api.instances", |c| c.api = Some(ApiConfig { instances: 0, ..ApiConfig::default() })),
+            ("api.instances", |c| c.api = Some(ApiConfig { instances: 16_385, ..ApiConfig::default() })),
         ];
         for (field, spoil) in cases {
             let mut config = Config::default();

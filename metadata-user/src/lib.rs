@@ -19,6 +19,7 @@ pub mod explain;
 pub mod export;
 pub mod feed;
 pub mod http;
+pub mod instances;
 pub mod link;
 pub mod mailbox;
 pub mod metrics;

@@ -10,7 +10,7 @@ use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::{self, Guarded, Mode, Released};
-use metadata_user::{agent, check, doctor, explain, export, sandbox, trace};
+use metadata_user::{agent, check, doctor, explain, export, instances, sandbox, trace};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -39,6 +39,8 @@ Examples:
       xdp-imds serve --records ./records --port vnet0=52:54:00:12:34:56
   A tap in another network namespace (a name under /run/netns, or a path):
       xdp-imds serve --records ./records --port tap0@/proc/4242/ns/net=52:54:00:12:34:56
+  Register a VM before it boots, and wait until its tap is attached:
+      xdp-imds register -f web-1.yaml --wait
   Look before serving: can this node serve, and if not, what is wrong?
       xdp-imds doctor --records ./records
   Are the records valid, and what would each path answer?
@@ -91,6 +93,19 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Register a VM with the agent of this node, before it boots: by its record, until `rm`. What is registered outlives
+    /// the agent and comes before what feeds tell of the same VM.
+    #[command(after_help = instances::EXIT)]
+    Register(instances::Register),
+    /// List the VMs the agent knows, with their sources and states.
+    #[command(after_help = instances::EXIT)]
+    Ls(instances::Ls),
+    /// Show one of them. Secrets are never shown.
+    #[command(after_help = instances::EXIT)]
+    Get(instances::Get),
+    /// Take a VM out that was registered; a record of the same VM from another source then comes into force.
+    #[command(after_help = instances::EXIT)]
+    Rm(instances::Rm),
     /// Look at kernel, privileges, directories and ports, and say what is wrong and what to do. Changes nothing.
     /// Run it as the agent is run: by its user, in its namespaces, with its limits.
     #[command(after_help = doctor::EXIT)]
@@ -254,7 +269,8 @@ impl Serve {
         config.validate()?;
         anyhow::ensure!(
             config.has_records(),
-            "no records to serve: give --records DIR, or `records:` or `kubevirt:` in the configuration file"
+            "no records to serve: give --records DIR, or `records:` or `kubevirt: {{}}` in the configuration file; with \
+             `api: {{}}` there, VMs may be registered without"
         );
         Ok(config)
     }
@@ -350,6 +366,14 @@ fn main() -> ExitCode {
         Verb::Trace(arguments) => {
             trace::run(&arguments, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
         }
+        Verb::Register(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
+        Verb::Ls(verb) => {
+            let mut out = io::BufWriter::new(io::stdout().lock());
+            let code = verb.run(&mut out).map(ExitCode::from);
+            out.flush().map_err(Into::into).and(code)
+        }
+        Verb::Get(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
+        Verb::Rm(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
         Verb::Status { guest, run, all, json } => look(guest.as_deref(), &run, all, json),
         Verb::Release { pins, force } => release(&pins, force).map(|()| ExitCode::SUCCESS),
         Verb::Explain(question) => {

@@ -12,6 +12,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,12 @@ impl Source {
             Self::Hook => "hook",
             Self::Kubevirt => "kubevirt",
         }
+    }
+
+    /// True of those that tell once, so that what they told is kept on disk; feeds tell all they have at every start.
+    #[must_use]
+    pub fn is_kept(self) -> bool {
+        matches!(self, Self::Api)
     }
 
     /// The source of that name.
@@ -220,6 +227,12 @@ impl Registry {
     /// Every record that is known, good or not.
     pub fn ids(&self) -> impl Iterator<Item = &RecordId> {
         self.held.keys()
+    }
+
+    /// The same behind one of them.
+    pub fn after(&self, id: Option<&RecordId>) -> impl Iterator<Item = &RecordId> {
+        let from = id.map_or(Bound::Unbounded, |id| Bound::Excluded(id.clone()));
+        self.held.range((from, Bound::Unbounded)).map(|(id, _)| id)
     }
 
     /// What has become of a record; `None` when there is none of that name.

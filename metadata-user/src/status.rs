@@ -14,7 +14,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-pub use client::{ClientError, get};
+pub use client::{ClientError, Question, Reply, ask, get};
 
 /// What the fields mean: raised when one changes its meaning or goes.
 pub const SCHEMA: &str = "status/1";

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::endpoint::{self, ControlSocket, Doors, Request};
+use super::endpoint::{self, ControlSocket, Doors, Keeper, Request};
 use super::handover::{Call, Door};
 use super::health::Health;
 use crate::config::Config;
@@ -31,12 +31,12 @@ impl Opened {
     /// place of the agent that was taken over from.
     pub(super) async fn new(
         config: &Config,
-        health: &Arc<Health>,
+        (health, keeper): (&Arc<Health>, &Arc<Keeper>),
         side: u32,
         succeeds: bool,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> anyhow::Result<Self> {
-        let Doors { metrics, control, requests } = Doors::new(Arc::clone(health));
+        let Doors { metrics, control, requests } = Doors::new(Arc::clone(health), Arc::clone(keeper));
         let (socket, listener) = ControlSocket::listen(&config.run, succeeds)?;
         tasks.spawn(endpoint::serve(listener, control));
         let door = Door::new(&config.run, side, succeeds, tasks)?;

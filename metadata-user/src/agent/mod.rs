@@ -16,6 +16,7 @@ mod node;
 mod notify;
 mod plan;
 mod reload;
+mod shelf;
 mod slots;
 mod start;
 mod state;
@@ -31,14 +32,15 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{debug, info, warn};
 
 use doors::{Asked, Opened};
+use endpoint::Keeper;
 pub use endpoint::{
-    ANSWER_WITHIN, BODY_MAX, CONNECTIONS, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, QUEUE,
-    Request, SOCKET, SocketError, TraceRefusal, TraceTarget, Traced,
+    ANSWER_WITHIN, Ask, BODY_MAX, CONNECTIONS, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer,
+    QUEUE, Request, SOCKET, SocketError, TraceRefusal, TraceTarget, Traced, WAIT, WAIT_MOST, WAITS,
 };
 use feeds::Feeds;
 pub use health::{Health, Trouble};
 use keeping::Keeping;
-pub use node::Node;
+pub use node::{Clash, Node, Tagged};
 pub use plan::{Conflict, Plan, Records};
 pub use reload::{Origin, Reloads};
 pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
@@ -89,6 +91,7 @@ fn reload(
         *config = changes.now;
         (origin.applied)(config);
         node.configure(config);
+        node.limit_registered(config.record_limits(), config.api().instances);
         feeds.restart(config, node, tasks);
     }
     notify::ready();
@@ -119,6 +122,8 @@ async fn run(
 ) -> anyhow::Result<()> {
     let Started { mut node, mut giver, errands, mut taking } = started;
     let mut tasks = JoinSet::new();
+    let keeper = Keeper::new(&config);
+    node.keeps(keeper.shelf(), config.record_limits(), config.api().instances);
     let mut keeping = Keeping::new(&config);
     for (RecordId { source, key }, record) in keeping.stand_in(&config) {
         node.hear(source, FeedEvent::Upsert { key: key.as_ref().into(), record: record.into() });
@@ -132,7 +137,7 @@ async fn run(
     let mut succession = Succession::default();
     if taking.is_none() {
         errands.take().into_iter().for_each(|errands| errands.start(&mut tasks));
-        let doors = Opened::new(&config, &health, node.side(), false, &mut tasks).await?;
+        let doors = Opened::new(&config, (&health, &keeper), node.side(), false, &mut tasks).await?;
         doors.open_door();
         opened = Some(doors);
     }
@@ -177,6 +182,10 @@ async fn run(
                         End::Stays => doors.open_metrics(&config, &mut tasks).await?,
                     }
                 }
+                (Asked::Request(Request::Instances(ask)), _) => {
+                    if !ask.answer(&mut node) { continue; }
+                    watched.follow(&mut node, &mut tasks);
+                }
                 (Asked::Request(request), _) => { answer(&node, &health, request); continue; }
                 (_, None) => {}
             },
@@ -192,7 +201,10 @@ async fn run(
             () = tokio::task::yield_now(), if synced && node.has_work() => { node.proceed(PASS); }
             _ = tend.tick() => { if synced && taking.is_none() { node.tend(); } continue; }
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => { ended_well(ended)?; continue; }
-            Some(()) = hup.recv() => reload(&mut config, &origin, &mut node, &mut feeds, &mut tasks),
+            Some(()) = hup.recv() => {
+                reload(&mut config, &origin, &mut node, &mut feeds, &mut tasks);
+                keeper.configure(&config);
+            }
             _ = collect.tick() => { node.audit(); continue; }
             _ = watchdog.tick() => { notify::alive(); continue; }
             name = stop.recv() => {
@@ -201,13 +213,14 @@ async fn run(
                 return Ok(());
             }
         }
+        node.tell_waiting();
         if !synced || node.has_work() {
             continue;
         }
         if let Some(mut other) = taking.take() {
             other.take(&mut node).await?;
             errands.take().into_iter().for_each(|errands| errands.start(&mut tasks));
-            opened = Some(Opened::new(&config, &health, node.side(), true, &mut tasks).await?);
+            opened = Some(Opened::new(&config, (&health, &keeper), node.side(), true, &mut tasks).await?);
             succession.taking = Some(other);
             continue;
         }
@@ -272,6 +285,8 @@ fn answer(node: &Node, health: &Health, request: Request) {
         Request::Metrics(reply) => _ = reply.send(node.metrics()),
         Request::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
         Request::Trace(target, reply) => _ = reply.send(node.trace(&target).map(Box::new)),
+        // The agent leaves: what is registered now is for the next one.
+        Request::Instances(_) => {}
         Request::Guests(name, reply) => {
             let asked = node.guests(&name);
             // Workers answer after their next turn, and the loop does not wait for them.

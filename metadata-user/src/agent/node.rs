@@ -3,6 +3,7 @@
 mod configure;
 mod guard;
 mod handover;
+mod instances;
 mod loads;
 mod report;
 mod status;
@@ -35,6 +36,9 @@ use crate::steer::{Changed, Found, SteerError, Steering};
 use crate::store::{Interner, Responses, Store};
 use crate::worker::{ControlError, Heartbeat, WorkerHandle};
 use guard::Guard;
+use instances::Registered;
+pub(in crate::agent) use instances::etag;
+pub use instances::{Clash, Tagged};
 use loads::Loads;
 use status::spoken;
 
@@ -51,6 +55,7 @@ pub struct Node {
     state: State,
     slots: Slots,
     registry: Registry,
+    registered: Registered,
     /// Those in force.
     records: Records,
     plan: Plan,
@@ -136,6 +141,7 @@ impl Node {
             state,
             slots,
             registry: Registry::default(),
+            registered: Registered::default(),
             records: Records::new(),
             rendered: HashMap::new(),
             bound: BTreeMap::new(),
@@ -157,10 +163,11 @@ impl Node {
         self.from_snapshot = is;
     }
 
-    /// Every good record, in force or not.
+    /// Every good record that a feed told of, in force or not.
     #[must_use]
     pub fn records(&self) -> Vec<(RecordId, Arc<Record>)> {
-        self.registry.records().map(|(id, record)| (id.clone(), Arc::clone(record))).collect()
+        let told = self.registry.records().filter(|(id, _)| !id.source.is_kept());
+        told.map(|(id, record)| (id.clone(), Arc::clone(record))).collect()
     }
 
     /// Tells of what workers answer: by their counts, in the order of their hubs, and by the audit log.

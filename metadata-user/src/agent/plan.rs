@@ -205,6 +205,29 @@ impl Plan {
         ambiguous.chain(taken)
     }
 
+    /// Where the NICs of a record would be served.
+    #[must_use]
+    pub fn places(&self, record: &Record) -> BTreeSet<IdentityName> {
+        let mut places = BTreeSet::new();
+        for nic in &record.network.nics {
+            let Some(mac) = nic.mac.map(|mac| mac.0) else { continue };
+            match (&nic.port, self.by_mac.get(&mac)) {
+                (Some(port), _) => _ = places.insert(IdentityName { port: port.into(), mac }),
+                (None, Some(ports)) if ports.len() == 1 => {
+                    places.extend(ports.iter().cloned().map(|port| IdentityName { port, mac }));
+                }
+                (None, _) => {}
+            }
+        }
+        places
+    }
+
+    /// The record that an identity gets.
+    #[must_use]
+    pub fn holder(&self, who: &IdentityName) -> Option<&RecordId> {
+        self.identities.get(who)?.first()
+    }
+
     fn claims_of(&mut self, key: &RecordId, record: &Record) -> BTreeSet<IdentityName> {
         let mut claims = BTreeSet::new();
         for nic in &record.network.nics {

@@ -48,7 +48,8 @@ pub(super) struct Changes {
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// The fields that only a start takes: the kernel's tables, the hubs and the workers are made of them.
-const RESTART: [Field; 12] = [
+const RESTART: [Field; 13] = [
+    ("api", |a, b| a.api != b.api),
     ("audit", |a, b| a.audit != b.audit),
     ("addresses", |a, b| a.addresses != b.addresses),
     ("arp_only", |a, b| a.next_hops() != b.next_hops()),
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn what_can_change_does_and_the_rest_is_named() {
         type Case = (&'static str, fn(&mut Config), bool);
-        let cases: [Case; 12] = [
+        let cases: [Case; 13] = [
             ("nothing", |_| {}, true),
             ("records", |c| c.records = Some("/elsewhere".into()), true),
             ("metadata", |c| c.metadata.keys = 1, true),
@@ -135,6 +136,7 @@ mod tests {
             ("state", |c| c.state = None, false),
             ("workers", |c| c.workers = 2, false),
             ("run", |c| c.run = "/elsewhere".into(), false),
+            ("api", |c| c.api = Some(Default::default()), false),
         ];
         for (field, change, at_once) in cases {
             let (old, mut new) = (Config::default(), Config::default());

@@ -1,9 +1,6 @@
 //! From a configuration to a running node.
 
-use std::fs::DirBuilder;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
 use super::Started;
+use super::endpoint::make_run;
 use super::handover::{Giver, Taking};
 use super::node::Node;
 use super::reload::Origin;
@@ -61,7 +59,7 @@ pub fn serve(config: Config, origin: Origin, takeover: bool) -> anyhow::Result<(
 
 /// Makes hubs, sockets and workers; from here on frames are served, as soon as a port is attached.
 fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Result<(Node, Giver)> {
-    make_run(&config.run)?;
+    make_run(&config.run, config.api().group.as_deref())?;
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
         served: config.addresses.clone(),
@@ -96,15 +94,6 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
     node.hears(tallies, audit);
     node.guards(config.guard, &config.hub);
     Ok((node, Giver { handing, questions }))
-}
-
-/// Makes the directory of sockets.
-fn make_run(run: &Path) -> anyhow::Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(run)
-        .with_context(|| format!("making the directory of sockets {}; --run names another", run.display()))
 }
 
 /// Makes a hub's socket and worker.

@@ -1,4 +1,4 @@
-//! One question to a control socket.
+//! Questions to a control socket.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -48,35 +48,78 @@ pub enum ClientError {
     },
 }
 
+/// What is asked.
+#[derive(Debug)]
+pub struct Question<'a> {
+    /// `GET`, `PUT`, …
+    pub method: &'a str,
+    /// The path with its query.
+    pub path: &'a str,
+    /// Header fields, each a line without its end.
+    pub fields: &'a [String],
+    /// The body.
+    pub body: &'a [u8],
+    /// Longest the agent may stand still.
+    pub patience: Duration,
+}
+
+/// What is answered.
+#[derive(Debug)]
+pub struct Reply {
+    /// The status.
+    pub status: u16,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
 /// The body of the answer to `GET path`, asked at the control socket of a run directory.
 ///
 /// # Errors
 /// [`ClientError`]: there is none.
 pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
-    let stream = UnixStream::connect(run.join(SOCKET)).map_err(|source| match source.kind() {
-        io::ErrorKind::PermissionDenied => ClientError::Forbidden { path: run.into(), source },
-        _ => ClientError::NoAgent { path: run.into(), source },
-    })?;
-    let answer = exchange(stream, path).map_err(ClientError::Mute)?;
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
-    let mut head = httparse::Response::new(&mut fields);
-    let broken = || ClientError::Mute(io::ErrorKind::InvalidData.into());
-    let Ok(httparse::Status::Complete(length)) = head.parse(&answer) else { return Err(broken()) };
-    let status = head.code.ok_or_else(broken)?;
-    let body = answer[length..].to_vec();
+    let question = Question { method: "GET", path, fields: &[], body: &[], patience: PATIENCE };
+    let Reply { status, body } = ask(run, &question)?;
     if status == 200 {
         return Ok(body);
     }
     Err(ClientError::Refused { status, text: String::from_utf8_lossy(&body).trim_end().into() })
 }
 
-fn exchange(mut stream: UnixStream, path: &str) -> io::Result<Vec<u8>> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let question = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
-    stream.write_all(question.as_bytes())?;
+/// The answer to a question, whatever it is.
+///
+/// # Errors
+/// [`ClientError`]: there is none.
+pub fn ask(run: &Path, question: &Question<'_>) -> Result<Reply, ClientError> {
+    let stream = UnixStream::connect(run.join(SOCKET)).map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => ClientError::Forbidden { path: run.into(), source },
+        _ => ClientError::NoAgent { path: run.into(), source },
+    })?;
+    let answer = exchange(stream, question).map_err(ClientError::Mute)?;
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+    let mut head = httparse::Response::new(&mut fields);
+    let broken = || ClientError::Mute(io::ErrorKind::InvalidData.into());
+    let Ok(httparse::Status::Complete(length)) = head.parse(&answer) else { return Err(broken()) };
+    let status = head.code.ok_or_else(broken)?;
+    Ok(Reply { status, body: answer[length..].to_vec() })
+}
+
+fn exchange(mut stream: UnixStream, question: &Question<'_>) -> io::Result<Vec<u8>> {
+    let Question { method, path, fields, body, patience } = question;
+    stream.set_read_timeout(Some(*patience))?;
+    stream.set_write_timeout(Some(*patience))?;
+    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n");
+    fields.iter().for_each(|field| head.extend([field, "\r\n"]));
+    if !body.is_empty() {
+        head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+    }
+    head.push_str("\r\n");
+    let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     let mut answer = Vec::new();
-    stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
+    let read = stream.take(ANSWER_MAX).read_to_end(&mut answer);
+    // A refusal may come before all is written, and is what counts then.
+    if written.is_ok() || answer.is_empty() {
+        written.and(read)?;
+    }
     Ok(answer)
 }
 

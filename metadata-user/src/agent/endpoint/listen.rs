@@ -53,6 +53,38 @@ pub enum Peer {
     },
 }
 
+impl Peer {
+    /// True for root and the agent's own user, who may read its memory and write its files anyway.
+    #[must_use]
+    pub fn is_owner(self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        matches!(self, Self::Process { uid, .. } if uid == 0 || uid == own)
+    }
+}
+
+/// In every request's extensions: by it a handler that keeps its client waiting keeps the connection.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stay(Arc<AtomicBool>);
+
+impl Stay {
+    /// The connection makes no room for others, and does not end after [`LIFE`], until this is dropped. Who holds
+    /// connections limits how many there are.
+    pub(crate) fn hold(&self) -> Staying {
+        self.0.store(true, Ordering::Relaxed);
+        Staying(self.clone())
+    }
+}
+
+/// A connection that stays.
+#[derive(Debug)]
+pub(crate) struct Staying(Stay);
+
+impl Drop for Staying {
+    fn drop(&mut self) {
+        self.0.0.store(false, Ordering::Relaxed);
+    }
+}
+
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -135,6 +167,7 @@ where
             info!(by = %peer, method = %request.method(), path = request.uri().path(), "asked to change something");
         }
         request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(Stay(Arc::clone(&lasts)));
         let answer = TowerToHyperService::new(app.clone()).call(request);
         let lasts = &lasts;
         async move {

@@ -5,14 +5,16 @@
 //! | `GET /metrics`, `/healthz`, `/readyz` | yes | yes |
 //! | `GET /v1/status` | | yes |
 //! | `GET /v1/trace` | | yes |
+//! | `/v1/instances` and below ([`instances`]), `GET /v1/openapi.json` | | yes |
 //!
-//! The control socket is `<run>/control.sock`, for whoever may enter the agent's run directory (mode 0700): HTTP
-//! over a Unix socket, as `curl --unix-socket` speaks it. Whoever asks there to change something is logged by the
-//! credentials the kernel vouches for.
+//! The control socket is `<run>/control.sock`, for whoever may enter the agent's run directory (mode 0700, or 0750
+//! for the group of the configuration): HTTP over a Unix socket, as `curl --unix-socket` speaks it. Whoever asks there
+//! to change something is logged by the credentials the kernel vouches for.
 //!
 //! `/healthz` and `/readyz` look at flags and heartbeats alone ([`Health`]); everything else is asked of the
 //! control loop through a queue of [`QUEUE`], and answered 503 when that is full or silent for [`ANSWER_WITHIN`].
 
+pub(super) mod instances;
 mod listen;
 mod socket;
 #[cfg(test)]
@@ -34,8 +36,11 @@ use super::health::{Health, Trouble};
 use crate::metrics;
 use crate::status::{About, Guest, Status};
 
+pub(super) use instances::Keeper;
+pub use instances::{Ask, WAIT, WAIT_MOST, WAITS};
 pub(super) use listen::serve;
 pub use listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer};
+pub(super) use socket::make_run;
 pub use socket::{ControlSocket, SOCKET, SocketError};
 pub use trace::{TraceRefusal, TraceTarget, Traced};
 
@@ -59,6 +64,8 @@ pub enum Request {
     Status(About, oneshot::Sender<Box<Status>>),
     /// How one guest is: everything known under a port, a MAC or a VM.
     Guests(String, oneshot::Sender<Vec<Guest>>),
+    /// About instances.
+    Instances(Ask),
     /// To watch one.
     Trace(TraceTarget, oneshot::Sender<Result<Box<Traced>, TraceRefusal>>),
 }
@@ -67,6 +74,7 @@ pub enum Request {
 #[derive(Clone)]
 struct Agent {
     health: Arc<Health>,
+    keeper: Arc<Keeper>,
     requests: mpsc::Sender<Request>,
 }
 
@@ -81,15 +89,17 @@ pub(super) struct Doors {
 }
 
 impl Doors {
-    pub(super) fn new(health: Arc<Health>) -> Self {
+    pub(super) fn new(health: Arc<Health>, keeper: Arc<Keeper>) -> Self {
         let (sender, requests) = mpsc::channel(QUEUE);
-        let agent = Agent { health, requests: sender };
+        let agent = Agent { health, keeper, requests: sender };
         let both = Router::new()
             .route("/metrics", get(scrape))
             .route("/healthz", get(live))
             .route("/readyz", get(ready))
             .layer(DefaultBodyLimit::max(BODY_MAX));
         let control = both.clone().route("/v1/status", get(status)).route("/v1/trace", get(trace::trace));
+        let routes = instances::routes().into_iter();
+        let control = routes.fold(control, |control, (path, methods)| control.route(path, methods));
         Self { metrics: both.with_state(agent.clone()), control: control.with_state(agent), requests }
     }
 }
@@ -103,6 +113,18 @@ impl Agent {
             Ok(Ok(answer)) => Ok(answer),
             _ => Err(Busy),
         }
+    }
+
+    /// The same, after those who asked before.
+    async fn ask_in_turn<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
+        tokio::time::timeout(ANSWER_WITHIN, self.tell(question)).await.unwrap_or(Err(Busy))
+    }
+
+    /// The same, however long it takes: what is under way is not given up half-way.
+    async fn tell<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(question(reply)).await.map_err(|_| Busy)?;
+        answer.await.map_err(|_| Busy)
     }
 }
 

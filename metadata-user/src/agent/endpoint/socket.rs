@@ -13,6 +13,8 @@ use tracing::warn;
 pub const SOCKET: &str = "control.sock";
 /// The run directory is for its owner alone.
 const DIRECTORY_MODE: u32 = 0o700;
+/// Or for a group too: what is made in it is the group's (inode(7), set-group-ID).
+const GROUP_MODE: u32 = 0o2750;
 const SOCKET_MODE: u32 = 0o660;
 
 /// Why there is no control socket.
@@ -41,6 +43,24 @@ pub enum SocketError {
     Taken {
         /// The directory.
         path: PathBuf,
+    },
+    /// There is no such group.
+    #[error("api.group: expected the name of a group in /etc/group, or its number, found `{name}`")]
+    NoGroup {
+        /// What was given.
+        name: String,
+    },
+    /// The run directory cannot be given to the group.
+    #[error(
+        "cannot let group {group} into the run directory {}: {source}; run the agent as a member of it or with CAP_CHOWN, or make the directory beforehand: install -d -m 2750 -g {group} {}", path.display(), path.display()
+    )]
+    Group {
+        /// The directory.
+        path: PathBuf,
+        /// The group.
+        group: String,
+        /// What the kernel said.
+        source: io::Error,
     },
     /// The socket cannot be made.
     #[error("cannot listen on {}: {source}; --run names another directory", path.display())]
@@ -113,6 +133,34 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
+/// Makes the run directory, for its owner alone or for a group too: sockets made in it are then the group's. To be
+/// called before capabilities are given up.
+///
+/// # Errors
+/// [`SocketError`]: there is no such group, or the directory cannot be had.
+pub(in crate::agent) fn make_run(run: &Path, group: Option<&str>) -> Result<(), SocketError> {
+    make_directory(run)?;
+    let Some(group) = group else { return Ok(()) };
+    let gid = gid_of(group).ok_or_else(|| SocketError::NoGroup { name: group.into() })?;
+    let let_in = || -> io::Result<()> {
+        let directory = fs::File::open(run)?;
+        if directory.metadata()?.gid() != gid {
+            rustix::fs::fchown(&directory, None, Some(rustix::fs::Gid::from_raw(gid)))?;
+        }
+        directory.set_permissions(Permissions::from_mode(GROUP_MODE))
+    };
+    let_in().map_err(|source| SocketError::Group { path: run.into(), group: group.into(), source })
+}
+
+/// The number of a group, by `/etc/group` (group(5)).
+fn gid_of(group: &str) -> Option<u32> {
+    let named = |text: &str| {
+        let mut fields = text.lines().map(|line| line.split(':'));
+        fields.find_map(|mut fields| (fields.next()? == group).then(|| fields.nth(1)?.parse().ok())?)
+    };
+    group.parse().ok().or_else(|| named(&fs::read_to_string("/etc/group").ok()?))
+}
+
 fn make_directory(path: &Path) -> Result<(), SocketError> {
     let made = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
     let metadata = made.and_then(|()| fs::metadata(path));
@@ -126,8 +174,9 @@ fn make_directory(path: &Path) -> Result<(), SocketError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ControlSocket, SOCKET, SocketError};
+    use super::{ControlSocket, SOCKET, SocketError, gid_of, make_run};
     use std::fs;
+    use std::os::unix::fs::MetadataExt as _;
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;
 
@@ -140,6 +189,23 @@ mod tests {
         assert_eq!((mode(run.clone()), mode(run.join(SOCKET))), (0o700, 0o660));
         drop(socket);
         assert_eq!(fs::read_dir(&run).expect("listed").count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_group_that_is_let_in_has_the_socket_too() {
+        let room = tempfile::tempdir().expect("a directory");
+        let run = room.path().join("run");
+        // A number that is no group is good, too; one other than ours takes privilege.
+        let own = rustix::process::getegid().as_raw();
+        let gid = if rustix::process::geteuid().is_root() { 60_123 } else { own };
+        make_run(&run, Some(&gid.to_string())).expect("a directory");
+        let (_socket, _listener) = ControlSocket::listen(&run, false).expect("a socket");
+        let of =
+            |path| fs::metadata(path).map(|m| (m.gid(), m.permissions().mode() & 0o7777)).expect("there");
+        assert_eq!((of(run.clone()), of(run.join(SOCKET))), ((gid, 0o2750), (gid, 0o660)));
+        assert_eq!((gid_of("root"), gid_of("17"), gid_of("no-such-group")), (Some(0), Some(17), None));
+        let refused = make_run(&run, Some("no-such-group")).expect_err("there is none");
+        assert!(matches!(&refused, SocketError::NoGroup { name } if name == "no-such-group"), "{refused}");
     }
 
     #[tokio::test]

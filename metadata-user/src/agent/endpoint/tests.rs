@@ -10,8 +10,11 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
 use super::listen::{Peer, serve};
-use super::{ANSWER_WITHIN, CONNECTIONS, Doors, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, QUEUE, Request};
+use super::{
+    ANSWER_WITHIN, CONNECTIONS, Doors, HEAD_MAX, HEAD_WITHIN, Keeper, LIFE, Lasting, QUEUE, Request,
+};
 use crate::agent::Health;
+use crate::config::Config;
 use crate::status::{About, Status};
 
 /// Far more than anything here takes: reached only when something is wrong.
@@ -33,7 +36,8 @@ impl Drop for Bench {
 impl Bench {
     async fn new(answers: bool) -> Self {
         let health = Health::new(vec![(0, Default::default())]);
-        let Doors { metrics, mut requests, .. } = Doors::new(Arc::clone(&health));
+        let Doors { metrics, mut requests, .. } =
+            Doors::new(Arc::clone(&health), Keeper::new(&Config::default()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let door = tokio::spawn(async { serve(listener, metrics).await.expect("a door stays open") });
@@ -212,7 +216,8 @@ async fn the_kernel_says_who_is_at_the_control_socket() {
 
 #[tokio::test]
 async fn the_control_socket_tells_the_status() {
-    let Doors { control, mut requests, .. } = Doors::new(Health::new(vec![]));
+    let Doors { control, mut requests, .. } =
+        Doors::new(Health::new(vec![]), Keeper::new(&Config::default()));
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
     let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), control));
@@ -228,7 +233,7 @@ async fn the_control_socket_tells_the_status() {
                     asked.push(name);
                     reply.send(vec![]).expect("a client");
                 }
-                other @ (Request::Metrics(_) | Request::Trace(..)) => panic!("nobody asked for {other:?}"),
+                other => panic!("nobody asked for {other:?}"),
             }
         }
         asked

@@ -22,7 +22,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::{Agent, Busy, JSON_LINES, Lasting, Request, TEXT};
+use super::{Agent, Busy, JSON_LINES, Lasting, Peer, Request, TEXT};
 use crate::steer::Watch;
 use crate::trace::wire::{Frame, Line, SCHEMA, hexadecimal};
 use crate::trace::{message, sketch};
@@ -84,8 +84,13 @@ impl IntoResponse for TraceRefusal {
 
 pub(super) async fn trace(
     State(agent): State<Agent>,
+    axum::Extension(peer): axum::Extension<Peer>,
     Query(target): Query<TraceTarget>,
 ) -> Result<Response, Busy> {
+    if target.payload && !peer.is_owner() {
+        let text = "expected root or the agent's own user: payloads have tokens and passwords in them".into();
+        return Ok(TraceRefusal { status: StatusCode::FORBIDDEN, text }.into_response());
+    }
     if target.name.len() > TARGET_MOST {
         let text = format!("expected a port or a MAC of at most {TARGET_MOST} octets");
         return Ok(TraceRefusal { status: StatusCode::BAD_REQUEST, text }.into_response());

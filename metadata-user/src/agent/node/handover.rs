@@ -87,9 +87,10 @@ impl Node {
         self.steering.side()
     }
 
-    /// Reads token keys and what guests wrote again: another agent kept them until now.
-    pub fn reload_state(&self) {
+    /// Reads token keys, what guests wrote and what is registered again: another agent kept them until now.
+    pub fn reload_state(&mut self) {
         self.state.reload();
+        self.read_registered();
     }
 
     /// Takes the ports over from the agent that has them. Its identities keep their slots; what it has bound that no record

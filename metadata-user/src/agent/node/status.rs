@@ -117,7 +117,7 @@ impl Node {
     }
 
     /// What has become of a port, and why.
-    fn port_state(&self, port: &PortName) -> (PortState, Option<&str>) {
+    pub(super) fn port_state(&self, port: &PortName) -> (PortState, Option<&str>) {
         match self.told.get(port).map(String::as_str) {
             Some(ABSENT) => (PortState::Waiting, Some(ABSENT)),
             Some(reason) => (PortState::Error, Some(reason)),

@@ -1,0 +1,154 @@
+//! Answers: JSON, and problems as RFC 9457 has them.
+
+use std::io;
+use std::time::Duration;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use super::super::{Busy, JSON};
+use super::WAITS;
+use super::conditions::Failed;
+use crate::agent::node::Clash;
+use crate::instances::{Instance, Name, Problem};
+use crate::registry::RecordId;
+
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+/// What kinds of problems begin with.
+const KIND: &str = "urn:xdp-imds:";
+
+pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(octets) => (status, [(header::CONTENT_TYPE, JSON)], octets).into_response(),
+        Err(error) => {
+            problem(StatusCode::INTERNAL_SERVER_ERROR, "fault", "A fault", error.to_string()).into_response()
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = json(status, &self);
+        response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM);
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+fn problem(status: StatusCode, kind: &str, title: &str, detail: String) -> Problem {
+    Problem {
+        kind: format!("{KIND}{kind}"),
+        title: title.into(),
+        status: status.as_u16(),
+        detail,
+        conflict: None,
+        registered: None,
+    }
+}
+
+pub(super) fn bad_request(expected: &str, found: &str) -> Problem {
+    let detail = format!("expected {expected}, found {found}");
+    problem(StatusCode::BAD_REQUEST, "request", "The request is not as it should be", detail)
+}
+
+pub(super) fn forbidden(detail: &str) -> Problem {
+    problem(StatusCode::FORBIDDEN, "forbidden", "Not to be done by this way", detail.into())
+}
+
+pub(super) fn media_type() -> Problem {
+    let detail = "expected a record as application/json or application/yaml in Content-Type, found something else; \
+                  curl -T sends none, which is good, too";
+    problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media-type", "Not a record's media type", detail.into())
+}
+
+pub(super) fn too_large(most: usize) -> Problem {
+    let detail = format!("expected a record of at most {most} octets, found more");
+    problem(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The record is too large", detail)
+}
+
+/// `reason` names no secret.
+pub(super) fn record(reason: String) -> Problem {
+    problem(StatusCode::UNPROCESSABLE_ENTITY, "record", "The record cannot be used", reason)
+}
+
+pub(super) fn absent(id: &RecordId) -> Problem {
+    let detail = format!("there is no {id}; GET /v1/instances lists what there is");
+    problem(StatusCode::NOT_FOUND, "absent", "No such instance", detail)
+}
+
+pub(super) fn precondition(Failed(detail): Failed) -> Problem {
+    problem(StatusCode::PRECONDITION_FAILED, "precondition", "It has changed meanwhile", detail)
+}
+
+pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
+    let (by, detail) = match clash {
+        Clash::Taken { identity, by } => {
+            let detail = format!(
+                "{} on port {} belongs to {by}; give the NIC another MAC or port, or take {by} out first",
+                identity.mac, identity.port
+            );
+            (by, detail)
+        }
+        Clash::SameVm { by } => {
+            let detail = format!(
+                "the VM of {id} is registered as {by}; take {by} out first, or give the VM a vm.uuid of its own"
+            );
+            (by, detail)
+        }
+        Clash::Full { most } => {
+            let detail = format!("expected at most {most} instances, found one more; take some out first");
+            return problem(StatusCode::INSUFFICIENT_STORAGE, "full", "No room for another instance", detail);
+        }
+        Clash::Unplaced => {
+            return record(
+                "expected a NIC with a port to wait for, found none; name it in network.nics[].port, or do without \
+                 `wait`"
+                    .into(),
+            );
+        }
+    };
+    let problem = problem(StatusCode::CONFLICT, "clash", "Another record is in the way", detail);
+    Problem { conflict: Some(Name::from(&by)), ..problem }
+}
+
+pub(super) fn not_attached(instance: Instance, timeout: Duration) -> Problem {
+    let missing = instance.ports.iter().filter(|port| port.state != crate::status::GuestState::Served);
+    let missing: Vec<_> = missing
+        .map(|port| format!("{} ({})", port.port, port.reason.as_deref().unwrap_or("not yet")))
+        .collect();
+    let detail = format!(
+        "{} is registered and stays so, but not all of its ports were attached within {timeout:?}: {}; each is attached \
+         as soon as its interface is there",
+        instance.name,
+        missing.join(", ")
+    );
+    let problem =
+        problem(StatusCode::GATEWAY_TIMEOUT, "not-attached", "Registered, and not attached yet", detail);
+    Problem { registered: Some(Box::new(instance)), ..problem }
+}
+
+pub(super) fn too_many() -> Problem {
+    let detail =
+        format!("{WAITS} others wait for their ports; nothing was changed: try again, or do without `wait`");
+    problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many wait", detail)
+}
+
+pub(super) fn busy() -> Problem {
+    let detail = "the agent has no time for an answer, or leaves; try again";
+    problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Busy", detail.into())
+}
+
+pub(super) fn not_kept(error: &io::Error) -> Problem {
+    let detail = format!("nothing was changed, because it cannot be kept in the state directory: {error}");
+    problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be kept", detail)
+}
+
+impl From<Busy> for Problem {
+    fn from(_: Busy) -> Self {
+        busy()
+    }
+}

@@ -1,0 +1,284 @@
+//! What is asked: by the client in its URL, and then of the control loop.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{Method, Uri};
+use percent_encoding::percent_decode_str;
+use tokio::sync::oneshot;
+
+use super::answer::{bad_request, forbidden};
+use super::{PREFIX, WAIT, WAIT_MOST};
+use crate::agent::node::{Clash, Node, Tagged};
+use crate::instances::{Instance, NAME_MAX, Page, Problem, is_name};
+use crate::record::Record;
+use crate::registry::{RecordId, Source};
+
+/// A question to the control loop about instances, with where the answer goes.
+pub enum Ask {
+    /// Those behind a name, of one source or all.
+    List {
+        /// The source.
+        source: Option<Source>,
+        /// The name.
+        after: Option<RecordId>,
+        /// The answer.
+        reply: oneshot::Sender<Page>,
+    },
+    /// One, and its last good record.
+    Look {
+        /// Which.
+        id: RecordId,
+        /// The answer.
+        reply: oneshot::Sender<Option<(Instance, Option<Arc<Record>>)>>,
+    },
+    /// The tag of what is registered.
+    Tag {
+        /// Which.
+        id: RecordId,
+        /// The answer.
+        reply: oneshot::Sender<Option<Arc<str>>>,
+    },
+    /// The same, and whether a record may come in its place.
+    Check {
+        /// Which.
+        id: RecordId,
+        /// The record.
+        record: Arc<Record>,
+        /// Its client waits until it is attached.
+        waits: bool,
+        /// The answer.
+        reply: oneshot::Sender<(Option<Arc<str>>, Result<(), Clash>)>,
+    },
+    /// Registers a record.
+    Put {
+        /// Which.
+        id: RecordId,
+        /// The record.
+        tagged: Tagged,
+        /// How it is now.
+        reply: oneshot::Sender<Instance>,
+    },
+    /// Takes a record out.
+    Remove {
+        /// Which.
+        id: RecordId,
+        /// That it is done.
+        reply: oneshot::Sender<()>,
+    },
+    /// Tells when all ports of a record are attached; never when it goes before.
+    Wait {
+        /// Which.
+        id: RecordId,
+        /// How it is then.
+        reply: oneshot::Sender<Instance>,
+    },
+}
+
+impl fmt::Debug for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::List { .. } => "List",
+            Self::Look { .. } => "Look",
+            Self::Tag { .. } => "Tag",
+            Self::Check { .. } => "Check",
+            Self::Put { .. } => "Put",
+            Self::Remove { .. } => "Remove",
+            Self::Wait { .. } => "Wait",
+        })
+    }
+}
+
+impl Ask {
+    /// Answers by the node; whoever asked may have gone away. True when records have changed.
+    pub(in crate::agent) fn answer(self, node: &mut Node) -> bool {
+        let changes = matches!(self, Self::Put { .. } | Self::Remove { .. });
+        match self {
+            Self::List { source, after, reply } => _ = reply.send(node.page(source, after.as_ref())),
+            Self::Look { id, reply } => {
+                let found = node.look_at(&id).map(|instance| (instance, node.record_of(&id)));
+                _ = reply.send(found);
+            }
+            Self::Tag { id, reply } => _ = reply.send(node.tag(&id)),
+            Self::Check { id, record, waits, reply } => {
+                _ = reply.send((node.tag(&id), node.admits(&id, &record, waits)));
+            }
+            Self::Put { id, tagged, reply } => {
+                node.register(&id, tagged);
+                // What was just put in is there.
+                if let Some(instance) = node.look_at(&id) {
+                    _ = reply.send(instance);
+                }
+            }
+            Self::Remove { id, reply } => {
+                node.unregister(&id);
+                _ = reply.send(());
+            }
+            Self::Wait { id, reply } => node.wait_for(id, reply),
+        }
+        changes
+    }
+}
+
+/// A question about one name.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) id: RecordId,
+    pub(super) wait: Option<Wait>,
+}
+
+/// To be answered when all ports are attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wait {
+    /// Not longer than that.
+    pub(super) timeout: Duration,
+}
+
+/// Reads the URL of a question about one name.
+pub(super) fn read(uri: &Uri, method: &Method) -> Result<Asked, Problem> {
+    let name = uri.path().strip_prefix(PREFIX).unwrap_or_default();
+    let name =
+        percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other octets"))?;
+    if !is_name(&name) {
+        let expected = format!(
+            "a name of 1 to {NAME_MAX} letters, digits, `-`, `.`, `_`, `~`, `:` and `@`, in parts joined by `/`, \
+             none of them `.` or `..`"
+        );
+        return Err(bad_request(&expected, &format!("{} octets that are none", name.len())));
+    }
+    let (mut source, mut waits, mut timeout) = (Source::Api, false, None);
+    for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
+        match (key.as_ref(), value.as_ref()) {
+            ("source", name) => source = source_of(name)?,
+            ("wait", "attached") if *method == Method::PUT => waits = true,
+            ("timeout", text) if *method == Method::PUT => timeout = Some(timeout_of(text)?),
+            _ => return Err(unknown(method, &key)),
+        }
+    }
+    if *method != Method::GET && !source.is_kept() {
+        let detail = format!("records of the source {} are changed where they come from", source.name());
+        return Err(forbidden(&detail));
+    }
+    if timeout.is_some() && !waits {
+        return Err(bad_request("`wait=attached` beside `timeout`", "`timeout` alone"));
+    }
+    let wait = waits.then(|| Wait { timeout: timeout.unwrap_or(WAIT) });
+    Ok(Asked { id: RecordId::new(source, &name), wait })
+}
+
+/// Reads the query of a question about all.
+pub(super) fn range(uri: &Uri) -> Result<(Option<Source>, Option<RecordId>), Problem> {
+    let (mut source, mut after) = (None, None);
+    for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
+        match key.as_ref() {
+            "source" => source = Some(source_of(&value)?),
+            "after" => {
+                let (name, key) = value.split_once('/').unwrap_or((&value, ""));
+                after = Some(RecordId::new(source_of(name)?, key));
+            }
+            _ => return Err(unknown(&Method::GET, &key)),
+        }
+    }
+    Ok((source, after))
+}
+
+fn source_of(name: &str) -> Result<Source, Problem> {
+    Source::of(name).ok_or_else(|| {
+        let names = Source::ALL.map(Source::name).join(", ");
+        bad_request(&format!("one of the sources {names}"), "another word")
+    })
+}
+
+fn unknown(method: &Method, key: &str) -> Problem {
+    let expected = match *method {
+        Method::PUT => "`wait=attached`, `timeout=` or `source=` in the query",
+        _ => "`source=` (or `after=`, of a list) in the query",
+    };
+    let key: String = key.chars().take(32).filter(|c| !c.is_control()).collect();
+    bad_request(expected, &format!("`{key}`, or another value of it"))
+}
+
+/// A time as `5s`, `500ms` or `1m`.
+fn timeout_of(text: &str) -> Result<Duration, Problem> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number = text[..digits].parse::<u32>().ok();
+    let unit = match &text[digits..] {
+        "ms" => Some(Duration::from_millis(1)),
+        "s" => Some(Duration::from_secs(1)),
+        "m" => Some(Duration::from_secs(60)),
+        _ => None,
+    };
+    let timeout = number.zip(unit).and_then(|(number, unit)| unit.checked_mul(number));
+    timeout.filter(|timeout| *timeout <= WAIT_MOST).ok_or_else(|| {
+        let expected = format!("a timeout such as `500ms` or `5s`, at most {} s", WAIT_MOST.as_secs());
+        bad_request(&expected, "another value")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Asked, Wait, range, read};
+    use crate::registry::{RecordId, Source};
+    use axum::http::{Method, Uri};
+    use std::time::Duration;
+
+    fn uri(text: &str) -> Uri {
+        text.parse().expect("a URL")
+    }
+
+    #[test]
+    fn a_url_says_name_source_and_wait() {
+        let second = Duration::from_secs(1);
+        for (path, source, name, timeout) in [
+            ("web-1", Source::Api, "web-1", None),
+            ("ns/web-1", Source::Api, "ns/web-1", None),
+            ("ns%2Fweb%2d1?source=api", Source::Api, "ns/web-1", None),
+            ("a?wait=attached", Source::Api, "a", Some(5 * second)),
+            ("a?timeout=1500ms&wait=attached", Source::Api, "a", Some(second * 3 / 2)),
+            ("a?wait=attached&timeout=1m", Source::Api, "a", Some(60 * second)),
+        ] {
+            let asked = read(&uri(&format!("/v1/instances/{path}")), &Method::PUT).expect(path);
+            let wait = timeout.map(|timeout| Wait { timeout });
+            assert_eq!(asked, Asked { id: RecordId::new(source, name), wait }, "{path}");
+        }
+        let asked = read(&uri("/v1/instances/a?source=file"), &Method::GET).expect("any source is told");
+        assert_eq!(asked.id, RecordId::new(Source::File, "a"));
+    }
+
+    #[test]
+    fn what_a_url_must_not_say_is_refused_with_what_it_may() {
+        let long = format!("{}?", "a".repeat(254));
+        for (method, path, status, said) in [
+            (Method::PUT, "a//b", 400, "joined by `/`"),
+            (Method::PUT, "../b", 400, "joined by `/`"),
+            (Method::PUT, "a%00", 400, "letters, digits"),
+            (Method::PUT, "a%ff", 400, "UTF-8"),
+            (Method::PUT, &long, 400, "1 to 253"),
+            (Method::PUT, "a?wait=booted", 400, "wait=attached"),
+            (Method::PUT, "a?timeout=5s", 400, "`timeout` alone"),
+            (Method::PUT, "a?wait=attached&timeout=61s", 400, "at most 60 s"),
+            (Method::PUT, "a?wait=attached&timeout=5", 400, "500ms"),
+            (Method::PUT, "a?wait=attached&timeout=4294967295m", 400, "at most 60 s"),
+            (Method::PUT, "a?source=file", 403, "where they come from"),
+            (Method::PUT, "a?source=hook", 403, "where they come from"),
+            (Method::DELETE, "a?source=kubevirt", 403, "where they come from"),
+            (Method::DELETE, "a?wait=attached", 400, "source="),
+            (Method::GET, "a?source=post", 400, "api, file, hook, kubevirt"),
+        ] {
+            let problem = read(&uri(&format!("/v1/instances/{path}")), &method).expect_err(path);
+            assert_eq!(problem.status, status, "{path}");
+            assert!(problem.detail.contains(said), "{path}: {}", problem.detail);
+        }
+    }
+
+    #[test]
+    fn a_list_goes_on_behind_a_name() {
+        let (source, after) = range(&uri("/v1/instances?source=api&after=api/ns/a")).expect("good");
+        assert_eq!((source, after), (Some(Source::Api), Some(RecordId::new(Source::Api, "ns/a"))));
+        assert_eq!(range(&uri("/v1/instances")).expect("good"), (None, None));
+        for query in ["after=x/y", "source=x", "limit=5"] {
+            assert_eq!(range(&uri(&format!("/v1/instances?{query}"))).expect_err(query).status, 400);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `If-Match` and `If-None-Match` (RFC 9110 §13.1).
+
+use axum::http::{HeaderMap, header};
+
+use super::answer::bad_request;
+use crate::instances::Problem;
+use crate::registry::RecordId;
+
+/// What must hold before something is done.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Conditions {
+    matches: Option<Tags>,
+    differs: Option<Tags>,
+}
+
+/// A field's value.
+#[derive(Debug, PartialEq, Eq)]
+enum Tags {
+    /// `*`: whatever there is.
+    Any,
+    These(Vec<String>),
+}
+
+/// What does not hold.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failed(pub(super) String);
+
+impl Conditions {
+    pub(super) fn read(head: &HeaderMap) -> Result<Self, Problem> {
+        Ok(Self { matches: tags(head, header::IF_MATCH)?, differs: tags(head, header::IF_NONE_MATCH)? })
+    }
+
+    /// Whether a change of what has this tag may be made.
+    pub(super) fn check(&self, id: &RecordId, etag: Option<&str>) -> Result<(), Failed> {
+        let found =
+            || etag.map_or_else(|| format!("{id} is not there"), |etag| format!("{id} is {etag} now"));
+        if let (Some(Tags::Any), None) = (&self.matches, etag) {
+            return Err(Failed(format!("there is no {id}; GET /v1/instances lists what there is")));
+        }
+        if self.matches.as_ref().is_some_and(|tags| !tags.have(etag)) {
+            let advice = "look at it (GET) and decide anew";
+            return Err(Failed(format!("expected what If-Match says, found that {}; {advice}", found())));
+        }
+        if self.differs.as_ref().is_some_and(|tags| tags.have(etag)) {
+            let advice = "leave If-None-Match out to replace it";
+            return Err(Failed(format!(
+                "expected what If-None-Match says, found that {}; {advice}",
+                found()
+            )));
+        }
+        Ok(())
+    }
+
+    /// True when a reader has what has this tag.
+    pub(super) fn is_known(&self, etag: Option<&str>) -> bool {
+        self.differs.as_ref().is_some_and(|tags| tags.have(etag))
+    }
+}
+
+impl Tags {
+    fn have(&self, etag: Option<&str>) -> bool {
+        match self {
+            Self::Any => etag.is_some(),
+            Self::These(tags) => etag.is_some_and(|etag| tags.iter().any(|tag| tag == etag)),
+        }
+    }
+}
+
+fn tags(head: &HeaderMap, field: header::HeaderName) -> Result<Option<Tags>, Problem> {
+    let mut these = Vec::new();
+    for value in head.get_all(&field) {
+        let text = value.to_str().unwrap_or_default().trim();
+        if text == "*" {
+            return Ok(Some(Tags::Any));
+        }
+        for tag in text.split(',').map(str::trim) {
+            // A tag of ours has no comma in it.
+            if tag.len() < 2 || !tag.trim_start_matches("W/").starts_with('"') || !tag.ends_with('"') {
+                let expected = format!("`*` or entity tags in double quotes in {field}");
+                return Err(bad_request(&expected, "something else"));
+            }
+            these.push(tag.to_owned());
+        }
+    }
+    Ok((!these.is_empty()).then_some(Tags::These(these)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Conditions;
+    use crate::registry::{RecordId, Source};
+    use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+
+    fn read(fields: &[(HeaderName, &'static str)]) -> Result<Conditions, u16> {
+        let mut head = HeaderMap::new();
+        for (field, value) in fields {
+            head.append(field, HeaderValue::from_static(value));
+        }
+        Conditions::read(&head).map_err(|problem| problem.status)
+    }
+
+    #[test]
+    fn a_change_is_made_when_its_conditions_hold() {
+        let (is, not) = (header::IF_MATCH, header::IF_NONE_MATCH);
+        let id = RecordId::new(Source::Api, "a");
+        for (fields, etag, holds) in [
+            (&[][..], None, true),
+            (&[], Some("\"1\""), true),
+            (&[(is.clone(), "\"1\"")], Some("\"1\""), true),
+            (&[(is.clone(), "\"0\", \"1\"")], Some("\"1\""), true),
+            (&[(is.clone(), "\"0\""), (is.clone(), "\"1\"")], Some("\"1\""), true),
+            (&[(is.clone(), "\"2\"")], Some("\"1\""), false),
+            // A strong comparison: a weak tag matches nothing (RFC 9110 §13.1.1).
+            (&[(is.clone(), "W/\"1\"")], Some("\"1\""), false),
+            (&[(is.clone(), "\"1\"")], None, false),
+            (&[(is.clone(), "*")], Some("\"1\""), true),
+            (&[(is.clone(), "*")], None, false),
+            (&[(not.clone(), "*")], None, true),
+            (&[(not.clone(), "*")], Some("\"1\""), false),
+            (&[(not.clone(), "\"1\"")], Some("\"1\""), false),
+            (&[(not.clone(), "\"2\"")], Some("\"1\""), true),
+        ] {
+            let conditions = read(fields).expect("fields as they should be");
+            assert_eq!(conditions.check(&id, etag).is_ok(), holds, "{fields:?} of {etag:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_tag_is_refused() {
+        for value in ["1", "\"1", "", "\"1\" \"2", "*, \"1\"x"] {
+            assert_eq!(read(&[(header::IF_MATCH, value)]), Err(400), "{value}");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! `/v1/instances`: VMs are registered here, looked at, and taken out.
+//!
+//! | | |
+//! |---|---|
+//! | `GET /v1/instances` | every record of every source, [`PAGE`](crate::instances::PAGE) at a time: `?source=`, `?after=` |
+//! | `PUT /v1/instances/NAME` | this record and no other under that name: `?wait=attached`, `?timeout=5s` |
+//! | `GET /v1/instances/NAME` | a record as it is held, without its secrets: `?source=` |
+//! | `DELETE /v1/instances/NAME` | none under that name |
+//! | `GET /v1/openapi.json` | all of this for programs |
+//!
+//! A change is checked by the control loop, written to disk, and only then put in force, one after the other: what was
+//! answered 200 or 201 outlives the agent. A client that goes away meanwhile does not end a change half-way.
+
+mod answer;
+mod ask;
+mod conditions;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{MethodRouter, get};
+use tokio::sync::{Mutex, Semaphore, oneshot};
+use tokio::time::Instant;
+use tracing::info;
+
+use super::listen::{Peer, Stay};
+use super::{Agent, Request};
+use crate::agent::node::{Tagged, etag};
+use crate::agent::shelf::Shelf;
+use crate::config::Config;
+use crate::instances::{Instance, Problem};
+use crate::record::Limits;
+use crate::registry::RecordId;
+use answer::{absent, busy, clash, json, not_attached, not_kept, precondition, too_many};
+pub use ask::Ask;
+use ask::{Asked, Wait};
+use conditions::Conditions;
+#[cfg(test)]
+use record::BODY_MAX;
+
+/// Clients that wait for their VM's ports at a time; one more is told so, and nothing is changed.
+pub const WAITS: usize = 16;
+/// How long a client waits that does not say.
+pub const WAIT: Duration = Duration::from_secs(5);
+/// Longest that a client may wait.
+pub const WAIT_MOST: Duration = Duration::from_secs(60);
+
+const PREFIX: &str = "/v1/instances/";
+/// The interface for programs.
+const OPENAPI: &str = include_str!("openapi.json");
+
+/// What all who change instances share.
+#[derive(Debug)]
+pub(in crate::agent) struct Keeper {
+    shelf: Shelf,
+    limits: ArcSwap<Limits>,
+    /// Whose turn it is to change something.
+    turn: Mutex<()>,
+    waits: Semaphore,
+}
+
+impl Keeper {
+    /// Keeps records below the configuration's state directory.
+    pub(in crate::agent) fn new(config: &Config) -> Arc<Self> {
+        Arc::new(Self {
+            shelf: Shelf::below(config.state.as_deref()),
+            limits: ArcSwap::from_pointee(config.record_limits()),
+            turn: Mutex::default(),
+            waits: Semaphore::new(WAITS),
+        })
+    }
+
+    /// Takes over what can change of a configuration.
+    pub(in crate::agent) fn configure(&self, config: &Config) {
+        self.limits.store(config.record_limits().into());
+    }
+
+    /// Where records are kept.
+    pub(in crate::agent) fn shelf(&self) -> Shelf {
+        self.shelf.clone()
+    }
+}
+
+/// What is answered where.
+pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 3] {
+    [
+        ("/v1/instances", get(list)),
+        ("/v1/instances/{*name}", get(look).put(put).delete(remove)),
+        ("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, super::JSON)], OPENAPI))),
+    ]
+}
+
+async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, Problem> {
+    let (source, after) = ask::range(&uri)?;
+    let page = agent.ask_in_turn(|reply| Request::Instances(Ask::List { source, after, reply })).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+async fn look(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, Problem> {
+    let Asked { id, .. } = ask::read(&uri, &Method::GET)?;
+    let conditions = Conditions::read(&head)?;
+    let found = agent.ask_in_turn(|reply| Request::Instances(Ask::Look { id: id.clone(), reply })).await?;
+    let (mut instance, held) = found.ok_or_else(|| absent(&id))?;
+    let tag = instance.etag.clone();
+    if conditions.is_known(tag.as_deref()) {
+        return Ok(tagged(StatusCode::NOT_MODIFIED.into_response(), tag.as_deref()));
+    }
+    if let Some(held) = held {
+        let (shown, withheld) = record::shown(&held);
+        (instance.record, instance.withheld) = (Some(shown), Some(withheld));
+    }
+    Ok(tagged(json(StatusCode::OK, &instance), tag.as_deref()))
+}
+
+async fn put(
+    State(agent): State<Agent>,
+    axum::Extension(peer): axum::Extension<Peer>,
+    axum::Extension(stay): axum::Extension<Stay>,
+    uri: Uri,
+    head: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let Asked { id, wait } = ask::read(&uri, &Method::PUT)?;
+    let conditions = Conditions::read(&head)?;
+    let limits = agent.keeper.limits.load_full();
+    let record = record::read(&head, body, &limits, peer).await?;
+    let keeper = Arc::clone(&agent.keeper);
+    let _place = match &wait {
+        Some(_) => Some(keeper.waits.try_acquire().map_err(|_| too_many())?),
+        None => None,
+    };
+    let _stay = wait.map(|_| stay.hold());
+    let until = wait.map(|Wait { timeout }| (timeout, Instant::now() + timeout));
+    let change = Change { agent: agent.clone(), id: id.clone(), conditions, peer };
+    // A task of its own: half a change must not be all there is when the client has gone.
+    let changed = tokio::spawn(change.put(record, wait.is_some())).await;
+    let (created, instance) = changed.map_err(|_| busy())??;
+    let instance = match until {
+        Some((timeout, until)) => attached(&agent, id, instance, timeout, until).await?,
+        None => instance,
+    };
+    let status = if created { StatusCode::CREATED } else { StatusCode::OK };
+    let tag = instance.etag.clone();
+    Ok(tagged(json(status, &instance), tag.as_deref()))
+}
+
+async fn remove(
+    State(agent): State<Agent>,
+    axum::Extension(peer): axum::Extension<Peer>,
+    uri: Uri,
+    head: HeaderMap,
+) -> Result<Response, Problem> {
+    let Asked { id, .. } = ask::read(&uri, &Method::DELETE)?;
+    let conditions = Conditions::read(&head)?;
+    let change = Change { agent, id, conditions, peer };
+    tokio::spawn(change.remove()).await.map_err(|_| busy())??;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Waits until the ports of a record are attached.
+async fn attached(
+    agent: &Agent,
+    id: RecordId,
+    instance: Instance,
+    timeout: Duration,
+    until: Instant,
+) -> Result<Instance, Problem> {
+    let (reply, answer) = oneshot::channel();
+    let wait = Request::Instances(Ask::Wait { id: id.clone(), reply });
+    let waited = tokio::time::timeout_at(until, async {
+        agent.requests.send(wait).await.ok()?;
+        answer.await.ok()
+    });
+    match waited.await {
+        Ok(Some(instance)) => Ok(instance),
+        // It was taken out by another, or the agent leaves.
+        Ok(None) => Err(absent(&id)),
+        Err(_) => {
+            let now = agent.ask_in_turn(|reply| Request::Instances(Ask::Look { id, reply })).await;
+            let instance = now.ok().flatten().map_or(instance, |(instance, _)| instance);
+            Err(not_attached(instance, timeout))
+        }
+    }
+}
+
+/// A change of what is registered under a name.
+struct Change {
+    agent: Agent,
+    id: RecordId,
+    conditions: Conditions,
+    peer: Peer,
+}
+
+impl Change {
+    async fn put(self, record: record::Good, waits: bool) -> Result<(bool, Instance), Problem> {
+        let keeper = Arc::clone(&self.agent.keeper);
+        let _turn = keeper.turn.lock().await;
+        let Self { agent, id, conditions, peer } = self;
+        let record::Good { record, json } = record;
+        let tagged = tag(&record)?;
+        let (about, held) = (id.clone(), Arc::clone(&record));
+        let checked = agent
+            .ask_in_turn(|reply| Request::Instances(Ask::Check { id: about, record: held, waits, reply }))
+            .await?;
+        let (former, admitted) = checked;
+        conditions.check(&id, former.as_deref()).map_err(precondition)?;
+        admitted.map_err(|reason| clash(&id, reason))?;
+        let changes = former.as_ref() != Some(&tagged.etag);
+        if changes {
+            let (shelf, id) = (keeper.shelf.clone(), id.clone());
+            blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
+        }
+        let (about, vm) = (id.clone(), record.vm.uuid.clone());
+        let ask = |reply| Request::Instances(Ask::Put { id: about, tagged, reply });
+        let instance = agent.tell(ask).await?;
+        let created = former.is_none();
+        if changes {
+            info!(by = %peer, record = %id, vm = vm.as_str(), created, "registered");
+        }
+        Ok((created, instance))
+    }
+
+    async fn remove(self) -> Result<(), Problem> {
+        let keeper = Arc::clone(&self.agent.keeper);
+        let _turn = keeper.turn.lock().await;
+        let Self { agent, id, conditions, peer } = self;
+        let about = id.clone();
+        let former = agent.ask_in_turn(|reply| Request::Instances(Ask::Tag { id: about, reply })).await?;
+        conditions.check(&id, former.as_deref()).map_err(precondition)?;
+        let (shelf, about) = (keeper.shelf.clone(), id.clone());
+        blocking(move || shelf.remove(&about)).await?.map_err(|error| not_kept(&error))?;
+        if former.is_some() {
+            let about = id.clone();
+            agent.tell(|reply| Request::Instances(Ask::Remove { id: about, reply })).await?;
+            info!(by = %peer, record = %id, "taken out");
+        }
+        Ok(())
+    }
+}
+
+fn tag(record: &Arc<crate::record::Record>) -> Result<Tagged, Problem> {
+    let etag = etag(record).map_err(|error| not_kept(&error.into()))?;
+    Ok(Tagged { record: Arc::clone(record), etag })
+}
+
+/// Runs what may wait for a disk, or take long, beside the control loop.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| busy())
+}
+
+fn tagged(mut response: Response, etag: Option<&str>) -> Response {
+    if let Some(etag) = etag.and_then(|etag| HeaderValue::from_str(etag).ok()) {
+        response.headers_mut().insert(header::ETAG, etag);
+    }
+    response
+}

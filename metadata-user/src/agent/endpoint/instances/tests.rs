@@ -1,0 +1,535 @@
+//! The handlers before a control loop that holds tags and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::super::{CONNECTIONS, Doors, LIFE, Request, listen};
+use super::{Ask, BODY_MAX, Keeper, OPENAPI, WAITS, routes};
+use crate::agent::Health;
+use crate::agent::node::{Clash, Tagged};
+use crate::agent::shelf::Shelf;
+use crate::agent::slots::IdentityName;
+use crate::config::Config;
+use crate::instances::{Instance, NAME_MAX, Page, Port};
+use crate::port::PortName;
+use crate::record::Limits;
+use crate::registry::{RecordId, Source};
+use crate::status::{GuestState, InstanceState};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the control loop of a bench holds.
+#[derive(Default)]
+struct Book {
+    registered: BTreeMap<RecordId, Tagged>,
+    /// What the next check finds in the way.
+    clash: Option<Clash>,
+    /// Ports are attached.
+    attached: bool,
+    /// Who waits for that.
+    waiting: Vec<Ask>,
+}
+
+impl Book {
+    fn instance(&self, id: &RecordId) -> Option<Instance> {
+        let Tagged { etag, .. } = self.registered.get(id)?;
+        let (state, bound) = match self.attached {
+            true => (InstanceState::Served, GuestState::Served),
+            false => (InstanceState::Waiting, GuestState::Unbound),
+        };
+        Some(Instance {
+            name: id.key.to_string(),
+            source: id.source,
+            state,
+            in_force: true,
+            shadowed_by: None,
+            refused: None,
+            etag: Some(etag.to_string()),
+            generation: Some(1),
+            vm: None,
+            ports: vec![Port {
+                port: "tap0".into(),
+                mac: "52:54:00:00:00:01".into(),
+                state: bound,
+                held_by: None,
+                reason: None,
+            }],
+            record: None,
+            withheld: None,
+        })
+    }
+
+    fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::List { reply, .. } => {
+                let instances = self.registered.keys().filter_map(|id| self.instance(id)).collect();
+                reply.send(Page { instances, next: None }).unwrap_or_default();
+            }
+            Ask::Look { id, reply } => {
+                let record = self.registered.get(&id).map(|tagged| Arc::clone(&tagged.record));
+                _ = reply.send(self.instance(&id).map(|instance| (instance, record)));
+            }
+            Ask::Tag { id, reply } => _ = reply.send(self.registered.get(&id).map(|t| Arc::clone(&t.etag))),
+            Ask::Check { id, reply, .. } => {
+                let tag = self.registered.get(&id).map(|tagged| Arc::clone(&tagged.etag));
+                _ = reply.send((tag, self.clash.take().map_or(Ok(()), Err)));
+            }
+            Ask::Put { id, tagged, reply } => {
+                self.registered.insert(id.clone(), tagged);
+                _ = reply.send(self.instance(&id).expect("it was just put in"));
+            }
+            Ask::Remove { id, reply } => {
+                self.registered.remove(&id);
+                self.waiting.retain(|ask| !matches!(ask, Ask::Wait { id: waits, .. } if *waits == id));
+                reply.send(()).unwrap_or_default();
+            }
+            Ask::Wait { id, reply } if self.attached => {
+                _ = reply.send(self.instance(&id).expect("it is there"))
+            }
+            wait @ Ask::Wait { .. } => self.waiting.push(wait),
+        }
+    }
+
+    fn attach(&mut self) {
+        self.attached = true;
+        std::mem::take(&mut self.waiting).into_iter().for_each(|ask| self.answer(ask));
+    }
+}
+
+/// A control socket before that.
+struct Bench {
+    room: tempfile::TempDir,
+    book: Arc<Mutex<Book>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Bench {
+    fn new() -> Self {
+        let room = tempfile::tempdir().expect("a directory");
+        let config = Config { state: Some(room.path().into()), ..Config::default() };
+        let Doors { control, requests, .. } = Doors::new(Health::new(vec![]), Keeper::new(&config));
+        let listener = UnixListener::bind(room.path().join("socket")).expect("a socket");
+        let door = tokio::spawn(async { listen::serve(listener, control).await.expect("a door stays open") });
+        let book = Arc::new(Mutex::new(Book::default()));
+        let control = tokio::spawn(work(requests, Arc::clone(&book)));
+        Self { room, book, tasks: vec![door, control] }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.room.path().join("socket")
+    }
+
+    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
+        self.book.lock().expect("nobody died with it")
+    }
+
+    fn kept(&self) -> Vec<RecordId> {
+        let records = Shelf::below(Some(self.room.path())).read(&Limits::DEFAULT);
+        records.into_iter().map(|(id, _)| id).collect()
+    }
+
+    async fn ask(&self, method: &str, path: &str, fields: &[&str], body: &str) -> Said {
+        ask(&self.socket(), method, path, fields, body).await
+    }
+
+    async fn put(&self, name: &str, fields: &[&str], generation: u64) -> Said {
+        self.ask("PUT", &format!("/v1/instances/{name}"), fields, &record(generation)).await
+    }
+}
+
+async fn work(mut requests: mpsc::Receiver<Request>, book: Arc<Mutex<Book>>) {
+    while let Some(request) = requests.recv().await {
+        let Request::Instances(ask) = request else { panic!("{request:?}") };
+        book.lock().expect("nobody died with it").answer(ask);
+    }
+}
+
+/// An answer.
+#[derive(Debug)]
+struct Said {
+    status: u16,
+    head: String,
+    body: Value,
+}
+
+impl Said {
+    fn field(&self, name: &str) -> Option<&str> {
+        let mut fields = self.head.lines().filter_map(|line| line.split_once(": "));
+        fields.find(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    fn etag(&self) -> &str {
+        self.field("etag").expect("a tag")
+    }
+}
+
+async fn ask(socket: &PathBuf, method: &str, path: &str, fields: &[&str], body: &str) -> Said {
+    let mut stream = UnixStream::connect(socket).await.expect("a connection");
+    let length = body.len();
+    let mut text = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
+    fields.iter().for_each(|field| text.extend([field, "\r\n"]));
+    if method != "GET" {
+        text.push_str(&format!("Content-Length: {length}\r\n"));
+    }
+    text.push_str("\r\n");
+    text.push_str(body);
+    // An answer may come before all is taken.
+    stream.write_all(text.as_bytes()).await.unwrap_or_default();
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    read.expect("an answer in time").unwrap_or_default();
+    let answer = String::from_utf8(answer).expect("text");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    Said { status, head: head.into(), body: serde_json::from_str(body).unwrap_or_default() }
+}
+
+fn record(generation: u64) -> String {
+    json!({
+        "schema": "vmrecord/1", "generation": generation,
+        "vm": {"uuid": "7c0f1a52-3b5e-4d1a-9d2c-00000000000a", "name": "web",
+               "project": {"id": "p", "number": 1, "account": "000000000000"}},
+        "hostname": {"short": "web"}, "placement": {"region": "r", "zone": "z"},
+        "user_data": {"text": "Password-0"},
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn a_record_is_put_once_kept_and_told_without_secrets() {
+    let bench = Bench::new();
+    let id = RecordId::new(Source::Api, "ns/web");
+    let first = bench.put("ns/web", &[], 1).await;
+    assert_eq!((first.status, first.body["name"].as_str()), (201, Some("ns/web")), "{first:?}");
+    assert_eq!(bench.kept(), [id.clone()]);
+    let again = bench.put("ns/web", &["Content-Type: application/yaml"], 1).await;
+    assert_eq!((again.status, again.etag()), (200, first.etag()), "the same in another form is the same");
+    let second = bench.put("ns%2Fweb", &[], 2).await;
+    assert!(second.status == 200 && second.etag() != first.etag(), "{second:?}");
+    let seen = bench.ask("GET", "/v1/instances/ns/web", &[], "").await;
+    assert_eq!((seen.status, seen.etag()), (200, second.etag()));
+    assert_eq!(seen.body["record"]["generation"], 2);
+    assert_eq!(seen.body["withheld"], json!(["user_data"]));
+    assert!(!seen.body.to_string().contains("Password"), "{seen:?}");
+    let known =
+        bench.ask("GET", "/v1/instances/ns/web", &[&format!("If-None-Match: {}", seen.etag())], "").await;
+    assert_eq!((known.status, known.body), (304, Value::Null));
+    for _ in 0..2 {
+        assert_eq!(bench.ask("DELETE", "/v1/instances/ns/web", &[], "").await.status, 204);
+    }
+    assert_eq!(bench.kept(), []);
+    assert_eq!(bench.ask("GET", "/v1/instances/ns/web", &[], "").await.status, 404);
+}
+
+#[tokio::test]
+async fn of_clients_that_race_for_one_change_one_wins() {
+    let bench = Bench::new();
+    let first = bench.put("web", &[], 1).await;
+    for (name, field) in [("web", format!("If-Match: {}", first.etag())), ("new", "If-None-Match: *".into())]
+    {
+        let mut clients = JoinSet::new();
+        for n in 0..8 {
+            let (socket, field, path) = (bench.socket(), field.clone(), format!("/v1/instances/{name}"));
+            clients.spawn(async move { ask(&socket, "PUT", &path, &[&field], &record(10 + n)).await.status });
+        }
+        let mut statuses = clients.join_all().await;
+        statuses.sort_unstable();
+        let won = if name == "web" { 200 } else { 201 };
+        assert_eq!(statuses, [&[won][..], &[412; 7]].concat(), "{name}");
+    }
+    let stale = bench.ask("DELETE", "/v1/instances/web", &[&format!("If-Match: {}", first.etag())], "").await;
+    assert_eq!((stale.status, stale.body["type"].as_str()), (412, Some("urn:xdp-imds:precondition")));
+    assert_eq!(bench.kept().len(), 2);
+}
+
+#[tokio::test]
+async fn what_is_in_the_way_is_named_and_nothing_is_changed() {
+    let by = RecordId::new(Source::File, "web.yaml");
+    let identity = IdentityName { port: PortName::local("tap0"), mac: Default::default() };
+    for (clash, status, said) in [
+        (Clash::Taken { identity, by: by.clone() }, 409, "on port tap0 belongs to web.yaml"),
+        (Clash::SameVm { by }, 409, "registered as web.yaml"),
+        (Clash::Full { most: 2 }, 507, "at most 2 instances"),
+        (Clash::Unplaced, 422, "network.nics[].port"),
+    ] {
+        let bench = Bench::new();
+        let named = if status == 409 { json!({"source": "file", "name": "web.yaml"}) } else { Value::Null };
+        bench.book().clash = Some(clash);
+        let refused = bench.put("web", &[], 1).await;
+        assert_eq!(refused.status, status, "{refused:?}");
+        assert!(refused.body["detail"].as_str().is_some_and(|text| text.contains(said)), "{refused:?}");
+        assert_eq!(refused.body["conflict"], named);
+        assert_eq!((bench.kept(), bench.book().registered.len()), (vec![], 0));
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_kept_is_not_put_in_force() {
+    let bench = Bench::new();
+    std::fs::write(bench.room.path().join("instances"), "in the way").expect("written");
+    let refused = bench.put("web", &[], 1).await;
+    assert_eq!((refused.status, refused.body["type"].as_str()), (507, Some("urn:xdp-imds:not-kept")));
+    assert!(bench.book().registered.is_empty());
+}
+
+#[tokio::test]
+async fn who_waits_is_answered_when_ports_are_attached() {
+    let bench = Bench::new();
+    let socket = bench.socket();
+    let waits = tokio::spawn(async move {
+        ask(&socket, "PUT", "/v1/instances/web?wait=attached&timeout=15s", &[], &record(1)).await
+    });
+    while bench.book().waiting.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert!(!waits.is_finished(), "answered before");
+    bench.book().attach();
+    let answer = waits.await.expect("an answer");
+    assert_eq!((answer.status, answer.body["state"].as_str()), (201, Some("served")));
+}
+
+#[tokio::test]
+async fn who_waits_too_long_is_told_and_the_record_stays() {
+    let bench = Bench::new();
+    let start = Instant::now();
+    let answer = bench.ask("PUT", "/v1/instances/web?wait=attached&timeout=300ms", &[], &record(1)).await;
+    assert!(start.elapsed() >= Duration::from_millis(300));
+    assert_eq!((answer.status, answer.body["type"].as_str()), (504, Some("urn:xdp-imds:not-attached")));
+    assert_eq!(answer.body["registered"]["state"], "waiting");
+    assert!(answer.body["detail"].as_str().is_some_and(|text| text.contains("tap0")), "{answer:?}");
+    assert_eq!(bench.kept().len(), 1);
+    let gone = bench.socket();
+    let waits = tokio::spawn(async move {
+        ask(&gone, "PUT", "/v1/instances/web?wait=attached&timeout=15s", &[], &record(1)).await
+    });
+    while bench.book().waiting.iter().all(|ask| matches!(ask, Ask::Wait { reply, .. } if reply.is_closed())) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(bench.ask("DELETE", "/v1/instances/web", &[], "").await.status, 204);
+    assert_eq!(waits.await.expect("an answer").status, 404, "what is waited for has gone");
+}
+
+#[tokio::test]
+async fn so_many_may_wait_and_others_are_served_meanwhile() {
+    let bench = Bench::new();
+    let mut waiting = JoinSet::new();
+    for n in 0..WAITS {
+        let (socket, path) = (bench.socket(), format!("/v1/instances/web-{n}?wait=attached&timeout=15s"));
+        waiting.spawn(async move { ask(&socket, "PUT", &path, &[], &record(1)).await.status });
+    }
+    while bench.book().waiting.len() < WAITS {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let path = "/v1/instances/more?wait=attached&timeout=15s";
+    let refused = bench.ask("PUT", path, &[], &record(1)).await;
+    assert_eq!((refused.status, refused.field("retry-after")), (503, Some("1")), "{refused:?}");
+    assert_eq!(bench.ask("GET", "/v1/instances/more", &[], "").await.status, 404, "nothing was changed");
+    // Others come and go, more than there are places, and none of those who wait loses its own.
+    let mut idle = Vec::new();
+    for _ in 0..2 * CONNECTIONS {
+        idle.push(UnixStream::connect(bench.socket()).await.expect("a connection"));
+        assert_eq!(bench.put("other", &[], 1).await.status / 100, 2);
+    }
+    bench.book().attach();
+    assert_eq!(waiting.join_all().await, [201; WAITS]);
+    assert_eq!(bench.ask("PUT", path, &[], &record(1)).await.status, 201, "there is room again");
+}
+
+#[tokio::test]
+async fn who_waits_keeps_its_connection_longer_than_a_connection_lives() {
+    let bench = Bench::new();
+    tokio::time::pause();
+    let socket = bench.socket();
+    let waits = tokio::spawn(async move {
+        let mut stream = UnixStream::connect(&socket).await.expect("a connection");
+        let body = record(1);
+        let head =
+            "PUT /v1/instances/web?wait=attached&timeout=60s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n";
+        let text = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(text.as_bytes()).await.expect("room");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        answer
+    });
+    // Writing to disk takes real time, which stands still meanwhile.
+    while bench.book().waiting.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::advance(LIFE + Duration::from_secs(5)).await;
+    bench.book().attach();
+    let answer = waits.await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+}
+
+#[tokio::test]
+async fn a_record_in_no_form_we_take_is_refused() {
+    let bench = Bench::new();
+    let long = format!("/v1/instances/{}", "a".repeat(NAME_MAX + 1));
+    let huge = " ".repeat(BODY_MAX + 1);
+    for (path, field, body, status) in [
+        ("/v1/instances/a", "Content-Type: text/csv", "a,b", 415),
+        ("/v1/instances/a", "X: y", "{", 400),
+        ("/v1/instances/a", "If-Match: 1", &record(1), 400),
+        ("/v1/instances/a", "X: y", r#"{"schema": "vmrecord/2"}"#, 422),
+        ("/v1/instances/a", "X: y", huge.as_str(), 413),
+        ("/v1/instances/a?source=file", "X: y", &record(1), 403),
+        (&long, "X: y", &record(1), 400),
+    ] {
+        let refused = bench.ask("PUT", path, &[field], body).await;
+        assert_eq!(refused.status, status, "{field} {refused:?}");
+        assert_eq!(refused.field("content-type"), Some("application/problem+json"));
+        assert_eq!(refused.body["status"], status);
+    }
+    assert_eq!(bench.kept(), []);
+}
+
+fn document() -> Value {
+    serde_json::from_str(OPENAPI).expect("JSON")
+}
+
+#[tokio::test]
+async fn the_document_names_every_route_with_its_methods_and_no_other() {
+    let bench = Bench::new();
+    let document = document();
+    let described = document["paths"].as_object().expect("paths");
+    let real: BTreeSet<_> = routes().map(|(path, _)| path.replace("{*", "{")).into();
+    assert_eq!(described.keys().cloned().collect::<BTreeSet<_>>(), real);
+    for (path, item) in described {
+        let example = path.replace("{name}", "x");
+        for method in [Method::GET, Method::PUT, Method::DELETE, Method::POST, Method::PATCH] {
+            let is_described = item.get(method.as_str().to_ascii_lowercase()).is_some();
+            let answered = bench.ask(method.as_str(), &example, &[], "{}").await.status != 405;
+            assert_eq!(answered, is_described, "{method} {path}");
+        }
+    }
+    let served = bench.ask("GET", "/v1/openapi.json", &[], "").await;
+    assert_eq!((served.status, served.body), (200, document));
+}
+
+#[tokio::test]
+async fn answers_are_as_the_document_describes_them() {
+    let bench = Bench::new();
+    let document = document();
+    let by = RecordId::new(Source::Api, "x");
+    let (good, two) = (record(1), record(2));
+    let web = "/v1/instances/{name}";
+    let wait = "?wait=attached&timeout=1ms";
+    let mut seen = BTreeSet::new();
+    for (method, path, query, field, body, clash, expected) in [
+        ("PUT", web, "", "X: y", good.as_str(), None, 201),
+        ("PUT", web, "", "X: y", &good, None, 200),
+        ("PUT", web, wait, "X: y", &two, None, 504),
+        ("PUT", web, "", "If-Match: \"0\"", &good, None, 412),
+        ("PUT", web, "", "X: y", &good, Some(Clash::SameVm { by }), 409),
+        ("PUT", web, "", "X: y", &good, Some(Clash::Full { most: 1 }), 507),
+        ("PUT", web, "", "X: y", "{}", None, 422),
+        ("PUT", web, "", "Content-Type: a/b", &good, None, 415),
+        ("PUT", web, "?wait=x", "X: y", &good, None, 400),
+        ("PUT", web, "?source=file", "X: y", &good, None, 403),
+        ("GET", web, "", "X: y", "", None, 200),
+        ("GET", web, "", "If-None-Match: *", "", None, 304),
+        ("GET", web, "?source=hook", "X: y", "", None, 404),
+        ("GET", web, "?x=y", "X: y", "", None, 400),
+        ("GET", "/v1/instances", "", "X: y", "", None, 200),
+        ("GET", "/v1/instances", "?x=y", "X: y", "", None, 400),
+        ("DELETE", web, "", "If-Match: \"0\"", "", None, 412),
+        ("DELETE", web, "", "X: y", "", None, 204),
+        ("GET", "/v1/openapi.json", "", "X: y", "", None, 200),
+    ] {
+        bench.book().clash = clash;
+        let said =
+            bench.ask(method, &format!("{}{query}", path.replace("{name}", "web")), &[field], body).await;
+        assert_eq!(said.status, expected, "{method} {path}{query} {field}: {said:?}");
+        let operation = &document["paths"][path][method.to_ascii_lowercase()];
+        let described = resolved(&document, &operation["responses"][said.status.to_string()]);
+        assert!(!described.is_null(), "{method} {path} does not describe {expected}");
+        let content = described["content"].as_object();
+        let media = said.field("content-type");
+        assert_eq!(
+            content.map(|content| content.keys().next().map(String::as_str)),
+            media.map(Some),
+            "{said:?}"
+        );
+        if let Some(media) = media {
+            let schema = &described["content"][media]["schema"];
+            if let Err(reason) = fits(&document, schema, &said.body) {
+                panic!("{method} {path} {expected}: {reason} in {:#}", said.body);
+            }
+        }
+        seen.insert((method, path, expected));
+    }
+    let ours: Value = serde_json::from_str(&good).expect("JSON");
+    fits(&document, &document["components"]["schemas"]["Record"], &ours).expect("a record");
+    fits(&document, &document["components"]["schemas"]["Instance"], &json!({"name": "x"}))
+        .expect_err("half an instance");
+    assert_eq!(seen.len(), 19);
+}
+
+/// What a `$ref` stands for.
+fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
+    match value["$ref"].as_str() {
+        Some(way) => document.pointer(way.trim_start_matches('#')).expect("what is referred to is there"),
+        None => value,
+    }
+}
+
+/// Whether a value fits a schema: of JSON Schema, the words the document uses.
+fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
+    let schema = resolved(document, schema);
+    for (word, wanted) in schema.as_object().expect("a schema") {
+        let good = match word.as_str() {
+            "type" => match wanted.as_str().expect("one type") {
+                "object" => value.is_object(),
+                "array" => value.is_array(),
+                "string" => value.is_string(),
+                "integer" => value.is_i64() || value.is_u64(),
+                "boolean" => value.is_boolean(),
+                other => panic!("the type {other}"),
+            },
+            "enum" => wanted.as_array().expect("values").contains(value),
+            "const" => wanted == value,
+            "minimum" => value.as_f64() >= wanted.as_f64(),
+            "maxItems" => value.as_array().is_some_and(|items| Some(items.len() as u64) <= wanted.as_u64()),
+            "required" => wanted
+                .as_array()
+                .expect("names")
+                .iter()
+                .all(|name| !value[name.as_str().expect("a name")].is_null()),
+            "additionalProperties" => {
+                let known = schema["properties"].as_object().expect("properties");
+                value.as_object().is_some_and(|fields| fields.keys().all(|field| known.contains_key(field)))
+            }
+            "items" => {
+                value.as_array().into_iter().flatten().try_for_each(|item| fits(document, wanted, item))?;
+                true
+            }
+            "properties" => {
+                for (name, schema) in wanted.as_object().expect("schemas") {
+                    value.get(name).map_or(Ok(()), |value| fits(document, schema, value))?;
+                }
+                true
+            }
+            "description" => true,
+            other => panic!("the word {other}"),
+        };
+        if !good {
+            return Err(format!("{word}: {wanted}: {value}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! Records that nobody tells again, each in a file of the state directory.
+//!
+//! A feed tells all it has at every start; who registers a VM by the API does so once. So each of these records is on
+//! disk, whole and synced, before it is said to be there. Payloads and credentials are inside, so files have mode 0600.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+use tracing::warn;
+
+use crate::private_file;
+use crate::record::{Limits, Record};
+use crate::registry::{MAX_RECORDS, RecordId, Source};
+
+/// The directory's name in the state directory.
+pub(super) const DIRECTORY: &str = "instances";
+/// Octets of a file at most.
+pub(super) const MAX_OCTETS: usize = 16 << 20;
+
+const KIND: &str = "instance";
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Stored<'a> {
+    #[serde(rename = "xdp-imds")]
+    kind: String,
+    version: u32,
+    source: Source,
+    name: String,
+    #[serde(borrow)]
+    record: &'a RawValue,
+}
+
+/// The directory; without one, records end with the agent.
+#[derive(Clone, Debug)]
+pub(super) struct Shelf(Option<PathBuf>);
+
+impl Shelf {
+    /// Below a state directory.
+    pub(super) fn below(state: Option<&Path>) -> Self {
+        Self(state.map(|state| state.join(DIRECTORY)))
+    }
+
+    /// Puts a record, in the JSON of [`Record::to_json`], in the place of the one of that name.
+    ///
+    /// # Errors
+    /// It cannot be written; the one before is still there.
+    pub(super) fn put(&self, id: &RecordId, json: String) -> io::Result<()> {
+        let Some(directory) = &self.0 else { return Ok(()) };
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        let stored = Stored {
+            kind: KIND.into(),
+            version: VERSION,
+            source: id.source,
+            name: id.key.as_ref().into(),
+            record: &RawValue::from_string(json)?,
+        };
+        private_file::replace(&directory.join(file_of(id)), &serde_json::to_vec(&stored)?)
+    }
+
+    /// Takes a record away, if it is there.
+    ///
+    /// # Errors
+    /// The directory cannot be changed; the record may be there again after a start.
+    pub(super) fn remove(&self, id: &RecordId) -> io::Result<()> {
+        let Some(directory) = &self.0 else { return Ok(()) };
+        match fs::remove_file(directory.join(file_of(id))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => File::open(directory)?.sync_all(),
+        }
+    }
+
+    /// Every record. What cannot be used is left where it is, with a warning in the log.
+    pub(super) fn read(&self, limits: &Limits) -> Vec<(RecordId, Record)> {
+        let Some(directory) = &self.0 else { return Vec::new() };
+        let entries = match fs::read_dir(directory) {
+            Ok(entries) => entries,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    warn!("what was registered is not served: {}: {error}", directory.display());
+                }
+                return Vec::new();
+            }
+        };
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        // Files that are being written have a dot before their names.
+        let whole = |path: &PathBuf| {
+            path.extension().is_some_and(|ending| ending == "json")
+                && path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
+        };
+        let read = |path: PathBuf| match read(&path, limits) {
+            Ok(found) => Some(found),
+            Err(reason) => {
+                warn!("{}: not served: {reason}; register the VM again, or remove the file", path.display());
+                None
+            }
+        };
+        paths.filter(whole).take(MAX_RECORDS).filter_map(read).collect()
+    }
+}
+
+fn file_of(id: &RecordId) -> String {
+    let digest = Sha256::digest(id.key.as_bytes());
+    let name: String = digest.iter().take(16).map(|octet| format!("{octet:02x}")).collect();
+    format!("{}-{name}.json", id.source.name())
+}
+
+/// Never a word of what is inside in the reason.
+fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
+    let mut octets = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_OCTETS as u64 + 1).read_to_end(&mut octets));
+    read.map_err(|error| error.to_string())?;
+    let stored: Stored<'_> =
+        serde_json::from_slice(&octets).map_err(|_| "expected a record that an agent wrote".to_owned())?;
+    if (stored.kind.as_str(), stored.version) != (KIND, VERSION) {
+        return Err(format!("expected an instance of version {VERSION}"));
+    }
+    let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
+    let (record, _) = Record::parse_within(&within, "instance.json", stored.record.get())
+        .map_err(|error| error.to_string())?;
+    Ok((RecordId::new(stored.source, &stored.name), record))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DIRECTORY, Shelf};
+    use crate::record::{Limits, Record};
+    use crate::registry::{RecordId, Source};
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn record(name: &str) -> Record {
+        let text = format!(
+            "schema: vmrecord/1\ngeneration: 1\nvm: {{uuid: 7c0f1a52-3b5e-4d1a-9d2c-00000000000a, name: {name}, \
+             project: {{id: p, number: 1, account: '000000000000'}}}}\nhostname: {{short: web}}\n\
+             placement: {{region: r, zone: z}}\nadmin: {{user: root, password: correct horse}}\n\
+             user_data: {{base64: AAEC/w==}}\n"
+        );
+        Record::parse("test", &text).expect("a record").0
+    }
+
+    #[test]
+    fn what_is_put_is_read_again_until_it_is_removed() {
+        let room = tempfile::tempdir().expect("a directory");
+        let shelf = Shelf::below(Some(room.path()));
+        assert!(shelf.read(&Limits::DEFAULT).is_empty(), "there is no directory yet");
+        let ids = [("ns/a", Source::Api), ("ns/a", Source::Hook), ("ns-a", Source::Api)];
+        let ids = ids.map(|(name, source)| RecordId::new(source, name));
+        for id in &ids {
+            shelf.put(id, record("first").to_json().expect("JSON")).expect("written");
+            shelf.put(id, record(&id.key.replace('/', "-")).to_json().expect("JSON")).expect("written");
+        }
+        let mut found = shelf.read(&Limits::DEFAULT);
+        found.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let expected: Vec<_> =
+            [&ids[2], &ids[0], &ids[1]].map(|id| (id.clone(), record(&id.key.replace('/', "-")))).into();
+        assert_eq!(found, expected);
+        for file in fs::read_dir(room.path().join(DIRECTORY)).expect("listed") {
+            let mode = file.expect("a file").metadata().expect("there").permissions().mode() & 0o7777;
+            assert_eq!(mode, 0o600);
+        }
+        for id in &ids {
+            shelf.remove(id).expect("removed");
+            shelf.remove(id).expect("removed before");
+        }
+        assert!(shelf.read(&Limits::DEFAULT).is_empty());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_costs_itself_only() {
+        let room = tempfile::tempdir().expect("a directory");
+        let shelf = Shelf::below(Some(room.path()));
+        let id = RecordId::new(Source::Api, "good");
+        shelf.put(&id, record("good").to_json().expect("JSON")).expect("written");
+        for (name, text) in [
+            ("api-0.json", "{"),
+            ("api-1.json", r#"{"xdp-imds":"instance","version":2,"source":"api","name":"x","record":{}}"#),
+            ("api-2.json", r#"{"xdp-imds":"instance","version":1,"source":"api","name":"x","record":{}}"#),
+            (".api-3.json.new", "half"),
+        ] {
+            fs::write(room.path().join(DIRECTORY).join(name), text).expect("written");
+        }
+        let found = shelf.read(&Limits::DEFAULT);
+        assert_eq!(found.into_iter().map(|(id, _)| id).collect::<Vec<_>>(), [id]);
+    }
+
+    #[test]
+    fn a_write_that_fails_says_so_and_without_a_directory_nothing_is_written() {
+        let room = tempfile::tempdir().expect("a directory");
+        fs::write(room.path().join(DIRECTORY), "in the way").expect("written");
+        let (id, json) = (RecordId::new(Source::Api, "a"), record("a").to_json().expect("JSON"));
+        Shelf::below(Some(room.path())).put(&id, json.clone()).expect_err("no directory can be made");
+        let none = Shelf::below(None);
+        none.put(&id, json).expect("kept in memory alone");
+        assert!(none.read(&Limits::DEFAULT).is_empty());
+    }
+}

@@ -1,0 +1,187 @@
+//! The agent's `/v1/instances`, asked.
+
+use std::path::Path;
+use std::time::Duration;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::de::DeserializeOwned;
+
+use super::{Instance, Page, Problem};
+use crate::registry::Source;
+use crate::status::{ClientError, Question, Reply, ask};
+
+/// Octets of a name.
+pub const NAME_MAX: usize = 253;
+
+/// Longest the agent may stand still, beside what it was asked to wait.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What a name has that a path takes as it is.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b':')
+    .remove(b'@')
+    .remove(b'/');
+
+/// Why the agent did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// There is no answer.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The answer is no.
+    #[error("{}", .0.detail)]
+    Problem(Box<Problem>),
+    /// The answer is none of those expected.
+    #[error("expected an agent with an API for instances, which answered {status}: {text}")]
+    Strange {
+        /// The status.
+        status: u16,
+        /// What it said.
+        text: String,
+    },
+}
+
+impl Failure {
+    /// The status of the answer, if there is one.
+    #[must_use]
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Client(_) => None,
+            Self::Problem(problem) => Some(problem.status),
+            Self::Strange { status, .. } => Some(*status),
+        }
+    }
+}
+
+/// True for what an instance may be called: 1 to [`NAME_MAX`] letters, digits and some signs, in parts joined by `/`.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    let is_good = |part: &str| {
+        !matches!(part, "" | "." | "..")
+            && part
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~' | b':' | b'@'))
+    };
+    name.len() <= NAME_MAX && name.split('/').all(is_good)
+}
+
+/// The path of an instance.
+#[must_use]
+pub fn path_of(source: Source, name: &str) -> String {
+    let query = if source == Source::Api { String::new() } else { format!("?source={}", source.name()) };
+    format!("/v1/instances/{}{query}", utf8_percent_encode(name, PLAIN))
+}
+
+/// How to register.
+#[derive(Debug, Default)]
+pub(super) struct Conditions<'a> {
+    /// Only in the place of what has this tag; `*` for anything.
+    pub(super) matches: Option<&'a str>,
+    /// Only where there is nothing yet.
+    pub(super) is_new: bool,
+    /// Answered when all ports are attached, this long at most.
+    pub(super) wait: Option<Duration>,
+}
+
+impl Conditions<'_> {
+    fn fields(&self) -> Vec<String> {
+        let matches = self.matches.map(|tag| format!("If-Match: {tag}"));
+        matches.into_iter().chain(self.is_new.then(|| "If-None-Match: *".to_owned())).collect()
+    }
+}
+
+/// Registers a record in JSON; true beside it when there was none of that name.
+pub(super) fn put(
+    run: &Path,
+    name: &str,
+    json: &str,
+    conditions: &Conditions<'_>,
+) -> Result<(Instance, bool), Failure> {
+    let mut path = path_of(Source::Api, name);
+    if let Some(wait) = conditions.wait {
+        path.push_str(&format!("?wait=attached&timeout={}ms", wait.as_millis()));
+    }
+    let mut fields = conditions.fields();
+    fields.push("Content-Type: application/json".into());
+    let patience = PATIENCE + conditions.wait.unwrap_or_default();
+    let question = Question { method: "PUT", path: &path, fields: &fields, body: json.as_bytes(), patience };
+    let reply = ask(run, &question)?;
+    let created = reply.status == 201;
+    Ok((read(reply, &[200, 201])?, created))
+}
+
+/// Takes an instance out.
+pub(super) fn remove(run: &Path, name: &str, conditions: &Conditions<'_>) -> Result<(), Failure> {
+    let (path, fields) = (path_of(Source::Api, name), conditions.fields());
+    let question = Question { method: "DELETE", path: &path, fields: &fields, body: &[], patience: PATIENCE };
+    let reply = ask(run, &question)?;
+    if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
+}
+
+/// One instance.
+pub(super) fn look(run: &Path, source: Source, name: &str) -> Result<Instance, Failure> {
+    read(get(run, &path_of(source, name))?, &[200])
+}
+
+/// All instances, of one source or of every one.
+pub(super) fn list(run: &Path, source: Option<Source>) -> Result<Vec<Instance>, Failure> {
+    let mut instances = Vec::new();
+    let mut after = None;
+    loop {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        source.iter().for_each(|source| _ = query.append_pair("source", source.name()));
+        after.iter().for_each(|after: &String| _ = query.append_pair("after", after));
+        let page: Page = read(get(run, &format!("/v1/instances?{}", query.finish()))?, &[200])?;
+        let ends = page.instances.is_empty();
+        instances.extend(page.instances);
+        match page.next {
+            Some(next) if !ends => after = Some(next),
+            _ => return Ok(instances),
+        }
+    }
+}
+
+fn get(run: &Path, path: &str) -> Result<Reply, ClientError> {
+    ask(run, &Question { method: "GET", path, fields: &[], body: &[], patience: PATIENCE })
+}
+
+fn read<T: DeserializeOwned>(reply: Reply, good: &[u16]) -> Result<T, Failure> {
+    if !good.contains(&reply.status) {
+        return Err(failure(reply));
+    }
+    serde_json::from_slice(&reply.body).map_err(|_| strange(&reply))
+}
+
+fn failure(reply: Reply) -> Failure {
+    match serde_json::from_slice(&reply.body) {
+        Ok(problem) => Failure::Problem(problem),
+        Err(_) => strange(&reply),
+    }
+}
+
+fn strange(reply: &Reply) -> Failure {
+    let text: String = String::from_utf8_lossy(&reply.body).chars().take(200).collect();
+    Failure::Strange { status: reply.status, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NAME_MAX, is_name, path_of};
+    use crate::registry::Source;
+
+    #[test]
+    fn a_name_is_a_path_and_never_leads_out_of_it() {
+        let long = "a".repeat(NAME_MAX);
+        for name in ["a", "ns/web-1", "A.b_c~1:2@3", &long] {
+            assert!(is_name(name), "{name}");
+            assert_eq!(path_of(Source::Api, name), format!("/v1/instances/{name}"));
+        }
+        assert_eq!(path_of(Source::File, "a b?.yaml"), "/v1/instances/a%20b%3F.yaml?source=file");
+        for name in ["", "/", "a/", "/a", "a//b", ".", "a/../b", "a b", "a?b", "ü", &format!("{long}a")] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}

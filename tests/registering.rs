@@ -1,0 +1,447 @@
+//! A hypervisor of any kind registers a VM with one call before it boots, and whatever becomes of the agent meanwhile, the
+//! VM is served.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use metadata_user::status::{Question, Reply, Status, ask};
+use serde_json::{Value, json};
+use support::agent::{self, Agent};
+use support::bpffs::Bpffs;
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::host::Host;
+use support::netns::Namespace;
+use support::privileged;
+use support::record::{Identity, replace};
+use support::tap::Shape;
+
+/// For what must come: generous, since it is waited out only in failure.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// For one request of a guest.
+const REQUEST: Duration = Duration::from_secs(5);
+const PATH: &str = "/v1/user-data";
+/// A group that nobody is in.
+const GROUP: &str = "60123";
+
+/// A node whose agents keep what they pin, and what is registered.
+struct Node {
+    room: tempfile::TempDir,
+    bpffs: Bpffs,
+    host: Host,
+}
+
+impl Node {
+    fn new() -> Self {
+        let room = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(room.path().join("records")).expect("a directory");
+        Self { room, bpffs: Bpffs::mount().expect("a bpffs"), host: Host::new().expect("a node") }
+    }
+
+    fn records(&self) -> PathBuf {
+        self.room.path().join("records")
+    }
+
+    fn run(&self) -> PathBuf {
+        self.records().join("run")
+    }
+
+    /// An agent with a directory of records.
+    fn agent(&self, more: &[&str]) -> Agent<'_> {
+        let mut words = agent::arguments_with_pins(&self.records(), &[], &self.bpffs.pins());
+        words.extend(more.iter().map(Into::into));
+        Agent::start_binary(&agent::binary().expect("the agent is built"), self.host.ns(), words)
+            .expect("an agent")
+    }
+
+    /// An agent with a configuration that names no records.
+    fn agent_by(&self, configuration: &str) -> Agent<'_> {
+        let file = self.room.path().join("agent.yaml");
+        replace(&file, configuration).expect("a configuration");
+        let mut words = agent::arguments_with_pins(&self.records(), &[], &self.bpffs.pins());
+        let records = words.iter().position(|word| word == "--records").expect("a word");
+        words.drain(records..records + 2);
+        words.extend(["--config".into(), file.into()]);
+        Agent::start_binary(&agent::binary().expect("the agent is built"), self.host.ns(), words)
+            .expect("an agent")
+    }
+
+    /// Asks the agent's API.
+    fn ask(&self, method: &str, path: &str, fields: &[&str], body: &str) -> (u16, Value) {
+        let fields: Vec<_> = fields.iter().map(|&field| field.to_owned()).collect();
+        let path = format!("/v1/instances{path}");
+        let question =
+            Question { method, path: &path, fields: &fields, body: body.as_bytes(), patience: PATIENCE };
+        let Reply { status, body } = ask(&self.run(), &question).expect("an answer");
+        (status, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    /// One of the verbs, with its exit code and what it says.
+    fn verb(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new(agent::binary().expect("the agent is built"));
+        let Output { status, stdout, stderr } =
+            command.args(words).arg("--run").arg(self.run()).output().expect("it runs");
+        let said = String::from_utf8([stdout, stderr].concat()).expect("text");
+        (status.code().expect("an exit code"), said)
+    }
+
+    fn status(&self) -> Status {
+        let (_, text) = self.verb(&["status", "--json"]);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+}
+
+/// A guest's record, which names its tap.
+fn record(identity: &Identity, generation: u64) -> Value {
+    let mut record: Value = serde_json::from_str(&identity.record(generation)).expect("a record");
+    record["network"]["nics"][0]["port"] = json!({"ifname": Host::tap_name(identity)});
+    record
+}
+
+/// A guest on a tap of its host, which may have been made before.
+fn boot(node: &Node, identity: &Identity) -> Guest {
+    Guest::boot(&node.host, &Spec::of(identity)).expect("a guest")
+}
+
+fn gets(guest: &Guest, text: &str) -> anyhow::Result<()> {
+    let fetched = guest.fetch(PATH, REQUEST)?;
+    anyhow::ensure!(fetched.text() == text, "{} {}", fetched.status, fetched.text());
+    Ok(())
+}
+
+#[test]
+fn a_vm_is_registered_with_one_call_before_it_boots() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let _agent = node.agent_by("api: {}");
+    let tap = node.host.tap(&identity, Shape::default()).expect("a tap");
+    let put = |generation, query: &str| {
+        let mut record = record(&identity, generation);
+        record["user_data"] = json!({"text": format!("number {generation}\n")});
+        node.ask("PUT", &format!("/lab/vm-0{query}"), &[], &record.to_string())
+    };
+    let (status, instance) = put(1, "?wait=attached&timeout=20s");
+    assert_eq!((status, &instance["state"]), (201, &json!("served")), "{instance:#}");
+    assert_eq!(instance["ports"][0]["port"], "tap0");
+    let ns = Namespace::new("guest").expect("a namespace");
+    let guest = Guest::boot_on(tap, ns, &Spec::of(&identity)).expect("a guest");
+    // It is attached: the first request of all is answered.
+    gets(&guest, "number 1\n").expect("its data");
+    let (status, updated) = put(2, "");
+    assert!(status == 200 && updated["etag"] != instance["etag"], "{status} {updated:#}");
+    eventually(PATIENCE, || gets(&guest, "number 2\n")).expect("the update");
+    let (status, same) = put(2, "?wait=attached");
+    assert_eq!((status, &same["etag"]), (200, &updated["etag"]), "the same again");
+    let field = format!("If-Match: {}", instance["etag"].as_str().expect("a tag"));
+    let (status, problem) = node.ask("PUT", "/lab/vm-0", &[&field], &record(&identity, 3).to_string());
+    assert_eq!(status, 412, "{problem:#}");
+    let (status, shown) = node.ask("GET", "/lab/vm-0", &[], "");
+    assert_eq!((status, &shown["record"]["generation"]), (200, &json!(2)));
+    assert!(!shown.to_string().contains("number 2"), "user-data is nobody's to read: {shown:#}");
+    assert_eq!(node.ask("DELETE", "/lab/vm-0", &[], "").0, 204);
+    eventually(PATIENCE, || {
+        anyhow::ensure!(node.status().identities == 0);
+        Ok(())
+    })
+    .expect("it is taken out");
+}
+
+#[test]
+fn who_waits_is_answered_when_the_tap_comes_or_told_that_it_has_not() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let _agent = node.agent(&[]);
+    let text = record(&identity, 1).to_string();
+    let (status, problem) = node.ask("PUT", "/vm?wait=attached&timeout=500ms", &[], &text);
+    assert_eq!((status, &problem["registered"]["state"]), (504, &json!("waiting")), "{problem:#}");
+    assert!(problem["detail"].as_str().is_some_and(|detail| detail.contains("no such interface")));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| node.ask("PUT", "/vm?wait=attached&timeout=30s", &[], &text));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!waits.is_finished(), "answered without a tap");
+        let guest = boot(&node, &identity);
+        let (status, instance) = waits.join().expect("an answer");
+        assert_eq!((status, &instance["state"]), (200, &json!("served")), "{instance:#}");
+        guest.fetch_own(PATH, REQUEST).expect("its data");
+    });
+}
+
+#[test]
+fn what_is_registered_comes_before_a_file_which_takes_its_place_without_a_gap() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let guest = boot(&node, &identity);
+    let mut file = record(&identity, 1);
+    file["user_data"] = json!({"text": "file"});
+    replace(&identity.path(&node.records()), &file.to_string()).expect("a record file");
+    let agent = node.agent(&[]);
+    eventually(PATIENCE, || gets(&guest, "file")).expect("the file's");
+    let mut registered = record(&identity, 2);
+    registered["user_data"] = json!({"text": "api"});
+    let failed = AtomicBool::new(false);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let fetched = guest.fetch(PATH, REQUEST);
+                let good =
+                    fetched.as_ref().is_ok_and(|fetched| matches!(fetched.text().as_str(), "file" | "api"));
+                if !good {
+                    failed.store(true, Ordering::Relaxed);
+                    return eprintln!("{fetched:?}");
+                }
+            }
+        });
+        for _ in 0..3 {
+            assert_eq!(node.ask("PUT", "/vm?wait=attached", &[], &registered.to_string()).0, 201);
+            eventually(PATIENCE, || gets(&guest, "api")).expect("what is registered");
+            let status = node.status();
+            let [shadowed] = status.shadowed.as_slice() else { panic!("{status:?}") };
+            assert_eq!((shadowed.record.as_str(), shadowed.by.as_str()), ("guest-0.yaml", "api/vm"));
+            assert!(status.troubles.is_empty(), "{status:?}");
+            let metrics = agent.metrics().expect("metrics");
+            let count = |source: &str, state: &str| {
+                let is = |name, value| move |s: &&support::agent::Sample| s.label(name) == Some(value);
+                let all = metrics.samples().iter().filter(|s| s.name == "xdp_imds_instances");
+                all.filter(is("source", source)).find(is("state", state)).map(|sample| sample.value)
+            };
+            assert_eq!((count("api", "served"), count("file", "shadowed")), (Some(1.0), Some(1.0)));
+            assert_eq!(count("file", "served"), Some(0.0));
+            assert_eq!(node.ask("DELETE", "/vm", &[], "").0, 204);
+            eventually(PATIENCE, || gets(&guest, "file")).expect("the file's again");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(!failed.load(Ordering::Relaxed), "a request failed");
+}
+
+#[test]
+fn a_vm_that_claims_anothers_mac_and_port_is_refused_and_the_other_served_on() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let guest = boot(&node, &identity);
+    replace(&identity.path(&node.records()), &record(&identity, 1).to_string()).expect("a record file");
+    let _agent = node.agent(&[]);
+    eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST)).expect("its data");
+    let mut other = record(&Identity::of(1), 1);
+    other["network"]["nics"][0]["mac"] = identity.mac.to_string().into();
+    other["network"]["nics"][0]["port"] = json!({"ifname": "tap0"});
+    let (status, problem) = node.ask("PUT", "/thief", &[], &other.to_string());
+    assert_eq!((status, &problem["conflict"]), (409, &json!({"source": "file", "name": "guest-0.yaml"})));
+    other["network"]["nics"][0]["port"] = json!({"ifname": "tap1"});
+    assert_eq!(node.ask("PUT", "/honest", &[], &other.to_string()).0, 201, "the same MAC on another port");
+    let (status, problem) = node.ask("PUT", "/twice", &[], &other.to_string());
+    assert_eq!((status, &problem["conflict"]["name"]), (409, &json!("honest")), "{problem:#}");
+    guest.fetch_own(PATH, REQUEST).expect("its data as before");
+}
+
+#[test]
+fn of_clients_that_change_the_same_version_one_does() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let _agent = node.agent(&[]);
+    let (_, first) = node.ask("PUT", "/vm", &[], &record(&identity, 1).to_string());
+    let field = format!("If-Match: {}", first["etag"].as_str().expect("a tag"));
+    let mut statuses = std::thread::scope(|scope| {
+        let put = |n| node.ask("PUT", "/vm", &[&field], &record(&identity, n).to_string()).0;
+        let clients: Vec<_> = (2..10).map(|n| scope.spawn(move || put(n))).collect();
+        clients.into_iter().map(|client| client.join().expect("an answer")).collect::<Vec<_>>()
+    });
+    statuses.sort_unstable();
+    assert_eq!(statuses, [&[200][..], &[412; 7]].concat());
+}
+
+#[test]
+fn what_is_registered_outlives_an_agent_that_is_killed() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let agent = node.agent_by("api: {}");
+    let guest = boot(&node, &identity);
+    let put = |name, n| node.ask("PUT", name, &[], &record(&Identity::of(n), 1).to_string());
+    let (_, before) = put("/lab/vm-0", 0);
+    put("/vm-1", 1);
+    assert_eq!(node.ask("DELETE", "/vm-1", &[], "").0, 204);
+    // At once: an answer means that it is on disk.
+    agent.kill().expect("killed");
+    let again = node.agent_by("api: {}");
+    eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST)).expect("its data");
+    let (_, listed) = node.ask("GET", "?source=api", &[], "");
+    let [after] = listed["instances"].as_array().expect("a list").as_slice() else { panic!("{listed:#}") };
+    assert_eq!((&after["name"], &after["etag"]), (&before["name"], &before["etag"]));
+    let kept = node.records().join("state/instances");
+    for file in std::fs::read_dir(&kept).expect("a directory") {
+        let mode = file.expect("a file").metadata().expect("there").permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o600);
+    }
+    drop(again);
+}
+
+#[test]
+fn what_is_registered_goes_with_the_ports_to_an_agent_that_takes_over() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let first = node.agent(&[]);
+    let guest = boot(&node, &identity);
+    assert_eq!(node.ask("PUT", "/vm-0?wait=attached", &[], &record(&identity, 1).to_string()).0, 201);
+    let second = node.agent(&["--takeover"]);
+    first.ended(Duration::from_secs(60)).expect("it leaves");
+    guest.fetch_own(PATH, REQUEST).expect("its data");
+    let (status, instance) = node.ask("GET", "/vm-0", &[], "");
+    assert_eq!((status, &instance["state"]), (200, &json!("served")), "{instance:#}");
+    let mut changed = record(&identity, 2);
+    changed["user_data"] = json!({"text": "changed"});
+    assert_eq!(node.ask("PUT", "/vm-0", &[], &changed.to_string()).0, 200, "the new one takes changes");
+    eventually(PATIENCE, || gets(&guest, "changed")).expect("the change");
+    drop(second);
+}
+
+#[test]
+fn the_verbs_say_how_it_went_and_what_to_do() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let file = node.room.path().join("vm.yaml");
+    let file_name = file.to_str().expect("text");
+    std::fs::write(node.room.path().join("user-data"), "beside the record").expect("a file");
+    let mut record_text = record(&identity, 1);
+    record_text["user_data"] = json!({"source": {"file": "user-data"}});
+    replace(&file, &record_text.to_string()).expect("a record");
+    let (code, said) = node.verb(&["register", "-f", file_name]);
+    assert!(code == 2 && said.contains("xdp-imds serve"), "{code} {said}");
+    let _agent = node.agent_by("api: {instances: 2}");
+    let (code, said) = node.verb(&["register", "-f", file_name, "--wait", "--timeout", "0"]);
+    assert!(code == 3 && said.contains("no such interface"), "{code} {said}");
+    let guest = boot(&node, &identity);
+    let (code, said) = node.verb(&["register", "-f", file_name, "--wait", "--timeout", "20"]);
+    assert!(code == 0 && said.contains("guest-0: up to date, served"), "{code} {said}");
+    gets(&guest, "beside the record").expect("what was in the file");
+    let (code, said) = node.verb(&["register", "-f", file_name, "--new"]);
+    assert!(code == 4 && said.contains("If-None-Match"), "{code} {said}");
+    let (code, said) = node.verb(&["register", "-f", file_name, "--name", "other", "--json"]);
+    let problem: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!((code, &problem["conflict"]["name"]), (4, &json!("guest-0")), "{said}");
+    let (code, said) = node.verb(&["ls"]);
+    assert!(code == 0 && said.lines().any(|line| line == "guest-0  api     served  guest-0  tap0"), "{said}");
+    let (code, said) = node.verb(&["get", "guest-0"]);
+    assert!(code == 0 && said.contains("withheld    user_data"), "{said}");
+    // Another instance fits, a third does not.
+    for (n, expected) in [(1, 0), (2, 1)] {
+        replace(&file, &record(&Identity::of(n), 1).to_string()).expect("a record");
+        let (code, said) = node.verb(&["register", "-f", file_name]);
+        assert!(code == expected && (n == 1 || said.contains("at most 2 instances")), "{code} {said}");
+    }
+    assert_eq!(node.verb(&["rm", "guest-0"]).0, 0);
+    let (code, said) = node.verb(&["rm", "guest-0"]);
+    assert!(code == 4 && said.contains("there is no api/guest-0"), "{code} {said}");
+    assert_eq!(node.verb(&["rm", "guest-0", "--force"]).0, 0);
+    assert_eq!(node.verb(&["get", "guest-0"]).0, 1);
+}
+
+/// What curl is answered at a control socket, run as a user in a group and in no other.
+fn curl(run: &Path, gid: &str, words: &[&str]) -> String {
+    let mut command = Command::new("setpriv");
+    command.args([
+        "--reuid",
+        "65534",
+        "--regid",
+        gid,
+        "--clear-groups",
+        "curl",
+        "-s",
+        "-o",
+        "-",
+        "-w",
+        "\n%{http_code}",
+    ]);
+    command.arg("--unix-socket").arg(run.join("control.sock")).args(words);
+    let Output { stdout, .. } = command.output().expect("setpriv and curl are there");
+    String::from_utf8_lossy(&stdout).lines().last().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_group_that_is_let_in_registers_vms_and_reads_no_secrets() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    for path in [node.room.path().to_owned(), node.records()] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("a mode");
+    }
+    let agent = node.agent_by(&format!("api: {{group: \"{GROUP}\"}}"));
+    let file = node.room.path().join("record");
+    let write = |record: &Value| {
+        std::fs::write(&file, record.to_string()).expect("written");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).expect("a mode");
+    };
+    let body = file.to_str().expect("text");
+    let url = "http://localhost/v1/instances/vm-0";
+    let mut record = record(&identity, 1);
+    write(&record);
+    assert_eq!(curl(&node.run(), "65534", &["-T", body, url]), "000", "others are kept out");
+    assert_eq!(curl(&node.run(), GROUP, &["-T", body, url]), "201");
+    assert_eq!(curl(&node.run(), GROUP, &[url]), "200");
+    assert!(agent.said().contains("registered by=user 65534, group 60123"), "{}", agent.said());
+    let trace = "http://localhost/v1/trace?target=tap0&payload=true";
+    assert_eq!(curl(&node.run(), GROUP, &["-m", "5", trace]), "403", "payloads have tokens in them");
+    record["sinks"] = json!({"ready": "file:/etc/profile"});
+    write(&record);
+    assert_eq!(curl(&node.run(), GROUP, &["-T", body, url]), "403", "the agent writes there");
+    assert_eq!(node.ask("PUT", "/vm-0", &[], &record.to_string()).0, 200, "root may");
+}
+
+#[test]
+fn more_vms_than_may_wait_at_once_are_registered_all_the_same() {
+    if !privileged::or_skip() {
+        return;
+    }
+    // Sixteen wait for taps that come all at once, and more than there may be queue up behind them.
+    let node = Node::new();
+    let _agent = node.agent(&[]);
+    let guests = 20;
+    let files: Vec<_> = (0..guests)
+        .map(|n| {
+            let file = node.room.path().join(format!("vm-{n}.yaml"));
+            replace(&file, &record(&Identity::of(n), 1).to_string()).expect("a record");
+            file
+        })
+        .collect();
+    let taps = std::thread::scope(|scope| {
+        let verbs: Vec<_> = files
+            .iter()
+            .map(|file| {
+                let file = file.to_str().expect("text");
+                let node = &node;
+                scope.spawn(move || node.verb(&["register", "-f", file, "--wait", "--timeout", "30"]))
+            })
+            .collect();
+        std::thread::sleep(Duration::from_secs(1));
+        let make = |n| node.host.tap(&Identity::of(n), Shape::default()).expect("a tap");
+        let taps: Vec<Arc<_>> = (0..guests).map(make).collect();
+        for verb in verbs {
+            let (code, said) = verb.join().expect("it ends");
+            assert_eq!(code, 0, "{said}");
+        }
+        taps
+    });
+    assert_eq!(node.status().identities, u64::from(guests));
+    drop(taps);
+}
