@@ -288,8 +288,8 @@ impl Serve {
         config.validate()?;
         anyhow::ensure!(
             config.has_records(),
-            "no records to serve: give --records DIR, or `records:` or `kubevirt:` in the configuration file; with `api: {{}}` \
-             there, VMs may be registered without"
+            "no records to serve: give --records DIR, or `records:` or `kubevirt: {{}}` in the configuration file; with \
+             `api: {{}}` there, VMs may be registered without"
         );
         Ok(config)
     }
