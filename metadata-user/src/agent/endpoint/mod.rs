@@ -37,7 +37,7 @@ use crate::metrics;
 use crate::status::{About, Guest, Status};
 
 pub(super) use instances::Keeper;
-pub use instances::{Ask, WAIT, WAIT_MOST, WAITS};
+pub use instances::{Ask, Checked, WAIT, WAIT_MOST, WAITS};
 pub(super) use listen::serve;
 pub use listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer};
 pub(super) use socket::make_run;

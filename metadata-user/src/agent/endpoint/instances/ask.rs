@@ -49,7 +49,7 @@ pub enum Ask {
         /// Its client waits until it is attached.
         waits: bool,
         /// The answer.
-        reply: oneshot::Sender<(Option<Arc<str>>, Result<(), Clash>)>,
+        reply: oneshot::Sender<Checked>,
     },
     /// Registers a record.
     Put {
@@ -74,6 +74,15 @@ pub enum Ask {
         /// How it is then.
         reply: oneshot::Sender<Instance>,
     },
+}
+
+/// What is registered under a name, and whether something else may be.
+#[derive(Debug)]
+pub struct Checked {
+    /// The tag of what is.
+    pub tag: Option<Arc<str>>,
+    /// Why it may not, if so.
+    pub admitted: Result<(), Clash>,
 }
 
 impl fmt::Debug for Ask {
@@ -102,7 +111,8 @@ impl Ask {
             }
             Self::Tag { id, reply } => _ = reply.send(node.tag(&id)),
             Self::Check { id, record, waits, reply } => {
-                _ = reply.send((node.tag(&id), node.admits(&id, &record, waits)));
+                let checked = Checked { tag: node.tag(&id), admitted: node.admits(&id, &record, waits) };
+                _ = reply.send(checked);
             }
             Self::Put { id, tagged, reply } => {
                 node.register(&id, tagged);

@@ -40,7 +40,7 @@ use crate::instances::{Instance, Problem};
 use crate::record::Limits;
 use crate::registry::RecordId;
 use answer::{absent, busy, clash, json, not_attached, not_kept, precondition, too_many};
-pub use ask::Ask;
+pub use ask::{Ask, Checked};
 use ask::{Asked, Wait};
 use conditions::Conditions;
 #[cfg(test)]
@@ -207,10 +207,9 @@ impl Change {
         let record::Good { record, json } = record;
         let tagged = tag(&record)?;
         let (about, held) = (id.clone(), Arc::clone(&record));
-        let checked = agent
+        let Checked { tag: former, admitted } = agent
             .ask_in_turn(|reply| Request::Instances(Ask::Check { id: about, record: held, waits, reply }))
             .await?;
-        let (former, admitted) = checked;
         conditions.check(&id, former.as_deref()).map_err(precondition)?;
         admitted.map_err(|reason| clash(&id, reason))?;
         let changes = former.as_ref() != Some(&tagged.etag);

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::super::{CONNECTIONS, Doors, LIFE, Request, listen};
-use super::{Ask, BODY_MAX, Keeper, OPENAPI, WAITS, routes};
+use super::{Ask, BODY_MAX, Checked, Keeper, OPENAPI, WAITS, routes};
 use crate::agent::Health;
 use crate::agent::node::{Clash, Tagged};
 use crate::agent::shelf::Shelf;
@@ -81,7 +81,7 @@ impl Book {
             Ask::Tag { id, reply } => _ = reply.send(self.registered.get(&id).map(|t| Arc::clone(&t.etag))),
             Ask::Check { id, reply, .. } => {
                 let tag = self.registered.get(&id).map(|tagged| Arc::clone(&tagged.etag));
-                _ = reply.send((tag, self.clash.take().map_or(Ok(()), Err)));
+                _ = reply.send(Checked { tag, admitted: self.clash.take().map_or(Ok(()), Err) });
             }
             Ask::Put { id, tagged, reply } => {
                 self.registered.insert(id.clone(), tagged);
@@ -216,7 +216,7 @@ async fn a_record_is_put_once_kept_and_told_without_secrets() {
     let id = RecordId::new(Source::Api, "ns/web");
     let first = bench.put("ns/web", &[], 1).await;
     assert_eq!((first.status, first.body["name"].as_str()), (201, Some("ns/web")), "{first:?}");
-    assert_eq!(bench.kept(), [id.clone()]);
+    assert_eq!(bench.kept(), [id]);
     let again = bench.put("ns/web", &["Content-Type: application/yaml"], 1).await;
     assert_eq!((again.status, again.etag()), (200, first.etag()), "the same in another form is the same");
     let second = bench.put("ns%2Fweb", &[], 2).await;
