@@ -143,8 +143,13 @@ fn what_is_steered_to_an_agent_that_was_killed_ends_at_its_hub() {
         let after = agent.metrics().expect("metrics");
         let more =
             |verdict| after.frames(verdict).expect("a count") - before.frames(verdict).expect("a count");
-        let (steered, ended) = (more("steer_"), more("socket_drop_absent"));
-        assert!(steered > 0 && ended >= steered, "{steer}: {steered} steered, {ended} ended at the hub");
+        // The last segment of the guest's first connection may have come to the agent while it lived.
+        let (steered, ended, delivered) =
+            (more("steer_"), more("socket_drop_absent"), more("socket_delivered"));
+        assert!(
+            ended > 0 && ended + delivered >= steered,
+            "{steer}: {steered} steered, {ended} ended at the hub, {delivered} were delivered"
+        );
     }
 }
 

@@ -121,7 +121,11 @@ fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<PathBuf> {
         // Stable compilers build `core` for a target of tier 3 only if told that they may.
         .env("RUSTC_BOOTSTRAP", "1");
     toolchain::run(&mut cargo)?;
-    Ok(into.join(TARGET).join("release/xdp-imds"))
+    let made = into.join(TARGET).join("release/xdp-imds");
+    let object = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
+    let built = into.join("xdp-imds.bpf.o");
+    write(&built, &object::with_plain_names(&object)?)?;
+    Ok(built)
 }
 
 /// Keeps the settings of the Cargo that runs us, and of its rustup, from the one we run.
