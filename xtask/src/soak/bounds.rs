@@ -166,7 +166,7 @@ mod tests {
             ("threads vary by", |n| Sample { threads: n, ..Sample::default() }),
             ("namespaces held vary by", |n| Sample { namespaces: n, ..Sample::default() }),
             ("programs vary by", |n| Sample { programs: n / 5, ..Sample::default() }),
-            ("maps vary by", |n| Sample { maps: n / 5, ..Sample::default() }),
+            ("maps vary by", |n| Sample { maps: n / 3, ..Sample::default() }),
             ("links beyond two a port", |n| Sample { links: n * 6, ..Sample::default() }),
             ("links on no device, or twice on one", |n| Sample { idle_links: n / 11, ..Sample::default() }),
             ("objects held by nobody", |n| Sample { orphans: n / 11, ..Sample::default() }),
