@@ -18,6 +18,9 @@ use support::bpffs::Bpffs;
 /// Between a server's start and the storm: what it does once after its start is not the storm's.
 const SETTLE: Duration = Duration::from_millis(300);
 
+/// The same before its silence is measured: threads of its start end, and ports are looked at for the first time (2 s).
+const SETTLE_IDLE: Duration = Duration::from_secs(3);
+
 /// Least time between two lines about one round.
 const TELL: Duration = Duration::from_secs(2);
 /// Seeds of two cases are so far apart: more than rounds there are.
@@ -163,6 +166,7 @@ impl Run<'_> {
         if self.args.idle == 0 {
             return None;
         }
+        std::thread::sleep(SETTLE_IDLE);
         let (began, before) = (Instant::now(), Threads::read(pids));
         std::thread::sleep(Duration::from_secs(self.args.idle));
         let used = Threads::read(pids).since(&before);
