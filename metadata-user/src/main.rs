@@ -252,6 +252,10 @@ struct Serve {
     /// them notices. Starts as usual when none runs.
     #[arg(long, conflicts_with = "no_pins")]
     takeover: bool,
+    /// Once another agent has taken over from this one, wait for SIGTERM instead of ending, and answer `/healthz` meanwhile:
+    /// for supervisors that start what has ended again, such as kubelet.
+    #[arg(long, requires = "takeover")]
+    linger: bool,
     /// By which program taps are steered [default: auto].
     #[arg(long, value_name = "MODE", value_enum)]
     steer: Option<Mode>,
@@ -331,13 +335,12 @@ impl Log {
 /// Serves by a configuration that is read again as it was first.
 fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
     log.follow(&config);
-    let takeover = serve.takeover;
+    let entry = match serve.takeover {
+        true => agent::Entry::TakeOver { linger: serve.linger },
+        false => agent::Entry::Alone,
+    };
     let read = Box::new(move || serve.config());
-    agent::serve(
-        config,
-        agent::Origin { read, applied: Box::new(move |config| log.follow(config)) },
-        takeover,
-    )
+    agent::serve(config, agent::Origin { read, applied: Box::new(move |config| log.follow(config)) }, entry)
 }
 
 /// Prints how the agent is; whoever asked stops reading when they have seen enough.
