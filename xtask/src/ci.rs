@@ -59,6 +59,9 @@ fn format() -> Result<()> {
 fn lints() -> Result<()> {
     let strict = ["--locked", "--", "--deny", "warnings"];
     shell::run(shell::cargo(["clippy", "--workspace", "--all-targets"]).args(strict))?;
+    // The agent without what only clusters need.
+    let lean = ["clippy", "--package", "metadata-user", "--all-targets", "--no-default-features"];
+    shell::run(shell::cargo(lean).args(strict))?;
     shell::run(shell::cargo(["clippy", "--manifest-path", EBPF]).args(strict))
 }
 

@@ -62,9 +62,11 @@ impl Tree {
             || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
             PathBuf::from,
         );
+        // The last that fits is taken, and what is built may lie below the source.
         let flags = [
             format!("--remap-path-prefix={}=/xdp-imds", self.top.display()),
             format!("--remap-path-prefix={}=/cargo", home.display()),
+            format!("--remap-path-prefix={}=/target", self.target.display()),
             "-Cstrip=symbols".into(),
         ];
         let mut cargo = shell::cargo(["build", "--release", "--locked", "--package", "metadata-user"]);
@@ -72,7 +74,7 @@ impl Tree {
         cargo.arg("--target-dir").arg(&self.target);
         cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")).env("CARGO_INCREMENTAL", "0");
         let prefix = format!(
-            "-ffile-prefix-map={}=/cargo -ffile-prefix-map={}=/t",
+            "-ffile-prefix-map={}=/cargo -ffile-prefix-map={}=/target",
             home.display(),
             self.target.display()
         );
