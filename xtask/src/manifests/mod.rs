@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let text = kubectl.render(overlay)?;
         fs::write(out.join(overlay).with_extension("yaml"), &text)?;
         let objects = documents(&text).with_context(|| format!("the overlay {overlay}"))?;
-        let of_chart = chart::render(&python, values, "{}")?;
+        let of_chart = chart::render(&python, values)?;
         let mut found = compare::differences(&objects, &of_chart);
         let equal = if found.is_empty() { "the chart's are equal" } else { "the chart's DIFFER" };
         found.extend(roles::findings(&objects));
@@ -60,7 +60,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         findings.extend(found.into_iter().map(|finding| format!("{overlay}: {finding}")));
     }
     findings.extend(chart::lint(&python)?);
-    findings.extend(roles::of_named_secrets(&chart::render(&python, None, roles::NAMED_SECRETS)?));
     findings.extend(kubevirt::judge_examples(args.kubevirt_schema.as_deref())?);
     for finding in &findings {
         eprintln!("FOUND {finding}");
