@@ -86,11 +86,13 @@ pub(super) struct Image {
     manifest: Vec<u8>,
     /// Octets of the program.
     pub(super) binary: usize,
+    /// Its SHA-256, in hexadecimal.
+    pub(super) program: String,
 }
 
 impl Image {
     /// Of one layer.
-    pub(super) fn new(about: &About, layer: Layer, binary: usize) -> Self {
+    pub(super) fn new(about: &About, layer: Layer, binary: usize, program: String) -> Self {
         let config = json!({
             "architecture": "amd64",
             "os": "linux",
@@ -113,7 +115,7 @@ impl Image {
             "layers": [descriptor(LAYER, &layer.gzip)],
             "annotations": about.labels(),
         });
-        Self { layer, config, manifest: manifest.to_string().into_bytes(), binary }
+        Self { layer, config, manifest: manifest.to_string().into_bytes(), binary, program }
     }
 
     /// What names the image: its manifest's digest.
@@ -156,7 +158,7 @@ fn digest(blob: &[u8]) -> String {
 }
 
 /// SHA-256 in hexadecimal.
-fn hex(blob: &[u8]) -> String {
+pub(super) fn hex(blob: &[u8]) -> String {
     Sha256::digest(blob).iter().fold(String::new(), |mut text, octet| {
         // Writing to a String does not fail.
         let _ = write!(text, "{octet:02x}");
@@ -192,7 +194,7 @@ mod tests {
     fn a_layout_leads_from_its_index_to_every_blob() {
         let layer = write(vec![Entry::program("usr/bin/xdp-imds", vec![1, 2, 3])], 5).expect("a layer");
         let tar = digest(&layer.tar);
-        let image = Image::new(&About { epoch: 5, revision: Some("abc".into()) }, layer, 3);
+        let image = Image::new(&About { epoch: 5, revision: Some("abc".into()) }, layer, 3, hex(&[1, 2, 3]));
         let room = tempfile::tempdir().expect("a directory");
         let out = room.path().join("image");
         // Twice: an older layout is replaced.

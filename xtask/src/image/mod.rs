@@ -53,7 +53,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let out = args.out.clone().unwrap_or_else(|| shell::target().join("image"));
     let started = Instant::now();
-    let image = make(&Tree::here()?, &args.profile)?;
+    // Once: a copy has no history of its own, and somebody may work on the tree meanwhile.
+    let about = About::of(shell::top())?;
+    let image = make(&Tree::here()?, &args.profile, &about)?;
     image.write(&out, &args.tag)?;
     println!("{}  {}:{}", image.digest(), out.display(), args.tag);
     println!(
@@ -63,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         started.elapsed().as_secs()
     );
     if args.check {
-        check(&image, &args.profile)?;
+        check(&image, &args.profile, &about)?;
     }
     if args.trial {
         trial::run(&out, &args.tag)?;
@@ -72,16 +74,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Builds again elsewhere.
-fn check(first: &Image, profile: &str) -> Result<()> {
+fn check(first: &Image, profile: &str, about: &About) -> Result<()> {
     let started = Instant::now();
     let elsewhere = Tree::copy()?;
-    let second = make(&elsewhere, profile)?;
+    let second = make(&elsewhere, profile, about)?;
     ensure!(
         first.digest() == second.digest(),
-        "two builds of one source differ: {} here, {} in {}",
+        "two builds of one source differ: {} here, {} in {}; the program's SHA-256 is {} here, {} there",
         first.digest(),
         second.digest(),
-        elsewhere.top().display()
+        elsewhere.top().display(),
+        first.program,
+        second.program
     );
     println!(
         "the same digest when built in {} ({} s)",
@@ -91,12 +95,11 @@ fn check(first: &Image, profile: &str) -> Result<()> {
     Ok(())
 }
 
-fn make(tree: &Tree, profile: &str) -> Result<Image> {
+fn make(tree: &Tree, profile: &str, about: &About) -> Result<Image> {
     let binary = tree.build(profile)?;
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let top = tree.top();
     let mut entries = vec![Entry::program("usr/bin/xdp-imds", read(&binary)?)];
-    let size = entries[0].octets.len();
     for (to, from) in [
         ("usr/share/xdp-imds/xdp-imds.bpf.o", "metadata-ebpf/prebuilt/xdp-imds.bpf.o"),
         ("usr/share/doc/xdp-imds/LICENSE-APACHE", "LICENSE-APACHE"),
@@ -109,10 +112,9 @@ fn make(tree: &Tree, profile: &str) -> Result<Image> {
     for directory in ["etc/xdp-imds", "run/xdp-imds", "var/lib/xdp-imds", "proc", "sys", "dev"] {
         entries.push(Entry::directory(directory));
     }
-    // A copy has no history of its own.
-    let about = About::of(shell::top())?;
+    let (size, program) = (entries[0].octets.len(), layout::hex(&entries[0].octets));
     let layer = layer::write(entries, about.epoch)?;
-    Ok(Image::new(&about, layer, size))
+    Ok(Image::new(about, layer, size, program))
 }
 
 /// A number of octets for people.
