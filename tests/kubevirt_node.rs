@@ -5,6 +5,8 @@
 
 #[path = "kubevirt_node/coming.rs"]
 mod coming;
+#[path = "kubevirt_node/hooked.rs"]
+mod hooked;
 #[path = "kubevirt_node/moving.rs"]
 mod moving;
 #[path = "kubevirt_node/node.rs"]

@@ -16,7 +16,7 @@ use support::record::Identity;
 use support::tap::{Shape, Tap};
 use support::tap_client::storm;
 
-use crate::node::{Node, PATIENCE, REQUEST, comes, eventually_gets, may_run, primary, vmi};
+use crate::node::{Node, REQUEST, comes, eventually_gets, may_run, primary, vmi};
 
 const PATH: &str = "/v1/user-data";
 
@@ -128,6 +128,8 @@ fn a_launcher_that_comes_after_its_vmi_is_found() {
 /// VMIs of the storm, and those of them that have taps and guests; the others share a namespace without any.
 const VMIS: u16 = 1_000;
 const GUESTS: u16 = 64;
+/// Longest it may take until all guests have been answered: the kernel checks a program for each namespace.
+const STORM: Duration = Duration::from_secs(300);
 /// The time in which they come.
 const SPAN: Duration = Duration::from_secs(2);
 
@@ -160,12 +162,18 @@ fn a_thousand_vmis_that_come_within_two_seconds_are_all_registered_and_their_gue
         })
         .collect();
     let outcomes = thread::scope(|scope| {
-        let asked = scope.spawn(|| storm(guests.clone(), &[PATH], 2 * PATIENCE));
+        let asked = scope.spawn(|| storm(guests.clone(), &[PATH], STORM));
         for (identity, uid) in &all {
             let mut vmi = vmi(identity, uid);
             vmi["spec"]["volumes"] =
                 json!([{"name": "ci", "cloudInitNoCloud": {"userData": identity.user_data}}]);
             node.server.put(vmi);
+            // Watches are closed now and then, and go on from what they have been told of last.
+            match identity.number % 400 {
+                100 => node.server.bookmark(),
+                200 => node.server.cut(),
+                _ => {}
+            }
             thread::sleep(SPAN / u32::from(VMIS));
         }
         asked.join().expect("no panic")

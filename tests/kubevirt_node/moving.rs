@@ -14,8 +14,14 @@ fn when_a_launcher_ends_its_vm_is_let_go_and_its_namespace_is_freed() {
     if !may_run() {
         return;
     }
+    for guard in ["none", "all"] {
+        let_go(guard);
+    }
+}
+
+fn let_go(guard: &str) {
     let node = Node::new();
-    let agent = node.agent();
+    let agent = node.agent_with(&["--guard", guard]);
     let mut pod = node.pod(1);
     let mut neighbour = node.pod(2);
     let (guest, other) = (pod.run("# its own\n"), neighbour.run("# another\n"));

@@ -1,6 +1,7 @@
 //! The node, its pods, and the agent on it.
 
 use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,14 +56,28 @@ impl Node {
         symlink(kubelet.pods(), room.path().join("pods")).expect("kubelet's directory");
         server.write_kubeconfig(&room.path().join("kubeconfig")).expect("a kubeconfig");
         let cgroups = Cgroups::new().expect("control groups");
-        let config = json!({"kubevirt": {
+        let mut node = Self { server, kubelet, cgroups, room, bpffs: Bpffs::mount().expect("a bpffs"), host };
+        node.configure(&json!({}));
+        node
+    }
+
+    /// Configures agents that are yet to start, with these options of the feed besides.
+    pub(crate) fn configure(&mut self, more: &Value) {
+        let mut options = json!({
             "node": HERE,
-            "kubelet": room.path(),
-            "cgroups": cgroups.root(),
-            "kubeconfig": room.path().join("kubeconfig"),
-        }});
-        std::fs::write(room.path().join("config.yaml"), config.to_string()).expect("a configuration");
-        Self { server, kubelet, cgroups, room, bpffs: Bpffs::mount().expect("a bpffs"), host }
+            "kubelet": self.room.path(),
+            "cgroups": self.cgroups.root(),
+            "kubeconfig": self.path("kubeconfig"),
+        });
+        let more = more.as_object().expect("options").clone();
+        options.as_object_mut().expect("options").extend(more);
+        let config = json!({"kubevirt": options}).to_string();
+        std::fs::write(self.path("config.yaml"), config).expect("a configuration");
+    }
+
+    /// A file of the node's own.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.room.path().join(name)
     }
 
     pub(crate) fn agent(&self) -> Agent<'_> {
@@ -74,7 +89,7 @@ impl Node {
         let mut words = agent::arguments_with_pins(self.room.path(), &[], &self.bpffs.pins());
         let records = words.iter().position(|word| word == "--records").expect("a word");
         words.drain(records..records + 2);
-        words.extend(["--config".into(), self.room.path().join("config.yaml").into()]);
+        words.extend(["--config".into(), self.path("config.yaml").into()]);
         words.extend(more.iter().map(Into::into));
         let binary = agent::binary().expect("the agent is built");
         Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
@@ -82,7 +97,7 @@ impl Node {
 
     /// The VMIs an agent keeps for its successor.
     pub(crate) fn kept(&self) -> String {
-        std::fs::read_to_string(self.room.path().join("state/kubevirt.vmis")).unwrap_or_default()
+        std::fs::read_to_string(self.path("state/kubevirt.vmis")).unwrap_or_default()
     }
 
     /// Links of programs to taps, as they are pinned.
@@ -93,7 +108,7 @@ impl Node {
     /// What a verb says in JSON.
     fn verb<T: DeserializeOwned>(&self, words: &[&str]) -> Result<T> {
         let mut command = Command::new(agent::binary()?);
-        let run = self.room.path().join("run");
+        let run = self.path("run");
         let Output { stdout, stderr, .. } =
             command.args(words).arg("--json").arg("--run").arg(run).output()?;
         let said = || String::from_utf8_lossy(&[&stdout[..], &stderr].concat()).into_owned();

@@ -222,3 +222,28 @@ fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
         Ok(())
     });
 }
+
+#[test]
+fn what_cannot_be_served_is_named_in_the_status_and_in_an_event() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let (mut pod, mut other) = (node.pod(1), node.pod(2));
+    let mut vmi = pod.vmi();
+    vmi["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "sriov": {}}]);
+    pod.launch();
+    node.server.put(vmi);
+    let guest = other.run("# served\n");
+    eventually_gets(&agent, &guest, "/v1/user-data", "# served\n");
+    comes(&agent, "the refusal", || {
+        let refused = node.status()?.refused;
+        let reasons: Vec<_> = refused.iter().filter(|of| of.record.ends_with(&pod.key())).collect();
+        anyhow::ensure!(reasons.iter().any(|of| of.reason.contains("binding `sriov`")), "{refused:?}");
+        let (events, wanted) =
+            (node.server.events(), ["ImdsDegraded shop/guest-1", "ImdsReady shop/guest-2"]);
+        anyhow::ensure!(wanted.iter().all(|event| events.iter().any(|made| made == event)), "{events:?}");
+        Ok(())
+    });
+}

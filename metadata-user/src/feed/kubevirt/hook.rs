@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::{Body, Incoming};
+use http_body_util::{BodyExt as _, Limited, StreamBody};
+use hyper::body::{Body, Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -181,9 +181,10 @@ async fn answer(
         trailers.insert("grpc-message", message);
     }
     // An empty message has no octets behind its prefix.
-    let body = if status == Status::Ok { Bytes::from_static(&[0; PREFIX]) } else { Bytes::new() };
-    let body = Full::new(body).with_trailers(std::future::ready(Some(Ok(trailers))));
-    let mut response = Response::new(body);
+    let message = (status == Status::Ok).then(|| Frame::data(Bytes::from_static(&[0; PREFIX])));
+    let frames = message.into_iter().chain([Frame::trailers(trailers)]).map(Ok);
+    // Of no length that would be stated: some clients end with the last octet of the body, and the status comes after it.
+    let mut response = Response::new(StreamBody::new(futures_util::stream::iter(frames)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     Ok(response)
 }
@@ -276,6 +277,7 @@ mod tests {
         assert_eq!(response.status(), 200);
         let kind = response.headers().get("content-type").map(|kind| kind.to_str().expect("text").to_owned());
         assert_eq!(kind.as_deref(), Some("application/grpc"));
+        assert!(!response.headers().contains_key("content-length"), "the status comes after the body");
         let body = response.into_body().collect().await.expect("a whole response");
         let status = body.trailers().and_then(|trailers| trailers.get("grpc-status")).expect("a status");
         let status = status.to_str().expect("text").parse().expect("a number");

@@ -1,0 +1,89 @@
+//! KubeVirt's node hook: VMs are served without the API server, and start once what they ask for is there.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use support::netns::run;
+
+use crate::node::{HERE, Node, PATIENCE, comes, eventually_gets, gets, may_run, namespace_goes};
+
+const PATH: &str = "/v1/user-data";
+const METHOD: &str = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook";
+
+/// A field of a message: number, and octets behind their length (protobuf encoding, wire type 2).
+fn field(number: u8, octets: &[u8]) -> Vec<u8> {
+    let mut field = vec![number << 3 | 2];
+    let mut length = octets.len();
+    while length >= 0x80 {
+        field.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    field.push(length as u8);
+    field.extend(octets);
+    field
+}
+
+/// Calls as virt-handler does, with curl for HTTP/2. Returns gRPC's status.
+fn call(node: &Node, point: &str, vmi: &Value) -> String {
+    let message = [
+        field(1, point.as_bytes()),
+        field(2, vmi.to_string().as_bytes()),
+        field(3, &field(1, HERE.as_bytes())),
+    ]
+    .concat();
+    let length = u32::try_from(message.len()).expect("a short message").to_be_bytes();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), [&[0][..], &length, &message].concat()).expect("written");
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "--http2-prior-knowledge", "--noproxy", "*", "--max-time"]);
+    curl.arg(PATIENCE.as_secs().to_string()).args(["--dump-header", "-", "--output", "/dev/null"]);
+    curl.arg("--unix-socket")
+        .arg(socket(node))
+        .arg("--data-binary")
+        .arg(format!("@{}", file.path().display()));
+    curl.args(["-Hcontent-type: application/grpc", "-Hte: trailers"])
+        .arg(format!("http://localhost{METHOD}"));
+    let said = run(&mut curl).unwrap_or_else(|error| panic!("{point}: {error:#}"));
+    let status = said.lines().find_map(|line| line.strip_prefix("grpc-status:"));
+    status.unwrap_or_else(|| panic!("{point}: no status: {said}")).trim().to_owned()
+}
+
+fn socket(node: &Node) -> PathBuf {
+    node.path("hook.sock")
+}
+
+#[test]
+fn a_vm_that_only_the_hook_tells_of_is_served_and_starts_once_its_secret_is_there() {
+    if !may_run() {
+        return;
+    }
+    let mut node = Node::new();
+    let hook = socket(&node);
+    node.configure(&json!({"watch": false, "hook": hook}));
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    let vmi = pod.vmi();
+    pod.launch();
+    // 14: UNAVAILABLE. virt-handler calls again.
+    assert_eq!(call(&node, "PreVMStart", &vmi), "14", "{}", agent.said());
+    pod.secret("# hooked\n");
+    comes(&agent, "its start", || {
+        anyhow::ensure!(call(&node, "PreVMStart", &vmi) == "0", "not yet");
+        Ok(())
+    });
+    assert_eq!(node.instances().expect("instances").len(), 1, "its record is there when it may start");
+    let guest = pod.boot();
+    eventually_gets(&agent, &guest, PATH, "# hooked\n");
+    // The target of a migration is told of before it has a tap, and even a launcher.
+    let mut coming = node.pod(2);
+    assert_eq!(call(&node, "PreMigrationTarget", &coming.vmi()), "0");
+    coming.secret("# coming\n");
+    coming.launch();
+    let other = coming.boot();
+    eventually_gets(&agent, &other, PATH, "# coming\n");
+    let outer = pod.end(guest);
+    assert_eq!(call(&node, "PostVMStop", &vmi), "0");
+    namespace_goes(&agent, &node, &outer);
+    gets(&other, PATH, "# coming\n").expect("the other is served");
+}
