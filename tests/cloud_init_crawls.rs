@@ -27,7 +27,7 @@ const PASSWORD: &str = "correct-horse";
 fn nocloud_guests_find_their_seed() {
     Case {
         stage: Stage::Network,
-        dmi: &[(SERIAL, Text("ds=nocloud-net;s=http://169.254.169.254/v1/"))],
+        dmi: &[(SERIAL, Text("ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/"))],
         // Without a label it does not look through disks for a seed.
         config: json!({"NoCloud": {"fs_label": null}}),
         asks: "GET /v1/meta-data",

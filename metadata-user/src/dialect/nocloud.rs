@@ -1,4 +1,4 @@
-//! NoCloud over HTTP: four documents under `/v1/`, the seed `ds=nocloud;s=http://169.254.169.254/v1/`.
+//! NoCloud over HTTP: four documents under `/v1/`, the seed `ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/`.
 //!
 //! Clients retry a document that is 404 ten times, a second apart, and without user-data give the boot up:
 //! what does not exist is 204 unless the record asks for 404. No header can be asked for, since no client

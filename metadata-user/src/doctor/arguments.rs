@@ -8,8 +8,9 @@ use crate::steer::Mode;
 
 /// What the exit codes mean.
 pub const EXIT: &str = "\
-One line a check: `ok`, `warn` (it works, but not as well as it might, or was not found out) or `FAIL` (serving
-would fail, at once or for one port), with what was found, what was expected and what to do.
+One line a check: `ok`, `warn` (it works, but not as well as it might, or was not found out) or
+`FAIL` (serving would fail, at once or for one port), with what was found, what was expected and
+what to do.
 
 Exit code: 0 when nothing failed, 1 when something did, 2 when the options are wrong.";
 

@@ -102,7 +102,8 @@ pub(super) fn put(
 ) -> Result<(Instance, bool), Failure> {
     let mut path = path_of(Source::Api, name);
     if let Some(wait) = conditions.wait {
-        path.push_str(&format!("?wait=attached&timeout={}ms", wait.as_millis()));
+        let millis = wait.as_micros().div_ceil(1_000);
+        path.push_str(&format!("?wait=attached&timeout={millis}ms"));
     }
     let mut fields = conditions.fields();
     fields.push("Content-Type: application/json".into());

@@ -16,8 +16,8 @@ use crate::status::ClientError;
 
 /// How the verbs end.
 pub const EXIT: &str = "\
-Exit codes: 0 done; 1 refused, with what is wrong; 2 no agent to ask; 3 registered, and not attached in time; 4 another
-record or change is in the way.";
+Exit codes: 0 done; 1 refused, with what is wrong; 2 no agent to ask; 3 registered, and not
+attached in time; 4 another record or change is in the way, or there is none to take out.";
 
 /// How long to wait before an agent that is busy is asked again.
 const PAUSE: Duration = Duration::from_millis(200);

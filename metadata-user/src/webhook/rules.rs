@@ -13,8 +13,9 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Where NoCloud's seed is, as cloud-init reads it from the serial number.
-pub const SERIAL: &str = "ds=nocloud;s=http://169.254.169.254/v1/";
+/// Where NoCloud's seed is, as cloud-init reads it from the serial number. It says that it needs the network: without
+/// that, cloud-init 22.4 (Debian 12) looks for it too early, and does nothing with what it fetches later.
+pub const SERIAL: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";
 /// The asset tag by which cloud-init and cloudbase-init know OpenStack.
 pub const ASSET: &str = "OpenStack Nova";
 

@@ -2,9 +2,9 @@
 
 use super::subject::Subject;
 
-/// The seed as the firmware names it. Debian 12's cloud-init (22.4) throws away what it fetched under the
-/// plain name `ds=nocloud`; every version from 20.4 on takes this one.
-pub(super) const SEED: &str = "ds=nocloud-net;s=http://169.254.169.254/v1/";
+/// The seed as the firmware names it, and as policy, webhook and manual have it. Without `dsmode` Debian 12's cloud-init
+/// (22.4) throws away what it fetched, and later versions call the older name `nocloud-net` deprecated.
+pub(super) const SEED: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";
 
 /// A dialect that Debian's cloud-init finds by SMBIOS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -107,14 +107,6 @@ impl Dialect {
             Self::NoCloud => "nocloud",
             Self::OpenStack => "openstack",
             Self::Ec2 => "ec2",
-        }
-    }
-
-    /// The value of `serve.smbios` for a guest of Debian 12.
-    pub(super) fn stamp(self) -> &'static str {
-        match self {
-            Self::NoCloud => "nocloud-net",
-            Self::OpenStack | Self::Ec2 => self.name(),
         }
     }
 

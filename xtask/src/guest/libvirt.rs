@@ -120,7 +120,7 @@ impl Node<'_> {
             "vm": {"ec2_id": ec2_id},
             "ssh_keys": [{"name": "default", "key": ssh_key}],
             "network": {"nics": [{"mac": mac.to_string(), "name": "eth0", "mtu": 1500}]},
-            "serve": {"smbios": self.subject.dialect.stamp(), "imdsv2": self.subject.imdsv2()},
+            "serve": {"smbios": self.subject.dialect.name(), "imdsv2": self.subject.imdsv2()},
         });
         format!("{part:#}\n")
     }

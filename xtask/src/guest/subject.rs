@@ -92,7 +92,7 @@ impl Subject {
                 "addresses": [self.address_entry()],
             }]},
             // An AWS guest uses tokens whatever the record says: here it also needs them.
-            "serve": {"smbios": self.dialect.stamp(), "imdsv2": self.imdsv2()},
+            "serve": {"smbios": self.dialect.name(), "imdsv2": self.imdsv2()},
         });
         format!("{record:#}\n")
     }

@@ -12,12 +12,12 @@ const CHART: &str = "deploy/helm/xdp-imds";
 /// Files go by value: who renders cannot read the tree.
 const SCRIPT: &str = include_str!("chart.py");
 
-/// The objects the chart renders with the values of a file and then of a text.
-pub(super) fn render(python: &Tools, values: Option<&str>, more: &str) -> Result<Vec<Value>> {
+/// The objects the chart renders with the values of a file, or with its own.
+pub(super) fn render(python: &Tools, values: Option<&str>) -> Result<Vec<Value>> {
     let mut input = chart()?;
     input["values"] = match values {
         Some(name) => serde_yaml::from_str(&fs::read_to_string(shell::top().join(CHART).join(name))?)?,
-        None => serde_yaml::from_str(more)?,
+        None => json!({}),
     };
     let rendered = python.run(SCRIPT, &input)?;
     let rendered: BTreeMap<String, String> = serde_json::from_value(rendered["rendered"].clone())?;

@@ -43,7 +43,7 @@ pub(crate) fn run(_: &Args) -> Result<()> {
         let text = kubectl.render(overlay)?;
         fs::write(out.join(overlay).with_extension("yaml"), &text)?;
         let objects = documents(&text).with_context(|| format!("the overlay {overlay}"))?;
-        let of_chart = chart::render(&python, values, "{}")?;
+        let of_chart = chart::render(&python, values)?;
         let mut found = compare::differences(&objects, &of_chart);
         let equal = if found.is_empty() { "the chart's are equal" } else { "the chart's DIFFER" };
         found.extend(roles::findings(&objects));
@@ -62,7 +62,6 @@ pub(crate) fn run(_: &Args) -> Result<()> {
         findings.extend(found.into_iter().map(|finding| format!("{overlay}: {finding}")));
     }
     findings.extend(chart::lint(&python)?);
-    findings.extend(roles::of_named_secrets(&chart::render(&python, None, roles::NAMED_SECRETS)?));
     let examples = published::examples()?;
     println!("{} examples held to what KubeVirt publishes", examples.len());
     for (file, object) in examples {

@@ -2,9 +2,6 @@
 
 use serde_json::{Value, json};
 
-/// Values that grant named Secrets of one namespace.
-pub(super) const NAMED_SECRETS: &str = "{secretAccess: [{namespace: team-a, names: [vm-a, vm-b]}]}";
-
 /// The rules of the one ClusterRole.
 fn rules() -> Value {
     json!([
@@ -38,21 +35,9 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
     found
 }
 
-/// What is wrong with the roles of [`NAMED_SECRETS`], which are the only ones that may name secrets.
-pub(super) fn of_named_secrets(objects: &[Value]) -> Vec<String> {
-    let expected = json!([{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["vm-a", "vm-b"], "verbs": ["get"]}]);
-    let roles: Vec<_> = of_kinds(objects, &["Role"]).collect();
-    let is_right = |role: &Value| role["rules"] == expected && role["metadata"]["namespace"] == "team-a";
-    let wide = of_kinds(objects, &["ClusterRole"]).any(|role| role["rules"] != rules());
-    if roles.len() == 1 && is_right(roles[0]) && !wide {
-        return Vec::new();
-    }
-    vec![format!("secretAccess makes {roles:?}, expected one Role in team-a with {expected}")]
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{findings, of_named_secrets, rules};
+    use super::{findings, rules};
     use serde_json::{Value, json};
 
     fn role(kind: &str, rules: &Value) -> Value {
@@ -71,15 +56,5 @@ mod tests {
         let stranger =
             json!({"kind": "ClusterRoleBinding", "roleRef": {"name": "cluster-admin"}, "subjects": []});
         assert_eq!(findings(&[stranger]).len(), 1);
-    }
-
-    #[test]
-    fn named_secrets_are_of_one_namespace_and_by_name() {
-        let named = json!([{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["vm-a", "vm-b"], "verbs": ["get"]}]);
-        let agents = role("ClusterRole", &rules());
-        assert_eq!(of_named_secrets(&[agents.clone(), role("Role", &named)]), [""; 0]);
-        let all = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]);
-        assert_eq!(of_named_secrets(&[agents.clone(), role("Role", &all)]).len(), 1);
-        assert_eq!(of_named_secrets(&[agents, role("ClusterRole", &named)]).len(), 1);
     }
 }

@@ -72,7 +72,7 @@ fn the_documented_domain_is_the_record_it_promises() {
         }]},
         "metadata": {"role": "web", "tier": "front"},
         "labels": ["blue"],
-        "serve": {"smbios": "nocloud-net", "imdsv2": "required", "dialects": ["ec2"]},
+        "serve": {"smbios": "nocloud", "imdsv2": "required", "dialects": ["ec2"]},
     });
     let expected = Record::parse("expected.json", &expected.to_string()).expect("a record").0;
     assert_eq!(record, expected);

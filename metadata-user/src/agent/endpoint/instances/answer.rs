@@ -76,8 +76,12 @@ pub(super) fn record(reason: String) -> Problem {
 }
 
 pub(super) fn absent(id: &RecordId) -> Problem {
-    let detail = format!("there is no {id}; GET /v1/instances lists what there is");
-    problem(StatusCode::NOT_FOUND, "absent", "No such instance", detail)
+    problem(StatusCode::NOT_FOUND, "absent", "No such instance", none(id))
+}
+
+/// What is said of a name that nothing has, to those who ask by the command as well.
+pub(super) fn none(id: &RecordId) -> String {
+    format!("there is no {id}; `xdp-imds ls` (GET /v1/instances) lists what there is")
 }
 
 pub(super) fn precondition(Failed(detail): Failed) -> Problem {

@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, header};
 
-use super::answer::bad_request;
+use super::answer::{bad_request, none};
 use crate::instances::Problem;
 use crate::registry::RecordId;
 
@@ -35,14 +35,14 @@ impl Conditions {
         let found =
             || etag.map_or_else(|| format!("{id} is not there"), |etag| format!("{id} is {etag} now"));
         if let (Some(Tags::Any), None) = (&self.matches, etag) {
-            return Err(Failed(format!("there is no {id}; GET /v1/instances lists what there is")));
+            return Err(Failed(none(id)));
         }
         if self.matches.as_ref().is_some_and(|tags| !tags.have(etag)) {
-            let advice = "look at it (GET) and decide anew";
+            let advice = "look at it (`xdp-imds get`, GET) and decide anew";
             return Err(Failed(format!("expected what If-Match says, found that {}; {advice}", found())));
         }
         if self.differs.as_ref().is_some_and(|tags| tags.have(etag)) {
-            let advice = "leave If-None-Match out to replace it";
+            let advice = "leave that (`--new`) out to replace it";
             return Err(Failed(format!(
                 "expected what If-None-Match says, found that {}; {advice}",
                 found()
