@@ -2,9 +2,12 @@
 //! TLS with a certificate that changes, or the policy, by the same table of cases.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use metadata_user::webhook::pods;
 use metadata_user::webhook::rules::{Operation, judge};
+use regex::Regex;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -69,14 +72,22 @@ impl Case {
     }
 }
 
-/// Applies a patch of `add` operations on members of objects (RFC 6902 §4.1).
+/// Applies a patch of `add` operations on members of objects and ends of lists (RFC 6902 §4.1).
 fn apply(object: &mut Value, patch: &Value) -> Result<()> {
     for change in patch.as_array().context("a patch is a list")? {
         ensure!(change["op"] == "add", "{change}");
         let path = change["path"].as_str().context("a path")?;
         let (parent, member) = path.rsplit_once('/').context("a pointer")?;
         let parent = object.pointer_mut(parent).with_context(|| format!("nothing is at {parent}"))?;
-        parent.as_object_mut().context("an object")?.insert(member.into(), change["value"].clone());
+        match parent {
+            Value::Array(list) if member == "-" => list.push(change["value"].clone()),
+            parent => {
+                _ = parent
+                    .as_object_mut()
+                    .context("an object")?
+                    .insert(member.into(), change["value"].clone())
+            }
+        }
     }
     Ok(())
 }
@@ -93,31 +104,31 @@ fn the_webhook_keeps_to_the_table() {
 }
 
 /// A document of a manifest.
-fn document(text: &str, kind: &str) -> Value {
-    let documents =
+fn document(text: &str, kind: &str, name: &str) -> Value {
+    let mut documents =
         serde_yaml::Deserializer::from_str(text).map(|document| Value::deserialize(document).expect("YAML"));
-    documents.into_iter().find(|document| document["kind"] == kind).expect(kind)
+    let is_it = |document: &Value| document["kind"] == kind && document["metadata"]["name"] == name;
+    documents.find(is_it).expect(name)
 }
 
 /// CEL as an API server has it: what is given, by name.
 struct Cel(cel::Context<'static, 'static>);
 
 impl Cel {
-    fn of(case: &Case) -> Result<Self> {
+    fn of(object: &Value, operation: &str) -> Result<Self> {
         let mut context = cel::Context::default();
         let add = |context: &mut cel::Context<'static, 'static>, name: &'static str, value: Value| {
             context.add_variable(name, value).map_err(|error| anyhow::anyhow!("{name}: {error:?}"))
         };
-        add(&mut context, "object", case.before())?;
-        add(&mut context, "request", json!({"operation": case.operation}))?;
+        add(&mut context, "object", object.clone())?;
+        add(&mut context, "request", json!({"operation": operation}))?;
         Ok(Self(context))
     }
 
     fn value(&self, expression: &str) -> Result<Value> {
-        // A patch is a type of Kubernetes' own; its fields are what a map of the same names has.
-        let expression = [("JSONPatch{op:", "{'op':"), (", path:", ", 'path':"), (", value:", ", 'value':")]
-            .into_iter()
-            .fold(expression.to_owned(), |text, (from, to)| text.replace(from, to));
+        // Patches and parts of objects are types of Kubernetes' own; their fields are what a map of the same names has.
+        let typed = Regex::new(r"\b(JSONPatch|Object(\.[A-Za-z]+)*)\{")?.replace_all(expression, "{");
+        let expression = Regex::new(r"([{,]\s*)([a-z][A-Za-z]*):\s")?.replace_all(&typed, "$1'$2': ");
         let program =
             cel::Program::compile(&expression).map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))?;
         let value = program.execute(&self.0).map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))?;
@@ -138,11 +149,11 @@ impl Cel {
     }
 }
 
-/// What the policy makes of a VM.
-fn by_policy(policy: &Value, case: &Case) -> Result<Value> {
+/// What a policy makes of an object.
+fn by_policy(policy: &Value, before: &Value, operation: &str) -> Result<Value> {
     let spec = &policy["spec"];
-    let mut cel = Cel::of(case)?;
-    let mut vm = case.before();
+    let mut cel = Cel::of(before, operation)?;
+    let mut vm = before.clone();
     if !cel.matches(&spec["matchConditions"])? {
         return Ok(vm);
     }
@@ -163,20 +174,21 @@ fn by_policy(policy: &Value, case: &Case) -> Result<Value> {
 
 #[test]
 fn the_policy_keeps_to_the_same_table() {
-    let policy = document(POLICY, "MutatingAdmissionPolicy");
+    let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds");
     for case in Case::all() {
-        let vm = by_policy(&policy, &case).unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
+        let vm = by_policy(&policy, &case.before(), &case.operation)
+            .unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
         assert_eq!(vm, case.after(), "{}", case.name);
     }
 }
 
 #[test]
 fn the_webhook_is_asked_for_every_vm_that_is_to_change_and_for_no_other() {
-    let webhook = document(WEBHOOK, "MutatingWebhookConfiguration");
-    let policy = document(POLICY, "MutatingAdmissionPolicy");
+    let webhook = document(WEBHOOK, "MutatingWebhookConfiguration", "imds-vm-defaults");
+    let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds");
     assert_eq!(webhook["webhooks"][0]["matchConditions"], policy["spec"]["matchConditions"]);
     for case in Case::all() {
-        let cel = Cel::of(&case).expect("variables");
+        let cel = Cel::of(&case.before(), &case.operation).expect("variables");
         let asked = cel.matches(&webhook["webhooks"][0]["matchConditions"]).expect(&case.name);
         assert!(asked || case.before() == case.after(), "{}", case.name);
     }
@@ -189,6 +201,106 @@ fn the_webhook_is_asked_for_every_vm_that_is_to_change_and_for_no_other() {
         assert_eq!(webhook["webhooks"][0][field], expected, "{field}");
     }
     assert_eq!(policy["spec"]["failurePolicy"], "Ignore");
+}
+
+/// What becomes of a launcher's pod.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PodCase {
+    name: String,
+    annotations: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    volumes: Vec<String>,
+    #[serde(default)]
+    gets: BTreeMap<String, Source>,
+}
+
+/// What a volume is of.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+enum Source {
+    ServiceAccountToken(String),
+    Secret(String),
+    ConfigMap(String),
+}
+
+impl Source {
+    fn volume(&self, name: &str) -> Value {
+        match self {
+            Self::ServiceAccountToken(path) => {
+                let token = json!({"path": path, "expirationSeconds": 3_600});
+                json!({"name": name, "projected": {"sources": [{"serviceAccountToken": token}], "defaultMode": 256}})
+            }
+            Self::Secret(secret) => {
+                json!({"name": name, "secret": {"secretName": secret, "defaultMode": 256}})
+            }
+            Self::ConfigMap(map) => json!({"name": name, "configMap": {"name": map, "defaultMode": 256}}),
+        }
+    }
+}
+
+impl PodCase {
+    fn all() -> Vec<Self> {
+        let table: Value = serde_yaml::from_str(include_str!("injection/pods.yaml")).expect("YAML");
+        serde_json::from_value(table).expect("a table of cases")
+    }
+
+    /// As KubeVirt makes it: other containers are there, and other volumes.
+    fn before(&self) -> Value {
+        let mut metadata =
+            json!({"generateName": "virt-launcher-vm-a-", "labels": {"kubevirt.io": "virt-launcher"}});
+        if let Some(annotations) = &self.annotations {
+            metadata["annotations"] = json!(annotations);
+        }
+        let mut volumes = vec![json!({"name": "private", "emptyDir": {}})];
+        volumes.extend(self.volumes.iter().map(|name| json!({"name": name, "emptyDir": {}})));
+        let mounts = json!([{"name": "private", "mountPath": "/var/run/kubevirt-private"}]);
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"volumes": volumes, "containers": [
+            {"name": "guest-console-log", "volumeMounts": mounts}, {"name": "compute", "volumeMounts": mounts}]}})
+    }
+
+    fn after(&self) -> Value {
+        let mut pod = self.before();
+        for (name, source) in &self.gets {
+            let mount =
+                json!({"name": name, "mountPath": format!("/var/run/xdp-imds/{name}"), "readOnly": true});
+            for (list, item) in
+                [("/spec/volumes", source.volume(name)), ("/spec/containers/1/volumeMounts", mount)]
+            {
+                pod.pointer_mut(list).and_then(Value::as_array_mut).expect("a list").push(item);
+            }
+        }
+        pod
+    }
+}
+
+#[test]
+fn a_launchers_pod_gets_what_its_annotations_name() {
+    for case in PodCase::all() {
+        let judged = pods::judge_made(Operation::Create, &case.before());
+        let mut pod = case.before();
+        apply(&mut pod, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
+        assert_eq!(pod, case.after(), "{}", case.name);
+        // Once more, as when another webhook has changed it: nothing is there twice.
+        assert!(pods::judge_made(Operation::Create, &pod).changes.is_empty(), "{}", case.name);
+        assert!(pods::judge_made(Operation::Update, &case.before()).changes.is_empty(), "{}", case.name);
+    }
+}
+
+#[test]
+fn the_policy_for_pods_keeps_to_the_same_table() {
+    let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
+    for case in PodCase::all() {
+        let pod = by_policy(&policy, &case.before(), "CREATE");
+        let pod = pod.unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
+        assert_eq!(pod, case.after(), "{}", case.name);
+    }
+    let webhook = document(WEBHOOK, "MutatingWebhookConfiguration", "imds-vm-defaults");
+    let webhook = &webhook["webhooks"][1];
+    let spec = &policy["spec"];
+    assert_eq!(webhook["matchConditions"], spec["matchConditions"]);
+    assert_eq!(webhook["objectSelector"], spec["matchConstraints"]["objectSelector"]);
+    assert_eq!(webhook["clientConfig"]["service"]["path"], "/mutate-pods");
 }
 
 /// A certificate for [`NAME`] that signs itself, in the files the webhook reads.
@@ -267,8 +379,12 @@ impl Webhook {
     }
 
     fn post(&self, trusted: &CertificateDer<'static>, body: &str) -> Result<String> {
-        let head =
-            "POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
+        self.post_to("/mutate", trusted, body)
+    }
+
+    fn post_to(&self, path: &str, trusted: &CertificateDer<'static>, body: &str) -> Result<String> {
+        let fields = "Host: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
+        let head = format!("POST {path} HTTP/1.1\r\n{fields}");
         self.ask(trusted, &format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
     }
 }
@@ -303,6 +419,14 @@ fn an_api_server_is_answered_by_tls_with_whatever_certificate_is_in_the_files() 
     eventually(PATIENCE, || asks(&second)).expect("the new certificate");
     let error = asks(&first).expect_err("the old one is gone").to_string();
     assert!(error.contains("certificate"), "{error}");
+    let pod = json!({"metadata": {"generateName": "virt-launcher-vm-a-", "labels": {"kubevirt.io": "virt-launcher"},
+            "annotations": {"imds.kubevirt.io/enabled": "true"}}, "spec": {"containers": [{"name": "compute"}]}});
+    let mut of_pod = review.clone();
+    of_pod["request"]["object"] = pod;
+    of_pod["request"]["name"] = json!("");
+    let answer = webhook.post_to("/mutate-pods", &second, &of_pod.to_string()).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"patch\""), "{answer}");
+    webhook.hears("n/virt-launcher-vm-a-").expect("it says what it set");
     // A pair that does not fit leaves the last good one.
     fs::write(room.path().join("data/tls.key"), "nothing").expect("written");
     webhook.hears("the certificate stays as it was").expect("it says so");

@@ -128,7 +128,7 @@ enum Verb {
         after: Option<PathBuf>,
     },
     /// Answer a cluster's admission reviews: VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS serial (or asset
-    /// tag) that points their guests here. Needs no privilege.
+    /// tag) that points their guests here, and their pods a token and what annotations name. Needs no privilege.
     #[cfg(feature = "kubevirt")]
     Webhook(webhook::Arguments),
     /// Write what a VM would be answered to a disk image that its guest finds by label, for VMs that boot

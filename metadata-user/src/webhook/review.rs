@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::rules::{self, Operation};
+use super::rules::{Judgement, Operation};
 
 const VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
@@ -82,15 +82,18 @@ struct Response {
 pub struct Reviewed {
     /// The body to send.
     pub body: Vec<u8>,
-    /// `<namespace>/<name>` of a VM that is changed, and the paths that are set.
+    /// `<namespace>/<name>` of what is changed, and the paths that are set.
     pub changed: Option<(String, Vec<String>)>,
 }
+
+/// What becomes of an object.
+pub type Judge = fn(Operation, &Value) -> Judgement;
 
 /// Answers a review.
 ///
 /// # Errors
 /// [`ReviewError`]: it is none.
-pub fn answer(body: &[u8]) -> Result<Reviewed, ReviewError> {
+pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
     let Question { api_version: version, kind, request } = serde_json::from_slice(body)?;
     if version != VERSION || kind != KIND {
         let short = |text: String| text.chars().take(64).collect();
@@ -100,9 +103,9 @@ pub fn answer(body: &[u8]) -> Result<Reviewed, ReviewError> {
         return Err(ReviewError::Uid(request.uid.len()));
     }
     let judged = match &*request.operation {
-        "CREATE" => rules::judge(Operation::Create, &request.object),
-        "UPDATE" => rules::judge(Operation::Update, &request.object),
-        _ => rules::Judgement::default(),
+        "CREATE" => judge(Operation::Create, &request.object),
+        "UPDATE" => judge(Operation::Update, &request.object),
+        _ => Judgement::default(),
     };
     let patch = (!judged.changes.is_empty()).then(|| serde_json::to_vec(&judged.changes)).transpose()?;
     let response = Response {
@@ -113,16 +116,24 @@ pub fn answer(body: &[u8]) -> Result<Reviewed, ReviewError> {
         warnings: judged.warnings,
     };
     let paths: Vec<_> = judged.changes.into_iter().map(|change| change.path).collect();
-    let changed = (!paths.is_empty()).then(|| (format!("{}/{}", request.namespace, request.name), paths));
+    // A pod has its name only once it is made.
+    let generated = request.object["metadata"]["generateName"].as_str().unwrap_or_default();
+    let name = if request.name.is_empty() { generated } else { &*request.name };
+    let changed = (!paths.is_empty()).then(|| (format!("{}/{name}", request.namespace), paths));
     let body = serde_json::to_vec(&Answer { api_version: VERSION, kind: KIND, response })?;
     Ok(Reviewed { body, changed })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ReviewError, STANDARD, answer};
+    use super::{ReviewError, Reviewed, STANDARD};
+    use crate::webhook::rules::judge;
     use base64::Engine as _;
     use serde_json::{Value, json};
+
+    fn answer(body: &[u8]) -> Result<Reviewed, ReviewError> {
+        super::answer(body, judge)
+    }
 
     fn review(operation: &str, annotations: &Value) -> Value {
         json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {

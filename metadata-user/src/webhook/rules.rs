@@ -44,7 +44,7 @@ pub struct Change {
 }
 
 impl Change {
-    fn add(path: String, value: Value) -> Self {
+    pub(super) fn add(path: String, value: Value) -> Self {
         Self { op: "add", path, value }
     }
 }

@@ -19,7 +19,7 @@ pub const VENDOR_DATA_SECRET: &str = "imds.kubevirt.io/vendor-data-secret";
 pub(super) const INSTANCE_TYPES: [&str; 2] =
     ["kubevirt.io/cluster-instancetype-name", "kubevirt.io/instancetype-name"];
 
-/// The volume by which a pod has an annotated Secret or ConfigMap: whoever admits the pod adds it.
+/// The volume by which a pod has an annotated Secret or ConfigMap: `xdp-imds webhook` or the policy adds it.
 #[must_use]
 pub fn volume(field: &str) -> String {
     format!("imds-{field}")

@@ -1,0 +1,143 @@
+//! What becomes of a launcher's pod: it gets as volumes what the agent reads where kubelet has mounted it.
+//!
+//! | of a pod annotated `imds.kubevirt.io/enabled: "true"` | volume |
+//! |---|---|
+//! | always | `imds-token`: a token of its service account, renewed by kubelet |
+//! | `user-data-secret`, `user-data-configmap`, without `user-data` | `imds-user-data` |
+//! | `vendor-data-secret`, `vendor-data-configmap`, without `vendor-data` | `imds-vendor-data` |
+//!
+//! KubeVirt gives a VM's annotations to its pods. kubelet mounts only volumes that a container mounts, so the launcher's does;
+//! nothing there reads them. A volume of that name is left as it is.
+
+use serde_json::{Value, json};
+
+use super::rules::{Change, Judgement, Operation};
+use crate::feed::kubevirt::annotations;
+
+/// KubeVirt's label of launchers' pods, and its value.
+const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
+/// The container every launcher has.
+const CONTAINER: &str = "compute";
+/// Where that has the volumes.
+const MOUNTS: &str = "/var/run/xdp-imds";
+/// Octal 0400: for root alone, where kubelet lets it.
+const MODE: u32 = 0o400;
+/// Life of a token in seconds; kubelet renews it when a fifth is left.
+const TOKEN_SECONDS: u32 = 3_600;
+
+/// As [`judge`], for what is made; a pod's volumes stay what they are.
+#[must_use]
+pub fn judge_made(operation: Operation, pod: &Value) -> Judgement {
+    if operation == Operation::Create { judge(pod) } else { Judgement::default() }
+}
+
+/// Judges a Pod that is made.
+#[must_use]
+pub fn judge(pod: &Value) -> Judgement {
+    let metadata = &pod["metadata"];
+    let annotation = |name: &str| metadata["annotations"][name].as_str().filter(|text| !text.is_empty());
+    let is_launcher = metadata["labels"][LAUNCHER.0] == LAUNCHER.1;
+    let containers = pod["spec"]["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let at = containers.iter().position(|container| container["name"] == CONTAINER);
+    let Some(at) = at.filter(|_| is_launcher && annotation(annotations::ENABLED) == Some("true")) else {
+        return Judgement::default();
+    };
+    let mut wanted = vec![("token", token())];
+    for (field, inline, secret, map) in [
+        (
+            "user-data",
+            annotations::USER_DATA,
+            annotations::USER_DATA_SECRET,
+            annotations::USER_DATA_CONFIGMAP,
+        ),
+        (
+            "vendor-data",
+            annotations::VENDOR_DATA,
+            annotations::VENDOR_DATA_SECRET,
+            annotations::VENDOR_DATA_CONFIGMAP,
+        ),
+    ] {
+        let source = match (annotation(secret), annotation(map)) {
+            // The agent takes what is written out before anything named.
+            _ if metadata["annotations"][inline].is_string() => continue,
+            (Some(name), _) => json!({"secret": {"secretName": name, "defaultMode": MODE}}),
+            (None, Some(name)) => json!({"configMap": {"name": name, "defaultMode": MODE}}),
+            (None, None) => continue,
+        };
+        wanted.push((field, source));
+    }
+    let mut lists = Lists { volumes: &pod["spec"]["volumes"], mounts: &containers[at]["volumeMounts"], at };
+    Judgement { changes: lists.with(wanted), warnings: Vec::new() }
+}
+
+fn token() -> Value {
+    let token = json!({"path": "token", "expirationSeconds": TOKEN_SECONDS});
+    json!({"projected": {"sources": [{"serviceAccountToken": token}], "defaultMode": MODE}})
+}
+
+/// The pod's lists, which may be missing.
+struct Lists<'a> {
+    volumes: &'a Value,
+    mounts: &'a Value,
+    at: usize,
+}
+
+impl Lists<'_> {
+    fn with(&mut self, wanted: Vec<(&str, Value)>) -> Vec<Change> {
+        let present = self.volumes.as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_there = |name: &str| present.iter().any(|volume| volume["name"] == name);
+        let missing = wanted.into_iter().map(|(field, source)| (annotations::volume(field), source));
+        let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+        for (name, mut volume) in missing.filter(|(name, _)| !is_there(name)) {
+            mounts.push(json!({"name": name, "mountPath": format!("{MOUNTS}/{name}"), "readOnly": true}));
+            volume["name"] = name.into();
+            volumes.push(volume);
+        }
+        let mut changes = append(self.volumes, "/spec/volumes", volumes);
+        changes.extend(append(self.mounts, &format!("/spec/containers/{}/volumeMounts", self.at), mounts));
+        changes
+    }
+}
+
+/// Adds to the end of a list, or makes it.
+fn append(list: &Value, path: &str, items: Vec<Value>) -> Vec<Change> {
+    match list.is_array() {
+        _ if items.is_empty() => Vec::new(),
+        true => items.into_iter().map(|item| Change::add(format!("{path}/-"), item)).collect(),
+        false => vec![Change::add(path.to_owned(), items.into())],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::judge;
+    use crate::webhook::rules::Judgement;
+    use serde_json::json;
+
+    #[test]
+    fn lists_that_are_missing_are_made() {
+        let pod = json!({
+            "metadata": {"labels": {"kubevirt.io": "virt-launcher"},
+                "annotations": {"imds.kubevirt.io/enabled": "true"}},
+            "spec": {"containers": [{"name": "other"}, {"name": "compute"}]},
+        });
+        let paths: Vec<_> = judge(&pod).changes.into_iter().map(|change| change.path).collect();
+        assert_eq!(paths, ["/spec/volumes", "/spec/containers/1/volumeMounts"]);
+    }
+
+    #[test]
+    fn what_is_no_launchers_pod_is_left_alone() {
+        let annotated = json!({"annotations": {"imds.kubevirt.io/enabled": "true"}});
+        let launcher = json!({"labels": {"kubevirt.io": "virt-launcher"},
+            "annotations": {"imds.kubevirt.io/enabled": "true"}});
+        for other in [
+            json!(null),
+            json!([]),
+            json!({"metadata": annotated, "spec": {"containers": [{"name": "compute"}]}}),
+            json!({"metadata": launcher, "spec": {"containers": [{"name": "compute-2"}]}}),
+            json!({"metadata": launcher, "spec": {"containers": 1}}),
+        ] {
+            assert_eq!(judge(&other), Judgement::default(), "{other}");
+        }
+    }
+}
