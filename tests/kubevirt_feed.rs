@@ -370,7 +370,7 @@ async fn a_vmi_that_cannot_be_read_is_named_and_harms_no_other() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut odd = vmi(1);
     odd["spec"]["volumes"] = json!("none");
-    server.put(odd);
+    server.put_as_it_is(odd);
     server.put(vmi(2));
     let mut sriov = vmi(3);
     sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);

@@ -87,10 +87,12 @@ fn the_agent_has_the_capabilities_it_needs_and_no_other() {
 }
 
 #[test]
-fn a_node_has_one_agent_at_a_time_which_is_given_time_to_drain() {
+fn the_next_agent_of_a_node_takes_over_from_the_one_before_which_lingers_and_is_given_time_to_drain() {
     let spec = documents("kustomize/base/daemonset.yaml").remove(0)["spec"].clone();
-    let expected = json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}});
+    let expected = json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}});
     assert_eq!(spec["updateStrategy"], expected);
+    let words = json!(["serve", "--config=/etc/xdp-imds/config.yaml", "--takeover", "--linger"]);
+    assert_eq!(agent()["args"], words);
     let grace = spec["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().expect("seconds");
     assert!(grace > 2 * u64::from(Config::default().drain_seconds), "{grace}");
     for (probe, path) in

@@ -16,6 +16,7 @@ use support::bpffs::Bpffs;
 use support::eventually::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
+use support::netns::Namespace;
 use support::privileged;
 use support::record::{Identity, replace};
 use support::tap::Shape;
@@ -56,12 +57,21 @@ impl Node {
     }
 
     fn agent(&self, guests: &[Identity], more: &[&str]) -> Agent<'_> {
-        let ports: Vec<_> =
-            guests.iter().map(|guest| PortArgument::new(Host::tap_name(guest), guest.mac)).collect();
+        let port = |guest: &Identity| PortArgument::new(Host::tap_name(guest), guest.mac);
+        self.agent_in(self.host.ns(), guests.iter().map(port).collect(), more)
+    }
+
+    /// An agent in a namespace of its own, as in a pod: the taps are in another.
+    fn pod<'a>(&self, ns: &'a Namespace, guests: &[Identity], more: &[&str]) -> Agent<'a> {
+        let port =
+            |guest: &Identity| PortArgument::new(Host::tap_name(guest), guest.mac).within(self.host.ns());
+        self.agent_in(ns, guests.iter().map(port).collect(), more)
+    }
+
+    fn agent_in<'a>(&self, ns: &'a Namespace, ports: Vec<PortArgument>, more: &[&str]) -> Agent<'a> {
         let mut words = agent::arguments_with_pins(self.records.path(), &ports, &self.bpffs.pins());
         words.extend(more.iter().map(Into::into));
-        Agent::start_binary(&agent::binary().expect("the agent is built"), self.host.ns(), words)
-            .expect("an agent")
+        Agent::start_binary(&agent::binary().expect("the agent is built"), ns, words).expect("an agent")
     }
 
     /// Each identity of the kernel's table, by its key: slot, hub, draining hub.
@@ -413,6 +423,51 @@ fn a_port_is_let_go_of_while_the_agent_before_still_serves_its_last_guests() {
     })
     .expect("its program is off the tap");
     assert!(!first.said().contains("leaving"), "the agent before had gone:\n{}", first.said());
+}
+
+#[test]
+fn a_pod_takes_over_from_another_which_is_alive_until_it_is_told_to_end() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::new();
+    let guests: Vec<Identity> =
+        (0..crowd_size()).map(|number| Identity::of(number).with_user_data_of(2_000)).collect();
+    for guest in &guests {
+        guest.write(node.records.path(), 1).expect("a record");
+    }
+    let taps = node.host.rack(&guests, Shape::default()).expect("taps");
+    let pods = ["old", "new"].map(|name| Namespace::new(name).expect("a namespace"));
+    let words = ["--takeover", "--linger"];
+    let first = node.pod(&pods[0], &guests, &words);
+    let stop = AtomicBool::new(false);
+    let tallies: Vec<Tally> = std::thread::scope(|scope| {
+        let crowd =
+            scope.spawn(|| crowd(guests.iter().cloned().zip(taps).collect(), &PATHS, PAUSE, &stop, PATIENCE));
+        let _stop = Stop(&stop);
+        std::thread::sleep(Duration::from_secs(1));
+        let second = node.pod(&pods[1], &guests, &words);
+        let alive = || {
+            anyhow::ensure!(first.said().contains("lingering until SIGTERM"));
+            first.ask("/healthz")
+        };
+        let (status, body) = eventually(PATIENCE, alive).expect("it lingers");
+        assert_eq!((status, body.trim()), (200, "another agent serves the ports of this one"));
+        assert_eq!(first.ask("/readyz").expect("an answer").0, 503);
+        assert_eq!(second.ask("/readyz").expect("an answer").0, 200);
+        let status = first.stop().expect("it ends when told");
+        assert!(status.success(), "{status}");
+        assert_eq!(second.ask("/readyz").expect("an answer").0, 200);
+        std::thread::sleep(Duration::from_millis(500));
+        stop.store(true, Ordering::Relaxed);
+        crowd.join().expect("the crowd")
+    });
+    let failures: Vec<_> = tallies.iter().filter(|tally| tally.rounds.is_err() || tally.resets > 0).collect();
+    assert!(failures.is_empty(), "{failures:?}");
+    assert!(
+        tallies.iter().all(|tally| tally.rounds.as_ref().is_ok_and(|rounds| *rounds >= 2)),
+        "{tallies:?}"
+    );
 }
 
 #[test]

@@ -16,7 +16,7 @@ use metadata_user::token::Keyring;
 #[cfg(feature = "kubevirt")]
 use metadata_user::webhook;
 use metadata_user::{agent, check, doctor, explain, export, instances, sandbox, trace};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
@@ -252,6 +252,10 @@ struct Serve {
     /// them notices. Starts as usual when none runs.
     #[arg(long, conflicts_with = "no_pins")]
     takeover: bool,
+    /// Once another agent has taken over from this one, wait for SIGTERM instead of ending, and answer `/healthz` meanwhile:
+    /// for supervisors that start what has ended again, such as kubelet.
+    #[arg(long, requires = "takeover")]
+    linger: bool,
     /// By which program taps are steered [default: auto].
     #[arg(long, value_name = "MODE", value_enum)]
     steer: Option<Mode>,
@@ -300,6 +304,10 @@ fn filter(text: &str) -> Result<String, String> {
     EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
+/// The client of the cluster's API logs each failed request as an error, and not which: the feed says what it means. A
+/// filter that names it brings it back.
+const NOISE: &str = "kube_client";
+
 /// The log on standard error, whose filter can change.
 struct Log {
     /// What the command line or the environment asks for: it wins.
@@ -309,20 +317,26 @@ struct Log {
 
 impl Log {
     fn start(asked: Option<String>, ansi: bool) -> Self {
-        let (layer, filter) = reload::Layer::new(EnvFilter::new(asked.as_deref().unwrap_or("info")));
+        let (layer, filter) = reload::Layer::new(Self::filter(asked.as_deref().unwrap_or("info")));
         let lines =
             tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi).with_target(false);
         tracing_subscriber::registry()
             .with(lines.with_filter(layer))
-            .with(Recent.with_filter(LevelFilter::WARN))
+            .with(Recent.with_filter(
+                Targets::new().with_default(LevelFilter::WARN).with_target(NOISE, LevelFilter::OFF),
+            ))
             .init();
         Self { asked, filter }
+    }
+
+    fn filter(text: &str) -> EnvFilter {
+        EnvFilter::new(format!("{NOISE}=off,{text}"))
     }
 
     fn follow(&self, config: &Config) {
         let text = self.asked.as_deref().or(config.log.as_deref()).unwrap_or("info");
         // Both were checked when they were read.
-        if let Err(error) = self.filter.reload(EnvFilter::new(text)) {
+        if let Err(error) = self.filter.reload(Self::filter(text)) {
             tracing::warn!("what is logged stays as it was: {error}");
         }
     }
@@ -331,13 +345,12 @@ impl Log {
 /// Serves by a configuration that is read again as it was first.
 fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
     log.follow(&config);
-    let takeover = serve.takeover;
+    let entry = match serve.takeover {
+        true => agent::Entry::TakeOver { linger: serve.linger },
+        false => agent::Entry::Alone,
+    };
     let read = Box::new(move || serve.config());
-    agent::serve(
-        config,
-        agent::Origin { read, applied: Box::new(move |config| log.follow(config)) },
-        takeover,
-    )
+    agent::serve(config, agent::Origin { read, applied: Box::new(move |config| log.follow(config)) }, entry)
 }
 
 /// Prints how the agent is; whoever asked stops reading when they have seen enough.

@@ -203,9 +203,19 @@ fn network() -> impl Strategy<Value = Value> {
     ]);
     let resolver = prop_oneof![v4().prop_map(|ip| ip.to_string()), v6().prop_map(|ip| ip.to_string())];
     let mode = prop_oneof![4 => Just("auto"), 1 => Just("none"), 1 => Just("raw")];
-    (mode, raw, vec(resolver, 0..3), vec(label(), 0..3), nics()).prop_map(|(mode, raw, dns, search, nics)| {
-        let raw = if mode == "raw" { raw } else { Value::Null };
-        some(json!({ "mode": mode, "raw": raw, "dns": dns, "search": search, "nics": nics }))
+    let data = option::of(select(vec![
+        json!(r#"{"links": [{"id": "a"}], "networks": []}"#),
+        json!({ "links": [{ "id": "a" }], "networks": [], "services": [] }),
+    ]));
+    let given = (mode, raw, data).prop_map(|(mode, raw, data)| match mode {
+        "raw" => json!({ "mode": mode, "raw": raw, "network_data": data }),
+        mode => json!({ "mode": mode }),
+    });
+    (given, vec(resolver, 0..3), vec(label(), 0..3), nics()).prop_map(|(mut network, dns, search, nics)| {
+        network["dns"] = json!(dns);
+        network["search"] = json!(search);
+        network["nics"] = json!(nics);
+        some(network)
     })
 }
 

@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use crate::netns::Namespace;
+use crate::schema::Schemas;
 
 /// Octets of a chunk's first part, when there is to be a pause in it.
 const PART: usize = 40;
@@ -121,7 +122,17 @@ impl ApiServer {
     }
 
     /// Makes an object, or puts it in the place of the one of its name.
-    pub fn put(&self, mut object: Value) {
+    ///
+    /// # Panics
+    /// It is not as KubeVirt's published schema has it, as no cluster would take it.
+    pub fn put(&self, object: Value) {
+        let found = Schemas::published().findings(&object);
+        assert!(found.is_empty(), "{}: {found:?}", name(&object));
+        self.put_as_it_is(object);
+    }
+
+    /// Makes an object whatever its schema says of it, as one of another KubeVirt's would be.
+    pub fn put_as_it_is(&self, mut object: Value) {
         let mut state = self.shared.lock();
         state.version += 1;
         let version = state.version;

@@ -45,6 +45,7 @@ pub mod pump;
 pub mod question;
 pub mod raw;
 pub mod record;
+pub mod schema;
 pub mod seed;
 pub mod station;
 pub mod tap;

@@ -12,6 +12,9 @@ pub(crate) struct Args {}
 /// The eBPF crate, which is outside the workspace.
 const EBPF: &str = "metadata-ebpf/Cargo.toml";
 
+/// What is only tried is not optimised, which would take a quarter of an hour.
+const QUICK: &str = "quick";
+
 /// A step, and how it is done.
 type Step = (&'static str, fn() -> Result<()>);
 
@@ -25,6 +28,7 @@ const STEPS: &[Step] = &[
     ("tests", tests),
     ("manifests", manifests),
     ("image", image),
+    ("Debian package", package),
     ("fuzz targets", fuzz_targets),
     ("Miri", miri),
     ("soak", soak),
@@ -59,6 +63,9 @@ fn format() -> Result<()> {
 fn lints() -> Result<()> {
     let strict = ["--locked", "--", "--deny", "warnings"];
     shell::run(shell::cargo(["clippy", "--workspace", "--all-targets"]).args(strict))?;
+    // The agent without what only clusters need.
+    let lean = ["clippy", "--package", "metadata-user", "--all-targets", "--no-default-features"];
+    shell::run(shell::cargo(lean).args(strict))?;
     shell::run(shell::cargo(["clippy", "--manifest-path", EBPF]).args(strict))
 }
 
@@ -109,9 +116,14 @@ fn manifests() -> Result<()> {
     xtask(&["manifests"])
 }
 
-/// Two builds have one digest, and a container of it serves a guest.
+/// Two builds in two places have one digest, and a container of it serves a guest.
 fn image() -> Result<()> {
-    xtask(&["image", "--check", "--try"])
+    xtask(&["image", "--check", "--try", "--profile", QUICK])
+}
+
+/// The package has what it should, of the binary of the image, and is installed and purged.
+fn package() -> Result<()> {
+    xtask(&["deb", "--static", "--profile", QUICK])
 }
 
 /// They must build; their laws and seeds are among the tests.

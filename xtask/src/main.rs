@@ -10,6 +10,7 @@ mod image;
 mod lab;
 mod manifests;
 mod miri;
+mod schemas;
 mod shell;
 mod soak;
 mod storm;
@@ -48,6 +49,8 @@ enum Verb {
     Manifests(manifests::Args),
     /// Run the unsafe code that needs no kernel under Miri
     Miri(miri::Args),
+    /// Make the extract of published schemas that tests hold objects to, or prove that it is what was published
+    Schemas(schemas::Args),
     /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
     Soak(soak::Args),
     /// Boot thousands of guests at once, on us and on peers, and measure
@@ -73,6 +76,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Lab(args) => lab::run(args),
         Verb::Manifests(args) => manifests::run(&args),
         Verb::Miri(args) => miri::run(&args),
+        Verb::Schemas(args) => schemas::run(&args),
         Verb::Soak(args) => soak::run(args),
         Verb::Storm(args) => storm::run(*args),
         Verb::Test(args) => test::run(&args),

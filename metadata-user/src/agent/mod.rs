@@ -12,6 +12,7 @@ mod handover;
 mod health;
 mod keeping;
 mod leave;
+mod linger;
 mod node;
 mod notify;
 mod plan;
@@ -44,7 +45,7 @@ pub use node::{Clash, Node, Tagged};
 pub use plan::{Conflict, Plan, Records};
 pub use reload::{Origin, Reloads};
 pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
-pub use start::serve;
+pub use start::{Entry, serve};
 pub use state::{Errands, State};
 
 use crate::audit::COLLECT_EVERY;
@@ -109,6 +110,15 @@ struct Started {
     taking: Option<Taking>,
 }
 
+/// Why an agent has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// By a signal.
+    Stopped,
+    /// Another has its ports.
+    TakenOver,
+}
+
 /// Runs until SIGTERM or SIGINT, until another agent has taken over, or until the worker has died.
 ///
 /// # Errors
@@ -119,7 +129,7 @@ async fn run(
     origin: Origin,
     started: Started,
     (mut stop, mut hup): (Stop, Signal),
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Ended> {
     let Started { mut node, mut giver, errands, mut taking } = started;
     let mut tasks = JoinSet::new();
     let keeper = Keeper::new(&config);
@@ -174,10 +184,10 @@ async fn run(
                     let _turn = call.turn;
                     let close = async || doors.close_metrics().await;
                     match hand_over(&mut node, &mut giver, call.wire, &mut stop, close).await {
-                        End::Left => { node.leave(); return Ok(()); }
+                        End::Left => { node.leave(); return Ok(Ended::TakenOver); }
                         End::Stopped(name) => {
                             stopped(name, &config, &node, &health, &mut opened, &mut stop).await;
-                            return Ok(());
+                            return Ok(Ended::Stopped);
                         }
                         End::Stays => doors.open_metrics(&config, &mut tasks).await?,
                     }
@@ -210,7 +220,7 @@ async fn run(
             name = stop.recv() => {
                 stopped(name, &config, &node, &health, &mut opened, &mut stop).await;
                 if synced { keeping.keep_now(|| node.records()).await; }
-                return Ok(());
+                return Ok(Ended::Stopped);
             }
         }
         node.tell_waiting();

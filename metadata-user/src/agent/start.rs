@@ -11,12 +11,13 @@ use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
-use super::Started;
 use super::endpoint::make_run;
 use super::handover::{Giver, Taking};
+use super::linger::Lingering;
 use super::node::Node;
 use super::reload::Origin;
 use super::state::State;
+use super::{Ended, Started};
 use crate::afxdp::{Socket, SocketConfig};
 use crate::audit::Collector;
 use crate::config::Config;
@@ -29,22 +30,40 @@ use crate::steer::{Adopt, Hub, SteerConfig, Steering};
 use crate::store::Store;
 use crate::worker::{Worker, WorkerConfig, WorkerHandle};
 
+/// Longest a file that is being written is waited for at the end.
+const LAST_WRITES: Duration = Duration::from_secs(5);
+
+/// What is done about other agents of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// None runs.
+    Alone,
+    /// The ports of the one that runs are taken over, if one does.
+    TakeOver {
+        /// Once another agent has taken over from this one, it waits for SIGTERM.
+        linger: bool,
+    },
+}
+
 /// What the stack lets the kernel answer in its place.
 const ANSWERS: u64 = ANSWER_LINK | ANSWER_TCP;
 
 const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "both answer SYNs alike");
 
-/// Serves until a signal ends the agent; `origin` is where the configuration is read again on SIGHUP. With `takeover` the ports
-/// of the agent that runs are taken over, if one does.
+/// Serves until a signal ends the agent; `origin` is where the configuration is read again on SIGHUP. `entry` says what is
+/// done about an agent that runs already, and about one that comes later.
 ///
 /// # Errors
 /// Something the node needs cannot be had: privileges, a kernel feature, the hub's devices, the metrics
 /// address. Nothing is left behind then.
-pub fn serve(config: Config, origin: Origin, takeover: bool) -> anyhow::Result<()> {
+pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
     // There is one thread yet, and all others are started by it.
     config.sandbox.enter(Stage::Start)?;
+    let lingering = (entry == Entry::TakeOver { linger: true }).then(Lingering::new).transpose()?;
+    let metrics = config.metrics;
+    let takeover = entry != Entry::Alone;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         // Before there is anything to clean up: a signal that comes meanwhile waits for the loop.
         let signals = (super::Stop::new()?, signal(SignalKind::hangup())?);
         let taking = if takeover { Taking::begin(&config.run).await? } else { None };
@@ -55,7 +74,13 @@ pub fn serve(config: Config, origin: Origin, takeover: bool) -> anyhow::Result<(
         let (node, giver) = start(&config, state, taking.as_ref())?;
         config.sandbox.enter(Stage::Serve)?;
         super::run(config, origin, Started { node, giver, errands, taking }, signals).await
-    })
+    })?;
+    // Whatever follows a feed or keeps a file ends with it.
+    runtime.shutdown_timeout(LAST_WRITES);
+    match lingering {
+        Some(lingering) if ended == Ended::TakenOver => lingering.until_stopped(metrics),
+        _ => Ok(()),
+    }
 }
 
 /// Makes hubs, sockets and workers; from here on frames are served, as soon as a port is attached.

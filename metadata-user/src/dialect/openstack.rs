@@ -19,6 +19,7 @@ use super::text::text_form;
 use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::mailbox::PasswordRefused;
+use crate::record::network::Mode;
 use crate::record::values::Secret;
 use crate::record::vm::Payload;
 use crate::record::{self, Record};
@@ -62,9 +63,15 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         let response = vendor_data(payload.as_ref(), sheet);
         sheet.open(path, response);
     }
-    let network = network::network_data(record);
-    if let Some(document) = &network {
-        let response = sheet.json(document);
+    let network = match &record.network.network_data {
+        Some(Value::String(text)) if record.network.mode == Mode::Raw => {
+            Some(sheet.found(JSON, text.clone()))
+        }
+        Some(given) if record.network.mode == Mode::Raw => Some(sheet.json(given)),
+        _ => network::network_data(record).map(|document| sheet.json(&document)),
+    };
+    let has_network = network.is_some();
+    if let Some(response) = network {
         sheet.open("/openstack/latest/network_data.json", response);
     }
     for (n, file) in record.files.iter().enumerate() {
@@ -73,7 +80,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         sheet.open(format!("/openstack{}", content_path(n)), response);
     }
     let mut listing = |password| {
-        let names = names(record.user_data.is_some(), password, network.is_some());
+        let names = names(record.user_data.is_some(), password, has_network);
         sheet.found(TEXT, names.join("\n"))
     };
     let listing = Listing { first: listing(false), later: listing(true) };

@@ -32,7 +32,7 @@ pub use serving::{
     USER_DATA_MAX,
 };
 pub use sink::Sink;
-pub use validate::is_network_config;
+pub use validate::{is_network_config, is_network_data};
 
 use network::Network;
 use values::Line;

@@ -15,6 +15,9 @@ pub struct Network {
     pub mode: Mode,
     /// With [`Mode::Raw`]: network-config version 1 or 2, as text (sent as it is) or as a mapping.
     pub raw: Option<serde_json::Value>,
+    /// With [`Mode::Raw`]: OpenStack's `network_data.json`, as text (sent as it is) or as a mapping. Without it that is
+    /// rendered from the NICs.
+    pub network_data: Option<serde_json::Value>,
     /// Resolvers for NICs with static addresses.
     pub dns: Vec<Ip>,
     /// Search domains.
@@ -30,7 +33,7 @@ pub enum Mode {
     /// Rendered from the NICs.
     #[default]
     Auto,
-    /// `network.raw` where a dialect takes it.
+    /// `network.raw` and `network.network_data` where a dialect takes them.
     Raw,
     /// No network document at all.
     None,

@@ -152,6 +152,16 @@ fn refusals_say_where_what_was_expected_and_what_came() {
             "  mode: raw\n  nics:",
             "r.yaml:22:3: network.raw: expected `raw` with mode raw, found none; write",
         ),
+        (
+            "  nics:",
+            "  mode: raw\n  network_data: {links: [], networks: []}\n  nics:",
+            "r.yaml:25:17: network.network_data: expected a JSON object with lists `links` and `networks`",
+        ),
+        (
+            "  nics:",
+            "  mode: raw\n  network_data: \"links: [{id: a}]\"\n  nics:",
+            "r.yaml:25:17: network.network_data: expected a JSON object with lists `links` and `networks`",
+        ),
     ];
     for (from, to, wanted) in cases {
         let refused = Record::parse("r.yaml", &edited(from, to)).expect_err(to).to_string();
@@ -197,6 +207,7 @@ fn what_is_probably_not_meant_is_warned_of_at_its_place() {
         ("{role: web}", "{user_data: x}", "r.yaml:41:23: metadata.user_data: Oracle's metadata has a key"),
         (SECOND, "  []", "r.yaml:33:5: network.nics[1]: no addresses"),
         ("  nics:", "  raw: {version: 2}\n  nics:", "r.yaml:24:8: network.raw: not used"),
+        ("  nics:", "  network_data: {}\n  nics:", "r.yaml:24:17: network.network_data: not used"),
         ("    name: eth1\n", "", "r.yaml:33:5: network.nics[1]: no `name`"),
         ("absent_seed: 204", "dialects: []", "r.yaml:51:13: serve.dialects: an empty list"),
         ("absent_seed: 204", "limits: {conns: 257}", "r.yaml:51:19: serve.limits.conns: more than its NICs"),

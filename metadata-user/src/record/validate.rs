@@ -356,20 +356,30 @@ impl Validator<'_> {
     }
 
     fn raw_network(&mut self, record: &Record) -> Checked {
-        let here = way!["network", "raw"];
+        let network = &record.network;
+        let (here, data) = (way!["network", "raw"], way!["network", "network_data"]);
         let remedy = "write a cloud-init network-config, version 1 or 2";
-        match (record.network.mode, &record.network.raw) {
-            (Mode::Raw, None) => Err(self.refuse(&here, "`raw` with mode raw", "none", remedy)),
-            (Mode::Raw, Some(raw)) if !is_network_config(raw) => {
-                let expected = "a mapping with `version: 1`, `version: 2` or `network`";
-                Err(self.refuse(&here, expected, "something else", remedy))
+        if network.mode != Mode::Raw {
+            for (field, given) in [(here, &network.raw), (data, &network.network_data)] {
+                if given.is_some() {
+                    self.warn(&field, "not used: set `network.mode: raw` to serve it");
+                }
             }
-            (Mode::Auto | Mode::None, Some(_)) => {
-                self.warn(&here, "not used: set `network.mode: raw` to serve it");
-                Ok(())
-            }
-            _ => Ok(()),
+            return Ok(());
         }
+        if network.raw.is_none() && network.network_data.is_none() {
+            return Err(self.refuse(&here, "`raw` with mode raw", "none", remedy));
+        }
+        if network.raw.as_ref().is_some_and(|raw| !is_network_config(raw)) {
+            let expected = "a mapping with `version: 1`, `version: 2` or `network`";
+            return Err(self.refuse(&here, expected, "something else", remedy));
+        }
+        if network.network_data.as_ref().is_some_and(|given| !is_network_data(given)) {
+            let expected = "a JSON object with lists `links` and `networks`, the first not empty";
+            let remedy = "write OpenStack's network_data.json";
+            return Err(self.refuse(&data, expected, "something else", remedy));
+        }
+        Ok(())
     }
 
     fn credentials(&mut self, record: &Record) -> Checked {
@@ -456,5 +466,19 @@ pub fn is_network_config(raw: &serde_json::Value) -> bool {
     match raw {
         serde_json::Value::String(text) => serde_yaml::from_str(text).is_ok_and(|value| mapping(&value)),
         value => mapping(value),
+    }
+}
+
+/// True for an object that clients take as OpenStack's `network_data.json`; text is parsed for it, as JSON. Without links
+/// they would take the guest for one without NICs.
+#[must_use]
+pub fn is_network_data(given: &serde_json::Value) -> bool {
+    let object = |value: &serde_json::Value| {
+        let list = |name: &str| value.get(name).and_then(serde_json::Value::as_array);
+        list("links").is_some_and(|links| !links.is_empty()) && list("networks").is_some()
+    };
+    match given {
+        serde_json::Value::String(text) => serde_json::from_str(text).is_ok_and(|value| object(&value)),
+        value => object(value),
     }
 }

@@ -48,6 +48,8 @@ const THREAD: &[c_long] = &[
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_tgkill,
+    // How musl's `abort` ends the thread it is called on.
+    libc::SYS_tkill,
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];

@@ -6,13 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const TARGET: &str = "x86_64-unknown-linux-musl";
+/// What it is built for.
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-musl";
 /// Compiles the little C there is (ring's) against musl.
 const CC: &str = "musl-gcc";
 
 /// A tree of the project.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     top: PathBuf,
     target: PathBuf,
     /// A copy goes with this.
@@ -21,12 +22,12 @@ pub(super) struct Tree {
 
 impl Tree {
     /// The one this program was built from.
-    pub(super) fn here() -> Result<Self> {
+    pub(crate) fn here() -> Result<Self> {
         Ok(Self { top: shell::top().to_owned(), target: shell::target().join("image-build"), _copy: None })
     }
 
     /// A copy of what is committed and of what has changed since, in a place of its own.
-    pub(super) fn copy() -> Result<Self> {
+    pub(crate) fn copy() -> Result<Self> {
         let room = tempfile::Builder::new().prefix("xdp-imds-elsewhere-").tempdir()?;
         let top = room.path().join("source");
         let listed = Command::new("git")
@@ -50,35 +51,46 @@ impl Tree {
     }
 
     /// Its top.
-    pub(super) fn top(&self) -> &Path {
+    pub(crate) fn top(&self) -> &Path {
         &self.top
     }
 
-    /// Builds the agent; the path of the binary.
-    pub(super) fn build(&self) -> Result<PathBuf> {
+    /// Cargo's directory for what is built of it.
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Builds the agent by a profile of Cargo's; the path of the binary.
+    pub(crate) fn build(&self, profile: &str) -> Result<PathBuf> {
         crate::tools::ensure(&[(CC, "musl-tools")])?;
         ensure_target()?;
         let home = std::env::var_os("CARGO_HOME").map_or_else(
             || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
             PathBuf::from,
         );
+        // The last that fits is taken, and what is built may lie below the source.
         let flags = [
             format!("--remap-path-prefix={}=/xdp-imds", self.top.display()),
             format!("--remap-path-prefix={}=/cargo", home.display()),
+            format!("--remap-path-prefix={}=/target", self.target.display()),
+            // What is stripped need not be made.
+            "-Cdebuginfo=none".into(),
             "-Cstrip=symbols".into(),
         ];
-        let mut cargo = shell::cargo(["build", "--release", "--locked", "--package", "metadata-user"]);
+        let mut cargo =
+            shell::cargo(["build", "--profile", profile, "--locked", "--package", "metadata-user"]);
         cargo.args(["--bin", "xdp-imds", "--target", TARGET]).current_dir(&self.top);
         cargo.arg("--target-dir").arg(&self.target);
         cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")).env("CARGO_INCREMENTAL", "0");
         let prefix = format!(
-            "-ffile-prefix-map={}=/cargo -ffile-prefix-map={}=/t",
+            "-ffile-prefix-map={}=/cargo -ffile-prefix-map={}=/target",
             home.display(),
             self.target.display()
         );
         cargo.env("CC_x86_64_unknown_linux_musl", CC).env("CFLAGS_x86_64_unknown_linux_musl", prefix);
         shell::run(&mut cargo)?;
-        Ok(self.target.join(TARGET).join("release/xdp-imds"))
+        let directory = if profile == "dev" { "debug" } else { profile };
+        Ok(self.target.join(TARGET).join(directory).join("xdp-imds"))
     }
 }
 

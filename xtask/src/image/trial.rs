@@ -20,6 +20,7 @@ use support::tap::{Shape, Tap};
 use container::{Bundle, Container, Grant};
 
 const DAEMONSET: &str = "deploy/kustomize/base/daemonset.yaml";
+const CONFIGMAP: &str = "deploy/kustomize/base/configmap.yaml";
 const REQUEST: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(20);
 const PATH: &str = "/v1/user-data";
@@ -62,6 +63,15 @@ impl Drop for Launcher {
     }
 }
 
+/// The configuration that is deployed.
+fn configuration() -> Result<String> {
+    let path = shell::top().join(CONFIGMAP);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let map: serde_yaml::Value = serde_yaml::from_str(&text)?;
+    let config = map["data"]["config.yaml"].as_str().context("a configuration in the ConfigMap")?;
+    Ok(config.to_owned())
+}
+
 /// Tries the image of this name in a layout.
 pub(super) fn run(layout: &Path, tag: &str) -> Result<()> {
     crate::tools::ensure(&[("runc", "runc"), ("skopeo", "skopeo"), ("setpriv", "util-linux")])?;
@@ -76,10 +86,7 @@ pub(super) fn run(layout: &Path, tag: &str) -> Result<()> {
     let grant = Grant::read(&shell::top().join(DAEMONSET))?;
     let bundle = Bundle::unpack(layout, tag)?;
     launcher.identity.write(&bundle.records(), 1)?;
-    bundle.configure(&format!(
-        "records: /etc/xdp-imds/records.d\nmetrics: 0.0.0.0:9177\nports: [{}]\n",
-        launcher.port()
-    ))?;
+    bundle.configure(&format!("{}\nports: [{}]\n", configuration()?, launcher.port()))?;
     let served = |container: &Container<'_>| {
         eventually(PATIENCE, || launcher.guest.fetch_own(PATH, REQUEST))
             .with_context(|| format!("the guest is not served; the container said:\n{}", container.said()))
@@ -88,11 +95,13 @@ pub(super) fn run(layout: &Path, tag: &str) -> Result<()> {
     let container = start()?;
     served(&container)?;
     container.has_only(&grant)?;
+    eventually(PATIENCE, || container.is_ready())?;
     println!("a container with {} serves a guest in another namespace", grant.capabilities().join(", "));
     let closed = || -> Result<()> {
         let answer = launcher.guest.fetch(PATH, Duration::from_millis(500));
         ensure!(answer.is_err(), "somebody answers though no agent runs");
-        ensure!(!bpffs.port_links().is_empty(), "nothing is pinned");
+        let links = bpffs.path().join("xdp-imds/v1/links");
+        ensure!(links.read_dir().is_ok_and(|mut links| links.next().is_some()), "nothing is pinned");
         Ok(())
     };
     let stopping = Instant::now();

@@ -1,14 +1,16 @@
 //! `cargo xtask manifests`: what is deployed, rendered and judged without a cluster.
 //!
 //! Each overlay of `deploy/kustomize` is rendered by kubectl and written to `target/manifests`; the Helm chart with the values
-//! of the same name must render the same objects. Objects are held strictly to the schemas of three Kubernetes versions, the
-//! examples to KubeVirt's, and no role may name `secrets`.
+//! of the same name must render the same objects. Objects are held strictly to the schemas of three Kubernetes versions, and
+//! kinds of others, with the examples, to what their projects publish. No role may name `secrets`, and pods have the
+//! capabilities of a list and no other.
 
 mod chart;
 mod compare;
 mod kubernetes;
-mod kubevirt;
 mod kustomize;
+mod privileges;
+mod published;
 mod python;
 mod roles;
 
@@ -17,15 +19,10 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize as _;
 use serde_json::Value;
 use std::fs;
-use std::path::PathBuf;
 
-/// What to do.
+/// No choices.
 #[derive(clap::Args)]
-pub(crate) struct Args {
-    /// KubeVirt's swagger.json, where it is at hand; otherwise it is fetched
-    #[arg(long, value_name = "FILE")]
-    kubevirt_schema: Option<PathBuf>,
-}
+pub(crate) struct Args {}
 
 /// Overlays, and the chart's values that are to render the same.
 const PAIRS: [(&str, Option<&str>); 4] = [
@@ -36,7 +33,7 @@ const PAIRS: [(&str, Option<&str>); 4] = [
 ];
 
 /// Runs the verb.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(_: &Args) -> Result<()> {
     let out = shell::target().join("manifests");
     fs::create_dir_all(&out)?;
     let kubectl = kustomize::Kubectl::find()?;
@@ -50,17 +47,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let mut found = compare::differences(&objects, &of_chart);
         let equal = if found.is_empty() { "the chart's are equal" } else { "the chart's DIFFER" };
         found.extend(roles::findings(&objects));
-        let judged = kubernetes::judge(&python, &objects)?;
-        found.extend(judged.findings);
-        let versions = kubernetes::VERSIONS.join(", ");
-        println!("{overlay}: {} objects, {equal}; held to Kubernetes {versions}", objects.len());
-        if !judged.unknown.is_empty() {
-            println!("{overlay}: not of Kubernetes, so held to no schema: {}", judged.unknown.join(", "));
-        }
+        found.extend(privileges::findings(&objects));
+        let (own, others): (Vec<_>, Vec<_>) = objects.iter().cloned().partition(kubernetes::is_own);
+        found.extend(kubernetes::judge(&python, &own)?);
+        found.extend(kubernetes::lets_through(&python, &own)?);
+        found.extend(published::judge(&others));
+        println!(
+            "{overlay}: {} objects, {equal}; {} held to Kubernetes {}, {} to what others publish",
+            objects.len(),
+            own.len(),
+            kubernetes::VERSIONS.join(", "),
+            others.len()
+        );
         findings.extend(found.into_iter().map(|finding| format!("{overlay}: {finding}")));
     }
     findings.extend(chart::lint(&python)?);
-    findings.extend(kubevirt::judge_examples(args.kubevirt_schema.as_deref())?);
+    let examples = published::examples()?;
+    println!("{} examples held to what KubeVirt publishes", examples.len());
+    for (file, object) in examples {
+        findings.extend(published::judge(&[object]).into_iter().map(|finding| format!("{file}: {finding}")));
+    }
     for finding in &findings {
         eprintln!("FOUND {finding}");
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Node, Serves, spoken};
+use super::status::spoken;
+use super::{Node, Serves};
 use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
 use crate::feed::FeedEvent;

@@ -7,7 +7,8 @@ use metadata_common::verdict::Verdict;
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::{ABSENT, Node, Serves};
+use super::ports::ABSENT;
+use super::{Node, Serves};
 use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
 use crate::port::PortName;

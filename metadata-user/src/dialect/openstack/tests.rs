@@ -122,6 +122,31 @@ fn a_network_is_complete_or_not_there() {
 }
 
 #[test]
+fn a_network_that_is_given_in_its_form_is_sent_as_it_is() {
+    let mut record = full();
+    let nics = record["network"]["nics"].clone();
+    // Spaces and order are the owner's.
+    let text = r#"{ "networks": [], "links": [{"type": "phy", "id": "l"}], "services": [] }"#;
+    let mapping = json!({"links": [{"id": "l"}], "networks": [], "own": 1});
+    for (given, body) in [
+        (json!(text), text.to_owned()),
+        (mapping.clone(), serde_json::to_string_pretty(&mapping).expect("JSON")),
+    ] {
+        record["network"] = json!({"mode": "raw", "network_data": given, "nics": nics});
+        let responses = rendered(&record);
+        let answer = get(&responses, "/openstack/latest/network_data.json");
+        assert_eq!(answer.field("Content-Type"), Some("application/json"));
+        let value = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+        let found = self::text(&answer);
+        assert_eq!(value(&found), value(&body));
+        assert!(given.is_object() || found == body, "{found}");
+        assert!(self::text(&get(&responses, "/openstack/latest")).contains("network_data.json"));
+        // NoCloud has another form.
+        assert_eq!(get(&responses, "/v1/network-config").status().0, 204);
+    }
+}
+
+#[test]
 fn bonds_vlans_and_every_way_to_an_address_are_told() {
     let mut record = full();
     record["network"] = json!({"dns": ["2001:db8::53"], "nics": [

@@ -219,8 +219,14 @@ impl Run {
     fn hear(&mut self, heard: Heard) {
         let now = Instant::now().into_std();
         match heard {
-            Heard::Applied(origin, vmi) => self.core.applied(origin, *vmi, now),
-            Heard::Gone(origin, key) => self.core.gone(origin, &key, now),
+            Heard::Applied(origin, vmi) => {
+                self.core.applied(origin, *vmi, now);
+                self.is_back(origin);
+            }
+            Heard::Gone(origin, key) => {
+                self.core.gone(origin, &key, now);
+                self.is_back(origin);
+            }
             Heard::Unreadable(key, error) => self.core.unreadable(&key, &error),
             Heard::Listed(origin, keys) => {
                 self.core.listed(origin, &keys, now);
@@ -229,9 +235,7 @@ impl Run {
                     // Both have named all there is: what is only kept is gone.
                     self.core.listed(Origin::Kept, &BTreeSet::new(), now);
                 }
-                if self.failing.remove(&origin) {
-                    info!(watch = ?origin, "the API server is back");
-                }
+                self.is_back(origin);
             }
             Heard::Failed(origin, error) => {
                 if self.failing.insert(origin) {
@@ -240,6 +244,13 @@ impl Run {
                     debug!(watch = ?origin, "{error}");
                 }
             }
+        }
+    }
+
+    /// A watch has told something.
+    fn is_back(&mut self, origin: Origin) {
+        if self.failing.remove(&origin) {
+            info!(watch = ?origin, "the API server is back");
         }
     }
 

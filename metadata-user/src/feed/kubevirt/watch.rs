@@ -101,6 +101,8 @@ pub(super) async fn client(options: &Options) -> Result<Client, FeedError> {
         return Err(failed(reason.into()));
     }
     config.connect_timeout = Some(CONNECT);
+    // It would try again for minutes, with pauses of minutes, and nobody would hear of it: `Pauses` are ours.
+    config.default_retry = false;
     Client::try_from(config).map_err(|error| failed(format!("no client for the cluster's API: {error}")))
 }
 

@@ -178,7 +178,7 @@ pub(super) struct Container<'a> {
     name: String,
     child: Child,
     log: PathBuf,
-    _ns: Namespace,
+    ns: Namespace,
 }
 
 impl<'a> Container<'a> {
@@ -194,7 +194,7 @@ impl<'a> Container<'a> {
         runc.args(["run", "--bundle"]).arg(room).arg(&name);
         let output = File::create(&log)?;
         let child = runc.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
-        Ok(Self { bundle, name, child, log, _ns: ns })
+        Ok(Self { bundle, name, child, log, ns })
     }
 
     /// What it has said so far.
@@ -202,16 +202,33 @@ impl<'a> Container<'a> {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// That it can have no other capabilities than those granted.
+    /// That its probes succeed, as kubelet asks them but for the address.
+    pub(super) fn is_ready(&self) -> Result<()> {
+        for path in ["healthz", "readyz"] {
+            let mut curl = Command::new("curl");
+            curl.args(["-sSf", "--noproxy", "*", "--max-time", "2"]);
+            let output = self.ns.output(curl.arg(format!("http://127.0.0.1:9177/{path}")))?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{path}: {}", said.trim());
+        }
+        Ok(())
+    }
+
+    /// That it can have no other capabilities than those granted, and has fenced itself in.
     pub(super) fn has_only(&self, grant: &Grant) -> Result<()> {
         let output = runc(self.bundle).args(["state", &self.name]).output()?;
         let state: Value = serde_json::from_slice(&output.stdout).context("runc's state is JSON")?;
         let status = fs::read_to_string(format!("/proc/{}/status", state["pid"]))?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.map(str::trim).with_context(|| format!("no {name} in its status"))
+        };
+        // 2 is a filter of system calls.
+        ensure!(field("Seccomp")? == "2" && field("NoNewPrivs")? == "1", "it has no filter:\n{status}");
         let expected = grant.mask()?;
-        for field in ["CapBnd", "CapPrm"] {
-            let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-            let found = u64::from_str_radix(line.context("capabilities")?.trim(), 16)?;
-            ensure!(found & !expected == 0, "{field} is {found:#x}, granted were {expected:#x}");
+        for name in ["CapBnd", "CapPrm"] {
+            let found = u64::from_str_radix(field(name)?, 16)?;
+            ensure!(found & !expected == 0, "{name} is {found:#x}, granted were {expected:#x}");
         }
         Ok(())
     }

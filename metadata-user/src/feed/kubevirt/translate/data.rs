@@ -13,7 +13,7 @@ use bytes::Bytes;
 use super::{Files, Problem};
 use crate::feed::kubevirt::vmi::{CloudInit, LocalRef, Vmi};
 use crate::feed::kubevirt::{Options, annotations};
-use crate::record::USER_DATA_MAX;
+use crate::record::{USER_DATA_MAX, is_network_config, is_network_data};
 
 /// Keys of custom metadata of one VM (VEP 100).
 pub const METADATA_KEYS: usize = 16;
@@ -29,10 +29,19 @@ const VENDOR_KEYS: [&str; 3] = ["vendor-data", "vendordata", "vendorData"];
 pub(super) struct Data {
     pub(super) user: Option<Bytes>,
     pub(super) vendor: Option<Bytes>,
-    pub(super) network: Option<String>,
+    pub(super) network: Option<Network>,
     pub(super) keys: Vec<String>,
     pub(super) metadata: BTreeMap<String, String>,
     pub(super) token: Option<Bytes>,
+}
+
+/// A network document, as text. The form decides which it is: KubeVirt looks into neither, and puts it on either disk.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Network {
+    /// cloud-init's network-config.
+    Config(String),
+    /// OpenStack's `network_data.json`.
+    Data(String),
 }
 
 /// The places data comes from.
@@ -56,11 +65,11 @@ pub(super) fn data(places: &Places<'_>, problems: &mut Vec<Problem>) -> Data {
     let user = taken(places.user_data(cloud_init));
     let vendor = taken(places.vendor_data());
     let network = taken(places.network_data(cloud_init));
-    let in_form = network.as_deref().and_then(network_config);
-    if network.is_some() && in_form.is_none() {
+    let has_network = network.is_some();
+    let network = network.as_deref().and_then(in_form);
+    if has_network && network.is_none() {
         problems.push(Problem::NetworkForm);
     }
-    let network = in_form;
     let keys = places.public_keys(problems);
     let metadata = places.metadata(cloud_init, problems);
     Data { user, vendor, network, keys, metadata, token: places.token() }
@@ -257,10 +266,14 @@ fn bounded(field: &'static str, octets: Bytes) -> Result<Bytes, Problem> {
     }
 }
 
-/// Text that cloud-init takes for a network document.
-fn network_config(octets: &[u8]) -> Option<String> {
+/// Text that clients take for a network document.
+fn in_form(octets: &[u8]) -> Option<Network> {
     let text = std::str::from_utf8(octets).ok()?;
-    crate::record::is_network_config(&text.into()).then(|| text.to_owned())
+    match text.into() {
+        value if is_network_config(&value) => Some(Network::Config(text.to_owned())),
+        value if is_network_data(&value) => Some(Network::Data(text.to_owned())),
+        _ => None,
+    }
 }
 
 fn lines(text: &str) -> impl Iterator<Item = String> {

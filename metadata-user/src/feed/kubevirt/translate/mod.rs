@@ -23,7 +23,7 @@ use super::{InstanceId, Options, Vmi};
 use crate::feed::pods::Pod;
 use crate::port::PortName;
 use crate::record::{Credential, Limits, Record, USER_DATA_MAX};
-use data::{Data, Places, data};
+use data::{Data, Network, Places, data};
 use nics::{Served, nics};
 
 /// The files of one volume, by name.
@@ -185,7 +185,7 @@ fn kernel_name(arch: &str) -> &str {
     }
 }
 
-fn network(nics: &[Served], raw: Option<String>) -> Value {
+fn network(nics: &[Served], given: Option<Network>) -> Value {
     let nic = |nic: &Served| {
         json!({
             "id": nic.name,
@@ -195,8 +195,13 @@ fn network(nics: &[Served], raw: Option<String>) -> Value {
         })
     };
     // Without a document of its own the guest does what it does on KubeVirt: DHCP on its first NIC.
-    let mode = if raw.is_some() { "raw" } else { "none" };
-    json!({ "mode": mode, "raw": raw, "nics": nics.iter().map(nic).collect::<Vec<_>>() })
+    let mode = if given.is_some() { "raw" } else { "none" };
+    let (raw, data) = match given {
+        Some(Network::Config(text)) => (Some(text), None),
+        Some(Network::Data(text)) => (None, Some(text)),
+        None => (None, None),
+    };
+    json!({ "mode": mode, "raw": raw, "network_data": data, "nics": nics.iter().map(nic).collect::<Vec<_>>() })
 }
 
 /// The service account of the VMI, with a place for its token where there is one.

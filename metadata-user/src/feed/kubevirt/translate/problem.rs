@@ -94,8 +94,8 @@ pub enum Problem {
     },
     /// Network data in a form that no network document can be made of.
     #[error(
-        "networkData: expected cloud-init's network-config, version 1 or 2; found another form, which the VM reads from \
-         its disk only"
+        "networkData: expected cloud-init's network-config, version 1 or 2, or OpenStack's network_data.json with links and \
+         networks; found another form, which the VM reads from its disk only"
     )]
     NetworkForm,
     /// A custom key that is left out.

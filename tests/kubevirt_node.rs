@@ -1,0 +1,15 @@
+//! A node of KubeVirt from end to end: the real agent learns of VMs from an API server, finds their launchers, and
+//! serves guests behind taps in their pods' namespaces.
+//!
+//! The API server, launchers, control groups and kubelet are `support`'s; everything else is what runs on a node.
+
+#[path = "kubevirt_node/coming.rs"]
+mod coming;
+#[path = "kubevirt_node/moving.rs"]
+mod moving;
+#[path = "kubevirt_node/node.rs"]
+mod node;
+#[path = "kubevirt_node/outages.rs"]
+mod outages;
+#[path = "kubevirt_node/telling.rs"]
+mod telling;

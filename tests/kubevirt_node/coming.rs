@@ -1,0 +1,192 @@
+//! VMs that come: before their tap, before their Secret, after their guest has asked, and a thousand at once.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::ensure;
+use metadata_user::instances::Instance;
+use serde_json::json;
+use support::agent::Agent;
+use support::guest::{Guest, Route};
+use support::netns::Namespace;
+use support::pod::{Binding, How, Launcher, PodNetwork, fresh_uid};
+use support::record::Identity;
+use support::tap::{Shape, Tap};
+use support::tap_client::storm;
+
+use crate::node::{Node, PATIENCE, REQUEST, comes, eventually_gets, may_run, primary, vmi};
+
+const PATH: &str = "/v1/user-data";
+
+/// Asks on a thread of its own. Returns once `meanwhile` has been done and the answer is there.
+#[track_caller]
+fn asks(agent: &Agent<'_>, guest: &Guest, meanwhile: impl FnOnce()) -> (u16, String) {
+    let fetched = thread::scope(|scope| {
+        let asked = scope.spawn(|| guest.fetch(PATH, REQUEST));
+        meanwhile();
+        asked.join().expect("no panic")
+    });
+    let fetched = fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    (fetched.status, fetched.text())
+}
+
+/// Requests that the agent holds.
+fn held(agent: &Agent<'_>) -> anyhow::Result<u64> {
+    let metrics = agent.metrics()?;
+    let held = metrics.samples().iter().filter(|sample| sample.name == "xdp_imds_parked_requests");
+    Ok(held.map(|sample| sample.value as u64).sum())
+}
+
+#[test]
+fn a_guest_that_asks_before_its_vmi_is_known_is_answered_when_it_is() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    pod.secret("# early\n");
+    pod.launch();
+    // By its gateway, as a guest of KubeVirt does: its TCP asks again until somebody answers.
+    let guest = pod.boot_as(Binding::Masquerade, Route::Gateway);
+    let answer = asks(&agent, &guest, || {
+        comes(&agent, "the guest asks", || {
+            ensure!(guest.sent().delivered > 1, "it has not sent anything yet");
+            Ok(())
+        });
+        node.server.put(pod.vmi());
+    });
+    assert_eq!(answer, (200, "# early\n".into()));
+}
+
+#[test]
+fn a_request_before_the_secret_is_there_is_held_until_it_is() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    pod.launch();
+    let guest = pod.boot();
+    node.server.put(pod.vmi());
+    comes(&agent, "its port", || {
+        ensure!(agent.said().contains("attached"), "it is not attached yet");
+        Ok(())
+    });
+    let answer = asks(&agent, &guest, || {
+        comes(&agent, "a request that waits", || {
+            ensure!(held(&agent)? == 1, "none is held");
+            Ok(())
+        });
+        pod.secret("# at last\n");
+    });
+    assert_eq!(answer, (200, "# at last\n".into()));
+    assert_eq!(held(&agent).expect("metrics"), 0);
+}
+
+#[test]
+fn a_tap_that_comes_after_its_vmi_is_served() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    pod.secret("# late\n");
+    node.server.put(pod.vmi());
+    pod.launch();
+    comes(&agent, "a look for the tap", || {
+        ensure!(agent.said().contains("no such interface yet"), "the agent has not looked yet");
+        Ok(())
+    });
+    let guest = pod.boot();
+    eventually_gets(&agent, &guest, PATH, "# late\n");
+}
+
+#[test]
+fn a_launcher_that_comes_after_its_vmi_is_found() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    node.server.put(pod.vmi());
+    comes(&agent, "the VMI is kept", || {
+        ensure!(node.kept().contains(&pod.identity.hostname), "it is not known yet");
+        Ok(())
+    });
+    let guest = pod.boot();
+    pod.secret("# late\n");
+    pod.launch();
+    eventually_gets(&agent, &guest, PATH, "# late\n");
+}
+
+/// VMIs of the storm, and those of them that have taps and guests; the others share a namespace without any.
+const VMIS: u16 = 1_000;
+const GUESTS: u16 = 64;
+/// The time in which they come.
+const SPAN: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_thousand_vmis_that_come_within_two_seconds_are_all_registered_and_their_guests_served() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut networks = Vec::new();
+    let mut guests: Vec<(Identity, Arc<Tap>)> = Vec::new();
+    for identity in (0..GUESTS).map(Identity::of) {
+        let network = PodNetwork::new(node.host.ns()).expect("a namespace");
+        network.add_nic(&primary(), identity.mac).expect("a NIC");
+        guests.push((
+            identity,
+            network.bind(&primary(), Binding::Masquerade, Shape::default()).expect("a tap"),
+        ));
+        networks.push(network);
+    }
+    let crowd = Namespace::new("crowd").expect("a namespace");
+    let all: Vec<(Identity, String)> = (0..VMIS).map(|n| (Identity::of(n), fresh_uid())).collect();
+    let _launchers: Vec<Launcher> = all
+        .iter()
+        .zip(networks.iter().map(|network| Some(network.ns())).chain(std::iter::repeat(None)))
+        .map(|((_, uid), ns)| {
+            Launcher::start(ns.unwrap_or(&crowd), &node.kubelet, &node.cgroups, uid, How::default())
+                .expect("a launcher")
+        })
+        .collect();
+    let outcomes = thread::scope(|scope| {
+        let asked = scope.spawn(|| storm(guests.clone(), &[PATH], 2 * PATIENCE));
+        for (identity, uid) in &all {
+            let mut vmi = vmi(identity, uid);
+            vmi["spec"]["volumes"] =
+                json!([{"name": "ci", "cloudInitNoCloud": {"userData": identity.user_data}}]);
+            node.server.put(vmi);
+            thread::sleep(SPAN / u32::from(VMIS));
+        }
+        asked.join().expect("no panic")
+    });
+    for outcome in outcomes {
+        let name = &outcome.identity.hostname;
+        let answers = outcome.answers.unwrap_or_else(|error| panic!("{name}: {error:#}\n{}", agent.said()));
+        let texts: Vec<_> = answers.iter().map(|answer| String::from_utf8_lossy(&answer.body)).collect();
+        assert_eq!(texts, [outcome.identity.user_data.as_str()], "{name}");
+    }
+    let wanted: BTreeSet<String> =
+        all.iter().map(|(identity, _)| format!("shop/{}", identity.hostname)).collect();
+    let instances = comes(&agent, "all of them", || {
+        let instances = node.instances()?;
+        ensure!(instances.len() == wanted.len(), "{} of {}", instances.len(), wanted.len());
+        Ok(instances)
+    });
+    let names: BTreeSet<String> = instances.iter().map(|instance| instance.name.clone()).collect();
+    assert_eq!(names, wanted);
+    let good = |instance: &&Instance| instance.in_force && instance.refused.is_none();
+    assert_eq!(instances.iter().filter(good).count(), wanted.len());
+    let status = node.status().expect("a status");
+    assert_eq!(status.identities, u64::from(GUESTS), "{:?}", status.ports.counts);
+}

@@ -1,0 +1,265 @@
+//! The node, its pods, and the agent on it.
+
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use metadata_user::feed::pods::{NicNames, names_of};
+use metadata_user::instances::Instance;
+use metadata_user::status::Status;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use support::agent::{self, Agent};
+use support::apiserver::ApiServer;
+use support::bpffs::Bpffs;
+use support::eventually::eventually;
+use support::guest::{Guest, Route, Spec};
+use support::host::{self, Host};
+use support::netns::Namespace;
+use support::pod::network::is_there;
+use support::pod::{Binding, Cgroups, How, Kubelet, Launcher, Plugin, PodNetwork, fresh_uid};
+use support::privileged;
+use support::record::Identity;
+use support::tap::{Shape, Tap};
+use tempfile::TempDir;
+
+/// For one request: longer than a guest's TCP takes to try again a few times.
+pub(crate) const REQUEST: Duration = Duration::from_secs(60);
+/// For what must come: generous, since it is waited out only in failure.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+/// This node, and another.
+pub(crate) const HERE: &str = "n1";
+pub(crate) const ELSEWHERE: &str = "n2";
+/// The labels of a VMI: where it runs, and where it migrates to.
+pub(crate) const RUNS_ON: &str = "kubevirt.io/nodeName";
+pub(crate) const COMES_TO: &str = "kubevirt.io/migrationTargetNodeName";
+
+/// Everything around the agent.
+pub(crate) struct Node {
+    pub(crate) server: ApiServer,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) cgroups: Cgroups,
+    room: TempDir,
+    bpffs: Bpffs,
+    pub(crate) host: Host,
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        let host = Host::new().expect("a node");
+        let server = ApiServer::start_in(host.ns()).expect("an API server");
+        let kubelet = Kubelet::new().expect("a directory");
+        let room = tempfile::tempdir().expect("a directory");
+        symlink(kubelet.pods(), room.path().join("pods")).expect("kubelet's directory");
+        server.write_kubeconfig(&room.path().join("kubeconfig")).expect("a kubeconfig");
+        let cgroups = Cgroups::new().expect("control groups");
+        let config = json!({"kubevirt": {
+            "node": HERE,
+            "kubelet": room.path(),
+            "cgroups": cgroups.root(),
+            "kubeconfig": room.path().join("kubeconfig"),
+        }});
+        std::fs::write(room.path().join("config.yaml"), config.to_string()).expect("a configuration");
+        Self { server, kubelet, cgroups, room, bpffs: Bpffs::mount().expect("a bpffs"), host }
+    }
+
+    pub(crate) fn agent(&self) -> Agent<'_> {
+        self.agent_with(&[])
+    }
+
+    /// An agent that knows VMs from KubeVirt alone.
+    pub(crate) fn agent_with(&self, more: &[&str]) -> Agent<'_> {
+        let mut words = agent::arguments_with_pins(self.room.path(), &[], &self.bpffs.pins());
+        let records = words.iter().position(|word| word == "--records").expect("a word");
+        words.drain(records..records + 2);
+        words.extend(["--config".into(), self.room.path().join("config.yaml").into()]);
+        words.extend(more.iter().map(Into::into));
+        let binary = agent::binary().expect("the agent is built");
+        Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
+    }
+
+    /// The VMIs an agent keeps for its successor.
+    pub(crate) fn kept(&self) -> String {
+        std::fs::read_to_string(self.room.path().join("state/kubevirt.vmis")).unwrap_or_default()
+    }
+
+    /// Links of programs to taps, as they are pinned.
+    pub(crate) fn links(&self) -> usize {
+        self.bpffs.port_links().len()
+    }
+
+    /// What a verb says in JSON.
+    fn verb<T: DeserializeOwned>(&self, words: &[&str]) -> Result<T> {
+        let mut command = Command::new(agent::binary()?);
+        let run = self.room.path().join("run");
+        let Output { stdout, stderr, .. } =
+            command.args(words).arg("--json").arg("--run").arg(run).output()?;
+        let said = || String::from_utf8_lossy(&[&stdout[..], &stderr].concat()).into_owned();
+        serde_json::from_slice(&stdout).with_context(said)
+    }
+
+    /// What `ls` tells of.
+    pub(crate) fn instances(&self) -> Result<Vec<Instance>> {
+        self.verb(&["ls", "--source", "kubevirt"])
+    }
+
+    pub(crate) fn status(&self) -> Result<Status> {
+        self.verb(&["status"])
+    }
+
+    /// A pod with a NIC, without a launcher and a tap.
+    pub(crate) fn pod(&self, number: u16) -> Pod<'_> {
+        let identity = Identity::of(number);
+        let network = PodNetwork::new(self.host.ns()).expect("a namespace");
+        let outer = network.add_nic(&primary(), identity.mac).expect("a NIC");
+        Pod { node: self, uid: fresh_uid(), identity, network, outer, launcher: None }
+    }
+}
+
+/// A VM's pod on the node.
+pub(crate) struct Pod<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) uid: String,
+    pub(crate) identity: Identity,
+    pub(crate) network: PodNetwork<'a>,
+    /// The node's end of its NIC, which goes with its namespace.
+    outer: String,
+    launcher: Option<Launcher>,
+}
+
+impl<'a> Pod<'a> {
+    pub(crate) fn key(&self) -> String {
+        format!("shop/{}", self.identity.hostname)
+    }
+
+    /// Its VMI, which runs here; its user-data is in a Secret.
+    pub(crate) fn vmi(&self) -> Value {
+        let mut vmi = vmi(&self.identity, &self.uid);
+        vmi["spec"]["volumes"] = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
+        vmi
+    }
+
+    /// Has kubelet write the Secret.
+    pub(crate) fn secret(&self, text: &str) {
+        let keys = [("userdata", text.as_bytes())];
+        self.write(Plugin::Secret, "ci-udata", &keys);
+    }
+
+    pub(crate) fn write(&self, plugin: Plugin, volume: &str, keys: &[(&str, &[u8])]) {
+        self.node.kubelet.write(&self.uid, plugin, volume, keys).expect("a volume");
+    }
+
+    pub(crate) fn launch(&mut self) {
+        let Node { kubelet, cgroups, .. } = self.node;
+        let launcher = Launcher::start(self.network.ns(), kubelet, cgroups, &self.uid, How::default());
+        self.launcher = Some(launcher.expect("a launcher"));
+    }
+
+    /// The tap KubeVirt makes, and the guest behind it.
+    pub(crate) fn boot(&self) -> Guest {
+        self.boot_as(Binding::Masquerade, Route::OnLink)
+    }
+
+    pub(crate) fn boot_as(&self, binding: Binding, route: Route) -> Guest {
+        let tap = self.network.bind(&primary(), binding, Shape::virtio()).expect("a tap");
+        if binding == Binding::Masquerade {
+            // The guests' gateway, which does not forward.
+            let gateway = format!("addr add {}/16 dev {}", host::ADDRESS, primary().bridge);
+            self.network.ns().ip(&gateway).expect("an address");
+        }
+        self.guest_on(tap, route)
+    }
+
+    pub(crate) fn guest_on(&self, tap: Arc<Tap>, route: Route) -> Guest {
+        let spec = Spec { route, shape: Shape::virtio(), ..Spec::of(&self.identity) };
+        Guest::boot_on(tap, Namespace::new("guest").expect("a namespace"), &spec).expect("a guest")
+    }
+
+    /// All of it at once.
+    pub(crate) fn run(&mut self, user_data: &str) -> Guest {
+        self.secret(user_data);
+        self.launch();
+        let guest = self.boot();
+        self.node.server.put(self.vmi());
+        guest
+    }
+
+    /// Ends the launcher, and with it what it ran. Returns the node's end of the pod's NIC, which is there until then.
+    pub(crate) fn end(mut self, guest: Guest) -> String {
+        assert!(is_there(self.node.host.ns(), &self.outer));
+        let launcher = self.launcher.take().expect("a launcher");
+        self.network.leave_to_its_processes().expect("the name is taken off");
+        drop(guest);
+        launcher.end().expect("it ran until now");
+        self.outer
+    }
+}
+
+/// A VMI with one pod here, and nothing to be told.
+pub(crate) fn vmi(identity: &Identity, pod: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": identity.hostname, "namespace": "shop", "uid": format!("vmi-{pod}"),
+            "labels": {RUNS_ON: HERE},
+        },
+        "spec": {
+            "domain": {
+                "firmware": {"uuid": identity.instance_id},
+                "devices": {"interfaces": [
+                    {"name": "default", "masquerade": {}, "macAddress": identity.mac.to_string()},
+                ]},
+            },
+            "networks": [{"name": "default", "pod": {}}],
+        },
+        "status": {"phase": "Scheduled", "activePods": {pod: HERE}},
+    })
+}
+
+/// The devices of a pod's first network.
+pub(crate) fn primary() -> NicNames {
+    names_of("default", None).remove(0)
+}
+
+/// Looks until it is so; an agent that does not come to it says why.
+#[track_caller]
+pub(crate) fn comes<T>(agent: &Agent<'_>, what: &str, look: impl FnMut() -> Result<T>) -> T {
+    eventually(PATIENCE, look).unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", agent.said()))
+}
+
+/// What a guest gets, once it gets this.
+#[track_caller]
+pub(crate) fn eventually_gets(agent: &Agent<'_>, guest: &Guest, path: &str, wanted: &str) {
+    comes(agent, path, || gets(guest, path, wanted));
+}
+
+/// A guest gets this.
+pub(crate) fn gets(guest: &Guest, path: &str, wanted: &str) -> Result<()> {
+    let fetched = guest.fetch(path, REQUEST)?;
+    let (status, text) = (fetched.status, fetched.text());
+    ensure!(status == 200 && text.contains(wanted), "expected `{wanted}`, got {status}: {text}");
+    Ok(())
+}
+
+/// A pod's namespace has gone, and with it the node's end of its NIC.
+#[track_caller]
+pub(crate) fn namespace_goes(agent: &Agent<'_>, node: &Node, outer: &str) {
+    comes(agent, "the pod's namespace goes", || {
+        ensure!(!is_there(node.host.ns(), outer), "it is still there");
+        Ok(())
+    });
+}
+
+/// Times the agent has said this so far.
+pub(crate) fn said(agent: &Agent<'_>, text: &str) -> usize {
+    agent.said().matches(text).count()
+}
+
+/// True when the test may go on.
+#[track_caller]
+pub(crate) fn may_run() -> bool {
+    let missing = privileged::missing().map(str::to_owned).or_else(Cgroups::missing);
+    privileged::or_skip_for(missing.as_deref())
+}

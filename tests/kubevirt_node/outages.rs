@@ -1,0 +1,132 @@
+//! The API server is away, the agent is killed, or both: guests are served, and what changed meanwhile is picked up.
+
+use anyhow::ensure;
+use support::agent::Agent;
+
+use crate::node::{Node, Pod, comes, eventually_gets, gets, may_run, namespace_goes, said};
+
+const PATH: &str = "/v1/user-data";
+
+/// Waits until the VMI is kept for the next agent.
+#[track_caller]
+fn is_kept(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
+    comes(agent, "VMIs are kept", || {
+        ensure!(node.kept().contains(&pod.uid), "{} is not kept yet", pod.key());
+        Ok(())
+    });
+}
+
+#[test]
+fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_counts_after_it() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let (mut first, mut second) = (node.pod(1), node.pod(2));
+    let guest = first.run("# known\n");
+    let leaving = second.run("# leaving\n");
+    eventually_gets(&agent, &guest, PATH, "# known\n");
+    eventually_gets(&agent, &leaving, PATH, "# leaving\n");
+    node.server.be_away(true);
+    comes(&agent, "the outage is noticed", || {
+        ensure!(said(&agent, "the API server cannot be had") == 2, "it is not yet");
+        Ok(())
+    });
+    gets(&guest, PATH, "# known\n").expect("served as before");
+    // Pods live on: Secrets change, launchers end, VMIs come and change unseen.
+    first.secret("# new\n");
+    eventually_gets(&agent, &guest, PATH, "# new\n");
+    let key = second.key();
+    let outer = second.end(leaving);
+    namespace_goes(&agent, &node, &outer);
+    node.server.delete(&key);
+    let mut third = node.pod(3);
+    let other = third.run("# unseen\n");
+    let mut vmi = first.vmi();
+    vmi["spec"]["hostname"] = "renamed".into();
+    node.server.put(vmi);
+    node.server.forget();
+    node.server.be_away(false);
+    comes(&agent, "the return is noticed", || {
+        ensure!(said(&agent, "the API server is back") == 2, "it is not yet");
+        Ok(())
+    });
+    eventually_gets(&agent, &other, PATH, "# unseen\n");
+    eventually_gets(&agent, &guest, "/v1/meta-data", "renamed");
+    gets(&guest, PATH, "# new\n").expect("as it was");
+    assert_eq!(node.instances().expect("instances").len(), 2);
+}
+
+#[test]
+fn an_agent_that_is_killed_and_started_again_serves_as_before() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    let guest = pod.run("# known\n");
+    eventually_gets(&agent, &guest, PATH, "# known\n");
+    agent.kill().expect("it ran until now");
+    // While there is none a launcher may end and another come.
+    let mut next = node.pod(2);
+    let other = next.run("# came meanwhile\n");
+    let agent = node.agent();
+    gets(&guest, PATH, "# known\n").expect("served by the time it says so");
+    eventually_gets(&agent, &other, PATH, "# came meanwhile\n");
+    let outer = pod.end(guest);
+    namespace_goes(&agent, &node, &outer);
+}
+
+#[test]
+fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let (mut pod, mut ending) = (node.pod(1), node.pod(2));
+    let guest = pod.run("# known\n");
+    let leaving = ending.run("# leaving\n");
+    eventually_gets(&agent, &guest, PATH, "# known\n");
+    eventually_gets(&agent, &leaving, PATH, "# leaving\n");
+    is_kept(&agent, &node, &pod);
+    is_kept(&agent, &node, &ending);
+    node.server.be_away(true);
+    agent.kill().expect("it ran until now");
+    // Its launcher ends while nobody looks.
+    let outer = ending.end(leaving);
+    let agent = node.agent();
+    namespace_goes(&agent, &node, &outer);
+    gets(&guest, PATH, "# known\n").expect("served by the time it says so");
+    pod.secret("# new\n");
+    eventually_gets(&agent, &guest, PATH, "# new\n");
+    let mut next = node.pod(3);
+    let other = next.run("# other\n");
+    node.server.be_away(false);
+    eventually_gets(&agent, &other, PATH, "# other\n");
+    gets(&guest, PATH, "# new\n").expect("as before");
+    comes(&agent, "what has ended is forgotten", || {
+        ensure!(node.links() == 2, "{} programs are attached", node.links());
+        Ok(())
+    });
+}
+
+#[test]
+fn an_agent_that_takes_over_serves_the_pods_of_the_one_before() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    let guest = pod.run("# known\n");
+    eventually_gets(&agent, &guest, PATH, "# known\n");
+    let next = node.agent_with(&["--takeover"]);
+    gets(&guest, PATH, "# known\n").expect("served by the next agent");
+    agent.ended(crate::node::PATIENCE).expect("it leaves");
+    gets(&guest, PATH, "# known\n").expect("served by the next agent");
+    let outer = pod.end(guest);
+    namespace_goes(&next, &node, &outer);
+}

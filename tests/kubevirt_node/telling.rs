@@ -1,0 +1,224 @@
+//! What guests are told: what their VMI and Secrets say, in every dialect, and nobody else's.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use metadata_user::feed::pods::names_of;
+use metadata_user::record::Dialect;
+use serde_json::{Value, json};
+use support::guest::{Guest, METADATA, NIC, Route};
+use support::pod::{Binding, Plugin};
+use support::tap::Shape;
+
+use crate::node::{Node, REQUEST, comes, eventually_gets, gets, may_run};
+
+const KEY: &str =
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8wUQ0H0m1c3a0nYf1mVYQx0b7m2wq8q0R4T0qX9V1k alice@shop";
+const USER_DATA: &str = "#cloud-config\n# its own\n";
+/// Other addresses that guests ask.
+const ALIYUN: &str = "100.100.100.200";
+const SCALEWAY: &str = "169.254.42.42";
+
+/// What is asked of each dialect: curl's words after the address, and what must be in the answer. `{id}` is the VM's
+/// UUID, `{mac}` its MAC, `{jwt}` its token; `{aliyun}` and `{akamai}` are session tokens of theirs.
+const ASKED: &[(Dialect, &str, &[&str], &str)] = &[
+    (Dialect::NoCloud, "/v1/meta-data", &[], "instance-id: \"{id}\""),
+    (Dialect::NoCloud, "/v1/meta-data", &[], "role: web"),
+    (Dialect::NoCloud, "/v1/meta-data", &[], KEY),
+    (Dialect::NoCloud, "/v1/user-data", &[], USER_DATA),
+    (Dialect::NoCloud, "/v1/vendor-data", &[], "# of the vendor"),
+    (Dialect::NoCloud, "/v1/network-config", &[], "version: 2"),
+    (Dialect::Kubevirt, "/v1/token", &["-HMetadata: true"], "{jwt}"),
+    (
+        Dialect::Kubevirt,
+        "/v1/identity",
+        &["-HMetadata: true"],
+        r#"{"namespace":"shop","serviceAccountName":"robot","vmName":"guest-1"}"#,
+    ),
+    (Dialect::OpenStack, "/openstack", &[], "latest"),
+    (Dialect::OpenStack, "/openstack/latest/meta_data.json", &[], "{id}"),
+    (Dialect::OpenStack, "/openstack/latest/meta_data.json", &[], KEY),
+    (Dialect::OpenStack, "/openstack/latest/user_data", &[], USER_DATA),
+    (Dialect::OpenStack, "/openstack/latest/vendor_data.json", &[], "# of the vendor"),
+    (Dialect::OpenStack, "/openstack/latest/network_data.json", &[], "{mac}"),
+    (Dialect::Ec2, "/latest/meta-data/local-hostname", &[], "guest-1"),
+    (Dialect::Ec2, "/latest/meta-data/instance-type", &[], "small"),
+    (Dialect::Ec2, "/latest/meta-data/public-keys/0/openssh-key", &[], KEY),
+    (Dialect::Ec2, "/latest/meta-data/network/interfaces/macs/", &[], "{mac}"),
+    (Dialect::Ec2, "/2009-04-04/user-data", &[], USER_DATA),
+    (Dialect::Gce, "/computeMetadata/v1/instance/hostname", &["-HMetadata-Flavor: Google"], "guest-1"),
+    (
+        Dialect::Azure,
+        "/metadata/instance/compute/vmId?api-version=2021-08-01&format=text",
+        &["-HMetadata: true"],
+        "{id}",
+    ),
+    (Dialect::DigitalOcean, "/metadata/v1.json", &[], "guest-1"),
+    (Dialect::UpCloud, "/metadata/v1/instance_id", &[], "{id}"),
+    (Dialect::Hetzner, "/hetzner/v1/userdata", &[], USER_DATA),
+    (Dialect::Vultr, "/v1.json", &["-HMetadata-Token: cloudinit"], "guest-1"),
+    (Dialect::Oracle, "/opc/v2/instance/", &["-HAuthorization: Bearer Oracle"], "guest-1"),
+    (Dialect::Akamai, "/v1/instance", &["-HMetadata-Token: {akamai}", "-HAccept: application/json"], "{id}"),
+    (Dialect::Nwcs, "/api/v1/metadata/instance-id", &[], "{id}"),
+    (Dialect::CloudCix, "/v1/metadata", &[], "guest-1"),
+    (Dialect::CloudStack, ":8080/", &["-HDomU_Request: saved_password"], "saved_password"),
+    (Dialect::Exoscale, "/1.0/user-data", &[], USER_DATA),
+    (Dialect::AliYun, "/latest/meta-data/hostname", &["-HX-aliyun-ecs-metadata-token: {aliyun}"], "guest-1"),
+    (Dialect::Scaleway, "/conf?format=json", &[], "{id}"),
+    (Dialect::Maas, "/MAAS/metadata/2012-03-01/meta-data/instance-id", &[], "{id}"),
+    (Dialect::Eve, "/eve/v1/hostname", &[], "{id}"),
+];
+
+/// A token in the form of a JWT (RFC 7519) without a signature, good until 2099.
+fn jwt() -> String {
+    let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    format!("{}.{}.c2ln", part(json!({"alg": "none"})), part(json!({"exp": 4_102_444_799_u64})))
+}
+
+/// A session token, as some clouds want one.
+fn session(guest: &Guest, address: &str, path: &str, lifetime: &str) -> String {
+    let got = guest.curl(&["-XPUT", lifetime, &format!("http://{address}{path}")], REQUEST).expect("a token");
+    assert_eq!(got.status, 200, "{address}{path}: {}", got.text());
+    got.text().trim().to_owned()
+}
+
+#[test]
+fn a_guest_in_a_pod_is_told_what_its_vmi_and_secrets_say_in_every_dialect() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    let mut vmi = pod.vmi();
+    vmi["metadata"]["annotations"] = json!({
+        "imds.kubevirt.io/enabled": "true",
+        "imds.kubevirt.io/vendor-data": "#cloud-config\n# of the vendor\n",
+        "kubevirt.io/cluster-instancetype-name": "small",
+    });
+    vmi["spec"]["serviceAccountName"] = "robot".into();
+    vmi["spec"]["volumes"][0]["cloudInitNoCloud"]["networkData"] = "version: 2\nethernets: {}\n".into();
+    vmi["spec"]["volumes"][0]["cloudInitNoCloud"]["metaData"] = json!({"role": "web"});
+    vmi["spec"]["accessCredentials"] = json!([{"sshPublicKey": {
+        "source": {"secret": {"secretName": "alice"}}, "propagationMethod": {"noCloud": {}},
+    }}]);
+    pod.secret(USER_DATA);
+    pod.write(Plugin::Secret, "alice-access-cred", &[("key", KEY.as_bytes())]);
+    pod.write(Plugin::Projected, "imds-token", &[("token", jwt().as_bytes())]);
+    pod.launch();
+    let guest = pod.boot();
+    for address in [ALIYUN, SCALEWAY] {
+        guest.ns().ip(&format!("route add {address} dev {NIC} scope link")).expect("a route");
+    }
+    node.server.put(vmi);
+    eventually_gets(&agent, &guest, "/v1/user-data", USER_DATA);
+    let aliyun =
+        session(&guest, ALIYUN, "/latest/api/token", "-HX-aliyun-ecs-metadata-token-ttl-seconds: 600");
+    let akamai = session(&guest, &METADATA.to_string(), "/v1/token", "-HMetadata-Token-Expiry-Seconds: 300");
+    let akamai: String = serde_json::from_str::<Vec<String>>(&akamai).map_or(akamai, |list| list.concat());
+    let fill = |text: &str| {
+        let text = text.replace("{id}", &pod.identity.instance_id).replace("{jwt}", &jwt());
+        let text = text.replace("{mac}", &pod.identity.mac.to_string());
+        text.replace("{aliyun}", &aliyun).replace("{akamai}", &akamai)
+    };
+    for (dialect, path, words, wanted) in ASKED {
+        let address = match dialect {
+            Dialect::AliYun => ALIYUN.to_owned(),
+            Dialect::Scaleway => SCALEWAY.to_owned(),
+            _ => METADATA.to_string(),
+        };
+        let url = format!("http://{address}{path}");
+        let words: Vec<_> = words.iter().map(|word| fill(word)).chain([url]).collect();
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let got = guest.curl(&words, REQUEST).unwrap_or_else(|error| panic!("{dialect:?} {path}: {error:#}"));
+        let text = got.text();
+        assert!(
+            got.status == 200 && text.contains(&fill(wanted)),
+            "{dialect:?} {path}: {} {text}",
+            got.status
+        );
+    }
+    for dialect in Dialect::ALL {
+        assert!(ASKED.iter().any(|(asked, ..)| asked == dialect), "{dialect:?} has not been asked");
+    }
+}
+
+#[test]
+fn a_secret_that_is_written_anew_is_served_from_then_on() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    let guest = pod.run("# first\n");
+    for text in ["# first\n", "# second\n", "# third\n"] {
+        pod.secret(text);
+        eventually_gets(&agent, &guest, "/v1/user-data", text);
+    }
+    let generation = node.instances().expect("instances").first().and_then(|instance| instance.generation);
+    assert!(generation.is_some());
+}
+
+#[test]
+fn guests_of_one_mac_in_two_pods_are_told_apart() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pods = [node.pod(1), node.pod(2)];
+    pods[1].identity.mac = pods[0].identity.mac;
+    let guests = [pods[0].run("# first\n"), pods[1].run("# second\n")];
+    for (guest, text) in guests.iter().zip(["# first\n", "# second\n"]) {
+        eventually_gets(&agent, guest, "/v1/user-data", text);
+    }
+    // Also when one changes, and when one goes.
+    pods[0].secret("# changed\n");
+    eventually_gets(&agent, &guests[0], "/v1/user-data", "# changed\n");
+    gets(&guests[1], "/v1/user-data", "# second\n").expect("its own");
+    let ([first, second], [guest, other]) = (pods, guests);
+    drop((first, guest));
+    gets(&other, "/v1/user-data", "# second\n").expect("its own");
+    drop((second, other));
+}
+
+#[test]
+fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    pod.secret("# bridged\n");
+    pod.launch();
+    // The bridge binding takes the MAC of the pod's NIC.
+    let mut vmi = pod.vmi();
+    vmi["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "bridge": {}}]);
+    let guest = pod.boot_as(Binding::Bridge, Route::OnLink);
+    node.server.put(vmi.clone());
+    eventually_gets(&agent, &guest, "/v1/user-data", "# bridged\n");
+
+    let names = names_of("red", Some(1)).remove(0);
+    let mut plugged = node.pod(2);
+    vmi["spec"]["networks"] = json!([
+        {"name": "default", "pod": {}},
+        {"name": "red", "multus": {"networkName": "shop/red"}},
+    ]);
+    vmi["spec"]["domain"]["devices"]["interfaces"] = json!([
+        {"name": "default", "bridge": {}},
+        {"name": "red", "bridge": {}, "macAddress": plugged.identity.mac.to_string()},
+    ]);
+    node.server.put(vmi);
+    pod.network.add_nic(&names, plugged.identity.mac).expect("a second NIC");
+    let tap = pod.network.bind(&names, Binding::Bridge, Shape::virtio()).expect("a second tap");
+    plugged.identity.hostname.clone_from(&pod.identity.hostname);
+    let second = plugged.guest_on(tap, Route::OnLink);
+    eventually_gets(&agent, &second, "/v1/user-data", "# bridged\n");
+    gets(&guest, "/v1/user-data", "# bridged\n").expect("by the first NIC, too");
+    comes(&agent, "two ports", || {
+        let ports = node.instances()?.first().map(|instance| instance.ports.len());
+        anyhow::ensure!(ports == Some(2), "{ports:?} ports");
+        Ok(())
+    });
+}

@@ -1,0 +1,114 @@
+//! `xdp-imds token-key`: nodes that are given one key take each other's tokens, also while it is changed, and the key is told
+//! nobody who does not ask for it.
+
+use metadata_user::agent::State;
+use metadata_user::config::Config;
+use metadata_user::dialect::render;
+use metadata_user::http::{Method, Status};
+use metadata_user::record::Record;
+use metadata_user::store::{Interner, Responses};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use support::agent;
+use support::question::Question;
+use support::record::Identity;
+
+const MADE: &str = "/latest/api/token";
+const TTL: &str = "X-aws-ec2-metadata-token-ttl-seconds";
+const TOKEN: &str = "X-aws-ec2-metadata-token";
+
+fn token_key(words: &[&str]) -> Output {
+    let binary = agent::binary().expect("a binary");
+    // As anybody, as far as a verb can tell: no directory of the agent's, no variables.
+    Command::new(binary).arg("token-key").args(words).env_clear().output().expect("it runs")
+}
+
+/// Makes a key into a file, as its owner keeps it.
+fn make(path: &Path, words: &[&str]) {
+    let output = token_key(words);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::write(path, &output.stdout).expect("written");
+    fs::set_permissions(path, Permissions::from_mode(0o400)).expect("changed");
+}
+
+/// What the VM is answered by an agent whose configuration names this key.
+fn node(key: &Path) -> Result<Responses, String> {
+    let config = Config { token_key: Some(key.to_owned()), state: None, ..Config::default() };
+    let (state, _) = State::open(&config).map_err(|error| format!("{error:#}"))?;
+    let (mut record, _) = Record::parse("a.json", &Identity::of(0).record(1)).expect("a record");
+    record.serve.imdsv2 = metadata_user::record::Imdsv2::Required;
+    Ok(render(&record, &mut Interner::new(), state.vm(&record)))
+}
+
+fn token(node: &Responses) -> Vec<u8> {
+    let answer = Question::get(MADE).by(Method::Put).with(TTL, "300").ask(node);
+    assert_eq!(answer.status(), Status(200));
+    answer.body().to_bytes().to_vec()
+}
+
+fn takes(node: &Responses, token: &[u8]) -> bool {
+    let answer = Question::get("/latest/meta-data/instance-id").with(TOKEN, token).ask(node);
+    match answer.status() {
+        Status(200) => true,
+        Status(401) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn room() -> (tempfile::TempDir, [PathBuf; 3]) {
+    let room = tempfile::tempdir().expect("a directory");
+    let paths = ["first", "second", "other"].map(|name| room.path().join(name));
+    (room, paths)
+}
+
+#[test]
+fn nodes_with_one_key_take_each_others_tokens_and_none_of_another_key() {
+    let (_room, [first, _, other]) = room();
+    make(&first, &[]);
+    make(&other, &[]);
+    let [a, b, stranger] = [&first, &first, &other].map(|key| node(key).expect("an agent's state"));
+    let token = token(&a);
+    assert!(takes(&a, &token) && takes(&b, &token));
+    assert!(!takes(&stranger, &token));
+}
+
+#[test]
+fn a_key_after_another_takes_the_tokens_of_both() {
+    let (_room, [first, second, _]) = room();
+    make(&first, &[]);
+    make(&second, &["--after", first.to_str().expect("UTF-8")]);
+    let [old, new] = [&first, &second].map(|key| node(key).expect("an agent's state"));
+    assert!(takes(&new, &token(&old)), "guests keep the tokens they have");
+    assert!(!takes(&old, &token(&new)), "it is another key");
+}
+
+#[test]
+fn what_is_no_key_or_open_to_others_is_refused_without_a_word_of_it() {
+    let (_room, [first, second, missing]) = room();
+    make(&first, &[]);
+    fs::write(&second, "hunter2 hunter2").expect("written");
+    fs::set_permissions(&second, Permissions::from_mode(0o600)).expect("changed");
+    let secret = fs::read_to_string(&first).expect("a key");
+    let secret = secret.split('"').find(|part| part.len() == 44).expect("32 octets in base64").to_owned();
+    for (path, mode, expected) in [
+        (&first, 0o640, "for its owner alone, found mode 0640"),
+        (&second, 0o600, "found something else"),
+        (&missing, 0, "not found"),
+    ] {
+        if mode != 0 {
+            fs::set_permissions(path, Permissions::from_mode(mode)).expect("changed");
+        }
+        let output = token_key(&["--after", path.to_str().expect("UTF-8")]);
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert!(!output.status.success() && output.stdout.is_empty(), "{said}");
+        assert!(said.contains(expected), "{said}");
+        assert!(!said.contains("hunter2") && !said.contains(&secret), "{said}");
+        // The agent says the same of it, but that there may be none yet.
+        let opened = node(path).map(|_| ());
+        assert_eq!(opened.is_err(), mode != 0, "{opened:?}");
+        assert!(opened.err().is_none_or(|said| said.contains(expected) && !said.contains(&secret)));
+    }
+}
