@@ -103,6 +103,14 @@ fn the_next_agent_of_a_node_takes_over_from_the_one_before_which_lingers_and_is_
 }
 
 #[test]
+fn agents_in_the_nodes_own_namespace_are_never_two_on_one_port() {
+    let overlay = &documents("kustomize/overlays/libvirt-host/daemonset.yaml")[0];
+    assert_eq!(overlay["spec"]["template"]["spec"]["hostNetwork"], true);
+    let update = &overlay["spec"]["updateStrategy"]["rollingUpdate"];
+    assert_eq!(*update, json!({"maxUnavailable": 1, "maxSurge": 0}));
+}
+
+#[test]
 fn what_is_asked_of_the_api_server_is_this_and_no_secrets() {
     let path = "kustomize/overlays/kubevirt/rbac.yaml";
     assert!(!read(path).contains("secrets"));

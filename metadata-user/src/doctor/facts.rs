@@ -38,6 +38,8 @@ pub struct Wanted {
     pub workers: u32,
     /// Octets of memory one worker keeps from being swapped.
     pub pinned_memory: u64,
+    /// Who tells of VMs beside a directory of records, if anybody.
+    pub feeds: Vec<&'static str>,
 }
 
 /// The kernel.

@@ -12,6 +12,11 @@ use crate::steer::{HUB_MTU, Mode};
 const USUAL_MTU: u32 = 1_500;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let feeds = &facts.wanted.feeds;
+    if facts.ports.is_empty() && !feeds.is_empty() {
+        let found = format!("none to look at yet: VMs that come by {} name theirs", feeds.join(" and "));
+        return vec![Check::ok("port", found)];
+    }
     if facts.ports.is_empty() {
         let remedy = "Name them: --port IFNAME[@NETNS], `ports:`, or network.nics[].port in records";
         return vec![Check::warn(

@@ -29,7 +29,12 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         "records" => records_directory(directory).of("records"),
         what => written(directory, uid).of(what),
     }));
+    let feeds = &facts.wanted.feeds;
     match &facts.records {
+        None if !feeds.is_empty() => {
+            let found = format!("no directory of records: VMs come by {}", feeds.join(" and "));
+            checks.push(Check::ok("records", found));
+        }
         None => checks.push(Check::warn(
             "records",
             "no directory of records",

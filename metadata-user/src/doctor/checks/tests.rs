@@ -57,7 +57,13 @@ fn healthy() -> Facts {
     let sets =
         Capabilities { effective: ALL_CAPABILITIES, permitted: ALL_CAPABILITIES, bounding: ALL_CAPABILITIES };
     Facts {
-        wanted: Wanted { steer: Mode::Auto, hub: "imds".into(), workers: 1, pinned_memory: 32 << 20 },
+        wanted: Wanted {
+            steer: Mode::Auto,
+            hub: "imds".into(),
+            workers: 1,
+            pinned_memory: 32 << 20,
+            feeds: Vec::new(),
+        },
         kernel: Kernel {
             release: "6.8.0".into(),
             features: Feature::ALL.map(|feature| (feature, Ok(true))).into(),

@@ -36,7 +36,15 @@ fn wanted(config: &Config) -> Wanted {
         hub: config.hub.clone(),
         workers: config.workers,
         pinned_memory: u64::from(socket.chunks) * u64::from(socket.chunk_size),
+        feeds: feeds(config),
     }
+}
+
+fn feeds(config: &Config) -> Vec<&'static str> {
+    let feeds = config.api.is_some().then_some("the API").into_iter();
+    #[cfg(feature = "kubevirt")]
+    let feeds = feeds.chain(config.kubevirt.is_some().then_some("KubeVirt"));
+    feeds.collect()
 }
 
 fn kernel(config: &Config) -> Kernel {

@@ -84,6 +84,9 @@ fn places_for_pins_and_files_are_judged() {
     let mut facts = healthy();
     facts.pins = None;
     assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "pins are turned off");
+    (facts.records, facts.wanted.feeds) = (None, vec!["the API"]);
+    facts.ports.clear();
+    assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "VMs come by another way than files");
 }
 
 #[test]
