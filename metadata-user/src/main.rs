@@ -360,7 +360,7 @@ fn look(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Resul
     out.flush()?;
     let outcome = outcome.or_else(|error| match error.downcast_ref() {
         Some(ClientError::NoAgent { .. } | ClientError::Forbidden { .. }) => {
-            eprintln!("xdp-imds: {error:#}");
+            eprintln!("xdp-imds: {}", told(&error));
             Ok(Outcome::NoAgent)
         }
         _ => Err(error),
@@ -385,6 +385,14 @@ fn release(pins: &Path, force: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// An error with its causes, each said once: some errors say theirs themselves.
+fn told(error: &anyhow::Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    let said =
+        causes.reduce(|said, cause| if said.contains(&cause) { said } else { format!("{said}: {cause}") });
+    said.unwrap_or_default()
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -405,7 +413,7 @@ fn main() -> ExitCode {
         Verb::Serve(serve) => {
             let served = serve.config().and_then(|config| {
                 let advice = "run `xdp-imds doctor` as the agent is run to see what is wrong and what to do";
-                run(config, serve, log).map_err(|error| anyhow::anyhow!("{error:#}; {advice}"))
+                run(config, serve, log).map_err(|error| anyhow::anyhow!("{}; {advice}", told(&error)))
             });
             served.map(|()| ExitCode::SUCCESS)
         }
@@ -451,7 +459,21 @@ fn main() -> ExitCode {
         }
     };
     done.unwrap_or_else(|error| {
-        eprintln!("xdp-imds: {error:#}");
+        eprintln!("xdp-imds: {}", told(&error));
         ExitCode::FAILURE
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::told;
+    use anyhow::Context as _;
+    use metadata_user::config::Config;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = Config::read("/nowhere".as_ref()).context("starting").expect_err("there is no such file");
+        let cause = "No such file or directory (os error 2)";
+        assert_eq!(told(&error), format!("starting: cannot read the configuration /nowhere: {cause}"));
+    }
 }
