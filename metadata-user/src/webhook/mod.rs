@@ -1,7 +1,7 @@
 //! `xdp-imds webhook`: points the guests of VMs that are made at the metadata service, by their SMBIOS, where the cluster has
 //! no MutatingAdmissionPolicy for it.
 //!
-//! [`rules`] decides, [`review`] speaks Kubernetes, [`certificate`] keeps the server's certificate fresh. It answers
+//! [`rules`] decides, `review` speaks Kubernetes, `certificate` keeps the server's certificate fresh. It answers
 //! `POST /mutate` and `GET /healthz` over TLS, knows no other service and keeps nothing.
 
 mod certificate;

@@ -63,6 +63,21 @@ impl Drop for Launcher {
     }
 }
 
+/// What skopeo makes of a layout: the image's digest, having verified those of all blobs.
+fn read_by_another(layout: &Path, tag: &str) -> Result<String> {
+    let name = format!("oci:{}:{tag}", layout.display());
+    let skopeo = |words: &[&str]| -> Result<String> {
+        let output = Command::new("skopeo").args(words).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "skopeo takes {name} for no image: {}", said.trim());
+        Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    };
+    let digest = skopeo(&["inspect", "--format", "{{.Digest}}", &name])?;
+    let room = tempfile::tempdir()?;
+    skopeo(&["--insecure-policy", "copy", "--quiet", &name, &format!("dir:{}", room.path().display())])?;
+    Ok(digest)
+}
+
 fn unserved(container: &Container<'_>) -> String {
     format!("the guest is not served; the container said:\n{}", container.said())
 }
@@ -76,15 +91,11 @@ fn configuration() -> Result<String> {
     Ok(config.to_owned())
 }
 
-/// Tries the image of this name in a layout.
-pub(super) fn run(layout: &Path, tag: &str) -> Result<()> {
+/// Tries the image of this name and digest in a layout.
+pub(super) fn run(layout: &Path, tag: &str, digest: &str) -> Result<()> {
     crate::tools::ensure(&[("runc", "runc"), ("skopeo", "skopeo"), ("setpriv", "util-linux")])?;
-    // Somebody else's idea of a layout.
-    let name = format!("oci:{}:{tag}", layout.display());
-    let inspected = Command::new("skopeo").args(["inspect", &name]).output()?;
-    let said = String::from_utf8_lossy(&inspected.stderr);
-    ensure!(inspected.status.success(), "skopeo takes {name} for no image: {}", said.trim());
-
+    let found = read_by_another(layout, tag)?;
+    ensure!(found == digest, "skopeo reads {found}, written was {digest}");
     let launcher = Launcher::new()?;
     let bpffs = Bpffs::mount()?;
     let grant = Grant::read(&shell::top().join(DAEMONSET))?;

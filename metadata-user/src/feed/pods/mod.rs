@@ -13,7 +13,7 @@
 //! leads nowhere. What is held of a pod's namespace is let go when its launcher ends, before [`PodEvent::Gone`] is
 //! told, so that the namespace goes with the pod.
 //!
-//! Nothing a pod can write to is trusted: no link is followed out of a volume ([`volumes`]) or to another socket,
+//! Nothing a pod can write to is trusted: no link is followed out of a volume (`volumes`) or to another socket,
 //! and all names are checked before they become part of a path.
 
 mod cgroup;
