@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         check(&image, &args.profile, &about)?;
     }
     if args.trial {
-        trial::run(&out, &args.tag)?;
+        trial::run(&out, &args.tag, &image.digest())?;
     }
     Ok(())
 }

@@ -63,6 +63,25 @@ impl Drop for Launcher {
     }
 }
 
+/// What skopeo makes of a layout: the image's digest, having verified those of all blobs.
+fn read_by_another(layout: &Path, tag: &str) -> Result<String> {
+    let name = format!("oci:{}:{tag}", layout.display());
+    let skopeo = |words: &[&str]| -> Result<String> {
+        let output = Command::new("skopeo").args(words).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "skopeo takes {name} for no image: {}", said.trim());
+        Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    };
+    let digest = skopeo(&["inspect", "--format", "{{.Digest}}", &name])?;
+    let room = tempfile::tempdir()?;
+    skopeo(&["--insecure-policy", "copy", "--quiet", &name, &format!("dir:{}", room.path().display())])?;
+    Ok(digest)
+}
+
+fn unserved(container: &Container<'_>) -> String {
+    format!("the guest is not served; the container said:\n{}", container.said())
+}
+
 /// The configuration that is deployed.
 fn configuration() -> Result<String> {
     let path = shell::top().join(CONFIGMAP);
@@ -72,28 +91,20 @@ fn configuration() -> Result<String> {
     Ok(config.to_owned())
 }
 
-/// Tries the image of this name in a layout.
-pub(super) fn run(layout: &Path, tag: &str) -> Result<()> {
+/// Tries the image of this name and digest in a layout.
+pub(super) fn run(layout: &Path, tag: &str, digest: &str) -> Result<()> {
     crate::tools::ensure(&[("runc", "runc"), ("skopeo", "skopeo"), ("setpriv", "util-linux")])?;
-    // Somebody else's idea of a layout.
-    let name = format!("oci:{}:{tag}", layout.display());
-    let inspected = Command::new("skopeo").args(["inspect", &name]).output()?;
-    let said = String::from_utf8_lossy(&inspected.stderr);
-    ensure!(inspected.status.success(), "skopeo takes {name} for no image: {}", said.trim());
-
+    let found = read_by_another(layout, tag)?;
+    ensure!(found == digest, "skopeo reads {found}, written was {digest}");
     let launcher = Launcher::new()?;
     let bpffs = Bpffs::mount()?;
     let grant = Grant::read(&shell::top().join(DAEMONSET))?;
     let bundle = Bundle::unpack(layout, tag)?;
     launcher.identity.write(&bundle.records(), 1)?;
     bundle.configure(&format!("{}\nports: [{}]\n", configuration()?, launcher.port()))?;
-    let served = |container: &Container<'_>| {
-        eventually(PATIENCE, || launcher.guest.fetch_own(PATH, REQUEST))
-            .with_context(|| format!("the guest is not served; the container said:\n{}", container.said()))
-    };
     let start = || Container::start(&bundle, &grant, bpffs.path());
     let container = start()?;
-    served(&container)?;
+    eventually(PATIENCE, || launcher.guest.fetch_own(PATH, REQUEST)).with_context(|| unserved(&container))?;
     container.has_only(&grant)?;
     eventually(PATIENCE, || container.is_ready())?;
     println!("a container with {} serves a guest in another namespace", grant.capabilities().join(", "));
@@ -108,18 +119,22 @@ pub(super) fn run(layout: &Path, tag: &str) -> Result<()> {
     container.stop()?;
     let stopped = stopping.elapsed();
     closed()?;
+    // One request, which is asked before there is anybody to answer.
+    let waits = |container: &Container<'_>| {
+        launcher.guest.fetch_own(PATH, PATIENCE).with_context(|| unserved(container)).map(drop)
+    };
     let starting = Instant::now();
     let container = start()?;
-    served(&container)?;
+    waits(&container)?;
     println!(
-        "stopped within {} ms; the next one, in a namespace of its own, answers {} ms after its start",
+        "stopped within {} ms; the next one, in a namespace of its own, answers what waited {} ms after its start",
         stopped.as_millis(),
         starting.elapsed().as_millis()
     );
     container.kill()?;
     closed()?;
     let container = start()?;
-    served(&container)?;
+    waits(&container)?;
     println!("killed; the next one goes on");
     container.stop()
 }

@@ -41,7 +41,7 @@ pub struct Arguments {
     /// The directory of the agent's sockets; the record goes to hook.d in it.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
     pub run: PathBuf,
-    /// Directory of parts of records, `UUID.yaml` for a domain and `defaults.yaml` for all.
+    /// Directory of parts of records, UUID.yaml for a domain and defaults.yaml for all.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_FILES)]
     pub files: PathBuf,
     /// Make a record of every domain, also of those with neither metadata nor file.
