@@ -73,7 +73,7 @@ fn an_agent_that_is_killed_and_started_again_serves_as_before() {
     let mut next = node.pod(2);
     let other = next.run("# came meanwhile\n");
     let agent = node.agent();
-    gets(&guest, PATH, "# known\n").expect("served by the time it says so");
+    eventually_gets(&agent, &guest, PATH, "# known\n");
     eventually_gets(&agent, &other, PATH, "# came meanwhile\n");
     let outer = pod.end(guest);
     namespace_goes(&agent, &node, &outer);
@@ -99,7 +99,7 @@ fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() 
     let outer = ending.end(leaving);
     let agent = node.agent();
     namespace_goes(&agent, &node, &outer);
-    gets(&guest, PATH, "# known\n").expect("served by the time it says so");
+    eventually_gets(&agent, &guest, PATH, "# known\n");
     pod.secret("# new\n");
     eventually_gets(&agent, &guest, PATH, "# new\n");
     let mut next = node.pod(3);

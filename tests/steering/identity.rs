@@ -186,3 +186,33 @@ fn ordinary_frames_pass_between_ports() {
     node.expect_count(Verdict::SteerArp, 1);
     assert!(gets_nothing(to, metadata_common::mac::Mac::BROADCAST), "a question to the service does not");
 }
+
+#[test]
+fn namespaces_that_were_prepared_for_are_told_apart_and_leave_their_place_to_the_next() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let stock = |node: &mut Node| node.steering.stock(2).expect("a program");
+    assert_eq!([0; 3].map(|_| stock(&mut node)), [true, true, false], "two are enough");
+    for turn in 1..=2 {
+        let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
+        let [(first, first_name), (second, second_name)] =
+            pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
+        for name in [&first_name, &second_name] {
+            node.steering.attach(name).expect("attached");
+        }
+        node.steering.bind(&first_name, ALICE, 1).expect("bound");
+        ask(&second, ALICE);
+        node.expect_count(Verdict::DropUnknownMac, turn);
+        ask(&first, ALICE);
+        node.expect_count(Verdict::SteerArp, turn);
+        node.answer(1);
+        assert!(gets(&first, ALICE) && gets_nothing(&second, ALICE));
+        for name in [&first_name, &second_name] {
+            node.steering.detach(name).expect("detached");
+        }
+        // What was theirs is ready for the next two, and nothing is loaded again.
+        assert!(!stock(&mut node));
+    }
+}

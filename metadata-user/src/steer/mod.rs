@@ -370,6 +370,15 @@ impl Steering {
         Ok(steering)
     }
 
+    /// Gets ready for one more namespace with ports, up to so many that are still to come: attaching the first port of
+    /// one takes a tenth of a second, and of one that is ready a millisecond. False when there are enough.
+    ///
+    /// # Errors
+    /// When the kernel refuses the program.
+    pub fn stock(&mut self, most: usize) -> Result<bool, SteerError> {
+        self.object.stock(most)
+    }
+
     /// The key of handshakes the kernel answers with: that of an agent before, if there was one, so that the connections it
     /// began are good. The stack needs the same.
     #[must_use]

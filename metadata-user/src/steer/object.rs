@@ -76,6 +76,9 @@ pub(super) struct Object {
     pins: Private,
     instances: BTreeMap<Cookie, Instance>,
     free: Vec<usize>,
+    /// Numbers that are free, with their programs loaded; as many as there may be.
+    spares: Vec<(usize, Xdp)>,
+    most_spares: usize,
 }
 
 /// The `port` program for one namespace.
@@ -106,7 +109,8 @@ impl Object {
             loader.map_pin_path(map, pins.path(map));
         }
         let free = (HUB_INSTANCE + 1..NUMBERS.len()).rev().collect();
-        let mut object = Self { loader, pins, instances: BTreeMap::new(), free };
+        let (instances, spares) = (BTreeMap::new(), Vec::new());
+        let mut object = Self { loader, pins, instances, free, spares, most_spares: 0 };
         let hub = object.hub(hub)?;
         Ok((object, hub))
     }
@@ -130,31 +134,57 @@ impl Object {
     ///
     /// Pair it with [`Object::release`], also when the port then comes to nothing.
     pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<u32, SteerError> {
-        let number = match self.instances.get(&cookie) {
-            Some(instance) => instance.number,
-            None => self.free.pop().ok_or(SteerError::TooManyNamespaces)?,
+        let (number, program) = match (self.instances.get(&cookie), self.spares.pop()) {
+            (Some(instance), spare) => {
+                self.spares.extend(spare);
+                (instance.number, None)
+            }
+            (None, Some((number, program))) => (number, Some(program)),
+            (None, None) => (self.free.pop().ok_or(SteerError::TooManyNamespaces)?, None),
         };
-        self.count(cookie, number);
+        self.count(cookie, number, program);
         Ok(NUMBERS[number])
+    }
+
+    /// Loads the program for one more namespace to come, up to so many: the kernel takes a tenth of a second to check it, in
+    /// which a VM that has come would wait. False when there are enough.
+    pub(super) fn stock(&mut self, most: usize) -> Result<bool, SteerError> {
+        self.most_spares = most;
+        if self.spares.len() >= most {
+            return Ok(false);
+        }
+        let Some(number) = self.free.pop() else { return Ok(false) };
+        match self.port_program(number) {
+            Ok(program) => self.spares.push((number, program)),
+            Err(error) => {
+                self.free.push(number);
+                return Err(error);
+            }
+        }
+        Ok(true)
     }
 
     /// Counts one more port in a namespace that an agent before gave this number. False when it cannot have it.
     pub(super) fn acquire_as(&mut self, cookie: Cookie, number: u32) -> bool {
         let number = number as usize;
+        let mut loaded = None;
         match self.instances.get(&cookie) {
             Some(instance) if instance.number != number => return false,
             Some(_) => {}
             None => match self.free.iter().rposition(|free| *free == number) {
                 Some(at) => drop(self.free.swap_remove(at)),
-                None => return false,
+                None => match self.spares.iter().position(|(spare, _)| *spare == number) {
+                    Some(at) => loaded = Some(self.spares.swap_remove(at).1),
+                    None => return false,
+                },
             },
         }
-        self.count(cookie, number);
+        self.count(cookie, number, loaded);
         true
     }
 
-    fn count(&mut self, cookie: Cookie, number: usize) {
-        let new = || Instance { number, program: None, classifier: None, ports: 0 };
+    fn count(&mut self, cookie: Cookie, number: usize, program: Option<Xdp>) {
+        let new = || Instance { number, program, classifier: None, ports: 0 };
         self.instances.entry(cookie).or_insert_with(new).ports += 1;
     }
 
@@ -187,14 +217,17 @@ impl Object {
         self.instances.get_mut(&cookie).ok_or_else(absent)
     }
 
-    /// Counts one port less; with the last of a namespace its instance goes.
+    /// Counts one port less; with the last of a namespace its instance goes, or is a spare.
     pub(super) fn release(&mut self, cookie: Cookie) {
         let Some(instance) = self.instances.get_mut(&cookie) else { return };
         instance.ports -= 1;
-        if instance.ports == 0 {
-            let number = instance.number;
-            self.instances.remove(&cookie);
-            self.free.push(number);
+        if instance.ports > 0 {
+            return;
+        }
+        let Some(Instance { number, program, .. }) = self.instances.remove(&cookie) else { return };
+        match program {
+            Some(program) if self.spares.len() < self.most_spares => self.spares.push((number, program)),
+            _ => self.free.push(number),
         }
     }
 

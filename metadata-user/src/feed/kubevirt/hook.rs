@@ -10,6 +10,9 @@
 //! | `PostVMStop` | the hook's word for it ends | at once |
 //! | any other | nothing | at once |
 //!
+//! Nothing waits for a tap to be attached: that follows the record within moments, while QEMU starts, and a guest that is
+//! faster is answered when its TCP asks again.
+//!
 //! A VMI that is not ready after [`WAIT`] is answered `UNAVAILABLE`. What that means for the VM is said in the `Plugin`:
 //! with `failureStrategy: Ignore` it starts, and what it asks is held until there is an answer; with `Fail` virt-handler
 //! calls again, and the VM starts once its metadata is there. Calls may come again and again.
