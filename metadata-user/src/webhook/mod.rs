@@ -1,10 +1,12 @@
-//! `xdp-imds webhook`: points the guests of VMs that are made at the metadata service, by their SMBIOS, where the cluster has
-//! no MutatingAdmissionPolicy for it.
+//! `xdp-imds webhook`: points the guests of VMs that are made at the metadata service, by their SMBIOS, and gives their pods
+//! what the agent is to read there, where the cluster has no MutatingAdmissionPolicy for it.
 //!
 //! [`rules`] decides, `review` speaks Kubernetes, `certificate` keeps the server's certificate fresh. It answers
-//! `POST /mutate` and `GET /healthz` over TLS, knows no other service and keeps nothing.
+//! `POST /mutate` (VirtualMachines), `POST /mutate-pods` ([`pods`]) and `GET /healthz` over TLS, knows no other service and
+//! keeps nothing.
 
 mod certificate;
+pub mod pods;
 mod review;
 pub mod rules;
 
@@ -34,7 +36,7 @@ use tracing::{debug, info, warn};
 
 use certificate::Certificate;
 pub use certificate::CertificateError;
-pub use review::{ReviewError, Reviewed, answer};
+pub use review::{Judge, ReviewError, Reviewed, answer};
 
 /// Octets of a review: the object before and after, each at most what the API server takes.
 pub const BODY_MAX: usize = 8 << 20;
@@ -155,10 +157,15 @@ impl Server {
 }
 
 fn app() -> Router {
-    Router::new().route("/mutate", post(mutate)).route("/healthz", get(async || "ok\n"))
+    let vms = async |fields: HeaderMap, body: Body| mutate(fields, body, rules::judge).await;
+    let pods = async |fields: HeaderMap, body: Body| mutate(fields, body, pods::judge_made).await;
+    Router::new()
+        .route("/mutate", post(vms))
+        .route("/mutate-pods", post(pods))
+        .route("/healthz", get(async || "ok\n"))
 }
 
-async fn mutate(fields: HeaderMap, body: Body) -> Response {
+async fn mutate(fields: HeaderMap, body: Body, judge: Judge) -> Response {
     let announced =
         fields.get(header::CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|octets| octets > BODY_MAX) {
@@ -169,7 +176,7 @@ async fn mutate(fields: HeaderMap, body: Body) -> Response {
         Ok(Err(_)) => return too_large(),
         Err(_) => return (StatusCode::REQUEST_TIMEOUT, "the body is late\n").into_response(),
     };
-    match answer(&body) {
+    match answer(&body, judge) {
         Ok(Reviewed { body, changed }) => {
             if let Some((vm, paths)) = changed {
                 info!(vm, ?paths, "set");
