@@ -33,6 +33,7 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
         ensure!(said(&agent, "the API server cannot be had") == 2, "it is not yet");
         Ok(())
     });
+    assert!(!agent.said().contains("ERROR"), "it is told once, as a warning:\n{}", agent.said());
     gets(&guest, PATH, "# known\n").expect("served as before");
     // Pods live on: Secrets change, launchers end, VMIs come and change unseen.
     first.secret("# new\n");
