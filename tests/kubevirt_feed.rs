@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_user::feed::FeedEvent;
-use metadata_user::feed::kubevirt::{Feed, Launchers, Options, follow};
+use metadata_user::feed::kubevirt::{self, Feed, Launchers, Options, follow};
 use metadata_user::feed::pods::{Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
 use metadata_user::record::{Limits, Record};
 use serde_json::{Value, json};
@@ -87,12 +87,21 @@ impl Drop for Node {
 
 impl Node {
     fn start(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>) -> Self {
+        Self::with(server, kubelet, kept, |tell| Box::new(AtOnce { found: BTreeSet::new(), tell }))
+    }
+
+    fn with(
+        server: &ApiServer,
+        kubelet: &Kubelet,
+        kept: Option<PathBuf>,
+        launchers: impl FnOnce(mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers>,
+    ) -> Self {
         let kubeconfig = kubelet.pods().join("kubeconfig");
         server.write_kubeconfig(&kubeconfig).expect("a kubeconfig");
         let options: Options =
             serde_json::from_value(json!({"node": "n1", "kubeconfig": kubeconfig})).expect("options");
         let (pods, told) = mpsc::channel(4_096);
-        let launchers = Box::new(AtOnce { found: BTreeSet::new(), tell: pods.clone() });
+        let launchers = launchers(pods.clone());
         let (tx, events) = mpsc::channel(1_024);
         let (_, hook) = mpsc::channel(1);
         let volumes = Volumes::new(kubelet.pods());
@@ -162,6 +171,17 @@ impl Launchers for AtOnce {
     fn forget(&mut self, uid: &PodUid) {
         self.found.remove(uid);
     }
+}
+
+/// Has not looked for anybody yet.
+struct Later;
+
+impl Launchers for Later {
+    fn watch(&mut self, _: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
+        Ok(())
+    }
+
+    fn forget(&mut self, _: &PodUid) {}
 }
 
 fn keys(numbers: impl IntoIterator<Item = usize>) -> BTreeSet<String> {
@@ -302,6 +322,17 @@ async fn an_agent_that_starts_while_the_server_is_away_serves_what_was_known() {
     server.be_away(false);
     node.tell(2, PodEvent::Gone).await;
     node.until("the list", |node| node.keys() == keys([1])).await;
+}
+
+#[tokio::test]
+async fn nobody_is_given_up_before_every_launcher_has_been_looked_for() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    server.put(vmi(1));
+    let mut node = Node::with(&server, &kubelet, None, |_| Box::new(Later));
+    let early = timeout(kubevirt::PATIENCE + Duration::from_secs(1), node.events.recv()).await;
+    assert!(early.is_err(), "{early:?}");
+    node.tell(1, PodEvent::Absent).await;
+    node.until("all there is", |node| node.synced).await;
 }
 
 #[tokio::test]

@@ -120,7 +120,7 @@ fn a_launchers_socket_is_of_use_only_with_one_capability_more() {
         fenced(capabilities, async || {
             let (mut pods, mut events) = Pods::start(places).expect("an inotify");
             pods.watch(&uid, none()).expect("room for it");
-            timeout(patience, events.recv()).await.is_ok()
+            timeout(patience, next(&mut events)).await.is_ok_and(|event| matches!(event, PodEvent::Found(_)))
         })
     };
     assert!(!found_within(2 * MOMENT, GRANTED), "the socket is another user's");

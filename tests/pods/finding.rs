@@ -33,6 +33,21 @@ fn a_launcher_is_found_by_its_socket_however_long_its_path() {
 }
 
 #[test]
+fn a_launcher_that_is_not_there_is_told_of_once() {
+    if !allowed() {
+        return;
+    }
+    let (node, uid) = (Node::new(), uid());
+    run(async {
+        let (_pods, mut events) = follow(node.places(), &uid);
+        let told = timeout(PATIENCE, events.recv()).await;
+        assert!(matches!(&told, Ok(Some((pod, PodEvent::Absent))) if *pod == uid), "{told:?}");
+        let again = timeout(MOMENT, events.recv()).await;
+        assert!(again.is_err(), "{again:?}");
+    });
+}
+
+#[test]
 fn a_launcher_that_does_not_listen_is_found_by_its_control_group_and_its_name() {
     if !allowed() {
         return;

@@ -100,11 +100,14 @@ pub(crate) fn follow(places: Places, uid: &PodUid) -> (Pods, Events) {
     (pods, events)
 }
 
-/// What is told next.
+/// What is told next of a pod that is there.
 pub(crate) async fn next(events: &mut Events) -> PodEvent {
-    match timeout(PATIENCE, events.recv()).await {
-        Ok(Some((_, event))) => event,
-        other => panic!("nothing is told: {other:?}"),
+    loop {
+        match timeout(PATIENCE, events.recv()).await {
+            Ok(Some((_, PodEvent::Absent))) => {}
+            Ok(Some((_, event))) => return event,
+            other => panic!("nothing is told: {other:?}"),
+        }
     }
 }
 
@@ -120,10 +123,11 @@ pub(crate) async fn once(events: &mut Events, so: impl Fn(&Pod) -> bool) -> Pod 
     }
 }
 
-/// Nothing is told for a while.
+/// Nothing is told for a while, but that a launcher is not there.
 pub(crate) async fn quiet(events: &mut Events) {
-    let told = timeout(MOMENT, events.recv()).await;
-    assert!(told.is_err(), "{told:?}");
+    while let Ok(told) = timeout(MOMENT, events.recv()).await {
+        assert!(matches!(told, Some((_, PodEvent::Absent))), "{told:?}");
+    }
 }
 
 /// The names of a pod's taps.

@@ -201,6 +201,10 @@ impl Core {
         let Some(instance) = known.instances.get_mut(uid) else { return };
         match event {
             PodEvent::Found(pod) | PodEvent::Taps(pod) => instance.pod = Some(pod),
+            PodEvent::Absent => {
+                instance.absent = true;
+                return;
+            }
             PodEvent::Files { .. } => {}
             PodEvent::Gone => {
                 self.actions.extend(instance.end());
@@ -249,11 +253,10 @@ impl Core {
         self.vmis.values().map(|known| &known.vmi)
     }
 
-    /// True when the launcher of every pod has been found, or has ended.
+    /// True when the launcher of every pod has been looked for.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        let mut instances = self.vmis.values().flat_map(|known| known.instances.values());
-        instances.all(|instance| instance.pod.is_some() || instance.has_ended())
+        self.vmis.values().flat_map(|known| known.instances.values()).all(Instance::is_settled)
     }
 
     /// True while a VMI that is to be served here is not yet.

@@ -21,9 +21,11 @@ use crate::record::Limits;
 
 /// Events of a watch that wait for the feed; a watch that is ahead of it waits.
 const QUEUE: usize = 256;
-/// Longest time at a start that the agent waits for the API server's list, and then for launchers to be found: it
-/// serves what it knows by then.
+/// Longest time at a start that the agent waits for the API server's list: it serves what was kept by then.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time that it waits for launchers to be looked for after that. Once all it knows has been told, taps that an agent
+/// before left closed and nobody names are let go: too early would open them.
+const LOOKS: Duration = Duration::from_secs(60);
 /// How long VMIs must have been quiet before they are kept.
 const SETTLE: Duration = Duration::from_secs(2);
 
@@ -292,8 +294,10 @@ impl Run {
 
     /// Says once that everything there was at the start has been told.
     async fn sync(&mut self) -> Result<(), Gone> {
-        let ready = self.unlisted.is_empty() && self.core.is_settled();
-        if !self.synced && (ready || Instant::now() >= self.patience) {
+        let now = Instant::now();
+        let listed = self.unlisted.is_empty() || now >= self.patience;
+        let looked = self.core.is_settled() || now >= self.patience + LOOKS;
+        if !self.synced && listed && looked {
             self.synced = true;
             self.tx.send(FeedEvent::Synced).await.map_err(|_| Gone)?;
         }
@@ -329,7 +333,9 @@ impl Run {
         let core = self.core.deadline().map(Instant::from_std);
         // A write that is still under way is looked after when it may be over.
         let keep = self.keep_at.map(|at| at.max(Instant::now() + Duration::from_millis(100)));
-        let patience = (!self.synced).then_some(self.patience);
+        let patience = [self.patience, self.patience + LOOKS]
+            .into_iter()
+            .find(|at| !self.synced && *at > Instant::now());
         let far = Instant::now() + Duration::from_secs(3_600);
         [core, keep, patience].into_iter().flatten().fold(far, Instant::min)
     }

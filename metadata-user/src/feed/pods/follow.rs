@@ -44,7 +44,7 @@ struct Deaf;
 
 /// Follows a pod until its launcher has ended.
 pub(super) async fn follow(pod: PodUid, means: Arc<Means>) {
-    let (pid, pidfd, meant) = found(&pod, &means).await;
+    let Ok((pid, pidfd, meant)) = found(&pod, &means).await else { return };
     tokio::select! {
         biased;
         () = end_of(&pidfd) => {}
@@ -58,10 +58,10 @@ pub(super) async fn follow(pod: PodUid, means: Arc<Means>) {
     _ = means.tell.send((pod, PodEvent::Gone)).await;
 }
 
-/// Looks for the launcher until it is there.
-async fn found(pod: &PodUid, means: &Arc<Means>) -> (u32, AsyncFd<OwnedFd>, Arc<Meant>) {
+/// Looks for the launcher until it is there; says so once if it is not.
+async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd>, Arc<Meant>), Deaf> {
     let start = Instant::now();
-    let mut complained = false;
+    let (mut told, mut complained) = (false, false);
     loop {
         let look = {
             let (pod, means) = (pod.clone(), Arc::clone(means));
@@ -71,12 +71,15 @@ async fn found(pod: &PodUid, means: &Arc<Means>) -> (u32, AsyncFd<OwnedFd>, Arc<
             Ok(Launcher { pid, pidfd, meant }) => match watched(pidfd) {
                 Ok(pidfd) => {
                     tracing::debug!(%pod, pid, "the launcher was found");
-                    return (pid, pidfd, meant.into());
+                    return Ok((pid, pidfd, meant.into()));
                 }
                 Err(error) => error.to_string(),
             },
             Err(absent) => absent.to_string(),
         };
+        if !std::mem::replace(&mut told, true) {
+            means.tell.send((pod.clone(), PodEvent::Absent)).await.map_err(|_| Deaf)?;
+        }
         let early = start.elapsed() < AT_FIRST;
         if !early && !std::mem::replace(&mut complained, true) {
             tracing::warn!(%pod, "the launcher is looked for since {AT_FIRST:?}; {trouble}");

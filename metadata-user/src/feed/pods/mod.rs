@@ -111,8 +111,8 @@ impl Pods {
         Ok((Self { means, volumes, followed: HashMap::new(), files }, events))
     }
 
-    /// Follows a pod, which need not be there yet: tells [`PodEvent::Found`], then its changes, then
-    /// [`PodEvent::Gone`]. These of its volumes are told by [`PodEvent::Files`], each when it can first be read and
+    /// Follows a pod, which need not be there yet: tells [`PodEvent::Absent`] if it is not, [`PodEvent::Found`] once it is,
+    /// then its changes, then [`PodEvent::Gone`]. These of its volumes are told by [`PodEvent::Files`], each when it can first be read and
     /// when it holds something else; called again for a pod, it changes which.
     ///
     /// # Errors
@@ -208,6 +208,8 @@ pub struct PodNic {
 /// What became of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodEvent {
+    /// Its launcher was looked for and is not there yet, or not any more. It is looked for on.
+    Absent,
     /// Its launcher was found. There may be no taps yet.
     Found(Pod),
     /// Its taps or NICs are others now, or a tap's queues.

@@ -23,6 +23,8 @@ pub(super) struct Instance {
     pub(super) since: Instant,
     /// Once its launcher has been found.
     pub(super) pod: Option<Pod>,
+    /// Once it was looked for in vain.
+    pub(super) absent: bool,
     /// The volumes its data is in, there or not.
     pub(super) volumes: BTreeSet<String>,
     /// The record that was told.
@@ -44,6 +46,7 @@ impl Instance {
             uid,
             since,
             pod: None,
+            absent: false,
             volumes: BTreeSet::new(),
             record: None,
             expected: Vec::new(),
@@ -57,6 +60,11 @@ impl Instance {
     /// True while its launcher runs.
     pub(super) fn lives(&self) -> bool {
         self.pod.is_some() && !self.ended
+    }
+
+    /// True once it is known whether its launcher runs.
+    pub(super) fn is_settled(&self) -> bool {
+        self.pod.is_some() || self.absent || self.ended
     }
 
     /// True while there may be a record soon: its launcher has not been found, or data is not there yet.

@@ -128,6 +128,18 @@ impl Story {
 const NOTHING: [&str; 0] = [];
 
 #[test]
+fn everything_is_told_once_each_launcher_has_been_looked_for_whether_it_is_there_or_not() {
+    let mut story = Story::begin();
+    assert!(story.core.is_settled(), "there is none");
+    story.apply(Origin::Kept, vmi(&["a", "b"]));
+    assert_eq!(story.pod("a", PodEvent::Absent), NOTHING);
+    assert!(!story.core.is_settled(), "of two one has not been looked for");
+    story.found("b");
+    assert!(story.core.is_settled());
+    assert!(story.core.awaits("shop/web"), "the other may come");
+}
+
+#[test]
 fn a_vmi_is_served_once_its_launcher_is_found() {
     let mut story = Story::begin();
     assert_eq!(story.apply(Origin::Here, vmi(&["p"])), ["watch p"]);
