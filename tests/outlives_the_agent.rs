@@ -139,6 +139,8 @@ fn what_is_steered_to_an_agent_that_was_killed_ends_at_its_hub() {
         let links = node.host.ns().ip("-o link").expect("the list of links");
         assert!(links.contains("imds-in"), "the veth outlives its agent, which makes this test: {links}");
         guest.fetch(PATH, Duration::from_secs(3)).expect_err("nobody answers");
+        // What its TCP sends again while the next agent makes its hub anew would end at none.
+        guest.ns().ip("link set eth0 down").expect("a silent guest");
         let agent = node.agent();
         let after = agent.metrics().expect("metrics");
         let more =
