@@ -250,11 +250,17 @@ fn answer(code: u16, body: &Value) -> Response {
 
 async fn vmis(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<String, String>>) -> Response {
     let asked = |name: &str| query.get(name).map(String::as_str).unwrap_or_default();
-    if shared.lock().outage {
+    // Looked at together: a watch whose request came before an outage does not live through it.
+    let (outage, outages) = {
+        let state = shared.lock();
+        (state.outage, state.outages)
+    };
+    if outage {
         return answer(503, &status(503, "ServiceUnavailable"));
     }
     if matches!(asked("watch"), "true" | "1") {
-        return watched(shared, asked("labelSelector"), asked("resourceVersion"), asked("timeoutSeconds"));
+        let [selector, from, seconds] = ["labelSelector", "resourceVersion", "timeoutSeconds"].map(asked);
+        return watched(shared, outages, selector, from, seconds);
     }
     let pause = shared.lock().list_pause;
     tokio::time::sleep(pause).await;
@@ -279,7 +285,7 @@ fn list(shared: &Shared, selector: &str, limit: &str, from: &str) -> Response {
     )
 }
 
-fn watched(shared: Arc<Shared>, selector: &str, from: &str, seconds: &str) -> Response {
+fn watched(shared: Arc<Shared>, outages: u64, selector: &str, from: &str, seconds: &str) -> Response {
     let from: u64 = from.parse().unwrap_or(0);
     let until = Duration::from_secs(seconds.parse().unwrap_or(300));
     let selector = selector.to_owned();
@@ -294,7 +300,7 @@ fn watched(shared: Arc<Shared>, selector: &str, from: &str, seconds: &str) -> Re
         }
     }
     tokio::spawn(async move {
-        _ = tokio::time::timeout(until, tell(&shared, &selector, from, &sender)).await;
+        _ = tokio::time::timeout(until, tell(&shared, outages, &selector, from, &sender)).await;
     });
     let chunks = futures_util::stream::poll_fn(move |context| {
         chunks.poll_recv(context).map(|chunk| chunk.map(Ok::<_, Infallible>))
@@ -302,13 +308,15 @@ fn watched(shared: Arc<Shared>, selector: &str, from: &str, seconds: &str) -> Re
     ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(chunks)).into_response()
 }
 
-/// Tells a watch what happens after a version, until it goes or the server does.
-async fn tell(shared: &Shared, selector: &str, mut from: u64, sender: &mpsc::Sender<Bytes>) {
+/// Tells a watch what happens after a version, until it goes or the server does: there are more outages then.
+async fn tell(shared: &Shared, outages: u64, selector: &str, mut from: u64, sender: &mpsc::Sender<Bytes>) {
     let mut changed = shared.changed.subscribe();
-    let outages = changed.borrow().1;
     loop {
         let (lines, pause) = {
             let state = shared.lock();
+            if state.outages != outages {
+                return;
+            }
             let new = state.history.iter().filter(|(version, ..)| *version > from);
             let lines: Vec<_> =
                 new.filter_map(|(version, before, after)| line(selector, *version, before, after)).collect();
@@ -327,7 +335,7 @@ async fn tell(shared: &Shared, selector: &str, mut from: u64, sender: &mpsc::Sen
         }
         tokio::select! {
             () = sender.closed() => return,
-            gone = changed.changed() => if gone.is_err() || changed.borrow().1 != outages { return },
+            gone = changed.changed() => if gone.is_err() { return },
         }
     }
 }
