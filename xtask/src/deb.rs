@@ -39,12 +39,12 @@ const SIZE: u64 = 16 << 20;
 /// would, and takes it off again.
 const INSIDE: &str = r#"
     mount -t tmpfs tmpfs "$1"
-    mkdir "$1/upper" "$1/work" "$1/root"
-    mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
-    cp --preserve=mode "$2" "$3" "$1/root/tmp/"
-    for place in proc dev; do mount --rbind "/$place" "$1/root/$place"; done
-    mount -t tmpfs tmpfs "$1/root/run"
-    exec chroot "$1/root" sh -ec '
+    mkdir "$1/upper" "$1/work" "$1/system"
+    mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/system"
+    cp --preserve=mode "$2" "$3" "$1/system/tmp/"
+    for place in proc dev; do mount --rbind "/$place" "$1/system/$place"; done
+    mount -t tmpfs tmpfs "$1/system/run"
+    exec chroot "$1/system" sh -ec '
         export DEBIAN_FRONTEND=noninteractive
         dpkg --force-confold -i "/tmp/$1"
         test "$(stat -c %a /etc/xdp-imds)" = 700
