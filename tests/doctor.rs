@@ -141,7 +141,7 @@ fn nothing_fails_on_a_healthy_node_and_nothing_is_left_on_it() {
         return;
     }
     let patient = Patient::new();
-    let links = || patient.host.ns().ip("-o link").expect("the list of links");
+    let links = || patient.host.ns().links().expect("the list of links");
     let files = || walk(patient.room.path());
     let before = (links(), files());
     let report = patient.seen_with_bpffs(&[], "tap0");

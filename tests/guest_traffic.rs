@@ -166,7 +166,7 @@ fn a_stopped_agent_leaves_no_program_and_no_device_behind() {
     }
     let neighbours = Neighbours::boot(Shape::default()).expect("two guests");
     let records = tempfile::tempdir().expect("a directory");
-    let links = || neighbours.host.ns().ip("-br link").expect("links");
+    let links = || neighbours.host.ns().links().expect("links");
     let before = links();
     let agent = Agent::start(neighbours.host.ns(), records.path(), &neighbours.ports()).expect("an agent");
     let shown = neighbours.host.ns().ip("link show tap0").expect("the tap");

@@ -135,6 +135,21 @@ impl Namespace {
             .with_context(|| format!("in namespace {}", self.name))
     }
 
+    /// What `ip -j link` shows, but for what the kernel takes note of in its own time: a bridge has a carrier some time
+    /// after a port of it has.
+    ///
+    /// # Errors
+    /// As for [`Netns::ip`].
+    pub fn links(&self) -> Result<Vec<serde_json::Value>> {
+        let mut links: Vec<serde_json::Value> = serde_json::from_str(&self.ip("-j link")?)?;
+        for link in &mut links {
+            link["operstate"].take();
+            let flags = link["flags"].as_array_mut().context("a link without flags")?;
+            flags.retain(|flag| flag != "LOWER_UP" && flag != "NO-CARRIER");
+        }
+        Ok(links)
+    }
+
     /// Runs many `ip` commands, one per line, in one process: how hundreds of taps are set up quickly.
     ///
     /// # Errors
