@@ -99,6 +99,29 @@ fn connections_made_while_draining_are_served_and_closed() {
 }
 
 #[test]
+fn a_request_that_comes_in_parts_has_its_time_however_late_it_begins() {
+    for (is_before, name) in [(true, "made before"), (false, "made while draining")] {
+        let (mut world, _) = world(Habits::default());
+        let before = is_before.then(|| world.client.begin(40_000, GET));
+        world.wait(Duration::from_millis(1));
+        drain(&mut world);
+        let (first, rest) = GET.split_at(10);
+        let talk = match before {
+            Some(talk) => {
+                world.client.say(talk, first);
+                talk
+            }
+            None => world.client.begin(40_000, first),
+        };
+        world.wait(SOON);
+        world.client.say(talk, rest);
+        world.wait(SOON);
+        let last = answers(&world, talk).pop().unwrap_or_else(|| panic!("{name}: no answer"));
+        assert_eq!((last.status, says_close(&last)), (200, true), "{name}");
+    }
+}
+
+#[test]
 fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_over() {
     let (mut world, _) = world(Habits::default());
     let held = world.client.begin(40_000, b"GET /bytes/10 HT");
@@ -225,6 +248,28 @@ fn a_service_that_stays_after_all_keeps_connections_as_before() {
     let answers = answers(&world, talk);
     assert_eq!(answers.iter().map(says_close).collect::<Vec<_>>(), [false, false]);
     assert!(!world.client.talks[talk].ended);
+}
+
+#[test]
+fn what_begins_or_rests_when_a_service_stays_after_all_has_its_usual_time() {
+    let (mut world, _) = world(Habits::default());
+    let idle = world.client.begin(40_000, GET);
+    world.run(SOON, |world| !answers(world, idle).is_empty());
+    drain(&mut world);
+    let begun = world.client.begin(40_001, &GET[..10]);
+    world.wait(Duration::from_millis(1));
+    world.stack.resume();
+    world.wait(5 * SOON);
+    world.client.say(begun, &GET[10..]);
+    world.client.say(idle, GET);
+    world.wait(SOON);
+    for (talk, count) in [(begun, 1), (idle, 2)] {
+        let answers = answers(&world, talk);
+        assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), vec![200; count]);
+        assert!(!answers.iter().any(says_close) && !world.client.talks[talk].ended);
+    }
+    world.wait(80 * SOON);
+    assert!(world.client.talks[idle].ended && world.client.talks[begun].ended, "75 s without a question");
 }
 
 /// The flow of a guest's port.

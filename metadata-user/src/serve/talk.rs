@@ -223,8 +223,8 @@ impl<A: Answers> Talk<A> {
                     return length;
                 }
                 Ok(None) => {
-                    // The first request's time runs from the start of the connection.
-                    self.deadline = self.deadline.min(now.mono + self.shared.config.head_timeout);
+                    let deadline = now.mono + self.shared.config.head_timeout;
+                    self.deadline = self.leaves_by.map_or(deadline, |by| by.min(deadline));
                     self.head.extend_from_slice(octets);
                 }
                 Err(error) => self.refuse(now, error, is_head_request(octets)),
@@ -462,12 +462,16 @@ impl<A: Answers> Talk<A> {
         }
     }
 
+    /// How long the connection may stay open with nothing asked.
+    fn idle_limit(&self) -> Duration {
+        if self.leaves_by.is_some() { LAST_CALL } else { self.shared.config.idle_timeout }
+    }
+
     /// Hands over the next piece.
     fn speak(&mut self, now: Now) -> Step {
         let piece = self.pieces.pop_front().unwrap_or_default();
         if self.pieces.is_empty() && matches!(self.phase, Phase::Head) {
-            let idle = if self.leaves_by.is_some() { LAST_CALL } else { self.shared.config.idle_timeout };
-            self.deadline = now.mono + idle;
+            self.deadline = now.mono + self.idle_limit();
         }
         match self.hop_limit {
             Some(hop_limit) => Step::SendWithin { bytes: piece, hop_limit },
@@ -502,13 +506,12 @@ impl<A: Answers> Exchange for Talk<A> {
     }
 
     fn drain(&mut self, now: Now, until: Duration) {
+        let idle_since = self.deadline.saturating_sub(self.idle_limit());
         self.leaves_by = Some(until);
-        let idle_timeout = self.shared.config.idle_timeout;
         match &mut self.phase {
             Phase::Parked(parked) => parked.until = parked.until.min(now.mono),
             Phase::Held { give_up, .. } => *give_up = until.min(*give_up),
             Phase::Head if self.head.is_empty() => {
-                let idle_since = self.deadline.saturating_sub(idle_timeout);
                 self.deadline = self.deadline.min(idle_since + LAST_CALL).min(until);
             }
             Phase::Head | Phase::Body(_) => self.deadline = self.deadline.min(until),
@@ -517,7 +520,11 @@ impl<A: Answers> Exchange for Talk<A> {
     }
 
     fn resume(&mut self) {
+        let idle_since = self.deadline.saturating_sub(self.idle_limit());
         self.leaves_by = None;
+        if self.is_idle() {
+            self.deadline = idle_since + self.idle_limit();
+        }
     }
 
     fn is_idle(&self) -> bool {
