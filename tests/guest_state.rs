@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
 use serde_json::{Value, json};
 use support::agent::{Agent, PortArgument};
+use support::books::total;
 use support::eventually::eventually;
 use support::guest::{Guest, Spec};
 use support::host::Host;
@@ -67,7 +69,13 @@ fn tokens_and_one_shot_passwords_outlive_an_agent_that_is_killed() {
     assert_eq!(node.curl(&["-H", "DomU_Request: send_my_password", &passwords]).1, "correct-horse");
     assert_eq!(node.curl(&["-H", "DomU_Request: saved_password", &passwords]).1, "saved_password");
     // Changes are on disk a quarter of a second later.
-    std::thread::sleep(Duration::from_secs(1));
+    let file = format!("state/vms/{}.json", node.guest.identity().instance_id);
+    let file = node.records.path().join(file);
+    eventually(PATIENCE, || {
+        ensure!(file.is_file(), "no {}", file.display());
+        Ok(())
+    })
+    .expect("a file");
     agent.kill().expect("an agent to kill");
     let _agent = node.agent();
     assert_eq!(node.curl(&[&name]).0, 401);
@@ -82,13 +90,18 @@ fn a_waiting_guest_hears_of_a_change_of_its_record_at_once() {
         return;
     }
     let node = Node::new(|record, _| record["metadata"] = json!({"colour": "red"}));
-    let _agent = node.agent();
+    let agent = node.agent();
     let url = format!(
         "{METADATA}/computeMetadata/v1/instance/attributes/colour?wait_for_change=true&timeout_sec=600"
     );
     std::thread::scope(|scope| {
-        let asked = Instant::now();
         let waiting = scope.spawn(|| node.curl(&["-H", "Metadata-Flavor: Google", &url]));
+        eventually(PATIENCE, || {
+            ensure!(total(&agent.metrics()?, "xdp_imds_parked_requests", Some(("reason", "change"))) == 1);
+            Ok(())
+        })
+        .expect("a request that waits");
+        let asked = Instant::now();
         std::thread::sleep(Duration::from_secs(2));
         assert!(!waiting.is_finished(), "answered after {:?} without a change", asked.elapsed());
         node.write(2, |record, _| record["metadata"] = json!({"colour": "blue"}));

@@ -2,7 +2,8 @@
 import json
 import os
 
-# Before the session looks: no container's endpoint, no file of the machine's.
+# Before the session looks: patience, no container's endpoint, no file of the machine's.
+os.environ["AWS_METADATA_SERVICE_TIMEOUT"], os.environ["AWS_METADATA_SERVICE_NUM_ATTEMPTS"] = "10", "3"
 os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
 
 import boto3  # noqa: E402
@@ -17,7 +18,7 @@ print(
             "access_key": keys and keys.access_key,
             "secret_key": keys and keys.secret_key,
             "token": keys and keys.token,
-            "region": InstanceMetadataRegionFetcher().retrieve_region(),
+            "region": InstanceMetadataRegionFetcher(timeout=10, num_attempts=3).retrieve_region(),
         }
     )
 )

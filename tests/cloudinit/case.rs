@@ -16,7 +16,7 @@ use support::record::{Identity, replace};
 const ON_LINK: [&str; 4] = ["169,254,169,254", "168,63,129,16", "169,254,42,42", "100,100,100,200"];
 
 /// Crawls of one form for [`Case::again_after`].
-const MAX_CRAWLS: usize = 5;
+const MAX_CRAWLS: usize = 20;
 
 /// When in the boot the datasource runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,9 +29,9 @@ pub const HEADROOM: u32 = 256;
 /// `bind(2)` wants a completion ring even from a socket that only receives
 /// (`xsk_validate_queues`, `net/xdp/xsk.c`). One place is the least there is; it is never mapped nor used.
 const COMPLETION_RING: u32 = 1;
-/// How often and at what distance a queue that is still held is tried again: 200 ms in all. A closed
-/// socket's queue was seen to come free after 12–24 ms.
-const BIND_ATTEMPTS: u32 = 50;
+/// How often and at what distance a queue that is still held is tried again: 2 s in all. A closed
+/// socket's queue was seen to come free after 12–24 ms; on a machine under load it takes longer.
+const BIND_ATTEMPTS: u32 = 500;
 const BIND_PAUSE: Duration = Duration::from_millis(4);
 
 /// Sizes of a socket. Memory: `chunks` × `chunk_size`, pinned from the start (32 MiB by default).
@@ -109,7 +109,7 @@ impl Socket {
     /// `ifindex`, in copy mode, which is all that a veth offers. Frames arrive once an XDP program on that
     /// interface redirects them to an XSKMAP entry holding this socket.
     ///
-    /// A queue another socket has just given up is waited for, 200 ms at most.
+    /// A queue another socket has just given up is waited for, 2 s at most.
     ///
     /// Needs CAP_NET_RAW to open, CAP_IPC_LOCK (or a limit on locked memory of `chunks` × `chunk_size`) to
     /// pin the memory, and Linux 5.9.

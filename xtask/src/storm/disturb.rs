@@ -76,10 +76,10 @@ mod tests {
     use super::{all, read, shown};
     use crate::storm::peer::{Disturbance, Running};
     use anyhow::Result;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Sender, channel};
 
-    #[derive(Default)]
-    struct Noted(Vec<Disturbance>);
+    /// Takes note of what happens to it, and is over with a takeover.
+    struct Noted(Vec<Disturbance>, Option<Sender<()>>);
 
     impl Running for Noted {
         fn pids(&self) -> Vec<u32> {
@@ -88,6 +88,7 @@ mod tests {
 
         fn disturb(&mut self, what: Disturbance) -> Result<()> {
             self.0.push(what);
+            self.1.take_if(|_| what == Disturbance::TakeOver);
             Ok(())
         }
 
@@ -111,17 +112,12 @@ mod tests {
         let events = ["takeover@0.02", "kill9@0", "kill9@3600"].map(|text| read(text).expect("an event"));
         assert_eq!(shown(&events), "takeover@0.02,kill9@0,kill9@3600");
         let (over, end) = channel::<()>();
-        let mut running = Noted::default();
-        let storm = std::thread::spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(200));
-            drop(over);
-        });
+        let mut running = Noted(Vec::new(), Some(over));
         let done = all(&mut running, &events, &end).expect("all done");
         assert_eq!(running.0, [Disturbance::Kill9, Disturbance::TakeOver]);
         assert_eq!(
             done.iter().map(|done| done.event.as_str()).collect::<Vec<_>>(),
             ["kill9@0", "takeover@0.02"]
         );
-        storm.join().expect("no panic");
     }
 }

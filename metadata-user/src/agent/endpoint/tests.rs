@@ -107,12 +107,12 @@ async fn the_metrics_address_tells_metrics_and_nothing_of_guests() {
 async fn probes_are_answered_while_the_control_loop_is_not() {
     let bench = Bench::new(false).await;
     let mut waiting = Vec::new();
+    let start = Instant::now();
     for _ in 0..QUEUE {
         let mut stream = bench.connect().await;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("room");
         waiting.push(stream);
     }
-    let start = Instant::now();
     // The queue takes so many; one more is told so at once, as soon as they are all there.
     loop {
         let asked = Instant::now();
