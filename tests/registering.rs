@@ -400,7 +400,7 @@ fn a_group_that_is_let_in_registers_vms_and_reads_no_secrets() {
     assert_eq!(curl(&node.run(), "65534", &["-T", body, url]), "000", "others are kept out");
     assert_eq!(curl(&node.run(), GROUP, &["-T", body, url]), "201");
     assert_eq!(curl(&node.run(), GROUP, &[url]), "200");
-    assert!(agent.said().contains("registered by=user 65534, group 60123"), "{}", agent.said());
+    assert!(agent.comes_to_say("registered by=user 65534, group 60123"), "{}", agent.said());
     let trace = "http://localhost/v1/trace?target=tap0&payload=true";
     assert_eq!(curl(&node.run(), GROUP, &["-m", "5", trace]), "403", "payloads have tokens in them");
     record["sinks"] = json!({"ready": "file:/etc/profile"});

@@ -6,8 +6,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::ensure;
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
+use support::books::total;
 use support::eventually::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
@@ -103,7 +105,12 @@ fn a_guest_with_a_question_under_way_gets_a_whole_answer_from_an_agent_that_is_s
     asking.write_all(b"GET /v1/meta-data HTTP/1.1\r\nHo").expect("said");
     let mut idle = node.connect();
     idle.write_all(b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\n\r\n").expect("said");
-    std::thread::sleep(Duration::from_millis(500));
+    eventually(PATIENCE, || {
+        let held = total(&agent.metrics()?, "xdp_imds_stack_connections", None);
+        ensure!(held == 3, "{held} connections have begun");
+        Ok(())
+    })
+    .expect("the agent has heard all three");
     process::terminate(agent.pid()).expect("asked to stop");
     assert!(rest(&mut idle).starts_with(b"HTTP/1.1 404"), "and then closed");
     asking.write_all(b"st: x\r\n\r\n").expect("said");
@@ -126,7 +133,7 @@ fn nobody_is_waited_for_longer_than_the_configuration_says_and_a_second_signal_e
         let agent = node.agent(&node.usual("records", &format!("drain_seconds: {seconds}")));
         let mut stuck = node.connect();
         stuck.write_all(b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n").expect("said");
-        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(stuck.peek(&mut [0]).expect("the beginning of an answer"), 1);
         for _ in 0..signals {
             process::terminate(agent.pid()).expect("asked to stop");
             std::thread::sleep(Duration::from_millis(500));

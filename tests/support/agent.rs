@@ -288,7 +288,7 @@ impl Drop for Agent<'_> {
 fn listen(stderr: ChildStderr, kept: &Mutex<Vec<String>>, ready: Sender<()>) {
     let mut ready = Some(ready);
     for line in BufReader::new(stderr).lines().map_while(std::io::Result::ok) {
-        let serving = line.contains("serving");
+        let serving = line.contains("serving ports=");
         {
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             if kept.len() < KEPT_LINES {
