@@ -2,12 +2,13 @@
 
 use crate::node::{ALICE, Node, ask, port};
 use metadata_user::port::PortName;
-use metadata_user::steer::{LinkWatch, exists};
+use metadata_user::steer::{Changed, Device, Found, LinkWatch, exists};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::netns::Namespace;
 use support::privileged;
+use support::tap::{Shape, Tap};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
@@ -25,6 +26,18 @@ async fn quiet(watch: &mut LinkWatch) {
     while timeout(MOMENT, watch.changed()).await.is_ok() {}
 }
 
+/// All that a watch tells of until nothing happens any more.
+async fn devices(watch: &mut LinkWatch) -> Vec<Device> {
+    let mut all = Vec::new();
+    while let Ok(told) = timeout(MOMENT, watch.changed()).await {
+        match told.expect("a watch that goes on") {
+            Changed::Devices(devices) => all.extend(devices),
+            Changed::Unknown => panic!("too much at once"),
+        }
+    }
+    all
+}
+
 #[test]
 fn a_device_that_comes_or_goes_is_told_of() {
     if !privileged::or_skip() {
@@ -40,6 +53,40 @@ fn a_device_that_comes_or_goes_is_told_of() {
             quiet(&mut watch).await;
         }
     });
+}
+
+#[test]
+fn a_tap_made_again_with_the_same_name_and_index_is_another() {
+    const IFINDEX: u32 = 4_711;
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let make = || Tap::create_at(&node.ns, "tap0", Shape::default(), IFINDEX).expect("a tap");
+    let name = PortName::local("tap0");
+    let mut taps = vec![make()];
+    node.steering.attach(&name).expect("attached");
+    for closed in [false, true] {
+        // What its bridge tells of a device that leaves it is no end of the device.
+        let told = runtime().block_on(async {
+            let mut watch = LinkWatch::open(Some(node.ns.name())).expect("a watch");
+            node.ns.ip_batch("link add br0 type bridge\nlink set tap0 master br0\n").expect("a bridge");
+            node.ns.ip_batch("link set tap0 nomaster\nlink del br0\n").expect("no bridge");
+            let bridged = devices(&mut watch).await;
+            node.ns.ip("link del tap0").expect("the tap goes");
+            taps.push(make());
+            (bridged, devices(&mut watch).await)
+        });
+        told.0.iter().for_each(|device| node.steering.lost(device));
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look"), Found::Attached);
+        told.1.iter().for_each(|device| node.steering.lost(device));
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look"), Found::Other);
+        let attached = if closed { node.steering.attach_closed(&name) } else { node.steering.attach(&name) };
+        attached.expect("the new one is attached");
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look"), Found::Attached);
+        let shown = node.ns.ip("link show tap0").expect("the tap");
+        assert!(shown.contains("xdp"), "{shown}");
+    }
 }
 
 #[test]

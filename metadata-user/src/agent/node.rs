@@ -330,6 +330,7 @@ impl Node {
             }
             Changed::Devices(devices) => {
                 for device in devices {
+                    self.steering.lost(device);
                     let named = PortName { ifname: device.name.clone(), netns: netns.map(str::to_owned) };
                     let attached = self.steering.attached_as(device).cloned();
                     if self.plan.wants(&named) {

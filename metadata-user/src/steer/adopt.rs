@@ -171,7 +171,7 @@ impl Steering {
                 self.bound.extend(bound);
                 tracing::debug!(%port, identities = left.slots.len(), "went on with what an agent before left");
                 let closed = self.tables.is_closed(key);
-                Ok(Attached { cookie, key, slots: left.slots, programs, closed })
+                Ok(Attached { cookie, key, slots: left.slots, programs, closed, gone: false })
             }
             Err(error) => {
                 self.left.insert((cookie, ifindex), left);

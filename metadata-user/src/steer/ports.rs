@@ -30,6 +30,8 @@ pub(super) struct Attached {
     pub(super) programs: Programs,
     /// Nobody is served on it, whoever is bound ([`Port::guarded`]).
     pub(super) closed: bool,
+    /// Its device was deleted: one of the same name and index is another.
+    pub(super) gone: bool,
 }
 
 impl Steering {
@@ -59,11 +61,12 @@ impl Steering {
             return Err(SteerError::PortGone { port: port.clone(), found: "none".into() });
         };
         if let Some(other) = self.holder_of(cookie, ifindex) {
-            if other == *port {
+            let is_gone = self.ports.get(&other).is_some_and(|held| held.gone);
+            if other == *port && !is_gone {
                 return Ok(());
             }
             // Under its former name too, the device has two names; else it, or its namespace, was renamed.
-            if !self.place_of(&other).is_ok_and(|place| place == (cookie, Some(ifindex))) {
+            if is_gone || !self.place_of(&other).is_ok_and(|place| place == (cookie, Some(ifindex))) {
                 self.detach(&other)?;
             } else {
                 return Err(SteerError::SamePort { port: port.clone(), other });
@@ -93,7 +96,7 @@ impl Steering {
         let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
         let programs = self.own(port, cookie, key, closed).inspect_err(|_| self.object.release(cookie))?;
-        Ok(Attached { cookie, key, slots: BTreeMap::new(), programs, closed })
+        Ok(Attached { cookie, key, slots: BTreeMap::new(), programs, closed, gone: false })
     }
 
     /// Puts programs on a port, once it is known to be ours: from then on they let nothing pass that is.
@@ -249,8 +252,9 @@ impl Steering {
     /// When the namespace cannot be opened or entered.
     pub fn find(&self, port: &PortName) -> Result<Found, SteerError> {
         let Some((cookie, ifindex)) = look(port)? else { return Ok(Found::Nothing) };
-        let same =
-            |held: &Attached| held.key.ifindex == ifindex && cookie.is_none_or(|now| now == held.cookie);
+        let same = |held: &Attached| {
+            !held.gone && held.key.ifindex == ifindex && cookie.is_none_or(|now| now == held.cookie)
+        };
         Ok(if self.ports.get(port).is_some_and(same) { Found::Attached } else { Found::Other })
     }
 
@@ -264,6 +268,17 @@ impl Steering {
     #[must_use]
     pub fn attached_as(&self, device: &Device) -> Option<&PortName> {
         self.places.get(&(device.cookie, device.ifindex))
+    }
+
+    /// Takes note that a device was deleted, if one was: should another of its name and index be there already, that
+    /// is not the one attached.
+    pub fn lost(&mut self, device: &Device) {
+        if device.gone
+            && let Some(port) = self.places.get(&(device.cookie, device.ifindex))
+            && let Some(attached) = self.ports.get_mut(port)
+        {
+            attached.gone = true;
+        }
     }
 
     /// How many ports are attached.

@@ -16,6 +16,8 @@ const MESSAGES_AT_ONCE: usize = 256;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 /// Octets read of a message: its heads and the name, which comes first, fit amply.
 const MESSAGE: usize = 256;
+/// Where `struct ifinfomsg` begins: behind `struct nlmsghdr` (netlink(7)).
+const IFINFO: usize = 16;
 
 /// What a [`LinkWatch`] saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Device {
     pub(super) ifindex: u32,
     /// Its name, after a renaming the new one.
     pub name: String,
+    /// It was deleted, or left the namespace.
+    pub gone: bool,
 }
 
 /// A watch on the devices of one namespace.
@@ -106,9 +110,12 @@ impl LinkWatch {
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
             Err(error) => Err(error),
             Ok(()) => {
-                let device = about(message);
+                let device = about(message).map(|(ifindex, name)| {
+                    let gone = is_farewell(message);
+                    Device { cookie: self.cookie, ifindex, name, gone }
+                });
                 let found = device.is_some();
-                devices.extend(device.map(|(ifindex, name)| Device { cookie: self.cookie, ifindex, name }));
+                devices.extend(device);
                 Ok(found)
             }
         }
@@ -118,12 +125,18 @@ impl LinkWatch {
 /// Index and name of the device a message is about: `struct nlmsghdr`, `struct ifinfomsg`, attributes
 /// (netlink(7), rtnetlink(7)).
 fn about(message: &[u8]) -> Option<(u32, String)> {
-    const IFINFO: usize = 16;
     const ATTRIBUTES: usize = IFINFO + 16;
     let index = message.get(IFINFO + 4..IFINFO + 8)?;
     let index = u32::from_ne_bytes(index.try_into().ok()?);
     let name = attribute(message.get(ATTRIBUTES..)?, libc::IFLA_IFNAME)?;
     text(name).map(|name| (index, name))
+}
+
+/// True when a message says that a device is no more. A bridge says the same of a device that leaves it, as a message
+/// of its own family.
+fn is_farewell(message: &[u8]) -> bool {
+    let [low, high] = libc::RTM_DELLINK.to_ne_bytes();
+    message.get(4..6) == Some(&[low, high]) && message.get(IFINFO) == Some(&(libc::AF_UNSPEC as u8))
 }
 
 /// The value of an attribute of some, `struct nlattr` (netlink(7)), unless one before has an impossible length.
@@ -147,7 +160,7 @@ pub(super) fn text(value: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MESSAGE, about};
+    use super::{MESSAGE, about, is_farewell};
 
     fn message(attributes: &[u8]) -> [u8; MESSAGE] {
         let mut message = [0; MESSAGE];
@@ -169,6 +182,20 @@ mod tests {
         let name = attribute(libc::IFLA_IFNAME, b"tap7\0");
         for before in [vec![], attribute(1, b"odd"), attribute(4, &[0; 4])] {
             assert_eq!(about(&message(&[before, name.clone()].concat())), Some((7, "tap7".into())));
+        }
+    }
+
+    #[test]
+    fn a_device_that_leaves_its_bridge_is_not_gone() {
+        for (kind, family, is_gone) in [
+            (libc::RTM_DELLINK, libc::AF_UNSPEC, true),
+            (libc::RTM_DELLINK, libc::AF_BRIDGE, false),
+            (libc::RTM_NEWLINK, libc::AF_UNSPEC, false),
+        ] {
+            let mut message = message(&attribute(libc::IFLA_IFNAME, b"tap7\0"));
+            message[4..6].copy_from_slice(&kind.to_ne_bytes());
+            message[16] = family as u8;
+            assert_eq!(is_farewell(&message), is_gone, "message {kind} of family {family}");
         }
     }
 
