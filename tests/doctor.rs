@@ -252,10 +252,12 @@ impl Nameless {
             .stdin(Stdio::null())
             .spawn()
             .context("cannot start a process")?;
-        let devices = format!("/proc/{}/net/dev", child.id());
+        let process = format!("/proc/{}", child.id());
         let there = || {
-            let text = fs::read_to_string(&devices)?;
+            let text = fs::read_to_string(format!("{process}/net/dev"))?;
             ensure!(text.contains(tap), "no {tap} in {text}");
+            let name = fs::read_to_string(format!("{process}/comm"))?;
+            ensure!(name.trim_end() == "sleep", "it is {name} still");
             Ok(())
         };
         if let Err(error) = support::eventually::eventually(std::time::Duration::from_secs(10), there) {

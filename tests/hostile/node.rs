@@ -41,6 +41,9 @@ fn take_addresses(host: &Host, guest: Mac) -> Result<()> {
     for source in SOURCES {
         ns.ip(&format!("neigh add {source} lladdr {guest} dev {BRIDGE} nud permanent"))?;
     }
+    // Nor does it tell, half a minute later, whose fragments were never whole.
+    ns.sysctl("ipv4/ipfrag_time", "3600")?;
+    ns.sysctl("ipv6/ip6frag_time", "3600")?;
     ns.sysctl("ipv4/icmp_ratelimit", "0")
 }
 

@@ -141,7 +141,7 @@ fn a_tap_moved_away_is_served_no_more_and_its_name_is_its_successors() {
     let mut talk = half_asked(moved);
     guests.node.host.ns().ip(&format!("link set tap0 netns {}", elsewhere.ns().name())).expect("it moves");
     elsewhere.ns().ip("link set tap0 master br0 up").expect("it comes up");
-    hears_nothing(moved).expect("silence");
+    eventually(NOTICE, || hears_nothing(moved)).expect("silence");
     let rest = talk.say(&get(PATHS[1])[10..]);
     rest.iter().try_for_each(|segment| moved.say(segment)).expect("it is sent");
     moved.wait(IN_VAIN);

@@ -151,6 +151,10 @@ fn noise(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         // Unicast, so that no neighbour is made to listen.
         let mut frame: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(length).collect();
         frame[0] &= 0xfe;
+        // A VLAN's tag that is cut off ends in the kernel, before a classifier sees it.
+        if matches!(frame[12..14], [0x81, 0] | [0x88, 0xa8]) {
+            frame[13] ^= 1;
+        }
         frame
     })
 }
