@@ -139,7 +139,7 @@ impl Namespace {
     /// after a port of it has.
     ///
     /// # Errors
-    /// As for [`Netns::ip`].
+    /// As for [`Namespace::ip`].
     pub fn links(&self) -> Result<Vec<serde_json::Value>> {
         let mut links: Vec<serde_json::Value> = serde_json::from_str(&self.ip("-j link")?)?;
         for link in &mut links {
