@@ -17,7 +17,7 @@ use support::record::Identity;
 use support::station::{Station, Talk, answer};
 use support::tap::Shape;
 
-use crate::{Attack, SERVICE, withstand};
+use crate::{Attack, RECOVERY, SERVICE, withstand};
 
 /// For a bomb to be poured out, and its answer to come.
 const MOST: Duration = Duration::from_secs(20);
@@ -283,10 +283,9 @@ fn waits(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let request = b"GET /computeMetadata/v1/instance/hostname?wait_for_change=true HTTP/1.1\r\n\
                     Metadata-Flavor: Google\r\nConnection: close\r\n\r\n";
     let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
-    for talk in &mut mob.talks {
-        let said = talk.say(request);
-        said.iter().try_for_each(|segment| mob.station.say(segment))?;
-    }
+    // As every guest does, it repeats what nobody acknowledged: the port has no room for the last ones until those it
+    // gave up before are over.
+    mob.pour(request.len(), RECOVERY, |at| request[at])?;
     let ended = |talks: &[Talk]| talks.iter().filter(|talk| talk.ended).count();
     mob.until(MOST, |talks| ended(talks) >= PER_PORT - WAITS_PER_VM)?;
     mob.until(Duration::from_millis(500), |_| false)?;
