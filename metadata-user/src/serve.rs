@@ -136,7 +136,7 @@ const PASSWORD_SERVERS: [IpAddr; 2] =
 /// How patiently to serve.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
-    /// From the first octet of a request (of a connection, for its first) to the end of its head.
+    /// From the first octet of a request to the end of its head.
     pub head_timeout: Duration,
     /// From the end of a head to the end of the body.
     pub body_timeout: Duration,

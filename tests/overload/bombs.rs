@@ -283,8 +283,8 @@ fn waits(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let request = b"GET /computeMetadata/v1/instance/hostname?wait_for_change=true HTTP/1.1\r\n\
                     Metadata-Flavor: Google\r\nConnection: close\r\n\r\n";
     let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
-    // As every guest does, it repeats what nobody acknowledged: the port has no room for the last ones until those it
-    // gave up before are over.
+    // As every guest does, it repeats what nobody acknowledged: what exceeds the port's limit is dropped, and there is
+    // no room for the last ones while resets that were dropped so leave connections to their time-out.
     mob.pour(request.len(), RECOVERY, |at| request[at])?;
     let ended = |talks: &[Talk]| talks.iter().filter(|talk| talk.ended).count();
     mob.until(MOST, |talks| ended(talks) >= PER_PORT - WAITS_PER_VM)?;

@@ -203,7 +203,8 @@ impl Guest {
     /// When ping cannot be run or its report cannot be read.
     pub fn ping(&self, to: Ipv4Addr, count: u32) -> Result<u32> {
         let mut command = Command::new("ping");
-        let deadline = 5 + count.div_ceil(50);
+        // Seconds: each may take five times its interval.
+        let deadline = 5 + count.div_ceil(10);
         command.args(["-n", "-i", "0.02", "-w", &deadline.to_string(), "-c", &count.to_string()]);
         let output = self.ns.output(command.arg(to.to_string()))?;
         let said = String::from_utf8_lossy(&output.stdout);

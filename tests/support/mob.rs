@@ -10,8 +10,6 @@ use std::time::{Duration, Instant};
 const SEGMENT: usize = 1_400;
 /// Before what nobody acknowledged is sent again.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Without a word on connections that were reset, after which the service has believed it.
-const SILENCE: Duration = Duration::from_millis(100);
 /// SYNs sent before the answers are looked at.
 const SYNS: usize = 64;
 
@@ -161,31 +159,28 @@ impl<'s> Mob<'s> {
             .sum())
     }
 
-    /// Leaves: a FIN where the service has closed its side and heard all, else resets with the number it has
-    /// acknowledged and with the last one said. Where it is between the two, it asks (RFC 5961 §3.2), and is answered.
+    /// Leaves: a FIN where the service has closed its side and heard all, else a reset with the number it waits for.
+    /// A FIN is repeated until it is acknowledged: what exceeds the port's limit is dropped. Resets are not answered.
     ///
     /// # Errors
     /// As for [`Station::hear`].
     pub fn leave(self) -> Result<()> {
         let open = self.talks.into_iter().filter(|talk| talk.open && !talk.reset);
-        let (finished, given_up): (Vec<_>, Vec<_>) =
+        let (mut finished, given_up): (Vec<_>, Vec<_>) =
             open.partition(|talk| talk.ended && talk.in_flight() == 0);
-        finished.iter().try_for_each(|talk| self.station.say(&talk.finish()))?;
         for talk in &given_up {
             self.station.say(&Segment { seq: talk.acknowledged, ..talk.reset() })?;
-            self.station.say(&talk.reset())?;
         }
         let start = Instant::now();
-        let mut asked = start;
-        while !given_up.is_empty() && asked.elapsed() < SILENCE && start.elapsed() < PATIENCE {
-            self.station.wait(SILENCE);
-            for reply in self.station.segments()? {
-                let (.., is_reset) = reply.flags;
-                let Some(talk) = given_up.iter().find(|talk| talk.is_theirs(&reply) && !is_reset) else {
-                    continue;
-                };
-                self.station.say(&Segment { seq: reply.ack, ..talk.reset() })?;
-                asked = Instant::now();
+        while !finished.is_empty() && start.elapsed() < PATIENCE {
+            finished.iter().try_for_each(|talk| self.station.say(&talk.finish()))?;
+            let said = Instant::now();
+            while !finished.is_empty() && said.elapsed() < AGAIN {
+                self.station.wait(Duration::from_millis(10));
+                for reply in self.station.segments()? {
+                    let is_over = |talk: &Talk| reply.flags.3 || reply.ack == talk.seq.wrapping_add(1);
+                    finished.retain(|talk| !(talk.is_theirs(&reply) && is_over(talk)));
+                }
             }
         }
         Ok(())

@@ -135,8 +135,8 @@ fn about(message: &[u8]) -> Option<(u32, String)> {
 /// True when a message says that a device is no more. A bridge says the same of a device that leaves it, as a message
 /// of its own family.
 fn is_farewell(message: &[u8]) -> bool {
-    let [low, high] = libc::RTM_DELLINK.to_ne_bytes();
-    message.get(4..6) == Some(&[low, high]) && message.get(IFINFO) == Some(&(libc::AF_UNSPEC as u8))
+    message.get(4..6) == Some(libc::RTM_DELLINK.to_ne_bytes().as_slice())
+        && message.get(IFINFO) == Some(&(libc::AF_UNSPEC as u8))
 }
 
 /// The value of an attribute of some, `struct nlattr` (netlink(7)), unless one before has an impossible length.
