@@ -122,7 +122,8 @@ fn posted(flow: Flow) -> AllSent {
         sent,
         received,
         finished: FIN_ENDS,
-        window: 3_072,
+        opened: 0,
+        held: 1,
         acknowledged: !sent,
         closed: !sent,
     }

@@ -10,7 +10,7 @@ use smoltcp::wire::TcpControl::Fin;
 use support::client::{Client, Habits};
 use support::kernel::{Board, Kernel};
 use support::pattern::{Pattern, octets, responses};
-use support::raw::{ACK, FIN_ACK, Raw, Reply, Segment};
+use support::raw::{ACK, FIN_ACK, Raw, Reply, SYN_ACK, Segment};
 use support::wire::{Faults, Sent, World};
 
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\n\r\n";
@@ -48,12 +48,32 @@ impl Guest {
         (1001 + request.len() as u32, end(&replies))
     }
 
-    /// Sends a segment that the kernel is to take; returns what it answers.
-    fn tell_kernel(&mut self, segment: &Segment) -> Vec<Reply> {
+    /// Sends a segment to the kernel; returns what it answers, or `None` if it leaves the segment to the stack.
+    fn try_kernel(&mut self, segment: &Segment) -> Option<Vec<Reply>> {
         let mut sent = Sent::default();
         let taken = self.kernel.takes(self.raw.slot, &segment.frame(self.raw.slot), &mut sent);
-        assert!(taken, "{segment:?} is not for the kernel: {:?}", self.board.entries());
-        sent.0.iter().map(|frame| Reply::read(frame)).collect()
+        taken.then(|| sent.0.iter().map(|frame| Reply::read(frame)).collect())
+    }
+
+    /// Sends a segment that the kernel must take; returns what it answers.
+    fn tell_kernel(&mut self, segment: &Segment) -> Vec<Reply> {
+        let answered = self.try_kernel(segment);
+        answered.unwrap_or_else(|| panic!("{segment:?} is not for the kernel: {:?}", self.board.entries()))
+    }
+
+    /// Sends a segment to whoever takes it; returns what comes back.
+    fn send(&mut self, segment: &Segment) -> Vec<Reply> {
+        self.try_kernel(segment).unwrap_or_else(|| self.raw.send(segment))
+    }
+
+    /// Shakes hands from `port` with this ISN and sends a request; returns what comes back.
+    fn reopen(&mut self, port: u16, isn: u32, request: &[u8]) -> Vec<Reply> {
+        let opened = self.send(&Segment::syn(port, isn));
+        assert_eq!((opened.len(), opened[0].flags, opened[0].ack), (1, SYN_ACK, isn + 1), "{opened:?}");
+        let next = opened[0].seq.wrapping_add(1);
+        let first = Segment::ack(port, isn + 1, next);
+        assert_eq!(self.send(&first).len(), 0, "the end of a handshake needs no answer");
+        self.send(&first.with(request))
     }
 }
 
@@ -120,24 +140,89 @@ fn a_connection_that_waits_for_its_guest_ends_with_it() {
     assert!(guest.tell_kernel(&Segment::ack(1, seq + 1, next + 1)).is_empty());
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
-    let late = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
-    assert_eq!((late[0].flags, late[0].seq, late[0].ack), (ACK, next + 1, seq + 1));
 }
 
 #[test]
-fn numbers_used_again_after_a_second_are_a_new_connection_though_the_kernel_answered_its_syn() {
+fn a_fin_that_the_kernel_sent_and_the_tap_lost_is_sent_again_whoever_is_asked() {
     let mut guest = Guest::new(StackConfig::default());
-    for (round, accepted) in [(Duration::from_secs(2), 1), (Duration::ZERO, 2), (Duration::ZERO, 2)] {
-        let opened = guest.tell_kernel(&Segment::syn(1, 1_000));
-        let next = opened[0].seq.wrapping_add(1);
-        let replies = guest.raw.send(&Segment::ack(1, 1_001, next).with(GET_AND_CLOSE));
+    let (seq, next) = guest.ask(1, GET);
+    let fin = Segment::ack(1, seq, next).control(Fin);
+    let lost = guest.tell_kernel(&fin);
+    assert_eq!((lost[0].flags, lost[0].seq, lost[0].ack), (FIN_ACK, next, seq + 1));
+    assert_eq!(guest.send(&fin), lost, "while the connection is posted");
+    assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
+    assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
+    assert_eq!(guest.send(&fin), lost, "once the stack remembers that it is over");
+    let heard = guest.raw.send(&Segment::ack(1, seq, next + 1).control(Fin));
+    assert_eq!(
+        (heard[0].flags, heard[0].seq),
+        (ACK, next + 1),
+        "a guest that has our FIN is only acknowledged"
+    );
+}
+
+#[test]
+fn numbers_used_again_at_once_are_a_new_connection_whoever_answers_the_syn() {
+    let mut guest = Guest::new(StackConfig::default());
+    for accepted in 1..=3 {
+        let replies = guest.reopen(1, 1_000, GET_AND_CLOSE);
         assert_eq!(guest.raw.stack.stats().accepted, accepted, "{replies:?}");
-        if replies.iter().any(|reply| reply.flags == FIN_ACK) {
-            let seq = 1_001 + GET_AND_CLOSE.len() as u32;
-            guest.tell_kernel(&Segment::ack(1, seq, end(&replies)).control(Fin));
-        }
-        guest.raw.wait(round);
+        let seq = 1_001 + GET_AND_CLOSE.len() as u32;
+        let bye = guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
+        assert_eq!((bye.len(), bye[0].flags, bye[0].ack), (1, ACK, seq + 1), "{bye:?}");
+        // The stack has heard the end of some of them, and of others not yet.
+        guest.raw.wait(Duration::from_millis(if accepted == 1 { 300 } else { 0 }));
     }
+}
+
+#[test]
+fn a_first_segment_that_comes_again_after_its_connection_is_over_is_an_echo() {
+    let mut guest = Guest::new(StackConfig::default());
+    let next = guest.tell_kernel(&Segment::syn(1, 1_000))[0].seq.wrapping_add(1);
+    let first = Segment::ack(1, 1_001, next).with(GET_AND_CLOSE);
+    let replies = guest.send(&first);
+    let seq = 1_001 + GET_AND_CLOSE.len() as u32;
+    guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
+    guest.raw.wait(Duration::from_millis(300));
+    let echo = guest.send(&first);
+    assert_eq!((echo.len(), echo[0].flags, guest.raw.stack.stats().accepted), (1, ACK, 1), "{echo:?}");
+}
+
+#[test]
+fn a_reset_guest_with_the_same_port_and_number_is_served_anew_at_any_moment() {
+    const LONG: &[u8] = b"GET /bytes/200000 HTTP/1.1\r\n\r\n";
+    // In the middle of an answer, after one that it has acknowledged, and after one that it has not.
+    for (request, acknowledges) in [(LONG, false), (GET, true), (GET, false)] {
+        for places in [PLACES, 1] {
+            let mut guest = Guest::with_places(StackConfig::default(), places);
+            for superseded in 0..4 {
+                let replies = guest.reopen(1, 1_000, request);
+                let answered = replies.iter().any(|reply| reply.payload.starts_with(b"HTTP/1.1 200 OK"));
+                assert!(answered, "after {superseded} resets: {replies:?}");
+                assert_eq!(guest.raw.stack.stats().superseded, superseded);
+                if acknowledges {
+                    guest.send(&Segment::ack(1, 1_001 + request.len() as u32, end(&replies)));
+                }
+                guest.raw.wait(Duration::from_millis(700));
+            }
+            assert_eq!((guest.raw.stack.stats().connections, guest.board.held()), (1, 1));
+        }
+    }
+}
+
+#[test]
+fn a_late_syn_of_a_live_connection_does_it_no_harm() {
+    let mut guest = Guest::new(StackConfig::default());
+    let first = Segment::ack(1, 1_001, guest.raw.connect(1)).with(GET);
+    let (seq, next) = (1_001 + GET.len() as u32, end(&guest.send(&first)));
+    let answer = guest.send(&Segment::syn(1, 1_000));
+    assert_eq!((answer[0].flags, answer[0].ack), (SYN_ACK, 1_001));
+    // What a guest in the middle of a connection answers (RFC 5961 §4), and its first segment, late as well.
+    guest.send(&Segment::ack(1, seq, next));
+    guest.send(&first);
+    assert_eq!(guest.raw.stack.stats().superseded, 0);
+    let again = guest.send(&Segment::ack(1, seq, next).with(GET));
+    assert!(again.iter().any(|reply| reply.payload.starts_with(b"HTTP/1.1 200 OK")), "{again:?}");
 }
 
 #[test]
@@ -156,7 +241,7 @@ fn an_end_whose_note_was_lost_to_another_connection_is_told_by_the_guest() {
         assert!(guest.raw.send(&Segment::ack(1, seq + 1, next + 1)).is_empty());
         assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
         let late = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
-        assert_eq!((late[0].flags, late[0].seq, late[0].ack), (ACK, next + 1, seq + 1));
+        assert_eq!((late[0].flags, late[0].seq, late[0].ack), (FIN_ACK, next, seq + 1));
     }
 }
 
@@ -221,9 +306,7 @@ fn a_four_tuple_used_again_after_an_unheard_end_begins_anew() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET_AND_CLOSE);
     guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
-    let opened = guest.tell_kernel(&Segment::syn(1, 77_000));
-    let next = opened[0].seq.wrapping_add(1);
-    let replies = guest.raw.send(&Segment::ack(1, 77_001, next).with(GET));
+    let replies = guest.reopen(1, 77_000, GET);
     assert!(replies[0].payload.starts_with(b"HTTP/1.1 200 OK"), "{replies:?}");
     assert_eq!((guest.raw.stack.stats().superseded, guest.raw.stack.stats().connections), (1, 1));
 }

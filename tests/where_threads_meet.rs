@@ -4,7 +4,7 @@
 //! (bounded by preemptions) and each value a load may see.
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 }
 
 #[path = "../metadata-user/src/afxdp/all_sent/cell.rs"]
@@ -19,7 +19,7 @@ use metadata_common::maps::AllSent;
 use metadata_user::stack::{Displaced, Heard};
 
 use cell::Cell;
-use sync::{AtomicU32, AtomicU64, Ordering};
+use sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use told::Told;
 
 /// Times a thread may be interrupted where it need not wait: three find what is known to be findable here, and
@@ -163,8 +163,9 @@ fn cell() -> Cell {
         flow: AtomicU64::new(0),
         sent: word(),
         received: word(),
-        finished: word(),
-        window: word(),
+        finished: AtomicU16::new(0),
+        opened: AtomicU16::new(0),
+        held: word(),
         acknowledged: word(),
         closed: word(),
     }
@@ -175,10 +176,10 @@ fn entry(number: u32) -> AllSent {
         flow: number.into(),
         sent: number,
         received: number,
-        finished: number,
-        window: number,
+        finished: number as u16,
         acknowledged: !number,
         closed: !number,
+        ..AllSent::default()
     }
 }
 
@@ -191,7 +192,8 @@ fn of_two_workers_that_post_at_once_an_entry_holds_one_or_none() {
         cell.post(entry(1));
         other.join().expect("the other worker");
         let name = cell.flow.load(Ordering::Relaxed) as u32;
-        let numbers = [&cell.sent, &cell.received, &cell.finished].map(|word| word.load(Ordering::Relaxed));
+        let [sent, received] = [&cell.sent, &cell.received].map(|word| word.load(Ordering::Relaxed));
+        let numbers = [sent, received, cell.finished.load(Ordering::Relaxed).into()];
         assert!(name == 0 || numbers == [name; 3], "{name} has the numbers {numbers:?}");
     });
 }
@@ -221,5 +223,29 @@ fn what_was_heard_of_a_connection_is_never_said_of_another() {
         assert!(cell.look(2).is_some(), "withdrawn by somebody else");
         cell.withdraw(2);
         assert_eq!(cell.look(2), None);
+    });
+}
+
+#[test]
+fn a_connection_that_is_held_is_counted_whatever_others_post_and_release() {
+    model(|| {
+        let cell = Arc::new(cell());
+        cell.hold();
+        cell.opened.store(7, Ordering::Relaxed);
+        let its = Arc::clone(&cell);
+        let other = thread::spawn(move || {
+            its.hold();
+            its.post(entry(2));
+            its.withdraw(2);
+            its.release();
+        });
+        cell.post(entry(1));
+        // What the kernel asks before it takes a segment for the end of a handshake.
+        assert!(cell.held.load(Ordering::Relaxed) >= 1);
+        other.join().expect("the other worker");
+        assert_eq!(cell.held.load(Ordering::Relaxed), 1);
+        assert!(!cell.is_opened(7), "a connection has begun since");
+        cell.release();
+        assert_eq!(cell.held.load(Ordering::Relaxed), 0);
     });
 }

@@ -4,9 +4,10 @@
 //! the frame would be steered. Then the kernel
 //!
 //! - answers ARP and neighbour solicitations (`link`);
-//! - answers a SYN to [`PORT`] with a number that remembers for it ([`crate::cookie`]);
-//! - swallows an acknowledgement that says no more than user space has posted in `ALL_SENT`, or that only ends
-//!   a handshake;
+//! - answers a SYN to [`PORT`] with a number that remembers for it ([`crate::cookie`]), unless user space holds a
+//!   connection with the same place in `ALL_SENT`;
+//! - swallows an acknowledgement of all that user space has posted in `ALL_SENT`, and, where user space holds no
+//!   connection, one that only ends a handshake;
 //! - acknowledges the FIN that ends a connection user space has finished with (`tcp`).
 //!
 //! Whatever is not exactly one of these is steered as if nothing here existed: user space can do all of it, and
@@ -71,6 +72,8 @@ pub trait Entry {
     fn acknowledge(&self, sent: u32);
     /// Writes [`AllSent::closed`].
     fn close(&self, sent: u32);
+    /// Writes [`AllSent::opened`].
+    fn open(&self, mark: u16);
 }
 
 /// What becomes of a frame the kernel deals with itself.

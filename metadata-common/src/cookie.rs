@@ -5,12 +5,14 @@
 //! can do. A guest that only opens connections therefore costs nothing.
 //!
 //! ```text
-//!  31        23                7    4      0
-//!  ┌─────────┬────────────────┬────┬───────┐
-//!  │ flow, 9 │ flow + ISN, 16 │mss,│scale, │
-//!  │         │                │  3 │     4 │
-//!  └─────────┴────────────────┴────┴───────┘
+//!  31        24 23                7    4      0
+//!  ┌─────────┬──┬────────────────┬────┬───────┐
+//!  │ flow, 8 │ a│ flow + ISN, 16 │mss,│scale, │
+//!  │         │ 1│                │  3 │     4 │
+//!  └─────────┴──┴────────────────┴────┴───────┘
 //! ```
+//!
+//! Bit a tells a connection from the one before it with the same four-tuple and the same guest ISN ([`again`]).
 //!
 //! The first part tells our connections from strangers'; the second, which covers the guest's initial sequence
 //! number, tells a connection's first segment from a later one that overtook it, and one use of a four-tuple
@@ -63,7 +65,8 @@ pub enum Check {
     Foreign,
 }
 
-const FLOW_SHIFT: u32 = 23;
+const FLOW_SHIFT: u32 = 24;
+const AGAIN: u32 = 1 << 23;
 const FIRST_SHIFT: u32 = 7;
 const FIRST_MASK: u32 = 0xffff;
 const SIZE_SHIFT: u32 = 4;
@@ -98,6 +101,13 @@ impl Flow {
         self.0
     }
 
+    /// What [`AllSent::opened`](crate::maps::AllSent::opened) knows the flow by; never 0.
+    #[inline(always)]
+    #[must_use]
+    pub const fn mark(self) -> u16 {
+        (self.0 >> 32) as u16 | 1
+    }
+
     /// Where its entry in `ALL_SENT` is.
     #[inline(always)]
     #[must_use]
@@ -116,6 +126,14 @@ pub const fn issue(key: &Key, flow: Flow, guest_isn: u32, abilities: Abilities) 
         None => NO_SCALE,
     };
     marks(key, flow, guest_isn) | size_class(abilities.segment) << SIZE_SHIFT | scale
+}
+
+/// Another number that says the same: for a SYN whose number is that of the connection its guest has forgotten, so
+/// that the two connections differ.
+#[inline(always)]
+#[must_use]
+pub const fn again(number: u32) -> u32 {
+    number ^ AGAIN
 }
 
 /// What a segment of `flow` is that has this sequence number and acknowledges `ack`, and whose connection
@@ -140,7 +158,7 @@ pub const fn check(key: &Key, flow: Flow, seq: u32, ack: u32) -> Check {
 #[inline(always)]
 const fn marks(key: &Key, flow: Flow, guest_isn: u32) -> u32 {
     let first = mix(flow.0 ^ key.0[1] ^ guest_isn as u64) >> 48;
-    ((flow.0 >> 55) as u32) << FLOW_SHIFT | (first as u32) << FIRST_SHIFT
+    ((flow.0 >> 56) as u32) << FLOW_SHIFT | (first as u32) << FIRST_SHIFT
 }
 
 /// The largest class that is not above what the guest takes.
@@ -177,7 +195,7 @@ const fn mix(mut word: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Abilities, Check, Flow, Key, SCALE_MAX, SEGMENT_SIZES, check, issue};
+    use super::{Abilities, Check, Flow, Key, SCALE_MAX, SEGMENT_SIZES, again, check, issue};
     use std::collections::HashSet;
     use std::vec::Vec;
 
@@ -199,6 +217,16 @@ mod tests {
                 assert_eq!(heard, Check::First(said));
             }
         }
+    }
+
+    #[test]
+    fn a_number_issued_again_says_the_same_and_differs() {
+        let said = Abilities { segment: 1460, scale: Some(7) };
+        let number = issue(&KEY, flow(1, 40_000), 77, said);
+        let other = again(number);
+        assert_ne!(other, number);
+        assert_eq!(again(other), number);
+        assert_eq!(check(&KEY, flow(1, 40_000), 78, other.wrapping_add(1)), Check::First(said));
     }
 
     #[test]

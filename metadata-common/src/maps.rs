@@ -49,14 +49,14 @@ pub const SERVED: u32 = 1;
 pub const ARP_ONLY: u32 = 2;
 
 /// [`AllSent::finished`]: user space must hear of the guest's FIN.
-pub const FIN_IS_NEWS: u32 = 0;
+pub const FIN_IS_NEWS: u16 = 0;
 
 /// [`AllSent::finished`]: our FIN is among what was sent, so the guest's ends the connection.
-pub const FIN_ENDS: u32 = 1;
+pub const FIN_ENDS: u16 = 1;
 
 /// [`AllSent::finished`]: we wait for the guest alone, and should it finish there is nothing to do but to finish
 /// too. Most clients close first, after an answer on a connection that might have gone on.
-pub const FIN_ENDS_BOTH: u32 = 2;
+pub const FIN_ENDS_BOTH: u16 = 2;
 
 /// A bit of [`Port::answers`]: ARP and neighbour solicitations.
 pub const ANSWER_LINK: u64 = 1;
@@ -208,14 +208,15 @@ pub struct Guest {
     pub live: u16,
 }
 
-/// A connection on which user space has sent all it has to say for now, so that the kernel can hear the guest's
-/// acknowledgement, and its FIN, in its place.
+/// A place for the connections whose [`Flow::index`](crate::cookie::Flow::index) is the same. At most one of them is
+/// posted: user space has sent all it has for now, and the kernel takes the guest's acknowledgement, and its FIN, for
+/// it.
 ///
-/// User space writes all of it when it posts; after that the kernel writes the last two fields. Either may see the
-/// other's writing by halves.
-/// Nothing comes of that: the kernel acts only on a segment whose numbers are exactly these, and user space
-/// believes the kernel only where [`acknowledged`](Self::acknowledged) is what it has sent. A frame that
-/// misses the table goes to user space, which knows what to do with it.
+/// User space writes everything but [`held`](Self::held) and [`opened`](Self::opened) when it posts; after that the
+/// kernel writes [`acknowledged`](Self::acknowledged) and [`closed`](Self::closed). Either may see half of what the
+/// other writes. That is harmless: the kernel acts only on a segment whose numbers are exactly these, and user space
+/// believes the kernel only where `acknowledged` is what it has sent. A frame that misses the table goes to user
+/// space, which can deal with every frame.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllSent {
@@ -226,9 +227,14 @@ pub struct AllSent {
     /// RCV.NXT: the sequence number of what the guest says next.
     pub received: u32,
     /// What the guest's FIN is to us: [`FIN_IS_NEWS`], [`FIN_ENDS`] or [`FIN_ENDS_BOTH`].
-    pub finished: u32,
-    /// The window to offer in an acknowledgement, as it stands in the header.
-    pub window: u32,
+    pub finished: u16,
+    /// The kernel's: [`Flow::mark`](crate::cookie::Flow::mark) of the flow whose SYN it answered last; user space sets
+    /// it to 0 when a connection begins.
+    pub opened: u16,
+    /// Connections with this place that user space holds, posted or not. While there is one, the kernel leaves SYNs
+    /// and the ends of handshakes to user space: it cannot tell those of a new connection from those of one it does
+    /// not see.
+    pub held: u32,
     /// The kernel's: the acknowledgement number it has heard, which is [`sent`](Self::sent) once all arrived.
     pub acknowledged: u32,
     /// The kernel's: [`sent`](Self::sent) once it has acknowledged the guest's FIN, and sent ours with

@@ -231,6 +231,14 @@ impl answer::Entry for Entry {
         // SAFETY: as in `load`; one aligned u32.
         unsafe { place.write_volatile(sent) };
     }
+
+    #[inline(always)]
+    fn open(&self, mark: u16) {
+        // SAFETY: as in `load`; the field lies inside the AllSent.
+        let place = unsafe { &raw mut (*self.0).opened };
+        // SAFETY: as in `load`; one aligned u16.
+        unsafe { place.write_volatile(mark) };
+    }
 }
 
 /// A port's entry in `PORTS`.

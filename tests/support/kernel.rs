@@ -1,16 +1,12 @@
-//! A pretended kernel before the stack: it answers SYNs, and hears acknowledgements and FINs in its place.
-//!
-//! Only frames with nothing unusual in them are taken, as in the kernel; everything else is the stack's.
+//! The kernel's answers before a stack, run as the code they are: what `port` runs, over a table in this process.
 
-use metadata_common::cookie::{Abilities, Flow, Key, issue};
-use metadata_common::mac::Mac;
-use metadata_common::maps::{AllSent, FIN_ENDS_BOTH, FIN_IS_NEWS, Slot};
+use metadata_common::answer::{self, Entry, Reply, answer};
+use metadata_common::cookie::{Flow, Key};
+use metadata_common::maps::{ANSWER_TCP, AllSent, Slot};
+use metadata_common::verdict::Verdict;
+use metadata_common::wire::ethernet;
 use metadata_user::stack::{Displaced, Heard, Ledger, Transmit};
-use smoltcp::wire::{Ipv4Packet, TcpControl, TcpPacket};
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-
-use crate::raw::Segment;
 
 /// The table both sides write to.
 #[derive(Clone, Debug)]
@@ -32,17 +28,24 @@ impl Board {
         Self(Arc::new(Mutex::new(vec![AllSent::default(); places])))
     }
 
-    fn with<T>(&self, place: u32, f: impl FnOnce(&mut AllSent) -> T) -> T {
+    fn with<T>(&self, index: u32, f: impl FnOnce(&mut AllSent) -> T) -> T {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let places = entries.len();
-        f(&mut entries[place as usize % places])
+        f(&mut entries[index as usize % places])
     }
 
-    /// The entries of connections.
+    /// The entries of connections that are posted.
     #[must_use]
     pub fn entries(&self) -> Vec<AllSent> {
         let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.iter().copied().filter(|entry| entry.flow != 0).collect()
+    }
+
+    /// Connections that are held, of all places together.
+    #[must_use]
+    pub fn held(&self) -> u32 {
+        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().map(|entry| entry.held).sum()
     }
 
     /// Changes every entry of a connection.
@@ -53,9 +56,23 @@ impl Board {
 }
 
 impl Ledger for Board {
+    fn hold(&mut self, flow: Flow) {
+        self.with(flow.index(), |place| *place = AllSent { held: place.held + 1, opened: 0, ..*place });
+    }
+
+    fn release(&mut self, flow: Flow) {
+        self.withdraw(flow);
+        self.with(flow.index(), |place| place.held = place.held.checked_sub(1).expect("it was held"));
+    }
+
+    fn is_opened(&self, flow: Flow) -> bool {
+        self.with(flow.index(), |place| place.opened == flow.mark())
+    }
+
     fn post(&mut self, flow: Flow, entry: AllSent) -> Option<Displaced> {
         self.with(flow.index(), |place| {
-            let AllSent { flow: before, acknowledged, closed, .. } = std::mem::replace(place, entry);
+            let AllSent { flow: before, acknowledged, closed, opened, held, .. } = *place;
+            *place = AllSent { opened, held, ..entry };
             let displaced = Displaced { flow: before, heard: Heard { acknowledged, closed } };
             (before != 0 && before != entry.flow).then_some(displaced)
         })
@@ -71,9 +88,46 @@ impl Ledger for Board {
     fn withdraw(&mut self, flow: Flow) {
         self.with(flow.index(), |place| {
             if place.flow == flow.number() {
-                *place = AllSent::default();
+                place.flow = 0;
             }
         });
+    }
+}
+
+/// A place in the table, as the kernel reaches it.
+#[derive(Debug)]
+pub struct Place {
+    board: Board,
+    index: u32,
+}
+
+impl Entry for Place {
+    fn load(&self) -> AllSent {
+        self.board.with(self.index, |entry| *entry)
+    }
+
+    fn acknowledge(&self, sent: u32) {
+        self.board.with(self.index, |entry| entry.acknowledged = sent);
+    }
+
+    fn close(&self, sent: u32) {
+        self.board.with(self.index, |entry| entry.closed = sent);
+    }
+
+    fn open(&self, mark: u16) {
+        self.board.with(self.index, |entry| entry.opened = mark);
+    }
+}
+
+impl answer::Ledger for Kernel {
+    type Entry = Place;
+
+    fn key(&self) -> Key {
+        self.key
+    }
+
+    fn entry(&self, index: u32) -> Option<Place> {
+        Some(Place { board: self.board.clone(), index })
     }
 }
 
@@ -86,60 +140,23 @@ impl Kernel {
 
     /// Takes a frame, if it is one the stack need not see.
     pub fn takes(&mut self, slot: Slot, frame: &[u8], out: &mut dyn Transmit) -> bool {
-        if frame.len() < 54 || frame[12..14] != [8, 0] || frame[14] != 0x45 || frame[23] != 6 {
-            return false;
-        }
-        let Ok(ip) = Ipv4Packet::new_checked(&frame[14..]) else { return false };
-        let Ok(tcp) = TcpPacket::new_checked(ip.payload()) else { return false };
-        let (guest, local) = (ip.src_addr(), ip.dst_addr());
-        let ports: [u8; 4] = ip.payload()[..4].try_into().expect("four octets");
-        let flow = Flow::v4(&self.key, slot, guest.octets(), local.octets(), ports);
-        let (seq, ack) = (tcp.seq_number().0 as u32, tcp.ack_number().0 as u32);
-        let answer = |control, seq, ack, window| Segment {
-            to: Mac(frame[6..12].try_into().expect("six octets")),
-            source: (IpAddr::V4(local), tcp.dst_port()),
-            destination: (IpAddr::V4(guest), tcp.src_port()),
-            control,
-            seq,
-            ack: Some(ack),
-            window,
-            mss: (control == TcpControl::Syn).then_some(1460),
-            payload: Vec::new(),
+        let steered = match frame.get(ethernet::TYPE..ethernet::HEADER) {
+            Some([0x08, 0x00]) if frame.get(23) == Some(&6) => Verdict::SteerIpv4Tcp,
+            Some([0x86, 0xdd]) if frame.get(20) == Some(&6) => Verdict::SteerIpv6Tcp,
+            _ => return false,
         };
-        match frame[47] & 0x1f {
-            0x02 => {
-                // Without the window scale, which the answer does not offer either.
-                let said = Abilities { segment: 536, scale: None };
-                let number = issue(&self.key, flow, seq, said);
-                out.send(&answer(TcpControl::Syn, number, seq.wrapping_add(1), 3072).frame(slot));
-                self.taken[0] += 1;
-                true
-            }
-            0x10 | 0x11 if tcp.payload().is_empty() => {
-                let ends = frame[47] & 1 == 1;
-                let heard = self.board.with(flow.index(), |entry| {
-                    let is_it = entry.flow == flow.number() && (entry.sent, entry.received) == (ack, seq);
-                    let both = entry.finished == FIN_ENDS_BOTH;
-                    let last = (ack.wrapping_sub(1), seq.wrapping_sub(1)) == (entry.sent, entry.received);
-                    if entry.flow == flow.number() && both && !ends && entry.closed == entry.sent && last {
-                        return Some((false, 0));
-                    }
-                    (is_it && (!ends || entry.finished != FIN_IS_NEWS)).then(|| {
-                        entry.acknowledged = ack;
-                        if ends {
-                            entry.closed = ack;
-                        }
-                        (both, entry.window as u16)
-                    })
-                });
-                self.taken[1 + usize::from(ends)] += u64::from(heard.is_some());
-                if let Some((both, window)) = heard.filter(|_| ends) {
-                    let control = if both { TcpControl::Fin } else { TcpControl::None };
-                    out.send(&answer(control, ack, seq.wrapping_add(1), window).frame(slot));
-                }
-                heard.is_some()
-            }
-            _ => false,
+        let mut frame = frame.to_vec();
+        let (verdict, length) = match answer(&mut frame[..], steered, slot, ANSWER_TCP, self) {
+            Some(Reply::Send(verdict, length)) => (verdict, length),
+            Some(Reply::Absorb(verdict)) => (verdict, 0),
+            None => return false,
+        };
+        let kinds = [Verdict::AnswerSyn, Verdict::AbsorbAck, Verdict::AnswerFin];
+        let kind = kinds.iter().position(|kind| *kind == verdict).expect("a verdict about TCP");
+        self.taken[kind] += 1;
+        if length > 0 {
+            out.send(&frame[..length]);
         }
+        true
     }
 }

@@ -55,4 +55,8 @@ impl Entry for Line {
     fn close(&self, sent: u32) {
         self.0.set(AllSent { closed: sent, ..self.0.get() });
     }
+
+    fn open(&self, mark: u16) {
+        self.0.set(AllSent { opened: mark, ..self.0.get() });
+    }
 }

@@ -310,7 +310,7 @@ impl Programs {
         let words = [
             said.flow,
             pair(said.sent, said.received),
-            pair(said.finished, said.window),
+            pair(u32::from(said.finished) | u32::from(said.opened) << 16, said.held),
             pair(said.acknowledged, said.closed),
         ];
         let map = self.ebpf.map_mut(name::ALL_SENT).context(name::ALL_SENT)?;
@@ -325,9 +325,10 @@ impl Programs {
         let map = self.ebpf.map(name::ALL_SENT).context(name::ALL_SENT)?;
         let [flow, numbers, state, heard] = Array::<_, [u64; 4]>::try_from(map)?.get(&flow.index(), 0)?;
         let halves = |word: u64| (word as u32, (word >> 32) as u32);
-        let ((sent, received), (finished, window)) = (halves(numbers), halves(state));
+        let ((sent, received), (words, held)) = (halves(numbers), halves(state));
+        let (finished, opened) = (words as u16, (words >> 16) as u16);
         let (acknowledged, closed) = halves(heard);
-        Ok(AllSent { flow, sent, received, finished, window, acknowledged, closed })
+        Ok(AllSent { flow, sent, received, finished, opened, held, acknowledged, closed })
     }
 
     /// Instructions the verifier followed through a program, all ways through it together. It gives up at a

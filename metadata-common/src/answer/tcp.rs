@@ -182,7 +182,13 @@ fn syn(
     if u16::from_be_bytes([p2, p3]) != PORT {
         return None;
     }
+    // User space may hold a connection of this flow, which the SYN puts an end to.
+    let entry = ledger.entry(segment.flow.index())?;
+    if entry.load().held != 0 {
+        return None;
+    }
     let abilities = abilities(frame, at + segment.header, segment.header - tcp::HEADER, (largest, unsaid))?;
+    entry.open(segment.flow.mark());
     let options = match abilities.scale {
         Some(_) => Options::SegmentAndScale(largest),
         None => Options::Segment(largest),
@@ -261,10 +267,12 @@ fn octet(frame: &(impl Editor + ?Sized), at: usize) -> Option<u8> {
     frame.read::<2>(at - 1).map(|[_, octet]| octet)
 }
 
-/// True for an acknowledgement that tells user space nothing it must know.
+/// True for an acknowledgement that user space need not see.
 ///
-/// Where it has posted the connection, that is one of all that was sent, by it or by [`fin`]; elsewhere the one
-/// that ends a handshake, since what it says comes again with the first segment that carries something.
+/// On a connection it has posted, that is one of all that was sent, by it or by [`fin`]. Where it holds no connection,
+/// it is the one that ends a handshake, since the first segment with payload repeats what it says. On any other
+/// connection user space must see every acknowledgement: one in the middle of a transfer can look like the end of a
+/// handshake, because the mark in [`cookie`] has 16 bits, and the guest repeats it with the same number.
 #[inline(always)]
 fn ack(segment: &Segment, ledger: &impl Ledger) -> bool {
     let Some(entry) = ledger.entry(segment.flow.index()) else {
@@ -281,12 +289,16 @@ fn ack(segment: &Segment, ledger: &impl Ledger) -> bool {
             posted.sent.wrapping_add(1) == segment.ack && posted.received.wrapping_add(1) == segment.seq;
         return all || ended && last;
     }
+    if posted.held != 0 {
+        return false;
+    }
     let found = cookie::check(&ledger.key(), segment.flow, segment.seq, segment.ack);
     matches!(found, Check::First(_))
 }
 
 /// Acknowledges the FIN of a guest that has heard all there was to say, and again when it comes again; with ours,
-/// if that is not said yet. Should the answer be lost, the guest repeats its FIN, so nobody need repeat ours.
+/// if that is not sent yet. If the answer is lost, the guest repeats its FIN, and gets the same answer: from here, or
+/// from user space once that has withdrawn the entry.
 #[inline(always)]
 fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Said> {
     let entry = ledger.entry(segment.flow.index())?;
@@ -305,7 +317,7 @@ fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Said> {
         seq: posted.sent,
         ack: posted.received.wrapping_add(1),
         flags,
-        window: posted.window as u16,
+        window: WINDOW,
         options: Options::None,
     })
 }

@@ -45,6 +45,10 @@ impl Entry for &Cell<AllSent> {
     fn close(&self, sent: u32) {
         self.set(AllSent { closed: sent, ..self.get() });
     }
+
+    fn open(&self, mark: u16) {
+        self.set(AllSent { opened: mark, ..self.get() });
+    }
 }
 
 fn flow() -> Flow {
@@ -248,7 +252,8 @@ fn posted() -> AllSent {
         sent: SENT,
         received: RECEIVED,
         finished: FIN_ENDS,
-        window: 3_000,
+        opened: 0,
+        held: 1,
         acknowledged: !SENT,
         closed: !SENT,
     }
@@ -280,7 +285,7 @@ fn the_guests_fin_is_acknowledged_as_often_as_it_comes() {
     assert_eq!(frames[0], frames[1]);
     let tcp = &frames[0].split_off(34);
     assert_eq!(tcp[4..12], [SENT.to_be_bytes(), (RECEIVED + 1).to_be_bytes()].concat());
-    assert_eq!(tcp[12..16], [5 << 4, header::ACK, 0x0b, 0xb8]);
+    assert_eq!(tcp[12..16], [5 << 4, header::ACK, 0x0c, 0x00]);
 }
 
 #[test]
@@ -346,12 +351,27 @@ fn the_acknowledgement_that_ends_a_handshake_is_absorbed_unless_the_connection_i
     let first = |seq, ack| segment(header::ACK, seq, ack, &[], &[]);
     let absorbed = |entry| ask(&mut first(0, next), &book(entry));
     assert_eq!(absorbed(AllSent::default()), Some(Reply::Absorb(AbsorbAck)));
-    assert_eq!(absorbed(AllSent { flow: 1, ..posted() }), Some(Reply::Absorb(AbsorbAck)));
+    assert_eq!(absorbed(AllSent { held: 0, flow: 1, ..posted() }), Some(Reply::Absorb(AbsorbAck)));
     let unknown = Book::default();
     assert_steered("on a posted connection", &first(0, next), &book(posted()));
+    assert_steered("on another's place", &first(0, next), &book(AllSent { flow: 1, ..posted() }));
+    assert_steered("while one is held", &first(0, next), &book(AllSent { held: 1, ..AllSent::default() }));
     assert_steered("a probe that keeps alive", &first(u32::MAX, next), &unknown);
     assert_steered("a later segment", &first(400, next), &unknown);
     assert_steered("of no handshake of ours", &first(0, next ^ 1 << 30), &unknown);
     assert_steered("with the first request", &segment(header::ACK, 0, next, &[], b"GET"), &unknown);
     assert_steered("with a fin", &segment(header::ACK | header::FIN, 0, next, &[], &[]), &unknown);
+}
+
+#[test]
+fn a_syn_is_noted_and_left_to_user_space_while_it_holds_a_connection() {
+    let syn = || segment(header::SYN, ISN, 0, LINUX, &[]);
+    let empty = Book::default();
+    assert!(matches!(ask(&mut syn(), &empty), Some(Reply::Send(AnswerSyn, _))));
+    assert_eq!(empty.0.get(), AllSent { opened: flow().mark(), ..AllSent::default() });
+    for entry in [posted(), AllSent { flow: 1, ..posted() }, AllSent { held: 3, ..AllSent::default() }] {
+        let book = book(entry);
+        assert_steered("a connection is held", &syn(), &book);
+        assert_eq!(book.0.get(), entry);
+    }
 }

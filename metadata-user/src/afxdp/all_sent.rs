@@ -14,6 +14,7 @@ use metadata_common::maps::{ALL_SENT, AllSent};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 use super::sys::Mapping;
 use crate::stack::{Displaced, Heard, Ledger};
@@ -22,7 +23,7 @@ use cell::Cell;
 mod cell;
 /// What `cell` is made of: a model of it is made of something else.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(super) use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 }
 
 const _: () = {
@@ -32,7 +33,8 @@ const _: () = {
     assert!(offset_of!(Cell, sent) == offset_of!(AllSent, sent));
     assert!(offset_of!(Cell, received) == offset_of!(AllSent, received));
     assert!(offset_of!(Cell, finished) == offset_of!(AllSent, finished));
-    assert!(offset_of!(Cell, window) == offset_of!(AllSent, window));
+    assert!(offset_of!(Cell, opened) == offset_of!(AllSent, opened));
+    assert!(offset_of!(Cell, held) == offset_of!(AllSent, held));
     assert!(offset_of!(Cell, acknowledged) == offset_of!(AllSent, acknowledged));
     assert!(offset_of!(Cell, closed) == offset_of!(AllSent, closed));
 };
@@ -61,8 +63,19 @@ impl AllSentTable {
         Ok(Self { cells, _memory: memory })
     }
 
+    /// Counts no connection as held: the agent that counted those is no more.
+    pub(crate) fn release_all(&self) {
+        for index in 0..ALL_SENT {
+            self.place(index).held.store(0, Ordering::Release);
+        }
+    }
+
     fn cell(&self, flow: Flow) -> &Cell {
-        let index = (flow.index() & (ALL_SENT - 1)) as usize;
+        self.place(flow.index())
+    }
+
+    fn place(&self, index: u32) -> &Cell {
+        let index = (index & (ALL_SENT - 1)) as usize;
         // SAFETY: the index is below ALL_SENT, and `inside` found that many cells, aligned, in the mapping.
         let cell = unsafe { self.cells.add(index) };
         // SAFETY: as above; the mapping lives as long as `self`, all its octets are initialised, and both sides
@@ -72,6 +85,19 @@ impl AllSentTable {
 }
 
 impl Ledger for AllSentTable {
+    fn hold(&mut self, flow: Flow) {
+        self.cell(flow).hold();
+    }
+
+    fn release(&mut self, flow: Flow) {
+        self.cell(flow).withdraw(flow.number());
+        self.cell(flow).release();
+    }
+
+    fn is_opened(&self, flow: Flow) -> bool {
+        self.cell(flow).is_opened(flow.mark())
+    }
+
     fn post(&mut self, flow: Flow, entry: AllSent) -> Option<Displaced> {
         self.cell(flow).post(entry)
     }
@@ -106,9 +132,9 @@ mod tests {
             sent: 7,
             received: 9,
             finished: 1,
-            window: 3072,
             acknowledged: 6,
             closed: 5,
+            ..AllSent::default()
         }
     }
 
@@ -162,6 +188,30 @@ mod tests {
         assert_eq!(table.look(other), None);
     }
 
+    #[test]
+    fn connections_held_are_counted_by_place_and_released_one_by_one() {
+        let mut table = table();
+        table.hold(flow(1));
+        table.hold(flow(1));
+        table.post(flow(1), entry(flow(1)));
+        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 2, "posting leaves the count");
+        table.release(flow(1));
+        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 1);
+        assert_eq!(table.look(flow(1)), None, "what is released is withdrawn");
+        table.release_all();
+        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_syn_is_known_by_its_flow_until_a_connection_begins() {
+        let mut table = table();
+        assert!(!table.is_opened(flow(1)));
+        table.cell(flow(1)).opened.store(flow(1).mark(), Ordering::Relaxed);
+        assert!(table.is_opened(flow(1)));
+        table.hold(flow(1));
+        assert!(!table.is_opened(flow(1)));
+    }
+
     /// Waits until `count` have come here `round` times.
     fn meet(met: &AtomicU32, round: u32, count: u32) {
         met.fetch_add(1, Ordering::SeqCst);
@@ -187,14 +237,16 @@ mod tests {
                 let mut worker = AllSentTable { cells: first.cells, _memory: memory };
                 let (met, mixed) = (&met, &mixed);
                 scope.spawn(move || {
-                    let numbers = AllSent { sent: number, received: number, finished: number, ..entry(flow) };
+                    let numbers =
+                        AllSent { sent: number, received: number, finished: number as u16, ..entry(flow) };
                     for round in 0..ROUNDS {
                         meet(met, 2 * round + 1, 2);
                         worker.post(flow, numbers);
                         meet(met, 2 * round + 2, 2);
                         let cell = worker.cell(flow);
-                        let fields = [&cell.sent, &cell.received, &cell.finished];
-                        let is_ours = fields.iter().all(|field| field.load(Ordering::SeqCst) == number);
+                        let fields = [&cell.sent, &cell.received].map(|field| field.load(Ordering::SeqCst));
+                        let finished = cell.finished.load(Ordering::SeqCst).into();
+                        let is_ours = [fields[0], fields[1], finished] == [number; 3];
                         if cell.flow.load(Ordering::SeqCst) == flow.number() && !is_ours {
                             mixed.fetch_add(1, Ordering::SeqCst);
                         }

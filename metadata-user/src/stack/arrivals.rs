@@ -44,7 +44,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// A SYN: answered from what it says alone, whatever is held for its four-tuple.
+    /// A SYN: answered from what it says. If its four-tuple has a connection, which its guest must have forgotten, or
+    /// the SYN is late, the answer's number is not that connection's: so the first segment of a new connection is
+    /// never taken for one of the old.
     fn handshake(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if !self.service.listens(segment.tuple.local) {
             return self.refuse(source, segment, out);
@@ -53,7 +55,10 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             wait.reopened = true;
         }
         let key = &self.config.cookie_key;
-        self.workshop.send(out, |frame| handshake::answer(key, source.flow, segment, source.route, frame));
+        let held = self.table.find(source.flow.number()).and_then(|at| self.table.get(at));
+        let taken = held.map(|conn| conn.tcb.initial.1);
+        let number = handshake::number(key, source.flow, segment, taken);
+        self.workshop.send(out, |frame| handshake::answer(number, segment, source.route, frame));
         self.stats.handshakes += 1;
     }
 
@@ -96,7 +101,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             return;
         }
         if let Some((Check::First(abilities), initial)) = self.check(source.flow, segment)
-            && wait.gives_way(initial, source.now.mono, self.config.timeouts.time_wait)
+            && (self.ledger.is_opened(source.flow)
+                || wait.gives_way(initial, source.now.mono, self.config.timeouts.time_wait))
         {
             self.stats.time_wait_reused += 1;
             self.forget_wait(source.slot, source.flow);
@@ -107,9 +113,13 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         {
             wait.until = source.now.mono + self.config.timeouts.time_wait;
         }
-        let (seq, ack) = wait.numbers.next;
+        let (next, ack) = wait.numbers.next;
+        let before = next.wrapping_sub(1);
+        // The guest has not received our FIN: the kernel sent it, and its frame was lost.
+        let is_fin_missing = segment.ack == Some(before);
+        let (seq, flags) = if is_fin_missing { (before, FIN) } else { (next, 0) };
         let window = RECEIVE_BUFFER as u16;
-        let answer = Header { seq, ack: Some(ack), flags: 0, window, options: &[] };
+        let answer = Header { seq, ack: Some(ack), flags, window, options: &[] };
         self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
     }
 
@@ -155,6 +165,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.claim(now, flow.number(), &mut exchange);
         let port = self.ports.get_or_make(slot, now.mono);
         let tcb = Tcb::new(segment, abilities, route, now.mono);
+        self.ledger.hold(flow);
         let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
         port.conns.push(at);
         self.stats.accepted += 1;

@@ -1,5 +1,6 @@
 //! One TCP connection and the exchange held over it.
 
+use metadata_common::answer::WINDOW;
 use metadata_common::cookie::Flow;
 use metadata_common::maps::{AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, Slot};
 use std::time::Duration;
@@ -22,6 +23,9 @@ const STEPS_PER_TURN: usize = 2048;
 const NEXT_TURN: Duration = Duration::from_millis(1);
 
 const _: () = assert!(PIECES_PER_CONNECTION < STEPS_PER_TURN);
+
+/// The window the kernel offers for us.
+const _: () = assert!(RECEIVE_BUFFER == WINDOW as usize);
 
 /// Why a connection gets a turn.
 #[derive(Clone, Copy)]
@@ -83,7 +87,7 @@ pub(super) struct Conn<E> {
     /// The exchange has been told that the guest has finished.
     told: bool,
     /// What the kernel was told: our next number, the guest's, and what its FIN is to us.
-    posted: Option<(u32, u32, u32)>,
+    posted: Option<(u32, u32, u16)>,
 }
 
 impl<E: Exchange> Conn<E> {
@@ -185,11 +189,15 @@ impl<E: Exchange> Conn<E> {
             }
         }
         self.tcb.expire(now, &mut scene.outlet);
+        if self.tcb.recovery.is_unheard() {
+            scene.ledger.withdraw(self.flow);
+        }
         let rests = self.waiting.is_some() || self.tcb.closing;
         let idle = self.waiting.is_some() && self.exchange.is_idle();
         let Self { tcb, flow, posted, .. } = self;
         let mut post = |tcb: &Tcb| {
-            let entry = rests.then(|| all_sent(tcb, *flow, idle)).flatten();
+            let is_posted = rests && !tcb.recovery.is_unheard();
+            let entry = is_posted.then(|| all_sent(tcb, *flow, idle)).flatten();
             if let Some(entry) = entry
                 && *posted != Some((entry.sent, entry.received, entry.finished))
             {
@@ -350,8 +358,8 @@ fn all_sent(tcb: &Tcb, flow: Flow, idle: bool) -> Option<AllSent> {
         sent: tcb.max,
         received: tcb.rcv,
         finished,
-        window: RECEIVE_BUFFER as u32,
         acknowledged: nothing_yet,
         closed: nothing_yet,
+        ..AllSent::default()
     })
 }

@@ -1,9 +1,9 @@
 //! The answer to a SYN, after which nothing is remembered.
 //!
 //! The kernel answers most SYNs itself, by the same rules: a SYN and its repetitions get the same number
-//! from either.
+//! from either, but for those whose four-tuple has a connection, which only come here.
 
-use metadata_common::cookie::{Abilities, Flow, Key, SCALE_MAX, issue};
+use metadata_common::cookie::{Abilities, Flow, Key, SCALE_MAX, again, issue};
 
 use super::config::{MTU, RECEIVE_BUFFER};
 use super::emit::Header;
@@ -59,13 +59,19 @@ pub(super) fn abilities(segment: &Segment<'_>) -> Abilities {
     said
 }
 
-/// Builds the SYN-ACK (RFC 9293 §3.10.7.2). Returns its length.
-pub(super) fn answer(key: &Key, flow: Flow, segment: &Segment<'_>, route: Route, frame: &mut [u8]) -> usize {
+/// The sequence number to answer a SYN with: never `taken`, that of the connection its flow has.
+pub(super) fn number(key: &Key, flow: Flow, segment: &Segment<'_>, taken: Option<u32>) -> u32 {
+    let number = issue(key, flow, segment.seq, abilities(segment));
+    if taken == Some(number) { again(number) } else { number }
+}
+
+/// Builds the SYN-ACK with this sequence number (RFC 9293 §3.10.7.2). Returns its length.
+pub(super) fn answer(number: u32, segment: &Segment<'_>, route: Route, frame: &mut [u8]) -> usize {
     let said = abilities(segment);
     let [high, low] = largest_segment(segment.tuple.remote.0.is_ipv4()).to_be_bytes();
     let options = [MAXIMUM_SEGMENT_SIZE, 4, high, low, NO_OPERATION, WINDOW_SCALE, 3, 0];
     let header = Header {
-        seq: issue(key, flow, segment.seq, said),
+        seq: number,
         ack: Some(segment.seq.wrapping_add(1)),
         flags: SYN,
         window: RECEIVE_BUFFER as u16,

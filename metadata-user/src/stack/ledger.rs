@@ -25,12 +25,19 @@ pub struct Displaced {
 ///
 /// Nothing here may wait or fail: what is not posted goes to user space.
 pub trait Ledger {
+    /// A connection begins: until it is released the kernel leaves SYNs and ends of handshakes with its place to us.
+    fn hold(&mut self, flow: Flow);
+    /// A connection is over: withdraws it, and ends what [`hold`](Self::hold) began. Called once for each `hold`.
+    fn release(&mut self, flow: Flow);
+    /// True when the kernel has answered a SYN of this flow since a connection with its place began. The SYN of
+    /// another flow with the same place may have hidden it.
+    fn is_opened(&self, flow: Flow) -> bool;
     /// All there is to say on this connection is sent. [`AllSent::acknowledged`] and [`AllSent::closed`] are
     /// numbers that say nothing yet, and are to be in the table before the others. Returns whose place it took.
     fn post(&mut self, flow: Flow, entry: AllSent) -> Option<Displaced>;
     /// What was heard of a connection; `None` when the table holds another or none in its place.
     fn look(&self, flow: Flow) -> Option<Heard>;
-    /// The connection is over, or somebody else's: forget it if it is there.
+    /// Takes the connection out of the kernel's hands, if it is there.
     fn withdraw(&mut self, flow: Flow);
 }
 
@@ -39,6 +46,14 @@ pub trait Ledger {
 pub struct NoLedger;
 
 impl Ledger for NoLedger {
+    fn hold(&mut self, _: Flow) {}
+
+    fn release(&mut self, _: Flow) {}
+
+    fn is_opened(&self, _: Flow) -> bool {
+        false
+    }
+
     fn post(&mut self, _: Flow, _: AllSent) -> Option<Displaced> {
         None
     }

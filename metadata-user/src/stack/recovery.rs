@@ -20,6 +20,9 @@ const GRANULARITY: Duration = Duration::from_millis(1);
 const DUPLICATES: u8 = 3;
 /// Doublings after which the timeout is at its largest anyway.
 const BACKOFF_MAX: u8 = 5;
+/// Timeouts in a row after which the kernel takes nothing for a connection any more: what was sent, and sent again, has
+/// not been acknowledged, or the kernel has kept the acknowledgement.
+const UNHEARD_AFTER: u8 = 2;
 /// Timeouts in a row that tell of a link too narrow for our segments: before one of that size has arrived, and
 /// after. Loss alone comes three times in a row seldom, and small segments are more to lose.
 const TOO_LONG_AFTER: (u8, u8) = (2, 4);
@@ -140,6 +143,11 @@ impl Recovery {
         self.is_recovering = true;
         self.window = self.threshold + u32::from(DUPLICATES) * self.size;
         true
+    }
+
+    /// True when what was sent again has not been acknowledged either.
+    pub(super) fn is_unheard(&self) -> bool {
+        self.backoff >= UNHEARD_AFTER
     }
 
     /// True when the timeout that is over is one of so many in a row that our segments may be too long.

@@ -158,7 +158,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     pub(super) fn bury(&mut self, now: Duration, at: u32) {
         let Some(conn) = self.table.remove(at) else { return };
         self.wheel.clear(at);
-        self.ledger.withdraw(conn.flow);
+        self.ledger.release(conn.flow);
         let Some(port) = self.ports.get_mut(conn.slot) else { return };
         port.conns.swap_remove(conn.place);
         if let Some(moved) = port.conns.get(conn.place).and_then(|at| self.table.get_mut(*at)) {
@@ -215,7 +215,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         for at in port.conns {
             if let Some(conn) = self.table.remove(at) {
                 self.wheel.clear(at);
-                self.ledger.withdraw(conn.flow);
+                self.ledger.release(conn.flow);
             }
         }
         for (flow, _) in port.waits {

@@ -323,6 +323,7 @@ impl Steering {
         if !taking_over {
             tables.serve(&config.served, &config.arp_only)?;
             (0..MAX_HUBS).try_for_each(|hub| tables.clear_hub(hub))?;
+            tables.release_connections()?;
         }
         let put = |ebpf: &mut Ebpf, name: &'static str, device: &hub::Device| {
             attach::native(object::load_program(ebpf, name)?, device.ifindex)

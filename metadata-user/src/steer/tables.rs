@@ -251,6 +251,11 @@ impl Tables {
             .map_err(|source| SteerError::map(name::ALL_SENT, "map into memory", io::Error::from(source)))
     }
 
+    /// Forgets the connections that an agent which has ended held.
+    pub(super) fn release_connections(&self) -> Result<(), SteerError> {
+        self.all_sent().map(|table| table.release_all())
+    }
+
     /// Reads all counters.
     pub(super) fn counters(&self) -> Result<Counters, SteerError> {
         let read = |verdict: &Verdict| {
