@@ -17,6 +17,8 @@ pub struct Board(Arc<Mutex<Vec<AllSent>>>);
 pub struct Kernel {
     board: Board,
     key: Key,
+    /// A defect for tests of tests: it takes every place for one that no connection holds.
+    pub ignores_held: bool,
     /// SYNs answered, acknowledgements heard, FINs answered.
     pub taken: [u64; 3],
 }
@@ -99,11 +101,13 @@ impl Ledger for Board {
 pub struct Place {
     board: Board,
     index: u32,
+    ignores_held: bool,
 }
 
 impl Entry for Place {
     fn load(&self) -> AllSent {
-        self.board.with(self.index, |entry| *entry)
+        let held = |held| if self.ignores_held { 0 } else { held };
+        self.board.with(self.index, |entry| AllSent { held: held(entry.held), ..*entry })
     }
 
     fn acknowledge(&self, sent: u32) {
@@ -127,7 +131,7 @@ impl answer::Ledger for Kernel {
     }
 
     fn entry(&self, index: u32) -> Option<Place> {
-        Some(Place { board: self.board.clone(), index })
+        Some(Place { board: self.board.clone(), index, ignores_held: self.ignores_held })
     }
 }
 
@@ -135,7 +139,7 @@ impl Kernel {
     /// A kernel that shares this table and key with a stack.
     #[must_use]
     pub fn new(board: Board, key: Key) -> Self {
-        Self { board, key, taken: [0; 3] }
+        Self { board, key, ignores_held: false, taken: [0; 3] }
     }
 
     /// Takes a frame, if it is one the stack need not see.

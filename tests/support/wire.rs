@@ -116,7 +116,9 @@ impl Link {
         Some(entry.remove())
     }
 
-    fn next_at(&self) -> Option<Duration> {
+    /// When the next frame arrives.
+    #[must_use]
+    pub fn next_at(&self) -> Option<Duration> {
         self.due.first_key_value().map(|(key, _)| key.0)
     }
 }
