@@ -184,8 +184,8 @@ fn a_first_segment_that_comes_again_after_its_connection_is_over_is_an_echo() {
     let seq = 1_001 + GET_AND_CLOSE.len() as u32;
     guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
     guest.raw.wait(Duration::from_millis(300));
-    let echo = guest.send(&first);
-    assert_eq!((echo.len(), echo[0].flags, guest.raw.stack.stats().accepted), (1, ACK, 1), "{echo:?}");
+    assert_eq!(guest.send(&first), [], "a guest that begins anew would take it for an answer");
+    assert_eq!(guest.raw.stack.stats().accepted, 1);
 }
 
 #[test]

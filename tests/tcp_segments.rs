@@ -132,13 +132,16 @@ fn a_handshake_leaves_nothing_behind_and_is_never_repeated_unasked() {
 }
 
 #[test]
-fn a_syn_sent_again_is_answered_the_same_whatever_has_happened_since() {
+fn a_syn_sent_again_is_answered_the_same_until_there_is_a_connection() {
     let mut raw = raw();
     let first = raw.send(&Segment::syn(40_000, 1000));
     assert_eq!(raw.send(&Segment::syn(40_000, 1000)), first);
     let replies = raw.send(&Segment::ack(40_000, 1001, first[0].seq.wrapping_add(1)).with(GET));
     assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"));
-    assert_eq!(raw.send(&Segment::syn(40_000, 1000)), first, "over a connection");
+    let over = raw.send(&Segment::syn(40_000, 1000));
+    assert_eq!(over, raw.send(&Segment::syn(40_000, 1000)), "over a connection");
+    assert_ne!(over[0].seq, first[0].seq, "so that a new connection is told from this one");
+    assert_eq!(over, [Reply { seq: over[0].seq, ..first[0].clone() }]);
     assert_eq!(raw.stack.stats().accepted, 1);
 }
 

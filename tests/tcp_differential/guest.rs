@@ -14,6 +14,7 @@ pub(super) const SLOT: Slot = 7;
 
 const RTO: Duration = Duration::from_millis(200);
 const RTO_MAX: Duration = Duration::from_secs(2);
+const WINDOW: u16 = u16::MAX;
 const DELAYED_ACK: Duration = Duration::from_millis(40);
 /// From the last of an answer to the guest's FIN: the stack has not asked the kernel yet what it has heard.
 const LATER: Duration = Duration::from_millis(100);
@@ -134,7 +135,7 @@ impl Talk {
     }
 
     fn segment(&self, seq: u32) -> Segment {
-        Segment { window: u16::MAX, ..Segment::ack(self.port, seq, self.rcv.unwrap_or(0)) }
+        Segment { window: WINDOW, ..Segment::ack(self.port, seq, self.rcv.unwrap_or(0)) }
     }
 
     fn acknowledge(&mut self, out: &mut Vec<Segment>) {
@@ -186,6 +187,16 @@ impl Talk {
             (Some(How::Left), _) => return out.push(self.segment(reply.ack).control(TcpControl::Rst)),
             _ if syn => return self.acknowledge(out),
             _ => {}
+        }
+        let length = reply.payload.len() as u32 + u32::from(fin);
+        let ends_behind = before(rcv, reply.seq.wrapping_add(length));
+        let ahead = reply.seq.wrapping_sub(rcv);
+        // RFC 9293 §3.10.7.4: of a segment outside the window nothing counts, its acknowledgement neither.
+        if ahead >= WINDOW.into() && !(before(reply.seq, rcv) && ends_behind) {
+            if length > 0 {
+                self.acknowledge(out);
+            }
+            return;
         }
         let acked = reply.ack.wrapping_sub(self.una);
         if acked > 0 && acked <= self.end.wrapping_sub(self.una) {

@@ -81,9 +81,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             conn.tcb.route = source.route;
             return self.turn_and_stir(source.now, at, Cause::Segment(segment), out);
         }
-        let current = conn.tcb.initial;
-        match self.check(source.flow, segment) {
-            Some((Check::First(abilities), initial)) if initial != current => {
+        let numbers = conn.numbers();
+        match self.check(source.flow, segment).filter(|_| !numbers.cover(segment)) {
+            Some((Check::First(abilities), _)) => {
                 if segment.length() > 0 {
                     self.stats.superseded += 1;
                     self.bury(source.now.mono, at);
@@ -100,13 +100,20 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         if segment.length() == 0 || segment.has(RST) {
             return;
         }
-        if let Some((Check::First(abilities), initial)) = self.check(source.flow, segment)
-            && (self.ledger.is_opened(source.flow)
-                || wait.gives_way(initial, source.now.mono, self.config.timeouts.time_wait))
-        {
-            self.stats.time_wait_reused += 1;
-            self.forget_wait(source.slot, source.flow);
-            return self.begin(source, segment, abilities, out);
+        if let Some((Check::First(abilities), initial)) = self.check(source.flow, segment) {
+            let is_repeated = wait.numbers.initial == initial;
+            let is_new = self.ledger.is_opened(source.flow)
+                || wait.gives_way(source.now.mono, self.config.timeouts.time_wait);
+            if is_repeated && !is_new && !segment.payload.is_empty() {
+                // An echo needs no answer. A guest that begins anew with the same numbers, and whose SYN we missed,
+                // would take one for an acknowledgement of its request; without, it sends that again.
+                return;
+            }
+            if is_new && is_repeated || !wait.numbers.cover(segment) {
+                self.stats.time_wait_reused += 1;
+                self.forget_wait(source.slot, source.flow);
+                return self.begin(source, segment, abilities, out);
+            }
         }
         if segment.has(FIN)
             && let Some(wait) = self.table.wait_mut(source.flow)

@@ -233,7 +233,8 @@ impl<E: Exchange> Conn<E> {
         wishes.into_iter().flatten().min().map(|at| at.max(now + NEXT_TURN))
     }
 
-    fn numbers(&self) -> Numbers {
+    /// What is remembered of it once it is over.
+    pub(super) fn numbers(&self) -> Numbers {
         let Tcb { max, rcv, initial, .. } = self.tcb;
         Numbers { next: (max, rcv), initial }
     }
