@@ -1,0 +1,105 @@
+//! What a tap has no room for is sent again, whoever sent it first.
+//!
+//! A tap's ring drops what XDP returns to it when it is full, and nobody is told.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use support::agent::{Agent, PortArgument};
+use support::answers::PATHS;
+use support::eventually::eventually;
+use support::guest::METADATA;
+use support::host::Host;
+use support::privileged;
+use support::raw::{ACK, FIN_ACK};
+use support::record::Identity;
+use support::station::{Station, Talk};
+use support::tap::Shape;
+
+const TO: (IpAddr, u16) = (IpAddr::V4(METADATA), 80);
+/// Frames that a tap holds for a guest that does not read.
+const RING: usize = 8;
+/// Frames that fill it, whatever else is in it.
+const ENOUGH: usize = 4 * RING;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Fills the ring with answers that the guest does not read.
+fn fill(station: &mut Station) -> Result<()> {
+    for _ in 0..ENOUGH {
+        let stranger = station.talk(TO);
+        station.say(&stranger.syn())?;
+    }
+    Ok(())
+}
+
+/// A connection that waits for the guest's next request, of which all is acknowledged.
+fn at_rest(station: &mut Station) -> Result<Talk> {
+    let mut talk = station.open(TO)?;
+    let request = format!("GET {} HTTP/1.1\r\nHost: metadata\r\n\r\n", PATHS[0]);
+    let said = talk.say(request.as_bytes());
+    station.until(&mut talk, &said, |talk| !talk.received.is_empty())?;
+    station.fall_silent()?;
+    Ok(talk)
+}
+
+fn connections(agent: &Agent<'_>) -> Result<f64> {
+    let metrics = agent.metrics()?;
+    let held = metrics.samples().iter().filter(|sample| sample.name == "xdp_imds_stack_connections");
+    Ok(held.map(|sample| sample.value).sum())
+}
+
+#[test]
+fn a_fin_that_a_full_ring_dropped_is_sent_again_when_the_guest_asks() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let identity = Identity::of(0);
+    identity.write(records.path(), 1).expect("a record");
+    let tap = host.tap(&identity, Shape::default()).expect("a tap");
+    host.ns().ip(&format!("link set dev {} txqueuelen {RING}", tap.name())).expect("a small ring");
+    let ports = [PortArgument::new(tap.name(), identity.mac)];
+    let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
+    let mut station = Station::new(tap, identity.mac, identity.address);
+
+    let mut talk = at_rest(&mut station).expect("a connection");
+    fill(&mut station).expect("SYNs");
+    station.say(&talk.finish()).expect("a FIN");
+    eventually(PATIENCE, || {
+        let held = connections(&agent)?;
+        ensure!(held == 0.0, "{held} connections are held");
+        Ok(())
+    })
+    .expect("the agent knows that the connection is over");
+    let heard = station.segments().expect("what the ring had room for");
+    assert!(heard.len() <= RING && !heard.iter().any(|reply| talk.is_theirs(reply)), "{heard:?}");
+
+    let fin = talk.finish();
+    let mut answers = Vec::new();
+    station.say(&fin).expect("the FIN again");
+    eventually(PATIENCE, || {
+        answers.extend(station.segments()?.into_iter().filter(|reply| talk.is_theirs(reply)));
+        ensure!(!answers.is_empty(), "no answer yet");
+        Ok(())
+    })
+    .expect("an answer");
+    assert_eq!(
+        (answers[0].flags, answers[0].seq, answers[0].ack),
+        (FIN_ACK, talk.ack, fin.seq.wrapping_add(1))
+    );
+    talk.take(&answers[0]);
+    assert!(talk.ended, "the guest has read to the end");
+
+    // Once it has the FIN, it is acknowledged and no more.
+    talk.seq = talk.seq.wrapping_add(1);
+    station.say(&talk.ack()).expect("an acknowledgement");
+    talk.seq = fin.seq;
+    station.say(&talk.finish()).expect("a late FIN");
+    let late = eventually(PATIENCE, || {
+        let late = station.segments()?.into_iter().find(|reply| talk.is_theirs(reply));
+        late.ok_or_else(|| anyhow::anyhow!("no answer yet"))
+    });
+    assert_eq!(late.expect("an answer").flags, ACK);
+}
