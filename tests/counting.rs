@@ -2,16 +2,19 @@
 //! what a strict reader takes.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::ensure;
-use support::agent::{Agent, PortArgument};
+use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;
 use support::exposition::{self, Family, sum};
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
+use support::netns::Namespace;
 use support::privileged;
 use support::record::{Identity, replace};
+use support::tap::set_gro;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -166,6 +169,41 @@ fn records_ports_and_identities_are_counted_by_what_became_of_them() {
     replace(&other.path(scene.records.path()), &elsewhere.to_string()).expect("a record");
     reaches(&agent, "xdp_imds_instances", &[("state", "waiting")], 1.0);
     reaches(&agent, "xdp_imds_taps", &[("state", "waiting")], 1.0);
+}
+
+#[test]
+fn a_veth_without_gro_behind_it_is_not_served_until_it_has_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let (host, far) = (Host::new().expect("a node"), Namespace::new("far").expect("a guest"));
+    let identity = Identity::of(0);
+    host.ns().ip(&format!("link add tap0 type veth peer name eth0 netns {}", far.name())).expect("a veth");
+    host.ns().ip("link set tap0 up").expect("up");
+    far.ip("link set eth0 up").expect("up");
+    identity.write(records.path(), 1).expect("a record");
+    let port = PortArgument::new("tap0", identity.mac);
+    let agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
+    let state = |served: bool| {
+        let (instance, tap) = if served { ("served", "attached") } else { ("waiting", "error") };
+        reaches(&agent, "xdp_imds_instances", &[("source", "file"), ("state", instance)], 1.0);
+        reaches(&agent, "xdp_imds_taps", &[("state", tap)], 1.0);
+    };
+    let status = || {
+        let mut command = Command::new(agent::binary().expect("the agent"));
+        command.args(["status", "--run"]).arg(records.path().join("run"));
+        let output = host.ns().output(&mut command).expect("a status");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    state(false);
+    let said = status();
+    assert!(said.contains("tap0  error") && said.contains("ethtool -K PEER gro on"), "{said}");
+    set_gro(&far, "eth0", true).expect("GRO");
+    state(true);
+    assert!(!status().contains("tap0  error"), "{}", status());
+    set_gro(&far, "eth0", false).expect("no GRO");
+    state(false);
 }
 
 #[test]

@@ -7,6 +7,8 @@
 mod identity;
 #[path = "steering/life.rs"]
 mod life;
+#[path = "steering/losses.rs"]
+mod losses;
 #[path = "steering/modes.rs"]
 mod modes;
 #[path = "steering/node.rs"]

@@ -17,6 +17,16 @@ pub const MAX_PORTS: u32 = 16_384;
 /// Hubs one node can run, one worker each.
 pub const MAX_HUBS: u32 = 64;
 
+/// Receive queues of one hub at most: each has a ring of the veth and an AF_XDP socket of its own.
+pub const HUB_QUEUES: u32 = 8;
+
+/// Where the socket of a hub's queue stands in `SOCKETS`; `None` for a queue no hub has.
+#[inline(always)]
+#[must_use]
+pub const fn socket_index(hub: u32, queue: u32) -> Option<u32> {
+    if queue < HUB_QUEUES && hub < MAX_HUBS { Some(hub * HUB_QUEUES + queue) } else { None }
+}
+
 /// Metadata addresses of one family a node can serve, next hops on the way to them included.
 pub const MAX_SERVED: u32 = 32;
 
@@ -79,7 +89,7 @@ pub mod name {
     /// `ARRAY` hub number → ifindex of the hub's outer veth, 0 for none: `HUBS` for classifiers, since the kernel
     /// keeps device maps to programs of one type.
     pub const HUB_DEVICES: &str = "HUB_DEVICES";
-    /// `XSKMAP` hub number → AF_XDP socket on the hub's inner veth.
+    /// `XSKMAP` [`socket_index`](super::socket_index) → AF_XDP socket on a queue of the hub's inner veth.
     pub const SOCKETS: &str = "SOCKETS";
     /// `HASH` IPv4 address (4 octets, wire order) → [`SERVED`](super::SERVED) or
     /// [`ARP_ONLY`](super::ARP_ONLY).

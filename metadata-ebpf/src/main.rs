@@ -25,7 +25,7 @@ use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, Delivery, decide, deliver};
 use metadata_common::drain;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Identity, MAX_STEERED, Slot};
+use metadata_common::maps::{Identity, MAX_STEERED, Slot, socket_index};
 use metadata_common::stamp::stamp;
 use metadata_common::trace::{FROM_GUEST, NO_SLOT, TO_GUEST};
 use metadata_common::verdict::Verdict;
@@ -147,10 +147,16 @@ fn steer(
     }
 }
 
-/// On the inner end of a hub's veth: into the hub's AF_XDP socket.
+/// On the inner end of a hub's veth: into the AF_XDP socket of the frame's queue.
 #[xdp]
-pub fn socket(_: XdpContext) -> u32 {
-    match SOCKETS.redirect(own_hub(), OR_DROP) {
+pub fn socket(context: XdpContext) -> u32 {
+    // SAFETY: the context is that of this run, which the kernel keeps valid and aligned until it ends.
+    let queue = unsafe { (*context.ctx).rx_queue_index };
+    let Some(index) = socket_index(own_hub(), queue) else {
+        count(Verdict::SocketDropAbsent);
+        return XDP_DROP;
+    };
+    match SOCKETS.redirect(index, OR_DROP) {
         Ok(action) => {
             count(Verdict::SocketDelivered);
             action

@@ -13,7 +13,7 @@ use metadata_common::decide;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, Agent, AllSent, EVENT_BYTES, Guest, Identity, IdentityKey, MAX_DRAINING, MAX_HUBS, MAX_PORTS,
+    self, Agent, AllSent, EVENT_BYTES, Guest, HUB_QUEUES, Identity, IdentityKey, MAX_DRAINING, MAX_HUBS, MAX_PORTS,
     MAX_SERVED, MAX_SLOTS, PortKey, SERVED, Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
@@ -50,7 +50,7 @@ pub(crate) static HUBS: DevMap = DevMap::with_max_entries(MAX_HUBS, 0);
 #[map]
 pub(crate) static HUB_DEVICES: Array<u32> = Array::with_max_entries(MAX_HUBS, 0);
 #[map]
-pub(crate) static SOCKETS: XskMap = XskMap::with_max_entries(MAX_HUBS, 0);
+pub(crate) static SOCKETS: XskMap = XskMap::with_max_entries(MAX_HUBS * HUB_QUEUES, 0);
 #[map]
 static SERVED_V4: HashMap<[u8; 4], u32> = HashMap::with_max_entries(MAX_SERVED, 0);
 #[map]

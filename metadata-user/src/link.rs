@@ -14,7 +14,7 @@ use metadata_common::stamp;
 use rustix::io::{Errno, write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::afxdp::{Socket, SocketStats};
+use crate::afxdp::{Queues, Socket, SocketStats};
 use crate::stack::Transmit;
 
 /// Octets of an Ethernet header (IEEE 802.3-2018 §3.1.1): destination, source, type.
@@ -23,7 +23,7 @@ pub const HEADER_LEN: usize = 14;
 /// the guest's port without a word (`xdp_ok_fwd_dev`, `net/core/filter.c`).
 pub const MAX_FRAME: usize = 1_500 + HEADER_LEN;
 
-/// Where frames come from: [`Socket`], or a pretended one in tests.
+/// Where frames come from: [`Socket`], [`Queues`], or a pretended one in tests.
 pub trait FrameSource: AsFd {
     /// Lends up to `max` frames to `f`, oldest first; returns how many. Never waits; the descriptor is
     /// readable when there is something to lend.
@@ -40,6 +40,16 @@ impl FrameSource for Socket {
 
     fn stats(&self) -> Option<SocketStats> {
         Socket::stats(self).ok()
+    }
+}
+
+impl FrameSource for Queues {
+    fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+        Queues::receive(self, max, f)
+    }
+
+    fn stats(&self) -> Option<SocketStats> {
+        Queues::stats(self).ok()
     }
 }
 

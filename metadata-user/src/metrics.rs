@@ -22,6 +22,7 @@ use crate::mailbox::MailboxCounts;
 use crate::serve::Tally;
 use crate::sink::SinkCounts;
 use crate::status::{Instances, PortState};
+use crate::steer::HubLosses;
 use crate::worker::WorkerStats;
 
 pub use exposition::{Exposition, Kind};
@@ -36,6 +37,8 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub struct Hub<'a, T> {
     /// The hub's number.
     pub number: u32,
+    /// Frames lost on the way through its devices.
+    pub losses: HubLosses,
     /// Its worker's counters.
     pub worker: WorkerStats<T>,
     /// The engine's counters, by name (`snake_case`, without prefix or suffix).
@@ -79,6 +82,8 @@ pub struct Snapshot<'a, T> {
     pub from_snapshot: bool,
     /// What became of messages from guests, and of what is kept for them.
     pub errands: Errands,
+    /// Frames that devices of ports did not take.
+    pub refused_by_ports: u64,
     /// The hubs.
     pub hubs: &'a [Hub<'a, T>],
 }

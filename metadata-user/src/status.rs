@@ -309,6 +309,8 @@ pub enum GuestState {
     Gone,
     /// Nothing: its port is not attached.
     Unbound,
+    /// Nothing: its port takes no redirected frames.
+    Unreachable,
 }
 
 /// How a look ended: the exit codes of the verb.

@@ -38,7 +38,7 @@ fn a_registered_socket_is_given_what_arrives() {
         socket(AddressFamily::XDP, SocketType::RAW, None).expect("an AF_XDP socket")
     });
     let socket = std::os::fd::AsFd::as_fd(&socket);
-    node.steering.register_socket(0, socket).expect("registered");
+    node.steering.register_socket(0, 0, socket).expect("registered");
     ask(&tap, ALICE);
     node.expect_count(Verdict::SocketDelivered, 1);
     node.expect_count(Verdict::SocketDropAbsent, 0);

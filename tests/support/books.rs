@@ -69,7 +69,7 @@ pub fn balance(agent: &Agent<'_>, more: i64) -> Result<()> {
             (
                 "steered = at the socket",
                 verdict("steer_").saturating_add_signed(more),
-                verdict("socket_delivered") + verdict("socket_drop_"),
+                verdict("socket_delivered") + verdict("socket_drop_") + lost(receive, &["veth_full"]),
             ),
             ("at the socket = received + lost", verdict("socket_delivered"), received + at_socket),
             ("received = to the stack + refused", received, stack + at_link),

@@ -160,6 +160,32 @@ impl AsFd for Tap {
     }
 }
 
+/// `struct ethtool_value` (linux/ethtool.h).
+#[repr(C)]
+struct Setting {
+    command: u32,
+    value: u32,
+}
+
+/// Turns generic receive offload of a device on or off, as `ethtool -K IFNAME gro on` does.
+///
+/// # Errors
+/// When there is no such device, or it has no such setting.
+pub fn set_gro(ns: &Namespace, ifname: &str, on: bool) -> Result<()> {
+    /// linux/ethtool.h and linux/sockios.h.
+    const ETHTOOL_SGRO: u32 = 0x2c;
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
+    let set = || -> io::Result<()> {
+        let socket = std::os::unix::net::UnixDatagram::unbound()?;
+        let mut setting = Setting { command: ETHTOOL_SGRO, value: on.into() };
+        let mut request = request(ifname);
+        request.ifr_ifru.ifru_data = (&raw mut setting).cast();
+        // SAFETY: the descriptor is open; the request and the setting it points to outlive the call, which reads both.
+        check(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) })
+    };
+    ns.run_in(set).with_context(|| format!("cannot turn GRO of {ifname} {}", if on { "on" } else { "off" }))
+}
+
 fn open_queue(name: &str, shape: Shape) -> io::Result<File> {
     open_queue_at(name, shape, None)
 }

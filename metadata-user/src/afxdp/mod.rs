@@ -47,7 +47,7 @@
 //! # Files
 //!
 //! `sys` maps memory, `ring` is one ring, `umem` the chunks and their owners, `receiver` joins them, `socket`
-//! sets up and binds. `all_sent` is no socket's, but memory shared with the kernel as well: what it says of
+//! sets up and binds, `queues` reads the sockets of a device's queues as one. `all_sent` is no socket's, but memory shared with the kernel as well: what it says of
 //! connections. Only `sys`, `ring`, `umem` and `all_sent` contain unsafe code.
 //!
 //! Reading list: Linux `Documentation/networking/af_xdp.rst`
@@ -55,6 +55,7 @@
 
 mod all_sent;
 mod error;
+mod queues;
 mod receiver;
 mod ring;
 mod socket;
@@ -66,4 +67,5 @@ pub mod model;
 
 pub use all_sent::AllSentTable;
 pub use error::AfxdpError;
+pub use queues::{MIN_QUEUE_RING, Queues};
 pub use socket::{HEADROOM, MAX_RX_RING, MIN_RX_RING, Socket, SocketConfig, SocketStats};

@@ -95,6 +95,22 @@ pub struct SocketStats {
     pub invalid_fill: u64,
 }
 
+impl SocketStats {
+    /// The counts of two sockets together.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            frames: self.frames.wrapping_add(other.frames),
+            bytes: self.bytes.wrapping_add(other.bytes),
+            bad_descriptors: self.bad_descriptors.wrapping_add(other.bad_descriptors),
+            dropped: self.dropped.wrapping_add(other.dropped),
+            ring_full: self.ring_full.wrapping_add(other.ring_full),
+            fill_ring_empty: self.fill_ring_empty.wrapping_add(other.fill_ring_empty),
+            invalid_fill: self.invalid_fill.wrapping_add(other.invalid_fill),
+        }
+    }
+}
+
 /// A bound AF_XDP socket that receives.
 #[derive(Debug)]
 pub struct Socket {

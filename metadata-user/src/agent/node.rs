@@ -305,10 +305,12 @@ impl Node {
         (0..).zip(self.workers.iter().map(WorkerHandle::heartbeat)).collect()
     }
 
-    /// Has ports steered by what costs their guests least now, and notes what the workers have done meanwhile.
+    /// Has ports steered by what costs their guests least now, and notes what the workers and the devices have done
+    /// meanwhile.
     pub fn follow_guests(&mut self, now: Instant) {
         self.loads.note(self.workers.iter().map(|worker| worker.stats().turns));
         self.steering.follow_guests(now);
+        self.touched.extend(self.steering.look_at_devices());
     }
 
     /// True while there are ports to look at.

@@ -1,6 +1,5 @@
 //! From a configuration to a running node.
 
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use super::node::Node;
 use super::reload::Origin;
 use super::state::State;
 use super::{Ended, Started};
-use crate::afxdp::{Socket, SocketConfig};
+use crate::afxdp::{Queues, SocketConfig};
 use crate::audit::Collector;
 use crate::config::Config;
 use crate::feed::libvirt;
@@ -26,7 +25,7 @@ use crate::link::HubTap;
 use crate::sandbox::Stage;
 use crate::serve::{Handing, Serve, ServeConfig};
 use crate::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
-use crate::steer::{Adopt, Hub, SteerConfig, Steering};
+use crate::steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
 use crate::store::Store;
 use crate::worker::{Worker, WorkerConfig, WorkerHandle};
 
@@ -98,6 +97,7 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
         adopt: taking.map_or(Adopt::Alone, |taking| Adopt::TakeOver { side: taking.side() }),
         mode: config.steer,
         hubs: config.workers,
+        queues: hub_queues(),
     })?;
     steering.forward_logs();
 
@@ -123,7 +123,7 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
     Ok((node, Giver { handing, questions }))
 }
 
-/// Makes a hub's socket and worker.
+/// Makes a hub's sockets and worker.
 fn work(
     config: &Config,
     steering: &mut Steering,
@@ -131,9 +131,11 @@ fn work(
     key: Key,
     hub: &Hub,
 ) -> anyhow::Result<WorkerHandle<StackStats>> {
-    let socket = Socket::bind(hub.inner_ifindex, hub.queue, &SocketConfig::default())
-        .with_context(|| format!("binding the AF_XDP socket to {}", hub.inner_name))?;
-    steering.register_socket(hub.number, socket.as_fd())?;
+    let sockets = Queues::bind(hub.inner_ifindex, hub.queues, &SocketConfig::default())
+        .with_context(|| format!("binding the AF_XDP sockets to {}", hub.inner_name))?;
+    for (queue, socket) in sockets.descriptors() {
+        steering.register_socket(hub.number, queue, socket)?;
+    }
     let tap = HubTap::new(steering.take_tap(hub.number));
     let stack = Stack::with_ledger(
         StackConfig {
@@ -151,5 +153,5 @@ fn work(
         sandbox: config.sandbox,
         ..WorkerConfig::default()
     };
-    Ok(Worker::spawn(worker, socket, tap, stack)?)
+    Ok(Worker::spawn(worker, sockets, tap, stack)?)
 }

@@ -164,6 +164,8 @@ pub struct Records {
 pub struct Node {
     /// Devices under the hub's names: name and kind.
     pub hub: Result<Vec<(String, String)>, Failure>,
+    /// Steered frames that found the ring of a hub's veth full, since the hub was made.
+    pub veth_full: u64,
     /// The agent that answers in the run directory: its process.
     pub agent: Option<u32>,
     /// A socket in the run directory nobody listens on any more.

@@ -29,10 +29,10 @@ impl<'a, T> Hubs<'a, T> {
         out: &mut Exposition,
         name: &str,
         help: &str,
-        of: fn(&WorkerStats<T>) -> [(&'static str, u64); N],
+        of: fn(&Hub<'_, T>) -> [(&'static str, u64); N],
     ) {
         let samples = self.each().flat_map(|(number, hub)| {
-            of(&hub.worker).map(|(reason, count)| ([("hub", number), ("reason", reason)], count))
+            of(hub).map(|(reason, count)| ([("hub", number), ("reason", reason)], count))
         });
         out.family(name, help, Kind::Counter, samples);
     }
@@ -43,8 +43,10 @@ impl<'a, T> Hubs<'a, T> {
         });
         self.one(out, "xdp_imds_received_bytes_total", "Octets in those frames.", |w| w.socket.bytes);
         let help = "Frames lost before or at the AF_XDP socket, by reason.";
-        self.lost(out, "xdp_imds_receive_lost_frames_total", help, |w| {
+        self.lost(out, "xdp_imds_receive_lost_frames_total", help, |hub| {
+            let w = &hub.worker;
             [
+                ("veth_full", hub.losses.veth_full),
                 ("ring_full", w.socket.ring_full),
                 ("dropped", w.socket.dropped),
                 ("bad_descriptor", w.socket.bad_descriptors),
@@ -63,7 +65,8 @@ impl<'a, T> Hubs<'a, T> {
         self.one(out, "xdp_imds_sent_frames_total", "Frames the hub tap took.", |w| w.tap.frames);
         self.one(out, "xdp_imds_sent_bytes_total", "Octets in those frames.", |w| w.tap.bytes);
         let help = "Frames the hub tap did not take, by reason.";
-        self.lost(out, "xdp_imds_send_lost_frames_total", help, |w| {
+        self.lost(out, "xdp_imds_send_lost_frames_total", help, |hub| {
+            let w = &hub.worker;
             [
                 ("full", w.tap.full),
                 ("no_memory", w.tap.no_memory),
@@ -72,6 +75,10 @@ impl<'a, T> Hubs<'a, T> {
                 ("other", w.tap.other),
             ]
         });
+        let help = "Frames the kernel dropped at the hub tap: those of the verdicts hub_drop_*, and those whose device \
+                    is down, narrower than the frame or takes no redirected frames.";
+        let dropped = self.each().map(|(number, hub)| ([("hub", number)], hub.losses.tap_dropped));
+        out.family("xdp_imds_hub_dropped_frames_total", help, Kind::Counter, dropped);
     }
 
     pub(super) fn turns(&self, out: &mut Exposition) {

@@ -36,6 +36,11 @@ pub(super) fn ports<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     let taps = snapshot.taps.iter().map(|(state, count)| ([("state", state.name())], *count));
     let help = "Ports that records and configuration ask for, by what has become of them.";
     out.family("xdp_imds_taps", help, Kind::Gauge, taps);
+    let (name, help) = (
+        "xdp_imds_port_refused_frames_total",
+        "Frames that devices of ports did not take, the agent's and all others: their guest does not empty its ring.",
+    );
+    out.family(name, help, Kind::Counter, [(NONE, snapshot.refused_by_ports)]);
     out.family("xdp_imds_identities", "Identities bound.", Kind::Gauge, [(NONE, snapshot.identities)]);
     attaching(&snapshot.attaching, out);
 }

@@ -6,6 +6,7 @@ use crate::mailbox::MailboxCounts;
 use crate::serve::Tally;
 use crate::sink::SinkCounts;
 use crate::status::{InstanceState, Instances, PortState};
+use crate::steer::HubLosses;
 use crate::worker::{LoopStats, WorkerStats};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -38,8 +39,10 @@ fn worker() -> WorkerStats<()> {
     }
 }
 
+const LOSSES: HubLosses = HubLosses { veth_full: 91, tap_dropped: 92 };
+
 fn text() -> String {
-    let hub = |number, counters, gauges| Hub { number, worker: worker(), counters, gauges };
+    let hub = |number, counters, gauges| Hub { number, losses: LOSSES, worker: worker(), counters, gauges };
     let hubs =
         [hub(0, &[("segments", 41)][..], &[("connections", 42)][..]), hub(1, &[("segments", 43)], &[])];
     let verdicts = [("steered", 51), ("drop_unknown_mac", 52)];
@@ -67,6 +70,7 @@ fn text() -> String {
             messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
             mailboxes: MailboxCounts { saves_failed: 76, loads_failed: 77 },
         },
+        refused_by_ports: 93,
         hubs: &hubs,
     })
 }
@@ -117,6 +121,9 @@ fn every_count_is_a_line() {
         "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"dropped\"} 14",
         "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"ring_full\"} 15",
         "xdp_imds_fill_ring_empty_total{hub=\"0\"} 16",
+        "xdp_imds_receive_lost_frames_total{hub=\"1\",reason=\"veth_full\"} 91",
+        "xdp_imds_hub_dropped_frames_total{hub=\"0\"} 92",
+        "xdp_imds_port_refused_frames_total 93",
         "xdp_imds_fill_ring_invalid_total{hub=\"0\"} 17",
         "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"runt\"} 21",
         "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"unstamped\"} 22",
@@ -189,6 +196,7 @@ fn a_family_without_samples_is_left_out() {
         attaching: Attaching::default(),
         rendering: Duration::ZERO,
         errands: Errands::default(),
+        refused_by_ports: 0,
         hubs: &[],
     });
     assert!(text.starts_with("# HELP xdp_imds_build_info "), "{text}");

@@ -93,6 +93,7 @@ pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::R
             GuestState::Awaited => "its requests are held until its record comes",
             GuestState::Gone => "its record has gone: 404",
             GuestState::Unbound => "not served: its port is not attached",
+            GuestState::Unreachable => "not served: its port takes no redirected frames",
         };
         row("state", &state, out)?;
         let vm = guest.vm.as_ref().zip(guest.uuid.as_ref()).map(|(vm, uuid)| format!("{vm}, {uuid}"));

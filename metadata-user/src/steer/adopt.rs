@@ -15,6 +15,7 @@ use std::path::Path;
 
 use super::attach::Refusal;
 use super::held::{Held, replace_tcx, replace_xdp};
+use super::losses::Looks;
 use super::mode::Programs;
 use super::netns::Cookie;
 use super::pins::{self, LinkName, On, Pins};
@@ -171,7 +172,15 @@ impl Steering {
                 self.bound.extend(bound);
                 tracing::debug!(%port, identities = left.slots.len(), "went on with what an agent before left");
                 let closed = self.tables.is_closed(key);
-                Ok(Attached { cookie, key, slots: left.slots, programs, closed, gone: false })
+                Ok(Attached {
+                    cookie,
+                    key,
+                    slots: left.slots,
+                    programs,
+                    closed,
+                    gone: false,
+                    looks: Looks::new(ifindex),
+                })
             }
             Err(error) => {
                 self.left.insert((cookie, ifindex), left);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use super::netns::MAX_NAMESPACES;
-use super::{HUB_PREFIX_MAX, HUBS_OF_A_SIDE, REQUIRED_KERNEL};
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE, REQUIRED_KERNEL};
 use crate::port::PortName;
 
 /// Why steering could not do what it was asked; nothing is left half done.
@@ -179,6 +179,12 @@ pub enum SteerError {
     NotAttached {
         /// The port.
         port: PortName,
+    },
+    /// No queue, or too many.
+    #[error("expected 1 to {HUB_QUEUES} receive queues of a hub, found {found}")]
+    Queues {
+        /// How many were asked for.
+        found: u32,
     },
     /// No hub, or too many.
     #[error("expected 1 to {HUBS_OF_A_SIDE} hubs, found {found}; `workers` says how many")]

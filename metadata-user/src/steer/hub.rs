@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 
 use metadata_common::maps::MAX_HUBS;
 
-use super::{HUB_PREFIX_MAX, SteerError, netlink, netns, tun};
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, SteerError, netlink, netns, tun};
 
 /// MTU of the hub's devices, octets. A redirect drops frames above the target's MTU, so it exceeds any
 /// guest's; a veth runs XDP natively up to a page less head and tail room, 3,506 octets on x86.
@@ -21,6 +21,13 @@ pub const HUB_MTU: u32 = MAX_STEERED - ethernet::HEADER as u32;
 /// Hubs of one agent. Those of a node are numbered through, and an agent has one side of the numbers: 0 to 31 or 32 to
 /// 63. The one that takes over from it has the other.
 pub const HUBS_OF_A_SIDE: u32 = MAX_HUBS / 2;
+
+/// Receive queues an agent gives each hub: one for each CPU this process may use, up to [`HUB_QUEUES`].
+#[must_use]
+pub fn hub_queues() -> u32 {
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+    cpus.clamp(1, HUB_QUEUES)
+}
 
 /// The inner end of the hub's veth pair: where the AF_XDP socket is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +38,9 @@ pub struct Hub {
     pub inner_ifindex: u32,
     /// Name of the inner end.
     pub inner_name: String,
-    /// The receive queue all steered frames arrive on.
-    pub queue: u32,
+    /// The receive queues steered frames arrive on, counted from 0, each with a ring of the veth and a socket of its
+    /// own: the kernel picks the one numbered as the sender's CPU, modulo their number.
+    pub queues: u32,
 }
 
 /// The devices of one hub. They go with [`Devices::remove`]; the tap also when its descriptor is closed.
@@ -72,24 +80,24 @@ impl Devices {
     /// Makes the devices of hub `number` in the calling thread's namespace, all up but carrying nothing yet.
     ///
     /// A veth pair left by an agent that was killed is replaced. On an error nothing is left.
-    pub(super) fn create(prefix: &str, number: u32) -> Result<(Self, OwnedFd), SteerError> {
+    pub(super) fn create(prefix: &str, number: u32, queues: u32) -> Result<(Self, OwnedFd), SteerError> {
         check_prefix(prefix)?;
         let [outer, inner, name] = names(prefix, number);
         // The tap first: a live agent holds it, and then nothing of that agent's may be touched.
         let fd = tun::create(&name)?;
         let tap = Device::find(name)?;
         // Closing the descriptor would do, but not at once if a child process is just being started.
-        let (outer, inner) = Self::create_veth(outer, inner).inspect_err(|_| tap.remove())?;
+        let (outer, inner) = Self::create_veth(outer, inner, queues).inspect_err(|_| tap.remove())?;
         let devices = Self { outer, inner, tap };
         devices.bring_up().inspect_err(|_| devices.remove())?;
         Ok((devices, fd))
     }
 
-    fn create_veth(outer: String, inner: String) -> Result<(Device, Device), SteerError> {
+    fn create_veth(outer: String, inner: String, queues: u32) -> Result<(Device, Device), SteerError> {
         for end in [&outer, &inner] {
             remove_left_over(end)?;
         }
-        netlink::create_veth(&outer, &inner)?;
+        netlink::create_veth(&outer, &inner, queues)?;
         let outer = Device::find(outer)?;
         let inner = Device::find(inner).inspect_err(|_| outer.remove())?;
         Ok((outer, inner))

@@ -35,6 +35,8 @@
 //! - Send a frame back where it came from (`XDP_TX`) on every device: a tap can, a veth only while its peer takes
 //!   such frames in, which nobody tells. Hence what the kernel answers itself ([`SteerConfig::answers`]) it
 //!   answers on taps; elsewhere all is steered.
+//! - Say that a ring was full: a redirect or `XDP_TX` that finds no room counts as done. Hence the devices' own counters
+//!   are read every few seconds (`losses`), and each CPU has a queue of the hub to itself, as far as there are eight.
 //! - Look at a large frame by XDP at no cost: hence a classifier for guests that have booted (`mode`).
 //! - Carry two XDP programs on one device: a port that is taken is an error that names the holder.
 //!
@@ -53,12 +55,14 @@ mod adopt;
 mod attach;
 mod counters;
 mod devices;
+mod devstats;
 mod error;
 mod guard;
 mod handing;
 mod held;
 mod hub;
 mod logs;
+mod losses;
 mod mode;
 mod netlink;
 mod netns;
@@ -79,7 +83,8 @@ pub use devices::{DEVICES_MAX, LinkList, Seen};
 pub use error::SteerError;
 pub use guard::{Guarded, is_hub_tap};
 pub use handing::Claims;
-pub use hub::{HUB_MTU, HUBS_OF_A_SIDE, Hub};
+pub use hub::{HUB_MTU, HUBS_OF_A_SIDE, Hub, hub_queues};
+pub use losses::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use netns::{MAX_NAMESPACES, NetnsId};
 pub use pins::{PinsError, Released, release};
@@ -91,6 +96,7 @@ pub use watch::{Changed, Device, LinkWatch};
 use aya::Ebpf;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
+pub use metadata_common::maps::HUB_QUEUES;
 use metadata_common::maps::{MAX_HUBS, Slot, name, program};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -163,6 +169,9 @@ pub struct SteerConfig {
     pub mode: Mode,
     /// How many hubs share the slots, 1 to [`HUBS_OF_A_SIDE`].
     pub hubs: u32,
+    /// Receive queues of each hub, 1 to [`HUB_QUEUES`]. A queue's ring holds 256 frames (`VETH_RING_SIZE`,
+    /// drivers/net/veth.c), so CPUs that share one lose frames under a flood.
+    pub queues: u32,
 }
 
 impl Default for SteerConfig {
@@ -178,6 +187,7 @@ impl Default for SteerConfig {
             adopt: Adopt::Alone,
             mode: Mode::default(),
             hubs: 1,
+            queues: 1,
         }
     }
 }
@@ -207,6 +217,10 @@ pub struct Steering {
     mode: Mode,
     /// The port last looked at, while there are more behind it.
     looked_at: Option<PortName>,
+    /// The port of another namespace whose devices were looked at last, while there are more behind it.
+    looked_into: Option<PortName>,
+    /// What devices lost, by the last look at them.
+    losses: Losses,
     /// The agent's own namespace, which the hub is in.
     home: Cookie,
     hubs: Vec<Hub>,
@@ -242,7 +256,7 @@ impl Guard {
             hub::check_absent(&config.hub, config.hubs..MAX_HUBS)?;
         }
         for number in first..first + config.hubs {
-            let (devices, tap) = Devices::create(&config.hub, number)?;
+            let (devices, tap) = Devices::create(&config.hub, number, config.queues)?;
             self.devices.push(devices);
             taps.push(tap);
         }
@@ -281,6 +295,9 @@ impl Steering {
         let home = Arc::new(Netns::own()?);
         if !(1..=HUBS_OF_A_SIDE).contains(&config.hubs) {
             return Err(SteerError::Hubs { found: config.hubs });
+        }
+        if !(1..=HUB_QUEUES).contains(&config.queues) {
+            return Err(SteerError::Queues { found: config.queues });
         }
         if config.adopt.side() > 1 {
             return Err(SteerError::Side { found: config.adopt.side() });
@@ -341,7 +358,12 @@ impl Steering {
             links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);
             links.push(Held::new(put(&mut ebpf, program::HUB, tap)?, None)?);
             tables.set_hub(number, outer.ifindex)?;
-            hubs.push(Hub { number, inner_ifindex: inner.ifindex, inner_name: inner.name.clone(), queue: 0 });
+            hubs.push(Hub {
+                number,
+                inner_ifindex: inner.ifindex,
+                inner_name: inner.name.clone(),
+                queues: config.queues,
+            });
         }
         let mut steering = Self {
             ports: BTreeMap::new(),
@@ -362,6 +384,8 @@ impl Steering {
             side,
             mode: config.mode,
             looked_at: None,
+            looked_into: None,
+            losses: Losses { hubs: vec![HubLosses::default(); hubs.len()], ports: 0 },
             home,
             hubs,
             devices,
@@ -438,13 +462,18 @@ impl Steering {
             .expect("the hub tap is taken once")
     }
 
-    /// Lets frames steered to a hub arrive at this AF_XDP socket, in place of any before it. Until the first is
+    /// Lets frames of a hub's queue arrive at this AF_XDP socket, in place of any before it. Until the first is
     /// registered they are dropped and counted.
     ///
     /// # Errors
-    /// When `socket` is no AF_XDP socket.
-    pub fn register_socket(&mut self, hub: u32, socket: BorrowedFd<'_>) -> Result<(), SteerError> {
-        self.tables.set_socket(hub, socket)
+    /// When `socket` is no AF_XDP socket, or no hub has such a queue.
+    pub fn register_socket(
+        &mut self,
+        hub: u32,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+    ) -> Result<(), SteerError> {
+        self.tables.set_socket(hub, queue, socket)
     }
 
     /// Where user space and the kernel tell each other what has been said on connections: a mapping of its

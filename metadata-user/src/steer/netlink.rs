@@ -6,7 +6,8 @@
 
 use futures_util::TryStreamExt as _;
 use rtnetlink::packet_route::link::{
-    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoKind, LinkAttribute, LinkInfo, LinkMessage, LinkXdp,
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo,
+    LinkMessage, LinkXdp,
 };
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth};
 use std::io;
@@ -42,11 +43,23 @@ fn io_error(error: rtnetlink::Error) -> io::Error {
     }
 }
 
-/// Creates a veth pair, both ends down.
-pub(super) fn create_veth(outer: &str, inner: &str) -> Result<(), SteerError> {
+/// Creates a veth pair, both ends down. The inner end has this many receive queues.
+pub(super) fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), SteerError> {
+    // The kernel reads how many queues to have of either end, and how many to use of the outer end's request.
+    let several = LinkAttribute::NumRxQueues(queues);
+    let mut veth = LinkVeth::new(outer, inner).append_extra_attribute(several.clone()).build();
+    let infos = veth.attributes.iter_mut().filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    for info in infos.flatten() {
+        if let LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))) = info {
+            peer.attributes.push(several.clone());
+        }
+    }
     talk(
-        || format!("create the veth pair {outer} and {inner}"),
-        async |netlink| netlink.link().add(LinkVeth::new(outer, inner).build()).execute().await,
+        || format!("create the veth pair {outer} and {inner} with {queues} receive queues"),
+        async |netlink| netlink.link().add(veth).execute().await,
     )
 }
 

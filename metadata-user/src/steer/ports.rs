@@ -5,6 +5,7 @@ use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::losses::Looks;
 use super::mode::{By, Programs};
 use super::netns::{Cookie, Netns};
 use super::tables::Binding;
@@ -32,6 +33,8 @@ pub(super) struct Attached {
     pub(super) closed: bool,
     /// Its device was deleted: one of the same name and index is another.
     pub(super) gone: bool,
+    /// What is known of its device by the last look at it.
+    pub(super) looks: Looks,
 }
 
 impl Steering {
@@ -96,7 +99,15 @@ impl Steering {
         let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
         let programs = self.own(port, cookie, key, closed).inspect_err(|_| self.object.release(cookie))?;
-        Ok(Attached { cookie, key, slots: BTreeMap::new(), programs, closed, gone: false })
+        Ok(Attached {
+            cookie,
+            key,
+            slots: BTreeMap::new(),
+            programs,
+            closed,
+            gone: false,
+            looks: Looks::new(ifindex),
+        })
     }
 
     /// Puts programs on a port, once it is known to be ours: from then on they let nothing pass that is.
@@ -314,7 +325,7 @@ impl Steering {
         self.netns_of(port)?.run(|| place(port))
     }
 
-    fn netns_of(&self, port: &PortName) -> Result<Arc<Netns>, SteerError> {
+    pub(super) fn netns_of(&self, port: &PortName) -> Result<Arc<Netns>, SteerError> {
         match &port.netns {
             None => Ok(Arc::clone(&self.devices.home)),
             Some(name) => Netns::open(name).map(Arc::new),

@@ -8,6 +8,7 @@ use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
     ARP_ONLY, Agent, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, name,
+    socket_index,
 };
 use metadata_common::verdict::Verdict;
 use std::io;
@@ -125,11 +126,18 @@ impl Tables {
             .map_err(|source| SteerError::map(name::HUB_DEVICES, entering(), source))
     }
 
-    /// Gives the frames of a hub to a socket.
-    pub(super) fn set_socket(&mut self, hub: u32, socket: BorrowedFd<'_>) -> Result<(), SteerError> {
-        self.sockets
-            .set(hub, socket.as_raw_fd(), 0)
-            .map_err(|source| SteerError::map(name::SOCKETS, format!("enter a socket for hub {hub}"), source))
+    /// Gives the frames of a hub's queue to a socket.
+    pub(super) fn set_socket(
+        &mut self,
+        hub: u32,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+    ) -> Result<(), SteerError> {
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
+            SteerError::map(name::SOCKETS, format!("enter a socket for queue {queue} of hub {hub}"), source)
+        };
+        let index = socket_index(hub, queue).ok_or_else(|| failed("no hub has such a queue".into()))?;
+        self.sockets.set(index, socket.as_raw_fd(), 0).map_err(|source| failed(source.into()))
     }
 
     /// Owns a port, with a full bucket.

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::Node;
 use super::status::spoken;
-use super::{Node, Serves};
 use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
 use crate::feed::FeedEvent;
 use crate::instances::{Instance, Name, PAGE, Page, Port, Vm};
 use crate::record::{Limits, Record};
 use crate::registry::{MAX_RECORDS, RecordId, Source, Standing};
-use crate::status::{GuestState, InstanceState};
+use crate::status::InstanceState;
 
 /// What the node knows of records nobody tells again.
 #[derive(Debug)]
@@ -208,12 +208,7 @@ impl Node {
         Port {
             port: spoken(&who.port),
             mac: who.mac.to_string(),
-            state: match self.bound.get(who).map(|bound| &bound.serves) {
-                Some(Serves::Responses(_)) => GuestState::Served,
-                Some(Serves::Awaited) => GuestState::Awaited,
-                Some(Serves::Gone) => GuestState::Gone,
-                None => GuestState::Unbound,
-            },
+            state: self.guest_state(who),
             held_by: holder.map(Name::from),
             reason: self.port_state(&who.port).1.map(str::to_owned),
         }

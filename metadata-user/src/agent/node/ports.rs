@@ -21,6 +21,10 @@ use crate::worker::{ControlError, WorkerHandle};
 /// What is said of a port whose interface is not there.
 pub(super) const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
 
+/// What is said of a port whose guest hears nothing.
+pub(super) const UNREACHABLE: &str = "answers do not reach its guest: the device takes no redirected frames. Of a veth, turn GRO on at the other end \
+     (`ethtool -K PEER gro on`); else give the guest a tap. It is served as soon as it takes them";
+
 impl Node {
     /// Brings one port to the plan.
     pub(super) fn settle(&mut self, port: &PortName) {
@@ -47,6 +51,9 @@ impl Node {
             self.plan.speakers(port).map(|(who, key)| (who.clone(), key.cloned())).collect();
         for (who, key) in speakers {
             self.serve(&who, key.as_ref());
+        }
+        if !self.steering.is_reachable(port) {
+            self.trouble(port, UNREACHABLE);
         }
         self.attaching.done(port, fresh);
         if fresh {

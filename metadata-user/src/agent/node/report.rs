@@ -20,9 +20,14 @@ impl Node {
         let workers: Vec<_> = self.workers.iter().map(WorkerHandle::stats).collect();
         let named: Vec<_> =
             workers.iter().map(|worker| (worker.engine.counters(), worker.engine.gauges())).collect();
-        let hubs: Vec<_> = (0..)
+        let losses = self.steering.losses();
+        let hubs: Vec<_> = (0_u32..)
             .zip(workers.iter().zip(&named))
-            .map(|(number, (worker, (counters, gauges)))| Hub { number, worker: *worker, counters, gauges })
+            .map(|(number, (worker, (counters, gauges)))| {
+                let at = usize::try_from(number).unwrap_or(usize::MAX);
+                let losses = losses.hubs.get(at).copied().unwrap_or_default();
+                Hub { number, losses, worker: *worker, counters, gauges }
+            })
             .collect();
         let (xdp, tcx) = self.steering.ports_by_program();
         let (taps, instances) = (self.ports_by_state().into_iter().collect::<Vec<_>>(), self.instances());
@@ -43,6 +48,7 @@ impl Node {
             audit: self.audit.as_ref().map(|audit| audit.borrow().counts()),
             process: Process::read(),
             errands: self.state.counts(),
+            refused_by_ports: losses.ports,
             hubs: &hubs,
         };
         metrics::render(&snapshot)

@@ -200,8 +200,7 @@ impl Node {
             if !has {
                 return InstanceState::Contested;
             }
-            let served =
-                self.bound.get(who).is_some_and(|bound| matches!(bound.serves, Serves::Responses(_)));
+            let served = self.guest_state(who) == GuestState::Served;
             state = match (served, state) {
                 (true, InstanceState::Unplaced | InstanceState::Served) => InstanceState::Served,
                 _ => InstanceState::Waiting,
@@ -230,6 +229,9 @@ impl Node {
             Err(error) => warn!("kernel counters: {error}"),
         }
         let errands = self.state.counts();
+        let losses = self.steering.losses();
+        counts.insert("refused_by_ports".into(), losses.ports);
+        counts.insert("veth_full".into(), losses.hubs.iter().map(|hub| hub.veth_full).sum());
         let mut add = |name: &str, count: u64| *counts.entry(name.to_owned()).or_default() += count;
         for worker in &self.workers {
             let stats = worker.stats();
@@ -272,6 +274,17 @@ impl Node {
             || who.mac.to_string().eq_ignore_ascii_case(name)
     }
 
+    /// What an identity's requests get.
+    pub(super) fn guest_state(&self, who: &IdentityName) -> GuestState {
+        match self.bound.get(who).map(|bound| &bound.serves) {
+            Some(_) if !self.steering.is_reachable(&who.port) => GuestState::Unreachable,
+            Some(Serves::Responses(_)) => GuestState::Served,
+            Some(Serves::Awaited) => GuestState::Awaited,
+            Some(Serves::Gone) => GuestState::Gone,
+            None => GuestState::Unbound,
+        }
+    }
+
     fn guest(&self, who: &IdentityName, id: Option<&RecordId>) -> Asked {
         let record = id.and_then(|id| self.records.get(id));
         let bound = self.bound.get(who);
@@ -282,12 +295,7 @@ impl Node {
             record: id.map(RecordId::to_string),
             vm: record.map(|record| record.vm.name.to_string()),
             uuid: record.map(|record| record.vm.uuid.as_str().to_owned()),
-            state: match bound.map(|bound| &bound.serves) {
-                Some(Serves::Responses(_)) => GuestState::Served,
-                Some(Serves::Awaited) => GuestState::Awaited,
-                Some(Serves::Gone) => GuestState::Gone,
-                None => GuestState::Unbound,
-            },
+            state: self.guest_state(who),
             reason: self.port_state(&who.port).1.map(str::to_owned),
             slot,
             hub: slot.map(|slot| self.steering.hub_of(slot)),

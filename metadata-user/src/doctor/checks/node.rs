@@ -10,6 +10,7 @@ const EARLIEST: u64 = 1_767_225_600;
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Facts { node, wanted, process, .. } = facts;
     let mut checks = vec![agent(node), hub(node, &wanted.hub)];
+    checks.extend(ring(node));
     checks.extend(addresses(node));
     checks.extend(bridge(node));
     checks.push(clock(process.unix_time));
@@ -70,6 +71,18 @@ fn hub(node: &Node, prefix: &str) -> Check {
             "Stop it, or give this one another --hub, --run and --pins",
         ),
     }
+}
+
+/// The veth's ring stands before the AF_XDP ring, and is shorter.
+fn ring(node: &Node) -> Option<Check> {
+    (node.veth_full > 0).then(|| {
+        Check::warn(
+            "hub.ring",
+            format!("{} steered frames found the ring of the hub's veth full, and were lost", node.veth_full),
+            "none",
+            "More `workers`, more CPU, or lower `limits` for guests that flood",
+        )
+    })
 }
 
 fn addresses(node: &Node) -> Vec<Check> {

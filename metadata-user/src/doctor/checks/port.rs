@@ -2,12 +2,15 @@
 
 use metadata_common::maps::program;
 
-use super::super::{Check, Facts, Port};
+use super::super::{Check, Facts, Port, Status};
 use super::count;
 use crate::port::PortName;
 use crate::steer::probe::{Device, Failure, Feature, Place, Program, Search};
 use crate::steer::{HUB_MTU, Mode};
 
+/// Frames a tap's ring should hold: eight connections with ten segments each under way (RFC 6928 §2), doubled for the
+/// guest's other traffic. The kernel's own number is 500 or 1,000.
+const LEAST_RING: u32 = 160;
 /// The MTU guests have unless they are told another.
 const USUAL_MTU: u32 = 1_500;
 
@@ -38,13 +41,17 @@ fn one(facts: &Facts, port: &Port) -> Vec<Check> {
             return vec![absent(&port.name, Some(failure), port.elsewhere.as_ref()).of(&port.name)];
         }
     };
+    let kind = kind(device);
+    let is_none = kind.as_ref().is_some_and(|check| check.status == Status::Fail);
     let wrong = [
-        kind(device),
+        kind,
         xdp(facts, port, device),
         classifiers(facts, device),
         elsewhere(facts, &port.name),
         mtu(device),
         up(&port.name, device),
+        redirect(device).filter(|_| !is_none),
+        ring(&port.name, device),
     ];
     let mut checks: Vec<_> = wrong.into_iter().flatten().map(|check| check.of(&port.name)).collect();
     if checks.is_empty() {
@@ -54,11 +61,12 @@ fn one(facts: &Facts, port: &Port) -> Vec<Check> {
 }
 
 fn well(device: &Device) -> String {
-    let Device { kind, mtu, queues, master, xdp, tcx, .. } = device;
+    let Device { kind, mtu, queues, master, xdp, tcx, refused, .. } = device;
     let master = master.as_ref().map_or_else(String::new, |(name, kind)| format!(", on {kind} {name}"));
     let steered = xdp.iter().chain(tcx.iter().flatten()).any(is_ours);
     let steered = if steered { ", steered by the agent that is at work" } else { "" };
-    format!("{kind}, up, MTU {mtu}, {}{master}{steered}", count(*queues as usize, "queue"))
+    let refused = if *refused > 0 { format!(", {refused} frames refused so far") } else { String::new() };
+    format!("{kind}, up, MTU {mtu}, {}{master}{steered}{refused}", count(*queues as usize, "queue"))
 }
 
 fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>) -> Check {
@@ -128,11 +136,13 @@ fn kind(device: &Device) -> Option<Check> {
     }
     match kind.as_str() {
         "tap" => None,
+        // `redirect` says more.
+        "veth" if device.takes_redirected == Some(false) => None,
         "veth" => Some(Check::warn(
             check,
             "a veth: the kernel answers nothing itself, and answers arrive only while its peer takes redirected frames",
             "a tap, or a veth whose peer does",
-            "Where it is not a guest's tap but the way to it, name the tap; else turn GRO on at the peer (ethtool -K PEER gro on)",
+            "Where it is not a guest's tap but the way to it, name the tap; else keep GRO on at the peer (ethtool -K PEER gro on)",
         )),
         "macvtap" | "macvlan" | "ipvtap" | "ipvlan" => Some(Check::fail(
             check,
@@ -267,6 +277,33 @@ fn mtu(device: &Device) -> Option<Check> {
     } else {
         None
     }
+}
+
+/// An answer comes by a redirect, which the driver has to take.
+fn redirect(device: &Device) -> Option<Check> {
+    let remedy = match device.kind.as_str() {
+        "veth" => "Turn GRO on at the other end: `ethtool -K PEER gro on` in its namespace",
+        _ => "Give the VM a tap",
+    };
+    (device.takes_redirected == Some(false)).then(|| {
+        let found = format!("the {} takes no redirected frames: its guest gets no answer", device.kind);
+        Check::fail("port.redirect", found, "a device that takes them", remedy)
+    })
+}
+
+/// What a tap's ring has no room for is lost, the agent's frames and all others.
+fn ring(name: &PortName, device: &Device) -> Option<Check> {
+    let Device { ring, refused, .. } = device;
+    (device.kind == "tap" && *ring < LEAST_RING).then(|| {
+        let lost = if *refused > 0 { format!("; it refused {refused} so far") } else { String::new() };
+        let remedy = format!("`ip link set {} txqueuelen 1000`", name.ifname);
+        Check::warn(
+            "port.ring",
+            format!("a ring of {ring} frames{lost}"),
+            format!("{LEAST_RING} or more: answers that find no room are sent again later"),
+            remedy,
+        )
+    })
 }
 
 fn up(name: &PortName, device: &Device) -> Option<Check> {

@@ -37,6 +37,9 @@ fn tap() -> Device {
         up: true,
         mtu: 1_500,
         queues: 1,
+        ring: 1_000,
+        refused: 0,
+        takes_redirected: Some(true),
         master: Some(("br0".into(), "bridge".into())),
         xdp: Vec::new(),
         tcx: Some(Vec::new()),
@@ -95,6 +98,7 @@ fn healthy() -> Facts {
         records: Some(Records { count: 1, ..Records::default() }),
         node: Node {
             hub: Ok(Vec::new()),
+            veth_full: 0,
             agent: None,
             stale_socket: None,
             addresses: Ok(vec![AddressUse {

@@ -8,9 +8,9 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::facts::{Facts, Kernel, Node, Wanted};
-use crate::afxdp::SocketConfig;
+use crate::afxdp::{Queues, SocketConfig};
 use crate::config::Config;
-use crate::steer::{SteerConfig, probe};
+use crate::steer::{SteerConfig, hub_queues, probe};
 
 /// All there is to see for this configuration.
 pub(super) fn facts(config: &Config) -> Facts {
@@ -30,12 +30,11 @@ pub(super) fn facts(config: &Config) -> Facts {
 }
 
 fn wanted(config: &Config) -> Wanted {
-    let socket = SocketConfig::default();
     Wanted {
         steer: config.steer,
         hub: config.hub.clone(),
         workers: config.workers,
-        pinned_memory: u64::from(socket.chunks) * u64::from(socket.chunk_size),
+        pinned_memory: Queues::memory(hub_queues(), &SocketConfig::default()),
         feeds: feeds(config),
     }
 }
@@ -71,6 +70,7 @@ fn node(config: &Config) -> Node {
     let filter = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
     Node {
         hub: probe::hub_devices(&config.hub, config.workers),
+        veth_full: probe::veth_full(&config.hub, config.workers).unwrap_or_default(),
         agent,
         stale_socket,
         addresses: probe::address_uses(&config.addresses),

@@ -6,7 +6,7 @@ use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, Lin
 use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcOption};
 
 use super::super::netns::{self, Netns};
-use super::super::{SteerError, netlink};
+use super::super::{SteerError, devstats, netlink};
 use super::Failure;
 use crate::port::PortName;
 
@@ -28,6 +28,12 @@ pub struct Device {
     pub mtu: u32,
     /// Receive queues.
     pub queues: u32,
+    /// Frames that wait for its reader at most: of a tap, the length of its ring.
+    pub ring: u32,
+    /// Frames it has not taken since it was made, whoever's.
+    pub refused: u64,
+    /// Whether frames can be redirected to it; `None` where the kernel does not say (before Linux 6.3).
+    pub takes_redirected: Option<bool>,
     /// Its bridge or other master: name and kind.
     pub master: Option<(String, String)>,
     /// XDP programs on it.
@@ -74,6 +80,11 @@ fn look(name: &str, ifindex: u32) -> Result<Device, SteerError> {
     let mtu = number(|attribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None });
     let queues =
         number(|attribute| if let LinkAttribute::NumRxQueues(n) = attribute { Some(*n) } else { None });
+    let ring = number(|attribute| if let LinkAttribute::TxQueueLen(n) = attribute { Some(*n) } else { None });
+    let refused = message.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Stats64(counts) => Some(counts.tx_dropped),
+        _ => None,
+    });
     Ok(Device {
         ifindex,
         kind: netlink::kind(name, ifindex)?,
@@ -81,6 +92,9 @@ fn look(name: &str, ifindex: u32) -> Result<Device, SteerError> {
         up: message.header.flags.contains(LinkFlags::Up),
         mtu: mtu.unwrap_or_default(),
         queues: queues.unwrap_or(1),
+        ring: ring.unwrap_or_default(),
+        refused: refused.unwrap_or_default(),
+        takes_redirected: devstats::takes_redirected(ifindex),
         master: master(&message),
         xdp: netlink::xdp_programs(name, ifindex)?.into_iter().map(program).collect(),
         tcx: SchedClassifier::query_tcx(name, TcAttachType::Ingress)

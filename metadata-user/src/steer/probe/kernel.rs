@@ -173,9 +173,9 @@ pub fn rehearse(config: &SteerConfig) -> Result<(), Failure> {
         let hubs = steering.hubs().to_vec();
         let mut sockets = Vec::new();
         for hub in &hubs {
-            let socket = Socket::bind(hub.inner_ifindex, hub.queue, &SocketConfig::default())
+            let socket = Socket::bind(hub.inner_ifindex, 0, &SocketConfig::default())
                 .map_err(|error| Failure::of(&error))?;
-            steering.register_socket(hub.number, socket.as_fd())?;
+            steering.register_socket(hub.number, 0, socket.as_fd())?;
             sockets.push(socket);
         }
         let _guest = tun::create(tap)?;

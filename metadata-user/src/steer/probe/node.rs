@@ -11,7 +11,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use super::super::{HUBS_OF_A_SIDE, SteerError, hub, netlink, netns};
+use super::super::{HUBS_OF_A_SIDE, SteerError, devstats, hub, netlink, netns};
 use super::Failure;
 
 /// Pinned links looked at, at most.
@@ -46,6 +46,22 @@ pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Fai
         }
     }
     Ok(found)
+}
+
+/// Steered frames for which the rings of the hubs' veths had no room, since they were made.
+///
+/// # Errors
+/// When the kernel does not say.
+pub fn veth_full(prefix: &str, hubs: u32) -> Result<u64, Failure> {
+    let dropped = devstats::dropped()?;
+    let numbers = [0, HUBS_OF_A_SIDE].into_iter().flat_map(|first| first..first + hubs.min(HUBS_OF_A_SIDE));
+    let mut sum = 0;
+    for [outer, ..] in numbers.map(|number| hub::names(prefix, number)) {
+        let ifindex = netns::index_of(&outer)?;
+        let counts = dropped.iter().find(|(index, _)| Some(*index) == ifindex);
+        sum += counts.map_or(0, |(_, counts)| counts.tx);
+    }
+    Ok(sum)
 }
 
 /// What the calling thread's namespace does with these addresses. Nothing is sent.

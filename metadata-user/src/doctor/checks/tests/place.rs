@@ -120,6 +120,7 @@ fn the_node_around_is_judged() {
             Warn,
             &["fa:16:3e"],
         ),
+        ("veth full", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
         ("unseen", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
     ]);
     for (what, spoil) in [
@@ -238,6 +239,27 @@ fn a_device_that_cannot_be_a_port_or_is_taken_is_named_with_its_holder() {
         ("macvtap", |f| kind(f, "macvtap"), "port.kind", Fail, &["macvtap", "bridge"]),
         ("bridge", |f| kind(f, "bridge"), "port.kind", Fail, &["tap of one VM"]),
         ("veth", |f| kind(f, "veth"), "port.kind", Warn, &["gro on"]),
+        (
+            "bare veth",
+            |f| {
+                kind(f, "veth");
+                the_tap(f).takes_redirected = Some(false);
+            },
+            "port.redirect",
+            Fail,
+            &["no answer", "gro on"],
+        ),
+        ("driver", |f| the_tap(f).takes_redirected = Some(false), "port.redirect", Fail, &["tap"]),
+        (
+            "short ring",
+            |f| {
+                the_tap(f).ring = 8;
+                the_tap(f).refused = 12;
+            },
+            "port.ring",
+            Warn,
+            &["8 frames", "refused 12", "ip link set tap0 txqueuelen 1000"],
+        ),
         ("physical", |f| kind(f, "physical device"), "port.kind", Warn, &["generically"]),
         ("tun", |f| the_tap(f).ethernet = false, "port.kind", Fail, &["Ethernet"]),
         ("small", |f| the_tap(f).mtu = 1_400, "port.mtu", Warn, &["1400"]),

@@ -1,0 +1,180 @@
+//! Frames that a device has no room for, or does not take: each is counted, and the device is named.
+
+use super::node::{ALICE, Node, ask, config, port, within};
+use metadata_common::maps::ANSWER_LINK;
+use metadata_common::verdict::Verdict;
+use metadata_user::afxdp::{Queues, SocketConfig};
+use metadata_user::port::PortName;
+use metadata_user::steer::{HUB_QUEUES, Limits, SteerConfig, Steering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use support::netns::Namespace;
+use support::privileged;
+use support::tap::{Tap, set_gro};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Frames the ring of a tap holds in these tests.
+const RING: u64 = 8;
+/// Limits of a port that may send what it likes.
+const UNLIMITED: Limits =
+    Limits { frames_per_second: 0, burst: 0, connections_per_second: 0, connection_burst: 0 };
+
+/// A port whose guest does not read, with a ring of [`RING`] frames that is empty.
+fn short(node: &mut Node) -> Tap {
+    // Nothing of the kernel's own is to be in the ring.
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.ns.ip(&format!("link set tap0 txqueuelen {RING}")).expect("a short ring");
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 3).expect("bound");
+    node.steering.look_at_devices();
+    tap
+}
+
+#[test]
+fn an_answer_that_a_taps_ring_refuses_is_counted() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let _tap = short(&mut node);
+    for _ in 0..20 {
+        node.answer(3);
+    }
+    node.expect_count(Verdict::HubDelivered, 20);
+    node.steering.look_at_devices();
+    assert_eq!(node.steering.losses().ports, 20 - RING);
+}
+
+#[test]
+fn what_the_kernel_answers_into_a_full_ring_is_counted() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start_with(&SteerConfig { answers: ANSWER_LINK, ..config() });
+    let tap = short(&mut node);
+    for _ in 0..20 {
+        ask(&tap, ALICE);
+    }
+    node.expect_count(Verdict::AnswerArp, 20);
+    node.steering.look_at_devices();
+    assert_eq!(node.steering.losses().ports, 20 - RING);
+    // The count stays when the port goes.
+    node.steering.detach(&PortName::local("tap0")).expect("detached");
+    node.steering.look_at_devices();
+    assert_eq!(node.steering.losses().ports, 20 - RING);
+}
+
+/// Has as many taps flood a hub as there are `senders`, while it is read as a worker reads it; frames sent, those
+/// that came to a socket, and those the veth counts as lost.
+fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
+    let mut node = Node::start_with(&SteerConfig { limits: UNLIMITED, queues, ..config() });
+    let taps: Vec<Tap> = (0..senders)
+        .map(|slot| {
+            let (tap, name) = port(&node.ns, &format!("tap{slot}"), &node.ns);
+            node.steering.attach(&name).expect("attached");
+            node.steering.bind(&name, ALICE, slot).expect("bound");
+            tap
+        })
+        .collect();
+    let hub = node.steering.hubs()[0].clone();
+    let bind = || Queues::bind(hub.inner_ifindex, hub.queues, &SocketConfig::default());
+    let mut sockets = node.ns.run_in(bind).expect("sockets");
+    for (queue, socket) in sockets.descriptors() {
+        node.steering.register_socket(hub.number, queue, socket).expect("registered");
+    }
+    let (done, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                if sockets.receive(64, |_| ()) == 0 {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+        });
+        let senders: Vec<_> = taps
+            .iter()
+            .map(|tap| {
+                scope.spawn(|| {
+                    (0..frames).for_each(|_| ask(tap, ALICE));
+                    sent.fetch_add(frames, Ordering::Relaxed);
+                })
+            })
+            .collect();
+        senders.into_iter().for_each(|sender| sender.join().expect("a sender"));
+        done.store(true, Ordering::Relaxed);
+        reader.join().expect("the reader");
+    });
+    let sent = sent.load(Ordering::Relaxed);
+    let mut seen = (0, 0);
+    // Frames may be under way still.
+    let _ = within(PATIENCE, || {
+        node.steering.look_at_devices();
+        let delivered = node.steering.counters().expect("counters").get(Verdict::SocketDelivered);
+        seen = (delivered, node.steering.losses().hubs[0].veth_full);
+        (seen.0 + seen.1 >= sent - sent / 1_000).then_some(())
+    });
+    let (delivered, lost) = seen;
+    println!(
+        "{queues} queues, {senders} senders: sent {sent}, delivered {delivered}, veth_full {lost}, {:?}",
+        sockets.stats()
+    );
+    (sent, delivered, lost)
+}
+
+#[test]
+fn a_storm_of_many_senders_loses_nothing_in_front_of_the_sockets() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let cpus = u32::try_from(std::thread::available_parallelism().map_or(1, usize::from)).unwrap_or(1);
+    let (sent, delivered, lost) = flood(cpus.min(HUB_QUEUES), 2 * cpus, 50_000);
+    assert_eq!((delivered, lost), (sent, 0));
+}
+
+#[test]
+fn frames_that_a_full_veth_refuses_are_counted() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (sent, delivered, lost) = flood(1, 8, 100_000);
+    // CPUs that count at once may miss a few.
+    assert!(lost <= sent - delivered, "{lost} of {}", sent - delivered);
+    assert!(10 * lost >= 8 * (sent - delivered), "{lost} of {}", sent - delivered);
+}
+
+/// A veth whose other end is in a namespace of its own; its port is attached, and somebody bound on it.
+fn veth(node: &mut Node) -> (Namespace, PortName) {
+    let guest = Namespace::new("guest").expect("a namespace");
+    node.ns.ip(&format!("link add veth0 type veth peer name eth0 netns {}", guest.name())).expect("a veth");
+    node.ns.ip("link set veth0 up").expect("up");
+    guest.ip("link set eth0 up").expect("up");
+    let name = PortName::local("veth0");
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 3).expect("bound");
+    (guest, name)
+}
+
+fn changes(steering: &mut Steering) -> Vec<PortName> {
+    within(PATIENCE, || Some(steering.look_at_devices()).filter(|changed| !changed.is_empty()))
+        .expect("a change")
+}
+
+#[test]
+fn a_veth_is_reachable_while_its_other_end_takes_redirected_frames() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (guest, name) = veth(&mut node);
+    assert!(!node.steering.is_reachable(&name), "a bare veth");
+    node.answer(3);
+    node.expect_count(Verdict::HubDelivered, 1);
+    node.steering.look_at_devices();
+    assert_eq!(node.steering.losses().hubs[0].tap_dropped, 1, "what cannot be redirected is counted");
+    for (word, reachable) in [("on", true), ("off", false), ("on", true)] {
+        set_gro(&guest, "eth0", word == "on").expect("GRO is the guest's to turn");
+        assert_eq!(changes(&mut node.steering), [name.clone()], "{word}");
+        assert_eq!(node.steering.is_reachable(&name), reachable, "{word}");
+    }
+}
