@@ -109,6 +109,32 @@ fn a_lease_nobody_knows_yet_is_dhcp_without_an_address() {
 }
 
 #[test]
+fn a_gateway_nobody_knows_is_an_address_all_the_same_but_no_route_of_cloud_inits() {
+    let both = json!([
+        {"method": "dhcp4", "address": "10.0.2.15/24"},
+        {"method": "static", "address": "2001:db8::15/64"},
+    ]);
+    let mut record = full();
+    for nic in record["network"]["nics"].as_array_mut().expect("NICs") {
+        nic["addresses"] = both.clone();
+    }
+    let responses = rendered(&record);
+    for (agent, role, v4, v6) in [
+        ("Cloud-Init/25.1", "public", "", ""),
+        ("Cloud-Init/25.1", "private", "0.0.0.0", "::"),
+        ("", "public", "0.0.0.0", "::"),
+        ("", "private", "0.0.0.0", "::"),
+    ] {
+        let fields = [("User-Agent", agent)];
+        let answer = ask_with(&responses, Method::Get, "/metadata/v1.json", &fields, b"");
+        let document: Value = serde_json::from_slice(&answer.body().to_bytes()).expect("JSON");
+        let nic = &document["interfaces"][role][0];
+        let found = [&nic["ipv4"]["gateway"], &nic["ipv6"]["gateway"]];
+        assert_eq!(found, [v4, v6], "{agent} about {role}");
+    }
+}
+
+#[test]
 fn only_nics_the_guest_has_from_the_hypervisor_are_listed() {
     let mut record = full();
     let nics = record["network"]["nics"].as_array_mut().expect("NICs");

@@ -1,0 +1,6 @@
+//! Agents of guests other than cloud-init, unmodified, do what the record says, each in a root of its own.
+
+#[path = "guest_agents/afterburn.rs"]
+mod afterburn;
+#[path = "guest_agents/node.rs"]
+mod node;
