@@ -2,5 +2,11 @@
 
 #[path = "guest_agents/afterburn.rs"]
 mod afterburn;
+#[path = "guest_agents/google.rs"]
+mod google;
+#[path = "guest_agents/ignition.rs"]
+mod ignition;
+#[path = "guest_agents/net_utils.rs"]
+mod net_utils;
 #[path = "guest_agents/node.rs"]
 mod node;

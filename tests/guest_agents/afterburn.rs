@@ -64,7 +64,7 @@ const CLOUDS: &[Cloud] = &[
             ("IPV4_PRIVATE", LOCAL),
             ("IPV4_PUBLIC", PUBLIC),
             ("REGION_ID", "local"),
-            ("VPC_ID", "vpc-1a4e11a9ea4fe2ef4"),
+            ("VPC_ID", "vpc-292172a719c3f1f80"),
             ("ZONE_ID", "local-a"),
         ],
         hostname: Some(SHORT),
