@@ -2,6 +2,8 @@
 
 #[path = "guest_agents/afterburn.rs"]
 mod afterburn;
+#[path = "guest_agents/clouds.rs"]
+mod clouds;
 #[path = "guest_agents/google.rs"]
 mod google;
 #[path = "guest_agents/ignition.rs"]

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use super::addresses::{
     Version, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers, role_name,
 };
-use super::sheet::Sheet;
+use super::sheet::{JSON, OCTETS, Sheet};
 use super::text::payload_text;
 use super::{Dialect, client};
 use crate::dialect::json::json;
@@ -30,6 +30,9 @@ use crate::store::{Call, Live, Methods, Outcome};
 pub(super) const DIALECT: Dialect =
     Dialect { names: &[record::Dialect::DigitalOcean, record::Dialect::UpCloud], render };
 
+/// The document's path.
+const WHOLE: &str = "/metadata/v1.json";
+
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let mut document = document(record);
     let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
@@ -38,35 +41,35 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         document["user_data"] = user_data.into();
         document["vendor_data"] = vendor_data.into();
     }
-    let for_cloud_init = interfaces(record, Reader::CloudInit);
-    let differs = !unread && for_cloud_init != document["interfaces"];
-    let mut own = |document: &Value| sheet.document(document);
-    let rendered = own(&document);
-    let for_cloud_init = differs.then(|| {
-        document["interfaces"] = for_cloud_init;
-        own(&document)
-    });
-    let whole = if unread { sheet.unread() } else { sheet.own(super::sheet::JSON, rendered.body()) };
-    match for_cloud_init {
-        None => sheet.open("/metadata/v1.json", whole),
-        Some(other) => {
-            let for_cloud_init = sheet.own(super::sheet::JSON, other.body());
-            let whole = Whole { for_cloud_init, for_others: whole };
-            sheet.live("/metadata/v1.json", Methods::READ, &[], whole);
+    let shown = sheet.document(&document);
+    if unread {
+        let unread = sheet.unread();
+        sheet.open(WHOLE, unread);
+    } else {
+        let for_others = sheet.own(JSON, shown.body());
+        let known = interfaces(record, Reader::CloudInit);
+        if known == document["interfaces"] {
+            sheet.open(WHOLE, for_others);
+        } else {
+            document["interfaces"] = known;
+            let for_cloud_init = sheet.json(&document);
+            sheet.live(WHOLE, Methods::READ, &[], Whole { for_cloud_init, for_others });
         }
     }
     for (paths, payload) in [
         (["/metadata/v1/user-data", "/metadata/v1/user_data"], &record.user_data),
         (["/metadata/v1/vendor-data", "/metadata/v1/vendor_data"], &record.vendor_data),
     ] {
-        if let Some(payload) = payload {
-            let response = sheet.payload(payload);
-            for path in paths {
-                sheet.open(path, response.clone());
-            }
+        // Ignition fails the boot where there is no user-data, and goes on where it is empty.
+        let response = match payload {
+            Some(payload) => sheet.payload(payload),
+            None => sheet.found(OCTETS, ""),
+        };
+        for path in paths {
+            sheet.open(path, response.clone());
         }
     }
-    let tree = tree::Tree::new(rendered, record);
+    let tree = tree::Tree::new(shown);
     sheet.live_below("/metadata/v1", Methods::READ, &[], tree);
 }
 

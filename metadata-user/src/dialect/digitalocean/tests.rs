@@ -59,18 +59,14 @@ fn the_tree_reads_what_the_document_says() {
 }
 
 #[test]
-fn what_is_not_there_is_neither_listed_nor_served() {
+fn what_is_not_there_is_empty() {
     let mut record = full();
     for field in ["user_data", "vendor_data", "ssh_keys", "labels", "network"] {
         record.as_object_mut().expect("a mapping").remove(field);
     }
     let responses = rendered(&record);
-    let listed = "id\nhostname\npublic-keys\nregion\ninterfaces/\ndns/\nfloating_ip/\ntags/\nfeatures/";
-    assert_eq!(get(&responses, "/metadata/v1").body().to_bytes(), listed);
-    for name in ["user-data", "user_data", "vendor-data", "vendor_data"] {
-        assert_eq!(get(&responses, &format!("/metadata/v1/{name}")).status().0, 404, "{name}");
-    }
-    for name in ["public-keys", "tags", "interfaces"] {
+    let names = ["user-data", "user_data", "vendor-data", "vendor_data", "public-keys", "tags", "interfaces"];
+    for name in names {
         let answer = get(&responses, &format!("/metadata/v1/{name}"));
         assert_eq!((answer.status().0, answer.body().len()), (200, 0), "{name}");
     }
