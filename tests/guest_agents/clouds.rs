@@ -1,4 +1,4 @@
-//! What a full record says in the words of each cloud that Afterburn and the agent share.
+//! The attributes that Afterburn has of a full record, for each cloud that it shares with us.
 
 use crate::node::{EC2_ID, LOCAL, NUMBER, PRIVATE, PUBLIC, V6};
 

@@ -11,8 +11,8 @@ use support::root::Root;
 
 /// For the agent's first round: it makes three host keys, and an account by five programs.
 const FIRST_ROUND: Duration = Duration::from_secs(60);
-/// For a change to be noticed. The agent waits for one for 60 s at a time, so that later it would not be our answer
-/// that it noticed, but the end of its wait.
+/// For a change to be noticed. Each wait of the agent ends after 60 s in any case: a change that is noticed only then
+/// woke nobody.
 const NOTICED: Duration = Duration::from_secs(30);
 /// Longest the agent may run.
 const LIFE_SECONDS: u32 = 180;
@@ -23,7 +23,7 @@ fn root() -> Option<Root> {
     let names = [ESSENTIAL, "google-guest-agent", "passwd", "openssh-client"];
     let packages = Packages::or_skip(SUITE, &names, With::Dependencies)?;
     let root = Root::copy_of(packages.root()).expect("a root");
-    // As the first account of a machine's user makes it, and sudo's package.
+    // The scripts of other packages would make these.
     root.write("etc/shadow", "").expect("a file");
     std::fs::create_dir_all(root.path("etc/sudoers.d")).expect("a directory");
     Some(root)
@@ -79,8 +79,8 @@ fn googles_guest_agent_makes_accounts_and_follows_changes_of_the_record() {
     let own = root.read("etc/ssh/ssh_host_ed25519_key.pub").expect("a host key");
     let path = "/computeMetadata/v1/instance/guest-attributes/hostkeys/ssh-ed25519";
     let url = format!("http://169.254.169.254{path}");
-    let told = node.guest.curl(&["--header", "Metadata-Flavor: Google", &url], NOTICED).expect("an answer");
-    assert_eq!(own.split(' ').nth(1), Some(told.text().as_str()), "the host key that the agent told us");
+    let stored = node.guest.curl(&["--header", "Metadata-Flavor: Google", &url], NOTICED).expect("an answer");
+    assert_eq!(own.split(' ').nth(1), Some(stored.text().as_str()), "the host key as a guest attribute");
 }
 
 #[test]

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 /// The release that is built.
 pub const VERSION: &str = "5.11.0";
 
-/// The words by which Cargo builds it into `target`. It is only tried, so it is not optimised, which makes it two
-/// minutes of one core instead of ten.
+/// The arguments with which Cargo builds it below `target`. Without optimisation that takes two minutes of one core.
 #[must_use]
 pub fn install(target: &Path) -> Vec<std::ffi::OsString> {
     let mut words: Vec<std::ffi::OsString> =

@@ -111,10 +111,10 @@ impl Root {
         command
     }
 
-    /// Runs words inside a guest to their end; all they said.
+    /// Runs words inside a guest to their end; all they wrote to standard output and standard error.
     ///
     /// # Errors
-    /// When they fail or take longer than `seconds`; with all that was said.
+    /// When they fail or take longer than `seconds`; with all that they wrote.
     pub fn run(&self, guest: &Namespace, words: &[&str], seconds: u32) -> Result<String> {
         let output = guest.output(&mut self.command(words, seconds))?;
         let said = said(&output);
@@ -137,7 +137,7 @@ impl Root {
 /// Where a daemon's output goes.
 const LOG: &str = "daemon.log";
 
-/// All that a program said.
+/// All that a program wrote to standard output and standard error.
 fn said(output: &Output) -> String {
     let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
     text(&output.stdout) + &text(&output.stderr)
@@ -151,7 +151,7 @@ pub struct Daemon<'a> {
 }
 
 impl Daemon<'_> {
-    /// All it has said.
+    /// All it has written to standard output and standard error.
     #[must_use]
     pub fn said(&self) -> String {
         self.root.read(LOG).unwrap_or_else(|error| error.to_string())
@@ -160,7 +160,7 @@ impl Daemon<'_> {
     /// That it still runs.
     ///
     /// # Errors
-    /// When it has ended; with all it said.
+    /// When it has ended; with all it wrote.
     pub fn runs(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -177,7 +177,7 @@ impl Drop for Daemon<'_> {
             eprintln!("agent {} stays behind: {error}", self.child.id());
         }
         if std::thread::panicking() {
-            eprintln!("--- what the agent said ---\n{}\n---", self.said());
+            eprintln!("--- output of the agent ---\n{}\n---", self.said());
         }
     }
 }

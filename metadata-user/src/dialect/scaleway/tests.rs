@@ -126,7 +126,7 @@ fn addresses_have_their_old_names_too_except_to_cloud_init() {
         let (mut others, mut cloud_init) =
             (document(&record, "curl/7.88.1"), document(&record, "Cloud-Init/22.4.2"));
         let names = ["private_ip", "public_ip", "ipv6"];
-        let mut take = |document: &mut Value| {
+        let take = |document: &mut Value| {
             names.map(|name| document.as_object_mut().and_then(|members| members.remove(name)))
         };
         assert_eq!(take(&mut others), members.map(Some), "{record}");
