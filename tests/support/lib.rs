@@ -13,6 +13,7 @@
 //!
 //! Everything happens inside network namespaces made here, and goes away with their guards.
 
+pub mod afterburn;
 pub mod agent;
 pub mod answers;
 pub mod apiserver;
@@ -35,6 +36,7 @@ pub mod mob;
 pub mod netns;
 pub mod network;
 pub mod objects;
+pub mod packages;
 pub mod pattern;
 pub mod pod;
 pub mod privilege;
@@ -45,6 +47,7 @@ pub mod pump;
 pub mod question;
 pub mod raw;
 pub mod record;
+pub mod root;
 pub mod schema;
 pub mod seed;
 pub mod station;

@@ -130,10 +130,11 @@ pub fn replace(path: &Path, content: &str) -> Result<()> {
     std::fs::rename(&aside, path).with_context(|| format!("cannot put {} in place", path.display()))
 }
 
-/// 68 characters in the shape of an ed25519 public key: its fixed head, then the number over and over.
+/// 68 characters that are an ed25519 public key to who reads it: its fixed head (two lengths and the name of its kind,
+/// RFC 8709 section 4), then the number over and over.
 fn fake_key(number: u16) -> String {
-    let digits: String = format!("{number:05}").chars().cycle().take(43).collect();
-    format!("AAAAC3NzaC1lZDI1NTE5AAAAI{digits}")
+    let digits: String = format!("{number:05}").chars().cycle().take(42).collect();
+    format!("AAAAC3NzaC1lZDI1NTE5AAAAIA{digits}")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::tools;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
-use support::{cloudinit, privileged};
+use support::{afterburn, cloudinit, privileged};
 
 /// What to test and how strictly.
 #[derive(clap::Args)]
@@ -28,6 +28,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         eprintln!("privileged tests are skipped: {reason}");
     } else {
         tools::ensure(tools::LAB)?;
+        build_afterburn();
     }
     shell::run(&mut shell::cargo(["build", "--package", "metadata-user", "--bin", "xdp-imds"]))?;
 
@@ -60,6 +61,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ensure!(!require || !args.words.is_empty() || runs.ran > 0, "not one privileged test ran");
     ensure!(!require || runs.skipped.is_empty(), "{} privileged tests were skipped", runs.skipped.len());
     Ok(())
+}
+
+/// Builds Afterburn, a client of the tests, once for each of its releases. Without it they skip, or fail where no test
+/// may.
+fn build_afterburn() {
+    let target = shell::target();
+    if afterburn::program(&target).is_file() {
+        return;
+    }
+    let mut install = shell::cargo(afterburn::install(&target));
+    if let Err(error) = shell::run(install.env("CARGO_PROFILE_DEV_DEBUG", "0")) {
+        eprintln!("there is no Afterburn for tests: {error:#}; it needs libssl-dev and pkg-config");
+    }
 }
 
 /// Runs `cargo test`, shows what it says as it says it, and adds up its result lines.

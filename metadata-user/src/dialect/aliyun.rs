@@ -70,6 +70,7 @@ fn document(record: &Record) -> Value {
         "owner-account-id": record.vm.project.account.as_str(),
         "region-id": record.placement.region.as_str(),
         "serial-number": record.vm.uuid.as_str(),
+        "vpc-id": record.vpc_id(),
         "zone-id": record.placement.zone.as_str(),
     });
     let mut own = |key: &str, value: Value| document[key] = value;
@@ -83,6 +84,11 @@ fn document(record: &Record) -> Value {
     }
     if let Some(cidr) = network.nics.first().and_then(|nic| nic.ipv4().next()) {
         own("private-ipv4", cidr.address.to_string().into());
+    }
+    // An address that is translated is an elastic one; clients read it by either name.
+    if let Some(public) = network.nics.first().and_then(|nic| nic.public_ipv4().next()) {
+        own("eipv4", public.to_string().into());
+        own("public-ipv4", public.to_string().into());
     }
     let macs: Map<String, Value> = network
         .nics

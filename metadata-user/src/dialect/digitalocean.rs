@@ -3,6 +3,10 @@
 //! cloud-init reads `/metadata/v1.json` alone (`sources/helpers/{digitalocean,upcloud}.py`); Afterburn and
 //! Talos read leaves of the tree. The tree's user-data and vendor-data are octets; in the document they are
 //! in their text form.
+//!
+//! Afterburn gives up all of the document where a gateway is no address, and cloud-init makes a default route of
+//! every gateway of a public NIC. So a gateway nobody knows is the unspecified address (RFC 1122 section 3.2.1.3,
+//! RFC 4291 section 2.5.2), except to cloud-init on a public NIC.
 
 #[cfg(test)]
 mod tests;
@@ -10,20 +14,24 @@ mod tree;
 
 use serde_json::{Map, Value};
 
-use super::Dialect;
 use super::addresses::{
     Version, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers, role_name,
 };
-use super::sheet::Sheet;
+use super::sheet::{JSON, OCTETS, Sheet};
 use super::text::payload_text;
+use super::{Dialect, client};
 use crate::dialect::json::json;
+use crate::http::Response;
 use crate::record::network::{Address, Method};
 use crate::record::values::NicMac;
 use crate::record::{self, Nic, Record, Role};
-use crate::store::Methods;
+use crate::store::{Call, Live, Methods, Outcome};
 
 pub(super) const DIALECT: Dialect =
     Dialect { names: &[record::Dialect::DigitalOcean, record::Dialect::UpCloud], render };
+
+/// The document's path.
+const WHOLE: &str = "/metadata/v1.json";
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let mut document = document(record);
@@ -33,21 +41,35 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         document["user_data"] = user_data.into();
         document["vendor_data"] = vendor_data.into();
     }
-    let document = sheet.document(&document);
-    let whole = if unread { sheet.unread() } else { sheet.own(super::sheet::JSON, document.body()) };
-    sheet.open("/metadata/v1.json", whole);
+    let shown = sheet.document(&document);
+    if unread {
+        let unread = sheet.unread();
+        sheet.open(WHOLE, unread);
+    } else {
+        let for_others = sheet.own(JSON, shown.body());
+        let known = interfaces(record, Reader::CloudInit);
+        if known == document["interfaces"] {
+            sheet.open(WHOLE, for_others);
+        } else {
+            document["interfaces"] = known;
+            let for_cloud_init = sheet.json(&document);
+            sheet.live(WHOLE, Methods::READ, &[], Whole { for_cloud_init, for_others });
+        }
+    }
     for (paths, payload) in [
         (["/metadata/v1/user-data", "/metadata/v1/user_data"], &record.user_data),
         (["/metadata/v1/vendor-data", "/metadata/v1/vendor_data"], &record.vendor_data),
     ] {
-        if let Some(payload) = payload {
-            let response = sheet.payload(payload);
-            for path in paths {
-                sheet.open(path, response.clone());
-            }
+        // Ignition fails the boot where there is no user-data, and goes on where it is empty.
+        let response = match payload {
+            Some(payload) => sheet.payload(payload),
+            None => sheet.found(OCTETS, ""),
+        };
+        for path in paths {
+            sheet.open(path, response.clone());
         }
     }
-    let tree = tree::Tree::new(document, record);
+    let tree = tree::Tree::new(shown);
     sheet.live_below("/metadata/v1", Methods::READ, &[], tree);
 }
 
@@ -61,7 +83,7 @@ fn document(record: &Record) -> Value {
         "features": { "dhcp_enabled": true },
         "hostname": record.hostname.fqdn(),
         "instance_id": record.vm.uuid.as_str(),
-        "interfaces": interfaces(record),
+        "interfaces": interfaces(record, Reader::Other),
         "network": { "dns": dns, "interfaces": upcloud_interfaces(record) },
         "platform": "servers",
         "public_keys": public_keys(record),
@@ -76,31 +98,61 @@ fn document(record: &Record) -> Value {
     document
 }
 
+/// Who reads the document.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    CloudInit,
+    Other,
+}
+
+/// The document, where cloud-init gets another one.
+#[derive(Debug)]
+struct Whole {
+    for_cloud_init: Response,
+    for_others: Response,
+}
+
+impl Live for Whole {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let is_cloud_init = client::cloud_init(call.request).is_some();
+        if is_cloud_init { &self.for_cloud_init } else { &self.for_others }.clone().into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the document; to cloud-init, without a gateway that nobody knows"
+    }
+}
+
 /// DigitalOcean's NICs by role. A role without NICs is left out: clients take the first of a list unseen.
-fn interfaces(record: &Record) -> Value {
+fn interfaces(record: &Record, reader: Reader) -> Value {
     let mut roles = Map::new();
     for (n, nic, mac) in given(&record.network) {
         let role = role_name(record.role(n));
         let entry = roles.entry(role).or_insert_with(|| json!([]));
-        entry.as_array_mut().expect("every role is a list").push(interface(nic, mac, record.role(n)));
+        entry.as_array_mut().expect("every role is a list").push(interface(nic, mac, record.role(n), reader));
     }
     roles.into()
 }
 
-fn interface(nic: &Nic, mac: NicMac, role: Role) -> Value {
+fn interface(nic: &Nic, mac: NicMac, role: Role, reader: Reader) -> Value {
+    let gateway = |address: &Address, unknown: &str| match gateway(address) {
+        known if !known.is_empty() => known,
+        none if reader == Reader::CloudInit && role == Role::Public => none,
+        _ => unknown.to_owned(),
+    };
     let mut interface = json!({ "mac": mac.to_string(), "type": role_name(role) });
     if let Some((address, cidr)) = known(nic, Version::V4).next() {
         interface["ipv4"] = json!({
             "ip_address": cidr.address.to_string(),
             "netmask": netmask(cidr.prefix).to_string(),
-            "gateway": gateway(address),
+            "gateway": gateway(address, "0.0.0.0"),
         });
     }
     if let Some((address, cidr)) = known(nic, Version::V6).next() {
         interface["ipv6"] = json!({
             "ip_address": cidr.address.to_string(),
             "cidr": cidr.prefix,
-            "gateway": gateway(address),
+            "gateway": gateway(address, "::"),
         });
     }
     interface

@@ -11,7 +11,7 @@ mod tests;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::addresses::{Version, gateway, given, labels};
+use super::addresses::{Version, gateway, given, known, labels};
 use super::sheet::{JSON, OCTETS, Sheet};
 use super::text::payload_text;
 use super::{Dialect, client};
@@ -20,7 +20,7 @@ use crate::http::{Body, Method as Verb, Response, Status};
 use crate::record::network::{Address, Method};
 use crate::record::values::Cidr;
 use crate::record::vm::Payload;
-use crate::record::{self, Nic, Record};
+use crate::record::{self, Nic, Record, Role};
 use crate::sink::MessageKind;
 use crate::store::{Call, Host, Live, Methods, Outcome};
 
@@ -32,7 +32,8 @@ const FIRST_OPEN_PORT: u16 = 1_024;
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.at(Host::Scaleway);
     sheet.text("/", "api-metadata\n");
-    let conf = Conf { response: sheet.json(&conf(record)) };
+    let once = addresses_of_old(record).to_string().into_bytes();
+    let conf = Conf { response: sheet.json(&conf(record)), old: sheet.octets(once) };
     sheet.live("/conf", Methods::READ, &[], conf);
     for (path, payload) in [("/user_data", &record.user_data), ("/vendor_data", &record.vendor_data)] {
         let response = response(payload.as_ref(), sheet).and_close();
@@ -42,26 +43,54 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live("/state", Methods::of(&[Verb::Patch]), &[], State);
 }
 
-/// The document; for cloud-init with a member `ipv6`, which its versions before 26.1 read whether it is there or
-/// not, and give up the network configuration without.
+/// The document, and in front of it the members that Scaleway had before `public_ips`, which Afterburn reads. To
+/// cloud-init they are null: its versions before 26.1 read `ipv6` whether it is there or not, and those from 24.1 on
+/// look at `public_ips` only where there is no `private_ip`.
 #[derive(Debug)]
 struct Conf {
     response: Response,
+    /// An object of these members.
+    old: Bytes,
 }
 
 impl Live for Conf {
     fn answer(&self, call: &Call<'_>) -> Outcome {
-        if client::cloud_init(call.request).is_none() {
-            return self.response.clone().into();
-        }
-        let body = self.response.body().to_bytes();
-        let body = Body::join([Bytes::from_static(b"{\"ipv6\":null,"), body.slice(1..)]);
-        Response::new(Status(200), Some(JSON), &[], body).into()
+        let is_cloud_init = client::cloud_init(call.request).is_some();
+        let old = if is_cloud_init { Bytes::from_static(NO_OLD_ADDRESSES) } else { self.old.clone() };
+        let document = self.response.body().to_bytes();
+        let parts = [old.slice(..old.len() - 1), Bytes::from_static(b","), document.slice(1..)];
+        Response::new(Status(200), Some(JSON), &[], Body::join(parts)).into()
     }
 
     fn about(&self) -> &'static str {
-        "the document, with an empty ipv6 for cloud-init"
+        "the document; to cloud-init, with its addresses in public_ips alone"
     }
+}
+
+const NO_OLD_ADDRESSES: &[u8] = b"{\"ipv6\":null,\"private_ip\":null,\"public_ip\":null}";
+
+/// The first address of each kind that the first NIC has, under the names of before `public_ips`.
+fn addresses_of_old(record: &Record) -> Value {
+    let (mut private, mut public, mut v6) = (Value::Null, Value::Null, Value::Null);
+    if let Some((n, nic, _)) = given(&record.network).next() {
+        let local = known(nic, Version::V4).next().map(|(_, cidr)| cidr.address.to_string());
+        let translated = nic.public_ipv4().next().map(|address| address.to_string());
+        let is_public = translated.is_none() && record.role(n) == Role::Public;
+        let (inner, outer) = if is_public { (None, local) } else { (local, translated) };
+        private = inner.into();
+        public = outer.map_or(
+            Value::Null,
+            |address| json!({ "address": address, "dynamic": false, "id": nic.eni_id() }),
+        );
+        if let Some((address, cidr)) = known(nic, Version::V6).next() {
+            v6 = json!({
+                "address": cidr.address.to_string(),
+                "gateway": gateway(address),
+                "netmask": cidr.prefix.to_string(),
+            });
+        }
+    }
+    json!({ "ipv6": v6, "private_ip": private, "public_ip": public })
 }
 
 fn response(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
@@ -87,10 +116,8 @@ fn conf(record: &Record) -> Value {
         "location": { "zone_id": zone },
         "name": record.vm.name.as_str(),
         "organization": record.vm.project.account.as_str(),
-        "private_ip": null,
         "private_nics": [],
         "project": record.vm.project.id.as_str(),
-        "public_ip": null,
         "public_ips": given(&record.network).next().map_or_else(Vec::new, |(_, nic, _)| addresses(nic)),
         "ssh_public_keys": keys.collect::<Vec<_>>(),
         "tags": labels(record),

@@ -55,7 +55,9 @@ fn the_tree_says_what_the_document_says() {
 #[test]
 fn what_a_record_has_not_is_not_in_the_document() {
     let document = all(&Guest::of(&bare()));
-    for absent in ["dns-conf", "image-id", "mac", "network", "private-ipv4", "public-keys"] {
+    for absent in
+        ["dns-conf", "eipv4", "image-id", "mac", "network", "private-ipv4", "public-ipv4", "public-keys"]
+    {
         assert!(document.get(absent).is_none(), "{absent}");
     }
     let mut record = full();

@@ -59,18 +59,14 @@ fn the_tree_reads_what_the_document_says() {
 }
 
 #[test]
-fn what_is_not_there_is_neither_listed_nor_served() {
+fn what_is_not_there_is_empty() {
     let mut record = full();
     for field in ["user_data", "vendor_data", "ssh_keys", "labels", "network"] {
         record.as_object_mut().expect("a mapping").remove(field);
     }
     let responses = rendered(&record);
-    let listed = "id\nhostname\npublic-keys\nregion\ninterfaces/\ndns/\nfloating_ip/\ntags/\nfeatures/";
-    assert_eq!(get(&responses, "/metadata/v1").body().to_bytes(), listed);
-    for name in ["user-data", "user_data", "vendor-data", "vendor_data"] {
-        assert_eq!(get(&responses, &format!("/metadata/v1/{name}")).status().0, 404, "{name}");
-    }
-    for name in ["public-keys", "tags", "interfaces"] {
+    let names = ["user-data", "user_data", "vendor-data", "vendor_data", "public-keys", "tags", "interfaces"];
+    for name in names {
         let answer = get(&responses, &format!("/metadata/v1/{name}"));
         assert_eq!((answer.status().0, answer.body().len()), (200, 0), "{name}");
     }
@@ -106,6 +102,32 @@ fn a_lease_nobody_knows_yet_is_dhcp_without_an_address() {
         json!([{"dhcp": true, "dns": ["10.0.2.3"], "family": "IPv4", "floating": false, "gateway": ""}])
     );
     assert_eq!(document["interfaces"]["public"], json!([{"mac": "52:54:00:12:34:56", "type": "public"}]));
+}
+
+#[test]
+fn a_gateway_nobody_knows_is_an_address_all_the_same_but_no_route_of_cloud_inits() {
+    let both = json!([
+        {"method": "dhcp4", "address": "10.0.2.15/24"},
+        {"method": "static", "address": "2001:db8::15/64"},
+    ]);
+    let mut record = full();
+    for nic in record["network"]["nics"].as_array_mut().expect("NICs") {
+        nic["addresses"] = both.clone();
+    }
+    let responses = rendered(&record);
+    for (agent, role, v4, v6) in [
+        ("Cloud-Init/25.1", "public", "", ""),
+        ("Cloud-Init/25.1", "private", "0.0.0.0", "::"),
+        ("", "public", "0.0.0.0", "::"),
+        ("", "private", "0.0.0.0", "::"),
+    ] {
+        let fields = [("User-Agent", agent)];
+        let answer = ask_with(&responses, Method::Get, "/metadata/v1.json", &fields, b"");
+        let document: Value = serde_json::from_slice(&answer.body().to_bytes()).expect("JSON");
+        let nic = &document["interfaces"][role][0];
+        let found = [&nic["ipv4"]["gateway"], &nic["ipv6"]["gateway"]];
+        assert_eq!(found, [v4, v6], "{agent} about {role}");
+    }
 }
 
 #[test]

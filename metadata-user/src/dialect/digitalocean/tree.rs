@@ -5,7 +5,6 @@ use bytes::Bytes;
 use crate::dialect::document::{Document, Form, Node};
 use crate::dialect::sheet::TEXT;
 use crate::http::{Body, Response, Status};
-use crate::record::Record;
 use crate::store::{Call, Live, Outcome};
 
 /// The tree's top, and the document's members it shows. UpCloud's names, which
@@ -43,13 +42,11 @@ const LISTED: [&str; 11] = [
 #[derive(Debug)]
 pub(super) struct Tree {
     document: Document,
-    user_data: bool,
-    vendor_data: bool,
 }
 
 impl Tree {
-    pub(super) fn new(document: Document, record: &Record) -> Self {
-        Self { document, user_data: record.user_data.is_some(), vendor_data: record.vendor_data.is_some() }
+    pub(super) fn new(document: Document) -> Self {
+        Self { document }
     }
 
     fn text(&self, rest: &str) -> Option<Body> {
@@ -65,12 +62,8 @@ impl Tree {
 
     fn listing(&self) -> String {
         let root = self.document.root();
-        let there = |name: &&str| match *name {
-            "user-data" => self.user_data,
-            "vendor-data" => self.vendor_data,
-            "floating_ip/" => root.member(|name| name == "floating_ip").is_some(),
-            _ => true,
-        };
+        let there =
+            |name: &&str| *name != "floating_ip/" || root.member(|name| name == "floating_ip").is_some();
         LISTED.iter().filter(|name| there(name)).copied().collect::<Vec<_>>().join("\n")
     }
 }

@@ -102,13 +102,35 @@ fn a_state_is_told_to_the_operator_and_only_patch_sets_it() {
 }
 
 #[test]
-fn cloud_init_finds_the_member_it_reads_whether_it_is_there_or_not() {
-    let document = |agent: &str| -> Value {
+fn addresses_have_their_old_names_too_except_to_cloud_init() {
+    let document = |record: &Value, agent: &str| -> Value {
         let fields = [("User-Agent", agent)];
-        let answer = ask_at((V4, 40_000), &rendered(&full()), Method::Get, "/conf", &fields, b"");
+        let answer = ask_at((V4, 40_000), &rendered(record), Method::Get, "/conf", &fields, b"");
         serde_json::from_slice(&answer.body().to_bytes()).expect("JSON")
     };
-    let mut cloud_init = document("Cloud-Init/22.4.2");
-    assert_eq!(cloud_init.as_object_mut().and_then(|members| members.remove("ipv6")), Some(Value::Null));
-    assert_eq!(cloud_init, document("curl/7.88.1"));
+    let v4 = json!({"method": "static", "address": "198.51.100.9/24"});
+    let nat = json!({"method": "static", "address": "10.0.2.15/24", "public": "203.0.113.7"});
+    let v6 = json!({"method": "static", "address": "2001:db8::15/64", "gateway": "fe80::1"});
+    let id = "eni-d4dd82cf2995e2454";
+    let six = json!({"address": "2001:db8::15", "gateway": "fe80::1", "netmask": "64"});
+    let public = |address: &str| json!({"address": address, "dynamic": false, "id": id});
+    for (addresses, role, members) in [
+        (json!([nat, v6]), "public", [json!("10.0.2.15"), public("203.0.113.7"), six]),
+        (json!([v4]), "public", [json!(null), public("198.51.100.9"), json!(null)]),
+        (json!([v4]), "private", [json!("198.51.100.9"), json!(null), json!(null)]),
+        (json!([{"method": "dhcp4"}]), "public", [json!(null), json!(null), json!(null)]),
+    ] {
+        let mut record = full();
+        record["network"]["nics"][0]["addresses"] = addresses;
+        record["network"]["nics"][0]["role"] = role.into();
+        let (mut others, mut cloud_init) =
+            (document(&record, "curl/7.88.1"), document(&record, "Cloud-Init/22.4.2"));
+        let names = ["private_ip", "public_ip", "ipv6"];
+        let take = |document: &mut Value| {
+            names.map(|name| document.as_object_mut().and_then(|members| members.remove(name)))
+        };
+        assert_eq!(take(&mut others), members.map(Some), "{record}");
+        assert_eq!(take(&mut cloud_init), [const { Some(Value::Null) }; 3]);
+        assert_eq!(cloud_init, others);
+    }
 }

@@ -1,0 +1,14 @@
+//! Agents of guests other than cloud-init, unmodified, do what the record says, each in a root of its own.
+
+#[path = "guest_agents/afterburn.rs"]
+mod afterburn;
+#[path = "guest_agents/clouds.rs"]
+mod clouds;
+#[path = "guest_agents/google.rs"]
+mod google;
+#[path = "guest_agents/ignition.rs"]
+mod ignition;
+#[path = "guest_agents/net_utils.rs"]
+mod net_utils;
+#[path = "guest_agents/node.rs"]
+mod node;

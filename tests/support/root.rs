@@ -1,0 +1,183 @@
+//! A machine of its own for an agent of guests: a root directory, and namespaces for all that is not the network.
+//!
+//! An agent makes accounts, sets names and clocks and writes below `/etc` and `/run`. Here it does so in a copy of an
+//! unpacked distribution, with its own mounts, processes, host name and devices, and without the capabilities by
+//! which it could reach the clock or the hardware of the machine that runs the test.
+
+use crate::netns::{Namespace, run};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// What no agent may do to the machine that runs the test.
+const FORBIDDEN: &str = "--bounding-set=-sys_time,-sys_boot,-sys_module,-sys_rawio,-syslog,-audit_control";
+/// The agent's `/etc/hosts`: GCE's name has an address, and no other name has one.
+const HOSTS: &str = "127.0.0.1 localhost\n169.254.169.254 metadata.google.internal metadata\n";
+/// The agent's `/etc/nsswitch.conf`: there is no DNS, which answers faster than a server that is not there.
+const NAME_SOURCES: &str = "passwd: files\ngroup: files\nshadow: files\nhosts: files\n";
+/// Mounts what belongs to a running system over the directory `$1` and runs the other words in it, for `$2` seconds at
+/// most. What is shared with the machine (`/sys`, `/proc/sys`) can be read only.
+const ENTER: &str = "
+    root=$1; seconds=$2; shift 2
+    mount --bind \"$root\" \"$root\"
+    mount -t proc proc \"$root/proc\"
+    mount --bind \"$root/proc/sys\" \"$root/proc/sys\"
+    mount -o remount,bind,ro \"$root/proc/sys\"
+    trigger=\"$root/proc/sysrq-trigger\"
+    if [ -e \"$trigger\" ]; then mount --bind /dev/null \"$trigger\"; fi
+    mount -t sysfs -o ro sysfs \"$root/sys\"
+    mount -t tmpfs tmpfs \"$root/dev\"
+    for device in null zero full random urandom; do
+        : > \"$root/dev/$device\"
+        mount --bind /dev/$device \"$root/dev/$device\"
+    done
+    hostname unconfigured
+    exec timeout --signal=KILL $seconds chroot \"$root\" \"$@\"
+";
+
+/// A root directory that goes with its guard.
+#[derive(Debug)]
+pub struct Root {
+    directory: tempfile::TempDir,
+}
+
+impl Root {
+    /// A copy of an unpacked tree.
+    ///
+    /// # Errors
+    /// When it cannot be copied beside the tree.
+    pub fn copy_of(tree: &Path) -> Result<Self> {
+        let beside = tree.parent().context("an unpacked tree is in a directory")?;
+        let directory = tempfile::Builder::new().prefix("root-").tempdir_in(beside)?;
+        run(Command::new("cp")
+            .args(["--archive", "--reflink=auto"])
+            .arg(tree.join("."))
+            .arg(directory.path()))?;
+        let root = Self { directory };
+        for made in ["proc", "sys", "dev", "etc", "run", "tmp", "root", "var/lib"] {
+            fs::create_dir_all(root.path(made))?;
+        }
+        root.write("etc/hosts", HOSTS)?;
+        root.write("etc/nsswitch.conf", NAME_SOURCES)?;
+        Ok(root)
+    }
+
+    /// A place in it, as seen from outside.
+    #[must_use]
+    pub fn path(&self, inside: &str) -> PathBuf {
+        self.directory.path().join(inside.trim_start_matches('/'))
+    }
+
+    /// A file in it as text.
+    ///
+    /// # Errors
+    /// When it is not there, or no text.
+    pub fn read(&self, inside: &str) -> Result<String> {
+        fs::read_to_string(self.path(inside)).with_context(|| format!("the agent has no /{inside}"))
+    }
+
+    /// Writes a file in it, with the directories above.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, inside: &str, text: &str) -> Result<()> {
+        let path = self.path(inside);
+        fs::create_dir_all(path.parent().context("a file is in a directory")?)?;
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// A command that runs these words inside. They and all their children are killed after `seconds`, or with the
+    /// command.
+    #[must_use]
+    pub fn command(&self, words: &[&str], seconds: u32) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args([FORBIDDEN, "unshare"]);
+        command.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--fork",
+            "--kill-child",
+        ]);
+        command.args(["sh", "-ec", ENTER, "sh"]).arg(self.directory.path());
+        command.arg(seconds.to_string()).args(words);
+        // An environment of its own: no proxy, no credentials, no locale of the machine's.
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("HOME", "/root").env("LC_ALL", "C.UTF-8").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs words inside a guest to their end; all they wrote to standard output and standard error.
+    ///
+    /// # Errors
+    /// When they fail or take longer than `seconds`; with all that they wrote.
+    pub fn run(&self, guest: &Namespace, words: &[&str], seconds: u32) -> Result<String> {
+        let output = guest.output(&mut self.command(words, seconds))?;
+        let said = said(&output);
+        ensure!(output.status.success(), "{} ended with {}:\n{said}", words.join(" "), output.status);
+        Ok(said)
+    }
+
+    /// Starts an agent that stays until its guard goes, or `seconds` are over.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(&self, guest: &Namespace, words: &[&str], seconds: u32) -> Result<Daemon<'_>> {
+        let log = fs::File::create(self.path(LOG))?;
+        let mut command = self.command(words, seconds);
+        command.stdout(log.try_clone()?).stderr(log);
+        Ok(Daemon { root: self, child: guest.spawn(&mut command)? })
+    }
+}
+
+/// Where a daemon's output goes.
+const LOG: &str = "daemon.log";
+
+/// All that a program wrote to standard output and standard error.
+fn said(output: &Output) -> String {
+    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// An agent that runs. Dropping it kills it and all its children.
+#[derive(Debug)]
+pub struct Daemon<'a> {
+    root: &'a Root,
+    child: Child,
+}
+
+impl Daemon<'_> {
+    /// All it has written to standard output and standard error.
+    #[must_use]
+    pub fn said(&self) -> String {
+        self.root.read(LOG).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// That it still runs.
+    ///
+    /// # Errors
+    /// When it has ended; with all it wrote.
+    pub fn runs(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("the agent ended with {status}:\n{}", self.said()),
+        }
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        // `unshare` takes the first process of the namespace with it, and that all others.
+        let ended = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(error) = ended {
+            eprintln!("agent {} stays behind: {error}", self.child.id());
+        }
+        if std::thread::panicking() {
+            eprintln!("--- output of the agent ---\n{}\n---", self.said());
+        }
+    }
+}
