@@ -70,7 +70,7 @@ fn what_no_clients_asks_for_is_answered_as_written_down_too() {
 fn the_dialects_of_one_vm_are_served_on_every_address_they_belong_to() {
     let mut vm = vm(&serde_yaml::from_str(vectors::RECORD).expect("YAML")).expect("a VM");
     for to in addresses::ALL.into_iter().filter(IpAddr::is_ipv4) {
-        let octets = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n".to_vec();
+        let octets = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".to_vec();
         let received = vm.ask(&Asked { source_port: 40_000, to: (to, 80), octets }).expect("an answer");
         assert!(received.starts_with(b"HTTP/1.1 "), "{to}");
     }
