@@ -20,6 +20,7 @@ use support::vectors::{self, Ask, Asked, GUEST, Saved};
 use support::wire::{Faults, World};
 
 const MORE: &str = include_str!("vectors/more.jsonl");
+const SYSTEMD: &str = include_str!("vectors/systemd.jsonl");
 /// Any answer has come by then.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -63,7 +64,12 @@ fn every_dialect_answers_its_vectors_in_order() {
 
 #[test]
 fn what_no_clients_asks_for_is_answered_as_written_down_too() {
-    vectors::run(MORE, vm).expect("vectors").assert(22);
+    vectors::run(MORE, vm).expect("vectors").assert(40);
+}
+
+#[test]
+fn systemds_client_is_answered_by_each_key_of_its_table() {
+    vectors::run(SYSTEMD, vm).expect("vectors").assert(56);
 }
 
 #[test]
