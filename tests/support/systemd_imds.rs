@@ -95,11 +95,11 @@ impl SystemdImds {
         Ok(clouds)
     }
 
-    /// Has the client ask for a key of a cloud, and for what is at `below` it; `None` when it found that there is no
-    /// such key.
+    /// Has the client ask for a key of a cloud, and for what is at `below` it; `None` when the answer was an error that
+    /// it does not ask again for. Version 262 calls a 404 "not found" only when it has no body.
     ///
     /// # Errors
-    /// When it got anything but the key or a 404, with what it said.
+    /// When it got no answer, or one that says that there is no service or that it is to ask later.
     pub fn ask(
         &self,
         guest: &Guest,
@@ -119,7 +119,7 @@ impl SystemdImds {
         let said = String::from_utf8_lossy(&output.stderr);
         match (output.status.code(), output.status.signal()) {
             (Some(0), _) => Ok(Some(output.stdout)),
-            _ if said.contains("not found.") => Ok(None),
+            _ if ["not found.", "State not recoverable"].iter().any(|end| said.contains(end)) => Ok(None),
             _ => bail!("it ended with {}: {}", output.status, said.trim()),
         }
     }
