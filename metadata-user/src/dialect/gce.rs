@@ -3,7 +3,7 @@
 //!
 //! Paths are written with hyphens and the JSON in camel case; below `attributes/`, `guest-attributes/` and
 //! `service-accounts/` both are the record's own names. Client libraries know the cloud by the field
-//! `Metadata-Flavor: Google` alone, so every answer here has it, and no other does.
+//! `Metadata-Flavor: Google` alone, so every answer here has it, and no other does but that of `/` to requests with it.
 //!
 //! ```text
 //! /computeMetadata/v1/ ─┬─ instance/ ─┬─ attributes/        user-data, ssh-keys, the record's metadata
