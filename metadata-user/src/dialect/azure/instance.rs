@@ -116,7 +116,10 @@ fn entries(nic: &Nic, v4: bool) -> Vec<Value> {
 
 /// The address that reaches the entry from the world: one translated to it, or its own.
 fn public_ipv6(address: &Address) -> Option<IpAddr> {
-    let own = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if !v6.is_unique_local() && !v6.is_unicast_link_local());
+    let own = |address: &IpAddr| match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(v6) => !v6.is_unique_local() && !v6.is_unicast_link_local(),
+    };
     let translated = address.public.map(|public| public.0).filter(IpAddr::is_ipv6);
     translated.or_else(|| Some(address.address?.address).filter(own))
 }
