@@ -15,7 +15,8 @@ use support::raw::{ACK, Raw, Segment};
 use support::wire::{Faults, Rng, World, at};
 
 const SOON: Duration = Duration::from_secs(1);
-const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\n\r\n";
+const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
+const GET_AND_CLOSE: &[u8] = b"GET /close HTTP/1.1\r\nHost: x\r\n\r\n";
 
 fn world(habits: Habits) -> (World<Serve<Pattern>>, Arc<Pattern>) {
     let (stack, pattern) = stack(StackConfig::default());
@@ -129,7 +130,7 @@ fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_ove
     let now = world.now();
     world.stack.drain(now, 2 * SOON, None);
     let late = world.client.begin(40_001, GET);
-    world.client.say(held, b"TP/1.1\r\n\r\n");
+    world.client.say(held, b"TP/1.1\r\nHost: x\r\n\r\n");
     world.wait(SOON);
     assert!(says_close(&answers(&world, held)[0]));
     assert!(answers(&world, late).is_empty() && world.stack.stats().refused_leaving > 0);
@@ -144,7 +145,8 @@ fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_ove
 fn what_is_pipelined_is_answered_to_the_last_which_says_that_it_is() {
     let (mut world, pattern) = world(Habits::default());
     pattern.ready.store(false, Ordering::Relaxed);
-    let asked = [&GET.repeat(3)[..], b"PUT /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi", GET].concat();
+    let asked =
+        [&GET.repeat(3)[..], b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi", GET].concat();
     let talk = world.client.begin(40_000, &asked);
     world.wait(SOON);
     drain(&mut world);
@@ -158,9 +160,9 @@ fn what_is_pipelined_is_answered_to_the_last_which_says_that_it_is() {
 #[test]
 fn a_request_under_way_is_answered_whole() {
     for (half, rest) in [
-        (&b"GET /bytes/10 HT"[..], &b"TP/1.1\r\n\r\n"[..]),
-        (b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhe", b"llo"),
-        (b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n", b"hello"),
+        (&b"GET /bytes/10 HT"[..], &b"TP/1.1\r\nHost: x\r\n\r\n"[..]),
+        (b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe", b"llo"),
+        (b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n", b"hello"),
     ] {
         let (mut world, _) = world(Habits::default());
         let talk = world.client.begin(40_000, half);
@@ -182,8 +184,9 @@ fn a_request_under_way_is_answered_whole() {
 fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
     let (mut world, pattern) = world(Habits::default());
     pattern.ready.store(false, Ordering::Relaxed);
-    let get = world.client.begin(40_000, b"GET /openstack HTTP/1.1\r\n\r\n");
-    let put = world.client.begin(40_001, b"PUT /latest/api/token HTTP/1.1\r\nContent-Length: 0\r\n\r\n");
+    let get = world.client.begin(40_000, b"GET /openstack HTTP/1.1\r\nHost: x\r\n\r\n");
+    let put =
+        world.client.begin(40_001, b"PUT /latest/api/token HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
     world.wait(SOON);
     let now = world.now();
     world.stack.drain(now, 4 * SOON, Some(Box::new(Claimed::default())));
@@ -199,7 +202,7 @@ fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
 #[test]
 fn a_slow_reader_gets_all_of_it_and_one_that_stands_still_is_cut_off_at_the_limit() {
     const LONG: usize = 1 << 20;
-    let ask = format!("GET /bytes/{LONG} HTTP/1.1\r\n\r\n");
+    let ask = format!("GET /bytes/{LONG} HTTP/1.1\r\nHost: x\r\n\r\n");
     for (pause, whole) in [(Duration::from_millis(400), true), (Duration::from_secs(600), false)] {
         let (mut world, _) = world(Habits { read_pause: pause, ..Habits::default() });
         let talk = world.client.begin(40_000, ask.as_bytes());
@@ -241,7 +244,7 @@ fn a_service_that_stays_after_all_keeps_connections_as_before() {
     drain(&mut world);
     world.wait(SOON);
     world.stack.resume();
-    world.client.say(talk, b"TP/1.1\r\n\r\n");
+    world.client.say(talk, b"TP/1.1\r\nHost: x\r\n\r\n");
     world.wait(DRAIN_LIMIT);
     world.client.say(talk, GET);
     world.wait(SOON);
@@ -298,9 +301,9 @@ fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_w
     }
     // The third closes, and is in TIME-WAIT.
     let next = raw.connect(4);
-    let said = raw.send(&Segment::ack(4, 1001, next).with(b"GET /close HTTP/1.1\r\n\r\n"));
+    let said = raw.send(&Segment::ack(4, 1001, next).with(GET_AND_CLOSE));
     let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1)).expect("a FIN");
-    raw.send(&Segment::ack(4, 1024, end).control(Fin));
+    raw.send(&Segment::ack(4, 1001 + GET_AND_CLOSE.len() as u32, end).control(Fin));
     assert_eq!((raw.stack.stats().connections, raw.stack.time_waits()), (3, 1));
     let claimed = Claimed::default();
     raw.stack.drain(at(raw.now), DRAIN_LIMIT, Some(Box::new(claimed.clone())));
@@ -324,9 +327,9 @@ fn a_guest_that_uses_a_claimed_port_again_is_left_to_the_next_agent_late_in_the_
     let mut raw = Raw::new(stack);
     let close = |raw: &mut Raw<Serve<Pattern>>| {
         let next = raw.connect(1);
-        let said = raw.send(&Segment::ack(1, 1001, next).with(b"GET /close HTTP/1.1\r\n\r\n"));
+        let said = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
         let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1))?;
-        raw.send(&Segment::ack(1, 1024, end).control(Fin));
+        raw.send(&Segment::ack(1, 1001 + GET_AND_CLOSE.len() as u32, end).control(Fin));
         Some(())
     };
     close(&mut raw).expect("an answer");

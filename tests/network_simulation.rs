@@ -186,7 +186,7 @@ fn goodput(loss: u64, round_trip_ms: u32) -> u64 {
         let mut rng = Rng::exactly(seed * 1_000 + loss);
         let faults = [Fault::Drop(loss), Fault::Delay(MS * round_trip_ms / 2)];
         let mut client = Client::new(0, Habits { window: 1 << 18, ..Habits::default() });
-        let request = format!("GET /bytes/{TABLE_BODY} HTTP/1.1\r\nConnection: close\r\n\r\n");
+        let request = format!("GET /bytes/{TABLE_BODY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         client.begin(40_000, request.as_bytes());
         let paths = [Path::new(&faults, &mut rng), Path::new(&faults, &mut rng)];
         let mut network = Network::new(stack(StackConfig::default()).0, vec![Station { client, paths }]);

@@ -81,10 +81,15 @@ fn an_aws_sdk_finds_credentials_and_region_by_a_session_token() {
     assert_eq!(answer, expected);
 }
 
+/// With `/` of the versions of EC2's tree, and with GCE's own.
 #[test]
 fn googles_auth_library_finds_its_platform_project_and_token() {
+    [false, true].into_iter().for_each(googles_auth_library);
+}
+
+fn googles_auth_library(gce_root: bool) {
     let answer = asked_by(include_str!("clients/google.py"), |record| {
-        record["serve"] = json!({"gce_root": true});
+        record["serve"] = json!({"gce_root": gce_root});
         record["credentials"]["service_account"] = json!({
             "name": "web",
             "email": "web@lab.local",
@@ -95,12 +100,13 @@ fn googles_auth_library_finds_its_platform_project_and_token() {
     let Some(answer) = answer else { return };
     let expected = json!({
         "ping": true,
+        "credentials": "google.auth.compute_engine.credentials",
         "project": "lab",
         "email": "web@lab.local",
         "token": token(),
         "expired": false,
     });
-    assert_eq!(answer, expected);
+    assert_eq!(answer, expected, "gce_root: {gce_root}");
 }
 
 #[test]

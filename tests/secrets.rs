@@ -149,9 +149,9 @@ fn no_debug_form_of_a_conversation_or_of_settings_shows_what_was_said() {
     let mut serve = Serve::new(store, ServeConfig::default());
     // Half a head, half a body, an answer in line.
     let asked = [
-        format!("GET / HTTP/1.1\r\nX-Token: {}", canary("field")),
-        format!("POST /v1/phone-home HTTP/1.1\r\nContent-Length: 500\r\n\r\n{}", canary("body")),
-        "GET /latest/user-data HTTP/1.1\r\n\r\n".to_owned(),
+        format!("GET / HTTP/1.1\r\nHost: x\r\nX-Token: {}", canary("field")),
+        format!("POST /v1/phone-home HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{}", canary("body")),
+        "GET /latest/user-data HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
     ];
     for octets in asked {
         let mut talk = serve.open(NOW, CONNECTION);

@@ -290,7 +290,7 @@ fn connections_that_last_end_where_they_began_and_what_was_said_on_them_holds() 
     slow.say("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut parked = Client::connect(&guest);
     parked.say(&format!(
-        "GET /computeMetadata/v1/instance/attributes/colour?wait_for_change=true&timeout_sec=600 HTTP/1.1\r\n{google}\r\n"
+        "GET /computeMetadata/v1/instance/attributes/colour?wait_for_change=true&timeout_sec=600 HTTP/1.1\r\nHost: x\r\n{google}\r\n"
     ));
     // A write that is under way when the agent is taken over.
     let mut writing = Client::connect(&guest);

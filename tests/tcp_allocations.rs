@@ -21,7 +21,7 @@ impl Transmit for Nowhere {
 
 #[test]
 fn frames_that_begin_and_ask_nothing_allocate_nothing() {
-    const GET: &[u8] = b"GET /none HTTP/1.1\r\n\r\n";
+    const GET: &[u8] = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n";
     let mut raw = Raw::new(stack(StackConfig::default()).0);
     let next = raw.connect(1);
     let replies = raw.send(&Segment::ack(1, 1001, next).with(GET));

@@ -132,7 +132,7 @@ fn a_mebibyte_arrives_whole_through_windows_of_any_size_and_in_time() {
             let (stack, _) = stack(StackConfig::default());
             let client = Client::new(3, Habits { window, ..Habits::default() });
             let mut world = World::new(stack, client, faults, seed);
-            let request = format!("GET /bytes/{MEBIBYTE} HTTP/1.1\r\nConnection: close\r\n\r\n");
+            let request = format!("GET /bytes/{MEBIBYTE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
             let talk = world.client.begin(40_000, request.as_bytes());
             let done = world.run(Duration::from_secs(seconds), |world| world.client.talks[talk].ended);
             let received = &world.client.talks[talk].received;
@@ -155,7 +155,7 @@ fn a_fifth_of_all_frames_lost_costs_half_of_all_guests_no_more_than_seconds() {
         .map(|seed| {
             let mut world =
                 World::new(stack(StackConfig::default()).0, Client::new(3, Habits::default()), faults, seed);
-            let request = format!("GET /bytes/{BODY} HTTP/1.1\r\nConnection: close\r\n\r\n");
+            let request = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
             let talk = world.client.begin(40_000, request.as_bytes());
             assert!(world.run(LOSSY_LIMIT, |world| world.client.talks[talk].ended), "seed {seed}");
             world.now().mono.as_secs_f64()
@@ -176,7 +176,7 @@ fn requests_sent_ahead_are_answered_in_order() {
     let mut world = clean_world();
     let mut ask = String::new();
     for n in [1, 3000, 0, 20_000, 5] {
-        ask.push_str(&format!("GET /bytes/{n} HTTP/1.1\r\n\r\n"));
+        ask.push_str(&format!("GET /bytes/{n} HTTP/1.1\r\nHost: x\r\n\r\n"));
     }
     let talk = world.client.begin(40_000, ask.as_bytes());
     world.run(CLEAN_LIMIT, |world| responses(&world.client.talks[talk].received, &[]).len() == 5);
@@ -188,7 +188,7 @@ fn requests_sent_ahead_are_answered_in_order() {
 #[test]
 fn a_flood_of_requests_sent_ahead_is_answered_to_the_last_without_growing() {
     let mut world = clean_world();
-    let ask = "GET /bytes/100 HTTP/1.1\r\n\r\n".repeat(2000);
+    let ask = "GET /bytes/100 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2000);
     let talk = world.client.begin(40_000, ask.as_bytes());
     world.run(CLEAN_LIMIT, |world| responses(&world.client.talks[talk].received, &[]).len() == 2000);
     assert_eq!(responses(&world.client.talks[talk].received, &[]).len(), 2000);
@@ -199,7 +199,7 @@ fn one_connection_carries_a_hundred_requests() {
     let mut world = clean_world();
     let talk = world.client.begin(40_000, b"");
     for n in 0..100 {
-        world.client.say(talk, format!("GET /bytes/{n} HTTP/1.1\r\n\r\n").as_bytes());
+        world.client.say(talk, format!("GET /bytes/{n} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
         let answered =
             |world: &mut World<_>| responses(&world.client.talks[talk].received, &[]).len() == n + 1;
         assert!(world.run(CLEAN_LIMIT, answered), "request {n}");
@@ -210,7 +210,8 @@ fn one_connection_carries_a_hundred_requests() {
 #[test]
 fn a_guest_that_closes_its_side_after_the_request_is_still_answered() {
     let mut world = clean_world();
-    let talk = world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n").as_bytes());
+    let talk =
+        world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
     world.client.close(talk);
     assert!(world.run(CLEAN_LIMIT, |world| world.client.talks[talk].ended));
     assert_eq!(responses(&world.client.talks[talk].received, &[])[0].body.len(), BODY);
@@ -220,7 +221,8 @@ fn a_guest_that_closes_its_side_after_the_request_is_still_answered() {
 #[test]
 fn a_reset_in_the_middle_of_an_answer_frees_the_connection_at_once() {
     let mut world = clean_world();
-    let talk = world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n").as_bytes());
+    let talk =
+        world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
     world.run(CLEAN_LIMIT, |world| world.client.talks[talk].received.len() > 8000);
     world.client.abort(talk);
     world.wait(Duration::from_millis(5));
@@ -245,7 +247,7 @@ fn a_guest_that_stops_reading_is_reset_and_its_connection_freed() {
     let (stack, _) = stack(StackConfig::default());
     let habits = Habits { window: 2048, read: 1, read_pause: Duration::from_secs(3600), ..Habits::default() };
     let mut world = World::new(stack, Client::new(3, habits), Faults::NONE, 0);
-    world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n").as_bytes());
+    world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
     assert!(world.run(Duration::from_secs(200), |world| world.stack.stats().stalled == 1));
     assert_eq!(world.stack.stats().connections, 0);
 }

@@ -36,8 +36,8 @@ fn segment(rng: &mut Rng, port: u16, (ours, theirs): (u32, u32)) -> Segment {
         _ => TcpControl::None,
     };
     let payload: Vec<u8> = match rng.below(4) {
-        0 => b"GET /bytes/5000 HTTP/1.1\r\n\r\n".to_vec(),
-        1 => b"GET /close HTTP/1.1\r\n\r\n".to_vec(),
+        0 => b"GET /bytes/5000 HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        1 => b"GET /close HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
         2 => (0..rng.below(3500)).map(|_| rng.draw() as u8).collect(),
         _ => Vec::new(),
     };
@@ -149,19 +149,20 @@ fn repair(frame: &mut [u8]) {
 /// Pieces requests are made of, well-formed or not.
 const PIECES: &[&str] = &[
     "GET / HTTP/1.1\r\n\r\n",
+    "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "GET /bytes/100 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "HEAD /bytes/5 HTTP/1.1\r\n\r\n",
-    "PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
-    "PUT /echo?q HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nT: v\r\n\r\n",
-    "PUT /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok",
+    "HEAD /bytes/5 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
+    "PUT /echo?q HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nT: v\r\n\r\n",
+    "PUT /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok",
     "GET /a%2e HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     "\r\n",
-    "GET /%ff HTTP/1.1\n\n",
-    "OPTIONS * HTTP/1.1\r\n\r\n",
-    "PUT /x HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
-    "GET /../ HTTP/1.1\r\n\r\n",
-    "BREW / HTTP/1.1\r\n\r\n",
-    "GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
+    "GET /%ff HTTP/1.1\nHost: x\n\n",
+    "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    "PUT /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "GET /../ HTTP/1.1\r\nHost: x\r\n\r\n",
+    "BREW / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n",
     "5\r\n",
     "GET ",
 ];

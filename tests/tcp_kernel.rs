@@ -13,8 +13,8 @@ use support::pattern::{Pattern, octets, responses};
 use support::raw::{ACK, FIN_ACK, Raw, Reply, SYN_ACK, Segment};
 use support::wire::{Faults, Sent, World};
 
-const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\n\r\n";
-const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nConnection: close\r\n\r\n";
+const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
+const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 const PLACES: usize = 65_536;
 
 fn stack(config: StackConfig, places: usize) -> (Stack<Serve<Pattern>, Board>, Kernel, Board) {
@@ -314,7 +314,7 @@ fn a_four_tuple_used_again_after_an_unheard_end_begins_anew() {
 #[test]
 fn nothing_is_posted_while_there_is_more_to_say() {
     let mut guest = Guest::new(StackConfig::default());
-    guest.ask(1, b"GET /bytes/200000 HTTP/1.1\r\n\r\n");
+    guest.ask(1, b"GET /bytes/200000 HTTP/1.1\r\nHost: x\r\n\r\n");
     assert_eq!(guest.board.entries(), []);
     guest.ask(2, GET);
     assert_eq!(guest.board.entries().len(), 1);
@@ -332,8 +332,8 @@ fn over_a_bad_link_every_answer_arrives_whole_whichever_of_them_hears_what() {
             let (stack, kernel, board) = stack(StackConfig::default(), places);
             let mut world = World::new(stack, Client::new(3, Habits::default()), faults, seed);
             world.kernel = Some(kernel);
-            let one = format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n");
-            let last = format!("GET /bytes/{BODY} HTTP/1.1\r\nConnection: close\r\n\r\n");
+            let one = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\n\r\n");
+            let last = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
             for port in 0..6 {
                 let request = if port % 2 == 0 { format!("{one}{last}") } else { last.clone() };
                 world.client.begin(40_000 + port, request.as_bytes());

@@ -57,7 +57,7 @@ fn all_connections_taken_refuses_other_ports_too_until_one_ends() {
 #[test]
 fn idle_connections_beyond_a_ports_share_make_room_for_others() {
     let mut raw = raw(StackConfig { connections: 20, ..StackConfig::default() });
-    let get = b"GET / HTTP/1.1\r\n\r\n";
+    let get = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
     for port in 1..=20 {
         let next = raw.connect(port);
         let replies = raw.send(&Segment::ack(port, 1001, next).with(get));
@@ -359,10 +359,10 @@ fn a_fault_costs_one_slot_its_connections_and_nobody_else_anything() {
     raw.slot += 1;
     let others = raw.open(1);
     raw.slot = faulty;
-    raw.send(&Segment::ack(1, 1002, mine).with(b"GET /fault HTTP/1.1\r\n\r\n"));
+    raw.send(&Segment::ack(1, 1002, mine).with(b"GET /fault HTTP/1.1\r\nHost: x\r\n\r\n"));
     assert_eq!((raw.stack.stats().faults, raw.stack.stats().connections), (1, 1));
     raw.slot += 1;
-    let replies = raw.send(&Segment::ack(1, 1002, others).with(b"GET / HTTP/1.1\r\n\r\n"));
+    let replies = raw.send(&Segment::ack(1, 1002, others).with(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"));
     assert!(replies.iter().any(|reply| reply.payload.ends_with(b"fine")), "{replies:?}");
     raw.slot = faulty;
     raw.open(3);

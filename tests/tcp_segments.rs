@@ -15,8 +15,8 @@ use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};
 /// A refusal, as [`Reply::flags`] has it.
 const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
 
-const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\n\r\n";
-const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nConnection: close\r\n\r\n";
+const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
+const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
 fn raw() -> Raw<Serve<Pattern>> {
     let served: Vec<IpAddr> =
@@ -371,7 +371,7 @@ fn any_mss_a_guest_announces_carries_the_answer_and_none_below_what_every_host_t
             let from = |segment| Segment { source: (guest, 40_000), destination: (service, 80), ..segment };
             let first = raw.send(&from(Segment { mss, ..Segment::syn(40_000, 1000) }));
             let next = first[0].seq.wrapping_add(1);
-            let get = format!("GET /bytes/{BODY} HTTP/1.1\r\n\r\n");
+            let get = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\n\r\n");
             let replies = raw.send(&from(Segment::ack(40_000, 1001, next).with(get.as_bytes())));
             let most = replies.iter().map(|reply| reply.payload.len()).max().expect("an answer");
             let limit = usize::from(mss.unwrap_or(0).clamp(least, largest));
@@ -443,7 +443,7 @@ fn a_guest_that_vanishes_is_given_up() {
 fn an_offloaded_segment_as_large_as_the_window_is_taken_whole() {
     let mut raw = raw();
     let next = raw.connect(40_000);
-    let head = b"PUT /echo HTTP/1.1\r\nContent-Length: 3000\r\n\r\n";
+    let head = b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3000\r\n\r\n";
     let mut payload = head.to_vec();
     payload.resize(RECEIVE_BUFFER, b'x');
     let replies = raw.send(&Segment::ack(40_000, 1001, next).with(&payload));

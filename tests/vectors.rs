@@ -20,6 +20,7 @@ use support::vectors::{self, Ask, Asked, GUEST, Saved};
 use support::wire::{Faults, World};
 
 const MORE: &str = include_str!("vectors/more.jsonl");
+const SYSTEMD: &str = include_str!("vectors/systemd.jsonl");
 /// Any answer has come by then.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -63,14 +64,19 @@ fn every_dialect_answers_its_vectors_in_order() {
 
 #[test]
 fn what_no_clients_asks_for_is_answered_as_written_down_too() {
-    vectors::run(MORE, vm).expect("vectors").assert(22);
+    vectors::run(MORE, vm).expect("vectors").assert(40);
+}
+
+#[test]
+fn systemds_client_is_answered_by_each_key_of_its_table() {
+    vectors::run(SYSTEMD, vm).expect("vectors").assert(56);
 }
 
 #[test]
 fn the_dialects_of_one_vm_are_served_on_every_address_they_belong_to() {
     let mut vm = vm(&serde_yaml::from_str(vectors::RECORD).expect("YAML")).expect("a VM");
     for to in addresses::ALL.into_iter().filter(IpAddr::is_ipv4) {
-        let octets = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n".to_vec();
+        let octets = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".to_vec();
         let received = vm.ask(&Asked { source_port: 40_000, to: (to, 80), octets }).expect("an answer");
         assert!(received.starts_with(b"HTTP/1.1 "), "{to}");
     }

@@ -18,7 +18,7 @@ use support::record::Identity;
 
 /// Octets of a request's body in one segment.
 const SEGMENT: usize = 1460;
-const GET: &[u8] = b"GET /v1/user-data HTTP/1.1\r\n\r\n";
+const GET: &[u8] = b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n";
 
 struct Node {
     raw: Raw<Serve<Store>>,
@@ -109,7 +109,7 @@ fn a_vm_without_a_record_has_so_many_requests_that_wait_and_the_next_hears_503()
         assert_eq!(node.ask(1, 1 + port, GET), 0, "{port} waits");
     }
     assert_eq!(node.ask(1, 1000, GET), 503);
-    let put = b"PUT /latest/api/token HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
+    let put = b"PUT /latest/api/token HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
     let replies = node.say(1, 1001, put);
     assert_eq!(status(&replies), 0, "a token's client takes any error for the end");
     assert!(replies.iter().any(|reply| reply.flags.1), "it closes: {replies:?}");
@@ -134,7 +134,8 @@ fn what_is_kept_of_half_received_requests_has_an_end_for_one_vm_and_not_for_the_
         node.serve(slot as Slot, &vms[slot], &known[slot]);
     }
     // All but the last octet of the largest body.
-    let mut half = format!("POST /v1/phone-home HTTP/1.1\r\nContent-Length: {BODY_MAX}\r\n\r\n").into_bytes();
+    let mut half =
+        format!("POST /v1/phone-home HTTP/1.1\r\nHost: x\r\nContent-Length: {BODY_MAX}\r\n\r\n").into_bytes();
     half.resize(half.len() + BODY_MAX - 1, b'x');
     let mut taken = 0;
     while node.ask(0, 1 + taken, &half) == 0 {
@@ -181,10 +182,10 @@ fn computed_answers_that_a_vm_does_not_read_have_an_end_and_shared_ones_cost_not
     }
     let account = |slot: usize| vms[slot].mailbox.account().used(Resource::Computed);
     for port in 1..=64 {
-        assert_eq!(node.ask(0, port, b"GET /old HTTP/1.1\r\n\r\n"), 200);
+        assert_eq!(node.ask(0, port, b"GET /old HTTP/1.1\r\nHost: x\r\n\r\n"), 200);
     }
     assert_eq!(account(0), 0, "64 slow readers of one MiB");
-    let new = b"GET /new HTTP/1.1\r\n\r\n";
+    let new = b"GET /new HTTP/1.1\r\nHost: x\r\n\r\n";
     for port in 101..=104 {
         assert_eq!(node.ask(0, port, new), 200, "{port}");
     }

@@ -156,9 +156,12 @@ impl Node {
     }
 }
 
-/// A question as octets, with more fields.
+/// A question as octets, with more fields: a `Host` only where none of them is one.
 pub(crate) fn octets(question: &Question, fields: &[(&str, &str)]) -> Vec<u8> {
     let mut request = format!("{} {} HTTP/1.1\r\n", question.method.as_str(), question.target).into_bytes();
+    if fields.iter().all(|(name, _)| *name != "Host") {
+        request.extend(b"Host: x\r\n");
+    }
     let mut field = |name: &str, value: &[u8]| {
         request.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
     };

@@ -83,11 +83,11 @@ fn endless<'a>(start: &'a [u8], over: &'a [u8]) -> impl Fn(usize) -> u8 + 'a {
 }
 
 fn header(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    refused(station, 431, FIELDS_MAX + 64, LARGE, endless(b"GET / HTTP/1.1\r\nA: ", b"x"))
+    refused(station, 431, FIELDS_MAX + 64, LARGE, endless(b"GET / HTTP/1.1\r\nHost: x\r\nA: ", b"x"))
 }
 
 fn fields(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    refused(station, 431, FIELDS_MAX + 64, 10_000 * 6, endless(b"GET / HTTP/1.1\r\n", b"A: b\r\n"))
+    refused(station, 431, FIELDS_MAX + 64, 10_000 * 6, endless(b"GET / HTTP/1.1\r\nHost: x\r\n", b"A: b\r\n"))
 }
 
 fn target(station: &mut Station, _: &Agent<'_>) -> Result<()> {
@@ -99,24 +99,24 @@ fn method(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 }
 
 fn chunks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    let head = b"PUT /v1/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunk = [&b"400\r\n"[..], &[b'x'; 0x400], b"\r\n"].concat();
     refused(station, 413, head.len() + BODY_MAX * 2, LARGE, endless(head, &chunk))
 }
 
 fn chunks_of_one_octet(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    let head = b"PUT /v1/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     refused(station, 413, head.len() + BODY_MAX * 6, LARGE, endless(head, b"1\r\nx\r\n"))
 }
 
 fn extensions(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    let head = b"PUT /v1/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;";
+    let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;";
     refused(station, 400, head.len() + 4_096, LARGE, endless(head, b"a=b;"))
 }
 
 fn lengths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     for length in ["65537", "2147483648", "18446744073709551616", "99999999999999999999999999999999"] {
-        let request = format!("PUT /v1/x HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+        let request = format!("PUT /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
         asked(station, request.as_bytes(), &[413])?;
     }
     Ok(())
@@ -124,7 +124,7 @@ fn lengths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 
 /// What follows a request with two framings is not taken for another one.
 fn smuggling(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    let hidden = "GET /v1/user-data HTTP/1.1\r\n\r\n";
+    let hidden = "GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n";
     let framings = [
         "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
         "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
@@ -138,7 +138,7 @@ fn smuggling(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
     ];
     for framing in framings {
-        let request = format!("PUT /v1/x HTTP/1.1\r\n{framing}\r\n0\r\n\r\n{hidden}");
+        let request = format!("PUT /v1/x HTTP/1.1\r\nHost: x\r\n{framing}\r\n0\r\n\r\n{hidden}");
         let mut talk = station.open(SERVICE)?;
         let said = talk.say(request.as_bytes());
         station.until(&mut talk, &said, |talk| talk.ended)?;
@@ -151,16 +151,16 @@ fn smuggling(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 
 fn control_characters(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let lines: [&[u8]; 10] = [
-        b"GET /v1/\0user-data HTTP/1.1\r\n\r\n",
-        b"GET /v1/user-data\0 HTTP/1.1\r\n\r\n",
-        b"GET /v1/%00 HTTP/1.1\r\n\r\n",
-        b"GET /v1/\x7f HTTP/1.1\r\n\r\n",
-        b"GET /v1/\x01 HTTP/1.1\r\n\r\n",
-        b"GET /v1/a\rb HTTP/1.1\r\n\r\n",
-        b"GET /v1/user-data\tHTTP/1.1\r\n\r\n",
-        b"GET /v1/user-data HTTP/1.1\r\nA: b\0c\r\n\r\n",
-        b"GET /v1/user-data HTTP/1.1\r\nA: b\rB: c\r\n\r\n",
-        b"GET /v1/user-data HTTP/1.1\r\n\0: c\r\n\r\n",
+        b"GET /v1/\0user-data HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/user-data\0 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/\x7f HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/\x01 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/a\rb HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/user-data\tHTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\nA: b\0c\r\n\r\n",
+        b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\nA: b\rB: c\r\n\r\n",
+        b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\0: c\r\n\r\n",
     ];
     lines.iter().try_for_each(|line| asked(station, line, &[400]))
 }
@@ -204,7 +204,11 @@ fn deep_paths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 /// Ten thousand requests in one go: answered in order, none beyond what a VM may ask for.
 fn pipelining(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     const REQUESTS: usize = 10_000;
-    let requests = [&b"GET /v1/meta-data HTTP/1.1\r\n\r\n"[..], b"GET /v1/nothing HTTP/1.1\r\n\r\n"].concat();
+    let requests = [
+        &b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n\r\n"[..],
+        b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\n\r\n",
+    ]
+    .concat();
     let mut mob = Mob::open(station, SERVICE, 1)?;
     mob.pour(REQUESTS / 2 * requests.len(), Duration::from_secs(8), endless(b"", &requests))?;
     let found = statuses(&mob.talks[0].received);
@@ -220,7 +224,8 @@ fn pipelining(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 /// The largest bodies there may be on all connections there may be: as many are taken in at a time as one guest may
 /// have kept, and the others are asked to come again.
 fn bodies(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    let head = format!("PUT /v1/x HTTP/1.1\r\nConnection: close\r\nContent-Length: {BODY_MAX}\r\n\r\n");
+    let head =
+        format!("PUT /v1/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {BODY_MAX}\r\n\r\n");
     let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
     mob.pour(head.len() + BODY_MAX, Duration::from_secs(60), endless(head.as_bytes(), b"x"))?;
     let over = mob.until(MOST, |talks| talks.iter().all(|talk| talk.ended || talk.reset))?;
@@ -234,7 +239,7 @@ fn bodies(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 
 fn attribute(method: &str, path: &str, body: usize) -> Vec<u8> {
     let head = format!(
-        "{method} /computeMetadata/v1/instance/guest-attributes/{path} HTTP/1.1\r\nMetadata-Flavor: Google\r\n\
+        "{method} /computeMetadata/v1/instance/guest-attributes/{path} HTTP/1.1\r\nHost: x\r\nMetadata-Flavor: Google\r\n\
          Connection: close\r\nContent-Length: {body}\r\n\r\n"
     );
     [head.into_bytes(), vec![b'x'; body]].concat()
@@ -280,7 +285,7 @@ fn mailboxes(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 
 /// Requests that wait for a change: a few are kept, and the oldest gives way.
 fn waits(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    let request = b"GET /computeMetadata/v1/instance/hostname?wait_for_change=true HTTP/1.1\r\n\
+    let request = b"GET /computeMetadata/v1/instance/hostname?wait_for_change=true HTTP/1.1\r\nHost: x\r\n\
                     Metadata-Flavor: Google\r\nConnection: close\r\n\r\n";
     let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
     // As every guest does, it repeats what nobody acknowledged: what exceeds the port's limit is dropped, and there is

@@ -202,7 +202,7 @@ fn silly_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 /// Resets and SYNs that miss the next number leave a connection as it is (RFC 5961).
 fn near_misses(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
-    let begun = talk.say(b"GET /v1/meta-data HTTP/1.1\r\n");
+    let begun = talk.say(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n");
     station.until(&mut talk, &begun, |talk| talk.in_flight() == 0)?;
     for number in 1..2_000u32 {
         let miss = if number % 2 == 0 { number } else { number.wrapping_neg() };
@@ -249,7 +249,7 @@ fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, 500)?;
     for talk in &mob.talks {
         let ahead = Segment { seq: talk.seq.wrapping_add(1), ..talk.ack() };
-        mob.say(&ahead.with(b"ET /v1/user-data HTTP/1.1\r\n\r\n"))?;
+        mob.say(&ahead.with(b"ET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n"))?;
     }
     eventually(COUNTED, || {
         let early = gauge(agent, "dropped_early_total")? - early;
@@ -264,10 +264,10 @@ fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
 /// What is sent again with other words counts as it was said first.
 fn words_changed(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
-    let first = talk.say(b"GET /v1/meta-data HTTP/1.1\r\nA: ");
+    let first = talk.say(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\nA: ");
     station.until(&mut talk, &first, |talk| talk.in_flight() == 0)?;
     let again = Segment { seq: first[0].seq, ..talk.ack() };
-    let again = again.with(b"PUT /v1/user-data HTTP/1.0\r\nB: x\r\nConnection: close\r\n\r\n");
+    let again = again.with(b"PUT /v1/user-data HTTP/1.0\r\nHost: x\r\nB: x\r\nConnection: close\r\n\r\n");
     station.say(&again)?;
     talk.seq = again.seq.wrapping_add(again.payload.len() as u32);
     station.until(&mut talk, &[], |talk| talk.ended)?;

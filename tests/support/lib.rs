@@ -51,6 +51,7 @@ pub mod root;
 pub mod schema;
 pub mod seed;
 pub mod station;
+pub mod systemd_imds;
 pub mod tap;
 pub mod tap_client;
 pub mod toy;

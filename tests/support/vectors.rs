@@ -360,7 +360,8 @@ impl Vector {
             ensure!(answer.field(name).is_none(), "{name} is there");
         }
         // Programs take this field for the sign that they are on GCE.
-        let google = self.q.contains(" /computeMetadata");
+        let asked_for = self.rh.get("Metadata-Flavor").is_some_and(Option::is_some);
+        let google = asked_for || self.q.contains(" /computeMetadata");
         let flavoured = answer.field("Metadata-Flavor");
         ensure!(flavoured == google.then_some("Google"), "Metadata-Flavor is {flavoured:?}");
         ensure!(answer.field("Date").is_some(), "no Date");

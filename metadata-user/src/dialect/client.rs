@@ -10,9 +10,14 @@ pub(super) fn cloud_init(request: &Request<'_>) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
+/// Whether cloud-init asks, whatever its version.
+pub(super) fn is_cloud_init(request: &Request<'_>) -> bool {
+    request.headers.get("User-Agent").is_some_and(|agent| agent.starts_with(b"Cloud-Init/"))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::cloud_init;
+    use super::{cloud_init, is_cloud_init};
     use crate::http::{Headers, Method, Request, Target};
 
     #[test]
@@ -30,6 +35,7 @@ mod tests {
             let target = Target { path: "/", query: "" };
             let request = Request { method: Method::Get, target, headers: Headers::new(&fields), body: b"" };
             assert_eq!(cloud_init(&request), version, "{agent}");
+            assert_eq!(is_cloud_init(&request), agent.starts_with("Cloud"), "{agent}");
         }
     }
 }

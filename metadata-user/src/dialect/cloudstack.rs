@@ -42,17 +42,18 @@ fn tree(record: &Record, sheet: &mut Sheet<'_>) {
         ("/latest/meta-data/local-hostname", record.hostname.short.to_string()),
     ];
     let first = record.network.nics.first();
-    if let Some(cidr) = first.and_then(|nic| nic.ipv4().next()) {
-        leaves.push(("/latest/meta-data/local-ipv4", cidr.address.to_string()));
-    }
-    if let Some(public) = first.and_then(|nic| nic.public_ipv4().next()) {
-        leaves.push(("/latest/meta-data/public-hostname", record.hostname.short.to_string()));
-        leaves.push(("/latest/meta-data/public-ipv4", public.to_string()));
-    }
-    if !record.ssh_keys.is_empty() {
-        let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
-        leaves.push(("/latest/meta-data/public-keys", keys.join("\n")));
-    }
+    let local = first.and_then(|nic| nic.ipv4().next()).map(|cidr| cidr.address.to_string());
+    let public = first.and_then(|nic| nic.public_ipv4().next()).map(|address| address.to_string());
+    let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
+    let mut known = |path, text: Option<String>| match text {
+        Some(text) => leaves.push((path, text)),
+        // Not listed, but there: Afterburn asks for each by name, repeats a 404 for 40 s and then gives up.
+        None => sheet.text(path, ""),
+    };
+    known("/latest/meta-data/local-ipv4", local);
+    known("/latest/meta-data/public-hostname", public.as_ref().map(|_| record.hostname.short.to_string()));
+    known("/latest/meta-data/public-ipv4", public);
+    known("/latest/meta-data/public-keys", (!keys.is_empty()).then(|| keys.join("\n")));
     leaves.push(("/latest/meta-data/service-offering", record.instance_type().to_owned()));
     leaves.push(("/latest/meta-data/vm-id", record.vm.uuid.to_string()));
 

@@ -1,8 +1,10 @@
 //! What belongs to no dialect: `/`.
 
-use super::sheet::Sheet;
+use super::gce;
+use super::sheet::{Sheet, TEXT};
+use crate::http::Response;
 use crate::record::{Dialect, Record};
-use crate::store::EVERY_DIALECT;
+use crate::store::{Call, EVERY_DIALECT, Live, Methods, Outcome};
 
 /// What `/` lists: the dates EC2 ever used for a version of its tree. Several clients take a non-empty 200
 /// here as the sign that a metadata service is there at all.
@@ -35,10 +37,36 @@ const VERSIONS: [&str; 26] = [
     "latest",
 ];
 
-/// Adds `/`, whichever dialects are served, unless it is to be GCE's.
+/// Adds `/`, whichever dialects are served, unless it is to be GCE's for everybody.
 pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
-    if !(record.serve.gce_root && record.serve.serves(Dialect::Gce)) {
-        sheet.begin(EVERY_DIALECT);
-        sheet.text("/", VERSIONS.join("\n"));
+    let has_gce = record.serve.serves(Dialect::Gce);
+    if record.serve.gce_root && has_gce {
+        return;
+    }
+    sheet.begin(EVERY_DIALECT);
+    let versions = sheet.found(TEXT, VERSIONS.join("\n"));
+    if has_gce {
+        let google = gce::root(sheet);
+        sheet.live("/", Methods::READ, &[], Root { versions, google });
+    } else {
+        sheet.open("/", versions);
+    }
+}
+
+/// GCE's root for requests with its flavour, which is how Google's client libraries find out that they are on GCE;
+/// the list of versions for all others.
+#[derive(Debug)]
+struct Root {
+    versions: Response,
+    google: Response,
+}
+
+impl Live for Root {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        if gce::FLAVOUR.holds(call) { self.google.clone().into() } else { self.versions.clone().into() }
+    }
+
+    fn about(&self) -> &'static str {
+        "the versions of EC2's tree; GCE's root for requests with its flavour"
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Paths are written with hyphens and the JSON in camel case; below `attributes/`, `guest-attributes/` and
 //! `service-accounts/` both are the record's own names. Client libraries know the cloud by the field
-//! `Metadata-Flavor: Google` alone, so every answer here has it, and no other does.
+//! `Metadata-Flavor: Google` alone, so every answer here has it, and no other does but that of `/` to requests with it.
 //!
 //! ```text
 //! /computeMetadata/v1/ ─┬─ instance/ ─┬─ attributes/        user-data, ssh-keys, the record's metadata
@@ -28,9 +28,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::Dialect;
 use super::document::{Document, Node};
 use super::sheet::{JSON, Sheet, TEXT};
+use super::{Dialect, client};
 use crate::dialect::json::json;
 use crate::http::{Body, Method, Response, Status};
 use crate::record::values::Secret;
@@ -63,6 +63,10 @@ static METHODS: [Method; 8] = [
     Method::Other,
 ];
 
+/// A request that names Google's flavour.
+pub(super) const FLAVOUR: Condition =
+    Condition::HeaderIsOneOf(&[("Metadata-Flavor", "Google"), ("X-Google-Metadata-Request", "True")]);
+
 static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     let missing = "Missing required header \"Metadata-Flavor\": \"Google\"\n";
     [
@@ -70,13 +74,7 @@ static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
             condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
             otherwise: refusal(Status(403), &[]),
         },
-        Guard {
-            condition: Condition::HeaderIsOneOf(&[
-                ("Metadata-Flavor", "Google"),
-                ("X-Google-Metadata-Request", "True"),
-            ]),
-            otherwise: flavoured(Status(403), TEXT, &[], missing),
-        },
+        Guard { condition: FLAVOUR, otherwise: flavoured(Status(403), TEXT, &[], missing) },
     ]
 });
 
@@ -101,9 +99,14 @@ fn found(kind: &str, etag: Etag, body: impl Into<Body>) -> Response {
     flavoured(Status(200), kind, &[("ETag", &etag.to_string())], body)
 }
 
+/// What is at `/`.
+pub(super) fn root(sheet: &mut Sheet<'_>) -> Response {
+    sheet.share(flavoured(Status(200), PLAIN, &[], "computeMetadata/\n"))
+}
+
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     if record.serve.gce_root {
-        let root = sheet.share(flavoured(Status(200), PLAIN, &[], "computeMetadata/\n"));
+        let root = root(sheet);
         sheet.open("/", root);
     }
     let server = Server::new(record, sheet);
@@ -113,6 +116,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 /// The server of one VM.
 struct Server {
     document: Document,
+    /// The attributes as cloud-init is to read them, where they differ.
+    for_cloud_init: Option<Document>,
     /// The places of long subtrees in the document, and their hashes once they have been asked for.
     long: Box<[(Range<usize>, OnceLock<Etag>)]>,
     /// Text user-data as it is, which other dialects have, too: in the document it is escaped.
@@ -138,12 +143,14 @@ impl fmt::Debug for Server {
 impl Server {
     fn new(record: &Record, sheet: &mut Sheet<'_>) -> Self {
         let document = sheet.document(&tree::whole(record));
+        let for_cloud_init = tree::for_cloud_init(record).map(|tree| sheet.document(&tree));
         let mut long = Vec::new();
         find_long(document.root(), &mut long);
         let octets = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
         let token = record.credentials.service_account.as_ref().and_then(|account| account.token.as_ref());
         Self {
             document,
+            for_cloud_init,
             long: long.into(),
             user_data: octets.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| sheet.octets(o)),
             unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
@@ -164,7 +171,11 @@ impl Server {
 
     /// A place in the tree by its path.
     fn view(&self, path: &[&str]) -> Option<TreeView<'_>> {
-        let mut view = TreeView::root(self.document.root(), self.token.is_some());
+        self.view_in(&self.document, path)
+    }
+
+    fn view_in<'d>(&'d self, document: &'d Document, path: &[&str]) -> Option<TreeView<'d>> {
+        let mut view = TreeView::root(document.root(), self.token.is_some());
         for segment in path {
             view = view.child(segment)?;
         }
@@ -191,8 +202,14 @@ impl Server {
             // Clients ask again until it is there; without it they would boot unconfigured.
             return refusal(Status(503), &[("Retry-After", "1")]).into();
         }
-        match self.view(path) {
-            Some(view) => reply(call, &query, &view, self.etag(view.node)),
+        let own =
+            self.for_cloud_init.as_ref().filter(|_| in_attributes && client::is_cloud_init(call.request));
+        let found = match own {
+            Some(document) => self.view_in(document, path).map(|view| (Etag::of(&view.node.json()), view)),
+            None => self.view(path).map(|view| (self.etag(view.node), view)),
+        };
+        match found {
+            Some((etag, view)) => reply(call, &query, &view, etag),
             None => refusal(Status(404), &[]).into(),
         }
     }

@@ -21,7 +21,7 @@ use crate::http::{Response, Status};
 use crate::record::values::NicMac;
 use crate::record::vm::Payload;
 use crate::record::{self, Nic, ORACLE_KEYS, Record, Switch};
-use crate::store::{Condition, Guard, Methods};
+use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
 pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Oracle], render };
 
@@ -48,10 +48,26 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     };
     let vnics = Walk::of(sheet.document(&vnics(record)));
     sheet.live_below("/opc/v2/instance", Methods::READ, &*GUARDS, instance.clone());
+    // Where systemd's client looks for it, outside the instance.
+    sheet.live("/opc/v2/metadata/user_data", Methods::READ, &*GUARDS, UserData(instance.clone()));
     sheet.live_below("/opc/v2/vnics", Methods::READ, &*GUARDS, vnics.clone());
     if record.serve.opc_v1 == Switch::On {
         sheet.live_below("/opc/v1/instance", Methods::READ, &[], instance);
         sheet.live_below("/opc/v1/vnics", Methods::READ, &[], vnics);
+    }
+}
+
+/// The user-data, from the document it is in.
+#[derive(Debug)]
+struct UserData(Walk);
+
+impl Live for UserData {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        self.0.answer(&Call { rest: "/metadata/user_data", ..*call })
+    }
+
+    fn about(&self) -> &'static str {
+        "the user-data of the instance"
     }
 }
 

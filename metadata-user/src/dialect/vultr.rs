@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
+
 use serde_json::Value;
 
 use super::addresses::{Version, gateway, given, known, netmask, network_of, public_keys, role_name, speaks};
@@ -45,6 +47,21 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         let user_data = sheet.payload(user_data);
         sheet.open("/user-data/user-data", user_data);
     }
+    for (path, version) in
+        [("/v1/interfaces/0/ipv4/address", Version::V4), ("/v1/interfaces/0/ipv6/address", Version::V6)]
+    {
+        if let Some(address) = public(record, version) {
+            sheet.text(path, address.to_string());
+        }
+    }
+}
+
+/// The first NIC's public address, which at Vultr is its own: systemd asks for it.
+fn public(record: &Record, version: Version) -> Option<IpAddr> {
+    let (_, nic, _) = given(&record.network).next()?;
+    let (address, cidr) = known(nic, version).next()?;
+    let translated = address.public.map(|public| public.0);
+    Some(translated.filter(|public| public.is_ipv4() == (version == Version::V4)).unwrap_or(cidr.address))
 }
 
 /// The first version of cloud-init that takes `cloud_interfaces` for what it is.

@@ -27,7 +27,8 @@ impl Framing {
     /// # Errors
     ///
     /// `Transfer-Encoding` beside `Content-Length` or in HTTP/1.0 is refused: it is how requests are
-    /// smuggled (§6.1). Lengths that differ are refused, equal ones are taken as one (§6.3).
+    /// smuggled (§6.1). Lengths that differ are refused, equal ones are taken as one. Where chunked is not the last
+    /// coding, or there twice, the end of the body is not known (§6.3).
     pub fn of(headers: &Headers<'_>, is_1_1: bool) -> Result<Self, RequestError> {
         let mut length = None;
         for value in headers.all("content-length") {
@@ -37,17 +38,30 @@ impl Framing {
             }
             length = Some(one);
         }
-        let mut codings = headers.all("transfer-encoding");
-        match (codings.next(), length) {
-            (Some(_), Some(_)) => Err(RequestError::Length),
-            (Some(_), None) if !is_1_1 => Err(RequestError::Length),
-            (Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") && codings.next().is_none() => {
-                Ok(Self::Chunked)
-            }
-            (Some(_), None) => Err(RequestError::Coding),
-            (None, None | Some(0)) => Ok(Self::Absent),
-            (None, Some(length)) if length > BODY_MAX => Err(RequestError::BodyTooLarge),
-            (None, Some(length)) => Ok(Self::Length(length)),
+        let coding = headers.contains("transfer-encoding");
+        match (coding, length) {
+            (true, Some(_)) => Err(RequestError::Length),
+            (true, None) if !is_1_1 => Err(RequestError::Length),
+            (true, None) => Self::coded(headers),
+            (false, None | Some(0)) => Ok(Self::Absent),
+            (false, Some(length)) if length > BODY_MAX => Err(RequestError::BodyTooLarge),
+            (false, Some(length)) => Ok(Self::Length(length)),
+        }
+    }
+
+    /// The framing by transfer codings, a list over one or more fields (RFC 9110 §5.6.1).
+    fn coded(headers: &Headers<'_>) -> Result<Self, RequestError> {
+        let items = headers.all("transfer-encoding").flat_map(|value| value.split(|octet| *octet == b','));
+        let (mut count, mut chunked, mut last) = (0, 0, false);
+        for coding in items.map(<[u8]>::trim_ascii).filter(|coding| !coding.is_empty()) {
+            last = coding.eq_ignore_ascii_case(b"chunked");
+            chunked += usize::from(last);
+            count += 1;
+        }
+        match (last && chunked == 1, count) {
+            (true, 1) => Ok(Self::Chunked),
+            (true, _) => Err(RequestError::Coding),
+            (false, _) => Err(RequestError::Length),
         }
     }
 }

@@ -14,7 +14,7 @@ pub enum RequestError {
     /// Longer than [`TARGET_MAX`].
     #[error("expected a target of at most {TARGET_MAX} octets")]
     TargetTooLong,
-    /// Neither origin-form nor absolute-form, a bad escape, NUL, an encoded slash or a dot segment.
+    /// Neither origin-form nor `http` in absolute form, a bad escape, NUL, an encoded slash or a dot segment.
     #[error("expected a path without dot segments, with escapes of two hex digits")]
     Target,
     /// Not HTTP/1.
@@ -29,10 +29,14 @@ pub enum RequestError {
     /// Not `name: value`.
     #[error("expected header fields of the form `name: value`")]
     Field,
-    /// `Content-Length` that is no number, or several that differ, or beside `Transfer-Encoding`.
+    /// No `Host` in HTTP/1.1, or in any version more than one, or one that is no host (RFC 9112 §3.2).
+    #[error("expected one Host field, of a host and perhaps a port")]
+    Host,
+    /// `Content-Length` that is no number, or several that differ, or beside `Transfer-Encoding`; transfer codings
+    /// that do not end in one chunked (RFC 9112 §6.3).
     #[error("expected one length of the body")]
     Length,
-    /// A transfer coding other than chunked.
+    /// A transfer coding before chunked (RFC 9112 §6.1).
     #[error("expected no transfer coding but chunked")]
     Coding,
     /// Chunks that are none.
@@ -57,9 +61,13 @@ impl RequestError {
     #[must_use]
     pub fn status(self) -> Status {
         Status(match self {
-            Self::RequestLine | Self::Target | Self::Field | Self::Length | Self::Chunk | Self::Truncated => {
-                400
-            }
+            Self::RequestLine
+            | Self::Target
+            | Self::Field
+            | Self::Host
+            | Self::Length
+            | Self::Chunk
+            | Self::Truncated => 400,
             Self::Timeout => 408,
             Self::BodyTooLarge => 413,
             Self::TargetTooLong => 414,

@@ -3,6 +3,7 @@
 pub mod body;
 pub mod date;
 mod error;
+pub mod host;
 mod message;
 pub mod parse;
 mod response;

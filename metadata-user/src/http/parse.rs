@@ -4,10 +4,11 @@
 //! octet that makes the head unacceptable; so what a request is answered with does not depend on how the
 //! network cut it. [`Head::parse`] then reads the complete head.
 //!
-//! Where the RFC leaves a choice: one bare LF ends a line as CRLF does (§2.2), CR and LF before the
-//! request line are skipped, a folded field is refused (§5.2), and so is white space before a field's colon.
+//! Where the RFC leaves a choice: one bare LF ends a line as CRLF does (§2.2), empty lines before the request
+//! line are skipped, and a folded field is refused (§5.2).
 
 use super::error::RequestError;
+use super::host::host_of;
 use super::{Headers, Method};
 
 /// Octets of a request target.
@@ -25,7 +26,8 @@ const VERSION_LEN: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    Leading,
+    /// Before the request line; true once CR was seen.
+    Leading(bool),
     Method,
     Target,
     Version,
@@ -49,7 +51,7 @@ pub struct Scanner {
 
 impl Default for Scanner {
     fn default() -> Self {
-        Self { stage: Stage::Leading, at: 0, start: 0, fields: 0, major: 0 }
+        Self { stage: Stage::Leading(false), at: 0, start: 0, fields: 0, major: 0 }
     }
 }
 
@@ -78,8 +80,9 @@ impl Scanner {
     fn request_line(&mut self, octet: u8) -> Result<(), RequestError> {
         let length = self.at - self.start;
         match (self.stage, octet) {
-            (Stage::Leading, b'\r' | b'\n') if self.at < LEADING_MAX => {}
-            (Stage::Leading, _) => {
+            (Stage::Leading(false), b'\r') if self.at < LEADING_MAX => self.stage = Stage::Leading(true),
+            (Stage::Leading(_), b'\n') if self.at < LEADING_MAX => self.stage = Stage::Leading(false),
+            (Stage::Leading(false), _) => {
                 self.stage = Stage::Method;
                 self.start = self.at;
                 return self.request_line_method(octet, 0);
@@ -151,11 +154,14 @@ impl Scanner {
 }
 
 /// True when a request, complete or not, is a HEAD: even when it is refused, no body may follow the answer
-/// (RFC 9110 §9.3.2). One behind more empty lines than are skipped was refused before it was seen.
+/// (RFC 9110 §9.3.2). One behind a bare CR, or more empty lines than are skipped, was refused before it was seen.
 #[must_use]
 pub fn is_head_request(octets: &[u8]) -> bool {
-    let line = octets.iter().position(|octet| !matches!(octet, b'\r' | b'\n')).unwrap_or(0);
-    line <= LEADING_MAX && octets[line..].starts_with(b"HEAD ")
+    let mut line = octets;
+    while let Some(rest) = line.strip_prefix(b"\r\n").or_else(|| line.strip_prefix(b"\n")) {
+        line = rest;
+    }
+    octets.len() - line.len() <= LEADING_MAX && line.starts_with(b"HEAD ")
 }
 
 /// RFC 9110 §5.6.2.
@@ -181,7 +187,8 @@ impl<'a> Head<'a> {
     ///
     /// # Errors
     ///
-    /// When a header field is malformed or there are more than `fields` has room for.
+    /// When a header field is malformed or there are more than `fields` has room for; when HTTP/1.1 comes without
+    /// `Host`, or any version with two of them or one that is malformed (RFC 9112 §3.2).
     pub fn parse(octets: &'a [u8], fields: &'a mut [httparse::Header<'a>]) -> Result<Self, RequestError> {
         let skipped = octets.iter().take_while(|octet| matches!(octet, b'\r' | b'\n')).count();
         let octets = &octets[skipped..];
@@ -196,12 +203,15 @@ impl<'a> Head<'a> {
             Err(httparse::Error::TooManyHeaders) => return Err(RequestError::TooManyFields),
             Ok(httparse::Status::Partial) | Err(_) => return Err(RequestError::Field),
         };
-        Ok(Self {
-            method: Method::from_token(method),
-            target,
-            is_1_1: version != "HTTP/1.0",
-            headers: Headers::new(headers),
-        })
+        let (is_1_1, headers) = (version != "HTTP/1.0", Headers::new(headers));
+        let mut hosts = headers.all("host");
+        match (hosts.next(), hosts.next()) {
+            (None, _) if is_1_1 => return Err(RequestError::Host),
+            (Some(_), Some(_)) => return Err(RequestError::Host),
+            (Some(host), None) if host_of(host).is_none() => return Err(RequestError::Host),
+            _ => {}
+        }
+        Ok(Self { method: Method::from_token(method), target, is_1_1, headers })
     }
 
     /// True when the connection is to stay open after the answer (RFC 9112 §9.3).

@@ -5,12 +5,14 @@
 //! decoded after the split, so no escape can make a path look like another one.
 
 use super::Target;
+use super::host::host_of;
 use super::parse::TARGET_MAX;
 
 /// Why a target names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// Answered 400: neither form, a bad escape, NUL, an encoded slash, a dot segment.
+    /// Answered 400: neither form, another scheme than `http`, no host, a bad escape, NUL, an encoded slash, a dot
+    /// segment.
     #[error("expected a path without dot segments, with escapes of two hex digits")]
     Malformed,
     /// Answered 404: well formed, but no text, and every path served is text.
@@ -48,10 +50,10 @@ fn origin(target: &str) -> Option<&str> {
         return Some(target);
     }
     let (scheme, rest) = target.split_once("://")?;
-    let mut letters = scheme.bytes();
-    let named = letters.next().is_some_and(|c| c.is_ascii_alphabetic())
-        && letters.all(|c| c.is_ascii_alphanumeric() || b"+-.".contains(&c));
-    named.then(|| rest.find(['/', '?']).map_or("", |at| &rest[at..]))
+    let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    // Other schemes are not for this connection (RFC 9110 §7.4), and a host is required (§4.2.1).
+    let names_host = host_of(authority.as_bytes()).is_some_and(|host| !host.is_empty());
+    (scheme.eq_ignore_ascii_case("http") && names_host).then_some(path)
 }
 
 /// Decodes one segment to `buffer[at..]`; returns where it ends. It never grows, so it fits.
@@ -122,6 +124,11 @@ mod tests {
             ("latest/meta-data", Err(Malformed)),
             ("://host/", Err(Malformed)),
             ("1http://host/", Err(Malformed)),
+            ("https://host/", Err(Malformed)),
+            ("http://", Err(Malformed)),
+            ("http:///x", Err(Malformed)),
+            ("http://:80/x", Err(Malformed)),
+            ("http://user@host/x", Err(Malformed)),
         ];
         for (target, expected) in cases {
             let mut buffer = [0; TARGET_MAX];

@@ -91,6 +91,12 @@ impl Record {
         format!("projects/{}/zones/{}", self.vm.project.number, self.placement.zone)
     }
 
+    /// GCE region.
+    #[must_use]
+    pub fn gce_region(&self) -> String {
+        format!("projects/{}/regions/{}", self.vm.project.number, self.placement.region)
+    }
+
     /// GCE machine type.
     #[must_use]
     pub fn gce_machine_type(&self) -> String {

@@ -102,7 +102,7 @@ pub struct Serve {
     pub hop_limit: HopLimit,
     /// Status of NoCloud documents that do not exist.
     pub absent_seed: AbsentSeed,
-    /// Makes `/` GCE's.
+    /// Makes `/` GCE's for every request, not only for those with GCE's header field.
     pub gce_root: bool,
     /// Adds `network-interfaces` to NoCloud's meta-data, for cloud-init before 24.3.
     pub legacy_eni: bool,

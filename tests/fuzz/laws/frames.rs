@@ -43,10 +43,10 @@ const DEEDS: usize = 512;
 /// Turns of the stack's clock within one instant.
 const TURNS: usize = 64;
 const REQUESTS: [&[u8]; 6] = [
-    b"GET /bytes/10 HTTP/1.1\r\n\r\n",
-    b"GET /bytes/9000 HTTP/1.1\r\n\r\n",
-    b"GET /close HTTP/1.1\r\n\r\n",
-    b"GET /none HTTP/1.1\r\n\r\nGET /echo HTTP/1.1\r\n\r\n",
+    b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /bytes/9000 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /close HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /none HTTP/1.1\r\nHost: x\r\n\r\nGET /echo HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET ",
     b"",
 ];

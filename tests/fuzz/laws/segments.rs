@@ -23,11 +23,11 @@ const SEGMENT: usize = 8;
 /// Segments looked at.
 const SEGMENTS: usize = 256;
 const REQUESTS: [&[u8]; 6] = [
-    b"GET /bytes/10 HTTP/1.1\r\n\r\n",
-    b"GET /bytes/40000 HTTP/1.1\r\n\r\n",
-    b"GET /close HTTP/1.1\r\n\r\n",
-    b"GET /bytes/3 HTTP/1.1\r\n\r\nGET /bytes/4 HTTP/1.1\r\n\r\nGET /bytes/5000 HTTP/1.1\r\n\r\n",
-    b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
+    b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /bytes/40000 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /close HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /bytes/3 HTTP/1.1\r\nHost: x\r\n\r\nGET /bytes/4 HTTP/1.1\r\nHost: x\r\n\r\nGET /bytes/5000 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
     b"GET ",
 ];
 

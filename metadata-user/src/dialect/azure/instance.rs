@@ -41,6 +41,7 @@ fn compute(record: &Record) -> Value {
             "disablePasswordAuthentication": "true",
         },
         "osType": "Linux",
+        "physicalZone": record.placement.zone.as_str(),
         "platformFaultDomain": domain.as_str(),
         "platformUpdateDomain": "0",
         "provider": "Microsoft.Compute",
@@ -100,6 +101,9 @@ fn entries(nic: &Nic, v4: bool) -> Vec<Value> {
         if v4 {
             let public = address.public.filter(|public| public.0.is_ipv4());
             entry["publicIpAddress"] = public.map_or_else(String::new, |public| public.to_string()).into();
+        } else if let Some(public) = public_ipv6(address) {
+            // Not Azure's own, but systemd asks for it.
+            entry["publicIpAddress"] = public.to_string().into();
         }
         entry
     };
@@ -108,6 +112,16 @@ fn entries(nic: &Nic, v4: bool) -> Vec<Value> {
     sorted.sort_by_key(|address| address.address.is_some());
     let unknown = sorted.iter().filter(|address| address.address.is_none()).count();
     sorted.into_iter().skip(unknown.saturating_sub(1)).map(entry).collect()
+}
+
+/// The address that reaches the entry from the world: one translated to it, or its own.
+fn public_ipv6(address: &Address) -> Option<IpAddr> {
+    let own = |address: &IpAddr| match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(v6) => !v6.is_unique_local() && !v6.is_unicast_link_local(),
+    };
+    let translated = address.public.map(|public| public.0).filter(IpAddr::is_ipv6);
+    translated.or_else(|| Some(address.address?.address).filter(own))
 }
 
 fn subnets(nic: &Nic, v4: bool) -> Vec<Value> {

@@ -225,7 +225,7 @@ fn addresses_are_listed_so_that_the_guest_configures_them() {
     let wanted = json!({
         "ipv4": { "ipAddress": [], "subnet": [] },
         "ipv6": {
-            "ipAddress": [{ "privateIpAddress": "2001:db8::15" }],
+            "ipAddress": [{ "privateIpAddress": "2001:db8::15", "publicIpAddress": "2001:db8::15" }],
             "subnet": [{ "address": "2001:db8::", "prefix": "64" }],
         },
         "macAddress": "525400ABCDEF",

@@ -216,6 +216,7 @@ fn what_is_not_there_is_an_empty_directory_and_not_an_error() {
 #[test]
 fn keys_name_their_users_and_generated_attributes_win() {
     let mut record = full();
+    record["admin"] = json!({ "user": "alice" });
     record["ssh_keys"] = json!([
         { "name": "a", "key": "ssh-ed25519 AAAA a" },
         { "name": "b", "key": "ssh-ed25519 BBBB b", "user": "bob" },
@@ -225,7 +226,7 @@ fn keys_name_their_users_and_generated_attributes_win() {
     let attributes = Guest::of(&record).json("/instance/attributes?recursive=true");
     let wanted = json!({
         "k": "v",
-        "ssh-keys": "cloudinit:ssh-ed25519 AAAA a\nbob:ssh-ed25519 BBBB b",
+        "ssh-keys": "alice:ssh-ed25519 AAAA a\nbob:ssh-ed25519 BBBB b",
         "user-data": "AP8=",
         "user-data-encoding": "base64",
     });

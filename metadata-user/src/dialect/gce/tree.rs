@@ -11,8 +11,9 @@ use crate::record::network::Nic;
 use crate::record::vm::{Payload, ServiceAccount};
 use crate::record::{GCE_ATTRIBUTES, Record, is_segment};
 
-/// The account keys are for that name none: cloud-init takes it for the image's default account.
-const KEY_USER: &str = "cloudinit";
+/// The account of keys that name none, to cloud-init: it takes this for the image's default account, and leaves out
+/// the keys of every other.
+const CLOUD_INIT_USER: &str = "cloudinit";
 
 /// All of it but what is computed (tokens) or the guest's (guest attributes, which the real server leaves out
 /// of larger documents, too).
@@ -28,11 +29,25 @@ pub(super) fn whole(record: &Record) -> Value {
     })
 }
 
+/// The attributes as cloud-init is to read them; `None` where they are the same as everybody's. Google's guest agent
+/// makes an account of each name, so it is not to read cloud-init's.
+pub(super) fn for_cloud_init(record: &Record) -> Option<Value> {
+    let nameless = record.ssh_keys.iter().any(|key| key.user.is_none());
+    (nameless && key_user(record) != CLOUD_INIT_USER)
+        .then(|| json!({ "instance": { "attributes": attributes(record, CLOUD_INIT_USER) } }))
+}
+
+/// The account of keys that name none.
+fn key_user(record: &Record) -> &str {
+    let user = record.admin.as_ref().and_then(|admin| admin.user.as_ref());
+    user.map_or(CLOUD_INIT_USER, |user| user.as_str())
+}
+
 fn instance(record: &Record) -> Value {
     let labels: Vec<&str> = record.labels.iter().map(|label| label.as_str()).collect();
     let nics = record.network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none());
     json!({
-        "attributes": attributes(record),
+        "attributes": attributes(record, key_user(record)),
         "cpuPlatform": "",
         "description": "",
         "disks": disks(record),
@@ -45,6 +60,7 @@ fn instance(record: &Record) -> Value {
         "name": record.vm.name.as_str(),
         "networkInterfaces": nics.map(|nic| interface(record, nic)).collect::<Vec<_>>(),
         "preempted": "FALSE",
+        "region": record.gce_region(),
         "remainingCpuTime": -1,
         "scheduling": {
             "automaticRestart": "TRUE",
@@ -58,8 +74,8 @@ fn instance(record: &Record) -> Value {
     })
 }
 
-/// `attributes`: what has a meaning of its own, then the record's metadata.
-fn attributes(record: &Record) -> Value {
+/// `attributes`: what has a meaning of its own, then the record's metadata. Keys that name no account are `user`'s.
+fn attributes(record: &Record, user: &str) -> Value {
     let custom = record
         .metadata
         .0
@@ -69,7 +85,7 @@ fn attributes(record: &Record) -> Value {
         custom.map(|(key, value)| (key.clone(), value.as_str().into())).collect();
     if !record.ssh_keys.is_empty() {
         let line = |key: &crate::record::vm::SshKey| {
-            format!("{}:{}", key.user.as_ref().map_or(KEY_USER, |user| user.as_str()), key.key)
+            format!("{}:{}", key.user.as_ref().map_or(user, |user| user.as_str()), key.key)
         };
         let lines: Vec<String> = record.ssh_keys.iter().map(line).collect();
         attributes.insert("ssh-keys".to_owned(), lines.join("\n").into());

@@ -118,7 +118,10 @@ fn answer(body: &str) -> String {
 fn boot(said: &str, manner: Manner, slow: bool, lose: fn(usize) -> bool, fault: Fault) -> (Tally, Nanos) {
     let expected = Expected { status: 200, body: Body::Exactly { offset: 0, length: LENGTH as u64 } };
     let plan = Planned { mac: ends().mac.0, address: ends().address, answers: vec![expected; 2] };
-    let requests = Requests::new(&["GET /a HTTP/1.1\r\n\r\n".into(), "GET /b HTTP/1.1\r\n\r\n".into()]);
+    let requests = Requests::new(&[
+        "GET /a HTTP/1.1\r\nHost: x\r\n\r\n".into(),
+        "GET /b HTTP/1.1\r\nHost: x\r\n\r\n".into(),
+    ]);
     let (bodies, mut tally, mut scratch) = (body(), Tally::default(), Scratch::default());
     let (mut sent, mut random) = (Sent::default(), fastrand::Rng::with_seed(1));
     let mut guest = Guest::new(plan, ends().server);

@@ -1,0 +1,105 @@
+//! The host and port of a `Host` field and of a target in absolute form (RFC 9110 §7.2, RFC 3986 §3.2.2).
+//!
+//! Which host a request names is never looked at: the port a VM is on decides who asks. Only its form is checked, as
+//! RFC 9112 §3.2 demands.
+
+use std::net::Ipv6Addr;
+
+/// The host in `host [":" port]`, which may be empty; `None` when the text has another form.
+///
+/// A zone of an IPv6 address may follow a bare `%` as well as `%25` (RFC 6874 §2): HTTP libraries send both.
+#[must_use]
+pub fn host_of(text: &[u8]) -> Option<&[u8]> {
+    let end = match text.strip_prefix(b"[") {
+        Some(rest) => {
+            let length = rest.iter().position(|octet| *octet == b']')?;
+            is_literal(&rest[..length]).then_some(length + 2)?
+        }
+        None => {
+            let length = text.iter().position(|octet| *octet == b':').unwrap_or(text.len());
+            is_name(&text[..length]).then_some(length)?
+        }
+    };
+    let (host, port) = text.split_at(end);
+    let is_port = port.is_empty() || port[0] == b':' && port[1..].iter().all(u8::is_ascii_digit);
+    is_port.then_some(host)
+}
+
+/// `reg-name` of RFC 3986 §3.2.2, which every IPv4 address is, too.
+fn is_name(text: &[u8]) -> bool {
+    let mut octets = text.iter();
+    while let Some(octet) = octets.next() {
+        let fits = match octet {
+            b'%' => [octets.next(), octets.next()].iter().all(|d| d.is_some_and(u8::is_ascii_hexdigit)),
+            octet => is_unreserved(*octet) || is_delimiter(*octet),
+        };
+        if !fits {
+            return false;
+        }
+    }
+    true
+}
+
+/// What stands in brackets: an IPv6 address, perhaps with a zone, or an address of a later version.
+fn is_literal(text: &[u8]) -> bool {
+    if let Some(later) = text.strip_prefix(b"v").or_else(|| text.strip_prefix(b"V")) {
+        let Some(dot) = later.iter().position(|octet| *octet == b'.') else { return false };
+        let (version, address) = (&later[..dot], &later[dot + 1..]);
+        let fits = |octet: &u8| is_unreserved(*octet) || is_delimiter(*octet) || *octet == b':';
+        return !version.is_empty()
+            && version.iter().all(u8::is_ascii_hexdigit)
+            && !address.is_empty()
+            && address.iter().all(fits);
+    }
+    let Ok(text) = std::str::from_utf8(text) else { return false };
+    let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
+    let is_zone = |zone: &str| !zone.is_empty() && zone.bytes().all(|o| is_unreserved(o) || o == b'%');
+    address.parse::<Ipv6Addr>().is_ok() && zone.is_none_or(is_zone)
+}
+
+/// RFC 3986 §2.3.
+fn is_unreserved(octet: u8) -> bool {
+    octet.is_ascii_alphanumeric() || b"-._~".contains(&octet)
+}
+
+/// `sub-delims` of RFC 3986 §2.2.
+fn is_delimiter(octet: u8) -> bool {
+    b"!$&'()*+,;=".contains(&octet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_of;
+
+    #[test]
+    fn a_host_is_taken_from_its_port_as_the_table_says() {
+        let cases = [
+            ("", Some("")),
+            (":80", Some("")),
+            ("metadata.google.internal", Some("metadata.google.internal")),
+            ("169.254.169.254:80", Some("169.254.169.254")),
+            ("x:", Some("x")),
+            ("a%2Db", Some("a%2Db")),
+            ("[fd00:ec2::254]:80", Some("[fd00:ec2::254]")),
+            ("[fe80::1%25eth0]", Some("[fe80::1%25eth0]")),
+            ("[fe80::1%eth0]", Some("[fe80::1%eth0]")),
+            ("[v1.x:y]:1", Some("[v1.x:y]")),
+            ("x:80:80", None),
+            ("x:a", None),
+            ("user@x", None),
+            ("a%2", None),
+            ("fe80::1", None),
+            ("[fe80::1", None),
+            ("[fe80::1]80", None),
+            ("[fe80::1%]", None),
+            ("[x]", None),
+            ("[v1]", None),
+            ("[v.x]", None),
+            ("[v1.]", None),
+        ];
+        for (text, host) in cases {
+            assert_eq!(host_of(text.as_bytes()), host.map(str::as_bytes), "{text}");
+        }
+        assert_eq!(host_of(b"[\xff]"), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! systemd's own client of metadata services (`systemd-imdsd`, since version 261), unmodified, and the table it takes
+//! each cloud's addresses, headers and keys from (`hwdb.d/40-imds.hwdb`).
+//!
+//! On a machine udev reads the table and the firmware's tables and hands the client one cloud's part. Here the client
+//! gets it by its own variables, as `systemd-imdsd(8)` describes them.
+
+use crate::guest::{Guest, NIC};
+use crate::inside;
+use crate::packages::{Packages, With};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+
+/// The first suite that has the client. It runs on this machine's C library and libcurl.
+const SUITE: &str = "forky";
+/// The client, the library it shares with the rest of systemd, and the table.
+const PACKAGES: &[&str] = &["systemd-imds", "libsystemd-shared", "udev"];
+/// Longest one question may take: the client itself gives up after 40 s.
+const PATIENCE_SECONDS: u32 = 60;
+const CLIENT: &str = "usr/lib/systemd/systemd-imdsd";
+const TABLE: &str = "usr/lib/udev/hwdb.d/40-imds.hwdb";
+/// Names of keys in the table begin so.
+const KEY: &str = "IMDS_KEY_";
+
+/// The unpacked client.
+#[derive(Debug)]
+pub struct SystemdImds {
+    packages: Packages,
+    /// Where its shared library is.
+    libraries: PathBuf,
+}
+
+/// One cloud's part of the table.
+#[derive(Clone, Debug, Default)]
+pub struct Cloud {
+    properties: BTreeMap<String, String>,
+}
+
+impl Cloud {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.properties.get("IMDS_VENDOR").map_or("", String::as_str)
+    }
+
+    /// The names of its keys, as the client's `--well-known` takes them: `ipv4-public`.
+    pub fn keys(&self) -> impl Iterator<Item = String> {
+        let names = self.properties.keys().filter_map(|name| name.strip_prefix(KEY));
+        names.map(|name| name.to_lowercase().replace('_', "-"))
+    }
+}
+
+impl SystemdImds {
+    /// The client when the calling test may go on; otherwise it skips as
+    /// [`privileged::or_skip`](crate::privileged::or_skip) does, for lack of privilege or of the packages.
+    ///
+    /// # Panics
+    /// When something is missing where no test may skip.
+    #[must_use]
+    #[track_caller]
+    pub fn or_skip() -> Option<Self> {
+        let packages = Packages::or_skip(SUITE, PACKAGES, With::Nothing)?;
+        let library = |path: PathBuf| path.join("systemd").is_dir().then(|| path.join("systemd"));
+        let below = fs::read_dir(packages.root().join("usr/lib")).expect("an unpacked root");
+        let libraries = below.flatten().find_map(|entry| library(entry.path())).expect("a shared library");
+        Some(Self { packages, libraries })
+    }
+
+    /// Its version.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        self.packages.version("systemd-imds").unwrap_or("unknown")
+    }
+
+    /// The clouds it knows.
+    ///
+    /// # Errors
+    /// When the table is not where it was, or has another form.
+    pub fn clouds(&self) -> Result<Vec<Cloud>> {
+        let path = self.packages.root().join(TABLE);
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut clouds: Vec<Cloud> = Vec::new();
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let Some(property) = line.strip_prefix(' ') else {
+                clouds.push(Cloud::default());
+                continue;
+            };
+            let (name, value) = property.split_once('=').with_context(|| format!("no property: {line}"))?;
+            let cloud = clouds.last_mut().with_context(|| format!("a property of no cloud: {line}"))?;
+            cloud.properties.insert(name.to_owned(), value.to_owned());
+        }
+        ensure!(!clouds.is_empty(), "{} names no cloud", path.display());
+        Ok(clouds)
+    }
+
+    /// Has the client ask for a key of a cloud, and for what is at `below` it; `None` when the answer was an error that
+    /// it does not ask again for. Version 262 calls a 404 "not found" only when it has no body.
+    ///
+    /// # Errors
+    /// When it got no answer, or one that says that there is no service or that it is to ask later.
+    pub fn ask(
+        &self,
+        guest: &Guest,
+        cloud: &Cloud,
+        key: &str,
+        below: Option<&str>,
+    ) -> Result<Option<Vec<u8>>> {
+        let state = tempfile::tempdir()?;
+        let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
+        command.arg(self.packages.root().join(CLIENT));
+        command.args([&format!("--interface={NIC}"), "--cache=no", &format!("--well-known={key}")]);
+        command.args(below).env("LD_LIBRARY_PATH", &self.libraries);
+        for (name, value) in &cloud.properties {
+            command.env(format!("SYSTEMD_{name}"), value);
+        }
+        let output = guest.ns().output(&mut command)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        match (output.status.code(), output.status.signal()) {
+            (Some(0), _) => Ok(Some(output.stdout)),
+            _ if ["not found.", "State not recoverable"].iter().any(|end| said.contains(end)) => Ok(None),
+            _ => bail!("it ended with {}: {}", output.status, said.trim()),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! systemd's own client of metadata services, unmodified, gets each key it knows of each cloud that is served.
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use support::agent::{Agent, PortArgument};
+use support::answers;
+use support::guest::{Guest, Spec};
+use support::host::Host;
+use support::record::{Identity, replace};
+use support::systemd_imds::SystemdImds;
+
+const PUBLIC_V4: &str = "203.0.113.7";
+const PUBLIC_V6: &str = "2001:db8::7";
+
+/// Clouds of its table that are no dialect of ours.
+const OTHERS: [&str; 1] = ["tencent-cloud"];
+
+fn record(identity: &Identity) -> Value {
+    let mut record: Value = serde_json::from_str(&identity.record(1)).expect("a record");
+    let addresses = &mut record["network"]["nics"][0]["addresses"];
+    addresses[0]["public"] = PUBLIC_V4.into();
+    addresses.as_array_mut().expect("a list").push(json!({
+        "method": "static",
+        "address": format!("{PUBLIC_V6}/64"),
+        "gateway": "2001:db8::1",
+    }));
+    // The client asks for a token where the table names one.
+    record["serve"] = json!({ "imdsv2": "required" });
+    record
+}
+
+/// What each key is, by cloud. A key that is not here is not asked for.
+fn expected(identity: &Identity) -> BTreeMap<&'static str, Vec<(&'static str, String)>> {
+    let short = || identity.hostname.clone();
+    let fqdn = || format!("{}.{}", identity.hostname, answers::DOMAIN);
+    let (region, zone) = (|| "local".to_owned(), || "local-a".to_owned());
+    let (v4, v6) = (|| PUBLIC_V4.to_owned(), || PUBLIC_V6.to_owned());
+    let (key, user_data) = (|| identity.ssh_key.clone(), || identity.user_data.clone());
+    let base64 = || STANDARD.encode(&identity.user_data);
+    BTreeMap::from([
+        (
+            "amazon-ec2",
+            vec![
+                ("hostname", fqdn()),
+                ("region", region()),
+                ("zone", zone()),
+                ("ipv4-public", v4()),
+                ("ipv6-public", v6()),
+                ("ssh-key", key()),
+                ("userdata", user_data()),
+            ],
+        ),
+        (
+            "microsoft-azure",
+            vec![
+                ("hostname", short()),
+                ("region", region()),
+                ("zone", zone()),
+                ("ipv4-public", v4()),
+                ("ipv6-public", v6()),
+                ("ssh-key", key()),
+                ("userdata-base64", base64()),
+            ],
+        ),
+        (
+            "google-gcp",
+            vec![
+                ("hostname", fqdn()),
+                ("region", "projects/1/regions/local".to_owned()),
+                ("zone", "projects/1/zones/local-a".to_owned()),
+                ("ipv4-public", v4()),
+                ("userdata-base", "ssh-keys\nuser-data\n".to_owned()),
+                ("userdata-base/user-data", user_data()),
+            ],
+        ),
+        (
+            "hetzner-cloud",
+            vec![
+                ("hostname", fqdn()),
+                ("region", region()),
+                ("zone", zone()),
+                ("ipv4-public", v4()),
+                ("ssh-key", key()),
+                ("userdata", user_data()),
+            ],
+        ),
+        (
+            "oracle-cloud-oci",
+            vec![
+                ("hostname", short()),
+                ("region", region()),
+                ("zone", zone()),
+                ("ssh-key", key()),
+                ("userdata-base64", base64()),
+            ],
+        ),
+        ("scaleway", vec![("userdata", user_data())]),
+        (
+            "alibaba-ecs",
+            vec![
+                ("hostname", short()),
+                ("region", region()),
+                ("zone", zone()),
+                ("ssh-key", key()),
+                ("userdata", user_data()),
+            ],
+        ),
+        (
+            "vultr",
+            vec![
+                ("hostname", short()),
+                ("region", "LOC".to_owned()),
+                ("ipv4-public", v4()),
+                ("ipv6-public", v6()),
+                ("ssh-key", key()),
+                ("userdata", user_data()),
+            ],
+        ),
+    ])
+}
+
+/// A guest of this record and its agent, and what the client gets by each key of each cloud of its table.
+fn each_key(record: &Value, mut check: impl FnMut(&str, &str, anyhow::Result<Option<Vec<u8>>>)) {
+    let Some(client) = SystemdImds::or_skip() else { return };
+    let identity = Identity::of(0);
+    let records = tempfile::tempdir().expect("a directory");
+    replace(&identity.path(records.path()), &record.to_string()).expect("a record file");
+    let host = Host::new().expect("a node");
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    let port = PortArgument::new(guest.host_tap().name(), identity.mac);
+    let _agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
+    for cloud in client.clouds().expect("a table") {
+        if OTHERS.contains(&cloud.name()) {
+            continue;
+        }
+        for key in cloud.keys() {
+            check(cloud.name(), &key, client.ask(&guest, &cloud, &key, None));
+            if key == "userdata-base" {
+                let below = client.ask(&guest, &cloud, &key, Some("/user-data"));
+                check(cloud.name(), "userdata-base/user-data", below);
+            }
+        }
+    }
+    eprintln!("systemd {}", client.version());
+}
+
+#[test]
+fn systemds_client_gets_each_key_it_knows_of_each_cloud() {
+    let identity = Identity::of(0);
+    let expected = expected(&identity);
+    let (mut asked, mut wrong) = (BTreeMap::<String, usize>::new(), Vec::new());
+    each_key(&record(&identity), |cloud, key, found| {
+        let text = |octets: Vec<u8>| String::from_utf8_lossy(&octets).into_owned();
+        let found = found.map(|found| found.map(text)).map_err(|error| format!("{error:#}"));
+        let Some(keys) = expected.get(cloud) else {
+            wrong.push(format!("{cloud} is new in the table, and {key} of it is {found:?}"));
+            return;
+        };
+        *asked.entry(cloud.to_owned()).or_default() += 1;
+        match keys.iter().find(|(name, _)| *name == key) {
+            Some((_, value)) if found.as_ref().ok() == Some(&Some(value.clone())) => {}
+            Some((_, value)) => wrong.push(format!("{cloud} {key}: {found:?}, expected {value:?}")),
+            None => eprintln!("{cloud} {key}: {found:?}"),
+        }
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    if let Some(fewest) = asked.values().min() {
+        assert!(*fewest > 0 && asked.len() >= 5, "{asked:?}");
+    }
+}
+
+/// What is not there is a 404, after which the client ends; after a 429 or 503 it would ask again.
+#[test]
+fn systemds_client_finds_that_a_record_has_no_key() {
+    let identity = Identity::of(0);
+    let mut bare = record(&identity);
+    for member in ["ssh_keys", "user_data"] {
+        bare.as_object_mut().expect("a mapping").remove(member);
+    }
+    // A lease nobody knows.
+    bare["network"]["nics"][0]["addresses"] = json!([{ "method": "dhcp4" }]);
+    let mut wrong = Vec::new();
+    each_key(&bare, |cloud, key, found| match (key, found) {
+        (_, Err(error)) => wrong.push(format!("{cloud} {key}: {error:#}")),
+        ("hostname" | "region" | "zone", Ok(None)) => wrong.push(format!("{cloud} {key}: not found")),
+        ("ssh-key" | "userdata" | "ipv4-public" | "ipv6-public", Ok(Some(text))) if !text.is_empty() => {
+            wrong.push(format!("{cloud} {key}: {}", String::from_utf8_lossy(&text)));
+        }
+        _ => {}
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
