@@ -35,6 +35,7 @@ pub mod mob;
 pub mod netns;
 pub mod network;
 pub mod objects;
+pub mod packages;
 pub mod pattern;
 pub mod pod;
 pub mod privilege;
