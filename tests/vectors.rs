@@ -20,6 +20,7 @@ use support::vectors::{self, Ask, Asked, GUEST, Saved};
 use support::wire::{Faults, World};
 
 const MORE: &str = include_str!("vectors/more.jsonl");
+const AZURE_AGENT: &str = include_str!("vectors/azure_agent.jsonl");
 /// Any answer has come by then.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -64,6 +65,11 @@ fn every_dialect_answers_its_vectors_in_order() {
 #[test]
 fn what_no_clients_asks_for_is_answered_as_written_down_too() {
     vectors::run(MORE, vm).expect("vectors").assert(22);
+}
+
+#[test]
+fn azures_agent_is_answered_on_both_ports_of_the_wireserver() {
+    vectors::run(AZURE_AGENT, vm).expect("vectors").assert(9);
 }
 
 #[test]
