@@ -184,7 +184,7 @@ impl Apt {
 
 /// What this machine's apt is told about fetching (its proxy, say), and none of its hooks.
 fn acquiring() -> Result<String> {
-    let dump = run(&mut Command::new("apt-config").arg("dump"))?;
+    let dump = run(Command::new("apt-config").arg("dump"))?;
     let acquire: Vec<&str> = dump.lines().filter(|line| line.starts_with("Acquire::")).collect();
     let own = "Dir::Etc::main \"none\";\nDir::Etc::parts \"none\";\nAcquire::Languages \"none\";\n\
                Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n";

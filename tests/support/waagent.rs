@@ -26,6 +26,8 @@ const BOOT: &str = r#"
     mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/upper,workdir=$1/work" "$1/root"
     cd "$1/root"
     mount -t proc proc proc
+    mount --bind proc/sys proc/sys
+    mount -o remount,bind,ro proc/sys
     mount -t sysfs -o ro sysfs sys
     for device in null zero full random urandom; do
         : > dev/$device
@@ -39,7 +41,9 @@ const BOOT: &str = r#"
     # A timeout that real disks want, written to files of this machine.
     sed -i /^OS.RootDeviceScsiTimeout/d etc/waagent.conf
     printf %s "$4" >> etc/waagent.conf
-    exec chroot . timeout "$3" python3 -u /usr/sbin/waagent -daemon
+    # Root of a guest, not of this machine.
+    exec chroot . setpriv --bounding-set=-sys_admin,-sys_boot,-sys_module,-sys_rawio,-sys_time,-mknod \
+        timeout "$3" python3 -u /usr/sbin/waagent -daemon
 "#;
 
 /// The agent's files, unpacked.

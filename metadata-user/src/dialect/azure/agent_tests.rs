@@ -117,7 +117,7 @@ fn the_goal_state_leads_to_each_configuration_that_agents_fetch() {
     let goal_state = Document::parse(&goal_state).expect("a goal state");
     assert_eq!(element(&goal_state, "Version"), "2012-11-30");
     assert_eq!(element(&goal_state, "Incarnation"), "7");
-    assert_eq!(element(&goal_state, "ConfigName"), "p1.7.web-1.7.xml");
+    assert_eq!(element(&goal_state, "ConfigName"), "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d.7.xml");
     assert!(!goal_state.descendants().any(|node| node.has_tag_name("Certificates")));
     let environment = configuration(&guest, "HostingEnvironmentConfig");
     let environment = Document::parse(&environment).expect("a document");
@@ -170,17 +170,21 @@ fn the_shared_configuration_has_the_addresses_that_are_known() {
 #[test]
 fn names_are_text_in_every_document() {
     let mut record = full();
-    let name = "<a> & \"b\" \u{ffff}";
+    let name = "<a> & \"b\" \u{1f680} \u{ffff}";
     record["vm"]["name"] = json!(name);
     record["vm"]["project"]["id"] = json!(name);
     record["placement"]["region"] = json!(name);
     record["generation"] = json!(12_345_678_901_u64);
     let guest = Guest::of(&record);
-    let name = "<a> & \"b\" \u{fffd}";
+    let name = "<a> & \"b\" \u{1f680} \u{fffd}";
     let goal_state = read(&guest, GOAL_STATE);
     let goal_state = Document::parse(&goal_state).expect("a goal state");
     assert_eq!(element(&goal_state, "InstanceId"), name);
     assert_eq!(element(&goal_state, "Incarnation"), "12345678901");
+    assert!(
+        element(&goal_state, "ConfigName").bytes().all(|b| b.is_ascii_graphic()),
+        "it goes into a header"
+    );
     for kind in ["HostingEnvironmentConfig", "SharedConfig"] {
         let document = configuration(&guest, kind);
         let document = Document::parse(&document).expect("a document");

@@ -71,8 +71,10 @@ impl State {
         }
     }
 
+    /// `ConfigName` goes into a header field of what WALinuxAgent asks the plug-in, and breaks the agent unless it is
+    /// ASCII; names of VMs and projects may be any text.
     pub(super) fn goal_state(&self) -> String {
-        let Self { incarnation, container, instance, deployment, .. } = self;
+        let Self { incarnation, container, instance, .. } = self;
         let version = VERSIONS[1];
         let [environment, shared, extensions] =
             ["HostingEnvironmentConfig", "SharedConfig", "ExtensionsConfig"]
@@ -85,7 +87,7 @@ impl State {
              <ExpectHealthReport>FALSE</ExpectHealthReport></Machine><Container><ContainerId>{container}</ContainerId>\
              <RoleInstanceList><RoleInstance><InstanceId>{instance}</InstanceId><State>Started</State>\
              <Configuration>{environment}{shared}{extensions}\
-             <ConfigName>{deployment}.{incarnation}.{instance}.{incarnation}.xml</ConfigName></Configuration>\
+             <ConfigName>{container}.{incarnation}.xml</ConfigName></Configuration>\
              </RoleInstance></RoleInstanceList></Container></GoalState>"
         )
     }
