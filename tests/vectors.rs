@@ -21,6 +21,7 @@ use support::wire::{Faults, World};
 
 const MORE: &str = include_str!("vectors/more.jsonl");
 const SYSTEMD: &str = include_str!("vectors/systemd.jsonl");
+const AZURE_AGENT: &str = include_str!("vectors/azure_agent.jsonl");
 /// Any answer has come by then.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -70,6 +71,11 @@ fn what_no_clients_asks_for_is_answered_as_written_down_too() {
 #[test]
 fn systemds_client_is_answered_by_each_key_of_its_table() {
     vectors::run(SYSTEMD, vm).expect("vectors").assert(56);
+}
+
+#[test]
+fn azures_agent_is_answered_on_both_ports_of_the_wireserver() {
+    vectors::run(AZURE_AGENT, vm).expect("vectors").assert(9);
 }
 
 #[test]

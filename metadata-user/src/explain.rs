@@ -261,6 +261,7 @@ mod tests {
         for (url, at) in [
             ("http://169.254.42.42/conf", "/conf at 169.254.42.42 port 80\n"),
             ("http://169.254.169.254:8080/", "/ at 169.254.169.254 port 8080\n"),
+            ("http://168.63.129.16:32526/health", "/health at 168.63.129.16 port 32526\n"),
             ("http://[fd00:ec2::254]/latest", "/latest at fd00:ec2::254 port 80\n"),
             ("http://[fe80::a9fe:a9fe%25eth0]:80/x", "/x at fe80::a9fe:a9fe port 80\n"),
             ("/x", "/x at 169.254.169.254 port 80\n"),

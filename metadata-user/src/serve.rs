@@ -18,8 +18,8 @@ use crate::addresses;
 use crate::audit::Tape;
 use crate::http::{Method, Request, Response, Status};
 use crate::stack::{Connection, Refused, Service};
-use crate::store::path::PASSWORD_PORT;
-use crate::store::{Datasource, Entry, Outcome, Parked, Responses, Store};
+use crate::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
+use crate::store::{Datasource, Entry, Host, Outcome, Parked, Responses, Store};
 use crate::time::Now;
 
 pub use handing::{Handing, QUESTIONS, Question, Stage};
@@ -70,7 +70,12 @@ pub trait Answers {
         None
     }
 
-    /// The same, and whose it is.
+    /// True when a slot may connect to a host that is there for VMs of one dialect alone.
+    fn opens(&self, _slot: Slot, _host: Host) -> bool {
+        true
+    }
+
+    /// The same as [`answer`](Self::answer), and whose it is.
     fn answer_of(
         &self,
         now: Now,
@@ -87,6 +92,15 @@ impl Answers for Store {
         match self.get(slot) {
             Entry::Ready(responses) => Some(Arc::clone(responses.vm().mailbox.account())),
             Entry::Expected | Entry::Unknown => None,
+        }
+    }
+
+    /// A record that is still to come may be of any dialect.
+    fn opens(&self, slot: Slot, host: Host) -> bool {
+        match self.get(slot) {
+            Entry::Ready(responses) => responses.has(host),
+            Entry::Expected => true,
+            Entry::Unknown => false,
         }
     }
 
@@ -276,8 +290,15 @@ impl<A: Answers> Serve<A> {
 impl<A: Answers> Service for Serve<A> {
     type Exchange = Talk<A>;
 
-    fn listens(&self, (address, port): (IpAddr, u16)) -> bool {
-        port == HTTP || (port == PASSWORD_PORT && PASSWORD_SERVERS.contains(&address))
+    fn listens(&self, slot: Slot, (address, port): (IpAddr, u16)) -> bool {
+        match port {
+            HTTP => true,
+            PASSWORD_PORT => PASSWORD_SERVERS.contains(&address),
+            HOST_PLUGIN_PORT => {
+                address == addresses::AZURE_WIRESERVER && self.shared.answers.opens(slot, Host::HostPlugin)
+            }
+            _ => false,
+        }
     }
 
     fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {

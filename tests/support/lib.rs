@@ -58,5 +58,6 @@ pub mod toy;
 pub mod typical;
 pub mod variants;
 pub mod vectors;
+pub mod waagent;
 pub mod wire;
 pub mod witness;

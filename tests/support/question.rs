@@ -7,7 +7,7 @@ use metadata_user::http::parse::TARGET_MAX;
 use metadata_user::http::target::{TargetError, normalise};
 use metadata_user::http::{Headers, Method, Request, Response, Status};
 use metadata_user::stack::Connection;
-use metadata_user::store::path::PASSWORD_PORT;
+use metadata_user::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
 use metadata_user::store::{Host, Outcome, Responses};
 use metadata_user::time::Now;
 
@@ -63,6 +63,7 @@ impl Question {
             Host::Scaleway => (v4(addresses::SCALEWAY), 1),
             Host::AliYun => (v4(addresses::ALIYUN), 40_000),
             Host::Password => ((IpAddr::V4(addresses::METADATA), PASSWORD_PORT), 40_000),
+            Host::HostPlugin => ((IpAddr::V4(addresses::AZURE_WIRESERVER), HOST_PLUGIN_PORT), 40_000),
         };
         Self { to, source_port, ..self }
     }

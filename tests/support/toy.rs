@@ -56,7 +56,7 @@ pub fn stack(config: StackConfig) -> (Stack<Toy>, Arc<Board>) {
 impl Service for Toy {
     type Exchange = Puppet;
 
-    fn listens(&self, (_, port): (IpAddr, u16)) -> bool {
+    fn listens(&self, _: Slot, (_, port): (IpAddr, u16)) -> bool {
         port == 80
     }
 

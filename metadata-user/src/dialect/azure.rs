@@ -1,10 +1,15 @@
-//! Azure: the instance metadata service below `/metadata`, and the wireserver on its own address.
+//! Azure: the instance metadata service below `/metadata`, the wireserver on its own address, and the plug-in of the
+//! host on a port of that.
 //!
 //! cloud-init reports to the wireserver when it is done, and asks it for its goal state first, again and
 //! again for 20 minutes; so whoever is served the one is served the other.
 //!
 //! All scalars are strings, but for those of `extended`. Property names are found in any case.
 
+#[cfg(test)]
+mod agent_tests;
+mod goal_state;
+mod host_plugin;
 mod identity;
 mod instance;
 mod query;
@@ -110,6 +115,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live("/metadata/identity/oauth2/token", Methods::READ, &*GUARDS, identity);
     sheet.at(Host::Wireserver);
     wireserver::render(record, sheet);
+    sheet.at(Host::HostPlugin);
+    host_plugin::render(sheet);
 }
 
 /// `/metadata/instance` of one VM.

@@ -66,9 +66,20 @@ impl Guest {
         path: &str,
         fields: &[(&str, &str)],
     ) -> Response {
+        self.ask_query(local, method, Target { path, query: "" }, fields)
+    }
+
+    /// The same, with a query.
+    pub(super) fn ask_query(
+        &self,
+        local: (&str, u16),
+        method: Method,
+        target: Target<'_>,
+        fields: &[(&str, &str)],
+    ) -> Response {
         let fields: Vec<_> =
             fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-        let target = Target { path, query: "" };
+        let path = target.path;
         let request = Request { method, target, headers: Headers::new(&fields), body: b"" };
         let address: IpAddr = local.0.parse().expect("an address");
         let remote = ("10.0.2.15".parse().expect("an address"), 40_000);

@@ -98,6 +98,14 @@ pub struct Image {
     pub id: Line,
     /// Its name.
     pub name: Option<Line>,
+    /// Who publishes it, for Azure; like the three that follow, empty there when it is not set.
+    pub publisher: Option<Line>,
+    /// The publisher's name for its kind, such as `debian-12`, for Azure.
+    pub offer: Option<Line>,
+    /// The variant of the offer, such as `12-gen2`, for Azure.
+    pub sku: Option<Line>,
+    /// Its version, for Azure.
+    pub version: Option<Line>,
 }
 
 /// `admin`.

@@ -24,7 +24,7 @@ use super::{Answer, Answers, Origin};
 use crate::account::Account;
 use crate::http::Request;
 use crate::stack::Connection;
-use crate::store::{Parked, Store};
+use crate::store::{Host, Parked, Store};
 use crate::time::Now;
 
 /// Questions that wait to be asked of the other agent, and those it has not answered. Further ones are held, and
@@ -161,6 +161,10 @@ fn mark(request: &Request<'_>) -> u64 {
 impl Answers for Handing {
     fn account(&self, slot: Slot) -> Option<Arc<Account>> {
         self.store.account(slot)
+    }
+
+    fn opens(&self, slot: Slot, host: Host) -> bool {
+        self.store.opens(slot, host)
     }
 
     fn answer(

@@ -48,7 +48,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     /// the SYN is late, the answer's number is not that connection's: so the first segment of a new connection is
     /// never taken for one of the old.
     fn handshake(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
-        if !self.service.listens(segment.tuple.local) {
+        if !self.service.listens(source.slot, segment.tuple.local) {
             return self.refuse(source, segment, out);
         }
         if let Some(wait) = self.table.wait_mut(source.flow) {
@@ -135,7 +135,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         if let Some(port) = self.ports.get_mut(source.slot) {
             port.heard = source.now.mono;
         }
-        let listens = self.service.listens(segment.tuple.local);
+        let listens = self.service.listens(source.slot, segment.tuple.local);
         match self.check(source.flow, segment).filter(|_| listens) {
             // The end of a handshake: something will follow.
             Some((Check::First(_) | Check::Later, _)) if segment.length() == 0 => {}

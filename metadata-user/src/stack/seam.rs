@@ -44,8 +44,8 @@ pub struct Refused {
 pub trait Service {
     /// The state of one connection.
     type Exchange: Exchange;
-    /// True when the service listens on this address and port.
-    fn listens(&self, local: (IpAddr, u16)) -> bool;
+    /// True when the service listens on this address and port for this slot.
+    fn listens(&self, slot: Slot, local: (IpAddr, u16)) -> bool;
     /// True when a slot may have one more connection, as far as the service is concerned.
     fn admits(&self, _slot: Slot) -> bool {
         true

@@ -23,6 +23,8 @@ pub const OPENSTACK_VERSIONS: [&str; 10] = [
 
 /// The port of CloudStack's password server.
 pub const PASSWORD_PORT: u16 = 8080;
+/// The port of the wireserver's address at which WALinuxAgent looks for the host's plug-in (`hostplugin.py`).
+pub const HOST_PLUGIN_PORT: u16 = 32_526;
 
 /// What a guest has connected to: each has routes of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -38,18 +40,21 @@ pub enum Host {
     AliYun,
     /// Port 8080, the password server of CloudStack and Exoscale.
     Password,
+    /// 168.63.129.16 port 32526, the host's plug-in of Azure's agent.
+    HostPlugin,
 }
 
 impl Host {
     /// Every one.
-    pub const ALL: [Self; 5] =
-        [Self::Metadata, Self::Wireserver, Self::Scaleway, Self::AliYun, Self::Password];
+    pub const ALL: [Self; 6] =
+        [Self::Metadata, Self::Wireserver, Self::Scaleway, Self::AliYun, Self::Password, Self::HostPlugin];
 
     /// The host at an address and port.
     #[must_use]
     pub fn at((address, port): (IpAddr, u16)) -> Self {
         match address {
             _ if port == PASSWORD_PORT => Self::Password,
+            IpAddr::V4(addresses::AZURE_WIRESERVER) if port == HOST_PLUGIN_PORT => Self::HostPlugin,
             IpAddr::V4(addresses::AZURE_WIRESERVER) => Self::Wireserver,
             IpAddr::V4(addresses::ALIYUN) => Self::AliYun,
             IpAddr::V4(addresses::SCALEWAY) | IpAddr::V6(addresses::SCALEWAY_V6) => Self::Scaleway,
@@ -66,6 +71,7 @@ impl Host {
             Self::Scaleway => "169.254.42.42",
             Self::AliYun => "100.100.100.200",
             Self::Password => "169.254.169.254:8080",
+            Self::HostPlugin => "168.63.129.16:32526",
         }
     }
 
@@ -100,7 +106,7 @@ impl<'a> Canonical<'a> {
                 dated(below(path, "/ec2").unwrap_or(path))
             }
             Host::AliYun => dated(path),
-            Host::Wireserver | Host::Scaleway | Host::Password => as_it_is,
+            Host::Wireserver | Host::Scaleway | Host::Password | Host::HostPlugin => as_it_is,
         }
     }
 

@@ -375,6 +375,12 @@ impl Responses {
         }
     }
 
+    /// True when anything is answered at this host.
+    #[must_use]
+    pub fn has(&self, host: Host) -> bool {
+        !self.routes[host.index()].is_empty()
+    }
+
     /// How often the VM may ask.
     #[must_use]
     pub fn limit(&self) -> RequestLimit {

@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use metadata_user::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
 use metadata_user::http::{Method, Response, body::BODY_MAX};
 use metadata_user::record::Record;
+use metadata_user::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
 use metadata_user::store::{Interner, Responses, Vm};
 use metadata_user::{addresses, dialect};
 use serde_json::{Value, json};
@@ -82,7 +83,8 @@ fn question(input: &[u8]) -> Option<Question> {
     let good = (1..=TARGET_MAX).contains(&target.len()) && target.bytes().all(|b| b.is_ascii_graphic());
     let address = words.next().and_then(|word| word.parse().ok());
     let address = address.filter(|to: &IpAddr| addresses::ALL.contains(to)).unwrap_or(addresses::ALL[0]);
-    let port = if words.next() == Some("8080") { 8080 } else { 80 };
+    let port = words.next().and_then(|word| word.parse().ok());
+    let port = port.filter(|port| [PASSWORD_PORT, HOST_PLUGIN_PORT].contains(port)).unwrap_or(80);
     let source_port = words.next().and_then(|word| word.parse().ok()).unwrap_or(40_000);
     let mut question = Question { to: (address, port), source_port, ..Question::get(target).by(method) };
     while !rest.is_empty() {

@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::dialect::json::json;
 use crate::record::Record;
 use crate::record::network::{Address, Method, Mode, Nic};
-use crate::record::values::Cidr;
-use crate::record::vm::{Payload, SshKey};
+use crate::record::values::{Cidr, Line};
+use crate::record::vm::{Image, Payload, SshKey};
 
 pub(super) fn whole(record: &Record) -> Value {
     let mut document = json!({
@@ -31,10 +31,15 @@ fn compute(record: &Record) -> Value {
     let domain = record.placement.fault_domain.as_ref().unwrap_or(&record.placement.zone);
     let tags: Vec<String> = record.metadata.0.iter().map(|(name, value)| format!("{name}:{value}")).collect();
     let tag = |(name, value): (&String, &String)| json!({ "name": name.as_str(), "value": value.as_str() });
+    // Azure has empty strings there for an image that is nobody's but the customer's.
+    let image = |of: fn(&Image) -> &Option<Line>| {
+        record.image.as_ref().and_then(|image| of(image).as_ref()).map_or("", Line::as_str)
+    };
     json!({
         "azEnvironment": "AzurePublicCloud",
         "location": record.placement.region.as_str(),
         "name": record.vm.name.as_str(),
+        "offer": image(|image| &image.offer),
         "osProfile": {
             "adminUsername": user,
             "computerName": record.hostname.short.as_str(),
@@ -46,11 +51,14 @@ fn compute(record: &Record) -> Value {
         "platformUpdateDomain": "0",
         "provider": "Microsoft.Compute",
         "publicKeys": record.ssh_keys.iter().map(|key| public_key(key, user)).collect::<Vec<_>>(),
+        "publisher": image(|image| &image.publisher),
         "resourceGroupName": record.vm.project.id.as_str(),
+        "sku": image(|image| &image.sku),
         "subscriptionId": format!("00000000-0000-0000-0000-{}", record.vm.project.account),
         "tags": tags.join(";"),
         "tagsList": record.metadata.0.iter().map(tag).collect::<Vec<_>>(),
         "userData": octets.map_or_else(String::new, |octets| STANDARD.encode(octets)),
+        "version": image(|image| &image.version),
         "vmId": record.vm.uuid.as_str(),
         "vmSize": record.instance_type(),
         "zone": "",

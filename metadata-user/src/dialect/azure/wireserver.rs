@@ -3,72 +3,52 @@
 use std::sync::LazyLock;
 
 use super::super::sheet::{JSON, Sheet};
+use super::goal_state::{State, versions};
 use crate::http::{Method, Response, Status};
 use crate::record::Record;
 use crate::sink::MessageKind;
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
 const XML: &str = "text/xml; charset=utf-8";
-const DECLARATION: &str = "<?xml version=\"1.0\" encoding=\"utf-8\"?>";
 
-/// Of the protocol, the preferred first. Afterburn insists on the second.
-const VERSIONS: [&str; 2] = ["2015-04-05", "2012-11-30"];
+/// Of the protocol, the preferred first. Afterburn and WALinuxAgent insist on the second.
+pub(super) const VERSIONS: [&str; 2] = ["2015-04-05", "2012-11-30"];
 
-static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| {
+pub(super) static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| {
     [Guard {
         condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
         otherwise: Response::error(Status(400), &[]),
     }]
 });
 
-static READY: LazyLock<Response> = LazyLock::new(|| Response::new(Status(200), Some(XML), &[], ""));
+static TAKEN: LazyLock<Response> = LazyLock::new(|| Response::new(Status(200), Some(XML), &[], ""));
+/// WALinuxAgent takes no other success for one where it sends role properties.
+static ACCEPTED: LazyLock<Response> = LazyLock::new(|| Response::new(Status(202), Some(XML), &[], ""));
 static PROVISIONED: LazyLock<Response> = LazyLock::new(|| Response::new(Status(201), Some(JSON), &[], "{}"));
+
+const POST: Methods = Methods::of(&[Method::Post]);
 
 pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let versions = sheet.found(XML, versions());
     sheet.live("/", Methods::READ, &*GUARDS, Root { versions });
-    let goal_state = sheet.found(XML, goal_state(record));
+    let state = State::of(record);
+    let goal_state = sheet.own(XML, state.goal_state());
     let both = Methods::of(&[Method::Get, Method::Head, Method::Post]);
-    sheet.live("/machine", both, &*GUARDS, Machine { goal_state });
-    sheet.live("/provisioning/health", Methods::of(&[Method::Post]), &*GUARDS, Provisioning);
+    sheet.live("/machine", both, &*GUARDS, Machine { goal_state, state });
+    sheet.live("/provisioning/health", POST, &*GUARDS, Provisioning);
+    sheet.live("/HealthService", POST, &*GUARDS, Observations);
 }
 
-fn versions() -> String {
-    let version = |version: &str| format!("<Version>{version}</Version>");
-    let supported: String = VERSIONS.into_iter().map(version).collect();
-    let preferred = version(VERSIONS[0]);
-    format!(
-        "{DECLARATION}<Versions><Preferred>{preferred}</Preferred><Supported>{supported}</Supported></Versions>"
-    )
-}
-
-/// No certificates and no configuration: what guests are told is in the instance document.
-fn goal_state(record: &Record) -> String {
-    format!(
-        "{DECLARATION}<GoalState xmlns:xsi=\"http://www.w3.org/2001/XMLSchema-instance\" \
-         xmlns:xsd=\"http://www.w3.org/2001/XMLSchema\"><Version>{version}</Version>\
-         <Incarnation>{incarnation}</Incarnation><Machine><ExpectedState>Started</ExpectedState>\
-         <StopRolesDeadlineHint>300000</StopRolesDeadlineHint><LBProbePorts></LBProbePorts>\
-         <ExpectHealthReport>FALSE</ExpectHealthReport></Machine><Container><ContainerId>{container}</ContainerId>\
-         <RoleInstanceList><RoleInstance><InstanceId>{instance}</InstanceId><State>Started</State>\
-         <Configuration></Configuration></RoleInstance></RoleInstanceList></Container></GoalState>",
-        version = VERSIONS[1],
-        incarnation = record.generation,
-        container = record.vm.uuid,
-        instance = escaped(record.vm.name.as_str()),
-    )
-}
-
-/// Text for an XML element (XML 1.0 §2.4).
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// The value of a parameter, its name in any case.
+fn parameter<'a>(call: &Call<'a>, named: &str) -> Option<std::borrow::Cow<'a, str>> {
+    let mut parameters = form_urlencoded::parse(call.request.target.query.as_bytes());
+    let found = parameters.find(|(name, _)| name.eq_ignore_ascii_case(named));
+    found.map(|(_, value)| value)
 }
 
 /// The value of `comp`, in lower case.
 fn comp(call: &Call<'_>) -> String {
-    let mut parameters = form_urlencoded::parse(call.request.target.query.as_bytes());
-    let comp = parameters.find(|(name, _)| name.eq_ignore_ascii_case("comp"));
-    comp.map_or_else(String::new, |(_, value)| value.to_ascii_lowercase())
+    parameter(call, "comp").map_or_else(String::new, |value| value.to_ascii_lowercase())
 }
 
 fn not_found() -> Outcome {
@@ -104,6 +84,14 @@ impl Live for Root {
 #[derive(Debug)]
 struct Machine {
     goal_state: Response,
+    state: State,
+}
+
+impl Machine {
+    fn config(&self, call: &Call<'_>) -> Outcome {
+        let document = parameter(call, "type").and_then(|kind| self.state.config(&kind));
+        document.map_or_else(not_found, |text| Response::new(Status(200), Some(XML), &[], text).into())
+    }
 }
 
 impl Live for Machine {
@@ -112,18 +100,25 @@ impl Live for Machine {
         let only = |allowed| Response::error(Status(405), &[("Allow", allowed)]).into();
         match (comp(call).as_str(), posts) {
             ("goalstate", false) => self.goal_state.clone().into(),
-            ("goalstate", true) => only("GET, HEAD"),
-            ("health" | "roleproperties", true) => {
+            ("config", false) => self.config(call),
+            ("goalstate" | "config", true) => only("GET, HEAD"),
+            ("health", true) => {
                 tell(call);
-                READY.clone().into()
+                TAKEN.clone().into()
             }
-            ("health" | "roleproperties", false) => only("POST"),
+            ("roleproperties", true) => {
+                tell(call);
+                ACCEPTED.clone().into()
+            }
+            // What the agent has seen and done is for Azure's own eyes.
+            ("telemetrydata", true) => TAKEN.clone().into(),
+            ("health" | "roleproperties" | "telemetrydata", false) => only("POST"),
             _ => not_found(),
         }
     }
 
     fn about(&self) -> &'static str {
-        "goal state, and reports to sinks.ready"
+        "goal state and configuration, and reports to sinks.ready"
     }
 }
 
@@ -139,5 +134,19 @@ impl Live for Provisioning {
 
     fn about(&self) -> &'static str {
         "report to sinks.ready"
+    }
+}
+
+/// `/HealthService`: what WALinuxAgent thinks of us, each minute.
+#[derive(Debug)]
+struct Observations;
+
+impl Live for Observations {
+    fn answer(&self, _: &Call<'_>) -> Outcome {
+        TAKEN.clone().into()
+    }
+
+    fn about(&self) -> &'static str {
+        "taken and dropped"
     }
 }

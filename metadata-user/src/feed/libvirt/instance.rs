@@ -21,7 +21,7 @@
 //! | `project` | `id`, `number`, `account` | – | `vm.project` |
 //! | `placement` | `region`, `zone`, `host`, `fault-domain` | – | `placement` |
 //! | `instance-type` | – | text | `instance_type` |
-//! | `image` | `id`, `name` | – | `image` |
+//! | `image` | `id`, `name`, `publisher`, `offer`, `sku`, `version` | – | `image` |
 //! | `ssh-key`* | `name`, `user` | public keys, one a line; `#` begins a comment | `ssh_keys` |
 //! | `user-data`, `vendor-data` | `encoding="base64"` | payload | `user_data`, `vendor_data` |
 //! | `network-config` | – | cloud-init's network-config, version 1 or 2 | `network.raw`, `network.mode: raw` |
@@ -101,7 +101,10 @@ fn element(part: &mut Value, node: Node<'_, '_>, name: &str) -> Read<()> {
         "instance-type" => part["instance_type"] = line(node)?.into(),
         "project" => part["vm"]["project"] = project(node)?,
         "placement" => part["placement"] = fields(node, &["region", "zone", "host", "fault-domain"])?.into(),
-        "image" => part["image"] = fields(node, &["id", "name"])?.into(),
+        "image" => {
+            let names = ["id", "name", "publisher", "offer", "sku", "version"];
+            part["image"] = fields(node, &names)?.into();
+        }
         "ssh-key" => ssh_keys(list(&mut part["ssh_keys"]), node)?,
         "user-data" => part["user_data"] = payload(node)?,
         "vendor-data" => part["vendor_data"] = payload(node)?,

@@ -1,0 +1,182 @@
+//! The goal state, and the configuration it refers to, as XML documents.
+//!
+//! WALinuxAgent takes no goal state without `HostingEnvironmentConfig`, `SharedConfig` and `ConfigName`, and fetches
+//! what the first two name (`goal_state.py` of its 2.2.47 to 2.12); afterburn reads addresses out of `SharedConfig`.
+//! `ExtensionsConfig` says that there is no extension, where the agent's status goes, and that there is no newer agent
+//! to be had: without the last two the agent complains each time it reports.
+//!
+//! There are no certificates: those are for secrets of extensions, and there are neither.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::host_plugin::STATUS_URL;
+use super::wireserver::VERSIONS;
+use crate::dialect::addresses::{Version, given, known};
+use crate::record::Record;
+
+const DECLARATION: &str = "<?xml version=\"1.0\" encoding=\"utf-8\"?>";
+
+/// Where the wireserver answers, as its documents name it.
+const BASE: &str = "http://168.63.129.16/machine/?comp=config";
+
+/// The port of the one endpoint a VM with a public address has: SSH's, though none is forwarded by us.
+const ENDPOINT_PORT: u16 = 22;
+
+/// The family of agents that WALinuxAgent looks for updates in, unless it is configured otherwise.
+const FAMILY: &str = "Prod";
+
+/// `<Versions>`.
+pub(super) fn versions() -> String {
+    let version = |version: &str| format!("<Version>{version}</Version>");
+    let supported: String = VERSIONS.into_iter().map(version).collect();
+    let preferred = version(VERSIONS[0]);
+    format!(
+        "{DECLARATION}<Versions><Preferred>{preferred}</Preferred><Supported>{supported}</Supported></Versions>"
+    )
+}
+
+/// A manifest of agents that offers none.
+pub(super) fn no_agents() -> String {
+    format!("{DECLARATION}<PluginVersionManifest><Plugins></Plugins></PluginVersionManifest>")
+}
+
+/// What the documents of one VM say. They are asked for once in each incarnation, the goal state every few seconds.
+#[derive(Debug)]
+pub(super) struct State {
+    incarnation: u64,
+    container: Box<str>,
+    /// Escaped, like the next two.
+    instance: Box<str>,
+    deployment: Box<str>,
+    location: Box<str>,
+    /// The first IPv4 address the VM has, if it is known.
+    address: Option<IpAddr>,
+    public: Option<IpAddr>,
+}
+
+impl State {
+    pub(super) fn of(record: &Record) -> Self {
+        let addresses =
+            given(&record.network).flat_map(|(_, nic, _)| known(nic, Version::V4)).collect::<Vec<_>>();
+        let public = addresses.iter().filter_map(|(address, _)| address.public);
+        let boxed = |text: &str| escaped(text).into_boxed_str();
+        Self {
+            incarnation: record.generation,
+            container: boxed(record.vm.uuid.as_str()),
+            instance: boxed(record.vm.name.as_str()),
+            deployment: boxed(record.vm.project.id.as_str()),
+            location: boxed(record.placement.region.as_str()),
+            address: addresses.first().map(|(_, cidr)| cidr.address),
+            public: public.map(|public| public.0).find(IpAddr::is_ipv4),
+        }
+    }
+
+    /// `ConfigName` goes into a header field of what WALinuxAgent asks the plug-in, and breaks the agent unless it is
+    /// ASCII; names of VMs and projects may be any text.
+    pub(super) fn goal_state(&self) -> String {
+        let Self { incarnation, container, instance, .. } = self;
+        let version = VERSIONS[1];
+        let [environment, shared, extensions] =
+            ["HostingEnvironmentConfig", "SharedConfig", "ExtensionsConfig"]
+                .map(|name| format!("<{name}>{}</{name}>", self.url(name)));
+        format!(
+            "{DECLARATION}<GoalState xmlns:xsi=\"http://www.w3.org/2001/XMLSchema-instance\" \
+             xmlns:xsd=\"http://www.w3.org/2001/XMLSchema\"><Version>{version}</Version>\
+             <Incarnation>{incarnation}</Incarnation><Machine><ExpectedState>Started</ExpectedState>\
+             <StopRolesDeadlineHint>300000</StopRolesDeadlineHint><LBProbePorts></LBProbePorts>\
+             <ExpectHealthReport>FALSE</ExpectHealthReport></Machine><Container><ContainerId>{container}</ContainerId>\
+             <RoleInstanceList><RoleInstance><InstanceId>{instance}</InstanceId><State>Started</State>\
+             <Configuration>{environment}{shared}{extensions}\
+             <ConfigName>{container}.{incarnation}.xml</ConfigName></Configuration>\
+             </RoleInstance></RoleInstanceList></Container></GoalState>"
+        )
+    }
+
+    /// Where a document is.
+    fn url(&self, kind: &str) -> String {
+        format!("{BASE}&amp;type={kind}&amp;incarnation={}", self.incarnation)
+    }
+
+    /// The document that [`goal_state`](Self::goal_state) names so, in any case.
+    pub(super) fn config(&self, kind: &str) -> Option<String> {
+        match kind.to_ascii_lowercase().as_str() {
+            "hostingenvironmentconfig" => Some(self.hosting_environment()),
+            "sharedconfig" => Some(self.shared()),
+            "extensionsconfig" => Some(self.extensions()),
+            "gamanifest" => Some(no_agents()),
+            _ => None,
+        }
+    }
+
+    /// The members both configurations begin with.
+    fn deployed(&self) -> String {
+        let Self { incarnation, container, instance, deployment, .. } = self;
+        format!(
+            "<Deployment name=\"{deployment}\" guid=\"{{{container}}}\" incarnation=\"{incarnation}\"></Deployment>\
+             <Incarnation number=\"{incarnation}\" instance=\"{instance}\" guid=\"{{{container}}}\"/>\
+             <Role guid=\"{{{container}}}\" name=\"{instance}\" settleTimeSeconds=\"0\"/>"
+        )
+    }
+
+    fn hosting_environment(&self) -> String {
+        format!(
+            "{DECLARATION}<HostingEnvironmentConfig version=\"1.0.0.0\" goalStateIncarnation=\"{}\">\
+             <StoredCertificates></StoredCertificates>{}</HostingEnvironmentConfig>",
+            self.incarnation,
+            self.deployed()
+        )
+    }
+
+    fn shared(&self) -> String {
+        let endpoint = |(address, public): (IpAddr, IpAddr)| {
+            let [address, public] = [address, public].map(|address| SocketAddr::new(address, ENDPOINT_PORT));
+            format!(
+                "<Endpoint name=\"SSH\" address=\"{address}\" protocol=\"tcp\" isPublic=\"true\" \
+                 loadBalancedPublicAddress=\"{public}\"/>"
+            )
+        };
+        // One without an address would be no instance to afterburn, but an error.
+        let instance = self.address.map_or_else(String::new, |address| {
+            format!(
+                "<Instance id=\"{}\" address=\"{address}\"><InputEndpoints>{}</InputEndpoints></Instance>",
+                self.instance,
+                self.public.map_or_else(String::new, |public| endpoint((address, public)))
+            )
+        });
+        format!(
+            "{DECLARATION}<SharedConfig version=\"1.0.0.0\" goalStateIncarnation=\"{}\">{}\
+             <Instances>{instance}</Instances></SharedConfig>",
+            self.incarnation,
+            self.deployed()
+        )
+    }
+
+    fn extensions(&self) -> String {
+        format!(
+            "{DECLARATION}<Extensions version=\"1.0.0.0\" goalStateIncarnation=\"{}\"><GuestAgentExtension>\
+             <GAFamilies><GAFamily><Name>{FAMILY}</Name><Uris><Uri>{}</Uri></Uris></GAFamily></GAFamilies>\
+             <Location>{}</Location></GuestAgentExtension><Plugins></Plugins><PluginSettings></PluginSettings>\
+             <StatusUploadBlob statusBlobType=\"BlockBlob\">{STATUS_URL}</StatusUploadBlob></Extensions>",
+            self.incarnation,
+            self.url("gaManifest"),
+            self.location
+        )
+    }
+}
+
+/// Text for an XML element or an attribute's value in double quotes (XML 1.0 §2.2, §2.4).
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            // These two are no characters to XML; a record has no control characters.
+            '\u{fffe}' | '\u{ffff}' => escaped.push(char::REPLACEMENT_CHARACTER),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}

@@ -1,0 +1,197 @@
+//! Azure's agent for Linux, the daemon of Debian 11, 12 and 13, starts, says that its guest is ready, and goes on
+//! without a complaint.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use metadata_user::record::Record;
+use metadata_user::serve::{Serve, ServeConfig};
+use metadata_user::stack::{Stack, StackConfig};
+use metadata_user::store::{Interner, Store, Vm};
+use metadata_user::{addresses, dialect};
+use serde_json::{Value, json};
+use support::agent::{self, Agent, PortArgument};
+use support::eventually::eventually;
+use support::guest::{Guest, NIC, Spec};
+use support::host::Host;
+use support::privileged;
+use support::raw::{Raw, SYN_ACK, Segment};
+use support::record::{Identity, replace};
+use support::waagent::Waagent;
+
+/// A daemon that is answered gets to its first status within seconds; loaded machines take their time.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// A name that is no header field's value.
+const NAME: &str = "Wéb \u{1f680}";
+const WIRESERVER: &str = "168.63.129.16";
+
+/// A node, a guest that finds the wireserver on its link, and its record.
+struct Scene {
+    guest: Guest,
+    host: Host,
+    records: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new(change: impl FnOnce(&mut Value)) -> Self {
+        let records = tempfile::tempdir().expect("a directory");
+        let host = Host::new().expect("a node");
+        let identity = Identity::of(0);
+        let mut record: Value = serde_json::from_str(&identity.record(1)).expect("a record");
+        record["sinks"] = json!({ "ready": format!("file:{}/ready.jsonl", records.path().display()) });
+        change(&mut record);
+        replace(&identity.path(records.path()), &record.to_string()).expect("a record file");
+        let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+        guest.ns().ip(&format!("route add {WIRESERVER} dev {NIC} scope link")).expect("a route");
+        Self { guest, host, records }
+    }
+
+    fn agent(&self) -> Agent<'_> {
+        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
+        let mut words = agent::arguments(self.records.path(), &[port]);
+        words.extend(["--audit".into(), self.file("audit.log").into()]);
+        Agent::start_binary(&agent::binary().expect("the agent is built"), self.host.ns(), words)
+            .expect("an agent")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.records.path().join(name)
+    }
+
+    /// The JSON documents of a file, one a line.
+    fn lines(&self, name: &str) -> Result<Vec<Value>> {
+        let text = fs::read_to_string(self.file(name)).with_context(|| format!("no {name} yet"))?;
+        Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+    }
+
+    /// `METHOD /path status` of each request so far.
+    fn asked(&self) -> Result<Vec<String>> {
+        let line = |line: &Value| {
+            let [method, path] = ["method", "path"].map(|field| line[field].as_str().unwrap_or_default());
+            format!("{method} {path} {}", line["status"])
+        };
+        Ok(self.lines("audit.log")?.iter().map(line).collect())
+    }
+}
+
+/// Runs the daemon of a release until it has reported its status twice, and looks at what it asked and said.
+fn comes_up(release: &str, version: &str, name: &str) {
+    let Some(waagent) = Waagent::or_skip(release) else { return };
+    assert!(waagent.version().starts_with(version), "{} is not {version}", waagent.version());
+    let scene = Scene::new(|record| {
+        record["serve"] = json!({ "dialects": ["azure"] });
+        record["vm"]["name"] = name.into();
+        record["vm"]["project"]["id"] = name.into();
+    });
+    let _agent = scene.agent();
+    let directory = tempfile::tempdir().expect("a directory");
+    let daemon = waagent.start(&scene.guest, directory.path()).expect("a daemon");
+    let asked = eventually(PATIENCE, || {
+        let asked = scene.asked()?;
+        let reports = asked.iter().filter(|line| *line == "PUT /status 201").count();
+        ensure!(reports >= 2, "only {reports} reports of its status: {asked:#?}");
+        Ok(asked)
+    });
+    let asked = asked.unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.said()));
+    // What it takes "not supported" from.
+    let refused: Vec<_> = asked.iter().filter(|line| !line.contains(" 20")).collect();
+    assert!(refused.iter().all(|line| *line == "GET /vmSettings 404"), "{refused:#?}");
+    let ready = scene.lines("ready.jsonl").expect("the report that it is ready");
+    let identity = scene.guest.identity();
+    for part in [
+        "<State>Ready</State>".to_owned(),
+        format!("<ContainerId>{}</ContainerId>", identity.instance_id),
+        format!("<InstanceId>{name}</InstanceId>"),
+    ] {
+        assert!(
+            ready.iter().any(|message| message["body"].to_string().contains(&part)),
+            "{part}: {ready:#?}"
+        );
+    }
+    let complaints = daemon.complaints();
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}
+
+#[test]
+fn debian_11s_agent_gets_ready_and_reports_its_status() {
+    // It sends telemetry in Latin-1, and complains of names that have other letters.
+    comes_up("bullseye", "2.2.47", "web 1");
+}
+
+#[test]
+fn debian_12s_agent_gets_ready_and_reports_its_status() {
+    comes_up("bookworm", "2.7.3", NAME);
+}
+
+#[test]
+fn debian_13s_agent_gets_ready_and_reports_its_status() {
+    comes_up("trixie", "2.12", NAME);
+}
+
+/// A reset, as flags of a segment: SYN, ACK, FIN, RST.
+const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
+
+#[test]
+fn the_agents_port_opens_and_closes_with_the_record() {
+    let responses = |dialects: Value| {
+        let mut record: Value = serde_json::from_str(&Identity::of(0).record(1)).expect("a record");
+        record["serve"] = json!({ "dialects": dialects });
+        let record = Record::parse("test.json", &record.to_string()).expect("a record").0;
+        Arc::new(dialect::render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str())))
+    };
+    let store = Arc::new(Store::new(8));
+    let served = addresses::ALL.to_vec();
+    let serve = Serve::new(Arc::clone(&store), ServeConfig::default());
+    let mut raw = Raw::new(Stack::new(StackConfig { served, ..StackConfig::default() }, serve));
+    let mut is = |step: &str, open: bool| {
+        for (address, port) in addresses::ALL.into_iter().flat_map(|a| [(a, 32_526), (a, 32_525)]) {
+            let guest: IpAddr = if address.is_ipv4() {
+                [10, 0, 2, 15].into()
+            } else {
+                "fe80::10".parse().expect("an address")
+            };
+            let syn = Segment {
+                source: (guest, 40_000),
+                destination: (address, port),
+                ..Segment::syn(40_000, 1000)
+            };
+            let opened = raw.send(&syn);
+            let open = open && (address, port) == (addresses::AZURE_WIRESERVER.into(), 32_526);
+            let expected = if open { SYN_ACK } else { RST_ACK };
+            assert_eq!((opened.len(), opened[0].flags), (1, expected), "{step}: {address} port {port}");
+        }
+    };
+    is("nobody knows the VM", false);
+    store.expect(7).expect("a slot");
+    is("its record is still to come", true);
+    store.publish(7, responses(json!(["nocloud", "ec2"]))).expect("a slot");
+    is("it is not Azure's", false);
+    store.publish(7, responses(json!(["nocloud", "azure"]))).expect("a slot");
+    is("it is Azure's, too", true);
+}
+
+#[test]
+fn the_agents_port_is_closed_to_guests_that_are_not_azures() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for (dialects, open) in [(json!(["azure"]), true), (json!(["nocloud", "ec2"]), false)] {
+        let scene = Scene::new(|record| record["serve"] = json!({ "dialects": dialects }));
+        let _agent = scene.agent();
+        let url = format!("http://{WIRESERVER}:32526/versions");
+        let answer = scene.guest.curl(&[&url], Duration::from_secs(20));
+        match answer {
+            Ok(answer) => assert_eq!((open, answer.status), (true, 200), "{dialects}"),
+            // A reset, at once: not a time-out.
+            Err(error) => {
+                assert!(!open && format!("{error:#}").contains("curl: (7)"), "{dialects}: {error:#}")
+            }
+        }
+        let other = scene.guest.curl(&[&format!("http://{WIRESERVER}:32527/")], Duration::from_secs(20));
+        assert!(format!("{:#}", other.expect_err("a port nobody serves")).contains("curl: (7)"));
+    }
+}

@@ -1,0 +1,135 @@
+//! Azure's agent for Linux, unmodified, of any Debian release: a daemon in a guest, in a root of its release.
+
+use crate::guest::Guest;
+use crate::packages::{ESSENTIAL, Packages, With};
+use anyhow::{Context as _, Result};
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// The agent, and the programs it calls that its package does not name.
+const PACKAGES: [&str; 5] = [ESSENTIAL, "waagent", "iproute2", "net-tools", "procps"];
+/// What a host without a provisioning disk configures: cloud-init provisions, and this agent says so at once.
+const CONFIGURED: &str = "
+Provisioning.Agent=disabled
+ResourceDisk.Format=n
+";
+/// Parts of what it complains of wherever it is no whole machine, or asks Azure itself for what it does not know.
+const AWAY: [&str; 4] = ["Unknown property: compute.", "Dhcp client is not running", "iptables", "cgroup"];
+/// Longest the daemon may run, in seconds, whatever becomes of the test.
+const LIFETIME: u32 = 600;
+/// Makes the release's root writable by an overlay that dies with the daemon, and fills in what a kernel would. $1 is
+/// an empty directory, $2 the root, $3 the lifetime, $4 the configuration, $5 the VM's UUID.
+const BOOT: &str = r#"
+    mount -t tmpfs tmpfs "$1"
+    mkdir "$1/upper" "$1/work" "$1/root"
+    mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/upper,workdir=$1/work" "$1/root"
+    cd "$1/root"
+    mount -t proc proc proc
+    mount --bind proc/sys proc/sys
+    mount -o remount,bind,ro proc/sys
+    mount -t sysfs -o ro sysfs sys
+    for device in null zero full random urandom; do
+        : > dev/$device
+        mount --bind /dev/$device dev/$device
+    done
+    mkdir -p run tmp var/lib var/log
+    echo "127.0.0.1 localhost" > etc/hosts
+    # This machine's firmware is not the guest's.
+    printf '#!/bin/sh\necho %s\n' "$5" > usr/sbin/dmidecode
+    chmod 755 usr/sbin/dmidecode
+    # A timeout that real disks want, written to files of this machine.
+    sed -i /^OS.RootDeviceScsiTimeout/d etc/waagent.conf
+    printf %s "$4" >> etc/waagent.conf
+    # Root of a guest, not of this machine.
+    exec chroot . setpriv --bounding-set=-sys_admin,-sys_boot,-sys_module,-sys_rawio,-sys_time,-mknod \
+        timeout "$3" python3 -u /usr/sbin/waagent -daemon
+"#;
+
+/// The agent's files, unpacked.
+#[derive(Clone, Debug)]
+pub struct Waagent {
+    packages: Packages,
+}
+
+impl Waagent {
+    /// The agent of a Debian release when the calling test may go on; otherwise it skips as [`Packages::or_skip`]
+    /// does.
+    ///
+    /// # Panics
+    /// When something is missing where no test may skip.
+    #[must_use]
+    #[track_caller]
+    pub fn or_skip(release: &str) -> Option<Self> {
+        let packages = Packages::or_skip(release, &PACKAGES, With::Dependencies)?;
+        Some(Self { packages })
+    }
+
+    /// The version of its package.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        self.packages.version("waagent").unwrap_or("unknown")
+    }
+
+    /// Starts the daemon inside a guest, whose network it sees, and nothing else of this machine: it has processes,
+    /// mounts and a host name of its own. `directory` is for it alone.
+    ///
+    /// # Errors
+    /// When a file cannot be written or `unshare` cannot be started.
+    pub fn start(&self, guest: &Guest, directory: &Path) -> Result<Daemon> {
+        let (scratch, log) = (directory.join("root"), directory.join("waagent.log"));
+        fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+        let output = File::create(&log)?;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "--uts", "--ipc", "--pid"]);
+        // The kernel ends all of them with the first.
+        command.args(["--fork", "--kill-child", "sh", "-ec", BOOT, "sh"]);
+        command.arg(&scratch).arg(self.packages.root()).args([
+            &LIFETIME.to_string(),
+            CONFIGURED,
+            &guest.identity().instance_id,
+        ]);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = guest.ns().spawn(&mut command)?;
+        Ok(Daemon { child, log })
+    }
+}
+
+/// A running daemon. Dropping it ends it and all it started.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    log: std::path::PathBuf,
+}
+
+impl Daemon {
+    /// What it has written so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        fs::read(&self.log).map(|octets| String::from_utf8_lossy(&octets).into_owned()).unwrap_or_default()
+    }
+
+    /// The warnings and errors so far, without the time, and without those about what a namespace is not.
+    #[must_use]
+    pub fn complaints(&self) -> Vec<String> {
+        let said = self.said();
+        let complaint = |line: &str| {
+            let at = ["WARNING ", "ERROR "].iter().find_map(|level| line.find(level))?;
+            let is_at_home = !AWAY.iter().any(|part| line.contains(part));
+            is_at_home.then(|| line[at..].to_owned())
+        };
+        said.lines().filter_map(complaint).collect()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
+            eprintln!("waagent {} stays behind: {error}", self.child.id());
+        }
+        if std::thread::panicking() {
+            eprintln!("--- what waagent said ---\n{}\n---", self.said());
+        }
+    }
+}
