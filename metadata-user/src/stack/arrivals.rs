@@ -2,6 +2,7 @@
 
 use metadata_common::cookie::{Abilities, Check, Flow, check};
 use metadata_common::maps::Slot;
+use std::time::Duration;
 
 use super::Stack;
 use super::config::RECEIVE_BUFFER;
@@ -53,7 +54,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             wait.reopened = true;
         }
         let key = &self.config.cookie_key;
-        self.workshop.send(out, |frame| handshake::answer(key, source.flow, segment, source.route, frame));
+        let (flow, mtu, route) = (source.flow, self.config.mtus.get(source.slot), source.route);
+        self.workshop.send(out, |frame| handshake::answer(key, flow, mtu, segment, route, frame));
         self.stats.handshakes += 1;
     }
 
@@ -153,12 +155,22 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let (local, remote) = (segment.tuple.local, segment.tuple.remote);
         let mut exchange = self.service.open(now, Connection { slot, local, remote });
         self.claim(now, flow.number(), &mut exchange);
+        let largest = self.largest_segment(now.mono, slot, remote.0.is_ipv4());
         let port = self.ports.get_or_make(slot, now.mono);
-        let tcb = Tcb::new(segment, abilities, route, now.mono);
+        let tcb = Tcb::new(segment, abilities, largest, route, now.mono);
         let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
         port.conns.push(at);
         self.stats.accepted += 1;
         self.turn_and_stir(now, at, Cause::Segment(segment), out);
+    }
+
+    /// Octets of payload a segment to a slot's guest has at most: what its device's MTU leaves, and less where longer
+    /// ones were lost lately.
+    pub(super) fn largest_segment(&self, now: Duration, slot: Slot, is_ipv4: bool) -> u16 {
+        if self.ports.get(slot).is_some_and(|port| port.is_narrow(now)) {
+            return handshake::safe_segment(is_ipv4);
+        }
+        handshake::largest_segment(is_ipv4, self.config.mtus.get(slot))
     }
 
     fn refuse(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {

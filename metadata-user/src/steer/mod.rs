@@ -91,7 +91,7 @@ pub use watch::{Changed, Device, LinkWatch};
 use aya::Ebpf;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{MAX_HUBS, Slot, name, program};
+use metadata_common::maps::{MAX_HUBS, MAX_SLOTS, Slot, name, program};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -99,6 +99,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::afxdp::AllSentTable;
+use crate::mtu::Mtus;
 use crate::port::PortName;
 use adopt::Left;
 use held::Held;
@@ -195,6 +196,8 @@ pub struct Steering {
     links: Vec<Held>,
     taps: Vec<Option<OwnedFd>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
+    /// For the stacks, which answer what the kernel leaves to them.
+    mtus: Mtus,
     tables: Tables,
     object: Object,
     logs: Logs,
@@ -350,6 +353,7 @@ impl Steering {
             links,
             taps: taps.into_iter().map(Some).collect(),
             bound: BTreeMap::new(),
+            mtus: Mtus::new(MAX_SLOTS),
             tables,
             object,
             logs,
@@ -384,6 +388,12 @@ impl Steering {
     #[must_use]
     pub fn key(&self) -> Key {
         self.key
+    }
+
+    /// The MTUs of the devices guests are bound on, as they are and will be. The stacks need the same table.
+    #[must_use]
+    pub fn mtus(&self) -> Mtus {
+        self.mtus.clone()
     }
 
     /// The side the hubs are on: 0 or 1.
