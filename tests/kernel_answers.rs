@@ -20,7 +20,7 @@ use support::prog_test::{
     KEY, LOOPBACK, Outcome, Programs, XDP_DROP, XDP_REDIRECT, XDP_TX, in_empty_namespace,
 };
 use support::raw::{self, Raw, Segment};
-use support::{privileged, seed, toy};
+use support::{checksum, privileged, seed, toy};
 
 const NETNS: u32 = 3;
 const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
@@ -164,8 +164,12 @@ fn arp_and_solicitations_get_the_answer_user_space_gives_octet_for_octet() {
 #[test]
 fn link_questions_nobody_asks_are_left_to_user_space() {
     let reply = frames::with(frames::arp_request(SERVED_V4), arp::OPERATION, &[0, 2]);
-    let from_nowhere = frames::with(solicitation(SOLICITED), ethernet::HEADER + ipv6::SOURCE, &[0; 16]);
-    let from_group = frames::with(solicitation(SOLICITED), ethernet::HEADER + ipv6::SOURCE, &[0xff, 2]);
+    let from = |source: &[u8]| {
+        let mut frame = frames::with(solicitation(SOLICITED), ethernet::HEADER + ipv6::SOURCE, source);
+        checksum::complete(&mut frame);
+        frame
+    };
+    let (from_nowhere, from_group) = (from(&[0; 16]), from(&[0xff, 2]));
     let bare = frames::frame(&[], ethernet::IPV6, &frames::solicitation(SOLICITED, SERVED_V6));
     let mut cases = vec![
         ("an ARP reply", frames::frame(&[], ethernet::ARP, &reply)),
@@ -174,6 +178,8 @@ fn link_questions_nobody_asks_are_left_to_user_space() {
         ("without an option", bare),
     ];
     let whole = solicitation(SOLICITED);
+    let wrong = |at: usize| frames::with(whole.clone(), at, &[whole[at] ^ 1]);
+    cases.extend((ethernet::HEADER + ipv6::HEADER..whole.len()).map(|at| ("with a wrong bit", wrong(at))));
     cases.extend((0..whole.len()).map(|length| ("cut short", whole[..length].to_vec())));
     for (name, frame) in cases {
         assert_eq!(policy(&frame, &Book::default()), None, "{name}, {} octets", frame.len());
@@ -250,10 +256,12 @@ fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
         let mut syn = segment(family, TcpControl::Syn, SEQ, None, &[]);
         let at = if family.0.is_ipv4() { 34 } else { 54 };
         syn[at] ^= 1;
+        checksum::complete(&mut syn);
         let (_, answer) = policy(&syn, book).expect("an answer");
         let next = raw::Reply::read(&answer.expect("a frame")).seq.wrapping_add(1);
         let mut ack = segment(family, TcpControl::None, SEQ + 1, Some(next), &[]);
         ack[at] ^= 1;
+        checksum::complete(&mut ack);
         scenes.extend([(name("another syn"), syn), (name("the handshake's ack"), ack)]);
     }
     scenes
@@ -311,6 +319,10 @@ fn the_kernel_and_the_policy_agree_on_mutated_segments() {
             }
             if random.u8(..4) == 0 {
                 frame.truncate(random.usize(ethernet::HEADER..=frame.len()));
+            }
+            // Chance would make nothing of a mutation that a checksum gives away.
+            if random.u8(..4) != 0 {
+                checksum::complete(&mut frame);
             }
             let expected = outcome(&frame, &book);
             answered += usize::from(expected.action == XDP_TX);

@@ -41,9 +41,7 @@ fn large_user_data_gets_through_a_tap_too_narrow_for_what_the_guest_asked_for() 
     let agent = Agent::start(host.ns(), records.path(), &[PortArgument::new(tap, identity.mac)]);
     let agent = agent.expect("an agent");
     let fetched = guest.fetch_own("/v1/user-data", PATIENCE);
-    let fetched = fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
-    // Its full segments did not fit: the first timeout is 200 ms, and the second twice that.
-    assert!(fetched.time > Duration::from_millis(500), "nothing was too long: {:?}", fetched.time);
+    fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
 }
 
 fn whole_in_spite_of(faults: Faults) {

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use metadata_user::stack::StackConfig;
+use metadata_user::mtu::Mtus;
+use metadata_user::stack::{Ledger, NARROW_FOR, Service, StackConfig};
 use support::client::{Client, Habits};
 use support::pattern::{octets, responses, stack};
 use support::wire::{Faults, World};
@@ -250,4 +251,75 @@ fn a_guest_that_stops_reading_is_reset_and_its_connection_freed() {
     world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
     assert!(world.run(Duration::from_secs(200), |world| world.stack.stats().stalled == 1));
     assert_eq!(world.stack.stats().connections, 0);
+}
+
+/// Octets of the longest frame sent so far, and how long it took until the answer was whole.
+fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, octets: usize) -> (usize, Duration) {
+    world.sent = Some(Vec::new());
+    let start = world.now().mono;
+    let request = format!("GET /bytes/{octets} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let talk = world.client.begin(port, request.as_bytes());
+    assert!(world.run(CLEAN_LIMIT, |world| world.client.talks[talk].ended), "port {port}");
+    let answers = responses(&world.client.talks[talk].received, &[]);
+    assert_eq!(answers[0].body.len(), octets, "port {port}");
+    let took = world.now().mono - start;
+    world.client.close(talk);
+    world.wait(Duration::from_secs(1));
+    let longest = world.sent.take().unwrap_or_default().iter().map(Vec::len).max();
+    (longest.unwrap_or(0), took)
+}
+
+#[test]
+fn what_a_link_is_too_narrow_for_is_found_out_once_and_not_by_each_connection() {
+    const NARROW: Faults = Faults { longest: 1_464, ..Faults::NONE };
+    const WHOLE: usize = 1_514;
+    const SAFE: usize = 14 + 20 + 20 + 536;
+    let (stack, _) = stack(StackConfig::default());
+    let mut world = World::new(stack, Client::new(3, Habits::default()), NARROW, 1);
+    let (longest, first) = fetch(&mut world, 40_000, BODY);
+    assert_eq!(longest, WHOLE);
+    assert!(first > Duration::from_millis(500), "two timeouts, not {first:?}");
+    for port in 40_001..40_005 {
+        let (longest, took) = fetch(&mut world, port, BODY);
+        assert_eq!(longest, SAFE, "port {port}");
+        assert!(took < first / 4, "port {port}: {took:?} after {first:?}");
+        // Longer than a port without connections is kept otherwise.
+        world.wait(Duration::from_secs(40));
+    }
+    world.wait(NARROW_FOR);
+    assert_eq!(world.stack.stats().ports, 0, "what was learnt goes with its time");
+    assert_eq!(fetch(&mut world, 40_009, BODY).0, WHOLE, "and is found out anew");
+    world.stack.forget(3);
+    assert_eq!(fetch(&mut world, 40_010, BODY).0, WHOLE, "so it is for whoever has the slot next");
+}
+
+#[test]
+fn a_guest_that_was_away_is_not_taken_for_one_behind_a_narrow_link() {
+    let (stack, _) = stack(StackConfig::default());
+    let mut world = World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 1);
+    fetch(&mut world, 40_000, BODY);
+    let request = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let talk = world.client.begin(40_001, request.as_bytes());
+    world.run(CLEAN_LIMIT, |world| !world.client.talks[talk].received.is_empty());
+    // What is sent meanwhile waits for the guest, as in the ring of its tap.
+    world.hold_down(Duration::from_secs(10));
+    assert!(world.run(LOSSY_LIMIT, |world| world.client.talks[talk].ended));
+    world.client.close(talk);
+    world.wait(Duration::from_secs(1));
+    assert_eq!(fetch(&mut world, 40_002, BODY).0, 1_514);
+}
+
+#[test]
+fn segments_fit_the_mtu_of_the_guests_device_also_when_it_changes() {
+    const HEADERS: usize = 14 + 20 + 20;
+    let mtus = Mtus::new(8);
+    let (stack, _) = stack(StackConfig { mtus: mtus.clone(), ..StackConfig::default() });
+    let mut world = World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 1);
+    let cases = [(0, 1460), (1_400, 1360), (1_280, 1220), (1_450, 1400), (68, 536), (9_000, 1460)];
+    for ((mtu, size), port) in cases.into_iter().zip(40_000..) {
+        mtus.set(3, mtu);
+        let (longest, _) = fetch(&mut world, port, BODY);
+        assert_eq!(longest, HEADERS + size, "an MTU of {mtu}");
+    }
+    assert_eq!(fetch(&mut world, 40_100, BODY).0, 1_514);
 }

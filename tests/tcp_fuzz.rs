@@ -6,6 +6,7 @@ use std::time::Duration;
 use metadata_common::mac::Mac;
 use metadata_user::stack::{StackConfig, StackStats};
 use smoltcp::wire::TcpControl;
+use support::checksum;
 use support::pattern::{responses, stack};
 use support::raw::{Raw, Segment};
 use support::wire::{Rng, Sent, at};
@@ -133,7 +134,7 @@ fn mutated_and_random_frames_never_harm_the_stack() {
     }
 }
 
-/// Makes the IPv4 header checksum right again, so that mutations get past it.
+/// Makes checksums right again, so that mutations get past them.
 fn repair(frame: &mut [u8]) {
     if frame.len() >= 34 && frame[12..14] == [8, 0] {
         let header = (usize::from(frame[14] & 0xf) * 4).clamp(20, frame.len() - 14);
@@ -144,6 +145,7 @@ fn repair(frame: &mut [u8]) {
         let sum = !(folded + (folded >> 16)) as u16;
         frame[24..26].copy_from_slice(&sum.to_be_bytes());
     }
+    checksum::complete(frame);
 }
 
 /// Pieces requests are made of, well-formed or not.

@@ -13,6 +13,7 @@ use metadata_user::time::Now;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
+use support::checksum;
 use support::pattern::{Pattern, stack};
 use support::raw::{FIN_ACK, Raw, Reply, SYN_ACK, Segment};
 use support::toy;
@@ -298,6 +299,8 @@ fn neighbour_solicitations_are_answered_with_hop_limit_255() {
         frame.extend("ff02::1:ff00:254".parse::<std::net::Ipv6Addr>().expect("an address").octets());
         frame.extend([135, 0, 0, 0, 0, 0, 0, 0]);
         frame.extend(service.octets());
+        assert!(raw.frame(&frame).is_empty(), "a solicitation without a checksum");
+        checksum::complete(&mut frame);
         let answers = raw.frame(&frame);
         let answer = &answers[0];
         assert_eq!((&answer[..6], &answer[6..12]), (&stamp(7).0[..], &Mac::SERVICE.0[..]));
@@ -306,8 +309,12 @@ fn neighbour_solicitations_are_answered_with_hop_limit_255() {
         assert_eq!((&answer[22..38], &answer[38..54]), (&service.octets()[..], &to.octets()[..]));
         assert_eq!((answer[54], answer[58]), (136, if source.is_unspecified() { 0x20 } else { 0x60 }));
         assert_eq!(&answer[78..86], [&[2, 1][..], &Mac::SERVICE.0].concat());
+        frame[60] ^= 1;
+        assert!(raw.frame(&frame).is_empty(), "a solicitation with a wrong bit");
+        frame[60] ^= 1;
         frame[21] = 254;
         assert!(raw.frame(&frame).is_empty(), "a solicitation that crossed a router");
+        assert_eq!(raw.stack.stats().dropped_checksum, 2);
     }
 }
 
@@ -337,6 +344,30 @@ fn echo_requests_are_answered_and_one_larger_than_the_mtu_is_not() {
     assert_eq!(raw.frame(&echo(&[0; 1472])).len(), 1);
     assert!(raw.frame(&echo(&[0; 1473])).is_empty());
     assert_eq!((raw.stack.stats().echoes_answered, raw.stack.stats().ports), (2, 0));
+}
+
+#[test]
+fn echo_requests_with_a_wrong_bit_are_dropped_and_counted() {
+    let service: std::net::Ipv6Addr = "fd00:ec2::254".parse().expect("an address");
+    let guest: std::net::Ipv6Addr = "fe80::1".parse().expect("an address");
+    let mut over_v6 = [&Mac::SERVICE.0[..], &stamp(7).0].concat();
+    over_v6.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 12, 58, 64]);
+    over_v6.extend([guest.octets(), service.octets()].concat());
+    over_v6.extend([128, 0, 0, 0, 0, 1, 0, 2, b'p', b'i', b'n', b'g']);
+    checksum::complete(&mut over_v6);
+    let served = vec![[169, 254, 169, 254].into(), service.into()];
+    for (name, whole, message) in [("ICMP", echo(b"hello"), 34), ("ICMPv6", over_v6, 54)] {
+        let mut raw = raw(StackConfig { served: served.clone(), ..StackConfig::default() });
+        assert_eq!(raw.frame(&whole).len(), 1, "{name}");
+        for at in message + 1..whole.len() {
+            let mut wrong = whole.clone();
+            wrong[at] ^= 1;
+            assert!(raw.frame(&wrong).is_empty(), "{name}, octet {at}");
+        }
+        let stats = raw.stack.stats();
+        let dropped = (whole.len() - message - 1) as u64;
+        assert_eq!((stats.echoes_answered, stats.dropped_checksum), (1, dropped), "{name}");
+    }
 }
 
 /// Panics when asked for `/fault`, as a fault of ours might.

@@ -6,11 +6,13 @@ use std::time::Duration;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_user::addresses;
+use metadata_user::mtu::Mtus;
 use metadata_user::serve::Serve;
 use metadata_user::stack::{RECEIVE_BUFFER, StackConfig};
 use smoltcp::wire::TcpControl::{Fin, None as Plain, Rst, Syn};
 use support::pattern::{Pattern, stack};
 use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};
+use support::{checksum, frames};
 
 /// A refusal, as [`Reply::flags`] has it.
 const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
@@ -67,17 +69,79 @@ fn a_guest_that_changes_gateway_is_answered_by_the_new_one() {
 }
 
 #[test]
-fn partial_checksums_of_a_guest_with_offload_are_taken() {
-    let mut raw = raw();
-    let mut frame = Segment::syn(40_000, 1000).frame(raw.slot);
-    for sum in [[0, 0], [0x12, 0x34]] {
-        frame[14 + 20 + 16..14 + 20 + 18].copy_from_slice(&sum);
-        let replies = raw.frame(&frame);
-        if sum == [0, 0] {
-            assert_eq!(Reply::read(&replies[0]).flags, SYN_ACK);
+fn the_size_a_syn_is_answered_with_fits_the_mtu_of_the_device() {
+    for (mtu, v4, v6) in [(0, 1460, 1440), (1_280, 1240, 1220), (1_450, 1410, 1390), (9_000, 1460, 1440)] {
+        let served = families().map(|(_, service)| service).to_vec();
+        let mtus = Mtus::new(8);
+        let (stack, _) = stack(StackConfig { served, mtus: mtus.clone(), ..StackConfig::default() });
+        let mut raw = Raw::new(stack);
+        mtus.set(raw.slot, mtu);
+        for ((guest, service), size) in families().into_iter().zip([v4, v6]) {
+            let (source, destination) = ((guest, 40_000), (service, 80));
+            let reply = raw.send(&Segment { source, destination, ..Segment::syn(40_000, 1000) });
+            assert_eq!(reply[0].mss, Some(size), "an MTU of {mtu} from {guest}");
         }
     }
-    assert_eq!(raw.stack.stats().dropped_checksum, 0);
+}
+
+/// A request on a connection of either family, as a frame.
+fn request((guest, service): (IpAddr, IpAddr), raw: &mut Raw<Serve<Pattern>>) -> Vec<u8> {
+    let (source, destination) = ((guest, 40_000), (service, 80));
+    let syn = Segment { source, destination, ..Segment::syn(40_000, 1000) };
+    let next = raw.send(&syn)[0].seq.wrapping_add(1);
+    Segment { source, destination, ..Segment::ack(40_000, 1001, next).with(GET) }.frame(raw.slot)
+}
+
+/// A guest and the service, over IPv4 and over IPv6.
+fn families() -> [(IpAddr, IpAddr); 2] {
+    let v6 = |text: &str| IpAddr::V6(text.parse().expect("an address"));
+    [
+        ([10, 0, 2, 15].into(), [169, 254, 169, 254].into()),
+        (v6("fe80::5054:ff:fe12:3456"), v6("fe80::a9fe:a9fe")),
+    ]
+}
+
+#[test]
+fn complete_and_partial_checksums_are_taken() {
+    for family in families() {
+        for partial in [false, true] {
+            let mut raw = raw();
+            let mut frame = request(family, &mut raw);
+            if partial {
+                let whole = frame.clone();
+                checksum::partial(&mut frame);
+                assert_ne!(frame, whole);
+            }
+            assert!(!raw.frame(&frame).is_empty(), "{family:?}, partial: {partial}");
+            assert_eq!((raw.stack.stats().accepted, raw.stack.stats().dropped_checksum), (1, 0));
+        }
+    }
+}
+
+#[test]
+fn a_segment_with_a_wrong_bit_or_no_checksum_is_dropped_and_counted() {
+    for family in families() {
+        let tcp = if family.0.is_ipv4() { 34 } else { 54 };
+        let mut raw = raw();
+        let whole = request(family, &mut raw);
+        let syn = raw.stack.stats().sent;
+        // Neither the ports, of which 0 is malformed, nor the length of the header.
+        let places = (tcp + 4..whole.len()).filter(|at| *at != tcp + 12);
+        let mut wrong: Vec<Vec<u8>> =
+            places.map(|at| frames::with(whole.clone(), at, &[whole[at] ^ 0x10])).collect();
+        wrong.push(frames::with(whole.clone(), tcp + 16, &[0, 0]));
+        let mut other =
+            Segment { source: (family.0, 40_000), destination: (family.1, 80), ..Segment::syn(40_000, 7) }
+                .frame(raw.slot);
+        other[tcp + 17] ^= 1;
+        wrong.push(other);
+        for frame in &wrong {
+            assert!(raw.frame(frame).is_empty(), "{family:?}: {frame:02x?}");
+        }
+        let stats = raw.stack.stats();
+        assert_eq!((stats.dropped_checksum, stats.accepted, stats.sent), (wrong.len() as u64, 0, syn));
+        assert!(!raw.frame(&whole).is_empty(), "{family:?}: the right one");
+    }
 }
 
 #[test]

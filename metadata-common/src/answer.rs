@@ -14,17 +14,19 @@
 //! does where the device cannot send a frame back ([`Port::answers`](crate::maps::Port::answers)). An answer is
 //! never longer than what it answers, because a tap has no room behind a frame to count on.
 //!
-//! As in user space, checksums of TCP and ICMPv6 are not verified, since a guest that offloads them sends
-//! partial ones; that of the IPv4 header is. Answers carry complete ones.
+//! A checksum of TCP or ICMPv6 is complete, or partial as a guest that offloads it leaves it (`sum`). A frame with
+//! any other is left to user space, which drops and counts it. Answers carry complete ones.
 
 mod link;
+mod sound;
 mod sum;
 mod tcp;
 
 use crate::classify::Reader;
 use crate::cookie::Key;
-use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, Slot};
+use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, Slot, mtu_of};
 use crate::verdict::Verdict;
+use crate::wire::{ipv4, ipv6, tcp as tcp_header};
 
 /// The TCP port whose SYNs the kernel answers: HTTP. Those to other ports are steered.
 pub const PORT: u16 = 80;
@@ -37,6 +39,38 @@ pub const SEGMENT_V4: u16 = 1460;
 
 /// The same over IPv6.
 pub const SEGMENT_V6: u16 = 1440;
+
+/// What a guest that names no segment size takes (RFC 9293 §3.7.1), in octets. No MTU makes segments smaller.
+pub const SEGMENT_UNSAID_V4: u16 = 536;
+
+/// The same over IPv6.
+pub const SEGMENT_UNSAID_V6: u16 = 1220;
+
+/// Octets of TCP payload in one segment over IPv4 to and from a device with this MTU, in octets; 0 for one that is
+/// not known. From [`SEGMENT_UNSAID_V4`] to [`SEGMENT_V4`] (RFC 9293 §3.7.1: what the MTU leaves without options).
+#[inline(always)]
+#[must_use]
+pub const fn segment_v4(mtu: u32) -> u16 {
+    within(mtu, (ipv4::HEADER + tcp_header::HEADER) as u32, SEGMENT_UNSAID_V4, SEGMENT_V4)
+}
+
+/// The same over IPv6: from [`SEGMENT_UNSAID_V6`] to [`SEGMENT_V6`].
+#[inline(always)]
+#[must_use]
+pub const fn segment_v6(mtu: u32) -> u16 {
+    within(mtu, (ipv6::HEADER + tcp_header::HEADER) as u32, SEGMENT_UNSAID_V6, SEGMENT_V6)
+}
+
+#[inline(always)]
+const fn within(mtu: u32, headers: u32, least: u16, most: u16) -> u16 {
+    if mtu == 0 || mtu >= headers + most as u32 {
+        most
+    } else if mtu <= headers + least as u32 {
+        least
+    } else {
+        (mtu - headers) as u16
+    }
+}
 
 /// TTL or hop limit of an answer.
 pub const HOP_LIMIT: u8 = 64;
@@ -97,11 +131,38 @@ pub fn answer(
     answers: u64,
     ledger: &impl Ledger,
 ) -> Option<Reply> {
+    if is_sound(frame, steered, answers) { answer_sound(frame, steered, slot, answers, ledger) } else { None }
+}
+
+/// True for a frame that may be answered: its kind is, and its checksum holds. One with a wrong checksum is steered,
+/// and counted where it is dropped.
+#[inline(always)]
+pub fn is_sound(frame: &(impl Editor + ?Sized), steered: Verdict, answers: u64) -> bool {
+    let sound = match steered {
+        Verdict::SteerArp if answers & ANSWER_LINK != 0 => Some(true),
+        Verdict::SteerNeighbour if answers & ANSWER_LINK != 0 => sound::neighbour(frame),
+        Verdict::SteerIpv4Tcp if answers & ANSWER_TCP != 0 => sound::ipv4(frame),
+        Verdict::SteerIpv6Tcp if answers & ANSWER_TCP != 0 => sound::ipv6(frame),
+        _ => None,
+    };
+    matches!(sound, Some(true))
+}
+
+/// The second half of [`answer`], of a frame that [is sound](is_sound). In the kernel either half needs much of the
+/// stack that both share with `decide`.
+#[inline(always)]
+pub fn answer_sound(
+    frame: &mut (impl Editor + ?Sized),
+    steered: Verdict,
+    slot: Slot,
+    answers: u64,
+    ledger: &impl Ledger,
+) -> Option<Reply> {
     match steered {
         Verdict::SteerArp if answers & ANSWER_LINK != 0 => link::arp(frame),
         Verdict::SteerNeighbour if answers & ANSWER_LINK != 0 => link::neighbour(frame),
-        Verdict::SteerIpv4Tcp if answers & ANSWER_TCP != 0 => tcp::ipv4(frame, slot, ledger),
-        Verdict::SteerIpv6Tcp if answers & ANSWER_TCP != 0 => tcp::ipv6(frame, slot, ledger),
+        Verdict::SteerIpv4Tcp if answers & ANSWER_TCP != 0 => tcp::ipv4(frame, slot, mtu_of(answers), ledger),
+        Verdict::SteerIpv6Tcp if answers & ANSWER_TCP != 0 => tcp::ipv6(frame, slot, mtu_of(answers), ledger),
         _ => None,
     }
 }

@@ -74,6 +74,23 @@ pub const ANSWER_LINK: u64 = 1;
 /// A bit of [`Port::answers`]: what of TCP needs no memory.
 pub const ANSWER_TCP: u64 = 2;
 
+/// Where the MTU stands in [`Port::answers`]; the bits below are for what is answered.
+const MTU_SHIFT: u32 = 32;
+
+/// [`Port::answers`] for a device whose IP packets have `mtu` octets at most; 0 for one that is not known.
+#[inline(always)]
+#[must_use]
+pub const fn answers_within(answers: u64, mtu: u32) -> u64 {
+    answers & (u32::MAX as u64) | (mtu as u64) << MTU_SHIFT
+}
+
+/// The MTU in [`Port::answers`]; 0 if it is not known.
+#[inline(always)]
+#[must_use]
+pub const fn mtu_of(answers: u64) -> u32 {
+    (answers >> MTU_SHIFT) as u32
+}
+
 /// Names of maps and globals, as they stand in the object.
 pub mod name {
     /// `HASH` [`PortKey`](super::PortKey) → [`Port`](super::Port): the ports we own.
@@ -155,7 +172,8 @@ pub struct Port {
     pub depth_ns: u64,
     /// State, kernel clock: when the bucket will be full again.
     pub full_at_ns: u64,
-    /// What the kernel answers itself, if the device can send a frame back: [`ANSWER_LINK`], [`ANSWER_TCP`].
+    /// What the kernel answers itself, if the device can send a frame back: [`ANSWER_LINK`], [`ANSWER_TCP`]. The
+    /// upper half is the device's MTU ([`answers_within`]), an entry of an agent that did not write it has 0 there.
     pub answers: u64,
     /// State: frames steered since the port was registered. CPUs that count at once may count one frame for two.
     pub steered: u64,
@@ -335,7 +353,17 @@ const _: () = {
 
 #[cfg(test)]
 mod tests {
-    use super::{Guest, Identity, IdentityKey, Port, PortKey};
+    use super::{ANSWER_TCP, Guest, Identity, IdentityKey, Port, PortKey, answers_within, mtu_of};
+
+    #[test]
+    fn a_port_keeps_its_mtu_beside_what_is_answered_on_it() {
+        for mtu in [0, 1_280, 1_500, u32::MAX] {
+            let answers = answers_within(ANSWER_TCP, mtu);
+            assert_eq!((answers & ANSWER_TCP, mtu_of(answers)), (ANSWER_TCP, mtu));
+            assert_eq!(answers_within(answers, 0), ANSWER_TCP, "the former MTU goes");
+        }
+        assert_eq!(mtu_of(ANSWER_TCP), 0);
+    }
 
     #[test]
     fn bytes_stand_where_the_layout_puts_them() {

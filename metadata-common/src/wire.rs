@@ -204,6 +204,8 @@ pub mod neighbour {
     pub const TYPE: usize = 0;
     /// Code, 1 octet: 0.
     pub const CODE: usize = 1;
+    /// Checksum, 2 octets (RFC 4443 §2.3).
+    pub const CHECKSUM: usize = 2;
     /// Target address, 16 octets.
     pub const TARGET: usize = 8;
     /// The hop limit of a solicitation no router has touched (RFC 4861 §7.1.1).

@@ -20,7 +20,7 @@ use aya_ebpf::helpers::generated::bpf_xdp_adjust_tail;
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use aya_log_ebpf::warn;
-use metadata_common::answer::{Editor as _, Reply, answer};
+use metadata_common::answer::{Editor as _, Reply, answer_sound, is_sound};
 use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, Delivery, decide, deliver};
 use metadata_common::drain;
@@ -49,6 +49,7 @@ pub fn port(context: XdpContext) -> u32 {
             let slot = identity.slot;
             let watched =
                 trace::begin(|| trace::note(&Frame::anew(&context), ingress.key(), false, FROM_GUEST));
+            let answers = if may_be_answered(&context, verdict, answers) { answers } else { 0 };
             let (index, action) = dealt(deal_with(&context, &ingress, verdict, &identity, answers));
             watched.end(index, slot);
             if action == XDP_TX {
@@ -71,6 +72,12 @@ pub fn port(context: XdpContext) -> u32 {
     action
 }
 
+/// True for a frame whose checksum holds and which the kernel may answer. Not inlined, for its stack.
+#[inline(never)]
+fn may_be_answered(context: &XdpContext, verdict: Verdict, answers: u64) -> bool {
+    is_sound(&Frame::anew(context), verdict, answers)
+}
+
 /// Answers a frame or steers it; the verdict's index and the action in one number ([`dealt`]). Not inlined, since to
 /// decide takes much of the 512 octets of stack as well.
 #[inline(never)]
@@ -82,7 +89,7 @@ fn deal_with(
     answers: u64,
 ) -> u64 {
     let mut frame = Frame::anew(context);
-    let (verdict, action) = match answer(&mut frame, verdict, identity.slot, answers, ingress) {
+    let (verdict, action) = match answer_sound(&mut frame, verdict, identity.slot, answers, ingress) {
         Some(Reply::Send(verdict, length)) => send_back(context, &frame, verdict, length),
         Some(Reply::Absorb(verdict)) => (counted(verdict), XDP_DROP),
         None => steer(context, &mut frame, ingress, verdict, *identity),

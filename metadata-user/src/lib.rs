@@ -23,6 +23,7 @@ pub mod instances;
 pub mod link;
 pub mod mailbox;
 pub mod metrics;
+pub mod mtu;
 pub mod port;
 mod private_file;
 pub mod recent;

@@ -6,8 +6,8 @@ use metadata_common::mac::Mac;
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use metadata_user::addresses;
 use support::arena::ATTACKER;
-use support::frames;
 use support::record::Identity;
+use support::{checksum, frames};
 
 /// IPv4 addresses served by default.
 pub(crate) fn served_v4() -> Vec<Ipv4Addr> {
@@ -32,9 +32,11 @@ pub(crate) fn mac() -> Mac {
     Identity::of(ATTACKER).mac
 }
 
-/// A frame of the attacker's behind these tags.
+/// A frame of the attacker's behind these tags. Of what is in an untagged packet the checksum is complete.
 pub(crate) fn frame(tags: &[u16], ethertype: u16, payload: &[u8]) -> Vec<u8> {
-    frames::with(frames::frame(tags, ethertype, payload), ethernet::SOURCE, &mac().0)
+    let mut frame = frames::with(frames::frame(tags, ethertype, payload), ethernet::SOURCE, &mac().0);
+    checksum::complete(&mut frame);
+    frame
 }
 
 /// An IPv4 packet as a frame.

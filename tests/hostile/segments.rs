@@ -1,8 +1,9 @@
 //! TCP segments no client sends.
 
 use metadata_common::verdict::Verdict::*;
-use metadata_common::wire::{ipv4, tcp};
+use metadata_common::wire::{ethernet, ipv4, tcp};
 use support::arena::{Case, Kind};
+use support::checksum;
 use support::frames::{self, SERVED_V4, with};
 
 use crate::make::{sized, v4};
@@ -10,6 +11,8 @@ use crate::make::{sized, v4};
 /// Where TCP's flags stand in an IPv4 packet.
 const FLAGS: usize = ipv4::HEADER + 13;
 const OFFSET: usize = ipv4::HEADER + 12;
+/// Where its checksum stands in a frame.
+const SUM: usize = ethernet::HEADER + ipv4::HEADER + 16;
 
 pub(crate) fn cases() -> Vec<Case> {
     let with_flags = |flags: u8| vec![v4(&with(frames::tcp(SERVED_V4, tcp::ACK), FLAGS, &[flags]))];
@@ -21,6 +24,9 @@ pub(crate) fn cases() -> Vec<Case> {
         packet[OFFSET] = ((tcp::HEADER + options.len()) as u8 / 4) << 4;
         vec![v4(&sized(packet))]
     };
+    let wrong = |flags| vec![with(v4(&frames::tcp(SERVED_V4, flags)), SUM, &[0xde, 0xad])];
+    let mut partial = v4(&frames::tcp(SERVED_V4, tcp::SYN));
+    checksum::partial(&mut partial);
     let one = |name: &str, frames| Case::of(name, frames, SteerIpv4Tcp);
     let reset = |name: &str, frames| one(name, frames).answered(&[(Kind::Reset, 1)]);
     let opened = |name: &str, frames| {
@@ -44,10 +50,10 @@ pub(crate) fn cases() -> Vec<Case> {
         opened("a window shifted by 255", optioned(&[2, 4, 5, 180, 3, 3, 255, 0])),
         steered_syn("an option of length 0", optioned(&[2, 0, 0, 0])),
         steered_syn("an option beyond the header", optioned(&[2, 40, 0, 0])),
-        opened(
-            "a syn with a wrong checksum",
-            vec![v4(&with(frames::tcp(SERVED_V4, tcp::SYN), ipv4::HEADER + 16, &[0xde, 0xad]))],
-        ),
+        one("a syn with a wrong checksum", wrong(tcp::SYN)),
+        one("an acknowledgement with a wrong checksum", wrong(tcp::ACK)),
+        one("a fin with a wrong checksum", wrong(tcp::FIN | tcp::ACK)),
+        opened("a syn with a partial checksum", vec![partial]),
         one("a syn from port 0", vec![v4(&with(frames::tcp(SERVED_V4, tcp::SYN), ipv4::HEADER, &[0, 0]))]),
     ]
 }

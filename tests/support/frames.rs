@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::checksum;
 use metadata_common::classify::Served;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict::{self, *};
@@ -106,7 +107,7 @@ pub fn syn(destination: Ipv4Addr, port: u16) -> Vec<u8> {
     let mut packet = datagram(destination, protocol::TCP);
     packet[ipv4::HEADER + 2..ipv4::HEADER + 4].copy_from_slice(&port.to_be_bytes());
     packet[ipv4::HEADER + 12..ipv4::HEADER + 14].copy_from_slice(&[0x50, 0x02]);
-    packet
+    summed(packet, ethernet::IPV4)
 }
 
 /// What a Linux guest's SYN offers: segments of 1460 octets, SACK, timestamps, windows shifted by 7.
@@ -124,7 +125,7 @@ pub fn tcp(destination: Ipv4Addr, flags: u8) -> Vec<u8> {
     packet[ipv4::TOTAL_LENGTH + 1] += more as u8;
     packet[ipv4::CHECKSUM..ipv4::SOURCE].copy_from_slice(&(checksum - more).to_be_bytes());
     packet.extend(segment);
-    packet
+    summed(packet, ethernet::IPV4)
 }
 
 /// The same over IPv6.
@@ -135,7 +136,7 @@ pub fn tcp6(destination: Ipv6Addr, flags: u8) -> Vec<u8> {
     packet.truncate(ipv6::HEADER);
     packet[ipv6::PAYLOAD_LENGTH + 1] = segment.len() as u8;
     packet.extend(segment);
-    packet
+    summed(packet, ethernet::IPV6)
 }
 
 fn segment(flags: u8) -> Vec<u8> {
@@ -155,7 +156,7 @@ pub fn introduced(destination: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     packet[ipv6::PAYLOAD_LENGTH + 1] += 8;
     packet.extend([1, 1]);
     packet.extend(GUEST.0);
-    packet
+    summed(packet, ethernet::IPV6)
 }
 
 /// An IPv6 datagram with 24 octets of payload.
@@ -177,10 +178,17 @@ pub fn solicitation(destination: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let mut packet = datagram6(destination, protocol::ICMPV6);
     packet[ipv6::HEADER] = neighbour::SOLICITATION;
     packet[ipv6::HEADER + neighbour::TARGET..].copy_from_slice(&target.octets());
-    packet
+    summed(packet, ethernet::IPV6)
 }
 
-/// The packet with octets from `offset` on replaced.
+/// The packet with the checksum of what is in it complete.
+fn summed(packet: Vec<u8>, ethertype: u16) -> Vec<u8> {
+    let mut frame = [&[0; 12][..], &ethertype.to_be_bytes(), &packet].concat();
+    checksum::complete(&mut frame);
+    frame.split_off(ethernet::HEADER)
+}
+
+/// The packet with octets from `offset` on replaced, checksums left as they are.
 #[must_use]
 pub fn with(mut packet: Vec<u8>, offset: usize, octets: &[u8]) -> Vec<u8> {
     packet[offset..offset + octets.len()].copy_from_slice(octets);

@@ -20,6 +20,7 @@ pub mod apiserver;
 pub mod arena;
 pub mod books;
 pub mod bpffs;
+pub mod checksum;
 pub mod client;
 pub mod cloudinit;
 pub mod eventually;

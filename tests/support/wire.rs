@@ -204,6 +204,24 @@ impl<S: Service, L: Ledger> World<S, L> {
         }
     }
 
+    /// Lets time pass in which nothing that is sent to the client arrives; it does afterwards.
+    pub fn hold_down(&mut self, time: Duration) {
+        let (now, end) = (self.now, self.now + time);
+        let held =
+            std::mem::replace(&mut self.down, Link::new(Faults { delay: time, ..Faults::NONE }, Rng::new(0)));
+        self.wait(time);
+        let mut late = std::mem::replace(&mut self.down, held);
+        let mut frames = std::mem::take(&mut self.down.due);
+        frames.extend(std::mem::take(&mut late.due));
+        // In the order in which they were sent.
+        let mut frames: Vec<_> = frames.into_iter().collect();
+        frames.sort_by_key(|((due, count), _)| (*due >= now + time, *count));
+        for (_, frame) in frames {
+            self.down.count += 1;
+            self.down.due.insert((end, self.down.count), frame);
+        }
+    }
+
     /// Lets time pass.
     pub fn wait(&mut self, time: Duration) {
         self.run(time, |_| false);

@@ -32,7 +32,7 @@ pub(super) fn arp(frame: &mut (impl Editor + ?Sized)) -> Option<Reply> {
 
 /// A solicitation with one option of eight octets: its sender's address, which every stack sends along, and which
 /// leaves the room that ours needs.
-const SOLICITATION: usize = neighbour::LEN + 8;
+pub(super) const SOLICITATION: usize = neighbour::LEN + 8;
 const NEIGHBOUR_LAST: usize = ethernet::HEADER + ipv6::HEADER + SOLICITATION - 1;
 
 /// Answers a solicitation (RFC 4861 §7.2.4). One from nowhere (duplicate address detection) is for user space:

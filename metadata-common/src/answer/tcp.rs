@@ -1,6 +1,9 @@
 //! SYN, acknowledgement and FIN (RFC 9293), as far as nothing need be remembered about them.
 
-use super::{Editor, Entry, HOP_LIMIT, Ledger, PORT, Reply, SEGMENT_V4, SEGMENT_V6, WINDOW, put, sum};
+use super::{
+    Editor, Entry, HOP_LIMIT, Ledger, PORT, Reply, SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, WINDOW, put,
+    segment_v4, segment_v6, sum,
+};
 use crate::cookie::{self, Abilities, Check, Flow, SCALE_MAX};
 use crate::maps::{FIN_ENDS, FIN_ENDS_BOTH, Slot};
 use crate::verdict::Verdict;
@@ -13,10 +16,6 @@ const AT_V6: usize = ethernet::HEADER + ipv6::HEADER;
 
 /// Options of a SYN that are looked at; Linux sends five, macOS eight. One with more is steered.
 pub(super) const OPTIONS_MAX: usize = 9;
-
-/// What a guest that names no segment size takes (RFC 9293 §3.7.1).
-const SEGMENT_UNSAID_V4: u16 = 536;
-const SEGMENT_UNSAID_V6: u16 = 1220;
 
 /// A segment without payload, as far as it matters here.
 struct Segment {
@@ -57,7 +56,12 @@ enum Deed {
 
 /// Deals with a segment over IPv4 (no IP options, no fragment: `classify` has seen to that).
 #[inline(always)]
-pub(super) fn ipv4(frame: &mut (impl Editor + ?Sized), slot: Slot, ledger: &impl Ledger) -> Option<Reply> {
+pub(super) fn ipv4(
+    frame: &mut (impl Editor + ?Sized),
+    slot: Slot,
+    mtu: u32,
+    ledger: &impl Ledger,
+) -> Option<Reply> {
     let ip: [u8; ipv4::HEADER] = frame.read(ethernet::HEADER)?;
     let [v0, v1, l0, l1, i0, i1, f0, f1, t0, p0, c0, c1, s0, s1, s2, s3, d0, d1, d2, d3] = ip;
     let (guest, local) = ([s0, s1, s2, s3], [d0, d1, d2, d3]);
@@ -72,7 +76,7 @@ pub(super) fn ipv4(frame: &mut (impl Editor + ?Sized), slot: Slot, ledger: &impl
     let segment = segment(frame, AT_V4, length.checked_sub(ipv4::HEADER)?, |ports| {
         Flow::v4(&ledger.key(), slot, guest, local, ports)
     })?;
-    let said = match deed(frame, AT_V4, &segment, (SEGMENT_V4, SEGMENT_UNSAID_V4), ledger)? {
+    let said = match deed(frame, AT_V4, &segment, (segment_v4(mtu), SEGMENT_UNSAID_V4), ledger)? {
         Deed::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
         Deed::Say(said) => said,
     };
@@ -97,7 +101,12 @@ pub(super) fn ipv4(frame: &mut (impl Editor + ?Sized), slot: Slot, ledger: &impl
 
 /// Deals with a segment over IPv6 (no extension headers).
 #[inline(always)]
-pub(super) fn ipv6(frame: &mut (impl Editor + ?Sized), slot: Slot, ledger: &impl Ledger) -> Option<Reply> {
+pub(super) fn ipv6(
+    frame: &mut (impl Editor + ?Sized),
+    slot: Slot,
+    mtu: u32,
+    ledger: &impl Ledger,
+) -> Option<Reply> {
     let length: [u8; 2] = frame.read(ethernet::HEADER + ipv6::PAYLOAD_LENGTH)?;
     let guest: [u8; 16] = frame.read(ethernet::HEADER + ipv6::SOURCE)?;
     let local: [u8; 16] = frame.read(ethernet::HEADER + ipv6::DESTINATION)?;
@@ -107,7 +116,7 @@ pub(super) fn ipv6(frame: &mut (impl Editor + ?Sized), slot: Slot, ledger: &impl
     let segment = segment(frame, AT_V6, u16::from_be_bytes(length) as usize, |ports| {
         Flow::v6(&ledger.key(), slot, guest, local, ports)
     })?;
-    let said = match deed(frame, AT_V6, &segment, (SEGMENT_V6, SEGMENT_UNSAID_V6), ledger)? {
+    let said = match deed(frame, AT_V6, &segment, (segment_v6(mtu), SEGMENT_UNSAID_V6), ledger)? {
         Deed::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
         Deed::Say(said) => said,
     };

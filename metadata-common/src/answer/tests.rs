@@ -1,6 +1,6 @@
-use super::{Entry, Ledger, PORT, Reply, WINDOW, answer, sum, tcp};
+use super::{Entry, Ledger, PORT, Reply, WINDOW, answer, segment_v6, sum, tcp};
 use crate::cookie::{Abilities, Check, Flow, Key, check};
-use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS};
+use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, answers_within};
 use crate::verdict::Verdict::{self, *};
 use crate::wire::{ethernet, ipv4, protocol, tcp as header};
 use core::cell::Cell;
@@ -76,7 +76,27 @@ fn segment(flags: u8, seq: u32, ack: u32, options: &[u8], payload: &[u8]) -> Vec
     frame.extend([((header::HEADER + options.len()) as u8 / 4) << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
     frame.extend(options);
     frame.extend(payload);
+    complete_tcp(&mut frame);
     frame
+}
+
+/// Where the TCP checksum stands.
+const FIELD: core::ops::Range<usize> = 50..52;
+
+/// The pseudo-header's sum for so many octets.
+fn pseudo(frame: &[u8], length: usize) -> u32 {
+    sum_of(&frame[26..34]) + u32::from(protocol::TCP) + length as u32
+}
+
+/// Completes the TCP checksum over as many octets as the packet says, or the frame has.
+fn complete_tcp(frame: &mut [u8]) {
+    let length = usize::from(u16::from_be_bytes([frame[16], frame[17]])).saturating_sub(ipv4::HEADER);
+    let length = length.min(frame.len() - 34);
+    if length >= header::HEADER {
+        frame[FIELD].fill(0);
+        let sum = pseudo(frame, length) + sum_of(&frame[34..34 + length]);
+        frame[FIELD].copy_from_slice(&sum::finish(sum));
+    }
 }
 
 fn complete(ip: &mut [u8]) {
@@ -200,6 +220,7 @@ fn odd_syns_are_left_to_user_space_as_they_are() {
         if sum {
             complete(&mut frame[ethernet::HEADER..]);
         }
+        complete_tcp(&mut frame);
         cases.push((name, frame));
     };
     set("another port", 36, &81u16.to_be_bytes(), false);
@@ -218,6 +239,98 @@ fn odd_syns_are_left_to_user_space_as_they_are() {
     let whole = syn(LINUX);
     for length in 0..whole.len() {
         assert_steered("cut short", &whole[..length], &Book::default());
+    }
+}
+
+/// Every kind of segment the kernel would deal with, on a posted connection or a new one.
+fn dealt_with() -> [(&'static str, Vec<u8>); 4] {
+    [
+        ("syn", syn(LINUX)),
+        ("the longest syn", syn(&[LINUX, &[header::END_OF_OPTIONS; 20]].concat())),
+        ("ack", segment(header::ACK, RECEIVED, SENT, &[], &[])),
+        ("fin", segment(header::FIN | header::ACK, RECEIVED, SENT, &[], &[])),
+    ]
+}
+
+#[test]
+fn a_partial_checksum_is_as_good_as_a_complete_one() {
+    for (name, frame) in dealt_with() {
+        let mut partial = frame.clone();
+        let length = frame.len() - 34;
+        partial[FIELD].copy_from_slice(&sum::fold(pseudo(&frame, length)).to_be_bytes());
+        assert_ne!(partial, frame, "{name}");
+        let [mut whole, mut left] = [frame, partial];
+        let answers = [ask(&mut whole, &book(posted())), ask(&mut left, &book(posted()))];
+        assert!(answers[0].is_some(), "{name}");
+        assert_eq!(answers[0], answers[1], "{name}");
+        if let Some(Reply::Send(_, length)) = answers[0] {
+            assert_eq!(whole[..length], left[..length], "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_segment_with_one_wrong_bit_is_left_to_user_space_and_changes_nothing() {
+    for (name, frame) in dealt_with() {
+        // The header of IPv4 has a checksum of its own; the last octets of the pseudo-header are in it.
+        for bit in 34 * 8..frame.len() * 8 {
+            let mut wrong = frame.clone();
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            let book = book(posted());
+            assert_steered(name, &wrong, &book);
+            assert_eq!(book.0.get(), posted(), "{name}, bit {bit}");
+        }
+    }
+}
+
+#[test]
+fn a_partial_checksum_of_another_length_or_address_is_wrong() {
+    let frame = syn(LINUX);
+    let length = frame.len() - 34;
+    let mut elsewhere = frame.clone();
+    elsewhere[29] ^= 1;
+    for (name, sum) in [
+        ("of no length", pseudo(&frame, 0)),
+        ("of a longer segment", pseudo(&frame, length + 4)),
+        ("of another guest", pseudo(&elsewhere, length)),
+    ] {
+        let mut wrong = frame.clone();
+        wrong[FIELD].copy_from_slice(&sum::fold(sum).to_be_bytes());
+        assert_steered(name, &wrong, &Book::default());
+    }
+    let mut nothing = frame;
+    nothing[FIELD].fill(0);
+    assert_steered("no checksum at all", &nothing, &Book::default());
+}
+
+#[test]
+fn sizes_offered_and_remembered_fit_the_mtu_of_the_device() {
+    let cases = [
+        (0, 1460, 1460, 1460),
+        (68, 1460, 536, 536),
+        (576, 1460, 536, 536),
+        (1_280, 1460, 1240, 1220),
+        (1_400, 1460, 1360, 1360),
+        (1_442, 1460, 1402, 1400),
+        (1_450, 1460, 1410, 1400),
+        (1_450, 1220, 1410, 1220),
+        (1_500, 1460, 1460, 1460),
+        (9_000, 8960, 1460, 1460),
+        (u32::MAX, 1460, 1460, 1460),
+    ];
+    for (mtu, asked, offered, remembered) in cases {
+        let [high, low] = u16::to_be_bytes(asked);
+        let mut frame = syn(&[2, 4, high, low]);
+        let answers = answers_within(BOTH, mtu);
+        let found = answer(&mut frame[..], SteerIpv4Tcp, SLOT, answers, &&Book::default());
+        assert_eq!(found, Some(Reply::Send(AnswerSyn, 58)), "{mtu}");
+        assert_eq!(frame[54..58], [&[2, 4][..], &u16::to_be_bytes(offered)].concat(), "{mtu}");
+        let number = u32::from_be_bytes(frame[38..42].try_into().expect("a sequence number"));
+        let back = check(&KEY, flow(), ISN.wrapping_add(1), number.wrapping_add(1));
+        assert_eq!(back, Check::First(Abilities { segment: remembered, scale: None }), "{mtu}");
+    }
+    for (mtu, size) in [(0, 1440), (68, 1220), (1_280, 1220), (1_450, 1390), (1_500, 1440), (9_000, 1440)] {
+        assert_eq!(segment_v6(mtu), size, "{mtu} over IPv6");
     }
 }
 

@@ -328,11 +328,17 @@ impl Node {
                     self.attaching.saw(port);
                     self.touched.insert(port.clone());
                 }
+                if let Err(error) = self.steering.look_at_mtus(netns) {
+                    debug!(?netns, "looking at MTUs: {error}");
+                }
                 self.look_for_taps(netns);
             }
             Changed::Devices(devices) => {
                 for device in devices {
                     self.steering.lost(device);
+                    if let Err(error) = self.steering.resized(device) {
+                        warn!("{error}");
+                    }
                     let named = PortName { ifname: device.name.clone(), netns: netns.map(str::to_owned) };
                     let attached = self.steering.attached_as(device).cloned();
                     if self.plan.wants(&named) {

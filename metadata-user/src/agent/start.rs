@@ -142,6 +142,7 @@ fn work(
             served: config.addresses.clone(),
             arp_only: config.next_hops(),
             cookie_key: key,
+            mtus: steering.mtus(),
             ..StackConfig::default()
         },
         serve,

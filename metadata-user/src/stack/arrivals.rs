@@ -2,6 +2,7 @@
 
 use metadata_common::cookie::{Abilities, Check, Flow, check};
 use metadata_common::maps::Slot;
+use std::time::Duration;
 
 use super::Stack;
 use super::config::RECEIVE_BUFFER;
@@ -57,8 +58,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let key = &self.config.cookie_key;
         let held = self.table.find(source.flow.number()).and_then(|at| self.table.get(at));
         let taken = held.map(|conn| conn.tcb.initial.1);
-        let number = handshake::number(key, source.flow, segment, taken);
-        self.workshop.send(out, |frame| handshake::answer(number, segment, source.route, frame));
+        let largest = handshake::largest_segment(segment.tuple.remote.0.is_ipv4(), self.config.mtus.get(source.slot));
+        let number = handshake::number(key, source.flow, largest, segment, taken);
+        self.workshop.send(out, |frame| handshake::answer(number, largest, segment, source.route, frame));
         self.stats.handshakes += 1;
     }
 
@@ -170,13 +172,23 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let (local, remote) = (segment.tuple.local, segment.tuple.remote);
         let mut exchange = self.service.open(now, Connection { slot, local, remote });
         self.claim(now, flow.number(), &mut exchange);
+        let largest = self.largest_segment(now.mono, slot, remote.0.is_ipv4());
         let port = self.ports.get_or_make(slot, now.mono);
-        let tcb = Tcb::new(segment, abilities, route, now.mono);
+        let tcb = Tcb::new(segment, abilities, largest, route, now.mono);
         self.ledger.hold(flow);
         let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
         port.conns.push(at);
         self.stats.accepted += 1;
         self.turn_and_stir(now, at, Cause::Segment(segment), out);
+    }
+
+    /// Octets of payload a segment to a slot's guest has at most: what its device's MTU leaves, and less where longer
+    /// ones were lost lately.
+    pub(super) fn largest_segment(&self, now: Duration, slot: Slot, is_ipv4: bool) -> u16 {
+        if self.ports.get(slot).is_some_and(|port| port.is_narrow(now)) {
+            return handshake::safe_segment(is_ipv4);
+        }
+        handshake::largest_segment(is_ipv4, self.config.mtus.get(slot))
     }
 
     fn refuse(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {

@@ -5,6 +5,8 @@ use metadata_common::maps::MAX_SLOTS;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use crate::mtu::Mtus;
+
 /// Octets received and not yet taken that one connection holds, and so the largest window offered.
 ///
 /// A guest with segmentation offload may put everything the window allows into one frame. With the
@@ -24,6 +26,14 @@ pub const SEGMENTS_IN_FLIGHT: u32 = 128;
 
 /// Octets of an IP packet we send: 1460 octets of TCP payload over IPv4, 1440 over IPv6.
 pub const MTU: usize = 1500;
+
+/// How long a port's new connections begin with segments every host takes ([`SEGMENT_UNSAID_V4`], or
+/// [`SEGMENT_UNSAID_V6`]) after longer ones were lost and such a one arrived: its link is narrower than its device's
+/// MTU says. After that, or with the port, it is forgotten, and found out anew.
+///
+/// [`SEGMENT_UNSAID_V4`]: metadata_common::answer::SEGMENT_UNSAID_V4
+/// [`SEGMENT_UNSAID_V6`]: metadata_common::answer::SEGMENT_UNSAID_V6
+pub const NARROW_FOR: Duration = Duration::from_secs(300);
 
 /// Remembered four-tuples in TIME-WAIT of one port; the oldest makes room.
 pub const TIME_WAITS_PER_PORT: usize = 128;
@@ -51,6 +61,8 @@ pub struct StackConfig {
     /// Key of the initial sequence numbers: take it from the system's random source, and give the kernel side
     /// the same.
     pub cookie_key: Key,
+    /// The MTUs of the guests' devices: no segment is longer than fits. Where none is known it is [`MTU`].
+    pub mtus: Mtus,
     /// Resets connections that nobody holds once their guests have tried often enough; `false` while another agent
     /// may hold them.
     pub resets_forgotten: bool,
@@ -69,6 +81,7 @@ impl Default for StackConfig {
             connections_per_port: 128,
             connections: 8192,
             cookie_key: Key([0; 2]),
+            mtus: Mtus::default(),
             resets_forgotten: true,
             timeouts: Timeouts::default(),
         }
@@ -85,6 +98,7 @@ impl std::fmt::Debug for StackConfig {
             .field("ports", &self.ports)
             .field("connections_per_port", &self.connections_per_port)
             .field("connections", &self.connections)
+            .field("mtus", &self.mtus)
             .field("resets_forgotten", &self.resets_forgotten)
             .field("timeouts", &self.timeouts)
             .finish_non_exhaustive()

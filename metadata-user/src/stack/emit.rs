@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::checksum::{finish, sum};
 use super::config::MTU;
-use super::frame::{ETHERNET, IPV4, IPV6, Route, checksums};
+use super::frame::{ETHERNET, IPV4, IPV6, Route, TCP, checksums};
 use super::seam::Transmit;
 use super::segment::{ACK, HEADER, RST, Segment, Tuple};
 
@@ -15,7 +15,6 @@ pub(super) const HOP_LIMIT: u8 = 64;
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 const DONT_FRAGMENT: u8 = 0x40;
-const TCP: u8 = 6;
 
 /// Where frames are built, and how many have been sent.
 pub(super) struct Workshop {

@@ -2,6 +2,7 @@
 //!
 //! No answer here depends on having resolved the guest: replies go back to where the frame came from.
 
+use super::checksum::{is_complete, is_sound, pseudo};
 use metadata_common::mac::Mac;
 use smoltcp::phy::{Checksum, ChecksumCapabilities};
 use smoltcp::wire::{
@@ -16,14 +17,14 @@ const ARP: u16 = 0x0806;
 pub(super) const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
 const ICMP: u8 = 1;
-const TCP: u8 = 6;
+pub(super) const TCP: u8 = 6;
 const ICMPV6: u8 = 58;
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REQUEST_V6: u8 = 128;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
-/// Checksums are completed on everything sent and, but for IPv4's own, never verified on what a guest sends:
-/// with checksum offload a guest's kernel leaves only the pseudo-header's sum in the field.
+/// Checksums are completed on everything sent. What a guest sends is verified where it is read: with checksum offload
+/// its kernel leaves only the pseudo-header's sum in the field, which smoltcp does not know.
 pub(super) fn checksums() -> ChecksumCapabilities {
     let mut sums = ChecksumCapabilities::default();
     sums.ipv4 = Checksum::Tx;
@@ -112,6 +113,8 @@ fn ipv4<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     let source = IpAddr::V4(source);
     match (u8::from(packet.next_header()), payload.first()) {
         (TCP, _) => Ok(Inbound::Segment { source, destination, tcp: payload }),
+        // No pseudo-header, hence nothing that could be left for the device to complete (RFC 792).
+        (ICMP, Some(&ECHO_REQUEST)) if !is_complete(0, payload) => Err(Drop::Checksum),
         (ICMP, Some(&ECHO_REQUEST)) => Ok(Inbound::Echo { source, destination, icmp: payload }),
         _ => Err(Drop::Protocol),
     }
@@ -126,7 +129,7 @@ fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     let (source, destination) = (packet.src_addr(), IpAddr::V6(packet.dst_addr()));
     let protocol = u8::from(packet.next_header());
     if protocol == ICMPV6 && payload.first() == Some(&NEIGHBOUR_SOLICITATION) {
-        return solicitation(source, packet.hop_limit(), payload);
+        return solicitation(source, packet.dst_addr(), packet.hop_limit(), payload);
     }
     if source.is_unspecified() || source.is_multicast() || !served.contains(&destination) {
         return Err(Drop::Address);
@@ -134,15 +137,32 @@ fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     let source = IpAddr::V6(source);
     match (protocol, payload.first()) {
         (TCP, _) => Ok(Inbound::Segment { source, destination, tcp: payload }),
+        (ICMPV6, Some(&ECHO_REQUEST_V6)) if !is_message_sound(source, destination, payload) => {
+            Err(Drop::Checksum)
+        }
         (ICMPV6, Some(&ECHO_REQUEST_V6)) => Ok(Inbound::Echo { source, destination, icmp: payload }),
         _ => Err(Drop::Protocol),
     }
 }
 
-/// RFC 4861 §7.1.1: hop limit 255 (it never crossed a router), code 0, at least 24 octets.
-fn solicitation<'a>(source: Ipv6Addr, hop_limit: u8, icmp: &'a [u8]) -> Result<Inbound<'a>, Drop> {
+/// True for an ICMPv6 message whose checksum holds (RFC 4443 §2.3).
+fn is_message_sound(source: IpAddr, destination: IpAddr, icmp: &[u8]) -> bool {
+    let field = icmp.get(2..4).and_then(|field| field.try_into().ok());
+    field.is_some_and(|field| is_sound(pseudo(source, destination, ICMPV6, icmp.len()), icmp, field))
+}
+
+/// RFC 4861 §7.1.1: hop limit 255 (it never crossed a router), code 0, at least 24 octets, a checksum that holds.
+fn solicitation<'a>(
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    hop_limit: u8,
+    icmp: &'a [u8],
+) -> Result<Inbound<'a>, Drop> {
     if hop_limit != 255 || icmp.len() < 24 || icmp[1] != 0 {
         return Err(Drop::Malformed);
+    }
+    if !is_message_sound(source.into(), destination.into(), icmp) {
+        return Err(Drop::Checksum);
     }
     let target = Ipv6Addr::from(<[u8; 16]>::try_from(&icmp[8..24]).map_err(|_| Drop::Malformed)?);
     Ok(Inbound::Solicitation { source, target })

@@ -3,31 +3,32 @@
 //! The kernel answers most SYNs itself, by the same rules: a SYN and its repetitions get the same number
 //! from either, but for those whose four-tuple has a connection, which only come here.
 
+use metadata_common::answer::{SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, segment_v4, segment_v6};
 use metadata_common::cookie::{Abilities, Flow, Key, SCALE_MAX, again, issue};
 
-use super::config::{MTU, RECEIVE_BUFFER};
+use super::config::RECEIVE_BUFFER;
 use super::emit::Header;
 use super::frame::Route;
-use super::segment::{HEADER, SYN, Segment};
+use super::segment::{SYN, Segment};
 
 const END: u8 = 0;
 const NO_OPERATION: u8 = 1;
 const MAXIMUM_SEGMENT_SIZE: u8 = 2;
 const WINDOW_SCALE: u8 = 3;
 
-/// Octets of payload that fit a packet of ours.
-pub(super) fn largest_segment(is_ipv4: bool) -> u16 {
-    (MTU - HEADER - if is_ipv4 { 20 } else { 40 }) as u16
+/// Octets of payload that fit a packet of ours to a device with this MTU; 0 for one that is not known.
+pub(super) const fn largest_segment(is_ipv4: bool, mtu: u32) -> u16 {
+    if is_ipv4 { segment_v4(mtu) } else { segment_v6(mtu) }
 }
 
 /// Octets of payload that every host takes over IPv4, and every link over IPv6 (RFC 9293 §3.7.1).
 pub(super) const fn safe_segment(is_ipv4: bool) -> u16 {
-    if is_ipv4 { 536 } else { 1220 }
+    if is_ipv4 { SEGMENT_UNSAID_V4 } else { SEGMENT_UNSAID_V6 }
 }
 
-/// What a SYN says about its sender. Without a size, or with size 0, it takes what every host does. Of two sizes the
-/// latter counts, as in the kernel.
-pub(super) fn abilities(segment: &Segment<'_>) -> Abilities {
+/// What a SYN says about its sender, whose link takes segments of `largest` octets. Without a size, or with size 0, it
+/// takes what every host does. Of two sizes the latter counts, as in the kernel.
+pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> Abilities {
     let is_ipv4 = segment.tuple.remote.0.is_ipv4();
     let mut said = Abilities { segment: safe_segment(is_ipv4), scale: None };
     let mut rest = segment.options;
@@ -46,7 +47,7 @@ pub(super) fn abilities(segment: &Segment<'_>) -> Abilities {
             [MAXIMUM_SEGMENT_SIZE, 4, high, low] => {
                 said.segment = match u16::from_be_bytes([*high, *low]) {
                     0 => safe_segment(is_ipv4),
-                    size => size.min(largest_segment(is_ipv4)),
+                    size => size.min(largest),
                 };
             }
             [WINDOW_SCALE, 3, shift] => said.scale = Some((*shift).min(SCALE_MAX)),
@@ -59,16 +60,24 @@ pub(super) fn abilities(segment: &Segment<'_>) -> Abilities {
     said
 }
 
-/// The sequence number to answer a SYN with: never `taken`, that of the connection its flow has.
-pub(super) fn number(key: &Key, flow: Flow, segment: &Segment<'_>, taken: Option<u32>) -> u32 {
-    let number = issue(key, flow, segment.seq, abilities(segment));
+/// The sequence number to answer a SYN with, whose sender and we take segments of `largest` octets at most: never
+/// `taken`, that of the connection its flow has.
+pub(super) fn number(key: &Key, flow: Flow, largest: u16, segment: &Segment<'_>, taken: Option<u32>) -> u32 {
+    let number = issue(key, flow, segment.seq, abilities(segment, largest));
     if taken == Some(number) { again(number) } else { number }
 }
 
-/// Builds the SYN-ACK with this sequence number (RFC 9293 §3.10.7.2). Returns its length.
-pub(super) fn answer(number: u32, segment: &Segment<'_>, route: Route, frame: &mut [u8]) -> usize {
-    let said = abilities(segment);
-    let [high, low] = largest_segment(segment.tuple.remote.0.is_ipv4()).to_be_bytes();
+/// Builds the SYN-ACK with this sequence number, which announces segments of `largest` octets (RFC 9293 §3.10.7.2).
+/// Returns its length.
+pub(super) fn answer(
+    number: u32,
+    largest: u16,
+    segment: &Segment<'_>,
+    route: Route,
+    frame: &mut [u8],
+) -> usize {
+    let said = abilities(segment, largest);
+    let [high, low] = largest.to_be_bytes();
     let options = [MAXIMUM_SEGMENT_SIZE, 4, high, low, NO_OPERATION, WINDOW_SCALE, 3, 0];
     let header = Header {
         seq: number,
@@ -112,7 +121,14 @@ mod tests {
         for (name, guest, options, (size, scale)) in cases {
             let tuple = Tuple { remote: (guest, 1), local: (guest, 80) };
             let segment = Segment { tuple, seq: 1, ack: None, window: 1, flags: SYN, options, payload: &[] };
-            assert_eq!(abilities(&segment), Abilities { segment: size, scale }, "{name}");
+            let largest = super::largest_segment(guest.is_ipv4(), 0);
+            assert_eq!(abilities(&segment, largest), Abilities { segment: size, scale }, "{name}");
         }
+    }
+
+    #[test]
+    fn segments_fit_the_mtu_of_a_frame_of_ours() {
+        assert_eq!(super::largest_segment(true, 0) as usize, crate::stack::MTU - 40);
+        assert_eq!(super::largest_segment(false, 0) as usize, crate::stack::MTU - 60);
     }
 }

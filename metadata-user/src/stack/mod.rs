@@ -42,8 +42,8 @@ mod turns;
 mod wheel;
 
 pub use config::{
-    MTU, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD, StackConfig, TIME_WAITS,
-    TIME_WAITS_PER_PORT, Timeouts,
+    MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD, StackConfig,
+    TIME_WAITS, TIME_WAITS_PER_PORT, Timeouts,
 };
 pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};

@@ -14,12 +14,25 @@ pub(super) struct Port {
     pub(super) heard: Duration,
     /// When connections that wait are to look again at what was stirred.
     pub(super) stir_at: Option<Duration>,
+    /// Until when its link is taken for narrower than its device's MTU says
+    /// ([`NARROW_FOR`](super::config::NARROW_FOR)).
+    pub(super) narrow_until: Option<Duration>,
 }
 
 impl Port {
+    /// When it is to be freed, if it has no connection until then: not before what it has learnt is out of date.
+    pub(super) fn idle_at(&self, idle: Duration) -> Duration {
+        (self.heard + idle).max(self.narrow_until.unwrap_or_default())
+    }
+
+    /// True while long segments to it are taken for lost.
+    pub(super) fn is_narrow(&self, now: Duration) -> bool {
+        self.narrow_until.is_some_and(|until| now < until)
+    }
+
     /// When the port itself wants attention, whatever its connections want.
     pub(super) fn deadline(&self, idle: Duration) -> Option<Duration> {
-        let idle = self.conns.is_empty().then(|| self.heard + idle);
+        let idle = self.conns.is_empty().then(|| self.idle_at(idle));
         let wait = self.waits.front().map(|(_, until)| *until);
         idle.into_iter().chain(self.stir_at).chain(wait).min()
     }
@@ -63,7 +76,13 @@ impl Ports {
         let entry = &mut self.table[slot as usize];
         self.held += usize::from(entry.is_none());
         entry.get_or_insert_with(|| {
-            Box::new(Port { conns: Vec::new(), waits: VecDeque::new(), heard: now, stir_at: None })
+            Box::new(Port {
+                conns: Vec::new(),
+                waits: VecDeque::new(),
+                heard: now,
+                stir_at: None,
+                narrow_until: None,
+            })
         })
     }
 

@@ -41,6 +41,10 @@ pub(super) struct Recovery {
     backoff: u8,
     /// A whole segment has been acknowledged.
     fits: bool,
+    /// Octets of the segment that was taken for too long, until something is acknowledged.
+    lost: Option<u32>,
+    /// A shorter segment has arrived where a longer one was lost again and again.
+    narrow: bool,
     smoothed: Option<Duration>,
     variation: Duration,
     /// The segment being measured: the number after it, and when it was sent.
@@ -60,6 +64,8 @@ impl Recovery {
             recover: first,
             backoff: 0,
             fits: false,
+            lost: None,
+            narrow: false,
             smoothed: None,
             variation: Duration::ZERO,
             timed: None,
@@ -105,6 +111,8 @@ impl Recovery {
         self.duplicates = 0;
         self.backoff = 0;
         self.fits |= acked >= self.size;
+        // Whoever was away, and not behind a narrow link, has the long one first.
+        self.narrow |= self.lost.take().is_some_and(|lost| acked < lost);
         if let Some((_, sent)) = self.timed.filter(|(next, _)| !before(una, *next)) {
             self.measure(now.saturating_sub(sent));
             self.timed = None;
@@ -154,6 +162,20 @@ impl Recovery {
     pub(super) fn is_too_long(&self) -> bool {
         let (unproved, proved) = TOO_LONG_AFTER;
         self.backoff + 1 >= if self.fits { proved } else { unproved }
+    }
+
+    /// Segments of more than `size` octets are taken for too long for the link, with `flight` octets under way.
+    pub(super) fn too_long(&mut self, size: u32, flight: u32) {
+        let lost = self.size.min(flight);
+        if lost > size {
+            self.lost = Some(lost);
+        }
+        self.shrink(size);
+    }
+
+    /// True, once, when the link has proved to be narrower than the segments this began with.
+    pub(super) fn take_narrow(&mut self) -> bool {
+        std::mem::take(&mut self.narrow)
     }
 
     /// Segments are no longer than `size` octets from now on.
@@ -293,6 +315,26 @@ mod tests {
                 recovery.timed_out(number(5 * SIZE), SIZE);
             }
             assert!(recovery.is_too_long(), "{arrived} octets arrived");
+        }
+    }
+
+    #[test]
+    fn a_link_is_narrow_when_a_shorter_segment_arrives_where_longer_ones_were_lost() {
+        for (name, flight, acked, narrow) in [
+            ("the shorter one", 5 * SIZE, 500, true),
+            ("the long one after all", 5 * SIZE, SIZE, false),
+            ("more than the long one", 5 * SIZE, 2 * SIZE, false),
+            ("half of what was no longer than two", 900, 500, true),
+            ("all of it", 900, 900, false),
+            ("what was short before", 400, 400, false),
+        ] {
+            let mut recovery = Recovery::new(SIZE, FIRST);
+            recovery.too_long(500, flight);
+            recovery.timed_out(number(flight), flight);
+            for expected in [narrow, false] {
+                recovery.acknowledged(number(acked), acked, flight - acked, Duration::ZERO);
+                assert_eq!(recovery.take_narrow(), expected, "{name}");
+            }
         }
     }
 

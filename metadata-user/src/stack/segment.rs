@@ -4,7 +4,8 @@ use metadata_common::cookie::{Flow, Key};
 use metadata_common::maps::Slot;
 use std::net::IpAddr;
 
-use super::frame::Drop;
+use super::checksum::{is_sound, pseudo};
+use super::frame::{Drop, TCP};
 
 /// Octets of a TCP header without options.
 pub(super) const HEADER: usize = 20;
@@ -65,7 +66,7 @@ pub(super) struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// Reads a TCP header and what follows it.
+    /// Reads a TCP header and what follows it, if the checksum holds.
     pub(super) fn read(source: IpAddr, destination: IpAddr, tcp: &'a [u8]) -> Result<Self, Drop> {
         let (header, rest) = tcp.split_first_chunk::<HEADER>().ok_or(Drop::Malformed)?;
         let options = (usize::from(header[12] >> 4) * 4).checked_sub(HEADER).ok_or(Drop::Malformed)?;
@@ -74,6 +75,9 @@ impl<'a> Segment<'a> {
         let word = |at: usize| u32::from(half(at)) << 16 | u32::from(half(at + 2));
         if half(0) == 0 || half(2) == 0 {
             return Err(Drop::Malformed);
+        }
+        if !is_sound(pseudo(source, destination, TCP, tcp.len()), tcp, [header[16], header[17]]) {
+            return Err(Drop::Checksum);
         }
         let flags = header[13];
         Ok(Self {
@@ -104,7 +108,8 @@ impl<'a> Segment<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Segment, before};
+    use super::{Segment, TCP, before, pseudo};
+    use crate::stack::checksum::finish;
     use std::net::IpAddr;
 
     #[test]
@@ -126,6 +131,9 @@ mod tests {
             [(5, 24, true), (6, 24, true), (4, 24, false), (7, 24, false), (5, 19, false)]
         {
             tcp[12] = offset << 4;
+            // A partial checksum holds whatever the rest is.
+            let sum = finish(pseudo(guest, guest, TCP, length)).map(|octet| !octet);
+            tcp[16..18].copy_from_slice(&sum);
             let read = Segment::read(guest, guest, &tcp[..length]);
             assert_eq!(read.is_ok(), good, "offset {offset} in {length} octets");
         }

@@ -32,7 +32,7 @@ impl Tcb {
             // without a word (RFC 2923 §2.1).
             if self.recovery.is_too_long() {
                 self.size = self.size.min(safe_segment(self.tuple.remote.0.is_ipv4()).into());
-                self.recovery.shrink(self.size);
+                self.recovery.too_long(self.size, self.flight());
             }
             self.recovery.timed_out(self.max, self.flight());
             self.nxt = self.una;

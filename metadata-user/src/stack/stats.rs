@@ -17,7 +17,8 @@ pub struct StackStats {
     pub echoes_answered: u64,
     /// Dropped: truncated, or lengths that contradict one another.
     pub dropped_malformed: u64,
-    /// Dropped: wrong IPv4 header checksum.
+    /// Dropped: wrong checksum of an IPv4 header, a TCP segment, an echo request or a neighbour solicitation. That of a
+    /// segment or an ICMPv6 message may be partial, as checksum offload leaves it.
     pub dropped_checksum: u64,
     /// Dropped: for an address not served, or from one nobody can have.
     pub dropped_address: u64,

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::config::{RECEIVE_BUFFER, Timeouts};
 use super::frame::Route;
-use super::handshake::{largest_segment, safe_segment};
+use super::handshake::safe_segment;
 use super::outbox::Outbox;
 use super::recovery::Recovery;
 use super::segment::{Segment, Tuple, before};
@@ -73,11 +73,18 @@ pub(super) struct Tcb {
 
 impl Tcb {
     /// A connection whose handshake is proved by its first segment.
-    pub(super) fn new(segment: &Segment<'_>, abilities: Abilities, route: Route, now: Duration) -> Self {
+    /// Its segments have `largest` octets of payload at most.
+    pub(super) fn new(
+        segment: &Segment<'_>,
+        abilities: Abilities,
+        largest: u16,
+        route: Route,
+        now: Duration,
+    ) -> Self {
         let ours = segment.ack.unwrap_or(0);
         let is_ipv4 = segment.tuple.remote.0.is_ipv4();
         // A guest that asks for less would have each of its frames answered with many.
-        let size = abilities.segment.clamp(safe_segment(is_ipv4), largest_segment(is_ipv4));
+        let size = abilities.segment.max(safe_segment(is_ipv4)).min(largest);
         let scale = abilities.scale.unwrap_or(0);
         let window = u32::from(segment.window) << scale;
         Self {
@@ -104,6 +111,14 @@ impl Tcb {
             timer: None,
             progress: now,
             challenged: None,
+        }
+    }
+
+    /// Its segments have so many octets of payload at most from now on.
+    pub(super) fn fit(&mut self, largest: u16) {
+        if u32::from(largest) < self.size {
+            self.size = largest.into();
+            self.recovery.shrink(self.size);
         }
     }
 

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::Stack;
-use super::config::TIME_WAITS_PER_PORT;
+use super::config::{NARROW_FOR, TIME_WAITS_PER_PORT};
 use super::connection::{Cause, Conn, Fate, Scene};
 use super::ledger::{Displaced, Ledger};
 use super::seam::{Service, Transmit};
@@ -78,7 +78,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     fn step_port(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
         let idle = self.config.timeouts.port_idle;
         let Some(port) = self.ports.get(slot) else { return };
-        if port.conns.is_empty() && port.heard + idle <= now.mono {
+        if port.conns.is_empty() && port.idle_at(idle) <= now.mono {
             return self.forget(slot);
         }
         if port.stir_at.is_some_and(|at| at <= now.mono) {
@@ -109,14 +109,23 @@ impl<S: Service, L: Ledger> Stack<S, L> {
 
     /// Gives a connection a turn, and buries it when it is over. True when it stirred.
     fn turn(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) -> bool {
-        let Self { config, ledger, workshop, table, wheel, stats, draining, .. } = self;
+        let fits = matches!(cause, Cause::Timer).then(|| self.fits(now.mono, at)).flatten();
+        let Self { config, ledger, workshop, table, ports, wheel, stats, draining, .. } = self;
         let Some(conn) = table.get_mut(at) else { return false };
+        if let Some(fits) = fits {
+            conn.tcb.fit(fits);
+        }
         let end = draining.as_ref().map(|draining| draining.end);
         let mut scene = Scene { now, config, ledger, outlet: Outlet { workshop, out }, end };
         let (fate, turn) = conn.turn(&mut scene, cause);
         stats.aborted += u64::from(turn.aborted);
         stats.stalled += u64::from(turn.stalled);
         stats.cut_short += u64::from(turn.cut);
+        if conn.tcb.recovery.take_narrow()
+            && let Some(port) = ports.get_mut(conn.slot)
+        {
+            port.narrow_until = Some(now.mono + NARROW_FOR);
+        }
         match (fate, conn.deadline) {
             (Fate::Live, Some(deadline)) => wheel.set(at, deadline),
             (Fate::Live, None) => {}
@@ -127,6 +136,12 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             self.displaced(now.mono, displaced);
         }
         turn.stirred
+    }
+
+    /// Octets of payload that segments of a connection have at most now: its device's MTU may have changed.
+    fn fits(&self, now: Duration, at: u32) -> Option<u16> {
+        let conn = self.table.get(at)?;
+        Some(self.largest_segment(now, conn.slot, conn.tcb.tuple.remote.0.is_ipv4()))
     }
 
     /// Gives every connection of a slot that waits a turn, and again while they stir one another, up to a

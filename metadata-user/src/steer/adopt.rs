@@ -21,7 +21,7 @@ use super::netns::Cookie;
 use super::pins::{self, LinkName, On, Pins};
 use super::ports::Attached;
 use super::tables::Binding;
-use super::{SteerError, Steering, object};
+use super::{SteerError, Steering, netlink, object};
 use crate::port::PortName;
 use aya::programs::links::FdLink;
 
@@ -167,7 +167,8 @@ impl Steering {
     ) -> Result<Attached, SteerError> {
         let key = PortKey { netns: left.netns, ifindex };
         match self.claim_inside(port, cookie, key, &left, closed) {
-            Ok(programs) => {
+            Ok((programs, mtu)) => {
+                left.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
                 let bound = left.slots.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac)));
                 self.bound.extend(bound);
                 tracing::debug!(%port, identities = left.slots.len(), "went on with what an agent before left");
@@ -180,6 +181,7 @@ impl Steering {
                     closed,
                     gone: false,
                     looks: Looks::new(ifindex),
+                    mtu,
                 })
             }
             Err(error) => {
@@ -196,7 +198,7 @@ impl Steering {
         key: PortKey,
         left: &Left,
         closed: bool,
-    ) -> Result<Programs, SteerError> {
+    ) -> Result<(Programs, u32), SteerError> {
         let mut programs = Programs::none();
         if self.taking_over {
             for on in &left.links {
@@ -210,13 +212,13 @@ impl Steering {
                     On::Xdp | On::Hub => drop(self.object.port(cookie)?),
                 }
             }
-            return Ok(programs);
+            return Ok((programs, netlink::mtu(&port.ifname, key.ifindex)?));
         }
-        self.enter(port, key, closed)?;
+        let mtu = self.enter(port, key, closed)?;
         self.update(port, cookie, key, &left.links, &mut programs)?;
         self.take_from_other_versions(port, cookie, key, &mut programs)?;
         self.equip(port, cookie, key, &mut programs)?;
-        Ok(programs)
+        Ok((programs, mtu))
     }
 
     /// Replaces the programs of pinned links by ours.

@@ -63,11 +63,11 @@ impl Steering {
             return Ok(());
         };
         let key = attached.key;
-        self.visit(port, |steering| steering.enter(port, key, closed))?;
+        let mtu = self.visit(port, |steering| steering.enter(port, key, closed))?;
         if let Some(attached) = self.ports.get_mut(port) {
             attached.closed = closed;
         }
-        Ok(())
+        self.fit(port, mtu)
     }
 
     /// Gives a port another name that leads to the same device, and leaves everything else as it is.

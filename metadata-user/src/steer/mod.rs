@@ -97,7 +97,7 @@ use aya::Ebpf;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 pub use metadata_common::maps::HUB_QUEUES;
-use metadata_common::maps::{MAX_HUBS, Slot, name, program};
+use metadata_common::maps::{MAX_HUBS, MAX_SLOTS, Slot, name, program};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -105,6 +105,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::afxdp::AllSentTable;
+use crate::mtu::Mtus;
 use crate::port::PortName;
 use adopt::Left;
 use held::Held;
@@ -205,6 +206,8 @@ pub struct Steering {
     links: Vec<Held>,
     taps: Vec<Option<OwnedFd>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
+    /// For the stacks, which answer what the kernel leaves to them.
+    mtus: Mtus,
     tables: Tables,
     object: Object,
     logs: Logs,
@@ -373,6 +376,7 @@ impl Steering {
             links,
             taps: taps.into_iter().map(Some).collect(),
             bound: BTreeMap::new(),
+            mtus: Mtus::new(MAX_SLOTS),
             tables,
             object,
             logs,
@@ -409,6 +413,12 @@ impl Steering {
     #[must_use]
     pub fn key(&self) -> Key {
         self.key
+    }
+
+    /// The MTUs of the devices guests are bound on, as they are and will be. The stacks need the same table.
+    #[must_use]
+    pub fn mtus(&self) -> Mtus {
+        self.mtus.clone()
     }
 
     /// The side the hubs are on: 0 or 1.

@@ -101,9 +101,29 @@ pub(super) fn delete(name: &str, ifindex: u32) -> Result<(), SteerError> {
     }
 }
 
+/// The MTU of a device in octets.
+pub(super) fn mtu(name: &str, ifindex: u32) -> Result<u32, SteerError> {
+    look(name, ifindex).map(|message| mtu_of(&message))
+}
+
+/// The MTU a message tells, 0 for none.
+pub(super) fn mtu_of(message: &LinkMessage) -> u32 {
+    let mtu = message.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    });
+    mtu.unwrap_or(0)
+}
+
 /// The kind of a device (`veth`, `tap`, `bridge`…), `physical` when it has none.
 pub(super) fn kind(name: &str, ifindex: u32) -> Result<String, SteerError> {
+    kind_and_mtu(name, ifindex).map(|(kind, _)| kind)
+}
+
+/// The kind of a device as of [`kind`], and its MTU in octets.
+pub(super) fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), SteerError> {
     let message = look(name, ifindex)?;
+    let mtu = mtu_of(&message);
     let infos = message.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(infos) => Some(infos),
         _ => None,
@@ -112,12 +132,13 @@ pub(super) fn kind(name: &str, ifindex: u32) -> Result<String, SteerError> {
         LinkInfo::Kind(kind) => Some(kind),
         _ => None,
     });
-    Ok(match kind {
+    let kind = match kind {
         Some(InfoKind::Veth) => VETH.into(),
         Some(InfoKind::Tun) => TUN.into(),
         Some(kind) => kind.to_string(),
         None => "physical device".into(),
-    })
+    };
+    Ok((kind, mtu))
 }
 
 /// What [`kind`] calls a veth.

@@ -1,8 +1,8 @@
 //! Taps become ports and guests become slots, while frames flow.
 
 use metadata_common::mac::Mac;
-use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot};
-use std::collections::BTreeMap;
+use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot, answers_within};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::losses::Looks;
@@ -35,6 +35,8 @@ pub(super) struct Attached {
     pub(super) gone: bool,
     /// What is known of its device by the last look at it.
     pub(super) looks: Looks,
+    /// Octets of the longest IP packet its device takes.
+    pub(super) mtu: u32,
 }
 
 impl Steering {
@@ -98,7 +100,8 @@ impl Steering {
     ) -> Result<Attached, SteerError> {
         let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
-        let programs = self.own(port, cookie, key, closed).inspect_err(|_| self.object.release(cookie))?;
+        let owned = self.own(port, cookie, key, closed).inspect_err(|_| self.object.release(cookie));
+        let (programs, mtu) = owned?;
         Ok(Attached {
             cookie,
             key,
@@ -107,18 +110,20 @@ impl Steering {
             closed,
             gone: false,
             looks: Looks::new(ifindex),
+            mtu,
         })
     }
 
-    /// Puts programs on a port, once it is known to be ours: from then on they let nothing pass that is.
+    /// Puts programs on a port, once it is known to be ours: from then on they let nothing pass that is. Returns them and
+    /// the device's MTU.
     fn own(
         &mut self,
         port: &PortName,
         cookie: Cookie,
         key: PortKey,
         closed: bool,
-    ) -> Result<Programs, SteerError> {
-        self.enter(port, key, closed)?;
+    ) -> Result<(Programs, u32), SteerError> {
+        let mtu = self.enter(port, key, closed)?;
         let mut programs = Programs::none();
         let owned = self
             .take_from_other_versions(port, cookie, key, &mut programs)
@@ -128,17 +133,60 @@ impl Steering {
             self.tables.remove_port(key)?;
             return Err(error);
         }
-        Ok(programs)
+        Ok((programs, mtu))
     }
 
-    /// Enters a port with its limits and full buckets, or closed, also in place of what is there.
-    pub(super) fn enter(&mut self, port: &PortName, key: PortKey, closed: bool) -> Result<(), SteerError> {
-        if closed {
-            return self.tables.add_port(key, Port::closed());
+    /// Enters a port with its limits and full buckets, or closed, also in place of what is there. Returns its device's MTU.
+    pub(super) fn enter(&mut self, port: &PortName, key: PortKey, closed: bool) -> Result<u32, SteerError> {
+        let (kind, mtu) = netlink::kind_and_mtu(&port.ifname, key.ifindex)?;
+        let entry = if closed {
+            Port::closed()
+        } else {
+            let answers = if sends_back(&kind) { self.answers } else { 0 };
+            Port { answers: answers_within(answers, mtu), ..self.limited() }
+        };
+        self.tables.add_port(key, entry).map(|()| mtu)
+    }
+
+    /// Takes note of a device's MTU, if the device is a port's and its MTU has changed: from now on connections on it
+    /// begin with segments that fit.
+    ///
+    /// # Errors
+    /// When the kernel refuses to change the port's entry; user space knows of it all the same.
+    pub fn resized(&mut self, device: &Device) -> Result<(), SteerError> {
+        match (device.mtu, self.places.get(&(device.cookie, device.ifindex)).cloned()) {
+            (Some(mtu), Some(port)) => self.fit(&port, mtu),
+            _ => Ok(()),
         }
-        let answers =
-            if self.answers != 0 && sends_back(&port.ifname, key.ifindex)? { self.answers } else { 0 };
-        self.tables.add_port(key, Port { answers, ..self.limited() })
+    }
+
+    /// Looks at the MTUs of all ports' devices in a namespace, named as in [`PortName`]; `None` is the agent's own.
+    /// Lists the namespace's devices once, and not at all if no port is attached there.
+    ///
+    /// # Errors
+    /// As for [`Steering::resized`], and when the namespace cannot be entered.
+    pub fn look_at_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
+        let of = |attached: &Attached| (attached.cookie, attached.key.ifindex);
+        let there = self.ports.iter().filter(|(port, _)| port.netns.as_deref() == netns);
+        let there: HashMap<_, _> = there.map(|(port, attached)| (of(attached), port.clone())).collect();
+        let Some(port) = there.values().next() else { return Ok(()) };
+        let list = || Ok((netns::cookie()?, netlink::list()?));
+        let (cookie, links) = self.netns_of(port)?.run(list)?;
+        links.iter().try_for_each(|link| match there.get(&(cookie, link.header.index)) {
+            Some(port) => self.fit(port, netlink::mtu_of(link)),
+            None => Ok(()),
+        })
+    }
+
+    pub(super) fn fit(&mut self, port: &PortName, mtu: u32) -> Result<(), SteerError> {
+        let Some(attached) = self.ports.get_mut(port).filter(|attached| attached.mtu != mtu) else {
+            return Ok(());
+        };
+        attached.mtu = mtu;
+        attached.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
+        tracing::debug!(%port, mtu, "the device has another MTU");
+        // A closed port answers nobody, and gets its MTU when it is opened.
+        if attached.closed { Ok(()) } else { self.tables.fit_port(attached.key, mtu) }
     }
 
     /// A port held to the limits, on which the kernel answers nothing by itself.
@@ -224,7 +272,7 @@ impl Steering {
         let Some(attached) = self.ports.get(port) else {
             return Err(SteerError::NotAttached { port: port.clone() });
         };
-        let key = attached.key;
+        let (key, mtu) = (attached.key, attached.mtu);
         if now != (attached.cookie, Some(key.ifindex)) {
             let found = if now.1.is_some() { "another device of that name" } else { "none" };
             return Err(SteerError::PortGone { port: port.clone(), found: found.into() });
@@ -233,6 +281,7 @@ impl Steering {
             self.unbind(former)?;
         }
         let hub = self.hub_of(slot);
+        self.mtus.set(slot, mtu);
         self.tables.bind(Binding { slot, port: key, mac, hub })?;
         self.bound.insert(slot, (port.clone(), mac));
         if let Some(attached) = self.ports.get_mut(port) {
@@ -333,10 +382,10 @@ impl Steering {
     }
 }
 
-/// True for a device that can return a frame to where it came from (`XDP_TX`): a tap. A veth can only while its
-/// peer, which is the guest's, takes such frames in, and that nobody tells.
-fn sends_back(ifname: &str, ifindex: u32) -> Result<bool, SteerError> {
-    Ok(netlink::kind(ifname, ifindex)? == netlink::TUN)
+/// True for a kind of device that can return a frame to where it came from (`XDP_TX`): a tap. A veth can only while
+/// its peer, which is the guest's, takes such frames in, and that nobody tells.
+fn sends_back(kind: &str) -> bool {
+    kind == netlink::TUN
 }
 
 /// The calling thread's namespace, and in it the index of a port's device if there is one.

@@ -7,8 +7,8 @@ use aya::maps::{
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, Agent, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, name,
-    socket_index,
+    ARP_ONLY, Agent, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, answers_within,
+    name, socket_index,
 };
 use metadata_common::verdict::Verdict;
 use std::io;
@@ -153,6 +153,22 @@ impl Tables {
         let [_, _, full_at_ns, answers, steered, _, _, connections_full_at_ns, guarded] =
             self.ports.get(&port_key(key), 0).map_err(failed)?;
         self.add_port(key, Port { full_at_ns, answers, steered, connections_full_at_ns, guarded, ..limit })
+    }
+
+    /// Enters the MTU of a port's device; all else stays as it is, and so does a port that is not entered.
+    pub(super) fn fit_port(&mut self, key: PortKey, mtu: u32) -> Result<(), SteerError> {
+        let failed = |source| SteerError::map(name::PORTS, format!("enter the MTU of {key:?}"), source);
+        let mut words = match self.ports.get(&port_key(key), 0) {
+            Err(MapError::KeyNotFound) => return Ok(()),
+            found => found.map_err(failed)?,
+        };
+        let [_, _, _, answers, ..] = &mut words;
+        let fitted = answers_within(*answers, mtu);
+        if *answers == fitted {
+            return Ok(());
+        }
+        *answers = fitted;
+        absent_is_fine(self.ports.insert(port_key(key), words, BPF_EXIST)).map_err(failed)
     }
 
     /// Frames steered since the port was added; `None` if it is not there.

@@ -64,11 +64,13 @@ impl Steering {
         let Some(attached) = self.ports.get(port) else {
             return Err(SteerError::NotAttached { port: port.clone() });
         };
-        let (cookie, key) = (attached.cookie, attached.key);
+        let (cookie, key, mtu) = (attached.cookie, attached.key, attached.mtu);
         let slots: Vec<_> = attached.slots.iter().map(|(mac, slot)| (*mac, *slot)).collect();
         for (mac, slot) in slots {
             self.redirect_one(key, mac, slot)?;
         }
+        // An agent of a version before this did not enter it.
+        self.tables.fit_port(key, mtu)?;
         // The other agent may have switched between programs since we looked.
         let is_pinned = |on: &On| self.pin_of(*on, cookie, key).is_some_and(|path| path.exists());
         let links: Vec<On> = [On::Xdp, On::Tcx].into_iter().filter(is_pinned).collect();
@@ -181,6 +183,7 @@ impl Steering {
                     self.bound.remove(slot);
                 }
             }
+            now.values().for_each(|slot| self.mtus.set(*slot, attached.mtu));
             self.bound.extend(now.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac))));
             attached.slots = now;
         }

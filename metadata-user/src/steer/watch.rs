@@ -14,10 +14,12 @@ const LINKS: u32 = 1;
 const MESSAGES_AT_ONCE: usize = 256;
 /// Without the two bits that say how a value is written (linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;
-/// Octets read of a message: its heads and the name, which comes first, fit amply.
+/// Octets read of a message: its heads, the name, which comes first, and the MTU, soon after, fit amply.
 const MESSAGE: usize = 256;
 /// Where `struct ifinfomsg` begins: behind `struct nlmsghdr` (netlink(7)).
 const IFINFO: usize = 16;
+/// Where attributes begin: behind it.
+const ATTRIBUTES: usize = IFINFO + 16;
 
 /// What a [`LinkWatch`] saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub struct Device {
     pub name: String,
     /// It was deleted, or left the namespace.
     pub gone: bool,
+    /// Octets of the longest IP packet it takes, where that is told.
+    pub mtu: Option<u32>,
 }
 
 /// A watch on the devices of one namespace.
@@ -112,7 +116,7 @@ impl LinkWatch {
             Ok(()) => {
                 let device = about(message).map(|(ifindex, name)| {
                     let gone = is_farewell(message);
-                    Device { cookie: self.cookie, ifindex, name, gone }
+                    Device { cookie: self.cookie, ifindex, name, gone, mtu: mtu(message) }
                 });
                 let found = device.is_some();
                 devices.extend(device);
@@ -122,10 +126,15 @@ impl LinkWatch {
     }
 }
 
+/// The MTU of the device a message is about. One of a bridge about its port tells the bridge's family, and the same.
+fn mtu(message: &[u8]) -> Option<u32> {
+    let mtu = attribute(message.get(ATTRIBUTES..)?, libc::IFLA_MTU)?;
+    Some(u32::from_ne_bytes(mtu.try_into().ok()?))
+}
+
 /// Index and name of the device a message is about: `struct nlmsghdr`, `struct ifinfomsg`, attributes
 /// (netlink(7), rtnetlink(7)).
 fn about(message: &[u8]) -> Option<(u32, String)> {
-    const ATTRIBUTES: usize = IFINFO + 16;
     let index = message.get(IFINFO + 4..IFINFO + 8)?;
     let index = u32::from_ne_bytes(index.try_into().ok()?);
     let name = attribute(message.get(ATTRIBUTES..)?, libc::IFLA_IFNAME)?;
@@ -160,7 +169,7 @@ pub(super) fn text(value: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MESSAGE, about, is_farewell};
+    use super::{MESSAGE, about, is_farewell, mtu};
 
     fn message(attributes: &[u8]) -> [u8; MESSAGE] {
         let mut message = [0; MESSAGE];
@@ -183,6 +192,18 @@ mod tests {
         for before in [vec![], attribute(1, b"odd"), attribute(4, &[0; 4])] {
             assert_eq!(about(&message(&[before, name.clone()].concat())), Some((7, "tap7".into())));
         }
+    }
+
+    #[test]
+    fn a_message_tells_the_mtu_if_it_has_one() {
+        let name = attribute(libc::IFLA_IFNAME, b"tap7\0");
+        let size = attribute(libc::IFLA_MTU, &1_450_u32.to_ne_bytes());
+        for (attributes, found) in
+            [(vec![], None), (name.clone(), None), ([name, size].concat(), Some(1_450))]
+        {
+            assert_eq!(mtu(&message(&attributes)), found);
+        }
+        assert_eq!(mtu(&message(&attribute(libc::IFLA_MTU, &[5, 0xaa]))), None, "of the wrong length");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What holds between the kernel's answers and user space's: for any frame, either could have given them.
 //!
 //! Shared by the fuzz target and the test that replays its corpus. The first octet of an input says how its frame
-//! is completed (1: the IPv4 header's checksum is made right; 2: it comes from the registered guest), since
+//! is completed (1: checksums are made right; 2: it comes from the registered guest), since
 //! chance would not; the others are the frame.
 
 use std::net::IpAddr;
@@ -12,6 +12,7 @@ use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_user::stack::StackConfig;
+use support::checksum;
 use support::frames::{Both, NEXT_HOP, SERVED_V4, SERVED_V6};
 use support::ledger::Book;
 use support::prog_test::KEY;
@@ -20,7 +21,6 @@ use support::toy;
 
 const SLOT: u32 = 7;
 const ETHERNET: usize = 14;
-const IPV4: usize = 20;
 /// Where a solicitation's options begin.
 const OPTION: usize = ETHERNET + 40 + 24;
 
@@ -48,6 +48,9 @@ pub(crate) fn assert_all(input: &[u8]) {
         if let Some(packet) = frame.get_mut(ETHERNET..=OPTION + 1) {
             packet[0] = 0x60 | packet[0] & 0x0f;
             packet[OPTION - ETHERNET..].copy_from_slice(&[1, 1]);
+        }
+        if how & 1 != 0 {
+            checksum::complete(&mut frame);
         }
     }
     let mut after = frame.clone();
@@ -97,14 +100,8 @@ fn same(verdict: Verdict, kernel: &[u8], user: &[u8]) {
     }
 }
 
-/// Makes an IPv4 header's checksum right (RFC 1071), if there is a header.
+/// Makes the checksums of an IPv4 header, and of the segment or message behind it, right.
 fn complete(frame: &mut [u8]) {
-    let Some(header) = frame.get_mut(ETHERNET..ETHERNET + IPV4) else { return };
-    header[10..12].fill(0);
-    let words = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    header[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    checksum::header(frame);
+    checksum::complete(frame);
 }

@@ -5,7 +5,7 @@
 //!
 //! | low three bits | deed |
 //! |---|---|
-//! | 0, 1 | a frame comes, of the octets that follow: as many as the number says. Bit 3: its source is no stamp. Bit 4: its IPv4 checksum is made right. Bit 5: it is too long for a chunk |
+//! | 0, 1 | a frame comes, of the octets that follow: as many as the number says. Bit 3: its source is no stamp. Bit 4: its checksums are made right. Bit 5: it is too long for a chunk |
 //! | 2 | a SYN comes, from port 1 and so on by the number |
 //! | 3 | a segment comes that follows what was last heard by this guest: high five bits are its flags, the number chooses what it says |
 //! | 4 | up to so many frames are received |
@@ -27,6 +27,7 @@ use metadata_user::link::{FrameSource, HEADER_LEN, Link, MAX_FRAME};
 use metadata_user::serve::Serve;
 use metadata_user::stack::{Stack, StackConfig, StackStats};
 use smoltcp::wire::TcpControl;
+use support::checksum;
 use support::pattern::{self, Pattern};
 use support::raw::{Reply, Segment};
 use support::wire::{Sent, at};
@@ -339,14 +340,8 @@ fn heard(stands: &mut [Stand], frame: &[u8]) {
     }
 }
 
-/// Makes an IPv4 header's checksum right (RFC 1071), if there is a header.
+/// Makes the checksums of an IPv4 header, and of the segment or message behind it, right.
 fn complete(frame: &mut [u8]) {
-    let Some(header) = frame.get_mut(HEADER_LEN..HEADER_LEN + 20) else { return };
-    header[10..12].fill(0);
-    let words = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    header[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    checksum::header(frame);
+    checksum::complete(frame);
 }

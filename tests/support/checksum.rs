@@ -1,0 +1,86 @@
+//! Checksums of frames that a test has built or changed: made good, or left to the device.
+
+use smoltcp::wire::{
+    Icmpv4Packet, Icmpv6Packet, IpAddress, IpProtocol, Ipv4Address, Ipv4Packet, Ipv6Address, Ipv6Packet,
+    TcpPacket,
+};
+use std::ops::Range;
+
+/// Octets of an Ethernet header.
+const ETHERNET: usize = 14;
+/// Octets of the shortest IPv4 header.
+const IPV4: usize = 20;
+
+/// A segment or message: who sent it to whom, its protocol, and where it is in its frame.
+type Upper = (IpAddress, IpAddress, IpProtocol, Range<usize>);
+
+/// Makes an IPv4 header's checksum right (RFC 1071), if there is a header.
+pub fn header(frame: &mut [u8]) {
+    let Some(header) = frame.get_mut(ETHERNET..ETHERNET + IPV4) else { return };
+    header[10..12].fill(0);
+    let sum = !fold(words(header));
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Completes the checksum of a TCP segment or an ICMP message right behind an IP header, if it is whole.
+pub fn complete(frame: &mut [u8]) {
+    let _ = upper(frame).and_then(|upper| fill(frame, upper));
+}
+
+/// Leaves the checksum of a TCP segment as a guest with checksum offload does: the pseudo-header's sum alone.
+pub fn partial(frame: &mut [u8]) {
+    let Some((source, destination, IpProtocol::Tcp, octets)) = upper(frame) else { return };
+    let length = octets.len() as u32;
+    let sum = words(&address(source))
+        + words(&address(destination))
+        + u32::from(u8::from(IpProtocol::Tcp))
+        + length;
+    frame[octets][16..18].copy_from_slice(&fold(sum).to_be_bytes());
+}
+
+fn upper(frame: &[u8]) -> Option<Upper> {
+    let packet = frame.get(ETHERNET..)?;
+    let (source, destination, protocol, octets) = match frame[ETHERNET - 2..ETHERNET] {
+        [0x08, 0x00] => {
+            let ip = Ipv4Packet::new_checked(packet).ok()?;
+            let octets = usize::from(ip.header_len())..usize::from(ip.total_len());
+            (ip.src_addr().into(), ip.dst_addr().into(), ip.next_header(), octets)
+        }
+        [0x86, 0xdd] => {
+            let ip = Ipv6Packet::new_checked(packet).ok()?;
+            let octets = ip.header_len()..ip.total_len();
+            (ip.src_addr().into(), ip.dst_addr().into(), ip.next_header(), octets)
+        }
+        _ => return None,
+    };
+    Some((source, destination, protocol, ETHERNET + octets.start..ETHERNET + octets.end))
+}
+
+fn fill(frame: &mut [u8], (source, destination, protocol, octets): Upper) -> Option<()> {
+    let octets = frame.get_mut(octets)?;
+    match (protocol, source, destination) {
+        (IpProtocol::Tcp, ..) => TcpPacket::new_checked(octets).ok()?.fill_checksum(&source, &destination),
+        (IpProtocol::Icmp, ..) => Icmpv4Packet::new_checked(octets).ok()?.fill_checksum(),
+        (IpProtocol::Icmpv6, IpAddress::Ipv6(source), IpAddress::Ipv6(destination)) => {
+            Icmpv6Packet::new_checked(octets).ok()?.fill_checksum(&source, &destination);
+        }
+        _ => {}
+    }
+    Some(())
+}
+
+fn address(address: IpAddress) -> Vec<u8> {
+    match address {
+        IpAddress::Ipv4(v4) => Ipv4Address::octets(&v4).to_vec(),
+        IpAddress::Ipv6(v6) => Ipv6Address::octets(&v6).to_vec(),
+    }
+}
+
+fn words(octets: &[u8]) -> u32 {
+    octets.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0))).sum()
+}
+
+fn fold(sum: u32) -> u16 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
