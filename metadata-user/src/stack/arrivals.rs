@@ -157,6 +157,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let tcb = Tcb::new(segment, abilities, route, now.mono);
         let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
         port.conns.push(at);
+        self.held.set(slot, port.conns.len());
         self.stats.accepted += 1;
         self.turn_and_stir(now, at, Cause::Segment(segment), out);
     }

@@ -77,6 +77,8 @@ pub(super) struct Conn<E> {
     pub(super) place: usize,
     /// When it next wants a turn.
     pub(super) deadline: Option<Duration>,
+    /// As it was last rated: idle, and lingering.
+    pub(super) rated: (bool, bool),
     exchange: E,
     /// The exchange has nothing to hand over, and asked for this moment at the latest.
     waiting: Option<Option<Duration>>,
@@ -89,7 +91,18 @@ pub(super) struct Conn<E> {
 impl<E: Exchange> Conn<E> {
     /// A connection whose first segment is about to be processed.
     pub(super) fn new(tcb: Tcb, flow: Flow, slot: Slot, place: usize, exchange: E) -> Self {
-        Self { tcb, flow, slot, place, deadline: None, exchange, waiting: None, told: false, posted: None }
+        Self {
+            tcb,
+            flow,
+            slot,
+            place,
+            deadline: None,
+            rated: (false, false),
+            exchange,
+            waiting: None,
+            told: false,
+            posted: None,
+        }
     }
 
     /// True when the exchange has nothing to hand over and waits, so that a turn may make a difference.
@@ -97,9 +110,9 @@ impl<E: Exchange> Conn<E> {
         self.waiting.is_some() && !self.tcb.closing
     }
 
-    /// True when it waits for its guest to ask something, and all that was said is heard.
+    /// True when all that was said has been acknowledged, and it waits for its guest to ask something, or to close.
     pub(super) fn is_idle(&self) -> bool {
-        self.waits() && self.exchange.is_idle() && self.tcb.una == self.tcb.max
+        self.tcb.una == self.tcb.max && (self.lingers() || (self.waits() && self.exchange.is_idle()))
     }
 
     /// Tells the exchange that the service leaves, and makes it due.
