@@ -52,6 +52,7 @@ pub use seam::{Connection, Exchange, Refused, Service, Step, Transmit};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -88,6 +89,9 @@ pub struct Stack<S: Service, L = NoLedger> {
     idlers: Lists,
     /// Connections of which only the guest's FIN is missing.
     lingering: usize,
+    /// The connections of each slot whose output is put off, and slots that have some and were not asked for yet.
+    owed: Lists,
+    owing: VecDeque<Slot>,
     draining: Option<Draining>,
     /// What is not known here may be another agent's.
     spares: bool,
@@ -117,6 +121,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             idle: Ranks::new(config.slots as usize, config.connections_per_port),
             idlers: Lists::new(config.slots as usize, config.connections),
             lingering: 0,
+            owed: Lists::new(config.slots as usize, config.connections),
+            owing: VecDeque::new(),
             draining: None,
             spares: false,
             forgotten: Forgotten::new(),

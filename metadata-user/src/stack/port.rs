@@ -14,6 +14,8 @@ pub(super) struct Port {
     pub(super) heard: Duration,
     /// When connections that wait are to look again at what was stirred.
     pub(super) stir_at: Option<Duration>,
+    /// Output of it is put off, and whoever shares out the time knows.
+    pub(super) owes: bool,
 }
 
 impl Port {
@@ -63,7 +65,8 @@ impl Ports {
         let entry = &mut self.table[slot as usize];
         self.held += usize::from(entry.is_none());
         entry.get_or_insert_with(|| {
-            Box::new(Port { conns: Vec::new(), waits: VecDeque::new(), heard: now, stir_at: None })
+            let (conns, waits) = (Vec::new(), VecDeque::new());
+            Box::new(Port { conns, waits, heard: now, stir_at: None, owes: false })
         })
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Stack;
 use super::config::TIME_WAITS_PER_PORT;
-use super::connection::{Cause, Conn, Fate, Scene};
+use super::connection::{Cause, Conn, Fate, Rating, Scene};
 use super::ledger::{Displaced, Ledger};
 use super::seam::{Service, Transmit};
 use super::send::Outlet;
@@ -23,7 +23,7 @@ const STIR_ROUNDS: usize = 2;
 const STIR_AGAIN: Duration = Duration::from_millis(1);
 
 /// Timers that are heard in one step at most: what may delay frames. The next step hears the rest.
-const TIMERS_PER_STEP: usize = 1024;
+const TIMERS_PER_STEP: usize = 64;
 
 /// Connections probed, of all there are, when none is free or idle: the kernel may have closed some unseen.
 const SWEEP: u32 = 32;
@@ -48,6 +48,36 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             self.contain(slot, stepped);
         }
         self.wheel.next()
+    }
+
+    /// Lets so many segments of answers be sent before the rest is put off: whoever calls this has to give the slots
+    /// that are [`owing`](Self::owing) their turns by [`go_on`](Self::go_on). Without it all is sent at once.
+    pub fn allow(&mut self, segments: u32) {
+        self.workshop.allow(segments);
+    }
+
+    /// A slot of which output is put off; named once until [`go_on`](Self::go_on) has returned false for it.
+    pub fn owing(&mut self) -> Option<Slot> {
+        self.owing.pop_front()
+    }
+
+    /// Sends what was put off of a slot, as far as is allowed, its connections in turn. True while there is more.
+    pub fn go_on(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) -> bool {
+        let sent = catch_unwind(AssertUnwindSafe(|| {
+            while self.workshop.may_send()
+                && let Some(at) = self.owed.front(slot as usize)
+            {
+                self.owed.remove(slot as usize, at);
+                self.owed.push(slot as usize, at);
+                self.turn_and_stir(now, at, Cause::Allowance, out);
+            }
+        }));
+        self.contain(slot, sent);
+        let more = self.owed.front(slot as usize).is_some();
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.owes = more;
+        }
+        more
     }
 
     fn step_connection(&mut self, now: Now, at: u32, out: &mut dyn Transmit) {
@@ -217,27 +247,38 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     /// Notes whether a connection is idle after what has happened to it.
     fn rate(&mut self, at: u32) {
         let Some(conn) = self.table.get_mut(at) else { return };
-        let rating = (conn.is_idle(), conn.lingers());
+        let rating = conn.rating();
         let before = std::mem::replace(&mut conn.rated, rating);
         if before == rating {
             return;
         }
         let slot = conn.slot;
         self.unrate(slot, at, before);
-        if rating.0 {
+        if rating.idle {
             self.idlers.push(slot as usize, at);
             self.idle.set(slot, self.idle.count(slot) + 1);
         }
-        self.lingering += usize::from(rating.1);
+        self.lingering += usize::from(rating.lingers);
+        if rating.owes {
+            self.owed.push(slot as usize, at);
+            if let Some(port) = self.ports.get_mut(slot)
+                && !std::mem::replace(&mut port.owes, true)
+            {
+                self.owing.push_back(slot);
+            }
+        }
     }
 
     /// Takes back what was noted of a connection.
-    fn unrate(&mut self, slot: Slot, at: u32, (idle, lingers): (bool, bool)) {
-        if idle {
+    fn unrate(&mut self, slot: Slot, at: u32, rated: Rating) {
+        if rated.idle {
             self.idlers.remove(slot as usize, at);
             self.idle.set(slot, self.idle.count(slot) - 1);
         }
-        self.lingering -= usize::from(lingers);
+        self.lingering -= usize::from(rated.lingers);
+        if rated.owes {
+            self.owed.remove(slot as usize, at);
+        }
     }
 
     /// True when a slot may have one more connection; what has ended without our hearing makes room, then what is idle.
@@ -348,7 +389,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     fn evict_connection(&mut self, now: Duration, at: u32, out: &mut dyn Transmit) {
         self.reap(now, at);
         let Some(conn) = self.table.get_mut(at) else { return };
-        let idle = conn.rated.0;
+        let idle = conn.rated.idle;
         conn.tcb.reset(&mut Outlet { workshop: &mut self.workshop, out });
         self.bury(now, at);
         self.stats.connections_evicted += u64::from(idle);
