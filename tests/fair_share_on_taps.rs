@@ -2,7 +2,7 @@
 //! they ask for all they can get: `cargo bench -p xdp-imds-tests --bench fair_share_on_taps` (root; the agent has to be
 //! built). Prints each round and the medians; asserts nothing, since the guests share the CPUs with the agent.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -116,7 +116,7 @@ fn percentiles(mut took: Vec<Duration>) -> (Duration, Duration) {
 fn send_junk(junkers: &[(&Identity, &Arc<Tap>)], stop: &AtomicBool) -> usize {
     let service = (IpAddr::V4(METADATA), 80);
     let frame = |guest: &Identity| {
-        let source = (IpAddr::V4(Ipv4Addr::from(guest.address)), 40_000);
+        let source = (IpAddr::V4(guest.address), 40_000);
         let segment = Segment { to: Mac::SERVICE, source, destination: service, ..Segment::ack(0, 77, 99) };
         frames::with(segment.with(b"junk").frame(0), ethernet::SOURCE, &guest.mac.0)
     };
