@@ -7,7 +7,7 @@ use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_user::http::{Request, Response, Status};
 use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::stack::{Connection, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
+use metadata_user::stack::{Connection, Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
 use metadata_user::store::Parked;
 use metadata_user::time::Now;
 use smoltcp::phy::ChecksumCapabilities;
@@ -55,43 +55,156 @@ fn all_connections_taken_refuses_other_ports_too_until_one_ends() {
     assert_eq!(raw.send(&first)[0].ack, 1002);
 }
 
-#[test]
-fn idle_connections_beyond_a_ports_share_make_room_for_others() {
-    let mut raw = raw(StackConfig { connections: 20, ..StackConfig::default() });
-    let get = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
-    for port in 1..=20 {
-        let next = raw.connect(port);
-        let replies = raw.send(&Segment::ack(port, 1001, next).with(get));
-        let end = next.wrapping_add(replies.iter().map(|reply| reply.payload.len() as u32).sum());
-        raw.send(&Segment::ack(port, 1001 + get.len() as u32, end));
-    }
-    for (slot, evicted) in (100..).zip(1..=12) {
-        raw.slot = slot;
-        let next = raw.connect(1);
-        let replies = raw.send(&Segment::ack(1, 1001, next).with(b"\n"));
-        assert_eq!(replies.len(), 2, "a reset for one, an acknowledgement for the other: {replies:?}");
-        assert!(replies[0].flags.3, "{replies:?}");
-        assert_eq!(raw.stack.stats().connections_evicted, evicted);
-    }
-    raw.slot = 200;
-    let next = raw.connect(1);
-    assert!(raw.send(&Segment::ack(1, 1001, next).with(b"\n")).is_empty(), "eight are nobody's to take");
-    assert_eq!(raw.stack.stats().refused_connections, 1);
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+
+/// Opens a connection that is idle after its first answer; returns the service's next sequence number.
+fn idle<S: Service>(raw: &mut Raw<S>, port: u16, said: &[u8]) -> u32 {
+    let next = raw.connect(port);
+    let replies = raw.send(&Segment::ack(port, 1001, next).with(said));
+    let answer: usize = replies.iter().map(|reply| reply.payload.len()).sum();
+    assert!(answer > 0, "{replies:?}");
+    let end = next.wrapping_add(answer as u32);
+    raw.send(&Segment::ack(port, 1001 + said.len() as u32, end));
+    end
+}
+
+/// Ports of this slot whose connections were reset.
+fn resets(replies: &[Reply]) -> Vec<u16> {
+    replies.iter().filter(|reply| reply.flags.3).map(|reply| reply.ports.1).collect()
 }
 
 #[test]
-fn a_connection_with_a_request_under_way_makes_room_for_nobody() {
-    let (stack, _) = toy::stack(StackConfig { connections: 20, ..StackConfig::default() });
+fn idle_connections_of_others_never_lock_a_newcomer_out() {
+    for (guests, each) in [(8, 8), (64, 1), (1, 64), (16, 4), (32, 2)] {
+        let mut raw = raw(StackConfig { connections: 64, ..StackConfig::default() });
+        for slot in 0..guests {
+            raw.slot = slot;
+            (1..=each).for_each(|port| _ = idle(&mut raw, port, GET));
+        }
+        assert_eq!(raw.stack.stats().connections, 64);
+        for newcomer in 100..164 {
+            raw.slot = newcomer;
+            let next = raw.connect(1);
+            let replies = raw.send(&Segment::ack(1, 1001, next).with(GET));
+            let answered = replies.iter().any(|reply| reply.payload.starts_with(b"HTTP/1.1 404"));
+            assert!(answered, "{guests} guests with {each} each, {newcomer}: {replies:?}");
+        }
+        let stats = raw.stack.stats();
+        assert_eq!((stats.connections_evicted, stats.refused_connections), (64, 0));
+    }
+}
+
+#[test]
+fn the_idle_connection_that_goes_is_the_longest_idle_of_the_slot_that_has_most() {
+    let mut raw = raw(StackConfig { connections: 9, ..StackConfig::default() });
+    let mut ends = Vec::new();
+    for (slot, port) in [(1, 1), (2, 11), (3, 21), (2, 12), (1, 2), (2, 13), (1, 3), (2, 14), (3, 22)] {
+        raw.slot = slot;
+        ends.push(idle(&mut raw, port, GET));
+    }
+    // The first of slot 2 asks again, so the second is idle longer; three are left that are.
+    raw.slot = 2;
+    let said = 1001 + GET.len() as u32;
+    let replies = raw.send(&Segment::ack(11, said, ends[1]).with(GET));
+    let answer: usize = replies.iter().map(|reply| reply.payload.len()).sum();
+    raw.send(&Segment::ack(11, said + GET.len() as u32, ends[1].wrapping_add(answer as u32)));
+    for (newcomer, gone) in (50..).zip([12, 1, 13, 21]) {
+        raw.slot = newcomer;
+        let next = raw.connect(1);
+        assert_eq!(resets(&raw.send(&Segment::ack(1, 1001, next).with(b"\n"))), [gone]);
+    }
+}
+
+/// What others hold in [`whatever_others_hold_every_slot_gets_its_share`].
+const HOLDINGS: [&[u8]; 4] = [b"far 10\n", b"f", b"far 9000\n", b"park 60\n"];
+
+#[test]
+fn whatever_others_hold_every_slot_gets_its_share() {
+    const SLOTS: u32 = 16;
+    const SHARE: usize = 4;
+    let connections = SLOTS as usize * SHARE;
+    for kind in 0..=HOLDINGS.len() {
+        let config = StackConfig { connections, share: SHARE, slots: SLOTS, ..StackConfig::default() };
+        let mut raw = Raw::new(toy::stack(config).0);
+        // All but the last slot fill the table, some with more than others.
+        for n in 0..connections as u32 {
+            raw.slot = if n < 20 { 0 } else { n % (SLOTS - 1) };
+            let said = HOLDINGS[if kind < HOLDINGS.len() { kind } else { n as usize % HOLDINGS.len() }];
+            let next = raw.connect(1 + n as u16);
+            raw.send(&Segment::ack(1 + n as u16, 1001, next).with(said));
+        }
+        assert_eq!(raw.stack.stats().connections, connections as u64);
+        raw.slot = SLOTS - 1;
+        for port in 1..=SHARE as u16 {
+            let next = raw.connect(port);
+            let replies = raw.send(&Segment::ack(port, 1001, next).with(b"park 60\n"));
+            assert_eq!(resets(&replies).len(), 1, "holdings {kind}, {port}: {replies:?}");
+        }
+        assert_eq!(raw.stack.look(raw.slot).connections, SHARE as u64, "holdings {kind}");
+        let least = (0..SLOTS).map(|slot| raw.stack.look(slot).connections).min();
+        assert!(least >= Some(2), "nobody is left without: {least:?}");
+    }
+}
+
+#[test]
+fn by_default_every_slot_has_its_share() {
+    let StackConfig { connections, share, slots, ports, .. } = StackConfig::default();
+    assert!(share >= 1 && connections >= share * slots as usize && ports >= slots as usize);
+}
+
+#[test]
+fn a_request_that_waits_makes_room_last_and_for_a_slot_below_its_share_alone() {
+    let (stack, _) = toy::stack(StackConfig { connections: 20, share: 3, ..StackConfig::default() });
     let mut raw = Raw::new(stack);
     for port in 1..=20 {
         let next = raw.connect(port);
-        assert_eq!(raw.send(&Segment::ack(port, 1001, next).with(b"park 60\n")).len(), 1);
+        let said: &[u8] = if port == 20 { b"park" } else { b"park 60\n" };
+        assert_eq!(raw.send(&Segment::ack(port, 1001, next).with(said)).len(), 1);
+        raw.now += Duration::from_millis(1);
     }
     raw.slot += 1;
-    let next = raw.connect(1);
-    assert!(raw.send(&Segment::ack(1, 1001, next).with(b"park 60\n")).is_empty());
+    for (port, gone) in [(1, Some(20)), (2, Some(1)), (3, Some(2)), (4, None)] {
+        let next = raw.connect(port);
+        let replies = raw.send(&Segment::ack(port, 1001, next).with(b"park 60\n"));
+        assert_eq!(resets(&replies), Vec::from_iter(gone), "{port}");
+    }
     let stats = raw.stack.stats();
-    assert_eq!((stats.connections_evicted, stats.refused_connections), (0, 1));
+    assert_eq!((stats.connections_displaced, stats.refused_connections), (3, 1));
+}
+
+#[test]
+fn a_slot_at_its_own_limit_gives_up_its_longest_idle_connection() {
+    let mut raw = raw(StackConfig { connections_per_port: 4, ..StackConfig::default() });
+    (1..=4).for_each(|port| _ = idle(&mut raw, port, GET));
+    let other = raw.slot + 1;
+    raw.slot = other;
+    idle(&mut raw, 1, GET);
+    raw.slot -= 1;
+    for gone in 1..=4 {
+        let next = raw.connect(100 + gone);
+        assert_eq!(resets(&raw.send(&Segment::ack(100 + gone, 1001, next).with(b"\n"))), [gone]);
+    }
+    let next = raw.connect(200);
+    assert!(raw.send(&Segment::ack(200, 1001, next).with(b"\n")).is_empty(), "four are half said");
+    let stats = raw.stack.stats();
+    assert_eq!((stats.connections_evicted, stats.refused_port_connections), (4, 1));
+    assert_eq!(raw.stack.look(other).connections, 1, "another's is left alone");
+}
+
+#[test]
+fn ports_whose_connections_are_idle_make_room_for_another_port() {
+    let mut raw = raw(StackConfig { ports: 2, ..StackConfig::default() });
+    for slot in [1, 2] {
+        raw.slot = slot;
+        raw.now += Duration::from_secs(1);
+        idle(&mut raw, 1, GET);
+    }
+    raw.slot = 3;
+    let next = raw.connect(5);
+    let replies = raw.send(&Segment::ack(5, 1001, next).with(GET));
+    assert!(replies.iter().any(|reply| reply.payload.starts_with(b"HTTP/1.1 404")), "{replies:?}");
+    let stats = raw.stack.stats();
+    assert_eq!((stats.ports_evicted, stats.connections_evicted, stats.refused_ports), (1, 1, 0));
 }
 
 #[test]

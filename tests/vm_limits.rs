@@ -100,6 +100,30 @@ fn a_vm_has_as_many_connections_as_its_record_says_on_all_its_nics_together() {
 }
 
 #[test]
+fn a_vm_at_its_limit_gives_up_an_idle_connection_of_the_same_nic() {
+    let mut node = Node::new(StackConfig::default());
+    let few = record(0, |record| record["serve"] = json!({ "limits": { "conns": 3 } }));
+    let vm = vm(&few);
+    for slot in [1, 2] {
+        node.serve(slot, &vm, &few);
+    }
+    for port in 1..=3 {
+        let replies = node.say(1, port, GET);
+        assert_eq!(status(&replies), 200);
+        let end = replies.iter().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32)).last();
+        node.raw.send(&Segment::ack(port, 1001 + GET.len() as u32, end.expect("an answer")));
+    }
+    assert!(node.say(2, 1, GET).is_empty(), "the other NIC has none to give up");
+    for (port, gone) in [(11, 1), (12, 2), (13, 3)] {
+        let replies = node.say(1, port, GET);
+        let reset = replies.iter().find(|reply| reply.flags.3).expect("a reset");
+        assert_eq!((reset.ports.1, status(&replies)), (gone, 200));
+    }
+    let stats = node.raw.stack.stats();
+    assert_eq!((stats.refused_vm_connections, stats.connections_evicted), (1, 3));
+}
+
+#[test]
 fn a_vm_without_a_record_has_so_many_requests_that_wait_and_the_next_hears_503() {
     let mut node = Node::new(StackConfig::default());
     for slot in [1, 2] {
@@ -203,7 +227,7 @@ fn computed_answers_that_a_vm_does_not_read_have_an_end_and_shared_ones_cost_not
 #[test]
 fn half_said_heads_and_unread_answers_of_one_make_room_for_others_beyond_its_share() {
     for octets in [&b"GET / HT"[..], GET] {
-        let mut node = Node::new(StackConfig { connections: 20, ..StackConfig::default() });
+        let mut node = Node::new(StackConfig { connections: 20, share: 8, ..StackConfig::default() });
         let known = record(0, |_| ());
         node.serve(1, &vm(&known), &known);
         for port in 1..=20 {
@@ -226,8 +250,8 @@ fn half_said_heads_and_unread_answers_of_one_make_room_for_others_beyond_its_sha
 }
 
 #[test]
-fn the_slowest_goes_first_and_requests_that_wait_for_us_not_at_all() {
-    let mut node = Node::new(StackConfig { connections: 12, ..StackConfig::default() });
+fn the_slowest_goes_first_and_a_share_of_requests_that_wait_for_us_not_at_all() {
+    let mut node = Node::new(StackConfig { connections: 12, share: 9, ..StackConfig::default() });
     node.store.expect(1).expect("a slot");
     for port in 1..=9 {
         node.say(1, port, GET);

@@ -89,6 +89,8 @@ pub struct LinkStats {
     pub unstamped: u64,
     /// [`Refusal::SlotOutOfRange`].
     pub slot_out_of_range: u64,
+    /// Their VM had more of them waiting than its part: counted by the worker, and 0 here.
+    pub over_share: u64,
 }
 
 /// The receiving side.
@@ -119,6 +121,12 @@ impl<S: FrameSource> Link<S> {
     /// What to wait on, and the source's own counters.
     pub fn source(&self) -> &S {
         &self.source
+    }
+
+    /// The source, to change what a test has put in it.
+    #[cfg(test)]
+    pub(crate) fn source_mut(&mut self) -> &mut S {
+        &mut self.source
     }
 
     /// Frames dropped so far.

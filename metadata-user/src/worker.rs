@@ -7,7 +7,7 @@
 //!  │   forget slots the control side let go of      (≤ CONTROL_BATCH)
 //!  │   wake slots whose answers may have changed    (≤ CONTROL_BATCH)
 //!  │   drain, or go on as before                    (≤ ORDERS)
-//!  │   lend received frames to the engine           (≤ BATCH)
+//!  │   lend received frames to the engine, each slot its share of the turn (`fair`)
 //!  │   step the engine: timers, answers, reaping
 //!  │   publish counters                             (every PUBLISH_EVERY, and before each sleep)
 //!  │        │ there was work less than `spin` ago: again at once
@@ -28,6 +28,7 @@
 mod beat;
 mod bell;
 mod engine;
+mod fair;
 mod run;
 mod told;
 /// What `told` is made of: a model of it is made of something else.
@@ -52,10 +53,11 @@ use crate::time::Now;
 use beat::LastBeat;
 pub use beat::{Heartbeat, SILENCE, Silence};
 use bell::Bell;
+pub use fair::{BATCH, FRESH_BURST, FRESH_EVERY, Fair, LOOK_AHEAD, QUANTUM, Turned, WAITING, WORK_PER_TURN};
 use told::Told;
 
-/// Frames received per turn at most: what may delay the engine's timers.
-pub const BATCH: usize = 64;
+/// Segments of answers that the stack sends for one frame, timer or wake; the rest waits for its slot's next visit.
+pub const SEGMENTS_AT_ONCE: u32 = QUANTUM;
 /// Slots forgotten, and slots woken, per turn at most: what may delay frames.
 pub const CONTROL_BATCH: usize = 64;
 /// Slots that may wait to be forgotten: a node that lets go of every guest at once still fits.
@@ -88,6 +90,15 @@ pub trait Engine: Send + 'static {
     type Stats: Copy + Default + Send + 'static;
     /// Takes one frame of `slot`; answers go to `out`.
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit);
+    /// A slot of which something was put off that could be sent at once; named once until [`go_on`](Self::go_on) has
+    /// returned false for it. An engine that puts nothing off has nothing to do for this and the next.
+    fn owing(&mut self) -> Option<Slot> {
+        None
+    }
+    /// Sends some of what was put off of `slot`; true while there is more.
+    fn go_on(&mut self, _now: Now, _slot: Slot, _out: &mut dyn Transmit) -> bool {
+        false
+    }
     /// Does what is due; returns when it wants to be called next at the latest, by [`Now::mono`].
     fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration>;
     /// Lets go of everything held for `slot`.
@@ -191,7 +202,7 @@ pub enum ControlError {
 pub struct LoopStats {
     /// Turns, each with every step.
     pub turns: u64,
-    /// Turns that received [`BATCH`] frames: more were probably waiting.
+    /// Turns after which more was to be done at once: frames in the ring, or slots in line.
     pub full_batches: u64,
     /// Times it slept until something happened.
     pub sleeps: u64,

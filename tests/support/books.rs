@@ -61,7 +61,7 @@ pub fn balance(agent: &Agent<'_>, more: i64) -> Result<()> {
         let (receive, send) = ("xdp_imds_receive_lost_frames_total", "xdp_imds_send_lost_frames_total");
         let received = total(&metrics, "xdp_imds_received_frames_total", None);
         let stack = total(&metrics, "xdp_imds_stack_received_total", None);
-        let at_link = lost(receive, &["runt", "unstamped", "slot_out_of_range"]);
+        let at_link = lost(receive, &["runt", "unstamped", "slot_out_of_range", "over_share"]);
         let at_socket = lost(receive, &["ring_full", "dropped"]);
         let sent = total(&metrics, "xdp_imds_sent_frames_total", None);
         let unsent = lost(send, &["full", "no_memory", "down", "bad_length", "other"]);

@@ -69,7 +69,7 @@ fn refused_frames_are_counted_by_kind_and_the_rest_handed_on_in_order() {
     assert_eq!(link.receive(4, |slot, frame| seen.push((slot, frame.len()))), 4);
     assert_eq!(link.receive(4, |slot, frame| seen.push((slot, frame.len()))), 1);
     assert_eq!(seen, [(3, 60), (4, 61)]);
-    assert_eq!(link.stats(), LinkStats { runt: 1, unstamped: 1, slot_out_of_range: 1 });
+    assert_eq!(link.stats(), LinkStats { runt: 1, unstamped: 1, slot_out_of_range: 1, over_share: 0 });
 }
 
 /// A tap whose frames arrive as datagrams at the second value.

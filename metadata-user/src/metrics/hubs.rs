@@ -53,6 +53,7 @@ impl<'a, T> Hubs<'a, T> {
                 ("runt", w.link.runt),
                 ("unstamped", w.link.unstamped),
                 ("slot_out_of_range", w.link.slot_out_of_range),
+                ("over_share", w.link.over_share),
             ]
         });
         let help = "Times the kernel found no chunk in the fill ring.";

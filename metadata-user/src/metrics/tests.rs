@@ -33,7 +33,7 @@ fn worker() -> WorkerStats<()> {
             fill_ring_empty: 16,
             invalid_fill: 17,
         },
-        link: LinkStats { runt: 21, unstamped: 22, slot_out_of_range: 23 },
+        link: LinkStats { runt: 21, unstamped: 22, slot_out_of_range: 23, over_share: 24 },
         tap: TapStats { frames: 31, bytes: 32, bad_length: 33, full: 34, no_memory: 35, down: 36, other: 37 },
         engine: (),
     }
@@ -128,6 +128,7 @@ fn every_count_is_a_line() {
         "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"runt\"} 21",
         "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"unstamped\"} 22",
         "xdp_imds_receive_lost_frames_total{hub=\"1\",reason=\"slot_out_of_range\"} 23",
+        "xdp_imds_receive_lost_frames_total{hub=\"1\",reason=\"over_share\"} 24",
         "xdp_imds_sent_frames_total{hub=\"0\"} 31",
         "xdp_imds_sent_bytes_total{hub=\"0\"} 32",
         "xdp_imds_send_lost_frames_total{hub=\"0\",reason=\"bad_length\"} 33",

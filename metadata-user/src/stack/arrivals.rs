@@ -58,7 +58,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let key = &self.config.cookie_key;
         let held = self.table.find(source.flow.number()).and_then(|at| self.table.get(at));
         let taken = held.map(|conn| conn.tcb.initial.1);
-        let largest = handshake::largest_segment(segment.tuple.remote.0.is_ipv4(), self.config.mtus.get(source.slot));
+        let largest =
+            handshake::largest_segment(segment.tuple.remote.0.is_ipv4(), self.config.mtus.get(source.slot));
         let number = handshake::number(key, source.flow, largest, segment, taken);
         self.workshop.send(out, |frame| handshake::answer(number, largest, segment, source.route, frame));
         self.stats.handshakes += 1;
@@ -178,6 +179,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.ledger.hold(flow);
         let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
         port.conns.push(at);
+        self.held.set(slot, port.conns.len());
         self.stats.accepted += 1;
         self.turn_and_stir(now, at, Cause::Segment(segment), out);
     }

@@ -35,6 +35,13 @@ pub const MTU: usize = 1500;
 /// [`SEGMENT_UNSAID_V6`]: metadata_common::answer::SEGMENT_UNSAID_V6
 pub const NARROW_FOR: Duration = Duration::from_secs(300);
 
+/// Connections that every slot can have, whatever the others hold.
+pub const SHARE: usize = 4;
+
+/// Connections of all ports: every slot's share, so that when all are taken some slot has more than its share,
+/// unless every one has exactly that.
+pub const CONNECTIONS: usize = MAX_SLOTS as usize * SHARE;
+
 /// Remembered four-tuples in TIME-WAIT of one port; the oldest makes room.
 pub const TIME_WAITS_PER_PORT: usize = 128;
 
@@ -56,8 +63,11 @@ pub struct StackConfig {
     pub ports: usize,
     /// Connections of one port.
     pub connections_per_port: usize,
-    /// Connections of all ports.
+    /// Connections of all ports. When all are taken an idle one makes room, then one of the slot that has most.
     pub connections: usize,
+    /// Connections that a slot keeps when all are taken, unless they are idle. A slot that has fewer gets one more
+    /// whatever others hold, as long as `connections` is no less than `share` times `slots`.
+    pub share: usize,
     /// Key of the initial sequence numbers: take it from the system's random source, and give the kernel side
     /// the same.
     pub cookie_key: Key,
@@ -71,7 +81,7 @@ pub struct StackConfig {
 }
 
 impl Default for StackConfig {
-    /// 169.254.169.254, every slot, 128 connections a port and 8,192 in all.
+    /// 169.254.169.254, every slot, 128 connections a port and [`CONNECTIONS`] in all.
     fn default() -> Self {
         Self {
             served: vec![IpAddr::from([169, 254, 169, 254])],
@@ -79,7 +89,8 @@ impl Default for StackConfig {
             slots: MAX_SLOTS,
             ports: MAX_SLOTS as usize,
             connections_per_port: 128,
-            connections: 8192,
+            connections: CONNECTIONS,
+            share: SHARE,
             cookie_key: Key([0; 2]),
             mtus: Mtus::default(),
             resets_forgotten: true,
@@ -99,6 +110,7 @@ impl std::fmt::Debug for StackConfig {
             .field("connections_per_port", &self.connections_per_port)
             .field("connections", &self.connections)
             .field("mtus", &self.mtus)
+            .field("share", &self.share)
             .field("resets_forgotten", &self.resets_forgotten)
             .field("timeouts", &self.timeouts)
             .finish_non_exhaustive()

@@ -36,6 +36,8 @@ pub(super) enum Cause<'a> {
     Timer,
     /// Something it may wait for has changed.
     Change,
+    /// It may send what was put off.
+    Allowance,
 }
 
 /// What has become of a connection after a turn.
@@ -62,6 +64,17 @@ pub(super) struct Turn {
     pub(super) displaced: Option<Displaced>,
 }
 
+/// What a connection counts as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rating {
+    /// All that was said is acknowledged, and it waits for its guest to ask something, or to close.
+    pub(super) idle: bool,
+    /// Only the guest's FIN is missing.
+    pub(super) lingers: bool,
+    /// Some of its output is put off.
+    pub(super) owes: bool,
+}
+
 /// Everything a turn needs beside the connection.
 pub(super) struct Scene<'a, L> {
     pub(super) now: Now,
@@ -81,6 +94,10 @@ pub(super) struct Conn<E> {
     pub(super) place: usize,
     /// When it next wants a turn.
     pub(super) deadline: Option<Duration>,
+    /// As it was last rated.
+    pub(super) rated: Rating,
+    /// Some of its output is put off.
+    owes: bool,
     exchange: E,
     /// The exchange has nothing to hand over, and asked for this moment at the latest.
     waiting: Option<Option<Duration>>,
@@ -93,7 +110,19 @@ pub(super) struct Conn<E> {
 impl<E: Exchange> Conn<E> {
     /// A connection whose first segment is about to be processed.
     pub(super) fn new(tcb: Tcb, flow: Flow, slot: Slot, place: usize, exchange: E) -> Self {
-        Self { tcb, flow, slot, place, deadline: None, exchange, waiting: None, told: false, posted: None }
+        Self {
+            tcb,
+            flow,
+            slot,
+            place,
+            deadline: None,
+            rated: Rating::default(),
+            owes: false,
+            exchange,
+            waiting: None,
+            told: false,
+            posted: None,
+        }
     }
 
     /// True when the exchange has nothing to hand over and waits, so that a turn may make a difference.
@@ -101,9 +130,11 @@ impl<E: Exchange> Conn<E> {
         self.waiting.is_some() && !self.tcb.closing
     }
 
-    /// True when it waits for its guest to ask something, and all that was said is heard.
-    pub(super) fn is_idle(&self) -> bool {
-        self.waits() && self.exchange.is_idle() && self.tcb.una == self.tcb.max
+    /// What it counts as after what has happened to it.
+    pub(super) fn rating(&self) -> Rating {
+        let lingers = self.lingers();
+        let idle = self.tcb.una == self.tcb.max && (lingers || (self.waits() && self.exchange.is_idle()));
+        Rating { idle, lingers, owes: self.owes }
     }
 
     /// Tells the exchange that the service leaves, and makes it due.
@@ -163,6 +194,7 @@ impl<E: Exchange> Conn<E> {
                 due = self.waiting.is_none_or(|until| until.is_some_and(|until| until <= now));
             }
             Cause::Change => {}
+            Cause::Allowance => due = self.waiting.is_none(),
         }
         let overdue =
             |conn: &Self| conn.tcb.patience(&scene.config.timeouts).is_some_and(|limit| limit <= now);
@@ -205,11 +237,12 @@ impl<E: Exchange> Conn<E> {
                 turn.displaced = scene.ledger.post(*flow, entry).or(turn.displaced);
             }
         };
-        tcb.output(now, &mut scene.outlet, &mut post);
+        let put_off = !tcb.output(now, &mut scene.outlet, &mut post);
         if tcb.is_over() {
             return (Fate::Closed(self.numbers()), turn);
         }
         post(tcb);
+        self.owes = put_off;
         self.deadline = self.next_deadline(scene, complete);
         (Fate::Live, turn)
     }

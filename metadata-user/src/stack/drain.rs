@@ -83,10 +83,10 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     /// Connections with something left to say or to hear. Those whose guest has yet to close its side, with nothing
-    /// to hear after that, are not among them. Looks at every connection there is.
+    /// to hear after that, are not among them.
     #[must_use]
     pub fn left(&self) -> usize {
-        (0..self.table.span()).filter_map(|at| self.table.get(at)).filter(|conn| !conn.lingers()).count()
+        self.table.held() - self.lingering
     }
 
     /// From now on what is not known here may be another agent's: `true` resets none of it, and acknowledges a

@@ -20,11 +20,33 @@ const DONT_FRAGMENT: u8 = 0x40;
 pub(super) struct Workshop {
     frame: Box<[u8; ETHERNET + MTU]>,
     pub(super) sent: u64,
+    /// Segments of answers that may still be sent before the rest is put off.
+    allowance: u32,
 }
+
+/// The allowance of a stack that puts nothing off.
+const NO_LIMIT: u32 = u32::MAX;
 
 impl Workshop {
     pub(super) fn new() -> Self {
-        Self { frame: Box::new([0; ETHERNET + MTU]), sent: 0 }
+        Self { frame: Box::new([0; ETHERNET + MTU]), sent: 0, allowance: NO_LIMIT }
+    }
+
+    /// Lets so many segments of answers be sent from now on.
+    pub(super) fn allow(&mut self, segments: u32) {
+        self.allowance = segments;
+    }
+
+    /// True while a segment of an answer may be sent.
+    pub(super) fn may_send(&self) -> bool {
+        self.allowance > 0
+    }
+
+    /// A segment of an answer is about to be sent.
+    pub(super) fn spend(&mut self) {
+        if self.allowance != NO_LIMIT {
+            self.allowance = self.allowance.saturating_sub(1);
+        }
     }
 
     /// Builds a frame by `build`, which returns its length, and sends it.

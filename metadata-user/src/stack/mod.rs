@@ -27,6 +27,7 @@ mod forgotten;
 mod frame;
 mod handshake;
 mod ledger;
+mod lists;
 mod outbox;
 mod port;
 mod receive;
@@ -42,8 +43,8 @@ mod turns;
 mod wheel;
 
 pub use config::{
-    MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD, StackConfig,
-    TIME_WAITS, TIME_WAITS_PER_PORT, Timeouts,
+    CONNECTIONS, MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD,
+    SHARE, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT, Timeouts,
 };
 pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};
@@ -51,6 +52,7 @@ pub use seam::{Connection, Exchange, Refused, Service, Step, Transmit};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -60,6 +62,7 @@ use drain::Draining;
 use emit::Workshop;
 use forgotten::Forgotten;
 use frame::{Drop, Inbound, Route};
+use lists::{Lists, Ranks};
 use port::Ports;
 use segment::Segment;
 use table::Table;
@@ -79,6 +82,16 @@ pub struct Stack<S: Service, L = NoLedger> {
     wheel: Wheel,
     /// The connection looked at next when room is to be made.
     sweep: u32,
+    /// Slots by connections.
+    held: Ranks,
+    /// Slots by idle connections, and the idle connections of each slot, the longest idle first.
+    idle: Ranks,
+    idlers: Lists,
+    /// Connections of which only the guest's FIN is missing.
+    lingering: usize,
+    /// The connections of each slot whose output is put off, and slots that have some and were not asked for yet.
+    owed: Lists,
+    owing: VecDeque<Slot>,
     draining: Option<Draining>,
     /// What is not known here may be another agent's.
     spares: bool,
@@ -104,6 +117,12 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             table: Table::new(config.connections, waits),
             wheel: Wheel::new(config.connections + config.slots as usize),
             sweep: 0,
+            held: Ranks::new(config.slots as usize, config.connections_per_port),
+            idle: Ranks::new(config.slots as usize, config.connections_per_port),
+            idlers: Lists::new(config.slots as usize, config.connections),
+            lingering: 0,
+            owed: Lists::new(config.slots as usize, config.connections),
+            owing: VecDeque::new(),
             draining: None,
             spares: false,
             forgotten: Forgotten::new(),

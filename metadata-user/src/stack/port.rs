@@ -17,6 +17,8 @@ pub(super) struct Port {
     /// Until when its link is taken for narrower than its device's MTU says
     /// ([`NARROW_FOR`](super::config::NARROW_FOR)).
     pub(super) narrow_until: Option<Duration>,
+    /// Output of it is put off, and whoever shares out the time knows.
+    pub(super) owes: bool,
 }
 
 impl Port {
@@ -82,6 +84,7 @@ impl Ports {
                 heard: now,
                 stir_at: None,
                 narrow_until: None,
+                owes: false,
             })
         })
     }
@@ -92,12 +95,13 @@ impl Ports {
         Some(port)
     }
 
-    /// The slot without connections that has been silent longest. Walks the whole table: only at the limit.
-    pub(super) fn longest_idle(&self) -> Option<Slot> {
+    /// The slot without connections that has been silent longest, or else one with none but idle ones, of which
+    /// `idle` is the count. Walks the whole table: only at the limit, which is no less than the slots by default.
+    pub(super) fn longest_idle(&self, idle: impl Fn(Slot) -> usize) -> Option<Slot> {
         let idle = self.table.iter().enumerate().filter_map(|(slot, port)| {
-            let port = port.as_ref().filter(|port| port.conns.is_empty())?;
-            Some((port.heard, slot as Slot))
+            let (slot, port) = (slot as Slot, port.as_ref()?);
+            (port.conns.len() == idle(slot)).then_some((!port.conns.is_empty(), port.heard, slot))
         });
-        idle.min().map(|(_, slot)| slot)
+        idle.min().map(|(.., slot)| slot)
     }
 }

@@ -53,9 +53,15 @@ impl Tcb {
     }
 
     /// Sends all that may be sent, acknowledges what is to be, and sets the timer. `last` is called before the
-    /// segment leaves after which all is sent: the guest may answer it before it is written.
-    pub(super) fn output(&mut self, now: Duration, outlet: &mut Outlet<'_>, last: impl FnOnce(&Self)) {
-        let mut last = Some(last);
+    /// segment leaves after which all is sent: the guest may answer it before it is written. False when something is
+    /// put off because the allowance is used up.
+    pub(super) fn output(
+        &mut self,
+        now: Duration,
+        outlet: &mut Outlet<'_>,
+        last: impl FnOnce(&Self),
+    ) -> bool {
+        let (mut last, mut complete) = (Some(last), true);
         if std::mem::take(&mut self.resend) {
             let octets = self.queued().min(self.size);
             let fin = self.closing && octets == self.queued() && self.max == self.after_fin();
@@ -64,6 +70,10 @@ impl Tcb {
         }
         for _ in 0..SEGMENTS_PER_TURN {
             let Some((octets, fin)) = self.next_segment() else { break };
+            complete = outlet.workshop.may_send();
+            if !complete {
+                break;
+            }
             let header = self.count(self.nxt, octets, fin, now);
             self.nxt = self.nxt.wrapping_add(octets + u32::from(fin));
             if self.is_all_sent()
@@ -78,6 +88,7 @@ impl Tcb {
         }
         let waits = self.flight() > 0 || self.queued() > 0;
         self.timer = waits.then(|| self.timer.unwrap_or(now + self.recovery.timeout()));
+        complete
     }
 
     /// Octets of the next segment, and whether FIN goes with it; `None` when there is none to send now.
@@ -114,6 +125,7 @@ impl Tcb {
     /// Sends a segment of so many octets.
     fn emit(&self, header: Header<'_>, octets: u32, outlet: &mut Outlet<'_>) {
         let Self { tuple, route, outbox, .. } = self;
+        outlet.workshop.spend();
         outlet.workshop.send(outlet.out, |frame| {
             header.emit_with(tuple, *route, octets as usize, |place| outbox.copy(header.seq, place), frame)
         });

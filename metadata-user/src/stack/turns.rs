@@ -2,13 +2,12 @@
 
 use metadata_common::cookie::Flow;
 use metadata_common::maps::Slot;
-use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::Stack;
 use super::config::{NARROW_FOR, TIME_WAITS_PER_PORT};
-use super::connection::{Cause, Conn, Fate, Scene};
+use super::connection::{Cause, Conn, Fate, Rating, Scene};
 use super::ledger::{Displaced, Ledger};
 use super::seam::{Service, Transmit};
 use super::send::Outlet;
@@ -24,25 +23,10 @@ const STIR_ROUNDS: usize = 2;
 const STIR_AGAIN: Duration = Duration::from_millis(1);
 
 /// Timers that are heard in one step at most: what may delay frames. The next step hears the rest.
-const TIMERS_PER_STEP: usize = 1024;
+const TIMERS_PER_STEP: usize = 64;
 
-/// Connections looked at, of all there are, when none is free: some have ended without our hearing.
-const SWEEP: u32 = 128;
-
-/// Connections a slot keeps though all there are is taken; beyond, those on which nothing happens make room for
-/// other guests' first segments, and then those on which its guest is slow: in the middle of a request, or of
-/// taking an answer. A request that waits for us makes room for nobody.
-const SHARE: usize = 8;
-
-/// A connection that can be spared: the greater, the sooner. Idle ones first, then those of the slot that has most,
-/// and of these the one whose guest's time is over first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Spare {
-    idle: bool,
-    count: usize,
-    due: Reverse<Option<Duration>>,
-    at: u32,
-}
+/// Connections probed, of all there are, when none is free or idle: the kernel may have closed some unseen.
+const SWEEP: u32 = 32;
 
 impl<S: Service, L: Ledger> Stack<S, L> {
     /// Does what time demands: retransmissions, timeouts, held requests, freeing of idle ports.
@@ -64,6 +48,36 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             self.contain(slot, stepped);
         }
         self.wheel.next()
+    }
+
+    /// Lets so many segments of answers be sent before the rest is put off: whoever calls this has to give the slots
+    /// that are [`owing`](Self::owing) their turns by [`go_on`](Self::go_on). Without it all is sent at once.
+    pub fn allow(&mut self, segments: u32) {
+        self.workshop.allow(segments);
+    }
+
+    /// A slot of which output is put off; named once until [`go_on`](Self::go_on) has returned false for it.
+    pub fn owing(&mut self) -> Option<Slot> {
+        self.owing.pop_front()
+    }
+
+    /// Sends what was put off of a slot, as far as is allowed, its connections in turn. True while there is more.
+    pub fn go_on(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) -> bool {
+        let sent = catch_unwind(AssertUnwindSafe(|| {
+            while self.workshop.may_send()
+                && let Some(at) = self.owed.front(slot as usize)
+            {
+                self.owed.remove(slot as usize, at);
+                self.owed.push(slot as usize, at);
+                self.turn_and_stir(now, at, Cause::Allowance, out);
+            }
+        }));
+        self.contain(slot, sent);
+        let more = self.owed.front(slot as usize).is_some();
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.owes = more;
+        }
+        more
     }
 
     fn step_connection(&mut self, now: Now, at: u32, out: &mut dyn Transmit) {
@@ -127,8 +141,10 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             port.narrow_until = Some(now.mono + NARROW_FOR);
         }
         match (fate, conn.deadline) {
-            (Fate::Live, Some(deadline)) => wheel.set(at, deadline),
-            (Fate::Live, None) => {}
+            (Fate::Live, deadline) => {
+                deadline.into_iter().for_each(|deadline| wheel.set(at, deadline));
+                self.rate(at);
+            }
             (Fate::Gone, _) => self.bury(now.mono, at),
             (Fate::Closed(numbers), _) => self.close(now.mono, at, numbers),
         }
@@ -174,8 +190,10 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let Some(conn) = self.table.remove(at) else { return };
         self.wheel.clear(at);
         self.ledger.release(conn.flow);
+        self.unrate(conn.slot, at, conn.rated);
         let Some(port) = self.ports.get_mut(conn.slot) else { return };
         port.conns.swap_remove(conn.place);
+        self.held.set(conn.slot, port.conns.len());
         if let Some(moved) = port.conns.get(conn.place).and_then(|at| self.table.get_mut(*at)) {
             moved.place = conn.place;
         }
@@ -231,90 +249,183 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             if let Some(conn) = self.table.remove(at) {
                 self.wheel.clear(at);
                 self.ledger.release(conn.flow);
+                self.unrate(slot, at, conn.rated);
             }
         }
+        self.held.set(slot, 0);
         for (flow, _) in port.waits {
             self.table.forget(flow);
         }
         self.wheel.clear(self.port_timer(slot));
     }
 
-    /// True when a slot may have one more connection; what has ended without our hearing makes room.
+    /// Notes whether a connection is idle after what has happened to it.
+    fn rate(&mut self, at: u32) {
+        let Some(conn) = self.table.get_mut(at) else { return };
+        let rating = conn.rating();
+        let before = std::mem::replace(&mut conn.rated, rating);
+        if before == rating {
+            return;
+        }
+        let slot = conn.slot;
+        self.unrate(slot, at, before);
+        if rating.idle {
+            self.idlers.push(slot as usize, at);
+            self.idle.set(slot, self.idle.count(slot) + 1);
+        }
+        self.lingering += usize::from(rating.lingers);
+        if rating.owes {
+            self.owed.push(slot as usize, at);
+            if let Some(port) = self.ports.get_mut(slot)
+                && !std::mem::replace(&mut port.owes, true)
+            {
+                self.owing.push_back(slot);
+            }
+        }
+    }
+
+    /// Takes back what was noted of a connection.
+    fn unrate(&mut self, slot: Slot, at: u32, rated: Rating) {
+        if rated.idle {
+            self.idlers.remove(slot as usize, at);
+            self.idle.set(slot, self.idle.count(slot) - 1);
+        }
+        self.lingering -= usize::from(rated.lingers);
+        if rated.owes {
+            self.owed.remove(slot as usize, at);
+        }
+    }
+
+    /// True when a slot may have one more connection; what has ended without our hearing makes room, then what is idle.
     pub(super) fn has_room(&mut self, now: Duration, slot: Slot, out: &mut dyn Transmit) -> bool {
-        if !self.ports.has_room(slot) && !self.evict_port() {
+        if !self.ports.has_room(slot) && !self.evict_port(now, out) {
             self.stats.refused_ports += 1;
             return false;
         }
         let limit = self.config.connections_per_port;
-        let count = |stack: &Self| stack.ports.get(slot).map_or(0, |port| port.conns.len());
-        if count(self) >= limit {
-            for place in (0..count(self)).rev() {
-                let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
-                at.into_iter().for_each(|at| self.reap(now, at));
-            }
-            if count(self) >= limit {
-                self.stats.refused_port_connections += 1;
-                return false;
-            }
+        if !self.makes_room_for_itself(now, slot, |stack| stack.held.count(slot) < limit, out) {
+            self.stats.refused_port_connections += 1;
+            return false;
         }
-        if !self.service.admits(slot) {
+        if !self.makes_room_for_itself(now, slot, |stack| stack.service.admits(slot), out) {
             self.stats.refused_vm_connections += 1;
             return false;
         }
-        if self.table.is_full() {
-            let (mine, mut spare) = (count(self), None);
-            for _ in 0..SWEEP.min(self.table.span()) {
-                self.sweep = (self.sweep + 1) % self.table.span();
-                self.reap(now, self.sweep);
-                spare = spare.max(self.spare(self.sweep, mine));
-            }
-            if self.table.is_full() && !spare.is_some_and(|spare| self.evict_connection(now, spare, out)) {
-                self.stats.refused_connections += 1;
-                return false;
-            }
+        if self.table.is_full() && !self.makes_room(now, slot, out) {
+            self.stats.refused_connections += 1;
+            return false;
         }
         true
+    }
+
+    /// True when a slot has room by its own limit, at last at the cost of its own longest idle connection.
+    fn makes_room_for_itself(
+        &mut self,
+        now: Duration,
+        slot: Slot,
+        has_room: impl Fn(&Self) -> bool,
+        out: &mut dyn Transmit,
+    ) -> bool {
+        if has_room(self) {
+            return true;
+        }
+        self.reap_all(now, slot);
+        if has_room(self) {
+            return true;
+        }
+        let idle = self.idlers.front(slot as usize);
+        idle.into_iter().for_each(|at| self.evict_connection(now, at, out));
+        idle.is_some() && has_room(self)
+    }
+
+    /// Frees a connection for a slot when all are taken: an idle one of the slot that has most of these, the longest
+    /// idle first; else one of the slot that has most, unless that is its share or no more than the other would have.
+    fn makes_room(&mut self, now: Duration, slot: Slot, out: &mut dyn Transmit) -> bool {
+        let idle = self.idle.top().and_then(|slot| self.idlers.front(slot as usize));
+        if let Some(at) = idle {
+            self.evict_connection(now, at, out);
+            return true;
+        }
+        for _ in 0..SWEEP.min(self.table.span()) {
+            self.sweep = (self.sweep + 1) % self.table.span();
+            self.reap(now, self.sweep);
+        }
+        if !self.table.is_full() {
+            return true;
+        }
+        let (mine, share) = (self.held.count(slot), self.config.share);
+        // One more than it has itself is not taken from another: two would take turns at it.
+        let top = self.held.top().filter(|top| self.held.count(*top) > share.max(mine + 1));
+        let Some(top) = top else { return false };
+        self.reap_all(now, top);
+        if !self.table.is_full() {
+            return true;
+        }
+        match self.slowest(top) {
+            Some((is_ours_to_answer, at)) if mine < share || !is_ours_to_answer => {
+                self.evict_connection(now, at, out);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The connection of a slot that can be spared first: requests that wait for us come last, and of others the one
+    /// whose guest's time is over first. Also whether it is such a request.
+    fn slowest(&self, slot: Slot) -> Option<(bool, u32)> {
+        let conns = self.ports.get(slot)?.conns.iter();
+        let rated = conns.filter_map(|at| {
+            let conn = self.table.get(*at)?;
+            Some((conn.holds_a_request(), conn.deadline.is_none(), conn.deadline, *at))
+        });
+        rated.min().map(|(waits, .., at)| (waits, at))
+    }
+
+    /// Frees what the kernel has heard the end of among a slot's connections.
+    fn reap_all(&mut self, now: Duration, slot: Slot) {
+        // Backwards, because a connection that is buried is replaced by the last one.
+        for place in (0..self.held.count(slot)).rev() {
+            let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
+            at.into_iter().for_each(|at| self.reap(now, at));
+        }
     }
 
     /// Frees a connection if the kernel has heard the end of it.
     fn reap(&mut self, now: Duration, at: u32) {
         let Self { table, ledger, .. } = self;
-        let conn = table.get_mut(at).filter(|conn| conn.may_be_over());
-        if let Some(numbers) = conn.and_then(|conn| conn.hear(ledger, now)) {
-            self.close(now, at, numbers);
+        let Some(conn) = table.get_mut(at).filter(|conn| conn.may_be_over()) else { return };
+        match conn.hear(ledger, now) {
+            Some(numbers) => self.close(now, at, numbers),
+            None => self.rate(at),
         }
     }
 
-    /// How well a connection can be spared for a slot that has `mine`; `None` when it cannot.
-    fn spare(&self, at: u32, mine: usize) -> Option<Spare> {
-        let conn = self.table.get(at).filter(|conn| !conn.holds_a_request())?;
-        let count = self.ports.get(conn.slot)?.conns.len();
-        let spare = Spare { idle: conn.is_idle(), count, due: Reverse(conn.deadline), at };
-        // As many as it has itself are not taken from another: two would take turns at it.
-        (count > SHARE && count > mine).then_some(spare)
-    }
-
-    /// Resets a connection, so that its guest knows. True when that made room.
-    fn evict_connection(&mut self, now: Duration, spare: Spare, out: &mut dyn Transmit) -> bool {
-        let Some(conn) = self.table.get_mut(spare.at) else { return false };
+    /// Ends a connection: by a reset, so that its guest knows, unless the kernel has heard the end of it.
+    fn evict_connection(&mut self, now: Duration, at: u32, out: &mut dyn Transmit) {
+        self.reap(now, at);
+        let Some(conn) = self.table.get_mut(at) else { return };
+        let idle = conn.rated.idle;
         conn.tcb.reset(&mut Outlet { workshop: &mut self.workshop, out });
-        self.bury(now, spare.at);
-        self.stats.connections_evicted += u64::from(spare.idle);
-        self.stats.connections_displaced += u64::from(!spare.idle);
-        true
+        self.bury(now, at);
+        self.stats.connections_evicted += u64::from(idle);
+        self.stats.connections_displaced += u64::from(!idle);
     }
 
     /// Takes in the last that the kernel has heard of a connection, which nobody will be able to read again.
     fn displaced(&mut self, now: Duration, Displaced { flow, heard }: Displaced) {
         let Some(at) = self.table.find(flow) else { return };
-        if let Some(numbers) = self.table.get_mut(at).and_then(|conn| conn.heard(heard, now)) {
-            self.close(now, at, numbers);
+        match self.table.get_mut(at).and_then(|conn| conn.heard(heard, now)) {
+            Some(numbers) => self.close(now, at, numbers),
+            None => self.rate(at),
         }
     }
 
-    fn evict_port(&mut self) -> bool {
-        let idle = self.ports.longest_idle();
+    fn evict_port(&mut self, now: Duration, out: &mut dyn Transmit) -> bool {
+        let idle = self.ports.longest_idle(|slot| self.idle.count(slot));
         if let Some(slot) = idle {
+            while let Some(at) = self.idlers.front(slot as usize) {
+                self.evict_connection(now, at, out);
+            }
             self.forget(slot);
             self.stats.ports_evicted += 1;
         }

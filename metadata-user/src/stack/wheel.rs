@@ -22,9 +22,36 @@ struct Node {
     next: u32,
 }
 
+/// Nodes by number, each linked to itself until it is linked to others. Both links are kept as their difference from
+/// their own node, so that all is zero at first: the system provides only memory that has been touched.
+struct Nodes(Vec<[u64; 2]>);
+
+impl Nodes {
+    fn new(count: u32) -> Self {
+        Self(vec![[0; 2]; count as usize])
+    }
+
+    fn get(&self, node: u32) -> Node {
+        let [at, links] = self.0[node as usize];
+        Node { at, previous: (links >> 32) as u32 ^ node, next: links as u32 ^ node }
+    }
+
+    fn set(&mut self, node: u32, Node { at, previous, next }: Node) {
+        self.0[node as usize] = [at, u64::from(previous ^ node) << 32 | u64::from(next ^ node)];
+    }
+
+    fn set_next(&mut self, node: u32, next: u32) {
+        self.set(node, Node { next, ..self.get(node) });
+    }
+
+    fn set_previous(&mut self, node: u32, previous: u32) {
+        self.set(node, Node { previous, ..self.get(node) });
+    }
+}
+
 /// Timers by number.
 pub(super) struct Wheel {
-    nodes: Vec<Node>,
+    nodes: Nodes,
     /// Which slots of each level hold timers.
     occupied: [u64; LEVELS],
     /// Tick up to which all has been handed out.
@@ -45,16 +72,15 @@ fn ticks_gone(now: Duration) -> u64 {
 impl Wheel {
     /// A wheel for the timers 0 to `timers - 1`, none of which is set.
     pub(super) fn new(timers: usize) -> Self {
-        let nodes = (0..HEADS + timers as u32).map(|at| Node { at: 0, previous: at, next: at });
-        Self { nodes: nodes.collect(), occupied: [0; LEVELS], elapsed: 0 }
+        Self { nodes: Nodes::new(HEADS + timers as u32), occupied: [0; LEVELS], elapsed: 0 }
     }
 
     /// Sets a timer to the first millisecond that is not before `at`. One that is set to an earlier moment
     /// stays there: it costs less to look at it in vain then than to move it each time.
     pub(super) fn set(&mut self, timer: u32, at: Duration) {
         let (node, at) = (timer + HEADS, tick(at));
-        let is_set = self.nodes[node as usize].next != node;
-        if is_set && self.nodes[node as usize].at <= at {
+        let set = self.nodes.get(node);
+        if set.next != node && set.at <= at {
             return;
         }
         self.unlink(node);
@@ -71,18 +97,18 @@ impl Wheel {
         let now = ticks_gone(now);
         while let Some((level, slot, start)) = self.first().filter(|(.., start)| *start <= now) {
             self.elapsed = self.elapsed.max(start);
-            let head = level * SLOTS + slot;
+            let head = (level * SLOTS + slot) as u32;
             if level == 0 {
-                let node = self.nodes[head].next;
+                let node = self.nodes.get(head).next;
                 self.unlink(node);
                 return Some(node - HEADS);
             }
             // All of a slot comes down at once, or what is left in it would be behind its time. Each timer does
             // so once a level.
-            while self.nodes[head].next != head as u32 {
-                let node = self.nodes[head].next;
+            while self.nodes.get(head).next != head {
+                let node = self.nodes.get(head).next;
                 self.unlink(node);
-                self.link(node, self.nodes[node as usize].at);
+                self.link(node, self.nodes.get(node).at);
             }
         }
         self.elapsed = self.elapsed.max(now);
@@ -114,19 +140,18 @@ impl Wheel {
         let level = ((u64::BITS - 1 - differs.leading_zeros()) / BITS).min(LEVELS as u32 - 1);
         let slot = (when >> (level * BITS)) as usize % SLOTS;
         self.occupied[level as usize] |= 1 << slot;
-        let head = level as usize * SLOTS + slot;
-        let last = self.nodes[head].previous;
-        self.nodes[node as usize] = Node { at, previous: last, next: head as u32 };
-        self.nodes[last as usize].next = node;
-        self.nodes[head].previous = node;
+        let head = level * SLOTS as u32 + slot as u32;
+        let last = self.nodes.get(head).previous;
+        self.nodes.set(node, Node { at, previous: last, next: head });
+        self.nodes.set_next(last, node);
+        self.nodes.set_previous(head, node);
     }
 
     fn unlink(&mut self, node: u32) {
-        let Node { previous, next, .. } = self.nodes[node as usize];
-        self.nodes[previous as usize].next = next;
-        self.nodes[next as usize].previous = previous;
-        self.nodes[node as usize].previous = node;
-        self.nodes[node as usize].next = node;
+        let Node { at, previous, next } = self.nodes.get(node);
+        self.nodes.set_next(previous, next);
+        self.nodes.set_previous(next, previous);
+        self.nodes.set(node, Node { at, previous: node, next: node });
         // Alone in its slot: only then are both neighbours the slot itself.
         if previous == next && previous < HEADS {
             self.occupied[previous as usize / SLOTS] &= !(1 << (previous as usize % SLOTS));

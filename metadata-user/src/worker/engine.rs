@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use metadata_common::maps::Slot;
 
-use super::Engine;
+use super::{Engine, SEGMENTS_AT_ONCE};
 use crate::stack::{Claims, Ledger, Service, SlotStats, Stack, StackStats, Transmit};
 use crate::time::Now;
 
@@ -17,10 +17,21 @@ where
     type Stats = StackStats;
 
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
+        self.allow(SEGMENTS_AT_ONCE);
         Stack::receive(self, now, slot, frame, out);
     }
 
+    fn owing(&mut self) -> Option<Slot> {
+        Stack::owing(self)
+    }
+
+    fn go_on(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) -> bool {
+        self.allow(SEGMENTS_AT_ONCE);
+        Stack::go_on(self, now, slot, out)
+    }
+
     fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration> {
+        self.allow(SEGMENTS_AT_ONCE);
         Stack::step(self, now, out)
     }
 
@@ -29,6 +40,7 @@ where
     }
 
     fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
+        self.allow(SEGMENTS_AT_ONCE);
         Stack::wake(self, now, slot, out);
     }
 

@@ -9,10 +9,10 @@ use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{
-    BATCH, BUSY, CONTROL_BATCH, Engine, Inbox, LEFT_EVERY, LOOK_QUEUE, LoopStats, MAX_SLEEP, NAP,
-    NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, WorkerError, WorkerStats,
+    BUSY, CONTROL_BATCH, Engine, Fair, Inbox, LEFT_EVERY, LOOK_QUEUE, LoopStats, MAX_SLEEP, NAP,
+    NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, Turned, WorkerError, WorkerStats,
 };
-use crate::link::{FrameSource, HubTap, Link};
+use crate::link::{FrameSource, HubTap, Link, LinkStats};
 use crate::time::Now;
 
 /// Keeps the calling thread on one CPU.
@@ -76,6 +76,7 @@ pub(super) struct Run<S, E: Engine> {
     link: Link<S>,
     tap: HubTap,
     engine: E,
+    fair: Fair,
     shared: Arc<Shared<E::Stats>>,
     inbox: Inbox,
     /// By `Now::mono`: when to find out what is left to drain; `None` while nothing drains.
@@ -104,6 +105,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
             link,
             tap,
             engine,
+            fair: Fair::default(),
             shared,
             inbox,
             count_at: None,
@@ -152,22 +154,22 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
     /// Every step once; returns the engine's next deadline, and the time after where something came.
     fn turn(&mut self, now: Now) -> (Option<Duration>, Now) {
         let (forgotten, woken) = self.listen(now);
-        let Self { link, tap, engine, .. } = self;
-        let received = link.receive(BATCH, |slot, frame| engine.receive(now, slot, frame, tap));
-        let deadline = engine.step(now, tap);
+        let Self { link, tap, engine, fair, .. } = self;
+        let Turned { received, work, more, due: deadline } = fair.turn(now, link, engine, tap);
         self.pace.count(now.mono, received);
         self.stats.turns += 1;
         self.stats.forgotten += forgotten as u64;
         self.stats.woken += woken as u64;
-        self.stats.full_batches += u64::from(received == BATCH);
+        self.stats.full_batches += u64::from(more);
+        let busy = received + woken > 0 || work > 0;
         // An idle turn is not worth a look at the clock.
-        let after = if received + woken > 0 { self.clock.now() } else { now };
+        let after = if busy { self.clock.now() } else { now };
         self.engine.turned(after.mono.saturating_sub(now.mono));
-        if received + forgotten + woken > 0 {
+        if busy || forgotten > 0 {
             self.worked = now.mono;
         }
         // More may be waiting than one turn takes: no sleep before a turn that found less.
-        let more = received == BATCH || forgotten == CONTROL_BATCH || woken == CONTROL_BATCH;
+        let more = more || forgotten == CONTROL_BATCH || woken == CONTROL_BATCH;
         if more {
             return (Some(now.mono), after);
         }
@@ -185,8 +187,12 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
             let Ok(order) = self.inbox.orders.try_recv() else { break };
             self.obey(now, order);
         }
-        let Self { tap, engine, inbox: Inbox { forgets, wakes, looks, .. }, .. } = self;
-        let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(|slot| engine.forget(slot)).count();
+        let Self { tap, engine, fair, inbox: Inbox { forgets, wakes, looks, .. }, .. } = self;
+        let forget = |slot| {
+            fair.forget(slot);
+            engine.forget(slot);
+        };
+        let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(forget).count();
         let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
         for (slot, reply) in looks.try_iter().take(LOOK_QUEUE) {
             // Whoever asked may have lost patience.
@@ -283,7 +289,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         *snapshot = WorkerStats {
             turns: self.stats,
             socket,
-            link: self.link.stats(),
+            link: LinkStats { over_share: self.fair.dropped(), ..self.link.stats() },
             tap: self.tap.stats(),
             engine: self.engine.stats(),
         };

@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::{
-    BATCH, CONTROL_QUEUE, ControlError, Engine, LOOK_QUEUE, MAX_SLEEP, ORDERS, Silence, WAKE_QUEUE, Worker,
-    WorkerConfig, WorkerError, WorkerHandle,
+    BATCH, CONTROL_QUEUE, ControlError, Engine, LOOK_QUEUE, MAX_SLEEP, ORDERS, QUANTUM, Silence, WAKE_QUEUE,
+    WORK_PER_TURN, Worker, WorkerConfig, WorkerError, WorkerHandle,
 };
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap};
@@ -234,8 +234,10 @@ fn timers_fire_in_silence() {
 }
 
 #[test]
-fn no_more_than_a_batch_is_received_between_two_steps() {
+fn no_more_work_is_done_between_two_steps_than_a_turn_has() {
     const FRAMES: usize = 3 * BATCH + 11;
+    // Each frame is answered with one; at once, for those that wait, and what a last visit may exceed it by.
+    const MOST: usize = (2 * WORK_PER_TURN + QUANTUM) as usize / 2;
     let (ours, _theirs) = UnixStream::pair().expect("a pair");
     let (tap, _wire) = UnixDatagram::pair().expect("a pair");
     tap.set_nonblocking(true).expect("a flag");
@@ -251,7 +253,7 @@ fn no_more_than_a_batch_is_received_between_two_steps() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(batches, [BATCH, BATCH, BATCH, 11]);
+    assert!(batches.iter().all(|batch| *batch <= MOST) && batches.len() <= 20, "{batches:?}");
     worker.stop().expect("a clean end");
 }
 

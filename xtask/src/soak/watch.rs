@@ -182,7 +182,7 @@ impl Ledger {
             lost_by_device,
             received: value(metrics, "xdp_imds_received_frames_total")?,
             lost_at_socket: lost(&["ring_full", "dropped"]),
-            lost_at_link: lost(&["runt", "unstamped", "slot_out_of_range"]),
+            lost_at_link: lost(&["runt", "unstamped", "slot_out_of_range", "over_share"]),
             stack: value(metrics, "xdp_imds_stack_received_total")?,
             sent: value(metrics, "xdp_imds_sent_frames_total")?,
             hub: metrics.frames("hub_")?,

@@ -1,0 +1,169 @@
+//! Lists of numbers, and slots ranked by a count: each operation is a handful of writes whatever their length.
+//!
+//! All memory is reserved at once and is zero until it is used, so that the system provides only what is touched.
+
+/// The value of a link that leads nowhere; numbers are stored plus one.
+const NONE: u32 = 0;
+
+/// Lists by number of items by number. An item is in one list at most: its owner knows in which.
+pub(super) struct Lists {
+    /// By item: the one before it and the one after it.
+    nodes: Vec<[u32; 2]>,
+    /// By list: its first and its last item.
+    ends: Vec<[u32; 2]>,
+}
+
+impl Lists {
+    /// So many empty lists, for the items 0 to `items - 1`.
+    pub(super) fn new(lists: usize, items: usize) -> Self {
+        Self { nodes: vec![[NONE; 2]; items], ends: vec![[NONE; 2]; lists] }
+    }
+
+    /// The first item of a list.
+    pub(super) fn front(&self, list: usize) -> Option<u32> {
+        self.ends.get(list).and_then(|ends| ends[0].checked_sub(1))
+    }
+
+    /// Puts an item that is in no list at the end of one.
+    pub(super) fn push(&mut self, list: usize, item: u32) {
+        let last = std::mem::replace(&mut self.ends[list][1], item + 1);
+        self.nodes[item as usize] = [last, NONE];
+        match last.checked_sub(1) {
+            Some(last) => self.nodes[last as usize][1] = item + 1,
+            None => self.ends[list][0] = item + 1,
+        }
+    }
+
+    /// Takes an item out of the list it is in.
+    pub(super) fn remove(&mut self, list: usize, item: u32) {
+        let [before, after] = std::mem::take(&mut self.nodes[item as usize]);
+        match before.checked_sub(1) {
+            Some(before) => self.nodes[before as usize][1] = after,
+            None => self.ends[list][0] = after,
+        }
+        match after.checked_sub(1) {
+            Some(after) => self.nodes[after as usize][0] = before,
+            None => self.ends[list][1] = before,
+        }
+    }
+}
+
+/// Slots by how many of something each has: which one has most is known at once.
+pub(super) struct Ranks {
+    counts: Vec<u32>,
+    /// The slots of each count, the one that has had it longest first.
+    lists: Lists,
+    /// Which counts have slots, a bit each.
+    present: Vec<u64>,
+}
+
+impl Ranks {
+    /// Every slot has none. Counts above `most` rank as that.
+    pub(super) fn new(slots: usize, most: usize) -> Self {
+        Self { counts: vec![0; slots], lists: Lists::new(most + 1, slots), present: vec![0; most / 64 + 1] }
+    }
+
+    /// How many a slot has.
+    pub(super) fn count(&self, slot: u32) -> usize {
+        self.counts.get(slot as usize).map_or(0, |count| *count as usize)
+    }
+
+    /// Sets how many a slot has.
+    pub(super) fn set(&mut self, slot: u32, count: usize) {
+        let most = self.lists.ends.len() - 1;
+        let Some(known) = self.counts.get_mut(slot as usize) else { return };
+        let (before, count) = (*known as usize, count.min(most));
+        if before == count {
+            return;
+        }
+        *known = count as u32;
+        if before > 0 {
+            self.lists.remove(before, slot);
+            if self.lists.front(before).is_none() {
+                self.present[before / 64] &= !(1 << (before % 64));
+            }
+        }
+        if count > 0 {
+            self.lists.push(count, slot);
+            self.present[count / 64] |= 1 << (count % 64);
+        }
+    }
+
+    /// The slot that has most, and of several with as many the one that has had them longest; `None` when none has any.
+    pub(super) fn top(&self) -> Option<u32> {
+        let (word, bits) = self.present.iter().enumerate().rev().find(|(_, bits)| **bits != 0)?;
+        self.lists.front(word * 64 + (u64::BITS - 1 - bits.leading_zeros()) as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lists, Ranks};
+    use std::collections::VecDeque;
+
+    fn random(state: &mut u64, below: u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) % below
+    }
+
+    #[test]
+    fn lists_keep_the_order_in_which_items_came() {
+        const ITEMS: u64 = 20;
+        let mut state = 7;
+        let mut lists = Lists::new(3, ITEMS as usize);
+        let mut model: [VecDeque<u32>; 3] = Default::default();
+        for _ in 0..5_000 {
+            let item = random(&mut state, ITEMS) as u32;
+            match model.iter().position(|list| list.contains(&item)) {
+                Some(list) => {
+                    lists.remove(list, item);
+                    model[list].retain(|other| *other != item);
+                }
+                None => {
+                    let list = random(&mut state, 3) as usize;
+                    lists.push(list, item);
+                    model[list].push_back(item);
+                }
+            }
+            for (list, expected) in model.iter().enumerate() {
+                assert_eq!(lists.front(list), expected.front().copied());
+            }
+        }
+    }
+
+    #[test]
+    fn the_slot_with_most_is_first_and_of_equals_the_one_that_has_been_so_longest() {
+        const SLOTS: u64 = 9;
+        let mut state = 3;
+        for most in [1, 5, 63, 64, 128] {
+            let mut ranks = Ranks::new(SLOTS as usize, most);
+            // In the order in which they got there.
+            let mut model: Vec<(u32, usize)> = Vec::new();
+            for _ in 0..3_000 {
+                let slot = random(&mut state, SLOTS) as u32;
+                let count = random(&mut state, most as u64 + 3) as usize;
+                ranks.set(slot, count);
+                let count = count.min(most);
+                if ranks_changed(&model, slot, count) {
+                    model.retain(|(other, _)| *other != slot);
+                    model.push((slot, count));
+                }
+                let top = model.iter().map(|(_, count)| *count).max().filter(|count| *count > 0);
+                let first = top.and_then(|top| model.iter().find(|(_, count)| *count == top));
+                assert_eq!(ranks.top(), first.map(|(slot, _)| *slot));
+                assert_eq!(ranks.count(slot), count);
+            }
+        }
+    }
+
+    fn ranks_changed(model: &[(u32, usize)], slot: u32, count: usize) -> bool {
+        model.iter().find(|(other, _)| *other == slot).map_or(0, |(_, count)| *count) != count
+    }
+
+    #[test]
+    fn a_slot_that_does_not_exist_has_nothing() {
+        let mut ranks = Ranks::new(2, 4);
+        ranks.set(2, 3);
+        assert_eq!((ranks.count(2), ranks.top()), (0, None));
+    }
+}

@@ -1,0 +1,138 @@
+//! What a modest guest's request takes on true taps, beside a hundred that are idle and beside the same hundred when
+//! they ask for all they can get: `cargo bench -p xdp-imds-tests --bench fair_share_on_taps` (root; the agent has to be
+//! built). Prints each round and the medians; asserts nothing, since the guests share the CPUs with the agent.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use metadata_common::mac::Mac;
+use metadata_common::wire::ethernet;
+use support::agent::{self, Agent, PortArgument};
+use support::arena::serves;
+use support::guest::METADATA;
+use support::host::Host;
+use support::raw::Segment;
+use support::record::Identity;
+use support::station::Station;
+use support::tap::{Shape, Tap};
+use support::tap_client::crowd;
+use support::{frames, privileged};
+
+/// Guests that fetch a large document again and again, and guests that send junk.
+const FETCHERS: u16 = 50;
+const JUNKERS: u16 = 50;
+/// Octets of the document: the most a record may have unless it is changed.
+const DOCUMENT: usize = 64 << 10;
+/// Frames of junk of one guest, each millisecond: what a port may send.
+const JUNK: usize = 10;
+const ROUNDS: usize = 5;
+const PHASE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(12);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn main() {
+    if privileged::or_skip() {
+        measure().expect("a measurement");
+    }
+}
+
+fn measure() -> Result<()> {
+    let mut host = Host::new()?;
+    let records = tempfile::tempdir()?;
+    let guests: Vec<Identity> = (0..=FETCHERS + JUNKERS)
+        .map(|number| Identity::of(number).with_user_data_of(if number == 0 { 300 } else { DOCUMENT }))
+        .collect();
+    for guest in &guests {
+        guest.write(records.path(), 1)?;
+    }
+    let taps = host.rack(&guests, Shape::default())?;
+    let ports: Vec<_> =
+        guests.iter().map(|guest| PortArgument::new(Host::tap_name(guest), guest.mac)).collect();
+    let agent = Agent::start_binary(&agent::binary()?, host.ns(), agent::arguments(records.path(), &ports))?;
+    let mut modest = Station::new(Arc::clone(&taps[0]), guests[0].mac, guests[0].address);
+    let fetchers: Vec<_> =
+        guests.iter().cloned().zip(taps.iter().cloned()).skip(1).take(FETCHERS.into()).collect();
+    let junkers: Vec<_> = guests.iter().zip(&taps).skip(1 + usize::from(FETCHERS)).collect();
+    let mut all = [Vec::new(), Vec::new()];
+    for round in 1..=ROUNDS {
+        let alone = ask(&guests[0], &mut modest)?;
+        let stop = AtomicBool::new(false);
+        let (loaded, rounds, junk) = std::thread::scope(|scope| -> Result<_> {
+            let fetching =
+                scope.spawn(|| crowd(fetchers.clone(), &["/v1/user-data"], Duration::ZERO, &stop, PATIENCE));
+            let sending = scope.spawn(|| send_junk(&junkers, &stop));
+            std::thread::sleep(Duration::from_millis(500));
+            let loaded = ask(&guests[0], &mut modest);
+            stop.store(true, Ordering::Relaxed);
+            let tallies = fetching.join().unwrap_or_default();
+            let rounds: usize = tallies.iter().filter_map(|tally| tally.rounds.as_ref().ok()).sum();
+            Ok((loaded?, rounds, sending.join().unwrap_or(0)))
+        })?;
+        let (alone, loaded) = (percentiles(alone), percentiles(loaded));
+        println!(
+            "round {round}: alone p50 {:?}, p99 {:?}; beside {rounds} documents and {junk} frames of junk p50 {:?}, p99 {:?}",
+            alone.0, alone.1, loaded.0, loaded.1
+        );
+        all[0].push(alone.1);
+        all[1].push(loaded.1);
+    }
+    let [alone, loaded] = all.map(|mut all| {
+        all.sort();
+        all[all.len() / 2]
+    });
+    let ratio = loaded.as_secs_f64() / alone.as_secs_f64();
+    println!(
+        "medians of {ROUNDS}: p99 alone {alone:?}, beside a hundred greedy {loaded:?}: {ratio:.2} times"
+    );
+    for sample in agent.metrics()?.samples() {
+        if sample.name.contains("lost_frames") && sample.value > 0.0 {
+            println!("{sample:?}");
+        }
+    }
+    Ok(())
+}
+
+/// What each request took, for a while.
+fn ask(guest: &Identity, station: &mut Station) -> Result<Vec<Duration>> {
+    let (start, mut took) = (Instant::now(), Vec::new());
+    while start.elapsed() < PHASE {
+        let asked = Instant::now();
+        serves(guest, station, "/v1/user-data")?;
+        took.push(asked.elapsed());
+        std::thread::sleep(PAUSE);
+    }
+    Ok(took)
+}
+
+fn percentiles(mut took: Vec<Duration>) -> (Duration, Duration) {
+    took.sort();
+    (took[took.len() / 2], took[took.len() * 99 / 100])
+}
+
+/// Sends segments of connections nobody has, each guest as many as it may.
+fn send_junk(junkers: &[(&Identity, &Arc<Tap>)], stop: &AtomicBool) -> usize {
+    let service = (IpAddr::V4(METADATA), 80);
+    let frame = |guest: &Identity| {
+        let source = (IpAddr::V4(guest.address), 40_000);
+        let segment = Segment { to: Mac::SERVICE, source, destination: service, ..Segment::ack(0, 77, 99) };
+        frames::with(segment.with(b"junk").frame(0), ethernet::SOURCE, &guest.mac.0)
+    };
+    let frames: Vec<_> = junkers.iter().map(|(guest, tap)| (frame(guest), tap)).collect();
+    let (start, mut sent, mut buffer) = (Instant::now(), 0, [0; 2_048]);
+    for tick in 1.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        for (frame, tap) in &frames {
+            for _ in 0..JUNK {
+                sent += usize::from(tap.send(0, frame).unwrap_or(false));
+            }
+            while matches!(tap.receive(0, &mut buffer), Ok(Some(_))) {}
+        }
+        std::thread::sleep((Duration::from_millis(1) * tick).saturating_sub(start.elapsed()));
+    }
+    sent
+}
