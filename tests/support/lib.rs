@@ -44,6 +44,7 @@ pub mod prog_test;
 pub mod pump;
 pub mod question;
 pub mod raw;
+pub mod recent;
 pub mod record;
 pub mod schema;
 pub mod seed;

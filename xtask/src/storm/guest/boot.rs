@@ -134,6 +134,17 @@ impl Guest {
         self.state == State::Off
     }
 
+    /// Since when it waits for the service to go on with the present answer, and on which port.
+    pub(super) fn waits(&self) -> Option<(Nanos, u16)> {
+        let connection = self.connection.as_ref().filter(|_| self.state == State::Asking)?;
+        Some((self.heard_at, connection.port))
+    }
+
+    /// Requests of this boot that are over.
+    pub(super) fn answered(&self) -> u64 {
+        self.at as u64
+    }
+
     /// Whether nothing of it is left on the network.
     pub(super) fn is_quiet(&self) -> bool {
         self.is_off() && self.closing.is_empty()

@@ -79,6 +79,9 @@ pub(crate) struct Orders {
     /// Guests that read slowly, the first ones.
     pub(crate) slow: usize,
     pub(crate) flood: Option<Flood>,
+    /// Seconds without progress that make a stall; 0 watches nothing.
+    #[serde(default)]
+    pub(crate) stall: f64,
     pub(crate) seed: u64,
 }
 
