@@ -61,7 +61,8 @@ struct At {
 struct Shared<'a> {
     job: &'a Job,
     began: Instant,
-    request: &'a str,
+    /// A request, and the same with the wish that the service close the connection.
+    requests: [&'a str; 2],
     bodies: &'a [u8],
     /// Requests begun, and guests that go on.
     begun: AtomicU64,
@@ -129,13 +130,14 @@ impl Shared<'_> {
 /// Lets all guests ask until all answers have come.
 pub(super) fn haul(site: &Site, job: &Job, tell: &mut Tell) -> Result<Found> {
     let agent = site.serve()?;
+    let closing = site.closing_request();
     let bodies = std::fs::read(&site.plan.bodies).context("the bodies")?;
     let began = Instant::now();
     let lanes = (0..job.guests).map(|number| lane(site, job, number, began)).collect::<Result<Vec<_>>>()?;
     let shared = Shared {
         job,
         began,
-        request: &site.plan.requests[0],
+        requests: [&site.plan.requests[0], &closing],
         bodies: &bodies,
         begun: AtomicU64::new(0),
         busy: AtomicU64::new(lanes.len() as u64),
@@ -220,11 +222,8 @@ fn fetch(
     shared.progressed(lane, true);
     lock(&lane.at).port = stream.local_addr()?.port();
     stream.set_read_timeout(Some(GIVES_UP))?;
-    match ending {
-        Ending::Guest => stream.write_all(shared.request.as_bytes()),
-        _ => stream.write_all(shared.request.replace("keep-alive", "close").as_bytes()),
-    }
-    .context("ask")?;
+    let request = shared.requests[usize::from(!matches!(ending, Ending::Guest))];
+    stream.write_all(request.as_bytes()).context("ask")?;
     if matches!(ending, Ending::HalfClosed) {
         stream.shutdown(Shutdown::Write).context("close a half")?;
     }

@@ -1,4 +1,5 @@
-//! Guests that are TCP clients of our own, as in a storm: each closes its connection once it has its answer.
+//! Guests that are TCP clients of our own, as in a storm: in turn, they close their connections once they have their
+//! answers, and leave that to the service.
 
 use super::site::Site;
 use super::{Found, Job, Tell};
@@ -16,21 +17,21 @@ pub(super) fn haul(site: &Site, job: &Job, tell: &mut Tell) -> Result<Found> {
     let _agent = site.serve()?;
     let mut pump = Pump::new(&site.taps)?;
     let mut found = Found::default();
-    let (mut asked, mut rounds, mut loaded) = (0, 0, 0);
+    let (mut asked, mut rounds) = (0, 0);
     while asked < job.answers && Instant::now() < job.end {
         let requests = (job.answers - asked).div_ceil(job.guests as u64).min(REQUESTS);
-        if requests != loaded {
-            let mut plan = site.plan.clone();
-            plan.requests = vec![plan.requests[0].clone(); requests as usize];
-            plan.guests.iter_mut().for_each(|it| it.answers = vec![it.answers[0]; requests as usize]);
-            pump.load(plan)?;
-            loaded = requests;
-        }
+        let to_the_end = rounds % 2 == 1;
+        let request = if to_the_end { site.closing_request() } else { site.plan.requests[0].clone() };
+        let mut plan = site.plan.clone();
+        plan.requests = vec![request; requests as usize];
+        plan.guests.iter_mut().for_each(|it| it.answers = vec![it.answers[0]; requests as usize]);
+        pump.load(plan)?;
         let orders = Orders {
             guests: job.guests,
             arrival: Arrival::AtOnce,
             seconds: 0.0,
             keep_alive: false,
+            to_the_end,
             retries: 0,
             loss: job.loss,
             slow: 0,

@@ -62,6 +62,11 @@ impl Site {
         Agent::start_binary(&self.agent, &self.ns, words)
     }
 
+    /// The request with the wish that the service close the connection.
+    pub(super) fn closing_request(&self) -> String {
+        self.plan.requests[0].replace("Connection: keep-alive", "Connection: close")
+    }
+
     /// What a guest is answered.
     pub(super) fn expected(&self, number: usize) -> &Expected {
         &self.plan.guests[number].answers[0]

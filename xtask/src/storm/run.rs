@@ -187,6 +187,7 @@ impl Run<'_> {
             slow: args.slow_readers,
             flood: args.flood,
             stall: 0.0,
+            to_the_end: false,
             // The same for all subjects of a round, another for each round: guests come from other ports.
             seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(round)),
         }
