@@ -4,6 +4,7 @@ use crate::answers;
 use crate::host::{self, Host};
 use crate::netns::Namespace;
 use crate::pump::{Faults, Moved, Pump, Wire};
+use crate::recent::Recent;
 use crate::record::Identity;
 use crate::tap::{Shape, Tap};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -12,7 +13,7 @@ use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The address every guest asks.
@@ -49,6 +50,8 @@ pub struct Spec {
     pub to_guest: Faults,
     /// Seed of that luck.
     pub seed: u64,
+    /// Where its last segments are noted, and since when their times count.
+    pub recent: Option<(Arc<Mutex<Recent>>, Instant)>,
 }
 
 impl Spec {
@@ -64,6 +67,7 @@ impl Spec {
             to_host: Faults::default(),
             to_guest: Faults::default(),
             seed: u64::from(identity.number),
+            recent: None,
         }
     }
 }
@@ -111,6 +115,7 @@ impl Guest {
             to_host: spec.to_host,
             to_guest: spec.to_guest,
             seed: spec.seed,
+            recent: spec.recent.clone(),
         };
         let pump = Pump::start(vec![wire])?;
         Ok(Self { pump, host_tap, ns, identity: spec.identity.clone() })

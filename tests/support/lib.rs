@@ -47,6 +47,7 @@ pub mod prog_test;
 pub mod pump;
 pub mod question;
 pub mod raw;
+pub mod recent;
 pub mod record;
 pub mod root;
 pub mod schema;

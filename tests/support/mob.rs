@@ -20,6 +20,8 @@ pub struct Mob<'s> {
     pub station: &'s mut Station,
     /// Its connections, by their number.
     pub talks: Vec<Talk>,
+    /// The most octets of requests that the service had taken at one time without having answered yet.
+    pub most_held: usize,
 }
 
 impl<'s> Mob<'s> {
@@ -41,7 +43,7 @@ impl<'s> Mob<'s> {
         count: usize,
         change: impl Fn(&mut Talk),
     ) -> Result<Self> {
-        let mut mob = Self { talks: Vec::with_capacity(count), station };
+        let mut mob = Self { talks: Vec::with_capacity(count), station, most_held: 0 };
         for _ in 0..count {
             let mut talk = mob.station.talk(to);
             change(&mut talk);
@@ -149,6 +151,10 @@ impl<'s> Mob<'s> {
                 break;
             }
             self.listen(Duration::from_millis(5), true)?;
+            let unanswered = self.talks.iter().zip(&first).filter(|(talk, _)| talk.received.is_empty());
+            let held = unanswered.filter(|(talk, _)| talk.is_live());
+            let held: usize = held.map(|(talk, first)| said(talk, *first) - talk.in_flight()).sum();
+            self.most_held = self.most_held.max(held);
         }
         let talks = self.talks.iter().zip(&first).zip(&waiting);
         Ok(talks
@@ -160,7 +166,9 @@ impl<'s> Mob<'s> {
     }
 
     /// Leaves: a FIN where the service has closed its side and heard all, else a reset with the number it waits for.
-    /// A FIN is repeated until it is acknowledged: what exceeds the port's limit is dropped. Resets are not answered.
+    /// A FIN is repeated until it is acknowledged: what exceeds the port's limit is dropped. A reset that is believed is
+    /// not answered; one that met an acknowledgement under way is challenged (RFC 5961 §3.2), and sent again with the
+    /// number that the challenge names, as any guest does (RFC 9293 §3.10.7.1).
     ///
     /// # Errors
     /// As for [`Station::hear`].
@@ -171,15 +179,21 @@ impl<'s> Mob<'s> {
         for talk in &given_up {
             self.station.say(&Segment { seq: talk.acknowledged, ..talk.reset() })?;
         }
-        let start = Instant::now();
-        while !finished.is_empty() && start.elapsed() < PATIENCE {
+        let (start, mut is_challenged) = (Instant::now(), !given_up.is_empty());
+        while (!finished.is_empty() || is_challenged) && start.elapsed() < PATIENCE {
             finished.iter().try_for_each(|talk| self.station.say(&talk.finish()))?;
             let said = Instant::now();
-            while !finished.is_empty() && said.elapsed() < AGAIN {
+            is_challenged = false;
+            while !(finished.is_empty() && given_up.is_empty()) && said.elapsed() < AGAIN {
                 self.station.wait(Duration::from_millis(10));
                 for reply in self.station.segments()? {
                     let is_over = |talk: &Talk| reply.flags.3 || reply.ack == talk.seq.wrapping_add(1);
                     finished.retain(|talk| !(talk.is_theirs(&reply) && is_over(talk)));
+                    let challenged = given_up.iter().find(|talk| talk.is_theirs(&reply) && !reply.flags.3);
+                    if let Some(talk) = challenged {
+                        is_challenged = true;
+                        self.station.say(&Segment { seq: reply.ack, ..talk.reset() })?;
+                    }
                 }
             }
         }

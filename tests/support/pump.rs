@@ -2,15 +2,17 @@
 //! descriptors of two taps, with as much bad luck as a test asks for.
 #![expect(unsafe_code, reason = "poll has no safe form in std")]
 
+use crate::recent::{Fate, Recent, Towards};
 use crate::tap::{Tap, VNET_HDR_LEN};
 use anyhow::{Result, ensure};
 use fastrand::Rng;
 use smoltcp::wire::{IpProtocol, Ipv4Packet, TcpPacket};
 use std::io::{PipeReader, PipeWriter, pipe};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// Longest frame a tap hands over: a 64 KiB segment, its Ethernet and virtio headers.
 const FRAME_MAX: usize = 65_536 + 256;
@@ -83,13 +85,15 @@ pub struct Wire {
     pub to_guest: Faults,
     /// Where the luck comes from: the same seed, the same frames, the same fate.
     pub seed: u64,
+    /// Where its last segments are noted, and since when their times count.
+    pub recent: Option<(Arc<Mutex<Recent>>, Instant)>,
 }
 
 impl Wire {
     /// A wire without faults.
     #[must_use]
     pub fn new(guest: Arc<Tap>, host: Arc<Tap>) -> Self {
-        Self { guest, host, to_host: Faults::default(), to_guest: Faults::default(), seed: 0 }
+        Self { guest, host, to_host: Faults::default(), to_guest: Faults::default(), seed: 0, recent: None }
     }
 }
 
@@ -149,10 +153,10 @@ impl Pump {
             );
             let pair = [Arc::new(Counts::default()), Arc::new(Counts::default())];
             let ends = [
-                (&wire.guest, &wire.host, wire.to_host, wire.seed),
-                (&wire.host, &wire.guest, wire.to_guest, !wire.seed),
+                (&wire.guest, &wire.host, wire.to_host, wire.seed, Towards::Host),
+                (&wire.host, &wire.guest, wire.to_guest, !wire.seed, Towards::Guest),
             ];
-            for ((from, to, faults, seed), counts) in ends.into_iter().zip(&pair) {
+            for ((from, to, faults, seed, towards), counts) in ends.into_iter().zip(&pair) {
                 for queue in 0..from.shape().queues {
                     lanes.push(Lane {
                         from: Arc::clone(from),
@@ -162,6 +166,8 @@ impl Pump {
                         rng: Rng::with_seed(seed.wrapping_add(queue as u64)),
                         held: None,
                         counts: Arc::clone(counts),
+                        towards,
+                        recent: wire.recent.clone(),
                     });
                 }
             }
@@ -206,6 +212,8 @@ struct Lane {
     /// A frame waiting to be overtaken.
     held: Option<Vec<u8>>,
     counts: Arc<Counts>,
+    towards: Towards,
+    recent: Option<(Arc<Mutex<Recent>>, Instant)>,
 }
 
 impl Lane {
@@ -239,6 +247,7 @@ impl Lane {
     fn pass(&mut self, frame: &[u8]) {
         if self.is_doomed(frame) || self.rng.f64() < self.faults.loss {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
+            self.note(Fate::Lost, frame);
             return;
         }
         if self.held.is_none() && self.rng.f64() < self.faults.reorder {
@@ -256,12 +265,20 @@ impl Lane {
 
     fn deliver(&self, frame: &[u8]) {
         let queue = self.queue % self.to.shape().queues;
-        let count = match self.to.send(queue, frame) {
-            Ok(true) => &self.counts.delivered,
+        let (count, fate) = match self.to.send(queue, frame) {
+            Ok(true) => (&self.counts.delivered, Fate::Delivered),
             // A guest whose host end is down or gone loses its frames, as on real hardware.
-            Ok(false) | Err(_) => &self.counts.refused,
+            Ok(false) | Err(_) => (&self.counts.refused, Fate::Refused),
         };
         count.fetch_add(1, Ordering::Relaxed);
+        self.note(fate, frame);
+    }
+
+    fn note(&self, fate: Fate, frame: &[u8]) {
+        let Some((recent, since)) = &self.recent else { return };
+        let header = if self.from.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
+        let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.note(since.elapsed(), self.towards, fate, frame.get(header..).unwrap_or_default());
     }
 }
 

@@ -6,6 +6,7 @@ mod deb;
 mod demo;
 mod fuzz;
 mod guest;
+mod haul;
 mod image;
 mod lab;
 mod manifests;
@@ -41,6 +42,8 @@ enum Verb {
     Fuzz(fuzz::Args),
     /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
     Guest(guest::Args),
+    /// Large answers by the million to guests of two kinds, with and without loss, and none may stand still
+    Haul(haul::Args),
     /// Write the agent as an OCI image, the same octets each time
     Image(image::Args),
     /// A lab that stays: a node and guests to work with by hand
@@ -72,6 +75,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Demo(args) => demo::run(&args),
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Guest(args) => guest::run(&args),
+        Verb::Haul(args) => haul::run(&args),
         Verb::Image(args) => image::run(&args),
         Verb::Lab(args) => lab::run(args),
         Verb::Manifests(args) => manifests::run(&args),

@@ -234,6 +234,8 @@ fn crawled(pump: &mut Pump<'_>, plan: &Plan, seed: u64) -> Result<Vec<Failure>> 
         loss: 0.0,
         slow: 0,
         flood: None,
+        stall: 0.0,
+        to_the_end: false,
         seed: seed ^ fastrand::u64(..),
     };
     let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;

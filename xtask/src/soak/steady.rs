@@ -33,6 +33,8 @@ pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) ->
             loss: if round % LOSS_EVERY == 2 { LOSS } else { 0.0 },
             slow: if round % SLOW_EVERY == 3 { taps.len() / 4 } else { 0 },
             flood: None,
+            stall: 0.0,
+            to_the_end: false,
             seed: seed.wrapping_add(round),
         };
         let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;

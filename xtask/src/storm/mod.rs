@@ -22,7 +22,7 @@ mod model;
 pub(crate) mod peer;
 pub(crate) mod plan;
 pub(crate) mod report;
-mod run;
+pub(crate) mod run;
 mod table;
 
 use crate::{shell, tools};
@@ -263,7 +263,7 @@ fn shown(arrival: Arrival) -> String {
 }
 
 /// Reads a number of octets: `300`, `64KiB`, `1MiB`.
-fn size(text: &str) -> Result<usize, String> {
+pub(crate) fn size(text: &str) -> Result<usize, String> {
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let unit = match unit {
         "" | "B" => Some(1),

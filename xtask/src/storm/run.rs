@@ -186,6 +186,8 @@ impl Run<'_> {
             loss: args.loss,
             slow: args.slow_readers,
             flood: args.flood,
+            stall: 0.0,
+            to_the_end: false,
             // The same for all subjects of a round, another for each round: guests come from other ports.
             seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(round)),
         }
@@ -257,7 +259,7 @@ fn round_of(outcome: Outcome) -> Round {
 }
 
 /// The agent's binary and our own, built with optimisation.
-pub(super) fn build(given: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
+pub(crate) fn build(given: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     use crate::shell;
     let release = shell::target().join("release");
     if let Some(agent) = given {

@@ -46,6 +46,8 @@ pub(super) struct Manner {
     pub(super) keep_alive: bool,
     /// A pause between two requests.
     pub(super) lone: bool,
+    /// The service closes a connection first: the guest reads on behind its answer, to the end.
+    pub(super) to_the_end: bool,
     /// Times a request that has failed is asked again.
     pub(super) retries: u8,
 }
@@ -90,6 +92,8 @@ pub(super) struct Guest {
     /// The request being asked.
     at: usize,
     answer: Answer,
+    /// The answer is there, and the end of its connection is waited for.
+    is_answered: bool,
     connection: Option<Connection>,
     closing: Vec<Connection>,
     ports_used: u16,
@@ -116,6 +120,7 @@ impl Guest {
             state: State::Off,
             at: 0,
             answer: Answer::default(),
+            is_answered: false,
             connection: None,
             closing: Vec::new(),
             ports_used: 0,
@@ -132,6 +137,17 @@ impl Guest {
     /// Whether it is not booting.
     pub(super) fn is_off(&self) -> bool {
         self.state == State::Off
+    }
+
+    /// Since when it waits for the service to go on with the present answer, and on which port.
+    pub(super) fn waits(&self) -> Option<(Nanos, u16)> {
+        let connection = self.connection.as_ref().filter(|_| self.state == State::Asking)?;
+        Some((self.heard_at, connection.port))
+    }
+
+    /// Requests of this boot that are over.
+    pub(super) fn answered(&self) -> u64 {
+        self.at as u64
     }
 
     /// Whether nothing of it is left on the network.
@@ -263,6 +279,7 @@ impl Guest {
     fn ask(&mut self, world: &mut World<'_>) {
         self.state = State::Asking;
         self.answer.reset();
+        self.is_answered = false;
         self.heard_at = world.now;
         if self.tries == 0 {
             self.asked_at = world.now;
@@ -374,8 +391,11 @@ impl Guest {
             }
             Event::Ended => {}
         }
-        if connection.is_ended() && outcome.is_none() {
-            outcome = Some(Err(Failure::Cut));
+        if matches!(outcome, Some(Ok(_))) && world.manner.to_the_end && !connection.is_ended() {
+            self.is_answered = true;
+            outcome = None;
+        } else if connection.is_ended() && outcome.is_none() {
+            outcome = Some(if self.is_answered { Ok(false) } else { Err(Failure::Cut) });
         }
         if acknowledge {
             self.send(Send::Ack, connection, world);

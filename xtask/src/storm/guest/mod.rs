@@ -17,6 +17,7 @@ mod plan;
 mod price;
 mod pump;
 mod request;
+pub(crate) mod stall;
 mod sum;
 mod tally;
 mod tcp;
@@ -25,12 +26,13 @@ pub(crate) mod wire;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use answer::{Body, Expected};
+pub(crate) use answer::{Answer, Body, Expected, Progress};
 pub(crate) use plan::{Arrival, Flood, Orders, Plan, Planned};
 pub(super) use plan::{Command, Prices, Reply, TOKEN};
 pub(crate) use pump::Pump;
 pub(super) use tally::{Calls, Outcome};
 pub(crate) use tally::{Failure, Tally};
+pub(crate) use tcp::{Nanos, SECOND};
 
 use anyhow::{Context as _, Result};
 use std::fmt::Write as _;
@@ -59,13 +61,13 @@ pub(crate) struct Args {
 }
 
 /// A tap's name.
-pub(super) fn tap_name(number: usize) -> String {
+pub(crate) fn tap_name(number: usize) -> String {
     format!("storm{number}")
 }
 
 /// The link group of all taps: deleting it is one step for the kernel; closing descriptors one by one waits
 /// out a grace period for each.
-pub(super) const TAP_GROUP: u32 = 254;
+pub(crate) const TAP_GROUP: u32 = 254;
 
 /// Runs the verb.
 pub(crate) fn run(args: &Args) -> Result<()> {

@@ -71,6 +71,9 @@ pub(crate) struct Orders {
     /// Guests boot again until so much time is over; every one boots at least once.
     pub(crate) seconds: f64,
     pub(crate) keep_alive: bool,
+    /// The service closes each connection first; requests have to ask for that.
+    #[serde(default)]
+    pub(crate) to_the_end: bool,
     /// Times a guest asks again, a second after its request has failed; clients in guests do.
     #[serde(default)]
     pub(crate) retries: u8,
@@ -79,6 +82,9 @@ pub(crate) struct Orders {
     /// Guests that read slowly, the first ones.
     pub(crate) slow: usize,
     pub(crate) flood: Option<Flood>,
+    /// Seconds without progress that make a stall; 0 watches nothing.
+    #[serde(default)]
+    pub(crate) stall: f64,
     pub(crate) seed: u64,
 }
 

@@ -3,13 +3,16 @@
 use super::boot::{Guest, Manner, Scratch, Transmit, World};
 use super::plan::{Arrival, Orders, Plan};
 use super::request::Requests;
+use super::stall::{Stall, Watch, seconds};
 use super::tally::{Calls, Tally};
 use super::tcp::{MILLISECOND, Nanos, SECOND};
 use anyhow::{Context as _, Result, ensure};
 use rustix::event::epoll;
+use std::borrow::Borrow;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
-use support::tap::Tap;
+use std::time::{Duration, Instant};
+use support::recent::{Fate, Recent, Towards};
+use support::tap::{Tap, VNET_HDR_LEN};
 
 /// Frames taken from one tap before others get their turn.
 const BATCH: usize = 32;
@@ -34,7 +37,7 @@ const PAUSE: Nanos = MILLISECOND;
 
 /// The guests of a plan on their taps.
 pub(crate) struct Pump<'a> {
-    taps: &'a [Tap],
+    taps: Vec<&'a Tap>,
     epoll: OwnedFd,
     guests: Vec<Guest>,
     requests: Requests,
@@ -42,6 +45,8 @@ pub(crate) struct Pump<'a> {
     manner: Manner,
     buffer: Vec<u8>,
     scratch: Scratch,
+    /// One for each guest, while stalls are looked for.
+    watches: Vec<(Recent, Watch)>,
 }
 
 /// A tap's descriptor, with loss.
@@ -50,16 +55,31 @@ struct Port<'a> {
     loss: f64,
     dice: &'a mut fastrand::Rng,
     calls: &'a mut Calls,
+    recent: Option<(&'a mut Recent, Nanos)>,
+}
+
+impl Port<'_> {
+    fn note(&mut self, fate: Fate, frame: &[u8]) {
+        if let Some((recent, now)) = &mut self.recent {
+            note(recent, *now, Towards::Host, fate, self.tap, frame);
+        }
+    }
+}
+
+fn note(recent: &mut Recent, now: Nanos, towards: Towards, fate: Fate, tap: &Tap, frame: &[u8]) {
+    let header = if tap.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
+    recent.note(Duration::from_nanos(now), towards, fate, frame.get(header..).unwrap_or_default());
 }
 
 impl Transmit for Port<'_> {
     fn send(&mut self, frame: &[u8]) {
         if self.loss > 0.0 && self.dice.f64() < self.loss {
-            return;
+            return self.note(Fate::Lost, frame);
         }
         self.calls.writes += 1;
         // A frame the device does not take is lost, as on any network: it is sent again in time.
-        let _ = self.tap.send(0, frame);
+        let taken = self.tap.send(0, frame).unwrap_or(false);
+        self.note(if taken { Fate::Delivered } else { Fate::Refused }, frame);
     }
 }
 
@@ -77,7 +97,8 @@ struct Storm<'a> {
 
 impl<'a> Pump<'a> {
     /// Guests on the first of the taps.
-    pub(crate) fn new(taps: &'a [Tap]) -> Result<Self> {
+    pub(crate) fn new<T: Borrow<Tap>>(taps: &'a [T]) -> Result<Self> {
+        let taps: Vec<&Tap> = taps.iter().map(Borrow::borrow).collect();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (number, tap) in taps.iter().enumerate() {
             let data = epoll::EventData::new_u64(number as u64);
@@ -92,6 +113,7 @@ impl<'a> Pump<'a> {
             manner: Manner::default(),
             buffer: vec![0; BUFFER],
             scratch: Scratch::default(),
+            watches: Vec::new(),
         })
     }
 
@@ -120,11 +142,16 @@ impl<'a> Pump<'a> {
         );
         let vnet = self.taps[0].shape().vnet_hdr;
         let lone = orders.arrival == Arrival::Lone;
-        self.manner = Manner { vnet, keep_alive: orders.keep_alive, lone, retries: orders.retries };
+        let Orders { keep_alive, to_the_end, retries, .. } = *orders;
+        self.manner = Manner { vnet, keep_alive, lone, to_the_end, retries };
         let mut random = fastrand::Rng::with_seed(orders.seed);
         self.drain()?;
         for (number, guest) in self.guests.iter_mut().enumerate() {
             guest.forget(number < orders.slow, &mut random);
+        }
+        self.watches.clear();
+        if orders.stall > 0.0 {
+            self.watches.resize_with(self.guests.len(), Default::default);
         }
         let mut storm = Storm {
             orders,
@@ -205,8 +232,12 @@ impl<'a> Pump<'a> {
             storm.calls.reads += 1;
             let Some(length) = self.taps[number].receive(0, &mut buffer)? else { break };
             let lost = storm.orders.loss > 0.0 && storm.dice.f64() < storm.orders.loss;
+            let now = storm.now();
+            if let Some((recent, _)) = self.watches.get_mut(number) {
+                let fate = if lost { Fate::Lost } else { Fate::Delivered };
+                note(recent, now, Towards::Guest, fate, self.taps[number], &buffer[..length]);
+            }
             if !lost && number < self.guests.len() {
-                let now = storm.now();
                 self.with(number, storm, now, |guest, world| guest.receive(&buffer[..length], world));
             }
         }
@@ -215,6 +246,20 @@ impl<'a> Pump<'a> {
     }
 
     fn tick(&mut self, storm: &mut Storm<'_>, now: Nanos) {
+        for (guest, (recent, watch)) in self.guests.iter().zip(&mut self.watches) {
+            let Some((since, port)) = guest.waits() else { continue };
+            let waited = now.saturating_sub(since);
+            let Some(lost) = watch.overdue(waited, recent.lost, storm.limit()) else { continue };
+            let stall = Stall {
+                connection: format!("{}:{port}", guest.plan.address),
+                answers: guest.answered(),
+                seconds: seconds(waited),
+                lost,
+                segments: recent.lines(),
+                sockets: String::new(),
+            };
+            watch.stalls(stall, &mut storm.tally.stalls);
+        }
         for number in 0..self.guests.len() {
             if self.guests[number].wake_at <= now {
                 self.with(number, storm, now, Guest::due);
@@ -229,11 +274,16 @@ impl<'a> Pump<'a> {
         now: Nanos,
         act: impl FnOnce(&mut Guest, &mut World<'_>),
     ) {
+        let limit = storm.limit();
+        let mut watch = self.watches.get_mut(number);
+        let (waited, lost) =
+            (self.guests[number].waits(), watch.as_ref().map_or(0, |(recent, _)| recent.lost));
         let mut port = Port {
-            tap: &self.taps[number],
+            tap: self.taps[number],
             loss: storm.orders.loss,
             dice: &mut storm.dice,
             calls: &mut storm.calls,
+            recent: watch.as_mut().map(|(recent, _)| (recent, now)),
         };
         let mut world = World {
             now,
@@ -245,7 +295,13 @@ impl<'a> Pump<'a> {
             scratch: &mut self.scratch,
             random: &mut storm.random,
         };
-        act(&mut self.guests[number], &mut world);
+        let guest = &mut self.guests[number];
+        act(guest, &mut world);
+        if let Some((_, watch)) = watch
+            && let Some((since, _)) = waited.filter(|_| guest.waits() != waited)
+        {
+            watch.progressed(now.saturating_sub(since), lost, limit, &mut storm.tally.stalls);
+        }
     }
 
     /// Lets closed connections end.
@@ -261,7 +317,7 @@ impl<'a> Pump<'a> {
 
     /// Throws away what an earlier subject left in the taps.
     fn drain(&mut self) -> Result<()> {
-        for tap in self.taps {
+        for tap in &self.taps {
             while tap.receive(0, &mut self.buffer)?.is_some() {}
         }
         Ok(())
@@ -271,6 +327,11 @@ impl<'a> Pump<'a> {
 impl Storm<'_> {
     fn now(&self) -> Nanos {
         self.clock.elapsed().as_nanos() as Nanos
+    }
+
+    /// The wait that makes a stall.
+    fn limit(&self) -> Nanos {
+        (self.orders.stall * SECOND as f64) as Nanos
     }
 
     /// Plans when each guest begins.

@@ -1,6 +1,7 @@
 //! What guests saw: counts, reasons and times.
 
 use super::super::model::Distribution;
+use super::stall::Stalls;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -88,6 +89,7 @@ pub(crate) struct Tally {
     /// When each boot finished, from the storm's start; of the first wave only.
     pub(crate) finished: Vec<u64>,
     pub(crate) calls: Calls,
+    pub(crate) stalls: Stalls,
 }
 
 /// System calls made.

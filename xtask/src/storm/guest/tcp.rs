@@ -7,9 +7,9 @@
 use super::wire::{ACK, FIN, Header, RST, SYN, WINDOW_SCALE};
 
 /// Nanoseconds.
-pub(super) type Nanos = u64;
+pub(crate) type Nanos = u64;
 pub(super) const MILLISECOND: Nanos = 1_000_000;
-pub(super) const SECOND: Nanos = 1_000_000_000;
+pub(crate) const SECOND: Nanos = 1_000_000_000;
 
 /// Until a SYN is sent again (RFC 6298 §2.1); doubled each time.
 const SYN_RTO: Nanos = SECOND;

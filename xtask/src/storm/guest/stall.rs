@@ -1,0 +1,122 @@
+//! Connections that stand still: noticed while they do, with what was seen of them last.
+
+use super::tcp::{Nanos, SECOND};
+use serde::{Deserialize, Serialize};
+
+/// Stalls described in full; more are counted.
+pub(crate) const DESCRIBED: usize = 32;
+/// Doublings of a time-out that losses excuse: Linux's tcp_syn_retries.
+const DOUBLINGS: u32 = 6;
+
+/// A connection without progress for longer than losses explain.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Stall {
+    /// The guest's address and port.
+    pub(crate) connection: String,
+    /// Answers the guest had before.
+    pub(crate) answers: u64,
+    /// How long, once it is over; until it was noticed, if it never was.
+    pub(crate) seconds: f64,
+    /// Frames lost on purpose meanwhile.
+    pub(crate) lost: u64,
+    /// The last segments, in the guest's order.
+    pub(crate) segments: Vec<String>,
+    /// What the guest's kernel says of its sockets, if it has one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) sockets: String,
+}
+
+/// How long a connection may be without progress when so many of its frames were lost meanwhile: the limit, and what
+/// as many time-outs in a row take, each twice the one before (RFC 6298 §5.5), the first 1 s (§2.1).
+pub(crate) fn patience(limit: Nanos, lost: u64) -> Nanos {
+    limit + ((1 << lost.min(DOUBLINGS.into())) - 1) * SECOND
+}
+
+/// Where one guest's present connection stands.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// Frames lost until the last progress.
+    lost: u64,
+    /// The stall under way, by its place among those described.
+    stall: Option<usize>,
+}
+
+/// All stalls of a storm.
+#[derive(Debug, Default)]
+pub(crate) struct Stalls {
+    pub(crate) count: u64,
+    /// The first [`DESCRIBED`] of them.
+    pub(crate) described: Vec<Stall>,
+    /// Waits beyond the limit that losses explain.
+    pub(crate) excused: u64,
+    /// The longest wait of all.
+    pub(crate) longest: Nanos,
+}
+
+impl Watch {
+    /// Takes note of progress after a wait; `lost` is what had been lost in all before it came.
+    pub(crate) fn progressed(&mut self, waited: Nanos, lost: u64, limit: Nanos, stalls: &mut Stalls) {
+        self.lost = lost;
+        stalls.longest = stalls.longest.max(waited);
+        match self.stall.take() {
+            // Beyond the room there is, a place is nobody's.
+            Some(at) => stalls.described.get_mut(at).into_iter().for_each(|it| it.seconds = seconds(waited)),
+            None => stalls.excused += u64::from(waited > limit),
+        }
+    }
+
+    /// How many frames were lost in a wait that has just become too long.
+    pub(crate) fn overdue(&self, waited: Nanos, lost: u64, limit: Nanos) -> Option<u64> {
+        let lost = lost.saturating_sub(self.lost);
+        (self.stall.is_none() && waited > patience(limit, lost)).then_some(lost)
+    }
+
+    /// Counts the wait as a stall.
+    pub(crate) fn stalls(&mut self, stall: Stall, stalls: &mut Stalls) {
+        self.stall = Some(stalls.described.len());
+        stalls.count += 1;
+        if stalls.described.len() < DESCRIBED {
+            stalls.described.push(stall);
+        }
+    }
+}
+
+pub(crate) fn seconds(nanos: Nanos) -> f64 {
+    nanos as f64 / SECOND as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DESCRIBED, SECOND, Stall, Stalls, Watch};
+
+    const LIMIT: u64 = 3 * SECOND;
+
+    #[test]
+    fn a_wait_is_a_stall_unless_losses_explain_it() {
+        for (waited, lost, stalls) in
+            [(3, 0, false), (4, 0, true), (4, 1, false), (5, 1, true), (10, 3, false)]
+        {
+            let watch = Watch::default();
+            assert_eq!(
+                watch.overdue(waited * SECOND, lost, LIMIT).is_some(),
+                stalls,
+                "{waited} s, {lost} lost"
+            );
+        }
+    }
+
+    #[test]
+    fn a_stall_counts_once_and_lasts_until_there_is_progress() {
+        let (mut watch, mut stalls) = (Watch::default(), Stalls::default());
+        for round in 0..DESCRIBED as u64 + 2 {
+            assert_eq!(watch.overdue(4 * SECOND, round, LIMIT), Some(0));
+            watch.stalls(Stall::default(), &mut stalls);
+            assert_eq!(watch.overdue(5 * SECOND, round, LIMIT), None);
+            watch.progressed(6 * SECOND, round + 1, LIMIT, &mut stalls);
+        }
+        assert_eq!((stalls.count, stalls.described.len()), (DESCRIBED as u64 + 2, DESCRIBED));
+        assert!(stalls.described.iter().all(|stall| stall.seconds == 6.0));
+        watch.progressed(4 * SECOND, 99, LIMIT, &mut stalls);
+        assert_eq!((stalls.excused, stalls.longest), (1, 6 * SECOND));
+    }
+}
