@@ -75,7 +75,7 @@ impl Frame {
         Self { octets, rest, partial }
     }
 
-    fn from_port(&mut self, port: u16) {
+    fn take_port(&mut self, port: u16) {
         self.octets[TCP..TCP + 2].copy_from_slice(&port.to_be_bytes());
     }
 
@@ -140,7 +140,7 @@ fn measure(guests: u32, sums: Sums) -> [f64; 6] {
     for round in 0..rounds {
         let now = at(Duration::from_millis(u64::from(round)));
         for (step, frame) in steps.iter_mut().enumerate() {
-            frame.from_port(1 + (round % 60_000) as u16);
+            frame.take_port(1 + (round % 60_000) as u16);
             let start = on_cpu();
             for guest in 0..guests {
                 frame.acknowledges(stands[guest as usize], sums);

@@ -174,7 +174,7 @@ fn a_veth_is_reachable_while_its_other_end_takes_redirected_frames() {
     assert_eq!(node.steering.losses().hubs[0].tap_dropped, 1, "what cannot be redirected is counted");
     for (word, reachable) in [("on", true), ("off", false), ("on", true)] {
         set_gro(&guest, "eth0", word == "on").expect("GRO is the guest's to turn");
-        assert_eq!(changes(&mut node.steering), [name.clone()], "{word}");
+        assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{word}");
         assert_eq!(node.steering.is_reachable(&name), reachable, "{word}");
     }
 }
