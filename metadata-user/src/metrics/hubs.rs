@@ -42,7 +42,7 @@ impl<'a, T> Hubs<'a, T> {
             w.socket.frames
         });
         self.one(out, "xdp_imds_received_bytes_total", "Octets in those frames.", |w| w.socket.bytes);
-        let help = "Frames lost before or at the AF_XDP socket, by reason.";
+        let help = "Frames lost before, at or behind the AF_XDP socket, by reason; over_share: of VMs that ask for more than their share.";
         self.lost(out, "xdp_imds_receive_lost_frames_total", help, |hub| {
             let w = &hub.worker;
             [
@@ -84,7 +84,7 @@ impl<'a, T> Hubs<'a, T> {
 
     pub(super) fn turns(&self, out: &mut Exposition) {
         self.one(out, "xdp_imds_worker_turns_total", "Turns of the worker's loop.", |w| w.turns.turns);
-        let help = "Turns that received as many frames as a turn may.";
+        let help = "Turns after which more was due at once.";
         self.one(out, "xdp_imds_worker_full_batches_total", help, |w| w.turns.full_batches);
         self.one(out, "xdp_imds_worker_sleeps_total", "Times the worker slept.", |w| w.turns.sleeps);
         self.one(out, "xdp_imds_worker_naps_total", "Times the busy worker let frames gather.", |w| {
