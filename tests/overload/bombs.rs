@@ -360,7 +360,8 @@ fn requests_held_for_a_record_that_never_comes_cost_nobody_else() {
     books::balance(&arena.agent, 0).expect("every frame is accounted for");
 }
 
-/// Twice as many requests as there may be connections: those that are held are told 503 in the end.
+/// Twice as many requests as there may be connections: those that are held get 503 in the end. The others are held in
+/// turn when places become free, and on a slow machine some of them get theirs before the last of the first.
 fn held(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, 2 * PER_PORT)?;
     for talk in &mut mob.talks {
@@ -370,6 +371,6 @@ fn held(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let ended = |talks: &[Talk]| talks.iter().filter(|talk| talk.ended).count();
     mob.until(MOST, |talks| ended(talks) >= PER_PORT)?;
     let found: Vec<_> = mob.talks.iter().flat_map(|talk| statuses(&talk.received)).collect();
-    ensure!(found == vec![503; PER_PORT], "{found:?}");
+    ensure!(found.len() >= PER_PORT && found.iter().all(|status| *status == 503), "{found:?}");
     mob.leave().context("leaving")
 }
