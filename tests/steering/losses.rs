@@ -226,3 +226,24 @@ fn a_slot_that_leaves_a_bare_veth_for_a_tap_gets_its_answers_there() {
     assert!(gets(&tap, BOB));
     assert_eq!(arrived(&guest), 0);
 }
+
+#[test]
+fn a_device_that_has_the_number_of_a_bare_veth_that_went_gets_nothing() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+    let (_guest, name) = veth(&mut node, None);
+    let ifindex = node.steering.ports().find(|(port, _)| **port == name).expect("attached").1;
+    node.ns.ip("link del veth0").expect("the veth goes");
+    let next = Namespace::new("next").expect("a namespace");
+    let peer = format!("peer name eth0 netns {}", next.name());
+    node.ns.ip(&format!("link add veth1 index {ifindex} type veth {peer}")).expect("another of its number");
+    node.ns.ip("link set veth1 up").expect("up");
+    next.sysctl("ipv6/conf/eth0/disable_ipv6", "1").expect("no IPv6 of its own");
+    next.ip("link set eth0 up").expect("up");
+    node.answer(3);
+    node.expect_count(Verdict::HubDropNoDevice, 1);
+    assert_eq!(arrived(&next), 0);
+}

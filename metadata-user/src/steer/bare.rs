@@ -2,7 +2,8 @@
 //!
 //! Answers to those in the agent's own namespace go through the network stack's door: on the hub tap `hub` passes them on
 //! to the classifier `hub_tcx`, which sends them to the device as the host sends its own. That costs a socket buffer for
-//! each frame. It takes Linux 6.6, and `bpf_redirect` reaches no device of another namespace.
+//! each frame. It takes Linux 6.6, and `bpf_redirect` reaches no device of another namespace. To put the classifier on waits
+//! for an RCU grace period, some 15 ms for each hub, when the agent starts.
 
 use aya::Ebpf;
 use aya::programs::links::FdLink;

@@ -367,13 +367,11 @@ impl Steering {
             let pin = pins.as_ref().map(|pins| pins.link(pin));
             links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);
             links.push(Held::new(put(&mut ebpf, program::HUB, tap)?, None)?);
-            if reaches_bare {
-                match bare::put_classifier(&mut ebpf, &tap.name) {
-                    Ok(link) => links.push(Held::new(link, None)?),
-                    Err(error) => {
-                        reaches_bare = false;
-                        tracing::warn!("ports that take no redirected frames are not served: {error}");
-                    }
+            match reaches_bare.then(|| bare::put_classifier(&mut ebpf, &tap.name)).transpose() {
+                Ok(link) => links.extend(link.map(|link| Held::new(link, None)).transpose()?),
+                Err(error) => {
+                    reaches_bare = false;
+                    tracing::warn!("ports that take no redirected frames are not served: {error}");
                 }
             }
             tables.set_hub(number, outer.ifindex)?;

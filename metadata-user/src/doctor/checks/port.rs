@@ -140,7 +140,7 @@ fn kind(device: &Device) -> Option<Check> {
         "veth" if device.takes_redirected == Some(false) => None,
         "veth" => Some(Check::warn(
             check,
-            "a veth: the kernel answers nothing itself, and answers arrive only while its peer takes redirected frames",
+            "a veth: the kernel answers nothing itself, and answers cost more, or do not arrive, once its peer takes no redirected frames",
             "a tap, or a veth whose peer does",
             "Where it is not a guest's tap but the way to it, name the tap; else keep GRO on at the peer (ethtool -K PEER gro on)",
         )),
