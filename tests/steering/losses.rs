@@ -176,7 +176,7 @@ fn a_veth_of_another_namespace_is_reached_while_it_takes_redirected_frames() {
     assert_eq!(node.steering.losses().hubs[0].tap_dropped, 1, "what cannot be redirected is counted");
     for (word, way) in [("on", Way::Redirect), ("off", Way::None), ("on", Way::Redirect)] {
         set_gro(&guest, "eth0", word == "on").expect("GRO is the guest's to turn");
-        assert_eq!(changes(&mut node.steering), [name.clone()], "{word}");
+        assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{word}");
         assert_eq!(node.steering.way_to(&name), way, "{word}");
     }
 }
@@ -201,7 +201,7 @@ fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
     for (frames, (gro, way)) in (1..).zip(ways) {
         if let Some(on) = gro {
             set_gro(&guest, "eth0", on).expect("GRO is the guest's to turn");
-            assert_eq!(changes(&mut node.steering), [name.clone()], "{gro:?}");
+            assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{gro:?}");
         }
         assert_eq!(node.steering.way_to(&name), way, "{gro:?}");
         node.answer(3);
