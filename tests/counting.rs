@@ -172,18 +172,18 @@ fn records_ports_and_identities_are_counted_by_what_became_of_them() {
 }
 
 #[test]
-fn a_veth_without_gro_behind_it_is_not_served_until_it_has_it() {
+fn a_bare_veth_of_another_namespace_is_not_served_until_it_has_gro() {
     if !privileged::or_skip() {
         return;
     }
     let records = tempfile::tempdir().expect("a directory");
-    let (host, far) = (Host::new().expect("a node"), Namespace::new("far").expect("a guest"));
-    let identity = Identity::of(0);
-    host.ns().ip(&format!("link add tap0 type veth peer name eth0 netns {}", far.name())).expect("a veth");
-    host.ns().ip("link set tap0 up").expect("up");
+    let (host, pod) = (Host::new().expect("a node"), Namespace::new("pod").expect("a pod"));
+    let (far, identity) = (Namespace::new("far").expect("a guest"), Identity::of(0));
+    pod.ip(&format!("link add tap0 type veth peer name eth0 netns {}", far.name())).expect("a veth");
+    pod.ip("link set tap0 up").expect("up");
     far.ip("link set eth0 up").expect("up");
     identity.write(records.path(), 1).expect("a record");
-    let port = PortArgument::new("tap0", identity.mac);
+    let port = PortArgument::new("tap0", identity.mac).within(&pod);
     let agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
     let state = |served: bool| {
         let (instance, tap) = if served { ("served", "attached") } else { ("waiting", "error") };
@@ -198,10 +198,11 @@ fn a_veth_without_gro_behind_it_is_not_served_until_it_has_it() {
     };
     state(false);
     let said = status();
-    assert!(said.contains("tap0  error") && said.contains("ethtool -K PEER gro on"), "{said}");
+    let line = format!("tap0@{}  error", pod.name());
+    assert!(said.contains(&line) && said.contains("ethtool -K PEER gro on"), "{said}");
     set_gro(&far, "eth0", true).expect("GRO");
     state(true);
-    assert!(!status().contains("tap0  error"), "{}", status());
+    assert!(!status().contains(&line), "{}", status());
     set_gro(&far, "eth0", false).expect("no GRO");
     state(false);
 }

@@ -379,7 +379,7 @@ fn the_verifier_is_far_from_its_limit() {
         return;
     }
     in_empty_namespace(|| {
-        for program in [program::PORT, program::PORT_TCX, program::HUB] {
+        for program in [program::PORT, program::PORT_TCX, program::HUB, program::HUB_TCX] {
             let verified = node().verified(program).expect("a count");
             println!("{program}: {verified} instructions");
             assert!(verified < MOST, "{program}: {verified} instructions");

@@ -172,12 +172,15 @@ fn an_answer_of_user_space_is_reported_as_the_guest_gets_it() {
             (Trace::of(Some(PORT), None, 0), false),
         ] {
             programs.watch(trace).expect("a watch");
-            let events = reported(&mut programs, program::HUB, &sent);
-            assert_eq!(events.len(), usize::from(heard), "{trace:?}");
-            for event in events {
-                assert_eq!((event.verdict, event.slot), (Verdict::HubDelivered.index(), IDENTITY.slot));
-                assert_eq!((event.direction, event.mac), (TO_GUEST, GUEST.0));
-                assert_eq!(event.frame(), received);
+            for (by, bare) in [(program::HUB, 0), (program::HUB_TCX, LOOPBACK)] {
+                programs.place_bare_device(IDENTITY.slot, bare).expect("a device");
+                let events = reported(&mut programs, by, &sent);
+                assert_eq!(events.len(), usize::from(heard), "{trace:?} {by}");
+                for event in events {
+                    assert_eq!((event.verdict, event.slot), (Verdict::HubDelivered.index(), IDENTITY.slot));
+                    assert_eq!((event.direction, event.mac), (TO_GUEST, GUEST.0));
+                    assert_eq!(event.frame(), received);
+                }
             }
         }
     });

@@ -470,6 +470,54 @@ fn answers_leave_the_hub_for_the_guest_they_are_stamped_with() {
 }
 
 #[test]
+fn answers_to_a_device_without_redirects_pass_the_hub_to_its_classifier() {
+    const GUEST_AT: Guest = Guest { mac: GUEST.0, live: 1 };
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node();
+        for slot in 4..9 {
+            programs.place_guest(slot, GUEST_AT).expect("a guest");
+            programs.place_guest_device(slot).expect("its device");
+        }
+        programs.place_guest(10, GUEST_AT).expect("a guest whose device was deleted");
+        programs.place_guest(8, Guest { live: 0, ..GUEST_AT }).expect("a guest that has left");
+        for (slot, ifindex) in [(7, LOOPBACK), (6, LOOPBACK + 1), (8, LOOPBACK), (10, LOOPBACK)] {
+            programs.place_bare_device(slot, ifindex).expect("a device");
+        }
+        let (dropped, shot) = ((XDP_DROP, false), (TC_ACT_SHOT, false));
+        let gone = Some(Verdict::HubDropNoGuest);
+        let no_device = Some(Verdict::HubDropNoDevice);
+        let delivered = Some(Verdict::HubDelivered);
+        let unstamped = Some(Verdict::HubDropUnstamped);
+        let handed = ((TC_ACT_REDIRECT, true), delivered);
+        let table = [
+            ("bare", stamp(7), ((XDP_PASS, false), None), handed),
+            ("another device by now", stamp(6), ((XDP_REDIRECT, true), delivered), handed),
+            ("not bare", stamp(5), ((XDP_REDIRECT, true), delivered), (shot, no_device)),
+            ("its device was deleted", stamp(10), ((XDP_DROP, true), no_device), handed),
+            ("a guest that has left", stamp(8), (dropped, gone), (shot, gone)),
+            ("a slot never used", stamp(0), (dropped, gone), (shot, gone)),
+            ("a slot out of range", stamp(u32::MAX), (dropped, gone), (shot, gone)),
+            ("a plain MAC", GUEST, (dropped, unstamped), (shot, unstamped)),
+            ("everybody", Mac::BROADCAST, (dropped, unstamped), (shot, unstamped)),
+        ];
+        for (name, destination, by_hub, by_classifier) in table {
+            let sent = frames::with(frames::known_good(), ethernet::DESTINATION, &destination.0);
+            let arrived = frames::with(sent.clone(), ethernet::DESTINATION, &GUEST.0);
+            for (by, expected) in [(program::HUB, by_hub), (program::HUB_TCX, by_classifier)] {
+                let ((action, is_the_guests), verdict) = expected;
+                let frame = if is_the_guests { arrived.clone() } else { sent.clone() };
+                let counted = verdict.map(|verdict| (verdict, 1)).into_iter().collect();
+                let found = programs.run(by, &sent).expect(name);
+                assert_eq!(found, Outcome { action, frame, counted }, "{name} by {by}");
+            }
+        }
+    });
+}
+
+#[test]
 fn frames_reach_the_socket_of_their_queue_or_are_dropped() {
     if !privileged::or_skip() {
         return;

@@ -101,6 +101,9 @@ pub mod name {
     pub const GUESTS: &str = "GUESTS";
     /// `DEVMAP_HASH` slot → ifindex of the guest's port, inserted from inside the port's namespace.
     pub const GUEST_DEVICES: &str = "GUEST_DEVICES";
+    /// `ARRAY` slot → ifindex of the guest's port if the device takes no redirected frames, so that a classifier has
+    /// to hand answers to it; else 0.
+    pub const BARE_DEVICES: &str = "BARE_DEVICES";
     /// `DEVMAP` hub number → ifindex of the hub's outer veth.
     pub const HUBS: &str = "HUBS";
     /// `ARRAY` hub number → ifindex of the hub's outer veth, 0 for none: `HUBS` for classifiers, since the kernel
@@ -150,6 +153,8 @@ pub mod program {
     pub const SOCKET: &str = "socket";
     /// On the hub tap: from the stamp to the guest's port.
     pub const HUB: &str = "hub";
+    /// A classifier behind `hub`: hands answers to ports that take no redirected frames.
+    pub const HUB_TCX: &str = "hub_tcx";
 }
 
 /// A port: interface indexes collide across namespaces, so the namespace is part of the key.

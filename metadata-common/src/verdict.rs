@@ -1,4 +1,4 @@
-//! What becomes of a frame, and why: every verdict of the three programs.
+//! What becomes of a frame, and why: every verdict of the programs.
 //!
 //! A verdict's number is its index in the `COUNTERS` map and its name is its label in the metrics, so a
 //! frame nobody expected is found by reading a counter.
@@ -154,15 +154,15 @@ verdicts! {
     /// `socket`: no AF_XDP socket on that queue.
     SocketDropAbsent => Drop, "socket_drop_absent";
 
-    /// `hub`: sent to the guest's port.
+    /// `hub`, `hub_tcx`: sent to the guest's port.
     HubDelivered => Steer, "hub_delivered";
-    /// `hub`: shorter than an Ethernet header.
+    /// `hub`, `hub_tcx`: shorter than an Ethernet header.
     HubDropTruncated => Drop, "hub_drop_truncated";
-    /// `hub`: the destination MAC is no stamp.
+    /// `hub`, `hub_tcx`: the destination MAC is no stamp.
     HubDropUnstamped => Drop, "hub_drop_unstamped";
-    /// `hub`: the stamp names a slot nobody holds.
+    /// `hub`, `hub_tcx`: the stamp names a slot nobody holds.
     HubDropNoGuest => Drop, "hub_drop_no_guest";
-    /// `hub`: the guest's port is gone.
+    /// `hub`: the guest's port is gone. `hub_tcx`: it has just begun to take redirected frames, too.
     HubDropNoDevice => Drop, "hub_drop_no_device";
 }
 

@@ -3,6 +3,9 @@
 //! It sees a frame as a socket buffer, which leaves large frames in pieces and takes one VLAN tag off. So
 //! what is not in the first piece is copied out, and a tag taken off counts as one.
 //!
+//! `hub_tcx` does the other direction for ports whose device takes no redirected frames: a frame in a socket buffer is
+//! sent there as any other is.
+//!
 //! Least kernel: 6.6 (tcx links). `bpf_redirect` finds devices of the frame's own namespace only, so the
 //! port must be in the hub's.
 
@@ -11,16 +14,17 @@ use aya_ebpf::helpers::generated::{bpf_redirect, bpf_skb_load_bytes};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use metadata_common::classify::Reader;
-use metadata_common::decide::{Decision, decide};
+use metadata_common::decide::{Decision, Delivery, decide, deliver};
 use metadata_common::drain;
-use metadata_common::maps::{Identity, MAX_STEERED, MIN_SEGMENT};
+use metadata_common::mac::Mac;
+use metadata_common::maps::{Identity, MAX_STEERED, MIN_SEGMENT, Slot};
 use metadata_common::stamp::stamp;
-use metadata_common::trace::NO_SLOT;
+use metadata_common::trace::{NO_SLOT, TO_GUEST};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
-use crate::tables::{HUB_DEVICES, Ingress, count, count_index};
+use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, count_index};
 use crate::{report_unknown, trace, worth_a_line};
 
 /// Where a VM's frames enter the network stack: steer what is for the metadata service, leave the rest alone.
@@ -66,6 +70,38 @@ fn steer(buffer: &Buffer<'_>, ingress: &Ingress, verdict: Verdict, identity: Ide
     // SAFETY: the helper takes two integers and has no precondition; a device that is gone drops the frame.
     let action = unsafe { bpf_redirect(device, 0) };
     (verdict, action as i32)
+}
+
+/// Behind `hub`: to the guest's port, if its device takes no redirected frames. Nothing goes on to the host's stack.
+#[classifier]
+pub fn hub_tcx(context: TcContext) -> i32 {
+    match deliver(&Frame::first_piece(&context), &Guests) {
+        Delivery::Drop(verdict) => {
+            count(verdict);
+            TC_ACT_SHOT
+        }
+        Delivery::Deliver(slot, mac) => {
+            let (verdict, action) = hand_over(&context, slot, mac);
+            count(verdict);
+            trace::begin(|| trace::note(&Frame::first_piece(&context), trace::NO_PORT, false, TO_GUEST))
+                .end(verdict.index(), slot);
+            action
+        }
+    }
+}
+
+/// Puts the guest's MAC back and sends the frame to its port.
+#[inline(always)]
+fn hand_over(context: &TcContext, slot: Slot, mac: Mac) -> (Verdict, i32) {
+    let Some(device) = bare_device(slot) else {
+        return (Verdict::HubDropNoDevice, TC_ACT_SHOT);
+    };
+    if context.store(ethernet::DESTINATION, &mac.0, 0).is_err() {
+        return (Verdict::HubDropTruncated, TC_ACT_SHOT);
+    }
+    // SAFETY: the helper takes two integers and has no precondition; a device that is gone drops the frame.
+    let action = unsafe { bpf_redirect(device, 0) };
+    (Verdict::HubDelivered, action as i32)
 }
 
 /// A socket buffer as a frame.

@@ -1,11 +1,12 @@
 //! The kernel side of xdp-imds: the smallest shell that lets `metadata-common` decide in the kernel.
 //!
-//! Three XDP programs and a classifier. `port` sits on each VM's tap, answers what it can of what is for the
+//! Three XDP programs and two classifiers. `port` sits on each VM's tap, answers what it can of what is for the
 //! metadata service and sends the rest to the hub; `socket` sits on the inner end of the hub's veth and hands frames
 //! to the AF_XDP socket; `hub` sits on the hub tap and sends answers to the guest's tap. `port_tcx` (`classifier`)
-//! steers in `port`'s place where that costs a guest less. Every frame adds one to one counter.
+//! steers in `port`'s place where that costs a guest less; `hub_tcx` sends answers to ports that take no redirected
+//! frames. Every frame adds one to one counter.
 //!
-//! Least kernel: 5.8 (ring buffer of the log; `DEVMAP_HASH` is 5.4, global constants 5.2).
+//! Least kernel: 5.8 (ring buffer of the log, looking into a `DEVMAP_HASH`; `DEVMAP_HASH` is 5.4, global constants 5.2).
 #![no_std]
 #![no_main]
 
@@ -32,7 +33,7 @@ use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
-use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, own_hub};
+use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, is_bare, own_hub};
 
 /// What a redirect answers when its map has no such entry. The frame is ours, so it must not pass.
 const OR_DROP: u64 = XDP_DROP as u64;
@@ -175,7 +176,7 @@ pub fn socket(context: XdpContext) -> u32 {
     }
 }
 
-/// On the hub tap: from the stamp to the guest's tap.
+/// On the hub tap: from the stamp to the guest's tap. What a redirect would lose is left to `hub_tcx`, which counts it.
 #[xdp]
 pub fn hub(context: XdpContext) -> u32 {
     let mut frame = Frame::new(&context);
@@ -184,6 +185,7 @@ pub fn hub(context: XdpContext) -> u32 {
             count(verdict);
             XDP_DROP
         }
+        Delivery::Deliver(slot, _) if is_bare(slot) => XDP_PASS,
         Delivery::Deliver(slot, mac) => {
             let (verdict, action) = hand_over(&mut frame, slot, mac);
             count(verdict);

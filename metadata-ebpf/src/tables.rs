@@ -46,6 +46,8 @@ static GUESTS: Array<u64> = Array::with_max_entries(MAX_SLOTS, 0);
 #[map]
 pub(crate) static GUEST_DEVICES: DevMapHash = DevMapHash::with_max_entries(MAX_SLOTS, 0);
 #[map]
+static BARE_DEVICES: Array<u32> = Array::with_max_entries(MAX_SLOTS, 0);
+#[map]
 pub(crate) static HUBS: DevMap = DevMap::with_max_entries(MAX_HUBS, 0);
 #[map]
 pub(crate) static HUB_DEVICES: Array<u32> = Array::with_max_entries(MAX_HUBS, 0);
@@ -287,6 +289,21 @@ impl decide::Bucket for Bucket {
         // SAFETY: as in `store`.
         unsafe { place.write_volatile(steered) };
     }
+}
+
+/// The guest's device, if it takes no redirected frames.
+#[inline(always)]
+pub(crate) fn bare_device(slot: Slot) -> Option<u32> {
+    let place = BARE_DEVICES.get_ptr(slot)?;
+    // SAFETY: the map returned this pointer to a live, aligned u32.
+    let ifindex = unsafe { place.read_volatile() };
+    if ifindex == 0 { None } else { Some(ifindex) }
+}
+
+/// True if the guest's device takes no redirected frames, and is there: the kernel forgets one that is deleted.
+#[inline(always)]
+pub(crate) fn is_bare(slot: Slot) -> bool {
+    bare_device(slot).is_some_and(|bare| GUEST_DEVICES.get_ifindex(slot) == Some(bare))
 }
 
 /// The guests by slot.

@@ -1,11 +1,11 @@
 //! Frames that a device has no room for, or does not take: each is counted, and the device is named.
 
-use super::node::{ALICE, Node, ask, config, port, within};
+use super::node::{ALICE, BOB, Node, ask, config, gets, port, within};
 use metadata_common::maps::ANSWER_LINK;
 use metadata_common::verdict::Verdict;
 use metadata_user::afxdp::{Queues, SocketConfig};
 use metadata_user::port::PortName;
-use metadata_user::steer::{HUB_QUEUES, Limits, SteerConfig, Steering};
+use metadata_user::steer::{HUB_QUEUES, Limits, SteerConfig, Steering, Way};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::netns::Namespace;
@@ -143,13 +143,15 @@ fn frames_that_a_full_veth_refuses_are_counted() {
     assert!(10 * lost >= 8 * (sent - delivered), "{lost} of {}", sent - delivered);
 }
 
-/// A veth whose other end is in a namespace of its own; its port is attached, and somebody bound on it.
-fn veth(node: &mut Node) -> (Namespace, PortName) {
+/// A veth from this namespace to one of its own; its port is attached, and somebody bound on it.
+fn veth(node: &mut Node, pod: Option<&Namespace>) -> (Namespace, PortName) {
     let guest = Namespace::new("guest").expect("a namespace");
-    node.ns.ip(&format!("link add veth0 type veth peer name eth0 netns {}", guest.name())).expect("a veth");
-    node.ns.ip("link set veth0 up").expect("up");
+    let here = pod.unwrap_or(&node.ns);
+    here.ip(&format!("link add veth0 type veth peer name eth0 netns {}", guest.name())).expect("a veth");
+    here.ip("link set veth0 up").expect("up");
+    guest.sysctl("ipv6/conf/eth0/disable_ipv6", "1").expect("no IPv6 of its own");
     guest.ip("link set eth0 up").expect("up");
-    let name = PortName::local("veth0");
+    let name = PortName { ifname: "veth0".into(), netns: pod.map(|pod| pod.name().to_owned()) };
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, ALICE, 3).expect("bound");
     (guest, name)
@@ -161,20 +163,87 @@ fn changes(steering: &mut Steering) -> Vec<PortName> {
 }
 
 #[test]
-fn a_veth_is_reachable_while_its_other_end_takes_redirected_frames() {
+fn a_veth_of_another_namespace_is_reached_while_it_takes_redirected_frames() {
     if !privileged::or_skip() {
         return;
     }
-    let mut node = Node::start();
-    let (guest, name) = veth(&mut node);
-    assert!(!node.steering.is_reachable(&name), "a bare veth");
+    let (mut node, pod) = (Node::start(), Namespace::new("pod").expect("a namespace"));
+    let (guest, name) = veth(&mut node, Some(&pod));
+    assert_eq!(node.steering.way_to(&name), Way::None, "a bare veth");
     node.answer(3);
     node.expect_count(Verdict::HubDelivered, 1);
     node.steering.look_at_devices();
     assert_eq!(node.steering.losses().hubs[0].tap_dropped, 1, "what cannot be redirected is counted");
-    for (word, reachable) in [("on", true), ("off", false), ("on", true)] {
+    for (word, way) in [("on", Way::Redirect), ("off", Way::None), ("on", Way::Redirect)] {
         set_gro(&guest, "eth0", word == "on").expect("GRO is the guest's to turn");
         assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{word}");
-        assert_eq!(node.steering.is_reachable(&name), reachable, "{word}");
+        assert_eq!(node.steering.way_to(&name), way, "{word}");
     }
+}
+
+/// Frames that have come in by the guest's end of a veth.
+fn arrived(guest: &Namespace) -> u64 {
+    let read = || std::fs::read_to_string("/proc/thread-self/net/dev").expect("counters");
+    let all = guest.run_in(read);
+    let line = all.lines().find_map(|line| line.trim().strip_prefix("eth0:")).expect("the guest's end");
+    line.split_whitespace().nth(1).and_then(|frames| frames.parse().ok()).expect("a count")
+}
+
+#[test]
+fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+    let (guest, name) = veth(&mut node, None);
+    let ways = [(None, Way::Classifier), (Some(true), Way::Redirect), (Some(false), Way::Classifier)];
+    for (frames, (gro, way)) in (1..).zip(ways) {
+        if let Some(on) = gro {
+            set_gro(&guest, "eth0", on).expect("GRO is the guest's to turn");
+            assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{gro:?}");
+        }
+        assert_eq!(node.steering.way_to(&name), way, "{gro:?}");
+        node.answer(3);
+        node.expect_count(Verdict::HubDelivered, frames);
+        assert!(within(PATIENCE, || (arrived(&guest) == frames).then_some(())).is_some(), "{gro:?}");
+    }
+    assert_eq!(node.steering.losses().hubs[0].tap_dropped, 0);
+}
+
+#[test]
+fn a_slot_that_leaves_a_bare_veth_for_a_tap_gets_its_answers_there() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+    let (guest, _) = veth(&mut node, None);
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, BOB, 3).expect("bound in place of the other");
+    node.answer(3);
+    assert!(gets(&tap, BOB));
+    assert_eq!(arrived(&guest), 0);
+}
+
+#[test]
+fn a_device_that_has_the_number_of_a_bare_veth_that_went_gets_nothing() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+    let (_guest, name) = veth(&mut node, None);
+    let ifindex = node.steering.ports().find(|(port, _)| **port == name).expect("attached").1;
+    node.ns.ip("link del veth0").expect("the veth goes");
+    let next = Namespace::new("next").expect("a namespace");
+    let peer = format!("peer name eth0 netns {}", next.name());
+    node.ns.ip(&format!("link add veth1 index {ifindex} type veth {peer}")).expect("another of its number");
+    node.ns.ip("link set veth1 up").expect("up");
+    next.sysctl("ipv6/conf/eth0/disable_ipv6", "1").expect("no IPv6 of its own");
+    next.ip("link set eth0 up").expect("up");
+    node.answer(3);
+    node.expect_count(Verdict::HubDropNoDevice, 1);
+    assert_eq!(arrived(&next), 0);
 }

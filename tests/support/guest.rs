@@ -72,6 +72,32 @@ impl Spec {
     }
 }
 
+/// Runs curl with these words inside the namespace of a guest.
+///
+/// # Errors
+/// As for [`Guest::fetch`].
+pub fn curl_in(ns: &Namespace, words: &[&str], patience: Duration) -> Result<Fetched> {
+    let seconds = patience.as_secs_f64().to_string();
+    let mut command = Command::new("curl");
+    // --noproxy: a proxy of the machine running the test must never see a guest's request.
+    command.args(["-sS", "--noproxy", "*", "--max-time", &seconds, "--write-out"]);
+    command.arg("%{stderr}%{http_code} %{time_total}").args(words);
+    let started = Instant::now();
+    let output = ns.output(&mut command)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("curl {}: {} after {:?}", words.join(" "), said.trim(), started.elapsed());
+    }
+    let mut report = said.split_whitespace();
+    let status = report.next().and_then(|code| code.parse().ok());
+    let seconds = report.next().and_then(|time| time.parse().ok());
+    Ok(Fetched {
+        status: status.with_context(|| format!("curl gave no status: {said}"))?,
+        time: Duration::from_secs_f64(seconds.with_context(|| format!("curl gave no time: {said}"))?),
+        body: output.stdout,
+    })
+}
+
 /// A running guest. Dropping it unplugs it: its tap, its namespace and its pump go.
 #[derive(Debug)]
 pub struct Guest {
@@ -174,31 +200,7 @@ impl Guest {
     /// # Errors
     /// As for [`Guest::fetch`].
     pub fn curl(&self, words: &[&str], patience: Duration) -> Result<Fetched> {
-        let seconds = patience.as_secs_f64().to_string();
-        let mut command = Command::new("curl");
-        // --noproxy: a proxy of the machine running the test must never see a guest's request.
-        command.args(["-sS", "--noproxy", "*", "--max-time", &seconds, "--write-out"]);
-        command.arg("%{stderr}%{http_code} %{time_total}").args(words);
-        let started = Instant::now();
-        let output = self.ns.output(&mut command)?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        if !output.status.success() {
-            bail!(
-                "{}: curl {}: {} after {:?}",
-                self.identity.hostname,
-                words.join(" "),
-                said.trim(),
-                started.elapsed()
-            );
-        }
-        let mut report = said.split_whitespace();
-        let status = report.next().and_then(|code| code.parse().ok());
-        let seconds = report.next().and_then(|time| time.parse().ok());
-        Ok(Fetched {
-            status: status.with_context(|| format!("curl gave no status: {said}"))?,
-            time: Duration::from_secs_f64(seconds.with_context(|| format!("curl gave no time: {said}"))?),
-            body: output.stdout,
-        })
+        curl_in(&self.ns, words, patience).with_context(|| self.identity.hostname.clone())
     }
 
     /// Pings an address; how many of the first `count` echoes come back. Without a deadline ping would give the last

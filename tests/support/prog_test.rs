@@ -83,6 +83,9 @@ pub struct Outcome {
     pub counted: Vec<(Verdict, u64)>,
 }
 
+/// The programs that see a frame as a socket buffer.
+const CLASSIFIERS: [&str; 2] = [program::PORT_TCX, program::HUB_TCX];
+
 /// The object, loaded for one namespace number.
 pub struct Programs {
     ebpf: Ebpf,
@@ -104,8 +107,9 @@ impl Programs {
         for program in [program::PORT, program::SOCKET, program::HUB] {
             xdp(&mut ebpf, program)?.load().with_context(|| format!("program `{program}`"))?;
         }
-        let tcx = program::PORT_TCX;
-        classifier(&mut ebpf)?.load().with_context(|| format!("program `{tcx}`"))?;
+        for program in CLASSIFIERS {
+            classifier(&mut ebpf, program)?.load().with_context(|| format!("program `{program}`"))?;
+        }
         Ok(Self { ebpf })
     }
 
@@ -132,8 +136,8 @@ impl Programs {
         let mut options = TestRunOptions::new();
         options.data_in = Some(frame);
         options.data_out = Some(&mut out);
-        let result = if program == program::PORT_TCX {
-            classifier(&mut self.ebpf)?.test_run(options)
+        let result = if CLASSIFIERS.contains(&program) {
+            classifier(&mut self.ebpf, program)?.test_run(options)
         } else {
             xdp(&mut self.ebpf, program)?.test_run(options)
         };
@@ -286,6 +290,15 @@ impl Programs {
         Ok(DevMapHash::try_from(map)?.insert(slot, LOOPBACK, None, 0)?)
     }
 
+    /// Has the classifier hand a slot's answers to a device.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn place_bare_device(&mut self, slot: Slot, ifindex: u32) -> Result<()> {
+        let map = self.ebpf.map_mut(name::BARE_DEVICES).context(name::BARE_DEVICES)?;
+        Ok(Array::<_, u32>::try_from(map)?.set(slot, ifindex, 0)?)
+    }
+
     /// Puts an AF_XDP socket, bound to nothing, on a queue. The map lets go of it when it is closed.
     ///
     /// # Errors
@@ -337,8 +350,8 @@ impl Programs {
     /// # Errors
     /// When the kernel does not tell (before 5.16).
     pub fn verified(&mut self, program: &str) -> Result<u32> {
-        let info = if program == program::PORT_TCX {
-            classifier(&mut self.ebpf)?.info()?
+        let info = if CLASSIFIERS.contains(&program) {
+            classifier(&mut self.ebpf, program)?.info()?
         } else {
             xdp(&mut self.ebpf, program)?.info()?
         };
@@ -365,8 +378,7 @@ fn xdp<'a>(ebpf: &'a mut Ebpf, program: &str) -> Result<&'a mut Xdp> {
     Ok(found.try_into()?)
 }
 
-fn classifier(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier> {
-    let program = program::PORT_TCX;
+fn classifier<'a>(ebpf: &'a mut Ebpf, program: &str) -> Result<&'a mut SchedClassifier> {
     let found =
         ebpf.program_mut(program).with_context(|| format!("the object has no program `{program}`"))?;
     Ok(found.try_into()?)

@@ -44,7 +44,7 @@ pub(super) fn native_or_generic(program: &mut Xdp, ifindex: u32, port: &PortName
             tracing::warn!(
                 %port, %error,
                 "the device's driver runs no XDP: steering generically, at more cost a frame; answers arrive \
-                 only if the driver takes redirected frames"
+                 only if the driver takes redirected frames or a classifier reaches it"
             );
             Ok(link)
         }

@@ -80,12 +80,6 @@ impl Steering {
         &self.losses
     }
 
-    /// False for a port that answers cannot be redirected to, by the last look; its guest gets none.
-    #[must_use]
-    pub fn is_reachable(&self, port: &PortName) -> bool {
-        self.ports.get(port).is_none_or(|attached| attached.looks.takes != Some(false))
-    }
-
     /// A port of each of the next namespaces.
     fn next_elsewhere(&mut self) -> Vec<PortName> {
         let after = self.looked_into.take().map_or(Unbounded, Excluded);
@@ -113,6 +107,11 @@ impl Steering {
             let Some(attached) = self.ports.get_mut(port).filter(|attached| !attached.gone) else { continue };
             if attached.looks.takes.replace(*takes) != Some(*takes) {
                 changed.push(port.clone());
+            }
+        }
+        for port in changed.iter() {
+            if let Err(error) = self.enter_bare(port) {
+                tracing::warn!(%port, "answers go the way they went: {error}");
             }
         }
     }

@@ -37,6 +37,8 @@
 //!   answers on taps; elsewhere all is steered.
 //! - Say that a ring was full: a redirect or `XDP_TX` that finds no room counts as done. Hence the devices' own counters
 //!   are read every few seconds (`losses`), and each CPU has a queue of the hub to itself, as far as there are eight.
+//! - Redirect a frame to a device whose driver is not ready for it (a veth whose other end has neither XDP nor GRO). Hence
+//!   a classifier behind `hub` that hands such a device its frames, within the agent's own namespace (`bare`).
 //! - Look at a large frame by XDP at no cost: hence a classifier for guests that have booted (`mode`).
 //! - Carry two XDP programs on one device: a port that is taken is an error that names the holder.
 //!
@@ -53,6 +55,7 @@
 
 mod adopt;
 mod attach;
+mod bare;
 mod counters;
 mod devices;
 mod devstats;
@@ -78,6 +81,7 @@ mod tun;
 mod watch;
 
 pub use adopt::{Adopt, BoundIdentity};
+pub use bare::Way;
 pub use counters::Counters;
 pub use devices::{DEVICES_MAX, LinkList, Seen};
 pub use error::SteerError;
@@ -218,6 +222,8 @@ pub struct Steering {
     key: Key,
     side: u32,
     mode: Mode,
+    /// Every hub has the classifier that hands answers to devices which take no redirected frames.
+    reaches_bare: bool,
     /// The port last looked at, while there are more behind it.
     looked_at: Option<PortName>,
     /// The port of another namespace whose devices were looked at last, while there are more behind it.
@@ -350,6 +356,7 @@ impl Steering {
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
         };
         let (mut links, mut hubs) = (Vec::new(), Vec::new());
+        let mut reaches_bare = mode::has_tcx();
         for (number, Devices { outer, inner, tap }) in (first..).zip(&devices.devices) {
             if number > first {
                 // `socket` knows its hub by a constant.
@@ -360,6 +367,13 @@ impl Steering {
             let pin = pins.as_ref().map(|pins| pins.link(pin));
             links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);
             links.push(Held::new(put(&mut ebpf, program::HUB, tap)?, None)?);
+            match reaches_bare.then(|| bare::put_classifier(&mut ebpf, &tap.name)).transpose() {
+                Ok(link) => links.extend(link.map(|link| Held::new(link, None)).transpose()?),
+                Err(error) => {
+                    reaches_bare = false;
+                    tracing::warn!("ports that take no redirected frames are not served: {error}");
+                }
+            }
             tables.set_hub(number, outer.ifindex)?;
             hubs.push(Hub {
                 number,
@@ -387,6 +401,7 @@ impl Steering {
             key,
             side,
             mode: config.mode,
+            reaches_bare,
             looked_at: None,
             looked_into: None,
             losses: Losses { hubs: vec![HubLosses::default(); hubs.len()], ports: 0 },

@@ -147,9 +147,13 @@ pub(super) fn has_tcx() -> bool {
 
 /// Puts the classifier where a device's frames enter the network stack of the calling thread's namespace,
 /// before all others that are there.
-pub(super) fn attach_tcx(program: &mut SchedClassifier, port: &PortName) -> Result<FdLink, SteerError> {
+pub(super) fn attach_tcx(
+    program: &mut SchedClassifier,
+    name: &'static str,
+    port: &PortName,
+) -> Result<FdLink, SteerError> {
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| SteerError::Attach {
-        program: program::PORT_TCX,
+        program: name,
         device: port.to_string(),
         source,
     };
@@ -225,7 +229,7 @@ impl Steering {
             return Err(SteerError::TcxElsewhere { port: port.clone() });
         }
         let pin = self.pin_of(On::Tcx, cookie, key);
-        Ok(Held::new(attach_tcx(self.object.classifier(cookie)?, port)?, pin)?)
+        Ok(Held::new(attach_tcx(self.object.classifier(cookie)?, program::PORT_TCX, port)?, pin)?)
     }
 
     /// Which program steers a port now; `None` for a port that is not attached.

@@ -25,11 +25,12 @@ use super::pins::{Pins, layout_of, pin_map};
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps all instances share: every one of the object's but its constants.
-const SHARED: [&str; 18] = [
+const SHARED: [&str; 19] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
     name::GUEST_DEVICES,
+    name::BARE_DEVICES,
     name::HUBS,
     name::HUB_DEVICES,
     name::SOCKETS,
@@ -251,10 +252,7 @@ impl Object {
     fn port_classifier(&mut self, number: usize) -> Result<SchedClassifier, SteerError> {
         let failed = |source| SteerError::load(format!("program {}", program::PORT_TCX), source);
         let mut ebpf = self.instantiate(number)?;
-        let absent = || SteerError::load(program::PORT_TCX, "the object has no such program");
-        let loaded: &mut SchedClassifier =
-            ebpf.program_mut(program::PORT_TCX).ok_or_else(absent)?.try_into().map_err(failed)?;
-        loaded.load().map_err(failed)?;
+        let loaded = load_classifier(&mut ebpf, program::PORT_TCX)?;
         let path = self.pins.path(program::PORT_TCX);
         loaded.pin(&path).map_err(|source| SteerError::load("classifier's pin", source))?;
         let classifier = SchedClassifier::from_pin(&path).map_err(failed);
@@ -270,6 +268,20 @@ pub(super) fn load_program<'e>(ebpf: &'e mut Ebpf, name: &'static str) -> Result
     let program =
         ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
     let program: &mut Xdp = program.try_into().map_err(|source| SteerError::load(part(), source))?;
+    program.load().map_err(|source| SteerError::load(part(), source))?;
+    Ok(program)
+}
+
+/// As [`load_program`], for a classifier.
+pub(super) fn load_classifier<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &'static str,
+) -> Result<&'e mut SchedClassifier, SteerError> {
+    let part = || format!("program {name}");
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
+    let program: &mut SchedClassifier =
+        program.try_into().map_err(|source| SteerError::load(part(), source))?;
     program.load().map_err(|source| SteerError::load(part(), source))?;
     Ok(program)
 }

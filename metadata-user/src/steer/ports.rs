@@ -88,7 +88,7 @@ impl Steering {
         };
         self.places.insert((cookie, ifindex), port.clone());
         self.ports.insert(port.clone(), attached);
-        Ok(())
+        self.enter_bare(port)
     }
 
     fn attach_new(
@@ -273,6 +273,7 @@ impl Steering {
             return Err(SteerError::NotAttached { port: port.clone() });
         };
         let (key, mtu) = (attached.key, attached.mtu);
+        let bare = self.bare(attached);
         if now != (attached.cookie, Some(key.ifindex)) {
             let found = if now.1.is_some() { "another device of that name" } else { "none" };
             return Err(SteerError::PortGone { port: port.clone(), found: found.into() });
@@ -282,6 +283,7 @@ impl Steering {
         }
         let hub = self.hub_of(slot);
         self.mtus.set(slot, mtu);
+        self.tables.set_bare(slot, bare)?;
         self.tables.bind(Binding { slot, port: key, mac, hub })?;
         self.bound.insert(slot, (port.clone(), mac));
         if let Some(attached) = self.ports.get_mut(port) {

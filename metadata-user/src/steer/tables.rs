@@ -27,6 +27,7 @@ pub(super) struct Tables {
     identities: HashMap<MapData, [u8; 16], [u32; 4]>,
     guests: Array<MapData, u64>,
     guest_devices: DevMapHash<MapData>,
+    bare_devices: Array<MapData, u32>,
     hubs: DevMap<MapData>,
     hub_devices: Array<MapData, u32>,
     sockets: XskMap<MapData>,
@@ -57,6 +58,7 @@ impl Tables {
             identities: take(ebpf, name::IDENTITIES)?,
             guests: take(ebpf, name::GUESTS)?,
             guest_devices: take(ebpf, name::GUEST_DEVICES)?,
+            bare_devices: take(ebpf, name::BARE_DEVICES)?,
             hubs: take(ebpf, name::HUBS)?,
             hub_devices: take(ebpf, name::HUB_DEVICES)?,
             sockets: take(ebpf, name::SOCKETS)?,
@@ -213,6 +215,14 @@ impl Tables {
             .map_err(|source| SteerError::map(name::IDENTITIES, entering(), source))
     }
 
+    /// Has the classifier hand a slot's answers to this device, which takes no redirected frames; `None` has them
+    /// redirected.
+    pub(super) fn set_bare(&mut self, slot: Slot, ifindex: Option<u32>) -> Result<(), SteerError> {
+        self.bare_devices
+            .set(slot, ifindex.unwrap_or(0), 0)
+            .map_err(|source| SteerError::map(name::BARE_DEVICES, format!("enter slot {slot}"), source))
+    }
+
     /// Sends the frames of a binding that exists to its hub, and of the connections claimed by an agent that is
     /// leaving to that one's.
     pub(super) fn redirect(&mut self, binding: Binding, leaving: Option<u32>) -> Result<(), SteerError> {
@@ -258,7 +268,7 @@ impl Tables {
             .map_err(|source| SteerError::map(name::AGENT, "write", source))
     }
 
-    /// Frees a slot: no frame in (identity), then none out (device, guest). All three are tried; the first
+    /// Frees a slot: no frame in (identity), then none out (device, guest). All are tried; the first
     /// error is returned. The kernel removes entries of a deleted device itself.
     pub(super) fn unbind(&mut self, Binding { slot, port, mac, .. }: Binding) -> Result<(), SteerError> {
         let failed = |map| move |source: MapError| SteerError::map(map, format!("free slot {slot}"), source);
@@ -266,7 +276,7 @@ impl Tables {
             .map_err(failed(name::IDENTITIES));
         let device = absent_is_fine(self.guest_devices.remove(slot)).map_err(failed(name::GUEST_DEVICES));
         let guest = self.guests.set(slot, 0, 0).map_err(failed(name::GUESTS));
-        identity.and(device).and(guest)
+        identity.and(device).and(guest).and(self.set_bare(slot, None))
     }
 
     /// Maps what connections have said into memory.

@@ -42,6 +42,9 @@ impl Steering {
         }
         self.redirect_left()?;
         self.taking_over = false;
+        for port in self.ports.keys().cloned().collect::<Vec<_>>() {
+            self.enter_bare(&port)?;
+        }
         for (port, mac, slot) in released {
             if let Some(attached) = self.ports.get_mut(&port)
                 && attached.slots.get(&mac) == Some(&slot)

@@ -14,16 +14,20 @@ use crate::dialect;
 use crate::port::PortName;
 use crate::registry::RecordId;
 use crate::stack::StackStats;
-use crate::steer::{Found, SteerError};
+use crate::steer::{Found, SteerError, Way};
 use crate::store::Responses;
 use crate::worker::{ControlError, WorkerHandle};
 
 /// What is said of a port whose interface is not there.
 pub(super) const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
 
-/// What is said of a port whose guest hears nothing.
+/// What is said of a port whose guest gets no answer.
 pub(super) const UNREACHABLE: &str = "answers do not reach its guest: the device takes no redirected frames. Of a veth, turn GRO on at the other end \
      (`ethtool -K PEER gro on`); else give the guest a tap. It is served as soon as it takes them";
+
+/// What is said of a port whose guest is served the slower way.
+pub(super) const BY_CLASSIFIER: &str = "served, at more cost a frame: the device takes no redirected frames, so a classifier hands it its answers. Of a \
+     veth, turn GRO on at the other end (`ethtool -K PEER gro on`)";
 
 impl Node {
     /// Brings one port to the plan.
@@ -52,7 +56,7 @@ impl Node {
         for (who, key) in speakers {
             self.serve(&who, key.as_ref());
         }
-        if !self.steering.is_reachable(port) {
+        if self.steering.way_to(port) == Way::None {
             self.trouble(port, UNREACHABLE);
         }
         self.attaching.done(port, fresh);

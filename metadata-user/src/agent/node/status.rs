@@ -7,7 +7,7 @@ use metadata_common::verdict::Verdict;
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::ports::ABSENT;
+use super::ports::{ABSENT, BY_CLASSIFIER};
 use super::{Node, Serves};
 use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
@@ -20,7 +20,7 @@ use crate::status::{
     About, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS, LISTED_PORTS,
     Phase, Port, PortState, Ports, Refused, SCHEMA, Shadowed, Status, Worker,
 };
-use crate::steer::By;
+use crate::steer::{By, Way};
 
 /// A guest, and what its worker will say it holds.
 pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);
@@ -122,7 +122,10 @@ impl Node {
         match self.told.get(port).map(String::as_str) {
             Some(ABSENT) => (PortState::Waiting, Some(ABSENT)),
             Some(reason) => (PortState::Error, Some(reason)),
-            None if self.steering.is_attached(port) => (PortState::Attached, None),
+            None if self.steering.is_attached(port) => {
+                let by_classifier = self.steering.way_to(port) == Way::Classifier;
+                (PortState::Attached, by_classifier.then_some(BY_CLASSIFIER))
+            }
             None => (PortState::Waiting, Some("its turn has not come yet")),
         }
     }
@@ -277,7 +280,7 @@ impl Node {
     /// What an identity's requests get.
     pub(super) fn guest_state(&self, who: &IdentityName) -> GuestState {
         match self.bound.get(who).map(|bound| &bound.serves) {
-            Some(_) if !self.steering.is_reachable(&who.port) => GuestState::Unreachable,
+            Some(_) if self.steering.way_to(&who.port) == Way::None => GuestState::Unreachable,
             Some(Serves::Responses(_)) => GuestState::Served,
             Some(Serves::Awaited) => GuestState::Awaited,
             Some(Serves::Gone) => GuestState::Gone,

@@ -50,7 +50,7 @@ fn one(facts: &Facts, port: &Port) -> Vec<Check> {
         elsewhere(facts, &port.name),
         mtu(device),
         up(&port.name, device),
-        redirect(device).filter(|_| !is_none),
+        redirect(facts, &port.name, device).filter(|_| !is_none),
         ring(&port.name, device),
     ];
     let mut checks: Vec<_> = wrong.into_iter().flatten().map(|check| check.of(&port.name)).collect();
@@ -140,7 +140,7 @@ fn kind(device: &Device) -> Option<Check> {
         "veth" if device.takes_redirected == Some(false) => None,
         "veth" => Some(Check::warn(
             check,
-            "a veth: the kernel answers nothing itself, and answers arrive only while its peer takes redirected frames",
+            "a veth: the kernel answers nothing itself, and answers cost more, or do not arrive, once its peer takes no redirected frames",
             "a tap, or a veth whose peer does",
             "Where it is not a guest's tap but the way to it, name the tap; else keep GRO on at the peer (ethtool -K PEER gro on)",
         )),
@@ -279,15 +279,24 @@ fn mtu(device: &Device) -> Option<Check> {
     }
 }
 
-/// An answer comes by a redirect, which the driver has to take.
-fn redirect(device: &Device) -> Option<Check> {
+/// An answer comes by a redirect, which the driver has to take; else by a classifier, within the agent's namespace.
+fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
     let remedy = match device.kind.as_str() {
         "veth" => "Turn GRO on at the other end: `ethtool -K PEER gro on` in its namespace",
         _ => "Give the VM a tap",
     };
+    let has_tcx = facts.kernel.features.iter().any(|found| matches!(found, (Feature::Tcx, Ok(true))));
+    let by_classifier = has_tcx && name.netns.is_none();
     (device.takes_redirected == Some(false)).then(|| {
-        let found = format!("the {} takes no redirected frames: its guest gets no answer", device.kind);
-        Check::fail("port.redirect", found, "a device that takes them", remedy)
+        let (check, expected) = ("port.redirect", "a device that takes them");
+        let found = format!("the {} takes no redirected frames", device.kind);
+        if by_classifier {
+            let found =
+                format!("{found}: a classifier hands it its answers, which takes more CPU time a frame");
+            Check::warn(check, found, expected, remedy)
+        } else {
+            Check::fail(check, format!("{found}: its guest gets no answer"), expected, remedy)
+        }
     })
 }
 

@@ -157,7 +157,7 @@ fn classifier(ebpf: &mut Ebpf) -> Result<bool, Failure> {
     let program: &mut SchedClassifier =
         ebpf.program_mut(program::PORT_TCX).ok_or_else(absent)?.try_into().map_err(|_| absent())?;
     program.load().map_err(|error| Failure::of(&error))?;
-    mode::attach_tcx(program, &PortName::local("lo"))?;
+    mode::attach_tcx(program, program::PORT_TCX, &PortName::local("lo"))?;
     Ok(true)
 }
 

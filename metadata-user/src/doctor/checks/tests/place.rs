@@ -246,10 +246,21 @@ fn a_device_that_cannot_be_a_port_or_is_taken_is_named_with_its_holder() {
                 the_tap(f).takes_redirected = Some(false);
             },
             "port.redirect",
+            Warn,
+            &["classifier", "more CPU time", "gro on"],
+        ),
+        (
+            "bare veth elsewhere",
+            |f| {
+                kind(f, "veth");
+                the_tap(f).takes_redirected = Some(false);
+                f.ports[0].name.netns = Some("pod-1".into());
+            },
+            "port.redirect",
             Fail,
             &["no answer", "gro on"],
         ),
-        ("driver", |f| the_tap(f).takes_redirected = Some(false), "port.redirect", Fail, &["tap"]),
+        ("driver", |f| the_tap(f).takes_redirected = Some(false), "port.redirect", Warn, &["tap"]),
         (
             "short ring",
             |f| {

@@ -1,0 +1,179 @@
+//! A guest behind a veth whose other end has neither XDP nor GRO: such a device takes no redirected frames, so a
+//! classifier hands it its answers.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::ensure;
+use serde_json::{Value, json};
+use support::agent::{self, Agent};
+use support::bpffs::Bpffs;
+use support::eventually::eventually;
+use support::guest::{METADATA, curl_in};
+use support::host::{BRIDGE, Host};
+use support::netns::Namespace;
+use support::privileged;
+use support::record::{Identity, replace};
+use support::tap::set_gro;
+
+/// For what must come: generous, since it is waited out only in failure.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// User-data of many segments.
+const LARGE: usize = 64 << 10;
+
+/// A node with an agent's room, and a guest behind a veth.
+struct Scene {
+    room: tempfile::TempDir,
+    bpffs: Bpffs,
+    host: Host,
+    /// Where the host's end of the veth is, if not on the node itself.
+    pod: Option<Namespace>,
+    guest: Namespace,
+    identity: Identity,
+}
+
+impl Scene {
+    fn new(pod: Option<Namespace>) -> Self {
+        let host = Host::new().expect("a node");
+        let (guest, identity) = (Namespace::new("guest").expect("a guest"), Identity::of(0));
+        let (here, mac) = (pod.as_ref().unwrap_or(host.ns()), identity.mac);
+        let peer = format!("peer name eth0 address {mac} netns {}", guest.name());
+        here.ip(&format!("link add tap0 type veth {peer}")).expect("a veth");
+        here.ip("link set tap0 up").expect("up");
+        if pod.is_none() {
+            here.ip(&format!("link set tap0 master {BRIDGE}")).expect("a port of the bridge");
+        }
+        guest.ip("link set eth0 up").expect("up");
+        guest.ip(&format!("addr add {}/16 dev eth0", identity.address)).expect("an address");
+        guest.ip(&format!("route add {METADATA} dev eth0 scope link")).expect("a route");
+        let room = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(room.path().join("records")).expect("a directory");
+        let identity = identity.with_user_data_of(LARGE);
+        Self { room, bpffs: Bpffs::mount().expect("a bpffs"), host, pod, guest, identity }
+    }
+
+    /// Starts an agent with an API, which knows nobody yet.
+    fn agent(&self, more: &[&str]) -> Agent<'_> {
+        let records = self.room.path().join("records");
+        let file = self.room.path().join("agent.yaml");
+        replace(&file, "api: {instances: 2}").expect("a configuration");
+        let mut words = agent::arguments_with_pins(&records, &[], &self.bpffs.pins());
+        words.extend(["--config".into(), file.into()]);
+        words.extend(more.iter().map(Into::into));
+        let binary = agent::binary().expect("the agent is built");
+        Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
+    }
+
+    fn verb(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new(agent::binary().expect("the agent is built"));
+        command.args(words).arg("--run").arg(self.room.path().join("records/run"));
+        let output = self.host.ns().output(&mut command).expect("it runs");
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
+        (output.status.code().expect("an exit code"), said)
+    }
+
+    /// Registers the guest and waits until it is served, so many seconds at most.
+    fn register(&self, seconds: &str) -> (i32, String) {
+        let mut record: Value = serde_json::from_str(&self.identity.record(1)).expect("a record");
+        let netns = self.pod.as_ref().map(Namespace::name);
+        record["network"]["nics"][0]["port"] = json!({"ifname": "tap0", "netns": netns});
+        let file = self.room.path().join("vm.yaml");
+        replace(&file, &record.to_string()).expect("a record");
+        let file = file.to_str().expect("text");
+        self.verb(&["register", "-f", file, "--wait", "--timeout", seconds])
+    }
+
+    fn fetch(&self, path: &str) -> anyhow::Result<String> {
+        let fetched = curl_in(&self.guest, &[&format!("http://{METADATA}{path}")], PATIENCE)?;
+        ensure!(fetched.status == 200, "{path}: {}", fetched.status);
+        Ok(String::from_utf8(fetched.body)?)
+    }
+
+    /// The guest gets a small answer and a large one.
+    #[track_caller]
+    fn expect_served(&self, when: &str) {
+        let small = self.fetch("/v1/meta-data").unwrap_or_else(|error| panic!("{when}: {error:#}"));
+        assert!(small.contains(&self.identity.instance_id), "{when}: {small}");
+        let large = self.fetch("/v1/user-data").unwrap_or_else(|error| panic!("{when}: {error:#}"));
+        assert!(large == self.identity.user_data, "{when}: {} octets", large.len());
+    }
+
+    /// Waits until the status mentions that a classifier hands the port its answers, or no longer does.
+    fn expect_classifier(&self, expected: bool) {
+        let found = eventually(PATIENCE, || {
+            let (_, said) = self.verb(&["status", "tap0"]);
+            ensure!(said.contains("a classifier hands it its answers") == expected, "{said}");
+            ensure!(said.lines().any(|line| line.split_whitespace().eq(["state", "served"])), "{said}");
+            Ok(())
+        });
+        found.unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}
+
+#[test]
+fn a_guest_behind_a_bare_veth_gets_small_and_large_answers() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new(None);
+    let _agent = scene.agent(&[]);
+    let (code, said) = scene.register("20");
+    assert!(code == 0 && said.contains("served"), "{code} {said}");
+    scene.expect_classifier(true);
+    scene.expect_served("bare");
+}
+
+#[test]
+fn a_guest_is_served_while_gro_comes_and_goes_at_its_veth() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new(None);
+    let _agent = scene.agent(&[]);
+    let (code, said) = scene.register("20");
+    assert!(code == 0, "{code} {said}");
+    scene.expect_served("before");
+    for on in [true, false, true] {
+        set_gro(&scene.guest, "eth0", on).expect("GRO");
+        // At once: what is lost until the agent looks is sent again.
+        scene.expect_served(if on { "just on" } else { "just off" });
+        scene.expect_classifier(!on);
+        scene.expect_served(if on { "on" } else { "off" });
+    }
+}
+
+#[test]
+fn a_guest_behind_a_bare_veth_is_served_by_the_next_agent() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new(None);
+    let first = scene.agent(&[]);
+    let (code, said) = scene.register("20");
+    assert!(code == 0, "{code} {said}");
+    scene.expect_served("by the first");
+    let second = scene.agent(&["--takeover"]);
+    scene.expect_served("by the one that took over");
+    first.ended(PATIENCE).expect("the first has ended");
+    scene.expect_classifier(true);
+    scene.expect_served("alone");
+    second.kill().expect("killed");
+    let _third = scene.agent(&[]);
+    scene.expect_classifier(true);
+    scene.expect_served("after a crash");
+}
+
+#[test]
+fn a_guest_behind_a_bare_veth_of_another_namespace_is_not_called_served() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new(Some(Namespace::new("pod").expect("a pod")));
+    let _agent = scene.agent(&[]);
+    let (code, said) = scene.register("2");
+    assert!(code == 3 && said.contains("ethtool -K PEER gro on"), "{code} {said}");
+    set_gro(&scene.guest, "eth0", true).expect("GRO");
+    let (code, said) = scene.register("20");
+    assert!(code == 0 && said.contains("served"), "{code} {said}");
+    scene.expect_served("with GRO");
+}
