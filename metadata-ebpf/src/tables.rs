@@ -13,8 +13,8 @@ use metadata_common::decide;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, Agent, AllSent, EVENT_BYTES, Guest, HUB_QUEUES, Identity, IdentityKey, MAX_DRAINING, MAX_HUBS, MAX_PORTS,
-    MAX_SERVED, MAX_SLOTS, PortKey, SERVED, Slot,
+    self, Agent, AllSent, EVENT_BYTES, Guest, HUB_QUEUES, Identity, IdentityKey, MAX_DRAINING, MAX_HUBS,
+    MAX_PORTS, MAX_SERVED, MAX_SLOTS, PortKey, SERVED, Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
