@@ -302,6 +302,16 @@ fn connections_that_ended_in_the_kernel_make_room_at_once() {
 }
 
 #[test]
+fn a_guest_that_opens_one_connection_after_the_other_holds_one_at_a_time() {
+    let mut guest = Guest::new(StackConfig::default());
+    for port in 1..=50 {
+        let (seq, next) = guest.ask(port, GET);
+        guest.tell_kernel(&Segment::ack(port, seq, next).control(Fin));
+        assert_eq!((guest.raw.stack.stats().connections, guest.board.held()), (1, 1), "port {port}");
+    }
+}
+
+#[test]
 fn a_four_tuple_used_again_after_an_unheard_end_begins_anew() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET_AND_CLOSE);

@@ -28,6 +28,10 @@ const TIMERS_PER_STEP: usize = 64;
 /// Connections probed, of all there are, when none is free or idle: the kernel may have closed some unseen.
 const SWEEP: u32 = 32;
 
+/// Connections of its slot probed when one begins. Most guests open one after the other, and the kernel has closed the
+/// last one unseen: found now, it leaves the table, and its place to the kernel, 200 ms earlier than by its timer.
+const PROBED: usize = 4;
+
 impl<S: Service, L: Ledger> Stack<S, L> {
     /// Does what time demands: retransmissions, timeouts, held requests, freeing of idle ports.
     ///
@@ -302,6 +306,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             self.stats.refused_ports += 1;
             return false;
         }
+        self.reap_some(now, slot);
         let limit = self.config.connections_per_port;
         if !self.makes_room_for_itself(now, slot, |stack| stack.held.count(slot) < limit, out) {
             self.stats.refused_port_connections += 1;
@@ -316,6 +321,15 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             return false;
         }
         true
+    }
+
+    /// Frees some connections of a slot that the kernel has closed.
+    fn reap_some(&mut self, now: Duration, slot: Slot) {
+        let count = self.held.count(slot);
+        for place in (count.saturating_sub(PROBED)..count).rev() {
+            let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
+            at.into_iter().for_each(|at| self.reap(now, at));
+        }
     }
 
     /// True when a slot has room by its own limit, at last at the cost of its own longest idle connection.
