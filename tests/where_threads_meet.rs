@@ -240,7 +240,7 @@ fn a_connection_that_is_held_is_counted_whatever_others_post_and_release() {
             its.release();
         });
         cell.post(entry(1));
-        // What the kernel asks before it takes a segment for the end of a handshake.
+        // The kernel absorbs the end of a handshake only where this count is 0.
         assert!(cell.held.load(Ordering::Relaxed) >= 1);
         other.join().expect("the other worker");
         assert_eq!(cell.held.load(Ordering::Relaxed), 1);

@@ -137,7 +137,7 @@ mod tests {
         let mut state = 3;
         for most in [1, 5, 63, 64, 128] {
             let mut ranks = Ranks::new(SLOTS as usize, most);
-            // In the order in which they got there.
+            // Oldest first.
             let mut model: Vec<(u32, usize)> = Vec::new();
             for _ in 0..3_000 {
                 let slot = random(&mut state, SLOTS) as u32;
