@@ -1,6 +1,7 @@
 //! What a modest guest's request takes on true taps, beside a hundred that are idle and beside the same hundred when
 //! they ask for all they can get: `cargo bench -p xdp-imds-tests --bench fair_share_on_taps` (root; the agent has to be
-//! built). Prints each round and the medians; asserts nothing, since the guests share the CPUs with the agent.
+//! built). Prints each round and the medians; asserts nothing. The agent, the modest guest, those that fetch and those
+//! that send junk have a CPU each, so that what they take from each other is the agent's time alone: it takes four.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use metadata_common::mac::Mac;
 use metadata_common::wire::ethernet;
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use support::agent::{self, Agent, PortArgument};
 use support::arena::serves;
 use support::guest::METADATA;
@@ -29,7 +31,7 @@ const DOCUMENT: usize = 64 << 10;
 /// Frames of junk of one guest, each millisecond: what a port may send.
 const JUNK: usize = 10;
 const ROUNDS: usize = 5;
-const PHASE: Duration = Duration::from_secs(3);
+const PHASE: Duration = Duration::from_secs(6);
 const PAUSE: Duration = Duration::from_millis(12);
 /// From one document of a fetcher to its next: a VM has 100 answers a second.
 const FETCH_PAUSE: Duration = Duration::from_millis(10);
@@ -38,6 +40,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn main() {
     if privileged::or_skip() {
         measure().expect("a measurement");
+    }
+}
+
+/// Keeps a thread to a CPU; without a number the calling one.
+fn keep_to(thread: Option<Pid>, cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    if let Err(errno) = sched_setaffinity(thread, &set) {
+        eprintln!("cannot keep a thread to CPU {cpu}: {errno}");
     }
 }
 
@@ -54,6 +65,11 @@ fn measure() -> Result<()> {
     let ports: Vec<_> =
         guests.iter().map(|guest| PortArgument::new(Host::tap_name(guest), guest.mac)).collect();
     let agent = Agent::start_binary(&agent::binary()?, host.ns(), agent::arguments(records.path(), &ports))?;
+    // After its start: it makes a queue for each CPU it may use.
+    for thread in std::fs::read_dir(format!("/proc/{}/task", agent.pid()))? {
+        keep_to(Pid::from_raw(thread?.file_name().to_string_lossy().parse()?), 0);
+    }
+    keep_to(None, 1);
     let mut modest = Station::new(Arc::clone(&taps[0]), guests[0].mac, guests[0].address);
     let fetchers: Vec<_> =
         guests.iter().cloned().zip(taps.iter().cloned()).skip(1).take(FETCHERS.into()).collect();
@@ -63,9 +79,14 @@ fn measure() -> Result<()> {
         let alone = ask(&guests[0], &mut modest)?;
         let stop = AtomicBool::new(false);
         let (loaded, rounds, junk) = std::thread::scope(|scope| -> Result<_> {
-            let fetching =
-                scope.spawn(|| crowd(fetchers.clone(), &["/v1/user-data"], FETCH_PAUSE, &stop, PATIENCE));
-            let sending = scope.spawn(|| send_junk(&junkers, &stop));
+            let fetching = scope.spawn(|| {
+                keep_to(None, 2);
+                crowd(fetchers.clone(), &["/v1/user-data"], FETCH_PAUSE, &stop, PATIENCE)
+            });
+            let sending = scope.spawn(|| {
+                keep_to(None, 3);
+                send_junk(&junkers, &stop)
+            });
             std::thread::sleep(Duration::from_millis(500));
             let loaded = ask(&guests[0], &mut modest);
             stop.store(true, Ordering::Relaxed);

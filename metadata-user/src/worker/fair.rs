@@ -4,7 +4,7 @@
 //!  ring ── arrived ──┬─ room in this turn, and nothing of the slot waits ── engine, at once
 //!                    ├─ else ── the slot's queue ─┬─ fresh: slots within a small allowance
 //!                    └─ too many wait: dropped    └─ crowd: all others, deficit round robin
-//!  serve ── one visit of a fresh slot, one of the crowd, and so on until the turn's work is done
+//!  serve ── a quantum of work for fresh slots, one visit of the crowd, and so on until the turn's work is done
 //! ```
 //!
 //! Work is counted in frames, received and sent: a system call for each frame sent, and what comes before the stack
@@ -254,7 +254,9 @@ impl Fair {
         if flow.turn != self.turn {
             (flow.turn, flow.done) = (self.turn, 0);
         }
-        let may = flow.done < QUANTUM && (is_alone || flow.is_fresh(now.mono));
+        // Behind another fresh slot that waits, a fresh slot waits too: first come, first served.
+        let is_next = is_alone || (self.fresh.is_empty() && flow.is_fresh(now.mono));
+        let may = flow.done < QUANTUM && is_next;
         if flow.line == Line::None && may && self.work < WORK_PER_TURN {
             let mut out = Counted { out, frames: 0 };
             engine.receive(now, slot, frame, &mut out);
@@ -282,6 +284,14 @@ impl Fair {
             flow.line = Line::Fresh;
             self.fresh.push_back(slot);
         } else {
+            self.join_crowd(slot);
+        }
+    }
+
+    /// Puts a slot that stands in no line behind the crowd, if something of it waits.
+    fn join_crowd(&mut self, slot: Slot) {
+        let flow = &mut self.flows[slot as usize];
+        if flow.line == Line::None && (flow.frames > 0 || flow.owes) {
             flow.line = Line::Crowd;
             flow.credit = QUANTUM as i32;
             self.crowd.push_back(slot);
@@ -293,24 +303,21 @@ impl Fair {
         while let Some(slot) = engine.owing() {
             let Some(flow) = self.flows.get_mut(slot as usize) else { continue };
             flow.owes = true;
-            if flow.line == Line::None {
-                flow.line = Line::Crowd;
-                flow.credit = QUANTUM as i32;
-                self.crowd.push_back(slot);
-            }
+            self.join_crowd(slot);
         }
     }
 
-    /// Visits the first fresh slot and the first of the crowd; false when there is neither.
+    /// Visits fresh slots for a quantum of work, and the first of the crowd; false when there is neither.
     fn visit(&mut self, now: Now, engine: &mut impl Engine, out: &mut dyn Transmit) -> bool {
-        let fresh = self.fresh.pop_front();
-        if let Some(slot) = fresh {
+        let (start, mut is_any) = (self.work, false);
+        while self.work < start + QUANTUM
+            && let Some(slot) = self.fresh.pop_front()
+        {
+            is_any = true;
             self.serve(now, slot, QUANTUM as i32, engine, out);
-            let flow = &mut self.flows[slot as usize];
-            flow.line = Line::None;
-            if flow.frames > 0 || flow.owes {
-                self.line_up(now, slot);
-            }
+            // With more than a visit's worth to do it is of the crowd until nothing of it waits.
+            self.flows[slot as usize].line = Line::None;
+            self.join_crowd(slot);
         }
         let crowd = self.crowd.pop_front();
         if let Some(slot) = crowd {
@@ -327,7 +334,7 @@ impl Fair {
             }
         }
         self.take_on(engine);
-        fresh.is_some() || crowd.is_some()
+        is_any || crowd.is_some()
     }
 
     /// Does what waits of a slot while it has credit; returns what is left of that.

@@ -181,24 +181,25 @@ fn greedy_slots_get_the_same_work_done_whatever_their_frames_cost() {
 }
 
 #[test]
-fn a_modest_slot_is_served_in_the_turn_in_which_it_speaks_however_many_are_greedy() {
+fn a_modest_slot_is_served_within_three_turns_however_many_are_greedy() {
     // Until they have had what a slot may have at once, they are served like everybody.
     const GREEDY_FROM: u32 = 2_500;
     for (greedy, each, answers) in [(100, 4, 1), (100, 2, 60), (200, 2, 1), (10, 50, 10)] {
         let mut bench = Bench::new();
+        let mut asked = GREEDY_FROM;
         for n in 0..GREEDY_FROM + 500 {
             let mut frames: Vec<_> =
                 (0..greedy * each).map(|at| frame(1 + at % greedy, n, answers)).collect();
-            let is_asking = n >= GREEDY_FROM && n % 20 == 19;
-            if is_asking {
+            if n >= GREEDY_FROM && n % 20 == 0 {
+                asked = n;
                 frames.push(frame(0, n, 1));
             }
             // What does not fit the ring is not what this is about.
             let queued = bench.link.source().0.len();
             let frames = frames.split_off(frames.len().saturating_sub(LOOK_AHEAD.saturating_sub(queued)));
             bench.turn(frames);
-            let is_heard = bench.engine.heard.contains(&(0, n));
-            assert_eq!(is_heard, is_asking, "{greedy} greedy with {each} frames, turn {n}");
+            let is_heard = n < asked + 2 || bench.engine.heard.contains(&(0, asked));
+            assert!(is_heard, "{greedy} greedy with {each} frames: asked in turn {asked}, unheard in {n}");
         }
     }
 }
