@@ -65,6 +65,12 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.owing.pop_front()
     }
 
+    /// True while output of a slot is put off.
+    #[must_use]
+    pub fn owes(&self, slot: Slot) -> bool {
+        self.ports.get(slot).is_some_and(|port| port.owes)
+    }
+
     /// Sends what was put off of a slot, as far as is allowed, its connections in turn. True while there is more.
     pub fn go_on(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) -> bool {
         let sent = catch_unwind(AssertUnwindSafe(|| {
