@@ -35,6 +35,8 @@ struct Case {
     operation: String,
     annotations: Option<Value>,
     domain: Value,
+    /// Before an update; without it as `domain`.
+    old: Option<Value>,
     serial: Option<String>,
     asset: Option<String>,
 }
@@ -59,6 +61,13 @@ impl Case {
 
     fn before(&self) -> Value {
         self.vm(&self.domain)
+    }
+
+    fn old(&self) -> Value {
+        match &*self.operation {
+            "CREATE" => Value::Null,
+            _ => self.vm(self.old.as_ref().unwrap_or(&self.domain)),
+        }
     }
 
     fn after(&self) -> Value {
@@ -96,7 +105,7 @@ fn apply(object: &mut Value, patch: &Value) -> Result<()> {
 fn the_webhook_keeps_to_the_table() {
     for case in Case::all() {
         let operation = if case.operation == "CREATE" { Operation::Create } else { Operation::Update };
-        let judged = judge(operation, &case.before());
+        let judged = judge(operation, &case.before(), &case.old());
         let mut vm = case.before();
         apply(&mut vm, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
         assert_eq!(vm, case.after(), "{}", case.name);
@@ -115,12 +124,13 @@ fn document(text: &str, kind: &str, name: &str) -> Value {
 struct Cel(cel::Context<'static, 'static>);
 
 impl Cel {
-    fn of(object: &Value, operation: &str) -> Result<Self> {
+    fn of(object: &Value, old: &Value, operation: &str) -> Result<Self> {
         let mut context = cel::Context::default();
         let add = |context: &mut cel::Context<'static, 'static>, name: &'static str, value: Value| {
             context.add_variable(name, value).map_err(|error| anyhow::anyhow!("{name}: {error:?}"))
         };
         add(&mut context, "object", object.clone())?;
+        add(&mut context, "oldObject", old.clone())?;
         add(&mut context, "request", json!({"operation": operation}))?;
         Ok(Self(context))
     }
@@ -150,9 +160,9 @@ impl Cel {
 }
 
 /// What a policy makes of an object.
-fn by_policy(policy: &Value, before: &Value, operation: &str) -> Result<Value> {
+fn by_policy(policy: &Value, before: &Value, old: &Value, operation: &str) -> Result<Value> {
     let spec = &policy["spec"];
-    let mut cel = Cel::of(before, operation)?;
+    let mut cel = Cel::of(before, old, operation)?;
     let mut vm = before.clone();
     if !cel.matches(&spec["matchConditions"])? {
         return Ok(vm);
@@ -176,7 +186,7 @@ fn by_policy(policy: &Value, before: &Value, operation: &str) -> Result<Value> {
 fn the_policy_keeps_to_the_same_table() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds");
     for case in Case::all() {
-        let vm = by_policy(&policy, &case.before(), &case.operation)
+        let vm = by_policy(&policy, &case.before(), &case.old(), &case.operation)
             .unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
         assert_eq!(vm, case.after(), "{}", case.name);
     }
@@ -188,7 +198,7 @@ fn the_webhook_is_asked_for_every_vm_that_is_to_change_and_for_no_other() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds");
     assert_eq!(webhook["webhooks"][0]["matchConditions"], policy["spec"]["matchConditions"]);
     for case in Case::all() {
-        let cel = Cel::of(&case.before(), &case.operation).expect("variables");
+        let cel = Cel::of(&case.before(), &case.old(), &case.operation).expect("variables");
         let asked = cel.matches(&webhook["webhooks"][0]["matchConditions"]).expect(&case.name);
         assert!(asked || case.before() == case.after(), "{}", case.name);
     }
@@ -211,6 +221,9 @@ struct PodCase {
     annotations: Option<BTreeMap<String, String>>,
     #[serde(default)]
     volumes: Vec<String>,
+    /// No volumes, and none mounted.
+    #[serde(default)]
+    bare: bool,
     #[serde(default)]
     gets: BTreeMap<String, Source>,
 }
@@ -254,6 +267,10 @@ impl PodCase {
         }
         let mut volumes = vec![json!({"name": "private", "emptyDir": {}})];
         volumes.extend(self.volumes.iter().map(|name| json!({"name": name, "emptyDir": {}})));
+        if self.bare {
+            return json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+                "spec": {"containers": [{"name": "guest-console-log"}, {"name": "compute"}]}});
+        }
         let mounts = json!([{"name": "private", "mountPath": "/var/run/kubevirt-private"}]);
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"volumes": volumes, "containers": [
             {"name": "guest-console-log", "volumeMounts": mounts}, {"name": "compute", "volumeMounts": mounts}]}})
@@ -267,7 +284,12 @@ impl PodCase {
             for (list, item) in
                 [("/spec/volumes", source.volume(name)), ("/spec/containers/1/volumeMounts", mount)]
             {
-                pod.pointer_mut(list).and_then(Value::as_array_mut).expect("a list").push(item);
+                let (parent, field) = list.rsplit_once('/').expect("a pointer");
+                let list = &mut pod.pointer_mut(parent).expect("an object")[field];
+                match list.as_array_mut() {
+                    Some(list) => list.push(item),
+                    None => *list = json!([item]),
+                }
             }
         }
         pod
@@ -277,13 +299,17 @@ impl PodCase {
 #[test]
 fn a_launchers_pod_gets_what_its_annotations_name() {
     for case in PodCase::all() {
-        let judged = pods::judge_made(Operation::Create, &case.before());
+        let judged = pods::judge_made(Operation::Create, &case.before(), &Value::Null);
         let mut pod = case.before();
         apply(&mut pod, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
         assert_eq!(pod, case.after(), "{}", case.name);
         // Once more, as when another webhook has changed it: nothing is there twice.
-        assert!(pods::judge_made(Operation::Create, &pod).changes.is_empty(), "{}", case.name);
-        assert!(pods::judge_made(Operation::Update, &case.before()).changes.is_empty(), "{}", case.name);
+        assert!(pods::judge_made(Operation::Create, &pod, &Value::Null).changes.is_empty(), "{}", case.name);
+        assert!(
+            pods::judge_made(Operation::Update, &case.before(), &case.before()).changes.is_empty(),
+            "{}",
+            case.name
+        );
     }
 }
 
@@ -291,7 +317,7 @@ fn a_launchers_pod_gets_what_its_annotations_name() {
 fn the_policy_for_pods_keeps_to_the_same_table() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
     for case in PodCase::all() {
-        let pod = by_policy(&policy, &case.before(), "CREATE");
+        let pod = by_policy(&policy, &case.before(), &Value::Null, "CREATE");
         let pod = pod.unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
         assert_eq!(pod, case.after(), "{}", case.name);
     }

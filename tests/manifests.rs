@@ -116,7 +116,7 @@ fn what_is_asked_of_the_api_server_is_this_and_no_secrets() {
     assert!(!read(path).contains("secrets"));
     let expected = json!([
         {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
     ]);
     assert_eq!(documents(path)[0]["rules"], expected);
 }

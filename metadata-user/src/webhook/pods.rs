@@ -27,7 +27,7 @@ const TOKEN_SECONDS: u32 = 3_600;
 
 /// As [`judge`], for what is made; a pod's volumes stay what they are.
 #[must_use]
-pub fn judge_made(operation: Operation, pod: &Value) -> Judgement {
+pub fn judge_made(operation: Operation, pod: &Value, _old: &Value) -> Judgement {
     if operation == Operation::Create { judge(pod) } else { Judgement::default() }
 }
 

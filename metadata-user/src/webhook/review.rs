@@ -45,6 +45,7 @@ struct Question {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Request {
     uid: String,
     operation: String,
@@ -54,6 +55,9 @@ struct Request {
     name: String,
     #[serde(default)]
     object: Value,
+    /// Before an update.
+    #[serde(default)]
+    old_object: Value,
 }
 
 #[derive(Serialize)]
@@ -86,8 +90,8 @@ pub struct Reviewed {
     pub changed: Option<(String, Vec<String>)>,
 }
 
-/// What becomes of an object.
-pub type Judge = fn(Operation, &Value) -> Judgement;
+/// What becomes of an object, by what it is and what it was.
+pub type Judge = fn(Operation, &Value, &Value) -> Judgement;
 
 /// Answers a review.
 ///
@@ -103,8 +107,8 @@ pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
         return Err(ReviewError::Uid(request.uid.len()));
     }
     let judged = match &*request.operation {
-        "CREATE" => judge(Operation::Create, &request.object),
-        "UPDATE" => judge(Operation::Update, &request.object),
+        "CREATE" => judge(Operation::Create, &request.object, &Value::Null),
+        "UPDATE" => judge(Operation::Update, &request.object, &request.old_object),
         _ => Judgement::default(),
     };
     let patch = (!judged.changes.is_empty()).then(|| serde_json::to_vec(&judged.changes)).transpose()?;

@@ -6,6 +6,9 @@
 //! | `datasource` | `nocloud` (default): by the serial; `openstack`: by the chassis' asset tag |
 //! | `replace-serial: "true"` | a VM that exists is looked at too, and a serial that is a bare UUID is replaced |
 //!
+//! A VM that was pointed here stays so: whoever applies its manifest again (GitOps tools do every few minutes) sends the
+//! serial without our text, and it is appended again. `enabled: "false"` ends that.
+//!
 //! What a user has set is kept: a serial is appended to, one with `ds=` in it and any asset tag stay as they are.
 //! cloud-init takes the token anywhere behind a blank. KubeVirt (1.7 and newer) gives VMs without a serial a random UUID as
 //! they are made, so this has to come first.
@@ -58,15 +61,16 @@ pub struct Judgement {
     pub warnings: Vec<String>,
 }
 
-/// Judges a VirtualMachine.
+/// Judges a VirtualMachine. `old` is what it was before an update, null when it is made.
 #[must_use]
-pub fn judge(operation: Operation, vm: &Value) -> Judgement {
+pub fn judge(operation: Operation, vm: &Value, old: &Value) -> Judgement {
     let annotation = |name: &str| vm.pointer("/spec/template/metadata/annotations")?.get(name)?.as_str();
     let replaces = annotation(REPLACE) == Some("true");
     let Some(domain) = vm.pointer(DOMAIN).filter(|domain| domain.is_object()) else {
         return Judgement::default();
     };
-    if annotation(ENABLED) != Some("true") || (operation == Operation::Update && !replaces) {
+    let is_due = operation == Operation::Create || replaces || was_pointed_here(old);
+    if annotation(ENABLED) != Some("true") || !is_due {
         return Judgement::default();
     }
     match annotation(DATASOURCE).unwrap_or("nocloud") {
@@ -79,6 +83,13 @@ pub fn judge(operation: Operation, vm: &Value) -> Judgement {
             Judgement { changes: Vec::new(), warnings: vec![warning] }
         }
     }
+}
+
+/// True for a VM whose serial ends with our text or whose asset tag is ours.
+fn was_pointed_here(vm: &Value) -> bool {
+    let text = |path: &str| vm.pointer(DOMAIN)?.pointer(path)?.as_str();
+    text("/firmware/serial").is_some_and(|serial| serial.ends_with(SERIAL))
+        || text("/chassis/asset") == Some(ASSET)
 }
 
 /// What a serial is to be, if it is to change.
@@ -123,7 +134,8 @@ mod tests {
     }
 
     fn serial(operation: Operation, annotations: &Value, serial: &Value) -> Option<Value> {
-        let judged = judge(operation, &vm(annotations, &json!({"firmware": {"serial": serial}})));
+        let judged =
+            judge(operation, &vm(annotations, &json!({"firmware": {"serial": serial}})), &Value::Null);
         assert!(judged.warnings.is_empty() && judged.changes.len() < 2, "{judged:?}");
         judged.changes.into_iter().next().map(|change| {
             assert_eq!(change.path, "/spec/template/spec/domain/firmware/serial");
@@ -170,10 +182,10 @@ mod tests {
     #[test]
     fn what_the_user_has_is_kept_beside_what_is_set() {
         let on = json!({"imds.kubevirt.io/enabled": "true"});
-        let judged = judge(Operation::Create, &vm(&on, &json!({"cpu": {}})));
+        let judged = judge(Operation::Create, &vm(&on, &json!({"cpu": {}})), &Value::Null);
         let path = "/spec/template/spec/domain/firmware".to_owned();
         assert_eq!(judged.changes, [Change::add(path, json!({"serial": SERIAL}))]);
-        let judged = judge(Operation::Create, &vm(&on, &json!({"firmware": {"uuid": "u"}})));
+        let judged = judge(Operation::Create, &vm(&on, &json!({"firmware": {"uuid": "u"}})), &Value::Null);
         assert_eq!(judged.changes[0].path, "/spec/template/spec/domain/firmware/serial");
     }
 
@@ -185,7 +197,7 @@ mod tests {
             (json!({"sku": "s"}), Some(("/spec/template/spec/domain/chassis/asset", json!(ASSET)))),
             (json!({"asset": "OpenTelekomCloud"}), None),
         ] {
-            let judged = judge(Operation::Create, &vm(&on, &json!({"chassis": chassis})));
+            let judged = judge(Operation::Create, &vm(&on, &json!({"chassis": chassis})), &Value::Null);
             let expected: Vec<_> =
                 expected.map(|(path, value)| Change::add(path.into(), value)).into_iter().collect();
             assert_eq!(judged.changes, expected, "{chassis}");
@@ -195,7 +207,7 @@ mod tests {
     #[test]
     fn another_datasource_is_told_of_and_changes_nothing() {
         let on = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/datasource": "x".repeat(100)});
-        let judged = judge(Operation::Create, &vm(&on, &json!({})));
+        let judged = judge(Operation::Create, &vm(&on, &json!({})), &Value::Null);
         assert!(judged.changes.is_empty() && judged.warnings.len() == 1, "{judged:?}");
         assert!(judged.warnings[0].contains(&"x".repeat(64)) && judged.warnings[0].len() < 200);
     }
@@ -203,9 +215,9 @@ mod tests {
     #[test]
     fn what_is_no_vm_is_left_alone() {
         for other in [json!(null), json!([]), json!({"spec": 1}), vm(&json!(null), &json!({}))] {
-            assert_eq!(judge(Operation::Create, &other), Judgement::default(), "{other}");
+            assert_eq!(judge(Operation::Create, &other, &Value::Null), Judgement::default(), "{other}");
         }
         let on = json!({"imds.kubevirt.io/enabled": "true"});
-        assert_eq!(judge(Operation::Create, &vm(&on, &json!(null))), Judgement::default());
+        assert_eq!(judge(Operation::Create, &vm(&on, &json!(null)), &Value::Null), Judgement::default());
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! Each overlay of `deploy/kustomize` is rendered by kubectl and written to `target/manifests`; the Helm chart with the values
 //! of the same name must render the same objects. Objects are held strictly to the schemas of three Kubernetes versions, and
-//! kinds of others, with the examples, to what their projects publish. No role may name `secrets`, and pods have the
-//! capabilities of a list and no other.
+//! kinds of others, with the examples, to what their projects publish. No role may name `secrets`, pods have the capabilities
+//! of a list and no other, no node is selected by a value that comes and goes, and no default inside a list is left out.
 
 mod chart;
 mod compare;
+mod drift;
 mod kubernetes;
 mod kustomize;
+mod placement;
 mod privileges;
 mod published;
 mod python;
@@ -48,6 +50,8 @@ pub(crate) fn run(_: &Args) -> Result<()> {
         let equal = if found.is_empty() { "the chart's are equal" } else { "the chart's DIFFER" };
         found.extend(roles::findings(&objects));
         found.extend(privileges::findings(&objects));
+        found.extend(placement::findings(&objects));
+        found.extend(drift::findings(&objects));
         let (own, others): (Vec<_>, Vec<_>) = objects.iter().cloned().partition(kubernetes::is_own);
         found.extend(kubernetes::judge(&python, &own)?);
         found.extend(kubernetes::lets_through(&python, &own)?);
