@@ -177,7 +177,7 @@ fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<Seen>) -> Pod {
             _ => None,
         };
         match tap {
-            Some(kind) => taps.push(Tap { ifname: name, kind, queues }),
+            Some(kind) => taps.push(Tap { ifname: name, kind, mac, queues }),
             None => nics.push(PodNic { name, kind, mac }),
         }
     }

@@ -181,6 +181,8 @@ pub struct Tap {
     pub ifname: String,
     /// Of which kind.
     pub kind: TapKind,
+    /// The device's own address, which is the guest's where the device is the pod's NIC.
+    pub mac: Mac,
     /// Queues that are open and enabled, at least 1. Guests enable more when their driver starts.
     pub queues: u32,
 }

@@ -26,10 +26,14 @@ pub(crate) struct Stall {
     pub(crate) sockets: String,
 }
 
+/// The first time-out of a connection (RFC 6298 §2.1), and the one after a handshake that was sent again (§5.7).
+const FIRST_TIMEOUT: Nanos = SECOND;
+const TIMEOUT_AFTER_LOSS: Nanos = 3 * SECOND;
+
 /// How long a connection may be without progress when so many of its frames were lost meanwhile: the limit, and what
-/// as many time-outs in a row take, each twice the one before (RFC 6298 §5.5), the first 1 s (§2.1).
-pub(crate) fn patience(limit: Nanos, lost: u64) -> Nanos {
-    limit + ((1 << lost.min(DOUBLINGS.into())) - 1) * SECOND
+/// as many time-outs in a row take, each twice the one before (RFC 6298 §5.5).
+fn patience(limit: Nanos, lost: u64, first: Nanos) -> Nanos {
+    limit + ((1 << lost.min(DOUBLINGS.into())) - 1) * first
 }
 
 /// Where one guest's present connection stands.
@@ -37,6 +41,8 @@ pub(crate) fn patience(limit: Nanos, lost: u64) -> Nanos {
 pub(crate) struct Watch {
     /// Frames lost until the last progress.
     lost: u64,
+    /// The last progress came after a time-out.
+    timed_out: bool,
     /// The stall under way, by its place among those described.
     stall: Option<usize>,
 }
@@ -56,6 +62,7 @@ pub(crate) struct Stalls {
 impl Watch {
     /// Takes note of progress after a wait; `lost` is what had been lost in all before it came.
     pub(crate) fn progressed(&mut self, waited: Nanos, lost: u64, limit: Nanos, stalls: &mut Stalls) {
+        self.timed_out = lost > self.lost && waited >= FIRST_TIMEOUT;
         self.lost = lost;
         stalls.longest = stalls.longest.max(waited);
         match self.stall.take() {
@@ -68,7 +75,8 @@ impl Watch {
     /// How many frames were lost in a wait that has just become too long.
     pub(crate) fn overdue(&self, waited: Nanos, lost: u64, limit: Nanos) -> Option<u64> {
         let lost = lost.saturating_sub(self.lost);
-        (self.stall.is_none() && waited > patience(limit, lost)).then_some(lost)
+        let first = if self.timed_out { TIMEOUT_AFTER_LOSS } else { FIRST_TIMEOUT };
+        (self.stall.is_none() && waited > patience(limit, lost, first)).then_some(lost)
     }
 
     /// Counts the wait as a stall.
@@ -102,6 +110,18 @@ mod tests {
                 stalls,
                 "{waited} s, {lost} lost"
             );
+        }
+    }
+
+    #[test]
+    fn a_handshake_that_was_sent_again_excuses_longer_timeouts() {
+        for (handshake, lost_then, waited, stalls) in
+            [(1, 1, 12, false), (1, 1, 13, true), (0, 0, 7, true), (1, 0, 7, true)]
+        {
+            let (mut watch, mut found) = (Watch::default(), Stalls::default());
+            watch.progressed(handshake * SECOND, lost_then, LIMIT, &mut found);
+            let overdue = watch.overdue(waited * SECOND, lost_then + 2, LIMIT);
+            assert_eq!(overdue.is_some(), stalls, "{handshake} s, {lost_then} lost, then {waited} s");
         }
     }
 

@@ -56,7 +56,12 @@ fn pod(uid: &str, pid: u32) -> Pod {
         uid: uid.parse().expect("a uid"),
         pid,
         netns: format!("/proc/{pid}/ns/net"),
-        taps: vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, queues: 1 }],
+        taps: vec![Tap {
+            ifname: "tap0".into(),
+            kind: TapKind::Tap,
+            mac: metadata_common::mac::Mac::default(),
+            queues: 1,
+        }],
         nics: Vec::new(),
     }
 }

@@ -152,12 +152,13 @@ impl Places<'_> {
     /// A Secret wins over what stands in the VMI.
     fn cloud_init(&self, from: &CloudInitField<'_>) -> Found {
         let field = from.field;
-        let inline = match (from.base64, from.inline) {
-            (Some(packed), _) if !packed.is_empty() => {
+        // Plain text first, as in KubeVirt (readRawOrBase64Data).
+        let inline = match (from.inline, from.base64) {
+            (Some(text), _) if !text.is_empty() => Some(Bytes::from(text.to_owned())),
+            (_, Some(packed)) if !packed.is_empty() => {
                 let octets = STANDARD.decode(packed.trim_ascii());
                 Some(octets.map_err(|_| Problem::Base64 { field: from.base64_field })?.into())
             }
-            (_, Some(text)) if !text.is_empty() => Some(Bytes::from(text.to_owned())),
             _ => None,
         };
         if from.secret.is_none_or(|secret| secret.name.is_empty()) {
@@ -179,7 +180,7 @@ impl Places<'_> {
         let mut keys = Vec::new();
         for secret in by_metadata.filter_map(|key| key.source.secret.as_ref()) {
             let secret = &secret.secret_name;
-            let volume = format!("{secret}-access-cred");
+            let volume = credential_volume(secret);
             let files = self.files("accessCredentials", &volume).unwrap_or_else(|problem| {
                 problems.push(problem);
                 Files::new()
@@ -245,6 +246,25 @@ struct CloudInitField<'a> {
     keys: &'static [&'static str],
 }
 
+/// The volume of an access credential's Secret. Names of up to 51 octets have been used as they are ever since; KubeVirt
+/// after 1.9 shortens longer ones, with which no pod could be made before (SanitizeAccessCredentialVolumeName).
+fn credential_volume(secret: &str) -> String {
+    const SUFFIX: &str = "access-cred";
+    /// A DNS label's (RFC 1123 §2.1).
+    const OCTETS: usize = 63;
+    let name = format!("{secret}-{SUFFIX}");
+    // Two hyphens and the eight digits of FNV-1a's 32 bits (RFC 9923) beside the suffix.
+    match secret.get(..OCTETS - SUFFIX.len() - 10) {
+        Some(start) if name.len() > OCTETS => {
+            let hash = secret
+                .bytes()
+                .fold(0x811c_9dc5_u32, |hash, octet| (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193));
+            format!("{start}-{hash:08x}-{SUFFIX}")
+        }
+        _ => name,
+    }
+}
+
 fn first(files: &Files, keys: &[&str]) -> Option<Bytes> {
     keys.iter().find_map(|key| files.get(*key)).cloned()
 }
@@ -294,5 +314,18 @@ fn custom(key: &str, value: &[u8]) -> Result<String, &'static str> {
     match value.chars().count() {
         0..=METADATA_CHARS => Ok(value.to_owned()),
         _ => Err("256 characters are the most"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::credential_volume;
+
+    #[test]
+    fn a_credentials_volume_has_kubevirts_name_however_long_the_secrets_is() {
+        let long = format!("team-a-{}", "x".repeat(50));
+        assert_eq!(credential_volume("bob"), "bob-access-cred");
+        assert_eq!(credential_volume(&long[..51]), format!("{}-access-cred", &long[..51]));
+        assert_eq!(credential_volume(&long), format!("{}-b3f91219-access-cred", &long[..42]));
     }
 }

@@ -163,11 +163,12 @@ fn uuid(vmi: &Vmi) -> &str {
     vmi.spec.domain.firmware.uuid.as_deref().filter(|uuid| !uuid.is_empty()).unwrap_or(&vmi.metadata.uid)
 }
 
-/// The host name KubeVirt gives: the VMI's, or the first label of its name, cut.
+/// The host name KubeVirt gives (SanitizeHostname): the VMI's as it is, or the first label of its name, cut. A hyphen that
+/// ends what was cut is left out: no host name ends with one.
 fn hostname(vmi: &Vmi) -> &str {
     let given = vmi.spec.hostname.as_deref().filter(|name| !name.is_empty());
-    let first = given.unwrap_or_else(|| vmi.metadata.name.split('.').next().unwrap_or_default());
-    first.get(..HOSTNAME_OCTETS).unwrap_or(first).trim_end_matches('-')
+    let label = vmi.metadata.name.split('.').next().unwrap_or_default();
+    given.unwrap_or_else(|| label.get(..HOSTNAME_OCTETS).unwrap_or(label).trim_end_matches('-'))
 }
 
 /// A namespace as a number of twelve digits, for clouds whose projects have one.

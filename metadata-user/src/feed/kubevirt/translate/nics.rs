@@ -43,7 +43,10 @@ fn serve(vmi: &Vmi, nic: &Interface, pod: &Pod) -> Result<Served, Problem> {
         Binding::Plugin(plugin) => Some(plugin),
         Binding::Masquerade | Binding::Bridge => None,
     };
-    let there = names.taps.iter().find_map(|name| pod.taps.iter().find(|tap| tap.ifname == *name));
+    let find =
+        |names: &[String]| names.iter().find_map(|name| pod.taps.iter().find(|tap| tap.ifname == *name));
+    // Where a plugin makes no device of the tap's name, KubeVirt takes the pod's NIC (TapLibvirtSpecGenerator).
+    let there = find(&names.taps).or_else(|| plugin.and_then(|_| find(&names.pod_nics)));
     let ifname = match (there, plugin) {
         (Some(tap), _) if tap.kind == TapKind::Tap => tap.ifname.clone(),
         (Some(device), _) => return Err(Problem::NoTap { nic: name(), device: device.ifname.clone() }),
@@ -66,8 +69,8 @@ fn mac(nic: &Interface, names: &Names, pod: &Pod) -> Result<Mac, Problem> {
         let mac = mac.filter(|mac: &Mac| !mac.is_group() && *mac != Mac::default());
         return mac.ok_or_else(|| Problem::BadMac { nic: nic.name.clone() });
     }
-    let there = names.pod_nics.iter().find_map(|name| pod.nics.iter().find(|nic| nic.name == *name));
-    there
-        .map(|nic| nic.mac)
-        .ok_or_else(|| Problem::NoMac { nic: nic.name.clone(), pod_nics: names.pod_nics.clone() })
+    let of_nic = |name: &String| pod.nics.iter().find(|nic| nic.name == *name).map(|nic| nic.mac);
+    let of_tap = |name: &String| pod.taps.iter().find(|tap| tap.ifname == *name).map(|tap| tap.mac);
+    let there = names.pod_nics.iter().find_map(|name| of_nic(name).or_else(|| of_tap(name)));
+    there.ok_or_else(|| Problem::NoMac { nic: nic.name.clone(), pod_nics: names.pod_nics.clone() })
 }

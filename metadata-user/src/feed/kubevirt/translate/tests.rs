@@ -5,10 +5,15 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use metadata_common::mac::Mac;
+
 use super::{Files, Outcome, Problem, Translation, is_wanted, translate};
 use crate::feed::kubevirt::{Options, Vmi};
 use crate::feed::pods::{Pod, PodNic, Tap, TapKind};
 use crate::record::{Limits, Record};
+
+/// The address of all taps: 0e:00:00:00:00:01.
+const TAP_MAC: [u8; 6] = [0x0e, 0, 0, 0, 0, 1];
 
 /// One line of a table: what it adds to a VMI, its pod and the pod's volumes, and what comes of that.
 #[derive(Clone, Deserialize)]
@@ -108,7 +113,8 @@ fn joined(lines: &[&Line]) -> Line {
 impl PodForm {
     fn pod(&self) -> Pod {
         let pid = self.pid.unwrap_or(42);
-        let tap = |kind| move |name: &String| Tap { ifname: name.clone(), kind, queues: 1 };
+        let tap =
+            |kind| move |name: &String| Tap { ifname: name.clone(), kind, mac: Mac(TAP_MAC), queues: 1 };
         let taps = self.taps.iter().flatten().map(tap(TapKind::Tap));
         let nic = |(name, mac): (&String, &String)| PodNic {
             name: name.clone(),
@@ -215,6 +221,31 @@ fn every_binding_takes_every_source_in_every_state() {
         }
     }
     assert!(cases >= 300, "{cases} cases");
+}
+
+/// OVN-Kubernetes' binding plugin for primary user-defined networks: the pod's first NIC is the cluster's, which the guest
+/// has no part in; its own is the one that the status names.
+#[test]
+fn l2bridge_on_a_primary_user_defined_network_is_served_on_its_managed_tap() {
+    let case = "
+        name: l2bridge
+        vmi:
+          spec:
+            networks: [{name: default, pod: {}}]
+            domain: {devices: {interfaces: [{name: default, binding: {name: l2bridge}}]}}
+          status: {interfaces: [{name: default, podInterfaceName: ovn-udn1}]}
+        pod:
+          taps: [tap0]
+          nics: {eth0: '0a:58:0a:80:00:05', ovn-udn1: '0a:58:0a:80:00:07', ovn-udn1-nic: '72:00:00:00:00:03'}
+        record:
+          network:
+            nics:
+            - id: default
+              mac: 0a:58:0a:80:00:07
+              addresses: [{method: dhcp4}]
+              port: {ifname: tap0, netns: /proc/42/ns/net}
+        ";
+    check(&joined(&[&tables().base, &serde_yaml::from_str(case).expect("YAML")]));
 }
 
 #[test]
