@@ -160,7 +160,12 @@ impl Launchers for AtOnce {
     fn watch(&mut self, uid: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
         if self.found.insert(uid.clone()) {
             let pid = 1_000 + u32::try_from(self.found.len()).expect("few pods");
-            let taps = vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, queues: 1 }];
+            let taps = vec![Tap {
+                ifname: "tap0".into(),
+                kind: TapKind::Tap,
+                mac: metadata_common::mac::Mac::default(),
+                queues: 1,
+            }];
             let netns = format!("/proc/{pid}/ns/net");
             let pod = Pod { uid: uid.clone(), pid, netns, taps, nics: Vec::new() };
             self.tell.try_send((uid.clone(), PodEvent::Found(pod))).expect("room for every pod");

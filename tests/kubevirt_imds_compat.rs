@@ -147,7 +147,12 @@ fn translated(vmi: &Value, volumes: &[(&str, &str, &str)], options: &Value) -> O
         uid: "p".parse().expect("a uid"),
         pid: 42,
         netns: "/proc/42/ns/net".into(),
-        taps: vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, queues: 1 }],
+        taps: vec![Tap {
+            ifname: "tap0".into(),
+            kind: TapKind::Tap,
+            mac: metadata_common::mac::Mac::default(),
+            queues: 1,
+        }],
         nics: Vec::new(),
     };
     let read = |volume: &str| {

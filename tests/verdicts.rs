@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use metadata_common::classify::classify;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{ANSWER_TCP, Guest, Identity, Port, PortKey, program};
+use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, Guest, Identity, Port, PortKey, program};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
@@ -23,7 +23,10 @@ const UNLIMITED: Port = Port::with_limit(0, 0);
 
 /// A node with one hub that serves both addresses, answers ARP for the next hop, and knows no port yet.
 fn node() -> Programs {
-    let mut programs = Programs::load(NETNS).expect("the object loads");
+    serving(Programs::load(NETNS).expect("the object loads"))
+}
+
+fn serving(mut programs: Programs) -> Programs {
     programs.serve(IpAddr::V4(SERVED_V4)).expect("an IPv4 address is served");
     programs.serve(IpAddr::V6(SERVED_V6)).expect("an IPv6 address is served");
     programs.answer_arp(NEXT_HOP).expect("a next hop is answered for");
@@ -33,7 +36,10 @@ fn node() -> Programs {
 
 /// The same, with one guest on the port test runs come in by.
 fn node_with_guest() -> Programs {
-    let mut programs = node();
+    with_guest(node())
+}
+
+fn with_guest(mut programs: Programs) -> Programs {
     programs.own(PORT, UNLIMITED).expect("the port is registered");
     programs.register(PORT, GUEST, IDENTITY).expect("the guest is registered");
     programs
@@ -144,6 +150,57 @@ fn while_an_agent_leaves_only_the_connections_it_claimed_go_to_its_hub() {
                 }
             }
         }
+    });
+}
+
+#[test]
+fn behind_a_stub_frames_of_its_namespace_meet_the_same_end() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut direct = node_with_guest();
+        let mut behind = with_guest(serving(Programs::load_behind_stub(NETNS).expect("the objects load")));
+        for answers in [0, ANSWER_LINK | ANSWER_TCP] {
+            for programs in [&mut direct, &mut behind] {
+                programs.own(PORT, Port { answers, ..UNLIMITED }).expect("the port is registered");
+            }
+            for case in frames::cases() {
+                let frame = &case.frame;
+                let expected = direct.run(program::PORT, frame).expect("a run");
+                assert_eq!(behind.run(program::PORT_STUB, frame).expect("a run"), expected, "{}", case.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn behind_a_stub_another_namespaces_guest_is_unknown() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let frame = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
+    in_empty_namespace(|| {
+        let mut programs =
+            with_guest(serving(Programs::load_behind_stub(NETNS + 1).expect("the objects load")));
+        let elsewhere = PortKey { netns: NETNS + 1, ..PORT };
+        programs.own(elsewhere, UNLIMITED).expect("the port is registered");
+        let found = programs.run(program::PORT_STUB, &frame).expect("a run");
+        assert_eq!(found.counted, [(Verdict::DropUnknownMac, 1)]);
+    });
+}
+
+#[test]
+fn a_stub_with_nothing_behind_it_lets_frames_pass_as_they_are() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let frame = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
+    in_empty_namespace(|| {
+        let mut programs = Programs::load_behind_stub(NETNS).expect("the objects load");
+        programs.take_from_behind().expect("the entry goes");
+        let (action, found) = programs.run_uncounted(program::PORT_STUB, &frame).expect("a run");
+        assert_eq!((action, found), (XDP_PASS, frame.clone()));
     });
 }
 

@@ -135,6 +135,8 @@ pub mod name {
     pub const EVENTS: &str = "EVENTS";
     /// `PERCPU_ARRAY` of one [`Scratch`](crate::trace::Scratch): the event being written.
     pub const TRACED: &str = "TRACED";
+    /// `PROG_ARRAY` of one entry: the instance of `port` that stubs go on in.
+    pub const PORT_PROGRAMS: &str = "PORT_PROGRAMS";
     /// Global constant of one program instance: the number the agent gave the namespace it is loaded for.
     pub const NETNS: &str = "NETNS";
     /// Global constant: the [`Key`](crate::cookie::Key) of handshakes, the same as user space has.
@@ -143,10 +145,19 @@ pub mod name {
     pub const HUB: &str = "HUB";
 }
 
-/// Names of the programs in the object.
+/// In the place of a namespace's number: a stub has put it in front of the frame, as [`NUMBER_OCTETS`] octets that begin
+/// with it in the machine's order.
+pub const IN_FRONT: u32 = u32::MAX;
+/// Octets in front of a frame that comes from a stub.
+pub const NUMBER_OCTETS: usize = 8;
+
+/// Names of the programs in the objects.
 pub mod program {
     /// On each VM's tap: classify, identify, limit, stamp, redirect to the hub.
     pub const PORT: &str = "port";
+    /// On a VM's tap in another namespace than the agent's: puts the namespace's number in front of the frame and goes on in
+    /// `port`.
+    pub const PORT_STUB: &str = "port_stub";
     /// A classifier where a VM's frames enter the network stack: does what `port` does.
     pub const PORT_TCX: &str = "port_tcx";
     /// On the hub's inner veth: into the AF_XDP socket.

@@ -16,7 +16,7 @@ mod tables;
 mod trace;
 
 use aya_ebpf::EbpfContext;
-use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
+use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX};
 use aya_ebpf::helpers::generated::bpf_xdp_adjust_tail;
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
@@ -41,8 +41,10 @@ const OR_DROP: u64 = XDP_DROP as u64;
 /// On a VM's tap: answer or steer what is for the metadata service, leave the rest alone.
 #[xdp]
 pub fn port(context: XdpContext) -> u32 {
+    let Some(ingress) = Ingress::of(&context) else {
+        return XDP_ABORTED;
+    };
     let frame = Frame::new(&context);
-    let ingress = Ingress::of(&context);
     let (verdict, action) = match decide(&frame, &ingress) {
         Decision::Pass(verdict) => (verdict, XDP_PASS),
         Decision::Drop(verdict) => (verdict, XDP_DROP),

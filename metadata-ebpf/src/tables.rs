@@ -2,24 +2,26 @@
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
-use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_xdp_adjust_head};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, RingBuf, XskMap};
 use aya_ebpf::programs::XdpContext;
 use metadata_common::answer;
-use metadata_common::classify::Served;
+use metadata_common::classify::{Reader as _, Served};
 use metadata_common::cookie::{Flow, Key};
 use metadata_common::decide;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, Agent, AllSent, EVENT_BYTES, Guest, HUB_QUEUES, Identity, IdentityKey, MAX_DRAINING, MAX_HUBS,
-    MAX_PORTS, MAX_SERVED, MAX_SLOTS, PortKey, SERVED, Slot,
+    self, Agent, AllSent, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, MAX_DRAINING,
+    MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_OCTETS, PortKey, SERVED, Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
-/// The number of the namespace this instance is loaded for; the loader sets it.
+use crate::frame::Frame;
+
+/// The number of the namespace this instance is loaded for, or [`IN_FRONT`]; the loader sets it.
 #[unsafe(no_mangle)]
 static NETNS: Global<u32> = Global::new(0);
 
@@ -100,8 +102,12 @@ pub(crate) struct Ingress {
 
 impl Ingress {
     #[inline(always)]
-    pub(crate) fn of(context: &XdpContext) -> Self {
-        Self::on(context.ingress_ifindex() as u32)
+    pub(crate) fn of(context: &XdpContext) -> Option<Self> {
+        let ifindex = context.ingress_ifindex() as u32;
+        match NETNS.load() {
+            IN_FRONT => Some(Self { key: PortKey { netns: take_number(context)?, ifindex } }),
+            netns => Some(Self { key: PortKey { netns, ifindex } }),
+        }
     }
 
     #[inline(always)]
@@ -118,6 +124,15 @@ impl Ingress {
     pub(crate) fn salt(&self) -> u32 {
         self.key.ifindex
     }
+}
+
+/// Takes the number that a stub has put in front of the frame off it.
+#[inline(always)]
+fn take_number(context: &XdpContext) -> Option<u32> {
+    let octets: [u8; 4] = Frame::new(context).read(0)?;
+    // SAFETY: the context is that of this run; what was derived from it is not used after this.
+    let rc = unsafe { bpf_xdp_adjust_head(context.ctx, NUMBER_OCTETS as i32) };
+    if rc == 0 { Some(u32::from_ne_bytes(octets)) } else { None }
 }
 
 /// False if no served address ends with this octet. Looking into an array is a matter of a few instructions,

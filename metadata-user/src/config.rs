@@ -42,10 +42,6 @@ pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
 /// Where sockets are kept unless the configuration says otherwise.
 pub const DEFAULT_RUN: &str = "/run/xdp-imds";
 
-/// Namespaces an agent is ready for that serves VMs of KubeVirt: about what a node starts at once.
-#[cfg(feature = "kubevirt")]
-const SPARE_NAMESPACES: usize = 32;
-
 /// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
 const MAX_IFNAME: usize = 15;
 
@@ -276,14 +272,13 @@ impl Config {
         self.records.is_some() || self.api.is_some()
     }
 
-    /// Namespaces to be ready for before they come. With KubeVirt each VM brings one.
+    /// True where ports in other namespaces are to come: with KubeVirt each VM brings one.
     #[must_use]
-    pub fn spare_namespaces(&self) -> usize {
+    pub fn expects_namespaces(&self) -> bool {
         #[cfg(feature = "kubevirt")]
-        if self.kubevirt.is_some() {
-            return SPARE_NAMESPACES;
-        }
-        0
+        return self.kubevirt.is_some();
+        #[cfg(not(feature = "kubevirt"))]
+        false
     }
 
     /// `api`, or its defaults.

@@ -1,7 +1,8 @@
 //! Taps and NICs of a pod are told as they come, change and go.
 
 use crate::node::{MAC, Node, allowed, follow, next, once, primary, quiet, run, taps, uid};
-use metadata_user::feed::pods::{Pod, PodEvent, Tap, TapKind, names_of};
+use metadata_common::mac::Mac;
+use metadata_user::feed::pods::{Pod, PodEvent, TapKind, names_of};
 use support::pod::{Binding, How, PodNetwork};
 use support::tap::Shape;
 
@@ -25,8 +26,10 @@ fn both_bindings_show_one_tap_and_the_guests_mac() {
         run(async {
             let (_pods, mut events) = follow(node.places(), &uid);
             let PodEvent::Found(pod) = next(&mut events).await else { panic!("not found") };
-            let tap = Tap { ifname: "tap0".into(), kind: TapKind::Tap, queues: 1 };
-            assert_eq!(pod.taps, [tap], "{binding:?}");
+            let found: Vec<_> =
+                pod.taps.iter().map(|tap| (tap.ifname.as_str(), tap.kind, tap.queues)).collect();
+            assert_eq!(found, [("tap0", TapKind::Tap, 1)], "{binding:?}");
+            assert_ne!(pod.taps[0].mac, Mac::default(), "the kernel gives it one");
             assert!(has_nic(&pod, "eth0"), "{binding:?}: {:?}", pod.nics);
             let bridge = pod.nics.iter().find(|nic| nic.name == "k6t-eth0").expect("a bridge");
             assert_eq!(bridge.kind, "bridge");

@@ -10,20 +10,23 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::xdp::{DevMap, DevMapHash, XskMap};
-use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use metadata_common::cookie::{Flow, Key};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, AllSent, CLAIMED, Guest, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name, program,
+    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name,
+    program,
 };
 use metadata_common::trace::{Event, Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
-/// The variable that names another object than the committed one to test.
-pub const OBJECT: &str = "XDP_IMDS_OBJECT";
-/// The committed object.
+/// The variable that names another directory than the committed objects' to test those in it.
+pub const OBJECTS: &str = "XDP_IMDS_OBJECTS";
+/// The committed objects.
+const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt");
+/// The one with all programs but the stub.
 pub const PREBUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// `XDP_DROP`, as the programs return it (`enum xdp_action` in linux/bpf.h).
@@ -72,6 +75,13 @@ pub fn in_empty_namespace<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// One of the objects.
+fn object(name: &str) -> Result<Vec<u8>> {
+    let directory = std::env::var(OBJECTS).unwrap_or_else(|_| DIRECTORY.into());
+    let path = format!("{directory}/{name}.bpf.o");
+    std::fs::read(&path).with_context(|| format!("no object at {path}"))
+}
+
 /// What became of one frame.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -89,6 +99,7 @@ const CLASSIFIERS: [&str; 2] = [program::PORT_TCX, program::HUB_TCX];
 /// The object, loaded for one namespace number.
 pub struct Programs {
     ebpf: Ebpf,
+    stub: Option<Ebpf>,
 }
 
 impl Programs {
@@ -97,20 +108,46 @@ impl Programs {
     /// # Errors
     /// When the object cannot be read, or the kernel refuses it: its verifier's words are in the error.
     pub fn load(netns: u32) -> Result<Self> {
-        let path = std::env::var(OBJECT).unwrap_or_else(|_| PREBUILT.into());
-        let object = std::fs::read(&path).with_context(|| format!("no object at {path}"))?;
         let mut ebpf = EbpfLoader::new()
             .override_global(name::NETNS, &netns, true)
             .override_global(name::COOKIE_KEY, &KEY.0, true)
-            .load(&object)
-            .with_context(|| format!("{path} cannot be loaded"))?;
+            .load(&object("xdp-imds")?)
+            .context("the object cannot be loaded")?;
         for program in [program::PORT, program::SOCKET, program::HUB] {
             xdp(&mut ebpf, program)?.load().with_context(|| format!("program `{program}`"))?;
         }
         for program in CLASSIFIERS {
             classifier(&mut ebpf, program)?.load().with_context(|| format!("program `{program}`"))?;
         }
-        Ok(Self { ebpf })
+        Ok(Self { ebpf, stub: None })
+    }
+
+    /// The same with a stub for the namespace, and `port` behind it, which is not to be run by itself.
+    ///
+    /// # Errors
+    /// As for [`Programs::load`].
+    pub fn load_behind_stub(netns: u32) -> Result<Self> {
+        let mut programs = Self::load(IN_FRONT)?;
+        let mut stub = EbpfLoader::new()
+            .override_global(name::NETNS, &netns, true)
+            .load(&object("port-stub")?)
+            .context("the stub cannot be loaded")?;
+        xdp(&mut stub, program::PORT_STUB)?.load().context("the stub")?;
+        let port = xdp(&mut programs.ebpf, program::PORT)?.fd()?;
+        let map = stub.map_mut(name::PORT_PROGRAMS).context(name::PORT_PROGRAMS)?;
+        ProgramArray::try_from(map)?.set(0, port, 0)?;
+        programs.stub = Some(stub);
+        Ok(programs)
+    }
+
+    /// Leaves stubs with nothing behind them, as when an agent ends that pins nothing.
+    ///
+    /// # Errors
+    /// When there is no stub.
+    pub fn take_from_behind(&mut self) -> Result<()> {
+        let stub = self.stub.as_mut().context("a stub")?;
+        let map = stub.map_mut(name::PORT_PROGRAMS).context(name::PORT_PROGRAMS)?;
+        Ok(ProgramArray::try_from(map)?.clear_index(&0)?)
     }
 
     /// Runs one program on one frame that came in by the loopback.
@@ -136,7 +173,9 @@ impl Programs {
         let mut options = TestRunOptions::new();
         options.data_in = Some(frame);
         options.data_out = Some(&mut out);
-        let result = if CLASSIFIERS.contains(&program) {
+        let result = if let (program::PORT_STUB, Some(stub)) = (program, &mut self.stub) {
+            xdp(stub, program)?.test_run(options)
+        } else if CLASSIFIERS.contains(&program) {
             classifier(&mut self.ebpf, program)?.test_run(options)
         } else {
             xdp(&mut self.ebpf, program)?.test_run(options)

@@ -1,16 +1,16 @@
-//! `cargo xtask build-ebpf`: the committed eBPF object from its source.
+//! `cargo xtask build-ebpf`: the committed eBPF objects from their source.
 //!
-//! The object is committed so that the agent builds on stable Rust without LLVM. `--check` rebuilds it
-//! and compares byte for byte, so it can never lag its source. Compilers of another version make other
+//! The objects are committed so that the agent builds on stable Rust without LLVM. `--check` rebuilds them
+//! and compares byte for byte, so they can never lag their source. Compilers of another version make other
 //! bytes from the same source; with those, `--check` says so and runs the verdict tests on the fresh
-//! object instead, which the committed one passes as well.
+//! objects instead, which the committed ones pass as well.
 
 mod object;
 mod toolchain;
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -20,15 +20,17 @@ use toolchain::Toolchain;
 const TARGET: &str = "bpfel-unknown-none";
 /// The instruction set: 32-bit arithmetic and jumps, which every kernel that can load us has (5.1).
 const CPU: &str = "v3";
-/// The object, from the top of the project.
-const OBJECT: &str = "metadata-ebpf/prebuilt/xdp-imds.bpf.o";
-/// What it was built with and how large its programs are.
+/// The objects, by what Cargo calls them.
+const OBJECTS: [&str; 2] = ["xdp-imds", "port-stub"];
+/// Where they are committed, from the top of the project.
+const PREBUILT: &str = "metadata-ebpf/prebuilt";
+/// What they were built with and how large their programs are.
 const RECORD: &str = "metadata-ebpf/prebuilt/toolchain.toml";
 
 /// What to do.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Build aside, and fail unless the committed object is what its source says
+    /// Build aside, and fail unless the committed objects are what their source says
     #[arg(long)]
     check: bool,
 }
@@ -42,60 +44,69 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.check { check(top, &toolchain, &recorded) } else { update(top, &toolchain) }
 }
 
-/// Replaces the committed object and its record.
+/// Replaces the committed objects and their record.
 fn update(top: &Path, toolchain: &Toolchain) -> Result<()> {
-    let built = build(top, toolchain, &top.join("target/ebpf"))?;
-    let object = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
-    let record = record(toolchain, &object)?;
-    write(&top.join(OBJECT), &object)?;
+    let objects = build(top, toolchain, &top.join("target/ebpf"))?;
+    let record = record(toolchain, &objects)?;
+    for (name, object) in OBJECTS.iter().zip(&objects) {
+        write(&top.join(PREBUILT).join(file_name(name)), object)?;
+    }
     write(&top.join(RECORD), record.as_bytes())?;
     print!("{record}");
     Ok(())
 }
 
-/// Proves that the committed object is what its source says.
+/// Proves that the committed objects are what their source says.
 fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
-    let committed = fs::read(top.join(OBJECT)).with_context(|| format!("no committed {OBJECT}"))?;
-    let counted = object::instructions(&committed)?;
+    let read = |name: &&str| {
+        let path = top.join(PREBUILT).join(file_name(name));
+        fs::read(&path).with_context(|| format!("no committed {}", path.display()))
+    };
+    let committed = OBJECTS.iter().map(read).collect::<Result<Vec<_>>>()?;
     ensure!(
-        recorded.ends_with(&instruction_table(&counted)),
-        "{RECORD} does not give the instruction counts of {OBJECT}; run `cargo xtask build-ebpf` and commit both"
+        recorded.ends_with(&instruction_table(&instructions(&committed)?)),
+        "{RECORD} does not give the instruction counts of the objects; run `cargo xtask build-ebpf` and commit all"
     );
     let aside = tempfile::tempdir().context("no temporary directory")?;
-    let built = build(top, toolchain, aside.path())?;
-    let fresh = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
-    if fresh == committed {
-        println!("{OBJECT}: {} octets, equal to a fresh build", committed.len());
+    let fresh = build(top, toolchain, aside.path())?;
+    let Some(at) = (0..OBJECTS.len()).find(|at| fresh[*at] != committed[*at]) else {
+        let octets: Vec<_> = committed.iter().map(Vec::len).collect();
+        println!("{PREBUILT}: objects of {octets:?} octets, equal to a fresh build");
         return Ok(());
-    }
+    };
     if recorded.starts_with(&toolchain.record()) {
         bail!(
-            "{OBJECT} has {} octets and is not what its source makes now ({} octets, first difference at {}); \
-             run `cargo xtask build-ebpf` and commit it",
-            committed.len(),
-            fresh.len(),
-            object::first_difference(&committed, &fresh)
+            "{} has {} octets and is not what its source makes now ({} octets, first difference at {}); run \
+             `cargo xtask build-ebpf` and commit it",
+            file_name(OBJECTS[at]),
+            committed[at].len(),
+            fresh[at].len(),
+            object::first_difference(&committed[at], &fresh[at])
         );
     }
     println!(
-        "{OBJECT} was built by other tools, so its bytes cannot be compared. Recorded:\n{recorded}\nHere:\n{}\n\
-         Proving by the verdict tests instead that the fresh object decides alike.",
+        "The objects were built by other tools, so their bytes cannot be compared. Recorded:\n{recorded}\nHere:\n{}\n\
+         Proving by the verdict tests instead that the fresh objects decide alike.",
         toolchain.record()
     );
-    prove(top, &built).context("the fresh object does not pass the verdict tests")
+    prove(top, aside.path()).context("the fresh objects do not pass the verdict tests")
 }
 
-/// Runs the verdict tests against an object.
-fn prove(top: &Path, object: &Path) -> Result<()> {
+fn file_name(object: &str) -> String {
+    format!("{object}.bpf.o")
+}
+
+/// Runs the verdict tests against the objects in a directory.
+fn prove(top: &Path, objects: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut test = Command::new(cargo);
     test.args(["test", "--package", "xdp-imds-tests", "--test", "verdicts"]).current_dir(top);
-    test.env("XDP_IMDS_OBJECT", object).env("XDP_IMDS_REQUIRE_PRIVILEGED", "1");
+    test.env("XDP_IMDS_OBJECTS", objects).env("XDP_IMDS_REQUIRE_PRIVILEGED", "1");
     toolchain::run(&mut test)
 }
 
-/// Builds the programs into a directory, alike from wherever the project lies; where the object is.
-fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<PathBuf> {
+/// Builds the objects into a directory, alike from wherever the project lies; returns them in order.
+fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>> {
     let mut cargo = Command::new(&toolchain.cargo);
     clean_environment(&mut cargo);
     let remap = |from: &Path, to: &str| {
@@ -121,11 +132,14 @@ fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<PathBuf> {
         // Stable compilers build `core` for a target of tier 3 only if told that they may.
         .env("RUSTC_BOOTSTRAP", "1");
     toolchain::run(&mut cargo)?;
-    let made = into.join(TARGET).join("release/xdp-imds");
-    let object = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
-    let built = into.join("xdp-imds.bpf.o");
-    write(&built, &object::with_plain_names(&object)?)?;
-    Ok(built)
+    let named = |name: &&str| {
+        let made = into.join(TARGET).join("release").join(name);
+        let object = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
+        let object = object::with_plain_names(&object)?;
+        write(&into.join(file_name(name)), &object)?;
+        Ok(object)
+    };
+    OBJECTS.iter().map(named).collect()
 }
 
 /// Keeps the settings of the Cargo that runs us, and of its rustup, from the one we run.
@@ -142,9 +156,17 @@ fn clean_environment(command: &mut Command) {
     }
 }
 
-/// What stands beside the object.
-fn record(toolchain: &Toolchain, object: &[u8]) -> Result<String> {
-    Ok(toolchain.record() + &instruction_table(&object::instructions(object)?))
+/// What stands beside the objects.
+fn record(toolchain: &Toolchain, objects: &[Vec<u8>]) -> Result<String> {
+    Ok(toolchain.record() + &instruction_table(&instructions(objects)?))
+}
+
+/// The programs of all objects by name, with their length in instructions.
+fn instructions(objects: &[Vec<u8>]) -> Result<Vec<(String, u64)>> {
+    let counted = objects.iter().map(|object| object::instructions(object)).collect::<Result<Vec<_>>>()?;
+    let mut all: Vec<_> = counted.into_iter().flatten().collect();
+    all.sort();
+    Ok(all)
 }
 
 fn instruction_table(counted: &[(String, u64)]) -> String {

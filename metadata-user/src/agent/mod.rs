@@ -205,7 +205,6 @@ async fn run(
                 node.retry();
                 if synced { keeping.keep(|| node.records()); }
                 watched.follow(&mut node, &mut tasks);
-                if serving { node.stock(config.spare_namespaces()); }
                 succession.finish(&mut node, opened.as_ref());
             }
             now = look.tick() => { if taking.is_none() { node.follow_guests(now.into_std()); } continue; }

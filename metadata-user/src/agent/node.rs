@@ -359,16 +359,6 @@ impl Node {
         }
     }
 
-    /// Gets ready for one more namespace while there is nothing else to do.
-    pub fn stock(&mut self, most: usize) {
-        if self.has_work() {
-            return;
-        }
-        if let Err(error) = self.steering.stock(most) {
-            debug!("no namespace is prepared for: {error}");
-        }
-    }
-
     /// Tells of conflicts that are new. To be called after records changed.
     pub fn tell_conflicts(&mut self) {
         let conflicts: HashSet<String> = self.plan.conflicts().map(|conflict| conflict.to_string()).collect();

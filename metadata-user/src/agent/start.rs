@@ -100,6 +100,9 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
         queues: hub_queues(),
     })?;
     steering.forward_logs();
+    if config.expects_namespaces() {
+        steering.prepare_for_namespaces()?;
+    }
 
     let key = steering.key();
     let store = Arc::new(Store::new(MAX_SLOTS));

@@ -300,6 +300,9 @@ impl Steering {
         }
         let is_fresh = found.maps.is_err();
         self.note_links(&found.links);
+        if self.left.keys().any(|(cookie, _)| *cookie != self.home) {
+            self.object.share()?;
+        }
         if self.taking_over {
             return self.note_identities().map(drop);
         }

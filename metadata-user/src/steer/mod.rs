@@ -26,7 +26,8 @@
 //!
 //! # What the kernel will not do
 //!
-//! - Say which namespace a frame came from: hence one instance of `port` per namespace (`object`).
+//! - Say which namespace a frame came from: hence a stub in each namespace that says its
+//!   number and goes on in one `port` behind all (`stubs`).
 //! - Look up an interface index outside the caller's namespace: hence a thread that enters another namespace
 //!   for each attach and bind there (`netns`).
 //! - Keep an attachment alive after its owner, unless it is pinned (`pins`): then ports stay closed when the agent
@@ -74,6 +75,7 @@ mod pins;
 mod ports;
 pub mod probe;
 mod processes;
+mod stubs;
 mod tables;
 mod takeover;
 mod trace;
@@ -342,7 +344,7 @@ impl Steering {
         let key = key.unwrap_or(config.key);
         let side = config.adopt.side();
         let first = side * HUBS_OF_A_SIDE;
-        let (mut object, mut ebpf) = Object::load(key, first, adopted)?;
+        let (mut object, mut ebpf) = Object::load(key, first, home, adopted, taking_over)?;
         let mut tables = Tables::take(&mut ebpf)?;
         let logs = Logs::take(&mut ebpf)?;
         let traces = Traces::take(&mut ebpf)?;
@@ -414,13 +416,13 @@ impl Steering {
         Ok(steering)
     }
 
-    /// Gets ready for one more namespace with ports, up to so many that are still to come: attaching the first port of
-    /// one takes a tenth of a second, and of one that is ready a millisecond. False when there are enough.
+    /// Gets ready for ports in other namespaces than the agent's: without it attaching the first takes a tenth of a second
+    /// longer.
     ///
     /// # Errors
     /// When the kernel refuses the program.
-    pub fn stock(&mut self, most: usize) -> Result<bool, SteerError> {
-        self.object.stock(most)
+    pub fn prepare_for_namespaces(&mut self) -> Result<(), SteerError> {
+        self.object.share()
     }
 
     /// The key of handshakes the kernel answers with: that of an agent before, if there was one, so that the connections it

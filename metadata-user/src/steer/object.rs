@@ -1,8 +1,8 @@
-//! The eBPF object: loaded once for the hub, and its `port` program once more per namespace with ports.
+//! The eBPF object: loaded once for the hub, and its `port` program for the agent's own namespace and for all others.
 //!
-//! A frame tells the interface it came in by, but not the namespace, and interface indexes repeat. So
-//! each namespace gets an instance of its own, told its number by the constant `NETNS`; all instances
-//! share one set of maps. The loader shares maps by pinning only, hence a bpffs: one that is mounted
+//! A frame tells the interface it came in by, but not the namespace, and interface indexes repeat. So the agent's own
+//! namespace has an instance that is told its number by the constant `NETNS`, and every other a stub that says its number
+//! to one instance behind all of them (`stubs`); all share one set of maps. The loader shares maps by pinning only, hence a bpffs: one that is mounted
 //! nowhere, reached through its descriptor, and gone with the process even if that is killed. What outlives
 //! the process is pinned a second time (`pins`), which nobody else can take from under a running agent.
 
@@ -10,7 +10,7 @@ use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::programs::XdpAttachType;
 use metadata_common::cookie::Key;
-use metadata_common::maps::{name, program};
+use metadata_common::maps::{IN_FRONT, name, program};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use std::collections::BTreeMap;
 use std::io;
@@ -20,12 +20,13 @@ use std::path::PathBuf;
 use super::SteerError;
 use super::netns::{Cookie, MAX_NAMESPACES};
 use super::pins::{Pins, layout_of, pin_map};
+use super::stubs::{self, Stubs};
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
-/// Maps all instances share: every one of the object's but its constants.
-const SHARED: [&str; 19] = [
+/// Maps all instances share: every one of the objects' but their constants.
+const SHARED: [&str; 20] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
@@ -44,6 +45,7 @@ const SHARED: [&str; 19] = [
     name::TRACE,
     name::EVENTS,
     name::TRACED,
+    name::PORT_PROGRAMS,
     // The ring of the kernel side's log, as aya-log calls it.
     "AYA_LOGS",
 ];
@@ -60,7 +62,7 @@ pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
 const HUB_INSTANCE: usize = 0;
 
 /// Every number a namespace can have, each where the loader can refer to it for as long as it likes.
-static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
+pub(super) static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
     let mut numbers = [0; MAX_NAMESPACES + 1];
     let mut n = 0;
     while n < numbers.len() {
@@ -70,22 +72,27 @@ static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
     numbers
 };
 
+/// In the place of a number: that of each frame's stub.
+static BEHIND_STUBS: u32 = IN_FRONT;
+
 /// The loader and the instances it has made.
 pub(super) struct Object {
     /// Kept because making one parses the kernel's own type information, which takes longer than a load.
     loader: EbpfLoader<'static>,
     pins: Private,
+    stubs: Stubs,
+    /// The agent's own namespace.
+    home: Cookie,
+    /// Another agent has the ports: its program stays behind the stubs.
+    taking_over: bool,
     instances: BTreeMap<Cookie, Instance>,
     free: Vec<usize>,
-    /// Numbers that are free, with their programs loaded; as many as there may be.
-    spares: Vec<(usize, Xdp)>,
-    most_spares: usize,
 }
 
-/// The `port` program for one namespace.
+/// The programs for one namespace.
 struct Instance {
     number: usize,
-    /// Loaded when the first port wants it.
+    /// `port`, or a stub. Loaded when the first port wants it.
     program: Option<Xdp>,
     /// Loaded when the first port wants it.
     classifier: Option<SchedClassifier>,
@@ -94,8 +101,14 @@ struct Instance {
 
 impl Object {
     /// Loads the object for a hub, the first; the maps are in what is returned beside it: those of an agent before,
-    /// if there are any to go on with.
-    pub(super) fn load(key: Key, hub: u32, adopted: Option<&Pins>) -> Result<(Self, Ebpf), SteerError> {
+    /// if there are any to go on with. That agent runs still if this one is `taking_over`.
+    pub(super) fn load(
+        key: Key,
+        hub: u32,
+        home: Cookie,
+        adopted: Option<&Pins>,
+        taking_over: bool,
+    ) -> Result<(Self, Ebpf), SteerError> {
         let pins = Private::create()?;
         if let Some(adopted) = adopted {
             for map in lasting() {
@@ -109,9 +122,10 @@ impl Object {
         for map in SHARED {
             loader.map_pin_path(map, pins.path(map));
         }
+        let stubs = Stubs::prepare(&pins)?;
         let free = (HUB_INSTANCE + 1..NUMBERS.len()).rev().collect();
-        let (instances, spares) = (BTreeMap::new(), Vec::new());
-        let mut object = Self { loader, pins, instances, free, spares, most_spares: 0 };
+        let instances = BTreeMap::new();
+        let mut object = Self { loader, pins, stubs, home, taking_over, instances, free };
         let hub = object.hub(hub)?;
         Ok((object, hub))
     }
@@ -121,12 +135,12 @@ impl Object {
         let number = NUMBERS.get(hub as usize).unwrap_or(&NUMBERS[0]);
         // The first hub's number is what the object says anyway.
         self.loader.override_global(name::HUB, number, hub > 0);
-        self.instantiate(HUB_INSTANCE)
+        self.instantiate(&NUMBERS[HUB_INSTANCE])
     }
 
-    fn instantiate(&mut self, number: usize) -> Result<Ebpf, SteerError> {
+    fn instantiate(&mut self, number: &'static u32) -> Result<Ebpf, SteerError> {
         self.loader
-            .override_global(name::NETNS, &NUMBERS[number], true)
+            .override_global(name::NETNS, number, true)
             .load(OBJECT)
             .map_err(|source| SteerError::load("object", source))
     }
@@ -135,66 +149,62 @@ impl Object {
     ///
     /// Pair it with [`Object::release`], also when the port then comes to nothing.
     pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<u32, SteerError> {
-        let (number, program) = match (self.instances.get(&cookie), self.spares.pop()) {
-            (Some(instance), spare) => {
-                self.spares.extend(spare);
-                (instance.number, None)
-            }
-            (None, Some((number, program))) => (number, Some(program)),
-            (None, None) => (self.free.pop().ok_or(SteerError::TooManyNamespaces)?, None),
+        let number = match self.instances.get(&cookie) {
+            Some(instance) => instance.number,
+            None => self.free.pop().ok_or(SteerError::TooManyNamespaces)?,
         };
-        self.count(cookie, number, program);
+        self.count(cookie, number);
         Ok(NUMBERS[number])
     }
 
-    /// Loads the program for one more namespace to come, up to so many: the kernel takes a tenth of a second to check it, in
-    /// which a VM that has come would wait. False when there are enough.
-    pub(super) fn stock(&mut self, most: usize) -> Result<bool, SteerError> {
-        self.most_spares = most;
-        if self.spares.len() >= most {
-            return Ok(false);
+    /// Loads the program behind all stubs, unless it is: the kernel takes a tenth of a second to check it. From now on it
+    /// sees the frames of stubs that an agent before has left; while that agent runs, when the ports are
+    /// [taken over](Object::take_over).
+    pub(super) fn share(&mut self) -> Result<(), SteerError> {
+        if !self.stubs.has_shared() {
+            let program = self.port_program(&BEHIND_STUBS)?;
+            self.stubs.share(program);
         }
-        let Some(number) = self.free.pop() else { return Ok(false) };
-        match self.port_program(number) {
-            Ok(program) => self.spares.push((number, program)),
-            Err(error) => {
-                self.free.push(number);
-                return Err(error);
-            }
-        }
-        Ok(true)
+        if self.taking_over { Ok(()) } else { self.stubs.offer() }
+    }
+
+    /// Puts our program behind all stubs.
+    pub(super) fn take_over(&mut self) -> Result<(), SteerError> {
+        self.taking_over = false;
+        self.stubs.offer()
     }
 
     /// Counts one more port in a namespace that an agent before gave this number. False when it cannot have it.
     pub(super) fn acquire_as(&mut self, cookie: Cookie, number: u32) -> bool {
         let number = number as usize;
-        let mut loaded = None;
         match self.instances.get(&cookie) {
             Some(instance) if instance.number != number => return false,
             Some(_) => {}
             None => match self.free.iter().rposition(|free| *free == number) {
                 Some(at) => drop(self.free.swap_remove(at)),
-                None => match self.spares.iter().position(|(spare, _)| *spare == number) {
-                    Some(at) => loaded = Some(self.spares.swap_remove(at).1),
-                    None => return false,
-                },
+                None => return false,
             },
         }
-        self.count(cookie, number, loaded);
+        self.count(cookie, number);
         true
     }
 
-    fn count(&mut self, cookie: Cookie, number: usize, program: Option<Xdp>) {
-        let new = || Instance { number, program, classifier: None, ports: 0 };
+    fn count(&mut self, cookie: Cookie, number: usize) {
+        let new = || Instance { number, program: None, classifier: None, ports: 0 };
         self.instances.entry(cookie).or_insert_with(new).ports += 1;
     }
 
-    /// The `port` program of a namespace with ports.
+    /// The program for XDP of a namespace with ports: `port`, or a stub with `port` behind it.
     pub(super) fn port(&mut self, cookie: Cookie) -> Result<&mut Xdp, SteerError> {
         let Instance { number, program, .. } = self.instance(cookie)?;
         if program.is_none() {
             let number = *number;
-            let loaded = self.port_program(number)?;
+            let loaded = if cookie == self.home {
+                self.port_program(&NUMBERS[number])?
+            } else {
+                self.share()?;
+                self.stubs.stub(number, &self.pins)?
+            };
             self.instance(cookie)?.program = Some(loaded);
         }
         let loaded = self.instance(cookie)?.program.as_mut();
@@ -218,40 +228,41 @@ impl Object {
         self.instances.get_mut(&cookie).ok_or_else(absent)
     }
 
-    /// Counts one port less; with the last of a namespace its instance goes, or is a spare.
+    /// Counts one port less; with the last of a namespace its instance goes.
     pub(super) fn release(&mut self, cookie: Cookie) {
         let Some(instance) = self.instances.get_mut(&cookie) else { return };
         instance.ports -= 1;
         if instance.ports > 0 {
             return;
         }
-        let Some(Instance { number, program, .. }) = self.instances.remove(&cookie) else { return };
-        match program {
-            Some(program) if self.spares.len() < self.most_spares => self.spares.push((number, program)),
-            _ => self.free.push(number),
+        if let Some(Instance { number, .. }) = self.instances.remove(&cookie) {
+            self.free.push(number);
         }
     }
 
-    /// A loaded `port` program and nothing else: the loader's own copy of the object and its descriptors
-    /// of the maps would cost every namespace a hundredfold.
-    fn port_program(&mut self, number: usize) -> Result<Xdp, SteerError> {
+    fn port_program(&mut self, number: &'static u32) -> Result<Xdp, SteerError> {
         let mut ebpf = self.instantiate(number)?;
-        let loaded = load_program(&mut ebpf, program::PORT)?;
-        let path = self.pins.path(program::PORT);
-        let failed = |source| SteerError::load(format!("program {}", program::PORT), source);
-        loaded.pin(&path).map_err(|source| SteerError::load("program's pin", source))?;
-        let program = Xdp::from_pin(&path, XdpAttachType::Interface).map_err(failed);
-        std::fs::remove_file(&path)
-            .map_err(|source| SteerError::device("remove the program's pin", source))?;
-        program
+        keep_program(&mut ebpf, program::PORT, &self.pins)
     }
+}
+
+/// Loads a program and keeps nothing else: the loader's own copy of the object and its descriptors of the maps would cost
+/// every namespace a hundredfold.
+pub(super) fn keep_program(ebpf: &mut Ebpf, name: &'static str, pins: &Private) -> Result<Xdp, SteerError> {
+    let loaded = load_program(ebpf, name)?;
+    let path = pins.path(name);
+    let failed = |source| SteerError::load(format!("program {name}"), source);
+    loaded.pin(&path).map_err(|source| SteerError::load("program's pin", source))?;
+    let program = Xdp::from_pin(&path, XdpAttachType::Interface).map_err(failed);
+    std::fs::remove_file(&path).map_err(|source| SteerError::device("remove the program's pin", source))?;
+    program
 }
 
 impl Object {
     /// As [`Object::port_program`], for the classifier.
     fn port_classifier(&mut self, number: usize) -> Result<SchedClassifier, SteerError> {
         let failed = |source| SteerError::load(format!("program {}", program::PORT_TCX), source);
-        let mut ebpf = self.instantiate(number)?;
+        let mut ebpf = self.instantiate(&NUMBERS[number])?;
         let loaded = load_classifier(&mut ebpf, program::PORT_TCX)?;
         let path = self.pins.path(program::PORT_TCX);
         loaded.pin(&path).map_err(|source| SteerError::load("classifier's pin", source))?;
@@ -295,9 +306,11 @@ impl Object {
 
 /// Says in what the maps pinned there differ from the object's, if they do.
 pub(super) fn compare(pins: &Pins) -> Result<(), String> {
-    let object = aya_obj::Object::parse(OBJECT).map_err(|error| error.to_string())?;
+    let parse = |object| aya_obj::Object::parse(object).map_err(|error| error.to_string());
+    let (object, stub) = (parse(OBJECT)?, parse(stubs::OBJECT)?);
     for name in lasting() {
-        let map = object.maps.get(name).ok_or_else(|| format!("the object has no map {name}"))?;
+        let map = object.maps.get(name).or_else(|| stub.maps.get(name));
+        let map = map.ok_or_else(|| format!("no object has a map {name}"))?;
         let expected = [map.map_type(), map.key_size(), map.value_size(), map.max_entries()];
         let found = layout_of(&pins.map(name)).map_err(|error| error.to_string())?;
         if found != expected {
@@ -310,7 +323,7 @@ pub(super) fn compare(pins: &Pins) -> Result<(), String> {
 }
 
 /// A bpffs of our own.
-struct Private(OwnedFd);
+pub(super) struct Private(OwnedFd);
 
 impl Private {
     fn create() -> Result<Self, SteerError> {
@@ -322,7 +335,7 @@ impl Private {
         mount().map(Self).map_err(|source| SteerError::device("make a private bpffs", source))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()).into()
     }
 }
@@ -333,10 +346,11 @@ mod tests {
     use metadata_common::maps::name;
 
     #[test]
-    fn every_map_of_the_object_but_its_constants_is_shared() {
-        let object = aya_obj::Object::parse(OBJECT).expect("the embedded object parses");
-        let mut maps: Vec<&str> =
-            object.maps.keys().map(String::as_str).filter(|map| !map.starts_with('.')).collect();
+    fn every_map_of_the_objects_but_their_constants_is_shared() {
+        let objects = [OBJECT, super::stubs::OBJECT]
+            .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
+        let names = objects.iter().flat_map(|object| object.maps.keys().map(String::as_str));
+        let mut maps: Vec<&str> = names.filter(|map| !map.starts_with('.')).collect();
         maps.sort_unstable();
         let mut shared = SHARED.to_vec();
         shared.sort_unstable();

@@ -35,6 +35,7 @@ impl Steering {
         }
         let released = self.released();
         self.look_again()?;
+        self.object.take_over()?;
         let (served, arp_only) = self.served.clone();
         self.tables.serve(&served, &arp_only)?;
         for port in self.ports.keys().cloned().collect::<Vec<_>>() {

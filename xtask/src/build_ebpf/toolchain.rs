@@ -73,7 +73,7 @@ impl Toolchain {
     /// The tools, as they stand beside the object.
     pub(super) fn record(&self) -> String {
         format!(
-            "# What made xdp-imds.bpf.o; written by `cargo xtask build-ebpf`.\n\
+            "# What made the objects here; written by `cargo xtask build-ebpf`.\n\
              rustc = \"{}\"\nrustc-llvm = \"{}\"\nbpf-linker = \"{}\"\nbpf-linker-llvm = \"{}\"\n",
             self.rustc_version, self.rustc_llvm, self.linker_version, self.linker_llvm
         )

@@ -102,6 +102,7 @@ fn make(tree: &Tree, profile: &str, about: &About) -> Result<Image> {
     let mut entries = vec![Entry::program("usr/bin/xdp-imds", read(&binary)?)];
     for (to, from) in [
         ("usr/share/xdp-imds/xdp-imds.bpf.o", "metadata-ebpf/prebuilt/xdp-imds.bpf.o"),
+        ("usr/share/xdp-imds/port-stub.bpf.o", "metadata-ebpf/prebuilt/port-stub.bpf.o"),
         ("usr/share/doc/xdp-imds/LICENSE-APACHE", "LICENSE-APACHE"),
         ("usr/share/doc/xdp-imds/LICENSE-MIT", "LICENSE-MIT"),
     ] {

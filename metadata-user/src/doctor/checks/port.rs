@@ -166,7 +166,7 @@ fn kind(device: &Device) -> Option<Check> {
 }
 
 fn is_ours(program: &Program) -> bool {
-    matches!(program.name.as_deref(), Some(program::PORT | program::PORT_TCX))
+    matches!(program.name.as_deref(), Some(program::PORT | program::PORT_STUB | program::PORT_TCX))
 }
 
 /// Whether a program of ours belongs to the agent this looks at: one that lives, or one whose links are pinned.
@@ -192,7 +192,9 @@ fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
         port.name.ifname
     );
     let remedy = match name {
-        program::PORT => "Stop the other agent, or let its `xdp-imds release` take its pins off".to_owned(),
+        program::PORT | program::PORT_STUB => {
+            "Stop the other agent, or let its `xdp-imds release` take its pins off".to_owned()
+        }
         "xdp_dispatcher" => format!("`xdp-loader unload {} --all` takes it off", port.name.ifname),
         name if is_cilium(name) => "Keep the device out of Cilium's `devices`".to_owned(),
         _ if tcx => format!("{off}; or leave it there and steer by `steer: tcx`"),
@@ -204,7 +206,7 @@ fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
 /// Whose a program of that name usually is.
 fn owner(name: &str) -> &'static str {
     match name {
-        program::PORT => ", as of another xdp-imds",
+        program::PORT | program::PORT_STUB => ", as of another xdp-imds",
         "xdp_dispatcher" => ", libxdp's",
         name if is_cilium(name) => ", Cilium's",
         name if name.contains("calico") => ", Calico's",

@@ -16,7 +16,7 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use super::super::object::{self, Object};
-use super::super::{SteerConfig, Steering, mode, tun};
+use super::super::{SteerConfig, Steering, mode, netns, tun};
 use super::Failure;
 use crate::afxdp::{Socket, SocketConfig};
 use crate::port::PortName;
@@ -111,7 +111,7 @@ fn known<T>(made: rustix::io::Result<T>) -> Result<bool, Failure> {
 /// The features that show on a device: a loopback that nobody else has.
 fn links() -> Vec<(Feature, Result<bool, Failure>)> {
     let mut found = Vec::new();
-    let mut ebpf = match Object::load(Key([0; 2]), 0, None) {
+    let mut ebpf = match netns::cookie().and_then(|home| Object::load(Key([0; 2]), 0, home, None, false)) {
         Ok((_, ebpf)) => ebpf,
         Err(error) => {
             let failure = Failure::from(error);

@@ -1,0 +1,28 @@
+//! VMs in a hundred namespaces: each is served in its own, and by the next agent when one is killed.
+
+#[path = "many_namespaces/node.rs"]
+mod node;
+
+use node::Node;
+use std::time::Duration;
+use support::privileged;
+
+const NAMESPACES: u16 = 100;
+/// For what must come: generous, since it is waited out only in failure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn guests_of_a_hundred_namespaces_are_answered_by_the_next_agent_when_one_is_killed() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(NAMESPACES).expect("a node");
+    let agent = node.agent().expect("an agent");
+    node.all_ask(PATIENCE).expect("each guest has its own answer");
+    agent.kill().expect("killed");
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| node.all_ask(PATIENCE));
+        let _agent = node.agent().expect("another agent");
+        asking.join().expect("no panic").expect("each guest has its own answer");
+    });
+}

@@ -1,0 +1,67 @@
+//! A node with a VM in each of many namespaces, and agents that serve them one after the other.
+
+use anyhow::{Context as _, Result};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use support::agent::{self, Agent, PortArgument};
+use support::bpffs::Bpffs;
+use support::host::Host;
+use support::netns::Namespace;
+use support::record::Identity;
+use support::tap::{Shape, Tap};
+use support::tap_client::{Outcome, storm};
+use tempfile::TempDir;
+
+const PATH: &str = "/v1/user-data";
+
+pub(crate) struct Node {
+    pub(crate) host: Host,
+    guests: Vec<(Identity, Arc<Tap>)>,
+    // Held for as long as their taps are.
+    _pods: Vec<Namespace>,
+    _records: TempDir,
+    _bpffs: Bpffs,
+    binary: PathBuf,
+    words: Vec<OsString>,
+}
+
+impl Node {
+    pub(crate) fn new(count: u16) -> Result<Self> {
+        let (host, records, bpffs) = (Host::new()?, tempfile::tempdir()?, Bpffs::mount()?);
+        let (mut pods, mut guests, mut ports) = (Vec::new(), Vec::new(), Vec::new());
+        for identity in (0..count).map(Identity::of) {
+            let pod = Namespace::new("pod")?;
+            let tap = Tap::create(&pod, "tap0", Shape::default())?;
+            pod.ip("link set tap0 up")?;
+            identity.write(records.path(), 1)?;
+            ports.push(PortArgument::new("tap0", identity.mac).within(&pod));
+            guests.push((identity, Arc::new(tap)));
+            pods.push(pod);
+        }
+        let words = agent::arguments_with_pins(records.path(), &ports, &bpffs.pins());
+        let binary = agent::binary()?;
+        Ok(Self { host, guests, _pods: pods, _records: records, _bpffs: bpffs, binary, words })
+    }
+
+    pub(crate) fn agent(&self) -> Result<Agent<'_>> {
+        Agent::start_binary(&self.binary, self.host.ns(), self.words.clone())
+    }
+
+    /// Every guest asks for its user-data; what each took, the longest last.
+    pub(crate) fn all_ask(&self, patience: Duration) -> Result<Vec<Duration>> {
+        let mut took = Vec::new();
+        for Outcome { identity, answers, took: guest } in storm(self.guests.clone(), &[PATH], patience) {
+            let answers = answers.with_context(|| identity.hostname.clone())?;
+            anyhow::ensure!(
+                answers[0].body == identity.user_data.as_bytes(),
+                "{} got another's",
+                identity.hostname
+            );
+            took.push(guest);
+        }
+        took.sort();
+        Ok(took)
+    }
+}

@@ -1,0 +1,65 @@
+//! What namespaces cost: `cargo bench -p xdp-imds-tests --bench many_namespaces_cost [-- NAMESPACES]` (root; the agent has
+//! to be built with `--release`). The time until all guests have had their first answer
+//! after a first start and after `kill -9` and a start, and the kernel's memory. Asserts nothing.
+
+#[path = "many_namespaces/node.rs"]
+mod node;
+
+use anyhow::Result;
+use node::Node;
+use std::time::{Duration, Instant};
+use support::privileged;
+
+const NAMESPACES: u16 = 250;
+const ROUNDS: usize = 5;
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn main() {
+    if privileged::or_skip() {
+        measure().expect("a measurement");
+    }
+}
+
+fn measure() -> Result<()> {
+    let count = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(NAMESPACES);
+    println!("{count} namespaces with a VM each");
+    for round in 1..=ROUNDS {
+        let node = Node::new(count)?;
+        let before = kernel_kib()?;
+        let start = Instant::now();
+        let agent = node.agent()?;
+        let serving = start.elapsed();
+        let took = node.all_ask(PATIENCE)?;
+        println!(
+            "round {round}: serving after {serving:.0?}, all answered after {:.0?}, kernel memory {} KiB",
+            serving + took[took.len() - 1],
+            kernel_kib()?.saturating_sub(before)
+        );
+        agent.kill()?;
+        let took = std::thread::scope(|scope| -> Result<_> {
+            let asking = scope.spawn(|| node.all_ask(PATIENCE));
+            let agent = node.agent()?;
+            let took = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            drop(agent);
+            Ok(took)
+        })?;
+        println!(
+            "         after kill -9 and a start: first answer after {:.0?}, p50 {:.0?}, all {:.0?}",
+            took[0],
+            took[took.len() / 2],
+            took[took.len() - 1]
+        );
+    }
+    Ok(())
+}
+
+/// What the kernel has for itself: slabs, pages of its own, memory by CPU.
+fn kernel_kib() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let of = |line: &str| {
+        let mut words = line.split_whitespace();
+        let name = words.next()?;
+        ["Slab:", "VmallocUsed:", "Percpu:"].contains(&name).then(|| words.next()?.parse().ok()).flatten()
+    };
+    Ok(text.lines().filter_map(of).sum::<u64>())
+}
