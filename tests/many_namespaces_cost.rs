@@ -59,7 +59,10 @@ fn kernel_kib() -> Result<u64> {
     let of = |line: &str| {
         let mut words = line.split_whitespace();
         let name = words.next()?;
-        ["Slab:", "VmallocUsed:", "Percpu:"].contains(&name).then(|| words.next()?.parse().ok()).flatten()
+        ["Slab:", "VmallocUsed:", "Percpu:"]
+            .contains(&name)
+            .then(|| words.next()?.parse::<u64>().ok())
+            .flatten()
     };
     Ok(text.lines().filter_map(of).sum::<u64>())
 }
