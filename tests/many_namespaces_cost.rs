@@ -22,7 +22,8 @@ fn main() {
 
 fn measure() -> Result<()> {
     let count = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(NAMESPACES);
-    println!("{count} namespaces with a VM each");
+    let alone = memory_of_an_agent(1)?;
+    println!("{count} namespaces with a VM each; an agent with one has {alone} KiB of kernel memory");
     for round in 1..=ROUNDS {
         let node = Node::new(count)?;
         let before = kernel_kib()?;
@@ -31,7 +32,7 @@ fn measure() -> Result<()> {
         let serving = start.elapsed();
         let took = node.all_ask(PATIENCE)?;
         println!(
-            "round {round}: serving after {serving:.0?}, all answered after {:.0?}, kernel memory {} KiB",
+            "round {round}: serving after {serving:.2?}, all answered after {:.2?}, kernel memory {} KiB",
             serving + took[took.len() - 1],
             kernel_kib()?.saturating_sub(before)
         );
@@ -44,13 +45,22 @@ fn measure() -> Result<()> {
             Ok(took)
         })?;
         println!(
-            "         after kill -9 and a start: first answer after {:.0?}, p50 {:.0?}, all {:.0?}",
+            "         after kill -9 and a start: first answer after {:.2?}, p50 {:.2?}, all {:.2?}",
             took[0],
             took[took.len() / 2],
             took[took.len() - 1]
         );
     }
     Ok(())
+}
+
+/// What an agent takes with so many namespaces.
+fn memory_of_an_agent(count: u16) -> Result<u64> {
+    let node = Node::new(count)?;
+    let before = kernel_kib()?;
+    let _agent = node.agent()?;
+    node.all_ask(PATIENCE)?;
+    Ok(kernel_kib()?.saturating_sub(before))
 }
 
 /// What the kernel has for itself: slabs, pages of its own, memory by CPU.
