@@ -3,13 +3,17 @@
 //! The feed is the real one, with its real watches; the server is `support::apiserver`, volumes are files. Only launchers
 //! are pretended: each pod that is asked for is found.
 
+#[path = "kubevirt_feed/pauses.rs"]
+mod pauses;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_user::feed::FeedEvent;
-use metadata_user::feed::kubevirt::{self, Feed, Launchers, Options, follow};
+use metadata_user::feed::contact::Contact;
+use metadata_user::feed::kubevirt::{self, Feed, Launchers, Options, Pace, follow};
 use metadata_user::feed::pods::{Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
 use metadata_user::record::{Limits, Record};
 use serde_json::{Value, json};
@@ -76,6 +80,7 @@ struct Node {
     refused: BTreeMap<String, String>,
     synced: bool,
     pods: mpsc::Sender<(PodUid, PodEvent)>,
+    contact: Arc<Contact>,
     feed: tokio::task::JoinHandle<()>,
 }
 
@@ -87,13 +92,17 @@ impl Drop for Node {
 
 impl Node {
     fn start(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>) -> Self {
-        Self::with(server, kubelet, kept, |tell| Box::new(AtOnce { found: BTreeSet::new(), tell }))
+        Self::paced(server, kubelet, kept, Pace::DEFAULT)
+    }
+
+    fn paced(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>, pace: Pace) -> Self {
+        Self::with(server, kubelet, (kept, pace), |tell| Box::new(AtOnce { found: BTreeSet::new(), tell }))
     }
 
     fn with(
         server: &ApiServer,
         kubelet: &Kubelet,
-        kept: Option<PathBuf>,
+        (kept, pace): (Option<PathBuf>, Pace),
         launchers: impl FnOnce(mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers>,
     ) -> Self {
         let kubeconfig = kubelet.pods().join("kubeconfig");
@@ -105,9 +114,12 @@ impl Node {
         let (tx, events) = mpsc::channel(1_024);
         let (_, hook) = mpsc::channel(1);
         let volumes = Volumes::new(kubelet.pods());
-        let feed = Feed { options, limits: Limits::DEFAULT, kept, volumes, launchers, told, hook };
+        let (contact, limits) = (kubevirt::contact(), Limits::DEFAULT);
+        let reports = Arc::clone(&contact);
+        let feed = Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact: reports };
         let feed = tokio::spawn(async move { follow(feed, tx).await.expect("the feed runs") });
-        Self { events, told: BTreeMap::new(), refused: BTreeMap::new(), synced: false, pods, feed }
+        let (told, refused) = (BTreeMap::new(), BTreeMap::new());
+        Self { events, told, refused, synced: false, pods, contact, feed }
     }
 
     fn hear(&mut self, event: FeedEvent) {
@@ -333,7 +345,7 @@ async fn an_agent_that_starts_while_the_server_is_away_serves_what_was_known() {
 async fn nobody_is_given_up_before_every_launcher_has_been_looked_for() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
-    let mut node = Node::with(&server, &kubelet, None, |_| Box::new(Later));
+    let mut node = Node::with(&server, &kubelet, (None, Pace::DEFAULT), |_| Box::new(Later));
     let early = timeout(kubevirt::PATIENCE + Duration::from_secs(1), node.events.recv()).await;
     assert!(early.is_err(), "{early:?}");
     node.tell(1, PodEvent::Absent).await;

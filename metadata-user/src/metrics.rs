@@ -21,7 +21,7 @@ use crate::audit::AuditCounts;
 use crate::mailbox::MailboxCounts;
 use crate::serve::Tally;
 use crate::sink::SinkCounts;
-use crate::status::{Instances, PortState};
+use crate::status::{ApiServer, Instances, PortState};
 use crate::steer::HubLosses;
 use crate::worker::WorkerStats;
 
@@ -80,6 +80,8 @@ pub struct Snapshot<'a, T> {
     pub process: Option<Process>,
     /// Whether records come from the snapshot, their source being away.
     pub from_snapshot: bool,
+    /// How the API server answers, if a feed asks one.
+    pub api_server: Option<ApiServer>,
     /// What became of messages from guests, and of what is kept for them.
     pub errands: Errands,
     /// Frames that devices of ports did not take.
@@ -150,6 +152,9 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     node::frames(snapshot.verdicts, &mut out);
     node::ports(snapshot, &mut out);
     node::records(snapshot, &mut out);
+    if let Some(server) = &snapshot.api_server {
+        node::api_server(server, &mut out);
+    }
     node::errands(&snapshot.errands, &mut out);
     requests::answers(snapshot.tallies, &mut out);
     requests::waits(snapshot.tallies, &mut out);

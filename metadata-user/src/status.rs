@@ -74,10 +74,47 @@ pub struct Status {
     /// Records that wait behind one of a higher source: [`LISTED_COMPLAINTS`] at most.
     #[serde(default)]
     pub shadowed: Vec<Shadowed>,
+    /// How the API server answers; none without a feed that asks it.
+    #[serde(default)]
+    pub api_server: Option<ApiServer>,
     /// Counters since the start that are 0 on a node where all is well.
     pub counters: BTreeMap<String, u64>,
     /// What has been warned of lately, the newest last.
     pub lately: Vec<Said>,
+}
+
+/// How the API server of a cluster answers. The agent has several watches; the worst of them counts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ApiServer {
+    /// Seconds since the agent began to ask it.
+    pub asked_for: f64,
+    /// Seconds since its last useful answer; none when a watch has never had one. It answers at least once in two
+    /// minutes, also when nothing changes.
+    pub answered: Option<f64>,
+    /// What is wrong, when the last request failed.
+    pub failing: Option<Unanswered>,
+    /// Requests that failed since the start, by kind.
+    pub failures: BTreeMap<String, u64>,
+}
+
+impl ApiServer {
+    /// Seconds without a useful answer.
+    #[must_use]
+    pub fn silence(&self) -> f64 {
+        self.answered.unwrap_or(self.asked_for)
+    }
+}
+
+/// A row of requests that fail.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unanswered {
+    /// Seconds since the first of them.
+    pub since: f64,
+    /// Of what kind the last failure is: `unreachable`, `forbidden`, `not_found`, `gone`, `refused`, `unreadable` or
+    /// `cut_short`.
+    pub kind: String,
+    /// What the server or the kernel reported.
+    pub reason: String,
 }
 
 /// Where an agent is in its life.

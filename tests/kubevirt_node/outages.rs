@@ -2,6 +2,7 @@
 
 use anyhow::ensure;
 use support::agent::Agent;
+use support::exposition::{self, sum};
 
 use crate::node::{Node, Pod, comes, eventually_gets, gets, may_run, namespace_goes, said};
 
@@ -14,6 +15,13 @@ fn is_kept(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
         ensure!(node.kept().contains(&pod.uid), "{} is not kept yet", pod.key());
         Ok(())
     });
+}
+
+/// A figure of the agent's metrics.
+#[track_caller]
+fn figure(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)]) -> f64 {
+    let (_, text) = agent.ask("/metrics").expect("metrics");
+    sum(&exposition::read(&text).expect("metrics"), name, labels).expect("a family")
 }
 
 #[test]
@@ -30,10 +38,22 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     eventually_gets(&agent, &leaving, PATH, "# leaving\n");
     node.server.be_away(true);
     comes(&agent, "the outage is noticed", || {
-        ensure!(said(&agent, "the API server cannot be had") == 2, "it is not yet");
+        ensure!(said(&agent, "the API server cannot be used") == 2, "it is not yet");
         Ok(())
     });
     assert!(!agent.said().contains("ERROR"), "it is told once, as a warning:\n{}", agent.said());
+    let away = node.status().expect("a status");
+    let failing = away.api_server.as_ref().and_then(|server| server.failing.as_ref()).expect("it fails");
+    assert_eq!(failing.kind, "refused", "{away:?}");
+    let trouble = "requests to the API server have failed for";
+    assert!(away.troubles.iter().any(|line| line.starts_with(trouble)), "{:?}", away.troubles);
+    assert_eq!(figure(&agent, "xdp_imds_api_server_failing", &[]), 1.0);
+    assert!(figure(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]) >= 2.0);
+    let silence = figure(&agent, "xdp_imds_api_server_silence_seconds", &[]);
+    comes(&agent, "silence grows", || {
+        ensure!(figure(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence, "it does not");
+        Ok(())
+    });
     gets(&guest, PATH, "# known\n").expect("served as before");
     // Pods live on: Secrets change, launchers end, VMIs come and change unseen.
     first.secret("# new\n");
@@ -53,6 +73,14 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
         ensure!(said(&agent, "the API server is back") == 2, "it is not yet");
         Ok(())
     });
+    assert!(said(&agent, "the API server's history is gone") >= 1, "{}", agent.said());
+    let back = node.status().expect("a status");
+    let server = back.api_server.expect("the API server");
+    assert!(
+        server.answered.is_some() && server.failing.is_none() && server.failures["gone"] >= 1,
+        "{server:?}"
+    );
+    assert!(back.troubles.is_empty(), "{:?}", back.troubles);
     eventually_gets(&agent, &other, PATH, "# unseen\n");
     eventually_gets(&agent, &guest, "/v1/meta-data", "renamed");
     gets(&guest, PATH, "# new\n").expect("as it was");

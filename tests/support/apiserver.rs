@@ -1,5 +1,6 @@
 //! An API server of VMIs, as far as a client can tell: lists in pages, watches from a resource version on, label
-//! selectors, bookmarks, 410 for what is forgotten, pauses inside an answer, and outages.
+//! selectors, bookmarks, 410 for what is forgotten, pauses inside an answer, and what real ones do when they suffer
+//! ([`Manner`]).
 //!
 //! It speaks HTTP on the loopback and keeps everything in memory. What a watch is told follows the Kubernetes API
 //! concepts (<https://kubernetes.io/docs/reference/using-api/api-concepts/>): an object whose labels come to match is
@@ -21,19 +22,46 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tokio::net::TcpSocket;
 use tokio::sync::{mpsc, watch};
 
 use crate::netns::Namespace;
 use crate::schema::Schemas;
 
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 128;
 /// Octets of a chunk's first part, when there is to be a pause in it.
 const PART: usize = 40;
+
+/// How the server answers requests for VMIs. A change of manner ends all watches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Manner {
+    /// As it should.
+    #[default]
+    Well,
+    /// 503, as a load balancer does whose servers are away.
+    Away,
+    /// The connection breaks before the answer is whole.
+    Breaking,
+    /// 403: the agent's role is missing.
+    Forbidding,
+    /// 404: the cluster has no such kind.
+    Lacking,
+    /// Lists are good; the history of every watch is gone, which the server writes into the stream.
+    Expired,
+    /// The same, but as the status of the answer.
+    Gone,
+    /// Lists are good; every watch ends at once.
+    Brief,
+}
 
 /// A server, until it is dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
     shared: Arc<Shared>,
+    /// Bound, and not listening yet.
+    socket: Option<TcpSocket>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -53,8 +81,10 @@ struct Kept {
     history: Vec<(u64, Option<Value>, Option<Value>)>,
     /// Watches from before this version get 410.
     oldest: u64,
-    outage: bool,
+    manner: Manner,
     outages: u64,
+    /// Every request for VMIs, whatever its answer.
+    requests: u64,
     /// Before each answer to a list.
     list_pause: Duration,
     /// Inside each event of a watch.
@@ -83,13 +113,43 @@ impl ApiServer {
         Self::on(ns.run_in(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).context("a port")?)
     }
 
+    /// One whose port is its own, and refuses connections until it [listens](Self::listen).
+    ///
+    /// # Errors
+    /// There is no port.
+    pub fn start_refusing() -> Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((Ipv4Addr::LOCALHOST, 0).into()).context("a port")?;
+        let mut server = Self::at(socket.local_addr()?);
+        server.socket = Some(socket);
+        Ok(server)
+    }
+
+    /// Accepts connections from now on.
+    ///
+    /// # Errors
+    /// It does already, or there is no thread.
+    pub fn listen(&mut self) -> Result<()> {
+        let socket = self.socket.take().context("expected a server that does not listen")?;
+        self.serve(socket.listen(BACKLOG)?.into_std()?)
+    }
+
     fn on(listener: TcpListener) -> Result<Self> {
+        let mut server = Self::at(listener.local_addr()?);
+        server.serve(listener)?;
+        Ok(server)
+    }
+
+    fn at(address: SocketAddr) -> Self {
         let state = Mutex::new(Kept { version: 1, ..Kept::default() });
         let shared = Arc::new(Shared { state, changed: watch::Sender::new((1, 0)) });
+        Self { address, shared, socket: None, stop: None, thread: None }
+    }
+
+    fn serve(&mut self, listener: TcpListener) -> Result<()> {
         listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let served = Arc::clone(&shared);
+        let served = Arc::clone(&self.shared);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("apiserver".into()).spawn(move || {
             runtime.block_on(async move {
@@ -104,7 +164,8 @@ impl ApiServer {
                 }
             });
         })?;
-        Ok(Self { address, shared, stop: Some(stop), thread: Some(thread) })
+        (self.stop, self.thread) = (Some(stop), Some(thread));
+        Ok(())
     }
 
     /// Writes a kubeconfig that leads here.
@@ -161,9 +222,26 @@ impl ApiServer {
 
     /// Cuts all watches and refuses everything, or serves again.
     pub fn be_away(&self, away: bool) {
+        self.behave(if away { Manner::Away } else { Manner::Well });
+    }
+
+    /// Answers in this manner from now on.
+    pub fn behave(&self, manner: Manner) {
         let mut state = self.shared.lock();
-        state.outage = away;
-        state.outages += u64::from(away);
+        state.manner = manner;
+        state.outages += u64::from(manner != Manner::Well);
+        self.shared.tell(&state);
+    }
+
+    /// Ends all watches, and is there again at once without its history, and with an object that no watch has seen.
+    pub fn restart_with(&self, mut object: Value) {
+        let mut state = self.shared.lock();
+        state.version += 1;
+        object["metadata"]["resourceVersion"] = state.version.to_string().into();
+        state.objects.insert(name(&object), object);
+        state.history.clear();
+        state.oldest = state.version;
+        state.outages += 1;
         self.shared.tell(&state);
     }
 
@@ -195,6 +273,12 @@ impl ApiServer {
     pub fn counts(&self) -> (u64, u64, u64) {
         let state = self.shared.lock();
         (state.lists, state.watches, state.expired)
+    }
+
+    /// How many requests for VMIs came, whatever they were answered.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.shared.lock().requests
     }
 
     /// The Events that were made, as `reason namespace/name`.
@@ -250,15 +334,24 @@ fn answer(code: u16, body: &Value) -> Response {
 
 async fn vmis(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<String, String>>) -> Response {
     let asked = |name: &str| query.get(name).map(String::as_str).unwrap_or_default();
-    // Looked at together: a watch whose request came before an outage does not live through it.
-    let (outage, outages) = {
-        let state = shared.lock();
-        (state.outage, state.outages)
+    // Read together: a watch whose request came before an outage does not live through it.
+    let (manner, outages) = {
+        let mut state = shared.lock();
+        state.requests += 1;
+        (state.manner, state.outages)
     };
-    if outage {
-        return answer(503, &status(503, "ServiceUnavailable"));
+    let is_watch = matches!(asked("watch"), "true" | "1");
+    match manner {
+        Manner::Away => return answer(503, &status(503, "ServiceUnavailable")),
+        Manner::Breaking => return broken(),
+        Manner::Forbidding => return answer(403, &status(403, "Forbidden")),
+        Manner::Lacking => return answer(404, &status(404, "NotFound")),
+        Manner::Expired if is_watch => return expired(&mut shared.lock()),
+        Manner::Gone if is_watch => return answer(410, &status(410, "Expired")),
+        Manner::Brief if is_watch => return Body::empty().into_response(),
+        Manner::Well | Manner::Expired | Manner::Gone | Manner::Brief => {}
     }
-    if matches!(asked("watch"), "true" | "1") {
+    if is_watch {
         let [selector, from, seconds] = ["labelSelector", "resourceVersion", "timeoutSeconds"].map(asked);
         return watched(shared, outages, selector, from, seconds);
     }
@@ -285,6 +378,18 @@ fn list(shared: &Shared, selector: &str, limit: &str, from: &str) -> Response {
     )
 }
 
+/// The end of a watch from a version that is forgotten.
+fn expired(state: &mut Kept) -> Response {
+    state.expired += 1;
+    answer(200, &json!({"type": "ERROR", "object": status(410, "Expired")}))
+}
+
+/// An answer that does not come to its end.
+fn broken() -> Response {
+    let breaks = futures_util::stream::once(async { Err::<Bytes, _>(std::io::Error::other("broken off")) });
+    ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(breaks)).into_response()
+}
+
 fn watched(shared: Arc<Shared>, outages: u64, selector: &str, from: &str, seconds: &str) -> Response {
     let from: u64 = from.parse().unwrap_or(0);
     let until = Duration::from_secs(seconds.parse().unwrap_or(300));
@@ -294,9 +399,7 @@ fn watched(shared: Arc<Shared>, outages: u64, selector: &str, from: &str, second
         let mut state = shared.lock();
         state.watches += 1;
         if from < state.oldest {
-            state.expired += 1;
-            let error = json!({"type": "ERROR", "object": status(410, "Expired")});
-            return answer(200, &error);
+            return expired(&mut state);
         }
     }
     tokio::spawn(async move {
@@ -360,7 +463,7 @@ fn line(selector: &str, version: u64, before: &Option<Value>, after: &Option<Val
 
 async fn events(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let mut state = shared.lock();
-    if state.outage {
+    if state.manner == Manner::Away {
         return answer(503, &status(503, "ServiceUnavailable"));
     }
     let Ok(mut event) = serde_json::from_slice::<Value>(&body) else {

@@ -51,7 +51,13 @@ impl Feeds {
         if let Some(options) = config.kubevirt.clone() {
             let told = feeds.open(Source::Kubevirt, false, node);
             let (limits, state) = (config.record_limits(), config.state.clone());
-            tasks.spawn(async move { Ok(kubevirt::serve(options, limits, state.as_deref(), told).await?) });
+            let contact = kubevirt::contact();
+            if options.watch {
+                node.set_api_server(contact.clone());
+            }
+            tasks.spawn(async move {
+                Ok(kubevirt::serve(options, limits, state.as_deref(), contact, told).await?)
+            });
         }
         feeds
     }

@@ -27,6 +27,7 @@ use super::state::State;
 use crate::audit::Collector;
 use crate::config::PortSpec;
 use crate::feed::FeedEvent;
+use crate::feed::contact::Contact;
 use crate::port::PortName;
 use crate::record::Record;
 use crate::registry::{Change, RecordId, Registry, Source};
@@ -76,6 +77,8 @@ pub struct Node {
     tallies: Vec<Arc<Tally>>,
     audit: Option<RefCell<Collector>>,
     from_snapshot: bool,
+    /// How the API server answers, if a feed asks one.
+    api_server: Option<Arc<Contact>>,
     guard: Guard,
 }
 
@@ -150,6 +153,7 @@ impl Node {
             tallies: Vec::new(),
             audit: None,
             from_snapshot: false,
+            api_server: None,
             guard: Guard::default(),
         }
     }
@@ -157,6 +161,11 @@ impl Node {
     /// Whether records come from the snapshot, their source being away.
     pub fn served_from_snapshot(&mut self, is: bool) {
         self.from_snapshot = is;
+    }
+
+    /// Reports in status and metrics how the API server answers.
+    pub fn set_api_server(&mut self, contact: Arc<Contact>) {
+        self.api_server = Some(contact);
     }
 
     /// Every good record that a feed told of, in force or not.

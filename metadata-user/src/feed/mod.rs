@@ -3,6 +3,7 @@
 //! A feed finds records, reads and checks them, and tells the agent what changed; whatever a source does, a
 //! VM keeps the last good record it had.
 
+pub mod contact;
 pub mod directory;
 #[cfg(feature = "kubevirt")]
 pub mod kubevirt;

@@ -5,6 +5,7 @@ use metadata_common::verdict::Verdict;
 use super::exposition::{Exposition, Kind, Seconds};
 use super::{Attaching, Errands, LAG_BOUNDS, Snapshot};
 use crate::agent::Reloads;
+use crate::status::ApiServer;
 
 const NONE: [(&str, &str); 0] = [];
 
@@ -87,6 +88,26 @@ pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
         Kind::Counter,
         [([("outcome", "done")], done), ([("outcome", "failed")], failed)],
     );
+}
+
+/// The API server of the cluster.
+pub(super) fn api_server(server: &ApiServer, out: &mut Exposition) {
+    out.family(
+        "xdp_imds_api_server_silence_seconds",
+        "Time since the API server's last useful answer, or since the agent began to ask; at most 150 when all is well.",
+        Kind::Gauge,
+        [(NONE, server.silence())],
+    );
+    out.family(
+        "xdp_imds_api_server_failing",
+        "1 while requests to the API server fail.",
+        Kind::Gauge,
+        [(NONE, u64::from(server.failing.is_some()))],
+    );
+    let failures = server.failures.iter().map(|(kind, count)| ([("kind", kind.as_str())], *count));
+    let help =
+        "Requests to the API server that failed, by kind; gone: its history, and all VMIs are listed anew.";
+    out.family("xdp_imds_api_server_failures_total", help, Kind::Counter, failures);
 }
 
 /// What is done for guests beside answering them.

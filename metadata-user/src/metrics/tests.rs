@@ -5,7 +5,7 @@ use crate::link::{LinkStats, TapStats};
 use crate::mailbox::MailboxCounts;
 use crate::serve::Tally;
 use crate::sink::SinkCounts;
-use crate::status::{InstanceState, Instances, PortState};
+use crate::status::{ApiServer, InstanceState, Instances, PortState};
 use crate::steer::HubLosses;
 use crate::worker::{LoopStats, WorkerStats};
 use std::collections::HashSet;
@@ -65,6 +65,12 @@ fn text() -> String {
         rendering: Duration::ZERO,
         records_rejected: 64,
         from_snapshot: true,
+        api_server: Some(ApiServer {
+            asked_for: 900.0,
+            answered: Some(301.5),
+            failing: None,
+            failures: [("forbidden".into(), 94), ("gone".into(), 95)].into(),
+        }),
         config_reloads: Reloads { done: 65, failed: 66 },
         errands: Errands {
             messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
@@ -100,6 +106,10 @@ fn every_count_is_a_line() {
         "xdp_imds_ports_steered{program=\"xdp\"} 21",
         "xdp_imds_ports_steered{program=\"tcx\"} 40",
         "xdp_imds_identities 62",
+        "xdp_imds_api_server_silence_seconds 301.5",
+        "xdp_imds_api_server_failing 0",
+        "xdp_imds_api_server_failures_total{kind=\"forbidden\"} 94",
+        "xdp_imds_api_server_failures_total{kind=\"gone\"} 95",
         "xdp_imds_messages_total{outcome=\"delivered\"} 71",
         "xdp_imds_messages_total{outcome=\"failed\"} 72",
         "xdp_imds_messages_total{outcome=\"dropped\"} 73",
@@ -187,6 +197,7 @@ fn a_family_without_samples_is_left_out() {
         identities: 0,
         records: 0,
         records_rejected: 0,
+        api_server: None,
         from_snapshot: false,
         config_reloads: Reloads::default(),
         taps: &[],

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use super::{Guest, GuestState, PortState, Shadowed, Status};
+use super::{ApiServer, Guest, GuestState, PortState, Shadowed, Status};
 
 /// Width of the left column.
 const MARGIN: usize = 12;
@@ -37,6 +37,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     )?;
     let shadowed = status.shadowed.iter();
     list("shadowed", shadowed.map(|Shadowed { record, by }| format!("{record}: by {by}")), out)?;
+    status.api_server.as_ref().map_or(Ok(()), |server| api_server(server, out))?;
     let width = status.counters.keys().map(String::len).max().unwrap_or_default();
     list("counters", status.counters.iter().map(|(name, count)| format!("{name:width$}  {count}")), out)?;
     let lately = status.lately.iter().map(|said| {
@@ -76,6 +77,16 @@ fn ports(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         0 => Ok(()),
         more => row("", &format!("and {more} more"), out),
     }
+}
+
+fn api_server(server: &ApiServer, out: &mut dyn Write) -> io::Result<()> {
+    let answered = server
+        .answered
+        .map_or_else(|| "has never answered".into(), |ago| format!("last answered {} ago", Span(ago)));
+    let failing = server.failing.as_ref().map(|failing| {
+        format!("requests have failed for {}: {}: {}", Span(failing.since), failing.kind, failing.reason)
+    });
+    list("API server", std::iter::once(answered).chain(failing), out)
 }
 
 /// Prints how the guests of a name are.
@@ -156,8 +167,8 @@ impl Display for Span {
 mod tests {
     use super::{Span, guests, status};
     use crate::status::{
-        Guest, GuestState, Held, InstanceState, Instances, Phase, Port, PortState, Ports, Refused, Said,
-        Shadowed, Status, Worker,
+        ApiServer, Guest, GuestState, Held, InstanceState, Instances, Phase, Port, PortState, Ports, Refused,
+        Said, Shadowed, Status, Unanswered, Worker,
     };
 
     fn some() -> Status {
@@ -201,6 +212,12 @@ mod tests {
             conflicts: vec![],
             refused: vec![Refused { record: "web.yaml".into(), reason: "no vm".into() }],
             shadowed: vec![Shadowed { record: "ns.yaml".into(), by: "api/ns".into() }],
+            api_server: Some(ApiServer {
+                asked_for: 93_783.0,
+                answered: Some(310.0),
+                failing: Some(Unanswered { since: 189.0, kind: "forbidden".into(), reason: "403 no".into() }),
+                failures: [("forbidden".into(), 12)].into(),
+            }),
             counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
             lately: vec![Said { level: "warn".into(), ago: 61.0, times: 2, text: "port tap7: no".into() }],
         }
@@ -224,6 +241,8 @@ identities  9
 left        ports of an agent before that no record has named yet: they stay closed
 refused     web.yaml: no vm
 shadowed    ns.yaml: by api/ns
+API server  last answered 5 min 10 s ago
+            requests have failed for 3 min 9 s: forbidden: 403 no
 counters    identity_mismatch  3
             over_limit         0
 lately      1 min 1 s ago, warn: port tap7: no (2 times)

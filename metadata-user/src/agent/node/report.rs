@@ -43,6 +43,7 @@ impl Node {
             records: self.registry.records().count() as u64,
             records_rejected: self.registry.refusals(),
             from_snapshot: self.from_snapshot,
+            api_server: self.api_server(),
             config_reloads: self.reloads,
             tallies: &self.tallies,
             audit: self.audit.as_ref().map(|audit| audit.borrow().counts()),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use metadata_common::verdict::Verdict;
 use tokio::sync::oneshot;
@@ -17,8 +18,8 @@ use crate::registry::{RecordId, Source, Standing};
 use crate::serve::{End, Reason, Tally};
 use crate::stack::SlotStats;
 use crate::status::{
-    About, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS, LISTED_PORTS,
-    Phase, Port, PortState, Ports, Refused, SCHEMA, Shadowed, Status, Worker,
+    About, ApiServer, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS,
+    LISTED_PORTS, Phase, Port, PortState, Ports, Refused, SCHEMA, Shadowed, Status, Unanswered, Worker,
 };
 use crate::steer::{By, Way};
 
@@ -54,6 +55,7 @@ impl Node {
             conflicts,
             refused,
             shadowed: self.shadowed(),
+            api_server: self.api_server(),
             counters: self.troubling(),
             lately: recent::last(),
         };
@@ -66,6 +68,12 @@ impl Node {
         if self.from_snapshot {
             status.troubles.push("records come from the snapshot: their source is away".into());
         }
+        if let Some(failing) = status.api_server.as_ref().and_then(|server| server.failing.as_ref()) {
+            let Unanswered { since, kind, reason } = failing;
+            status
+                .troubles
+                .push(format!("requests to the API server have failed for {since:.0} s: {kind}: {reason}"));
+        }
         let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
         let conflicts = self.plan.conflicts().count() as u64;
         for (count, what) in [
@@ -77,6 +85,11 @@ impl Node {
                 status.troubles.push(format!("{count} {what}"));
             }
         }
+    }
+
+    /// How the API server answers.
+    pub(super) fn api_server(&self) -> Option<ApiServer> {
+        self.api_server.as_ref().map(|contact| contact.report(Instant::now()))
     }
 
     fn conflicts(&self) -> Vec<String> {

@@ -94,6 +94,20 @@ struct Known {
 }
 
 impl Origin {
+    /// A short name, for logs and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Here => "running",
+            Self::Coming => "arriving",
+            Self::Hook => "hook",
+            Self::Kept => "kept",
+        }
+    }
+
+    /// The watches of the API server.
+    pub const WATCHES: [Self; 2] = [Self::Here, Self::Coming];
+
     /// True for the API server's own word.
     fn is_a_watch(&self) -> bool {
         matches!(self, Self::Here | Self::Coming)

@@ -11,11 +11,13 @@
 //! [`translate`] makes a record of both. Nothing here deletes anything because the API server cannot be reached.
 
 pub mod annotations;
+mod client;
 pub mod core;
 mod events;
 pub mod hook;
 mod kept;
 mod options;
+mod pace;
 mod run;
 pub mod translate;
 pub mod vmi;
@@ -23,5 +25,6 @@ mod watch;
 
 pub use kept::FILE as KEPT;
 pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options};
-pub use run::{Feed, Launchers, PATIENCE, follow, node, serve};
+pub use pace::{Pace, SPREAD};
+pub use run::{Feed, Launchers, PATIENCE, contact, follow, node, serve};
 pub use vmi::{Vmi, VmiError};

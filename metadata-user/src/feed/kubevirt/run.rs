@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::core::{Action, Core, Origin, Read};
-use super::events;
 use super::hook::{self, Call, Point};
-use super::watch::{self, Heard};
-use super::{NODE_VARIABLE, Options, kept};
+use super::watch::{Heard, Watch};
+use super::{NODE_VARIABLE, Options, Pace, client, events, kept};
+use crate::feed::contact::Contact;
 use crate::feed::pods::{Files, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::feed::{FeedError, FeedEvent};
 use crate::record::Limits;
@@ -45,6 +45,10 @@ pub struct Feed {
     pub told: mpsc::Receiver<(PodUid, PodEvent)>,
     /// Calls of the node hook.
     pub hook: mpsc::Receiver<Call>,
+    /// How often the API server may be asked.
+    pub pace: Pace,
+    /// Where the feed reports how the API server answers.
+    pub contact: Arc<Contact>,
 }
 
 /// Whoever finds the launchers of pods; [`Pods`] does.
@@ -77,6 +81,7 @@ pub async fn serve(
     options: Options,
     limits: Limits,
     state: Option<&Path>,
+    contact: Arc<Contact>,
     tx: mpsc::Sender<FeedEvent>,
 ) -> Result<(), FeedError> {
     let (calls, hook) = mpsc::channel(hook::CALLS);
@@ -88,7 +93,14 @@ pub async fn serve(
     let volumes = Volumes::new(&places.pods);
     let (pods, told) = Pods::start(places).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
     let kept = state.map(|state| state.join(kept::FILE));
-    follow(Feed { options, limits, kept, volumes, launchers: Box::new(pods), told, hook }, tx).await
+    let (launchers, pace) = (Box::new(pods), Pace::DEFAULT);
+    follow(Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact }, tx).await
+}
+
+/// The contact of this feed's watches, which have asked for nothing yet.
+#[must_use]
+pub fn contact() -> Arc<Contact> {
+    Arc::new(Contact::new(Origin::WATCHES.map(Origin::name), std::time::Instant::now()))
 }
 
 /// The node's name.
@@ -110,7 +122,7 @@ pub fn node(options: &Options) -> Result<String, FeedError> {
 /// The node has no name, or there is no way to the API server that could be tried. A server that does not answer is
 /// no error.
 pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedError> {
-    let Feed { options, limits, kept, volumes, launchers, told, hook } = feed;
+    let Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact } = feed;
     let node = node(&options)?;
     let volumes = Arc::new(volumes);
     let mut tasks = JoinSet::new();
@@ -118,10 +130,11 @@ pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedE
     let (reports, to_write) = mpsc::channel(events::QUEUE);
     let mut unlisted = BTreeSet::new();
     if options.watch {
-        let client = watch::client(&options).await?;
-        for origin in [Origin::Here, Origin::Coming] {
+        let client = client::open(&options).await?;
+        for origin in Origin::WATCHES {
             unlisted.insert(origin);
-            tasks.spawn(watch::follow(client.clone(), origin, node.clone(), heard_tx.clone()));
+            let (contact, heard) = (Arc::clone(&contact), heard_tx.clone());
+            tasks.spawn(Watch::new((origin, &node), client.clone(), pace, contact, heard).follow());
         }
         if options.events {
             tasks.spawn(events::write(client, node.clone(), to_write));
@@ -140,7 +153,6 @@ pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedE
         reports,
         launchers,
         unlisted,
-        failing: BTreeSet::new(),
         waiting: Vec::new(),
         synced: false,
         patience: now + PATIENCE,
@@ -162,8 +174,6 @@ struct Run {
     launchers: Box<dyn Launchers>,
     /// Watches that have not listed anything yet.
     unlisted: BTreeSet<Origin>,
-    /// Watches that cannot reach the API server.
-    failing: BTreeSet<Origin>,
     /// Calls of the hook that wait, [`hook::CALLS`] at most.
     waiting: Vec<(String, oneshot::Sender<()>)>,
     synced: bool,
@@ -221,14 +231,8 @@ impl Run {
     fn hear(&mut self, heard: Heard) {
         let now = Instant::now().into_std();
         match heard {
-            Heard::Applied(origin, vmi) => {
-                self.core.applied(origin, *vmi, now);
-                self.is_back(origin);
-            }
-            Heard::Gone(origin, key) => {
-                self.core.gone(origin, &key, now);
-                self.is_back(origin);
-            }
+            Heard::Applied(origin, vmi) => self.core.applied(origin, *vmi, now),
+            Heard::Gone(origin, key) => self.core.gone(origin, &key, now),
             Heard::Unreadable(key, error) => self.core.unreadable(&key, &error),
             Heard::Listed(origin, keys) => {
                 self.core.listed(origin, &keys, now);
@@ -237,22 +241,18 @@ impl Run {
                     // Both have named all there is: what is only kept is gone.
                     self.core.listed(Origin::Kept, &BTreeSet::new(), now);
                 }
-                self.is_back(origin);
             }
-            Heard::Failed(origin, error) => {
-                if self.failing.insert(origin) {
-                    warn!(watch = ?origin, "the API server cannot be had, VMs are served as they were: {error}");
-                } else {
-                    debug!(watch = ?origin, "{error}");
-                }
+            Heard::Back(origin) => info!(watch = origin.name(), "the API server is back"),
+            Heard::HistoryGone(origin) => {
+                info!(watch = origin.name(), "the API server's history is gone: everything is listed anew");
             }
-        }
-    }
-
-    /// A watch has told something.
-    fn is_back(&mut self, origin: Origin) {
-        if self.failing.remove(&origin) {
-            info!(watch = ?origin, "the API server is back");
+            Heard::Failed { origin, failure, first: true } => {
+                warn!(
+                    watch = origin.name(),
+                    "the API server cannot be used, VMs are served as they were: {failure}"
+                );
+            }
+            Heard::Failed { origin, failure, first: false } => debug!(watch = origin.name(), "{failure}"),
         }
     }
 

@@ -1,0 +1,80 @@
+//! The client of the cluster's API.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::Status;
+
+use super::Options;
+use crate::feed::FeedError;
+use crate::feed::contact::{Failure, FailureKind};
+
+/// Longest wait for a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// The client of the API server: the cluster's the agent is in, or that of a file.
+///
+/// # Errors
+/// Neither is there, or a file asks for a program to be run.
+pub(super) async fn open(options: &Options) -> Result<Client, FeedError> {
+    let failed = |reason: String| FeedError::Vm { reason };
+    let mut config = match &options.kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path)
+                .map_err(|error| failed(format!("kubevirt.kubeconfig: {}: {error}", path.display())))?;
+            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .map_err(|error| failed(format!("kubevirt.kubeconfig: {}: {error}", path.display())))?
+        }
+        None => kube::Config::incluster().map_err(|error| {
+            failed(format!(
+                "no access to the cluster's API: {error}; run in a pod, or set kubevirt.kubeconfig"
+            ))
+        })?,
+    };
+    if config.auth_info.exec.is_some() {
+        let reason =
+            "kubevirt.kubeconfig: expected a token or a certificate, found a program to run (`exec`)";
+        return Err(failed(reason.into()));
+    }
+    config.connect_timeout = Some(CONNECT);
+    // kube would repeat requests itself, with pauses of minutes, and report nothing meanwhile. `Pauses` does this here.
+    config.default_retry = false;
+    Client::try_from(config).map_err(|error| failed(format!("no client for the cluster's API: {error}")))
+}
+
+/// What a request that failed means for whoever made it.
+pub(super) fn failure(error: &kube::Error) -> Failure {
+    match error {
+        kube::Error::Api(status) => refused(status),
+        kube::Error::SerdeError(_)
+        | kube::Error::FromUtf8(_)
+        | kube::Error::LinesCodecMaxLineLengthExceeded => {
+            Failure { kind: FailureKind::Unreadable, reason: with_causes(error) }
+        }
+        _ => Failure { kind: FailureKind::Unreachable, reason: with_causes(error) },
+    }
+}
+
+/// What a status other than success means.
+pub(super) fn refused(status: &Status) -> Failure {
+    let Status { code, reason, message, .. } = status;
+    let text = if message.is_empty() { reason } else { message };
+    Failure { kind: FailureKind::of_status(*code), reason: format!("{code} {text}") }
+}
+
+/// An error of kube names its causes in its sources alone.
+fn with_causes(error: &kube::Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        let reason = error.to_string();
+        // Some errors repeat their source.
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        cause = error.source();
+    }
+    text
+}

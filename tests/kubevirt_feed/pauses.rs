@@ -1,0 +1,177 @@
+//! An API server that suffers is asked less and less often, one that lost its history is asked for a list at once, and
+//! the feed reports when it last answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata_user::feed::kubevirt::{self, Pace};
+use support::apiserver::{ApiServer, Manner};
+use support::pod::Kubelet;
+use tokio::time::Instant;
+
+use super::{Node, PATIENCE, keys, vmi};
+
+/// The pace of tests that count requests.
+const QUICK: Pace = Pace {
+    first: Duration::from_millis(20),
+    longest: Duration::from_secs(1),
+    ended: Duration::from_millis(20),
+    relist: Duration::from_secs(600),
+    watch: Duration::from_secs(60),
+    short: Duration::from_secs(1),
+};
+/// How long requests are counted.
+const COUNTED: Duration = Duration::from_secs(3);
+/// Watches of an agent.
+const WATCHES: u64 = 2;
+/// Requests of a watch that no pause comes before: a list and the watch after it, at the start and when the history
+/// is gone, and a list because it is time.
+const WITHOUT_PAUSE: u64 = 5;
+/// Requests of a watch after each pause: a list and the watch after it.
+const AFTER_A_PAUSE: u64 = 2;
+
+/// The most requests that an agent may send in this time while all of them fail: each pause is as short as may be. A
+/// slow machine sends fewer.
+fn most_requests(pace: &Pace, elapsed: Duration) -> u64 {
+    let mut pauses = 0;
+    let mut spent = Duration::ZERO;
+    loop {
+        spent += pace.pause(pauses + 1) / kubevirt::SPREAD;
+        if spent > elapsed {
+            return WATCHES * (WITHOUT_PAUSE + AFTER_A_PAUSE * u64::from(pauses));
+        }
+        pauses += 1;
+    }
+}
+
+/// Counts requests for a while from now on, and holds them to the limit.
+async fn few_requests(server: &ApiServer, pace: &Pace, since: (Instant, u64), what: &str) {
+    let (begun, before) = since;
+    tokio::time::sleep_until(begun + COUNTED).await;
+    let requests = server.requests() - before;
+    // Read after the requests, so that the time is never too short for them.
+    let most = most_requests(pace, begun.elapsed());
+    assert!(requests <= most, "{what}: {requests} requests within {:?}, {most} at most", begun.elapsed());
+    assert!(requests >= WATCHES, "{what}: {requests} requests");
+}
+
+const SUFFERING: [Manner; 7] = [
+    Manner::Away,
+    Manner::Breaking,
+    Manner::Forbidding,
+    Manner::Lacking,
+    Manner::Expired,
+    Manner::Gone,
+    Manner::Brief,
+];
+
+#[tokio::test]
+async fn an_agent_that_starts_while_the_server_suffers_asks_less_and_less_often() {
+    let cases = SUFFERING.map(|manner| async move {
+        let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+        server.behave(manner);
+        let since = (Instant::now(), server.requests());
+        let mut node = Node::paced(&server, &kubelet, None, QUICK);
+        few_requests(&server, &QUICK, since, &format!("{manner:?}")).await;
+        server.behave(Manner::Well);
+        server.put(vmi(1));
+        node.until("its return", |node| node.synced && node.keys() == keys([1])).await;
+    });
+    futures_util::future::join_all(cases).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_starts_before_the_server_listens_connects_less_and_less_often() {
+    let (mut server, kubelet) = (ApiServer::start_refusing().unwrap(), Kubelet::new().unwrap());
+    let begun = Instant::now();
+    let mut node = Node::paced(&server, &kubelet, None, QUICK);
+    tokio::time::sleep_until(begun + COUNTED).await;
+    // Nobody but the agent can count what the kernel refuses.
+    let refused = node.contact.report(std::time::Instant::now()).failures["unreachable"];
+    let most = most_requests(&QUICK, begun.elapsed());
+    assert!((WATCHES..=most).contains(&refused), "{refused} connections, {most} at most");
+    server.listen().unwrap();
+    server.put(vmi(1));
+    node.until("its start", |node| node.synced && node.keys() == keys([1])).await;
+}
+
+#[tokio::test]
+async fn a_server_that_suffers_for_longer_than_a_relist_is_asked_less_and_less_often() {
+    let pace = Pace { relist: Duration::from_millis(500), ..QUICK };
+    let cases = SUFFERING.map(|manner| async move {
+        let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+        server.put(vmi(1));
+        let mut node = Node::paced(&server, &kubelet, None, pace);
+        node.until("the start", |node| node.synced).await;
+        let since = (Instant::now(), server.requests());
+        server.behave(manner);
+        few_requests(&server, &pace, since, &format!("{manner:?}")).await;
+        assert_eq!(node.keys(), keys([1]), "nothing is taken from anybody");
+        server.behave(Manner::Well);
+        server.put(vmi(2));
+        node.until("its return", |node| node.keys() == keys([1, 2])).await;
+    });
+    futures_util::future::join_all(cases).await;
+}
+
+#[tokio::test]
+async fn a_history_that_is_gone_is_no_failure_and_everything_is_listed_at_once() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    // A pause after a failure would outlast this test.
+    let pause = 10 * PATIENCE;
+    let pace = Pace { first: pause, longest: pause, short: Duration::ZERO, ..QUICK };
+    let mut node = Node::paced(&server, &kubelet, None, pace);
+    node.until("the start", |node| node.synced).await;
+    for number in [1, 2] {
+        server.put(vmi(number));
+        node.until("an event", |node| node.keys() == keys(1..=number)).await;
+    }
+    // As after a restart: the server ends all watches, and has forgotten what they are to go on from.
+    let (lists, _, expired) = server.counts();
+    server.restart_with(vmi(3));
+    node.until("the list", |node| node.keys() == keys(1..=3)).await;
+    let (again, _, refused) = server.counts();
+    assert!(refused > expired && again > lists, "{refused} watches were refused, {lists} and {again} lists");
+    let report = node.contact.report(std::time::Instant::now());
+    assert_eq!(report.failing, None);
+    assert!(report.failures["gone"] >= 1, "{report:?}");
+    assert_eq!(report.failures.values().sum::<u64>(), report.failures["gone"], "{report:?}");
+}
+
+#[tokio::test]
+async fn the_contact_says_when_the_server_answered_last_and_why_it_does_not_now() {
+    let expected = [
+        (Manner::Away, "refused"),
+        (Manner::Breaking, "unreachable"),
+        (Manner::Forbidding, "forbidden"),
+        (Manner::Lacking, "not_found"),
+        (Manner::Expired, "gone"),
+        (Manner::Brief, "cut_short"),
+    ];
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let pace = Pace { longest: Duration::from_millis(200), short: Duration::from_millis(200), ..QUICK };
+    let mut node = Node::paced(&server, &kubelet, None, pace);
+    node.until("the start", |node| node.synced).await;
+    let contact = Arc::clone(&node.contact);
+    let report = || contact.report(std::time::Instant::now());
+    let until = async |what: &str, so: &dyn Fn() -> bool| {
+        let end = Instant::now() + PATIENCE;
+        while !so() {
+            assert!(Instant::now() < end, "{what}: {:?}", report());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    assert!(report().answered.is_some());
+    for (manner, kind) in expected {
+        let before = report().failures[kind];
+        server.behave(manner);
+        until(kind, &|| report().failing.is_some_and(|failing| failing.kind == kind)).await;
+        let now = report();
+        assert!(now.failures[kind] > before, "{kind}: {now:?}");
+        // A server that forgets what it has listed gives useful lists.
+        let since = now.failing.as_ref().map_or(0.0, |failing| failing.since);
+        assert!(now.silence() >= since || manner == Manner::Expired, "{kind}: {now:?}");
+        server.behave(Manner::Well);
+        until("its return", &|| report().failing.is_none()).await;
+    }
+}
