@@ -115,7 +115,7 @@ fn what_is_asked_of_the_api_server_is_this_and_no_secrets() {
     let path = "kustomize/overlays/kubevirt/rbac.yaml";
     assert!(!read(path).contains("secrets"));
     let expected = json!([
-        {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
     ]);
     assert_eq!(documents(path)[0]["rules"], expected);

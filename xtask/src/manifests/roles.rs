@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 /// The rules of the one ClusterRole.
 fn rules() -> Value {
     json!([
-        {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
     ])
 }
