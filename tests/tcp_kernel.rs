@@ -162,6 +162,19 @@ fn a_fin_that_the_kernel_sent_and_the_tap_lost_is_sent_again_whoever_is_asked() 
 }
 
 #[test]
+fn a_segment_that_comes_late_never_hides_a_fin_that_the_tap_lost() {
+    let mut guest = Guest::new(StackConfig::default());
+    let (seq, next) = guest.ask(1, GET);
+    let second = Segment::ack(1, seq, next).with(GET);
+    let replies = guest.send(&second);
+    let fin = Segment::ack(1, seq + GET.len() as u32, end(&replies)).control(Fin);
+    let lost = guest.tell_kernel(&fin);
+    assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
+    assert_eq!(guest.raw.stack.time_waits(), 1);
+    assert_eq!(guest.send(&second), lost, "our FIN again, and no bare acknowledgement of the guest's");
+}
+
+#[test]
 fn numbers_used_again_at_once_are_a_new_connection_whoever_answers_the_syn() {
     let mut guest = Guest::new(StackConfig::default());
     for accepted in 1..=3 {

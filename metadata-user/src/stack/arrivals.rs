@@ -12,7 +12,7 @@ use super::frame::Route;
 use super::handshake;
 use super::ledger::Ledger;
 use super::seam::{Connection, Service, Transmit};
-use super::segment::{FIN, RST, SYN, Segment};
+use super::segment::{FIN, RST, SYN, Segment, before};
 use super::tcb::Tcb;
 use super::timewait::TimeWait;
 use crate::time::Now;
@@ -124,10 +124,10 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             wait.until = source.now.mono + self.config.timeouts.time_wait;
         }
         let (next, ack) = wait.numbers.next;
-        let before = next.wrapping_sub(1);
-        // The guest has not received our FIN: the kernel sent it, and its frame was lost.
-        let is_fin_missing = segment.ack == Some(before);
-        let (seq, flags) = if is_fin_missing { (before, FIN) } else { (next, 0) };
+        // The guest may not have received our FIN: the kernel sent it, and its frame may be lost. Without it an answer to
+        // a late segment would acknowledge the guest's FIN, and the guest would never ask for ours again.
+        let is_fin_missing = segment.ack.is_none_or(|ack| before(ack, next));
+        let (seq, flags) = if is_fin_missing { (next.wrapping_sub(1), FIN) } else { (next, 0) };
         let window = RECEIVE_BUFFER as u16;
         let answer = Header { seq, ack: Some(ack), flags, window, options: &[] };
         self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
