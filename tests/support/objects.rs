@@ -2,8 +2,10 @@
 //!
 //! Numbers are handed out in turn and not soon again, so an object that a process was once seen to hold can be
 //! looked for after the process has ended (Linux: `BPF_PROG_GET_NEXT_ID` and its sisters).
+#![expect(unsafe_code, reason = "aya lists objects by opening each, which changes what is looked at")]
 
 use anyhow::{Context as _, Result};
+use aya_obj::generated::bpf_cmd;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
@@ -59,13 +61,16 @@ impl Objects {
     }
 
     /// Everything in the kernel, whoever it is of.
+    ///
+    /// Opens nothing: Linux 6.18 keeps a map of programs for ever when somebody opens and closes it by its number just
+    /// after its last descriptor went (kernel/bpf/arraymap.c: `prog_array_map_clear` takes a reference for work that is
+    /// queued already).
     #[must_use]
     pub fn in_kernel() -> Self {
-        // What goes while it is looked at is not there any more.
         Self {
-            programs: aya::programs::loaded_programs().flatten().map(|program| program.id()).collect(),
-            maps: aya::maps::loaded_maps().flatten().map(|map| map.id()).collect(),
-            links: aya::programs::loaded_links().flatten().map(|link| link.id()).collect(),
+            programs: numbers(bpf_cmd::BPF_PROG_GET_NEXT_ID).collect(),
+            maps: numbers(bpf_cmd::BPF_MAP_GET_NEXT_ID).collect(),
+            links: numbers(bpf_cmd::BPF_LINK_GET_NEXT_ID).collect(),
             attached: BTreeSet::new(),
         }
     }
@@ -117,6 +122,22 @@ impl Objects {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// The numbers of all objects of one kind.
+fn numbers(next: bpf_cmd) -> impl Iterator<Item = u32> {
+    std::iter::successors(next_number(next, 0), move |&number| next_number(next, number))
+}
+
+/// The number after another one.
+fn next_number(next: bpf_cmd, after: u32) -> Option<u32> {
+    // `start_id`, `next_id` and `open_flags` of the kernel's `union bpf_attr`.
+    let mut attributes = [after, 0, 0];
+    // SAFETY: the kernel reads and writes these twelve octets, and nothing keeps the pointer.
+    let returned = unsafe {
+        libc::syscall(libc::SYS_bpf, next as u32, attributes.as_mut_ptr(), size_of_val(&attributes))
+    };
+    (returned == 0).then_some(attributes[1])
 }
 
 impl fmt::Display for Objects {

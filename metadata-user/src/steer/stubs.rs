@@ -7,6 +7,9 @@
 //!
 //! `PORT_PROGRAMS` is pinned with the other maps, and stubs find `port` in it by nothing else: an agent that goes on with
 //! what one before left replaces the program of all namespaces by one change of an entry.
+//!
+//! Linux 6.18 keeps such a map (one entry, empty) until it boots again when somebody lists maps by opening each, as
+//! `bpftool map` does, in the very moment its last descriptor or pin goes.
 
 use aya::EbpfLoader;
 use aya::maps::{MapData, ProgramArray};
