@@ -1,18 +1,22 @@
 //! What namespaces cost: `cargo bench -p xdp-imds-tests --bench many_namespaces_cost [-- NAMESPACES]` (root; the agent has
 //! to be built with `--release`). The time until all guests have had their first answer
-//! after a first start and after `kill -9` and a start, and the kernel's memory. Asserts nothing.
+//! after a first start, in a takeover, and after `kill -9` and a start, and the kernel's memory. Asserts nothing.
 
 #[path = "many_namespaces/node.rs"]
 mod node;
 
 use anyhow::Result;
 use node::Node;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use support::agent::Agent;
 use support::privileged;
 
 const NAMESPACES: u16 = 250;
 const ROUNDS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a guest waits for an answer on one connection: shorter than a lost segment is waited for.
+const ATTEMPT: Duration = Duration::from_millis(100);
 
 fn main() {
     if privileged::or_skip() {
@@ -36,9 +40,10 @@ fn measure() -> Result<()> {
             serving + took[took.len() - 1],
             kernel_kib()?.saturating_sub(before)
         );
-        agent.kill()?;
+        let next = take_over(&node, agent)?;
+        next.kill()?;
         let took = std::thread::scope(|scope| -> Result<_> {
-            let asking = scope.spawn(|| node.all_ask(PATIENCE));
+            let asking = scope.spawn(|| node.all_ask_again(PATIENCE, ATTEMPT));
             let agent = node.agent()?;
             let took = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             drop(agent);
@@ -52,6 +57,33 @@ fn measure() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Another agent takes over while all guests ask again and again.
+fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
+    let taken = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| -> Result<_> {
+            let (mut longest, mut rounds) = (Duration::ZERO, 0);
+            while !taken.load(Ordering::Relaxed) {
+                longest = longest.max(node.all_ask(PATIENCE)?.last().copied().unwrap_or_default());
+                rounds += 1;
+            }
+            Ok((longest, rounds))
+        });
+        let start = Instant::now();
+        let next = node.agent_with(&["--takeover"]);
+        let left = agent.ended(PATIENCE);
+        let took = start.elapsed();
+        taken.store(true, Ordering::Relaxed);
+        let (longest, rounds) = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        left?;
+        println!(
+            "         a takeover took {took:.2?}; meanwhile all guests asked {rounds} times, and in the slowest round the \
+             last was answered after {longest:.2?}"
+        );
+        next
+    })
 }
 
 /// What an agent takes with so many namespaces.

@@ -3,6 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapInfo;
+use aya::programs::links::PinnedLink;
 use aya::programs::{loaded_links, loaded_programs};
 use std::collections::HashSet;
 use std::io::{Read as _, Write as _};
@@ -197,6 +198,30 @@ fn a_request_that_was_on_its_way_is_answered_by_the_next_agent() {
     read.unwrap_or_else(|error| panic!("{error} after {text:?}\n{}", agent.said()));
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body).expect("an answer");
     answers::check(&identities[1], PATH, 200, body.as_bytes()).expect("its own");
+}
+
+#[test]
+fn a_guest_of_a_killed_agent_is_answered_before_its_port_is_attached_again() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let identities = [Identity::of(0)];
+    let node = Node::new(&identities);
+    let guest = Guest::boot(&node.host, &Spec::of(&identities[0])).expect("a guest");
+    node.agent().kill().expect("killed");
+    // Its program stays on the device, held here, and the next agent finds no link under the link's name.
+    let links = node.bpffs.port_links();
+    let [link] = &links[..] else { panic!("one link: {links:?}") };
+    let pin = node.bpffs.pins().join("v1/links").join(link);
+    let _held = PinnedLink::from_pin(&pin).expect("a link");
+    std::fs::remove_file(&pin).expect("removed");
+    std::fs::create_dir(&pin).expect("a directory in its place");
+    let agent = node.agent();
+    eventually(PATIENCE, || gets_its_own(&guest)).expect("answered");
+    let metrics = agent.metrics().expect("metrics");
+    let attached = metrics.samples().iter().find(|sample| sample.name == "xdp_imds_ports");
+    assert_eq!(attached.map(|sample| sample.value), Some(0.0), "the port could be attached after all");
+    std::fs::remove_dir(&pin).expect("removed");
 }
 
 #[test]

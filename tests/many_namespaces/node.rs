@@ -11,7 +11,7 @@ use support::host::Host;
 use support::netns::Namespace;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
-use support::tap_client::{Outcome, storm};
+use support::tap_client::{Outcome, impatient_storm, storm};
 use tempfile::TempDir;
 
 const PATH: &str = "/v1/user-data";
@@ -46,22 +46,37 @@ impl Node {
     }
 
     pub(crate) fn agent(&self) -> Result<Agent<'_>> {
-        Agent::start_binary(&self.binary, self.host.ns(), self.words.clone())
+        self.agent_with(&[])
+    }
+
+    /// An agent with more words on its command line.
+    pub(crate) fn agent_with(&self, more: &[&str]) -> Result<Agent<'_>> {
+        let words = self.words.iter().cloned().chain(more.iter().map(Into::into)).collect();
+        Agent::start_binary(&self.binary, self.host.ns(), words)
     }
 
     /// Every guest asks for its user-data; what each took, the longest last.
     pub(crate) fn all_ask(&self, patience: Duration) -> Result<Vec<Duration>> {
-        let mut took = Vec::new();
-        for Outcome { identity, answers, took: guest } in storm(self.guests.clone(), &[PATH], patience) {
-            let answers = answers.with_context(|| identity.hostname.clone())?;
-            anyhow::ensure!(
-                answers[0].body == identity.user_data.as_bytes(),
-                "{} got another's",
-                identity.hostname
-            );
-            took.push(guest);
-        }
-        took.sort();
-        Ok(took)
+        all_answered(storm(self.guests.clone(), &[PATH], patience))
     }
+
+    /// As [`all_ask`](Self::all_ask), on another connection whenever one has brought no answer for so long.
+    pub(crate) fn all_ask_again(&self, patience: Duration, attempt: Duration) -> Result<Vec<Duration>> {
+        all_answered(impatient_storm(self.guests.clone(), &[PATH], patience, attempt))
+    }
+}
+
+fn all_answered(outcomes: Vec<Outcome>) -> Result<Vec<Duration>> {
+    let mut took = Vec::new();
+    for Outcome { identity, answers, took: guest } in outcomes {
+        let answers = answers.with_context(|| identity.hostname.clone())?;
+        anyhow::ensure!(
+            answers[0].body == identity.user_data.as_bytes(),
+            "{} got another's",
+            identity.hostname
+        );
+        took.push(guest);
+    }
+    took.sort();
+    Ok(took)
 }

@@ -111,7 +111,7 @@ fn a_port_stays_closed_when_its_agent_ends_and_the_next_one_goes_on() {
         assert_eq!(next.bound_on(&name), [(ALICE, 7)]);
         next.bind(&name, ALICE, 7).expect("bound as before");
         assert_eq!(next.identities(), before);
-        assert!(next.give_up_left().is_empty());
+        assert!(next.give_up_left([]).expect("nothing is wanted").is_empty());
         let asked = steered(next);
         node.assert_closed();
         let next = node.steering.as_ref().expect("it runs");
@@ -142,10 +142,25 @@ fn what_nobody_names_is_given_up_with_its_slots() {
     let mut node = Bridged::start();
     node.end();
     let next = node.restart();
-    assert_eq!(next.give_up_left(), [7]);
+    assert_eq!(next.give_up_left([]).expect("nothing is wanted"), [7]);
     assert!(!next.has_left() && next.identities().is_empty());
     assert!(node.bpffs.port_links().is_empty());
     assert!(node.is_open());
+}
+
+#[test]
+fn what_is_wanted_and_not_attached_yet_is_not_given_up() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let name = node.name.clone();
+    let next = node.restart();
+    assert_eq!(next.left_on(&name).expect("its tap is there"), [(ALICE, 7)]);
+    assert!(next.give_up_left([&name]).expect("its tap is there").is_empty());
+    assert_eq!(next.left_on(&name).expect("its tap is there"), [(ALICE, 7)]);
+    node.assert_closed();
 }
 
 #[test]
@@ -160,7 +175,7 @@ fn a_tap_that_went_while_no_agent_ran_is_forgotten() {
     let next = node.restart();
     next.attach(&name).expect("the new tap of that name is attached");
     assert!(next.bound_on(&name).is_empty(), "nobody is bound on it");
-    assert_eq!(next.give_up_left(), [7]);
+    assert_eq!(next.give_up_left([]).expect("nothing is wanted"), [7]);
     assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
     delete(tap, &node.ns);
 }

@@ -59,9 +59,22 @@ pub struct Outcome {
 /// Returns when all are done or `patience` is over; those not done by then have failed.
 #[must_use]
 pub fn storm(guests: Vec<(Identity, Arc<Tap>)>, paths: &[&str], patience: Duration) -> Vec<Outcome> {
+    impatient_storm(guests, paths, patience, patience)
+}
+
+/// As [`storm`], but a guest whose connection brings no whole answer within `attempt` tries another one: what it takes
+/// then depends on who answers, not on how long a guest waits before it sends a lost segment again.
+#[must_use]
+pub fn impatient_storm(
+    guests: Vec<(Identity, Arc<Tap>)>,
+    paths: &[&str],
+    patience: Duration,
+    attempt: Duration,
+) -> Vec<Outcome> {
     let started = Instant::now();
     let mut clients: Vec<Client> =
         guests.into_iter().map(|(identity, tap)| Client::new(identity, tap, paths, started)).collect();
+    clients.iter_mut().for_each(|client| client.attempt = attempt);
     while started.elapsed() < patience {
         let now = moment(started);
         for client in clients.iter_mut().filter(|client| client.is_due(now)) {
@@ -176,6 +189,9 @@ struct Client {
     rounds: usize,
     /// Connections begun.
     begun: u16,
+    /// Longest a connection may last until its answer is whole, and when that is over for this one.
+    attempt: Duration,
+    gives_up: Option<Moment>,
     failure: Option<anyhow::Error>,
     woken: bool,
     deadline: Option<Moment>,
@@ -209,6 +225,8 @@ impl Client {
             expected: None,
             rounds: 0,
             begun: 0,
+            attempt: Duration::MAX,
+            gives_up: None,
             failure: None,
             woken: true,
             deadline: None,
@@ -225,12 +243,15 @@ impl Client {
     }
 
     fn turn(&mut self, now: Moment, started: Instant) {
+        if self.gives_up.is_some_and(|end| end <= now) {
+            self.give_up();
+        }
         loop {
             self.interface.poll(now, &mut self.device, &mut self.sockets);
             if self.rests_until.is_some_and(|until| now < until) {
                 break;
             }
-            match self.advance() {
+            match self.advance(now) {
                 // A new stage may have something to send at once. Stages are few, so this ends.
                 Ok(true) if self.answers.len() == self.paths.len() => {
                     self.end_round(now);
@@ -248,7 +269,17 @@ impl Client {
             self.took = Some(started.elapsed());
         }
         let timer = self.interface.poll_at(now, &self.sockets);
-        self.deadline = timer.into_iter().chain(self.rests_until.filter(|until| now < *until)).min();
+        let rests_until = self.rests_until.filter(|until| now < *until);
+        self.deadline = timer.into_iter().chain(rests_until).chain(self.gives_up).min();
+    }
+
+    /// Forgets the connection without a segment, and begins another.
+    fn give_up(&mut self) {
+        self.gives_up = None;
+        self.stage = Stage::Idle;
+        if let Some(handle) = self.socket.take() {
+            self.sockets.remove(handle);
+        }
     }
 
     /// All answers are here: compares them with the first ones and, if it is to, begins anew.
@@ -278,9 +309,9 @@ impl Client {
     }
 
     /// Goes on to the next stage, if it can. True: it has.
-    fn advance(&mut self) -> Result<bool> {
+    fn advance(&mut self, now: Moment) -> Result<bool> {
         let Some(path) = self.paths.get(self.answers.len()) else { return Ok(false) };
-        let Some(handle) = self.socket else { return self.connect().map(|()| true) };
+        let Some(handle) = self.socket else { return self.connect(now).map(|()| true) };
         let socket = self.sockets.get_mut::<Socket<'_>>(handle);
         let state = socket.state();
         match std::mem::replace(&mut self.stage, Stage::Idle) {
@@ -304,6 +335,7 @@ impl Client {
                 }
                 if let Some(answer) = parse(path, &self.received)? {
                     socket.close();
+                    self.gives_up = None;
                     self.stage = Stage::Closing(answer);
                     return Ok(true);
                 }
@@ -325,7 +357,7 @@ impl Client {
         Ok(false)
     }
 
-    fn connect(&mut self) -> Result<()> {
+    fn connect(&mut self, now: Moment) -> Result<()> {
         let buffer = |len| SocketBuffer::new(vec![0; len]);
         let mut socket = Socket::new(buffer(RECEIVE_BUFFER), buffer(SEND_BUFFER));
         let port = FIRST_PORT + self.begun % PORTS;
@@ -333,6 +365,8 @@ impl Client {
         let to = IpEndpoint::new(METADATA.into(), 80);
         socket.connect(self.interface.context(), to, port).context("connect")?;
         self.socket = Some(self.sockets.add(socket));
+        let micros = u64::try_from(self.attempt.as_micros()).ok();
+        self.gives_up = micros.map(|micros| now + smoltcp::time::Duration::from_micros(micros));
         self.received.clear();
         self.stage = Stage::Connecting;
         Ok(())

@@ -58,6 +58,9 @@ pub struct Node {
     plan: Plan,
     /// Ports to look at: something that matters to them has changed.
     touched: BTreeSet<PortName>,
+    /// Ports that an agent before may have left, whose guests are answered before any port is attached again. None before
+    /// the first look.
+    left: Option<BTreeSet<PortName>>,
     /// Ports for which something could not be done yet.
     unsettled: BTreeSet<PortName>,
     attaching: Attaching,
@@ -130,6 +133,7 @@ impl Node {
         Self {
             touched: plan.ports().cloned().collect(),
             plan,
+            left: None,
             unsettled: BTreeSet::new(),
             attaching: Attaching::default(),
             rendering: Duration::ZERO,
@@ -378,9 +382,10 @@ impl Node {
     }
 
     /// Brings touched ports to the plan until none is left or the time is over; what fails is told once and
-    /// tried again with the next event.
+    /// tried again with the next event. Guests that an agent before left come first: they have asked already.
     pub fn proceed(&mut self, for_at_most: Duration) {
         let start = Instant::now();
+        self.answer_left(start, for_at_most);
         while start.elapsed() < for_at_most
             && let Some(port) = self.touched.pop_first()
         {
@@ -402,14 +407,13 @@ impl Node {
     /// Gives up what an agent before left and no record names. To be called once all records have been looked at; while
     /// it cannot be told where a wanted port is, what is left stays.
     pub fn give_up_left(&mut self) {
-        if self.steering.has_left() && self.look_for_left_taps() {
+        if !self.steering.has_left() || self.look_for_left_taps() {
             return;
         }
-        if !self.steering.has_left() || self.unsettled.iter().any(|port| self.steering.find(port).is_err()) {
-            return;
-        }
-        for slot in self.steering.give_up_left() {
-            self.let_go(slot);
+        let wanted = self.unsettled.iter().filter(|port| self.plan.wants(port));
+        match self.steering.give_up_left(wanted) {
+            Ok(freed) => freed.into_iter().for_each(|slot| self.let_go(slot)),
+            Err(error) => debug!("what an agent before left stays: {error}"),
         }
     }
 }

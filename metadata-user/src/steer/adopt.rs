@@ -2,15 +2,15 @@
 //!
 //! *Left*: the agent that made the pins has ended, however. Its maps become ours (or, if their layout differs,
 //! ours take their place before anything else), and each port it left stays closed, nobody's yet, until
-//! [`Steering::attach`] names it. Then its programs are replaced in place, and what was bound on it keeps its slot
-//! if [`Steering::bind`] asks for that one. Ports that nobody names go with [`Steering::give_up_left`].
+//! [`Steering::attach`] names it. Frames of those bound on it come in meanwhile ([`Steering::left_on`]). Then its
+//! programs are replaced in place, and what was bound on it keeps its slot if [`Steering::bind`] asks for that one. Ports that nobody names go with [`Steering::give_up_left`].
 //!
 //! Where the agent that made the pins still runs, its ports are found in the same way but nothing of them is changed:
 //! see `takeover`.
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Agent, Identity, MAX_SLOTS, PortKey, Slot};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use super::attach::Refusal;
@@ -19,7 +19,7 @@ use super::losses::Looks;
 use super::mode::Programs;
 use super::netns::Cookie;
 use super::pins::{self, LinkName, On, Pins};
-use super::ports::Attached;
+use super::ports::{Attached, look, place};
 use super::tables::Binding;
 use super::{SteerError, Steering, netlink, object};
 use crate::port::PortName;
@@ -107,18 +107,50 @@ impl Steering {
         slots.into_iter().flatten().map(|(mac, slot)| (*mac, *slot)).collect()
     }
 
-    /// Gives up the ports an agent before left and nobody has named, and frees their slots, which are returned. Their taps,
-    /// if they still exist, are then as if there never was an agent. Call it once all ports that are wanted are attached.
-    pub fn give_up_left(&mut self) -> Vec<Slot> {
-        let mut freed = Vec::new();
-        if self.taking_over {
-            return freed;
+    /// Who an agent before bound on a port that is not attached yet, and as whom: their frames come in all the same.
+    /// Empty when nothing was left there, and while another agent has the ports.
+    ///
+    /// # Errors
+    /// When the port's namespace cannot be entered, or its device has gone meanwhile.
+    pub fn left_on(&mut self, port: &PortName) -> Result<Vec<(Mac, Slot)>, SteerError> {
+        if self.left.is_empty() || self.taking_over {
+            return Ok(Vec::new());
         }
-        for ((cookie, ifindex), left) in std::mem::take(&mut self.left) {
+        self.visit(port, |steering| {
+            let (cookie, ifindex) = place(port)?;
+            let left = ifindex.and_then(|index| Some((index, steering.left.get(&(cookie, index))?)));
+            let Some((ifindex, left)) = left else { return Ok(Vec::new()) };
+            let mtu = netlink::mtu(&port.ifname, ifindex)?;
+            left.slots.values().for_each(|slot| steering.mtus.set(*slot, mtu));
+            Ok(left.slots.iter().map(|(mac, slot)| (*mac, *slot)).collect())
+        })
+    }
+
+    /// Gives up the ports an agent before left and nobody has named, but for those that are `wanted` and could not be
+    /// attached yet, and frees their slots, which are returned. Their taps, if they still exist, are then as if there never
+    /// was an agent.
+    ///
+    /// # Errors
+    /// When it cannot be told where a wanted port is: nothing is given up then.
+    pub fn give_up_left<'a>(
+        &mut self,
+        wanted: impl IntoIterator<Item = &'a PortName>,
+    ) -> Result<Vec<Slot>, SteerError> {
+        let mut freed = Vec::new();
+        if self.taking_over || self.left.is_empty() {
+            return Ok(freed);
+        }
+        let home = self.home;
+        let place = |(cookie, ifindex): (Option<Cookie>, u32)| (cookie.unwrap_or(home), ifindex);
+        let wanted = wanted.into_iter().map(|port| Ok(self.devices.home.run(|| look(port))?.map(place)));
+        let wanted = wanted.collect::<Result<HashSet<_>, SteerError>>()?;
+        for ((cookie, ifindex), left) in
+            self.left.extract_if(.., |place, _| !wanted.contains(&Some(*place))).collect::<Vec<_>>()
+        {
             freed.extend(left.slots.values());
             self.forget(cookie, ifindex, left);
         }
-        freed
+        Ok(freed)
     }
 
     fn forget(&mut self, cookie: Cookie, ifindex: u32, left: Left) {
@@ -358,7 +390,7 @@ impl Steering {
             .iter()
             .map(|(place, left)| (PortKey { netns: left.netns, ifindex: place.1 }, *place))
             .collect();
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         let mut strays = Vec::new();
         for (port, mac, Identity { slot, hub, .. }) in self.tables.identities()? {
             let left = places.get(&port).and_then(|place| self.left.get_mut(place));
@@ -375,7 +407,7 @@ impl Steering {
         for stray in strays {
             self.tables.unbind(stray)?;
         }
-        let keys: std::collections::HashSet<_> = self
+        let keys: HashSet<_> = self
             .left
             .iter()
             .map(|((_, ifindex), left)| PortKey { netns: left.netns, ifindex: *ifindex })

@@ -391,7 +391,7 @@ fn sends_back(kind: &str) -> bool {
 }
 
 /// The calling thread's namespace, and in it the index of a port's device if there is one.
-fn place(port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
+pub(super) fn place(port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
     Ok((netns::cookie()?, netns::index_of(&port.ifname)?))
 }
 
@@ -405,7 +405,7 @@ pub fn exists(port: &PortName) -> Result<Option<u32>, SteerError> {
 }
 
 /// The device a port's name leads to, and its namespace if the port names one.
-fn look(port: &PortName) -> Result<Option<(Option<Cookie>, u32)>, SteerError> {
+pub(super) fn look(port: &PortName) -> Result<Option<(Option<Cookie>, u32)>, SteerError> {
     let Some(name) = &port.netns else {
         return Ok(netns::index_of(&port.ifname)?.map(|ifindex| (None, ifindex)));
     };

@@ -1,11 +1,12 @@
 //! From what a port is to what the plan says it is.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::status::spoken;
 use super::{Bound, Node, Rendered, Serves};
@@ -15,7 +16,7 @@ use crate::port::PortName;
 use crate::registry::RecordId;
 use crate::stack::StackStats;
 use crate::steer::{Found, SteerError, Way};
-use crate::store::Responses;
+use crate::store::{Responses, SlotOutOfRange};
 use crate::worker::{ControlError, WorkerHandle};
 
 /// What is said of a port whose interface is not there.
@@ -46,7 +47,7 @@ impl Node {
         }
         let fresh = !self.steering.is_attached(port);
         if !self.own(port) || !self.open(port) {
-            return;
+            return self.answer_on(port);
         }
         if fresh {
             self.go_on_with(port);
@@ -76,6 +77,36 @@ impl Node {
             match self.steering.unbind(slot) {
                 Ok(()) => self.let_go(slot),
                 Err(error) => warn!(%port, %mac, slot, "the slot is not used again; unbinding: {error}"),
+            }
+        }
+    }
+
+    /// Gives guests of ports that an agent before left their answers, until all have them or the time is over.
+    pub(super) fn answer_left(&mut self, start: Instant, for_at_most: Duration) {
+        if self.left.is_none() {
+            let all = self.steering.has_left().then(|| self.plan.ports().cloned());
+            self.left = Some(all.into_iter().flatten().collect());
+        }
+        while start.elapsed() < for_at_most
+            && let Some(port) = self.left.as_mut().and_then(BTreeSet::pop_first)
+        {
+            self.answer_on(&port);
+        }
+    }
+
+    /// Gives guests their answers whom an agent before bound on a port that is not attached again.
+    fn answer_on(&mut self, port: &PortName) {
+        let bound = self.steering.left_on(port).unwrap_or_else(|error| {
+            debug!(%port, "its guests wait until it is attached: {error}");
+            Vec::new()
+        });
+        for (mac, slot) in bound {
+            let who = IdentityName { port: port.clone(), mac };
+            let Some(key) = self.plan.holder(&who).cloned() else { continue };
+            let Some(responses) = self.responses(&key) else { continue };
+            match self.store_in(slot, &who, Some(&key), &Serves::Responses(responses)) {
+                Ok(()) => self.wake(slot),
+                Err(error) => warn!(%port, slot, "{error}"),
             }
         }
     }
@@ -156,17 +187,7 @@ impl Node {
             Ok(slot) => slot,
             Err(error) => return self.trouble(&who.port, &error.to_string()),
         };
-        if let Some(audit) = &self.audit {
-            let record = key.and_then(|key| self.records.get(key));
-            let vm = record.map(|record| (record.vm.uuid.as_str(), record.vm.name.as_str()));
-            audit.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
-        }
-        let stored = match &serves {
-            Serves::Responses(responses) => self.store.publish(slot, Arc::clone(responses)),
-            Serves::Awaited => self.store.expect(slot),
-            Serves::Gone => self.store.withdraw(slot),
-        };
-        if let Err(error) = stored {
+        if let Err(error) = self.store_in(slot, who, key, &serves) {
             return self.trouble(&who.port, &error.to_string());
         }
         if bound.is_none()
@@ -179,6 +200,26 @@ impl Node {
             self.wake(slot);
         }
         self.bound.insert(who.clone(), Bound { slot, serves });
+    }
+
+    /// From now on requests of a slot get this.
+    fn store_in(
+        &self,
+        slot: Slot,
+        who: &IdentityName,
+        key: Option<&RecordId>,
+        serves: &Serves,
+    ) -> Result<(), SlotOutOfRange> {
+        if let Some(audit) = &self.audit {
+            let record = key.and_then(|key| self.records.get(key));
+            let vm = record.map(|record| (record.vm.uuid.as_str(), record.vm.name.as_str()));
+            audit.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
+        }
+        match serves {
+            Serves::Responses(responses) => self.store.publish(slot, Arc::clone(responses)),
+            Serves::Awaited => self.store.expect(slot),
+            Serves::Gone => self.store.withdraw(slot),
+        }
     }
 
     /// The worker that serves a slot.
