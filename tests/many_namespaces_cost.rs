@@ -59,30 +59,43 @@ fn measure() -> Result<()> {
     Ok(())
 }
 
-/// Another agent takes over while all guests ask again and again.
+/// Another agent takes over while all guests ask again and again; the same time without one beside it.
 fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
-    let taken = AtomicBool::new(false);
+    let start = Instant::now();
+    let (slowest, next) = while_all_ask(node, || {
+        let next = node.agent_with(&["--takeover"])?;
+        agent.ended(PATIENCE)?;
+        Ok(next)
+    })?;
+    let took = start.elapsed();
+    let (alone, ()) = while_all_ask(node, || {
+        std::thread::sleep(took);
+        Ok(())
+    })?;
+    println!(
+        "         while an agent took over and the other left ({took:.2?}): slowest rounds {slowest:.2?}; for as long \
+         without: {alone:.2?}"
+    );
+    Ok(next)
+}
+
+/// All guests ask again and again meanwhile; what the three slowest rounds took.
+fn while_all_ask<T>(node: &Node, meanwhile: impl FnOnce() -> Result<T>) -> Result<(Vec<Duration>, T)> {
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let asking = scope.spawn(|| -> Result<_> {
-            let (mut longest, mut rounds) = (Duration::ZERO, 0);
-            while !taken.load(Ordering::Relaxed) {
-                longest = longest.max(node.all_ask(PATIENCE)?.last().copied().unwrap_or_default());
-                rounds += 1;
+        let asking = scope.spawn(|| -> Result<Vec<Duration>> {
+            let mut rounds = Vec::new();
+            while !over.load(Ordering::Relaxed) {
+                rounds.extend(node.all_ask(PATIENCE)?.last().copied());
             }
-            Ok((longest, rounds))
+            rounds.sort_by_key(|took| std::cmp::Reverse(*took));
+            rounds.truncate(3);
+            Ok(rounds)
         });
-        let start = Instant::now();
-        let next = node.agent_with(&["--takeover"]);
-        let left = agent.ended(PATIENCE);
-        let took = start.elapsed();
-        taken.store(true, Ordering::Relaxed);
-        let (longest, rounds) = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        left?;
-        println!(
-            "         a takeover took {took:.2?}; meanwhile all guests asked {rounds} times, and in the slowest round the \
-             last was answered after {longest:.2?}"
-        );
-        next
+        let done = meanwhile();
+        over.store(true, Ordering::Relaxed);
+        let rounds = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok((rounds, done?))
     })
 }
 
