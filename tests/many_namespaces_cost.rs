@@ -6,17 +6,20 @@
 mod node;
 
 use anyhow::Result;
-use node::Node;
+use node::{Node, PATH};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::agent::Agent;
 use support::privileged;
+use support::tap_client::crowd;
 
 const NAMESPACES: u16 = 250;
 const ROUNDS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long a guest waits for an answer on one connection: shorter than a lost segment is waited for.
 const ATTEMPT: Duration = Duration::from_millis(100);
+/// Between two requests of a guest.
+const PAUSE: Duration = Duration::from_millis(100);
 
 fn main() {
     if privileged::or_skip() {
@@ -59,43 +62,29 @@ fn measure() -> Result<()> {
     Ok(())
 }
 
-/// Another agent takes over while all guests ask again and again; the same time without one beside it.
+/// Another agent takes over while all guests ask again and again, each time from another port.
 fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
-    let start = Instant::now();
-    let (slowest, next) = while_all_ask(node, || {
-        let next = node.agent_with(&["--takeover"])?;
-        agent.ended(PATIENCE)?;
-        Ok(next)
-    })?;
-    let took = start.elapsed();
-    let (alone, ()) = while_all_ask(node, || {
-        std::thread::sleep(took);
-        Ok(())
-    })?;
-    println!(
-        "         while an agent took over and the other left ({took:.2?}): slowest rounds {slowest:.2?}; for as long \
-         without: {alone:.2?}"
-    );
-    Ok(next)
-}
-
-/// All guests ask again and again meanwhile; what the three slowest rounds took.
-fn while_all_ask<T>(node: &Node, meanwhile: impl FnOnce() -> Result<T>) -> Result<(Vec<Duration>, T)> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let asking = scope.spawn(|| -> Result<Vec<Duration>> {
-            let mut rounds = Vec::new();
-            while !over.load(Ordering::Relaxed) {
-                rounds.extend(node.all_ask(PATIENCE)?.last().copied());
-            }
-            rounds.sort_by_key(|took| std::cmp::Reverse(*took));
-            rounds.truncate(3);
-            Ok(rounds)
+        let asking = scope.spawn(|| crowd(node.guests.clone(), &[PATH], PAUSE, &over, PATIENCE));
+        let start = Instant::now();
+        let next = node.agent_with(&["--takeover"]).and_then(|next| {
+            let ready = start.elapsed();
+            agent.ended(PATIENCE)?;
+            Ok((ready, next))
         });
-        let done = meanwhile();
         over.store(true, Ordering::Relaxed);
-        let rounds = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        Ok((rounds, done?))
+        let tallies = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let (ready, next) = next?;
+        let failed = tallies.iter().filter(|tally| tally.rounds.is_err()).count();
+        let answers: usize = tallies.iter().filter_map(|tally| tally.rounds.as_ref().ok()).sum();
+        let resent: usize = tallies.iter().map(|tally| tally.resent).sum();
+        println!(
+            "         another agent took over and served after {ready:.2?}, and the first left after {:.2?}: \
+             {answers} answers meanwhile, {failed} guests failed, {resent} segments sent again",
+            start.elapsed()
+        );
+        Ok(next)
     })
 }
 

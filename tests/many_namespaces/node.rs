@@ -14,11 +14,11 @@ use support::tap::{Shape, Tap};
 use support::tap_client::{Outcome, impatient_storm, storm};
 use tempfile::TempDir;
 
-const PATH: &str = "/v1/user-data";
+pub(crate) const PATH: &str = "/v1/user-data";
 
 pub(crate) struct Node {
     pub(crate) host: Host,
-    guests: Vec<(Identity, Arc<Tap>)>,
+    pub(crate) guests: Vec<(Identity, Arc<Tap>)>,
     // Held for as long as their taps are.
     _pods: Vec<Namespace>,
     _records: TempDir,
