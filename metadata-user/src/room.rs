@@ -98,7 +98,7 @@ struct Ledger {
     charges: HashMap<RecordId, Charge>,
     /// Octets that records have in common: how many have them, and what they take.
     contents: HashMap<Content, (usize, usize)>,
-    /// The least that was refused since room was last freed.
+    /// The least that was ever refused: less room interests nobody.
     least_refused: Option<usize>,
 }
 
@@ -145,8 +145,9 @@ impl Room {
     pub fn take(&self, id: &RecordId, record: &Record) -> Result<(), NoRoom> {
         let weight = Weight::of(record);
         let mut ledger = self.ledger();
+        let before = ledger.usage.used;
         let taken = ledger.take(id, weight, false);
-        if taken.is_ok() {
+        if ledger.usage.used < before {
             self.announce(ledger);
         }
         taken
@@ -177,8 +178,9 @@ impl Room {
             charge.arrived = true;
             return Ok(());
         }
+        let before = ledger.usage.used;
         let taken = ledger.take(id, weight, true);
-        if taken.is_ok() {
+        if ledger.usage.used < before {
             self.announce(ledger);
         }
         taken
@@ -217,11 +219,12 @@ impl Room {
         self.freed.subscribe()
     }
 
-    fn announce(&self, mut ledger: MutexGuard<'_, Ledger>) {
+    /// Announces room that has been freed, if it is enough for a record that was refused.
+    fn announce(&self, ledger: MutexGuard<'_, Ledger>) {
         let free = ledger.usage.limit.saturating_sub(ledger.usage.used);
-        if ledger.least_refused.is_some_and(|least| least <= free) {
-            ledger.least_refused = None;
-            drop(ledger);
+        let enough = ledger.least_refused.is_some_and(|least| least <= free);
+        drop(ledger);
+        if enough {
             self.freed.send_modify(|count| *count += 1);
         }
     }

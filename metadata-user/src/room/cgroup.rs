@@ -5,12 +5,19 @@ use std::path::{Path, PathBuf};
 /// Values from here on mean no limit: version 1 writes the largest number of whole pages in an `i64`.
 const UNLIMITED: u64 = 1 << 60;
 
-/// The least memory limit of this process's control group and those above it, in octets; `None` without a limit, or
-/// where it cannot be read.
+/// The variable with the container's memory limit in octets, as Kubernetes' downward API writes it. A pod that has the
+/// node's control groups mounted over its own cannot find its own limit there.
+pub const VARIABLE: &str = "XDP_IMDS_MEMORY_LIMIT";
+
+/// The least memory limit of this process's control group and those above it, and that of [`VARIABLE`], in octets;
+/// `None` without a limit, or where it cannot be read.
 #[must_use]
 pub fn memory_limit() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
-    limit(&read(Path::new("/proc/self/cgroup"))?, &read(Path::new("/proc/self/mountinfo"))?, &read)
+    let files = read(Path::new("/proc/self/cgroup")).zip(read(Path::new("/proc/self/mountinfo")));
+    let found = files.and_then(|(groups, mounts)| limit(&groups, &mounts, &read));
+    let given = std::env::var(VARIABLE).ok().and_then(|text| text.trim().parse().ok());
+    found.into_iter().chain(given.filter(|limit| *limit > 0)).min()
 }
 
 /// The same, from the text of `/proc/self/cgroup`, that of `/proc/self/mountinfo`, and a function that reads a file.
@@ -87,7 +94,7 @@ mod tests {
     fn the_limit_is_the_least_of_the_group_and_those_above() {
         const NONE_V1: &str = "9223372036854771712\n";
         type Files = &'static [(&'static str, &'static str)];
-        let cases: [(&str, &str, &[&str], Files, Option<u64>); 12] = [
+        let cases: [(&str, &str, &[&str], Files, Option<u64>); 13] = [
             ("v2", "0::/a/b\n", &[V2], &[("/sys/fs/cgroup/a/b/memory.max", "1000\n")], Some(1000)),
             (
                 "v2, above",
@@ -146,6 +153,13 @@ mod tests {
                 &[V1, "31 24 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"],
                 &[("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "8\n")],
                 Some(8),
+            ),
+            (
+                "v2, the node's groups over the container's",
+                "0::/\n",
+                &["30 24 0:26 /../../.. /sys/fs/cgroup ro - cgroup2 cgroup2 rw"],
+                &[],
+                None,
             ),
             (
                 "nothing mounted, and what is no number",

@@ -68,11 +68,15 @@ fn room_that_is_freed_is_announced_once_there_is_enough() {
     let freed = room.freed();
     room.take(&id("small"), &record("s", 10)).expect("room");
     room.take(&id("large"), &large).expect_err("no room beside the small one");
-    room.take(&id("other"), &record("o", LARGE / 2)).expect_err("nor for this");
+    room.take(&id("other"), &record("o", LARGE - 1_000)).expect_err("nor for this");
     assert!(!freed.has_changed().expect("the room is there"));
     room.give_back(&id("small"));
     assert!(freed.has_changed().expect("the room is there"));
     room.take(&id("large"), &large).expect("there is room now");
+    // It is announced each time: whoever was passed over hears of the next.
+    let freed = room.freed();
+    room.give_back(&id("large"));
+    assert!(freed.has_changed().expect("the room is there"));
 }
 
 #[test]

@@ -437,3 +437,34 @@ async fn a_record_without_memory_is_refused_and_comes_when_another_goes() {
     put(dir.path(), "b.yaml", &large("b", LARGE / 2));
     feed.expect(&["+b.yaml=b"]).await;
 }
+
+#[tokio::test]
+async fn of_many_records_without_memory_one_comes_for_each_that_goes() {
+    const LARGE: usize = 50_000;
+    const SERVED: usize = 4;
+    let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;
+    let room = Room::new(Weight::of(&parsed).alone() * SERVED + 1_000);
+    let dir = dir();
+    let names: Vec<String> = ('a'..='h').map(String::from).collect();
+    for name in &names {
+        put(dir.path(), &format!("{name}.yaml"), &large(name, LARGE));
+    }
+    let (tx, events) = mpsc::channel(16);
+    tokio::spawn(watch(
+        dir.path().to_owned(),
+        Limits::DEFAULT,
+        Teller::new(tx, Arc::clone(&room), Source::File),
+    ));
+    let mut feed = Feed { events };
+    for name in &names[..SERVED] {
+        feed.expect(&[&format!("+{name}.yaml={name}")]).await;
+    }
+    for name in &names[SERVED..] {
+        feed.expect(&[&format!("!{name}.yaml")]).await;
+    }
+    feed.expect(&["."]).await;
+    for (gone, comes) in names[..SERVED].iter().zip(&names[SERVED..]) {
+        room.give_back(&RecordId::new(Source::File, &format!("{gone}.yaml")));
+        feed.expect(&[&format!("+{comes}.yaml={comes}")]).await;
+    }
+}
