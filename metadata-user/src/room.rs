@@ -32,8 +32,9 @@ pub const LEAST_OCTETS: usize = 16 << 20;
 /// Octets of the control group that are not for records: the program, tables, VMIs (32 MiB at most), pages of the API
 /// server's lists, records that are being rendered.
 pub const RESERVED_OCTETS: usize = 128 << 20;
-/// Octets of the control group for each worker: up to 64 MiB of AF_XDP frames, 8 MiB of frames that wait, connections.
-pub const WORKER_OCTETS: usize = 80 << 20;
+/// Octets of the control group for each worker: up to 64 MiB of AF_XDP frames, 8 MiB of frames that wait, connections, and
+/// a part of the 64 MiB each of half requests and of unread computed answers, which only guests that attack come to.
+pub const WORKER_OCTETS: usize = 144 << 20;
 
 /// Octets for records in a control group of `limit` octets, for an agent with so many workers. An eighth of what is left
 /// is for holes between allocations, and for the former version of a record that is being replaced.
