@@ -94,7 +94,8 @@ mod tests {
     fn the_limit_is_the_least_of_the_group_and_those_above() {
         const NONE_V1: &str = "9223372036854771712\n";
         type Files = &'static [(&'static str, &'static str)];
-        let cases: [(&str, &str, &[&str], Files, Option<u64>); 13] = [
+        type Case = (&'static str, &'static str, &'static [&'static str], Files, Option<u64>);
+        let cases: [Case; 13] = [
             ("v2", "0::/a/b\n", &[V2], &[("/sys/fs/cgroup/a/b/memory.max", "1000\n")], Some(1000)),
             (
                 "v2, above",

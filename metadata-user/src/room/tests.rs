@@ -4,12 +4,10 @@ use crate::registry::{RecordId, Source};
 
 /// A record with so many octets of user-data, of `letter`.
 fn record(letter: &str, octets: usize) -> Record {
-    let text = format!(
-        "schema: vmrecord/1\ngeneration: 1\nvm: {{uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: a, \
-         project: {{id: p, number: 1, account: '000000000000'}}}}\nhostname: {{short: a}}\n\
-         placement: {{region: r, zone: z}}\nserve: {{limits: {{user_data: 1048576}}}}\n"
-    );
-    let mut record = Record::parse("a", &text).expect("a good record").0;
+    let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: a, \
+                project: {id: p, number: 1, account: '000000000000'}}\nhostname: {short: a}\n\
+                placement: {region: r, zone: z}\nserve: {limits: {user_data: 1048576}}\n";
+    let mut record = Record::parse("a", text).expect("a good record").0;
     record.user_data = Some(bytes::Bytes::from(letter.repeat(octets)).into());
     record
 }
