@@ -24,6 +24,9 @@ pub const BUFFERED_PER_WORKER: usize = 64 << 20;
 pub const BUFFERED_ALWAYS: usize = BODY_MAX + (32 << 10);
 /// Octets of answers computed for one VM alone that are not acknowledged yet. A VM's user-data may be most of one.
 pub const COMPUTED_PER_VM: usize = 4 << 20;
+/// Octets of computed answers that all guests of a worker may leave unread. A VM may have one answer beyond, so that
+/// others' unread answers cost it none.
+pub const COMPUTED_PER_WORKER: usize = 64 << 20;
 /// Computed answers below this are not counted: [`SEND_AHEAD`](crate::stack::SEND_AHEAD) limits what a connection
 /// has of them.
 pub const COMPUTED_FROM: usize = 4 << 10;
@@ -60,10 +63,10 @@ impl Account {
         Self { used: Default::default(), limits: limits.map(AtomicUsize::new) }
     }
 
-    /// A worker's: only what is half received is limited.
+    /// A worker's: what is half received and what is computed is limited.
     #[must_use]
     pub fn of_worker() -> Self {
-        Self::with([usize::MAX, usize::MAX, BUFFERED_PER_WORKER, usize::MAX])
+        Self::with([usize::MAX, usize::MAX, BUFFERED_PER_WORKER, COMPUTED_PER_WORKER])
     }
 
     /// Lets the VM have so many connections from now on; those it has stay.
@@ -157,8 +160,14 @@ impl Tab {
         if bytes.len() < COMPUTED_FROM {
             return Some(bytes);
         }
-        let charged = self.vm.take(Resource::Computed, bytes.len());
-        charged.then(|| Bytes::from_owner(Charged { bytes, vm: Arc::clone(&self.vm) }))
+        let first = self.vm.used(Resource::Computed) == 0;
+        let admitted = first || self.worker.has_room(Resource::Computed, bytes.len());
+        if !admitted || !self.vm.take(Resource::Computed, bytes.len()) {
+            return None;
+        }
+        self.worker.enter(Resource::Computed, bytes.len());
+        let (vm, worker) = (Arc::clone(&self.vm), Arc::clone(&self.worker));
+        Some(Bytes::from_owner(Charged { bytes, vm, worker }))
     }
 }
 
@@ -170,10 +179,11 @@ impl Drop for Tab {
     }
 }
 
-/// Octets on a VM's account.
+/// Octets on a VM's account and its worker's.
 struct Charged {
     bytes: Bytes,
     vm: Arc<Account>,
+    worker: Arc<Account>,
 }
 
 impl AsRef<[u8]> for Charged {
@@ -185,6 +195,7 @@ impl AsRef<[u8]> for Charged {
 impl Drop for Charged {
     fn drop(&mut self) {
         self.vm.give_back(Resource::Computed, self.bytes.len());
+        self.worker.give_back(Resource::Computed, self.bytes.len());
     }
 }
 
@@ -246,5 +257,25 @@ mod tests {
         assert!(small.buffer(BUFFERED_ALWAYS) && !small.buffer(BUFFERED_ALWAYS + 1));
         tabs.clear();
         assert!(small.buffer(BUFFERED_ALWAYS + 1), "there is room again");
+    }
+
+    #[test]
+    fn unread_answers_of_others_leave_every_vm_one() {
+        const ANSWER: usize = 1 << 20;
+        let worker = Arc::new(Account::of_worker());
+        let answer = || Bytes::from(vec![1; ANSWER]);
+        let greedy: Vec<_> = (0..COMPUTED_PER_WORKER / COMPUTED_PER_VM).map(|_| Arc::default()).collect();
+        let tabs: Vec<_> = greedy.iter().map(|vm| tab(vm, &worker)).collect();
+        let held: Vec<_> = tabs
+            .iter()
+            .flat_map(|tab| std::iter::repeat_with(|| tab.charge(answer())).take(COMPUTED_PER_VM / ANSWER))
+            .collect();
+        assert!(held.iter().all(Option::is_some));
+        let modest = tab(&Arc::default(), &worker);
+        let first = modest.charge(answer()).expect("one is always taken");
+        assert!(modest.charge(answer()).is_none(), "the worker has no room");
+        drop(first);
+        drop(held);
+        assert_eq!(worker.used(Resource::Computed), 0);
     }
 }

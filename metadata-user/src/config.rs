@@ -30,6 +30,7 @@ use crate::feed::kubevirt;
 use crate::port::PortName;
 use crate::record;
 use crate::registry::MAX_RECORDS;
+use crate::room;
 use crate::sandbox;
 use crate::steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 
@@ -67,6 +68,11 @@ pub struct Config {
     pub arp_only: Option<Vec<Ipv4Addr>>,
     /// What one port may send towards the service; enforced in the kernel.
     pub limits: Limits,
+    /// Memory that all records may take, rendered, in octets or as text (`"512MiB"`), at least
+    /// [`room::LEAST_OCTETS`]. Records beyond are refused. Default (`None`): what [`room::within`] leaves of the control
+    /// group's memory limit, as it is when the configuration is read; [`room::DEFAULT_OCTETS`] without one.
+    #[serde(deserialize_with = "read_octets")]
+    pub record_memory: Option<usize>,
     /// How much a record's custom `metadata` may hold; records with more are refused.
     pub metadata: MetadataLimits,
     /// By which program ports are steered; `auto` by default, which `cargo xtask traffic` shows to cost guests
@@ -128,6 +134,7 @@ impl Default for Config {
             arp_only: None,
             limits: Limits::default(),
             steer: Mode::default(),
+            record_memory: None,
             metadata: MetadataLimits::default(),
             guard: Guarded::default(),
             hub: "imds".into(),
@@ -157,6 +164,35 @@ impl Default for Config {
 pub fn workers(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (1..=HUBS_OF_A_SIDE).contains(number));
     number.ok_or_else(|| format!("expected a number of workers from 1 to {HUBS_OF_A_SIDE}, found `{text}`"))
+}
+
+/// Octets, as a number or with a unit: `KiB`, `MiB` or `GiB`.
+fn octets(text: &str) -> Result<usize, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match text[digits..].trim_start() {
+        "" => Some(0),
+        "KiB" => Some(10),
+        "MiB" => Some(20),
+        "GiB" => Some(30),
+        _ => None,
+    };
+    let number = text[..digits].parse::<usize>().ok();
+    let octets = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
+    octets.ok_or_else(|| format!("expected octets such as 536870912 or `512MiB`, found `{text}`"))
+}
+
+fn read_octets<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "octets such as 536870912 or `512MiB`")]
+    enum Written {
+        Number(usize),
+        Text(String),
+    }
+    match Option::<Written>::deserialize(from)? {
+        None => Ok(None),
+        Some(Written::Number(number)) => Ok(Some(number)),
+        Some(Written::Text(text)) => octets(&text).map(Some).map_err(serde::de::Error::custom),
+    }
 }
 
 fn read_workers<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
@@ -287,6 +323,12 @@ impl Config {
         self.api.clone().unwrap_or_default()
     }
 
+    /// Octets of memory for all records: `record_memory`, or what the control group leaves.
+    #[must_use]
+    pub fn record_octets(&self) -> usize {
+        self.record_memory.unwrap_or_else(|| room::within(room::cgroup::memory_limit(), self.workers))
+    }
+
     /// What a record may hold.
     #[must_use]
     pub fn record_limits(&self) -> record::Limits {
@@ -345,6 +387,10 @@ impl Config {
             if found > most {
                 return value(field, format!("at most {most}"), found.to_string());
             }
+        }
+        if let Some(found) = self.record_memory.filter(|octets| *octets < room::LEAST_OCTETS) {
+            let least = format!("at least {} octets", room::LEAST_OCTETS);
+            return value("record_memory", least, found.to_string());
         }
         let instances = self.api().instances;
         if !(1..=MAX_RECORDS).contains(&instances) {
@@ -472,6 +518,24 @@ mod tests {
     }
 
     #[test]
+    fn record_memory_is_octets_with_or_without_a_unit() {
+        for (text, octets) in [
+            ("536870912", Some(Some(512 << 20))),
+            ("512MiB", Some(Some(512 << 20))),
+            ("2 GiB", Some(Some(2 << 30))),
+            ("65536KiB", Some(Some(64 << 20))),
+            ("null", Some(None)),
+            ("512M", None),
+            ("much", None),
+            ("-1", None),
+            ("99999999999999999999GiB", None),
+        ] {
+            let config = Config::parse(&format!("record_memory: {text}\n"));
+            assert_eq!(config.ok().map(|config| config.record_memory), octets, "{text}");
+        }
+    }
+
+    #[test]
     fn pins_can_be_turned_off_in_the_file() {
         let cases = [
             ("hub: x\n", Some(DEFAULT_PINS)),
@@ -535,7 +599,8 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused() {
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 15] = [
+        let cases: [(&str, Spoil); 16] = [
+            ("record_memory", |c| c.record_memory = Some(1 << 20)),
             ("addresses", |c| c.addresses.push("255.255.255.255".parse().unwrap())),
             ("addresses", |c| c.addresses.extend((1..=31).map(|n| IpAddr::from([10, 0, 0, n])))),
             ("arp_only", |c| c.arp_only = Some(vec![addresses::METADATA])),

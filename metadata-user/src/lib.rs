@@ -29,6 +29,7 @@ mod private_file;
 pub mod recent;
 pub mod record;
 pub mod registry;
+pub mod room;
 pub mod sandbox;
 pub mod serve;
 pub mod sink;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use crate::agent::Reloads;
 use crate::audit::AuditCounts;
 use crate::mailbox::MailboxCounts;
+use crate::room::Usage;
 use crate::serve::Tally;
 use crate::sink::SinkCounts;
 use crate::status::{ApiServer, Instances, PortState};
@@ -70,6 +71,8 @@ pub struct Snapshot<'a, T> {
     pub records: u64,
     /// Records refused since the start.
     pub records_rejected: u64,
+    /// What records take of memory.
+    pub room: Usage,
     /// Times the configuration was read again.
     pub config_reloads: Reloads,
     /// What each worker has answered.

@@ -24,18 +24,32 @@ pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
 /// # Errors
 /// As for [`replace`].
 pub(crate) fn replace_for(path: &Path, contents: &[u8], owner: Option<(u32, u32)>) -> io::Result<()> {
+    replace_by(path, owner, |file| file.write_all(contents))
+}
+
+/// As [`replace_for`], with contents that are written piece by piece.
+///
+/// # Errors
+/// As for [`replace`].
+pub(crate) fn replace_by<T>(
+    path: &Path,
+    owner: Option<(u32, u32)>,
+    write: impl FnOnce(&mut File) -> io::Result<T>,
+) -> io::Result<T> {
     let aside = aside(path)?;
     match fs::remove_file(&aside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let written = write_new(&aside, contents, owner).and_then(|()| fs::rename(&aside, path));
+    let written =
+        write_new(&aside, owner, write).and_then(|written| fs::rename(&aside, path).map(|()| written));
     if written.is_err() {
         // The error that matters is the first one.
         let _ = fs::remove_file(&aside);
         return written;
     }
-    File::open(directory(path))?.sync_all()
+    File::open(directory(path))?.sync_all()?;
+    written
 }
 
 /// The directory `path` is in.
@@ -54,13 +68,18 @@ fn aside(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(aside))
 }
 
-fn write_new(path: &Path, contents: &[u8], owner: Option<(u32, u32)>) -> io::Result<()> {
+fn write_new<T>(
+    path: &Path,
+    owner: Option<(u32, u32)>,
+    write: impl FnOnce(&mut File) -> io::Result<T>,
+) -> io::Result<T> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(path)?;
     if let Some((user, group)) = owner {
         fchown(&file, Some(user), Some(group))?;
     }
-    file.write_all(contents)?;
-    file.sync_all()
+    let written = write(&mut file)?;
+    file.sync_all()?;
+    Ok(written)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@
 //! 0600. It is replaced whole. One that is not exactly as written is not used at all.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, BufRead, BufReader, BufWriter, Read as _, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -99,9 +99,7 @@ pub struct Written {
 /// # Errors
 /// The file cannot be written; the one before is still there.
 pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Written> {
-    let (octets, written) = encode(records, MAX_OCTETS)?;
-    private_file::replace(path, &octets)?;
-    Ok(written)
+    private_file::replace_by(path, None, |file| encode(records, MAX_OCTETS, BufWriter::new(file)))
 }
 
 /// Reads the snapshot at `path`. A record beyond `limits` is left out, with a warning in the log.
@@ -109,25 +107,40 @@ pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Wri
 /// # Errors
 /// [`SnapshotError`] when there is none or it is not whole.
 pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
-    let octets = octets(path).map_err(|source| match source.kind() {
+    let unreadable = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => SnapshotError::Absent { path: path.into() },
         _ => SnapshotError::Io { path: path.into(), source },
-    })?;
-    decode(&octets, limits).map_err(|expected| SnapshotError::Damaged { path: path.into(), expected })
+    };
+    let file = BufReader::new(File::open(path).map_err(unreadable)?);
+    match decode(file, limits).map_err(unreadable)? {
+        Ok(records) => Ok(records),
+        Err(expected) => Err(SnapshotError::Damaged { path: path.into(), expected }),
+    }
 }
 
-fn octets(path: &Path) -> io::Result<Vec<u8>> {
-    let mut octets = Vec::new();
-    // One octet more than there may be says that it is not ours.
-    File::open(path)?.take(MAX_OCTETS as u64 + 1).read_to_end(&mut octets)?;
-    Ok(octets)
+/// Counts and digests what is written. A snapshot may be as large as all records are: it is never in memory as a whole.
+struct Digesting<W> {
+    out: W,
+    octets: usize,
+    hash: Sha256,
 }
 
-fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> io::Result<(Vec<u8>, Written)> {
+impl<W: Write> Digesting<W> {
+    fn line(&mut self, line: &[u8]) -> io::Result<()> {
+        for piece in [line, b"\n"] {
+            self.out.write_all(piece)?;
+            self.hash.update(piece);
+            self.octets += piece.len();
+        }
+        Ok(())
+    }
+}
+
+fn encode(records: &[(RecordId, Arc<Record>)], limit: usize, out: impl Write) -> io::Result<Written> {
     let mut sorted: Vec<_> = records.iter().collect();
     sorted.sort_unstable_by_key(|(id, _)| id);
-    let mut octets = serde_json::to_vec(&Head { kind: KIND.into(), version: VERSION })?;
-    octets.push(b'\n');
+    let mut out = Digesting { out, octets: 0, hash: Sha256::new() };
+    out.line(&serde_json::to_vec(&Head { kind: KIND.into(), version: VERSION })?)?;
     let mut written = Written { records: 0, left_out: 0 };
     for (RecordId { source, key }, record) in sorted {
         let record = RawValue::from_string(record.to_json()?)?;
@@ -136,44 +149,37 @@ fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> io::Result<(Vec<
             key: key.as_ref().into(),
             record: &record,
         })?;
-        if octets.len() + line.len() + 1 + TAIL > limit {
+        if out.octets + line.len() + 1 + TAIL > limit {
             written.left_out += 1;
             continue;
         }
-        octets.extend(line);
-        octets.push(b'\n');
+        out.line(&line)?;
         written.records += 1;
     }
-    let tail = Tail { records: written.records, sha256: digest(&octets) };
-    octets.extend(serde_json::to_vec(&tail)?);
-    octets.push(b'\n');
-    Ok((octets, written))
+    let tail = Tail { records: written.records, sha256: hex(&out.hash.clone().finalize()) };
+    out.line(&serde_json::to_vec(&tail)?)?;
+    out.out.flush()?;
+    Ok(written)
 }
 
-fn decode(octets: &[u8], limits: &Limits) -> Result<Vec<(RecordId, Record)>, &'static str> {
-    if octets.len() > MAX_OCTETS {
-        return Err("at most 256 MiB");
+/// Reads line by line: first whether it is whole, then the records.
+fn decode(
+    mut file: impl BufRead + Seek,
+    limits: &Limits,
+) -> io::Result<Result<Vec<(RecordId, Record)>, &'static str>> {
+    if let Err(expected) = is_whole(&mut file)? {
+        return Ok(Err(expected));
     }
-    let whole = octets.strip_suffix(b"\n").ok_or("a last line")?;
-    let end = whole.iter().rposition(|octet| *octet == b'\n').ok_or("a last line")? + 1;
-    let (body, tail) = whole.split_at(end);
-    let tail: Tail = serde_json::from_slice(tail).map_err(|_| "a last line with its digest")?;
-    if tail.sha256 != digest(body) {
-        return Err("the digest in its last line");
-    }
-    let mut lines = body.split(|octet| *octet == b'\n').filter(|line| !line.is_empty());
-    let head: Head = lines.next().and_then(|line| serde_json::from_slice(line).ok()).ok_or("a first line")?;
-    if head.kind != KIND || head.version != VERSION {
-        return Err("records of version 1");
-    }
-    let lines: Vec<&[u8]> = lines.collect();
-    if lines.len() != tail.records {
-        return Err("as many records as its last line says");
-    }
-    let mut records = Vec::new();
-    for line in lines {
-        let Line { source, key, record } =
-            serde_json::from_slice(line).map_err(|_| "a record in each line")?;
+    file.rewind()?;
+    let (mut records, mut line) = (Vec::new(), Vec::new());
+    next_line(&mut file, &mut line)?;
+    while next_line(&mut file, &mut line)? && !file.fill_buf()?.is_empty() {
+        if line.len() <= 1 {
+            continue;
+        }
+        let Ok(Line { source, key, record }) = serde_json::from_slice(&line) else {
+            return Ok(Err("a record in each line"));
+        };
         // Payloads read from files beside the record do not count as its text, and are inside here.
         let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
         match Record::parse_within(&within, "snapshot.json", record.get()) {
@@ -184,20 +190,70 @@ fn decode(octets: &[u8], limits: &Limits) -> Result<Vec<(RecordId, Record)>, &'s
             Err(error) => tracing::warn!(record = key, "left out of the snapshot: {error}"),
         }
     }
-    Ok(records)
+    Ok(Ok(records))
 }
 
-fn digest(octets: &[u8]) -> String {
-    Sha256::digest(octets).iter().map(|octet| format!("{octet:02x}")).collect()
+/// Compares a file with its last line.
+fn is_whole(file: &mut impl BufRead) -> io::Result<Result<(), &'static str>> {
+    let (mut hash, mut octets, mut lines) = (Sha256::new(), 0, 0);
+    let (mut line, mut last) = (Vec::new(), Vec::new());
+    while next_line(file, &mut line)? {
+        octets += line.len();
+        if octets > MAX_OCTETS {
+            return Ok(Err("at most 256 MiB"));
+        }
+        if !last.is_empty() {
+            let head = || serde_json::from_slice::<Head>(&last).ok();
+            if lines == 0 && head().is_none_or(|head| head.kind != KIND || head.version != VERSION) {
+                return Ok(Err("records of version 1"));
+            }
+            hash.update(&last);
+            lines += usize::from(last != b"\n");
+        }
+        std::mem::swap(&mut line, &mut last);
+    }
+    if !last.ends_with(b"\n") || lines == 0 {
+        return Ok(Err("a last line"));
+    }
+    let Ok(tail) = serde_json::from_slice::<Tail>(&last) else {
+        return Ok(Err("a last line with its digest"));
+    };
+    Ok(match tail.sha256 == hex(&hash.finalize()) && lines == tail.records + 1 {
+        true => Ok(()),
+        false => Err("the digest in its last line"),
+    })
+}
+
+/// Reads a line with its end; false when there is none. One that is longer than a snapshot may be is cut.
+fn next_line(file: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    file.take(MAX_OCTETS as u64 + 1).read_until(b'\n', line)?;
+    Ok(!line.is_empty())
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|octet| format!("{octet:02x}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FILE, SnapshotError, Written, decode, encode, read, write};
+    use super::{FILE, SnapshotError, Written, hex, read, write};
     use crate::record::{Credential, Limits, Record};
     use crate::registry::{RecordId, Source};
+    use sha2::{Digest as _, Sha256};
+    use std::io::Cursor;
     use std::os::unix::fs::PermissionsExt as _;
     use std::sync::Arc;
+
+    fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> (Vec<u8>, Written) {
+        let mut octets = Vec::new();
+        let written = super::encode(records, limit, &mut octets).expect("encoded");
+        (octets, written)
+    }
+
+    fn decode(octets: &[u8]) -> Result<Vec<(RecordId, Record)>, &'static str> {
+        super::decode(Cursor::new(octets), &Limits::DEFAULT).expect("memory is read")
+    }
 
     fn record(name: &str) -> Record {
         let text = format!(
@@ -242,39 +298,39 @@ mod tests {
 
     #[test]
     fn a_snapshot_with_any_octet_changed_or_cut_is_not_used() {
-        let (octets, _) = encode(&records(&["a", "b"]), usize::MAX).expect("encoded");
-        assert_eq!(decode(&octets, &Limits::DEFAULT).map(|found| found.len()), Ok(2));
+        let (octets, _) = encode(&records(&["a", "b"]), usize::MAX);
+        assert_eq!(decode(&octets).map(|found| found.len()), Ok(2));
         for at in 0..octets.len() {
             let mut spoilt = octets.clone();
             spoilt[at] ^= 0x01;
-            assert!(decode(&spoilt, &Limits::DEFAULT).is_err(), "octet {at}");
-            assert!(decode(&octets[..at], &Limits::DEFAULT).is_err(), "cut at {at}");
+            assert!(decode(&spoilt).is_err(), "octet {at}");
+            assert!(decode(&octets[..at]).is_err(), "cut at {at}");
         }
     }
 
     #[test]
     fn what_has_no_room_is_left_out_and_counted() {
         let all = records(&["a", "b", "c"]);
-        let (whole, _) = encode(&all, usize::MAX).expect("encoded");
-        let (octets, written) = encode(&all, whole.len() - 10).expect("encoded");
+        let (whole, _) = encode(&all, usize::MAX);
+        let (octets, written) = encode(&all, whole.len() - 10);
         assert_eq!(written, Written { records: 2, left_out: 1 });
         assert!(octets.len() < whole.len());
-        let found = decode(&octets, &Limits::DEFAULT).expect("whole");
+        let found = decode(&octets).expect("whole");
         assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
     }
 
     #[test]
     fn sources_are_kept_and_what_names_none_is_a_files() {
         let kept = [(RecordId::new(Source::Kubevirt, "ns/vm"), Arc::new(record("vm")))];
-        let (octets, _) = encode(&kept, usize::MAX).expect("encoded");
-        let read = |octets: &[u8]| decode(octets, &Limits::DEFAULT).expect("whole")[0].0.clone();
+        let (octets, _) = encode(&kept, usize::MAX);
+        let read = |octets: &[u8]| decode(octets).expect("whole")[0].0.clone();
         assert_eq!(read(&octets), kept[0].0);
         let text = String::from_utf8(octets).expect("text");
         for (now, earlier) in [(r#""source":"kubevirt","#, ""), ("kubevirt", "carrier-pigeon")] {
             let text = text.replace(now, earlier);
             let (body, _) = text.trim_end().rsplit_once('\n').expect("lines");
             let body = format!("{body}\n");
-            let digest = super::digest(body.as_bytes());
+            let digest = hex(&Sha256::digest(body.as_bytes()));
             let tail = format!("{{\"records\":1,\"sha256\":\"{digest}\"}}\n");
             assert_eq!(read((body + &tail).as_bytes()), RecordId::new(Source::File, "ns/vm"), "{earlier}");
         }

@@ -77,10 +77,22 @@ pub struct Status {
     /// How the API server answers; none without a feed that asks it.
     #[serde(default)]
     pub api_server: Option<ApiServer>,
+    /// What records take of memory, by an upper estimate.
+    #[serde(default)]
+    pub record_memory: RecordMemory,
     /// Counters since the start that are 0 on a node where all is well.
     pub counters: BTreeMap<String, u64>,
     /// What has been warned of lately, the newest last.
     pub lately: Vec<Said>,
+}
+
+/// Memory of all records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordMemory {
+    /// Octets they take.
+    pub used: u64,
+    /// Octets they may take; records beyond are refused.
+    pub limit: u64,
 }
 
 /// How the API server of a cluster answers. The agent has several watches; the worst of them counts.

@@ -11,6 +11,7 @@ use super::node::Node;
 use crate::config::Config;
 #[cfg(feature = "kubevirt")]
 use crate::feed::kubevirt;
+use crate::feed::teller::Teller;
 use crate::feed::{FeedEvent, directory, libvirt};
 use crate::registry::Source;
 
@@ -63,12 +64,12 @@ impl Feeds {
     }
 
     /// Has a source tell anew, in the place of the feed before, which ends for want of a listener.
-    pub(super) fn open(&mut self, source: Source, settled: bool, node: &mut Node) -> mpsc::Sender<FeedEvent> {
+    pub(super) fn open(&mut self, source: Source, settled: bool, node: &mut Node) -> Teller {
         let (told, events) = mpsc::channel(FEED_QUEUE);
         self.close(source);
         self.open.push(Open { source, events, settled });
         node.begin(source);
-        told
+        Teller::new(told, node.room(), source)
     }
 
     fn close(&mut self, source: Source) {
@@ -139,12 +140,7 @@ impl Feeds {
 }
 
 /// Follows the directory of a configuration; `patiently`, one that is away at the start is waited for.
-fn follow(
-    config: &Config,
-    told: mpsc::Sender<FeedEvent>,
-    patiently: bool,
-    tasks: &mut JoinSet<anyhow::Result<()>>,
-) {
+fn follow(config: &Config, told: Teller, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
     let Some(dir) = config.records.clone() else { return };
     let limits = config.record_limits();
     tasks.spawn(async move { Ok(keeping::follow(dir, limits, told, patiently).await?) });

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
 use super::feeds;
 use crate::config::Config;
+use crate::feed::teller::Teller;
 use crate::feed::{FeedError, FeedEvent, directory};
 use crate::record::{Limits, Record};
 use crate::registry::{RecordId, Source};
@@ -137,7 +137,7 @@ fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
 pub(super) async fn follow(
     dir: PathBuf,
     limits: Limits,
-    tx: mpsc::Sender<FeedEvent>,
+    tx: Teller,
     patiently: bool,
 ) -> Result<(), FeedError> {
     loop {

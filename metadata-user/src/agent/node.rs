@@ -26,11 +26,12 @@ use super::slots::{IdentityName, Slots};
 use super::state::State;
 use crate::audit::Collector;
 use crate::config::PortSpec;
-use crate::feed::FeedEvent;
 use crate::feed::contact::Contact;
+use crate::feed::{FeedError, FeedEvent};
 use crate::port::PortName;
 use crate::record::Record;
 use crate::registry::{Change, RecordId, Registry, Source};
+use crate::room::Room;
 use crate::serve::Tally;
 use crate::stack::StackStats;
 use crate::steer::{Changed, Steering};
@@ -52,6 +53,8 @@ pub struct Node {
     state: State,
     slots: Slots,
     registry: Registry,
+    /// What records take of memory.
+    room: Arc<Room>,
     registered: Registered,
     /// Those in force.
     records: Records,
@@ -125,6 +128,7 @@ impl Node {
         store: Arc<Store>,
         workers: Vec<WorkerHandle<StackStats>>,
         state: State,
+        room: Arc<Room>,
         configured: &[PortSpec],
     ) -> Self {
         let plan = Plan::new(configured);
@@ -144,6 +148,7 @@ impl Node {
             state,
             slots,
             registry: Registry::default(),
+            room,
             registered: Registered::default(),
             records: Records::new(),
             rendered: HashMap::new(),
@@ -194,17 +199,43 @@ impl Node {
         self.audit.iter().for_each(|audit| audit.borrow().reopen());
     }
 
+    /// The room of all records.
+    #[must_use]
+    pub fn room(&self) -> Arc<Room> {
+        Arc::clone(&self.room)
+    }
+
     /// A source tells of a record, or that it has told of all.
     pub fn hear(&mut self, source: Source, event: FeedEvent) {
+        let gone = match &event {
+            FeedEvent::Upsert { key, .. } | FeedEvent::Remove { key } => Some(RecordId::new(source, key)),
+            _ => None,
+        };
+        let synced = matches!(event, FeedEvent::Synced);
+        self.take_in(source, event);
+        if synced {
+            let registry = &self.registry;
+            self.room.keep_only(source, |id| registry.record(id).is_some());
+        }
+        if let Some(id) = gone.filter(|id| self.registry.record(id).is_none()) {
+            self.room.give_back(&id);
+        }
+    }
+
+    fn take_in(&mut self, source: Source, event: FeedEvent) {
         let event = match event {
             FeedEvent::Upsert { key, record } => {
-                let known = self.registry.record(&RecordId::new(source, &key));
+                let id = RecordId::new(source, &key);
+                let known = self.registry.record(&id);
                 // A feed that starts anew tells again what is known.
-                let record = match known.filter(|known| ***known == *record) {
-                    Some(known) => Arc::clone(known),
-                    None => self.compact(record),
-                };
-                FeedEvent::Upsert { key, record }
+                match (known.filter(|known| ***known == *record), self.room.arrive(&id, &record)) {
+                    (Some(known), _) => FeedEvent::Upsert { key, record: Arc::clone(known) },
+                    (None, Ok(())) => FeedEvent::Upsert { key, record: self.compact(record) },
+                    (None, Err(no_room)) => {
+                        warn!(record = %id, "refused, the last good state stays: {no_room}");
+                        FeedEvent::Rejected { key, error: FeedError::Room(no_room) }
+                    }
+                }
             }
             FeedEvent::Rejected { key, error } => {
                 let id = RecordId::new(source, &key);
@@ -225,12 +256,20 @@ impl Node {
     /// A source begins to tell all it has.
     pub fn begin(&mut self, source: Source) {
         self.registry.begin(source);
+        self.room.forget_pending(source);
     }
 
-    /// A vendor-data that ten thousand VMs have is held once.
+    /// A vendor-data that ten thousand VMs have is held once. A feed that keeps the record keeps its payloads: those are
+    /// shared with it.
     fn compact(&mut self, record: Arc<Record>) -> Arc<Record> {
-        let mut record = Arc::unwrap_or_clone(record);
-        record.compact(|octets| self.interner.octets(octets));
+        let mut record = match Arc::try_unwrap(record) {
+            Ok(mut record) => {
+                record.compact(|octets| self.interner.octets(octets));
+                return record.into();
+            }
+            Err(kept) => (*kept).clone(),
+        };
+        record.compact(|octets| self.interner.kept_octets(octets));
         record.into()
     }
 

@@ -22,6 +22,7 @@ use crate::audit::Collector;
 use crate::config::Config;
 use crate::feed::libvirt;
 use crate::link::HubTap;
+use crate::room::Room;
 use crate::sandbox::Stage;
 use crate::serve::{Handing, Serve, ServeConfig};
 use crate::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
@@ -120,7 +121,9 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
         tallies.push(serve.tally());
         workers.push(work(config, &mut steering, serve, key, &hub)?);
     }
-    let mut node = Node::new(steering, store, workers, state, &config.ports);
+    let room = Room::new(config.record_octets());
+    info!(octets = room.usage().limit, "memory for records");
+    let mut node = Node::new(steering, store, workers, state, room, &config.ports);
     node.hears(tallies, audit);
     node.guards(config.guard, &config.hub);
     Ok((node, Giver { handing, questions }))

@@ -36,8 +36,8 @@ pub(super) struct Document {
 struct Long {
     /// Where its stand-in is.
     at: usize,
-    /// Quoted and escaped.
-    quoted: Bytes,
+    /// Escaped, without the quotation marks: base64 is what other answers have, and shared with them.
+    escaped: Bytes,
 }
 
 impl std::fmt::Debug for Document {
@@ -52,8 +52,15 @@ impl Document {
     pub(super) fn new(value: &Value, interner: &mut Interner) -> Self {
         let (mut skeleton, mut long) = (Vec::with_capacity(USUAL), Vec::new());
         write(value, &mut skeleton, &mut |string, at| {
-            let quoted = interner.written(Notation::Json, string, || quoted(string));
-            long.push(Long { at, quoted });
+            let escaped = match string.bytes().any(is_escaped) {
+                false => interner.copy_of(string.as_bytes()),
+                true => interner.written(Notation::Json, string, || {
+                    let mut quoted = quoted(string);
+                    quoted.pop();
+                    quoted.split_off(1)
+                }),
+            };
+            long.push(Long { at, escaped });
         });
         skeleton.shrink_to_fit();
         Self { skeleton: skeleton.into(), long: long.into() }
@@ -74,10 +81,10 @@ impl Document {
     fn expand(&self, part: Range<usize>) -> Body {
         let mut pieces = Vec::new();
         let mut copied = part.start;
-        for Long { at, quoted } in self.long.iter().filter(|long| part.contains(&long.at)) {
-            pieces.push(self.skeleton.slice(copied..*at));
-            pieces.push(quoted.clone());
-            copied = at + STAND_IN.len();
+        for Long { at, escaped } in self.long.iter().filter(|long| part.contains(&long.at)) {
+            pieces.push(self.skeleton.slice(copied..at + 1));
+            pieces.push(escaped.clone());
+            copied = at + 1;
         }
         pieces.push(self.skeleton.slice(copied..part.end));
         Body::join(pieces)
@@ -119,6 +126,11 @@ fn write(value: &Value, text: &mut Vec<u8>, outside: &mut impl FnMut(&str, usize
 
 fn scalar<T: Serialize + ?Sized>(value: &T, text: &mut Vec<u8>) {
     serde_json::to_writer(text, value).expect("writing to a Vec cannot fail");
+}
+
+/// True for octets that JSON escapes (RFC 8259 §7).
+fn is_escaped(octet: u8) -> bool {
+    octet < 0x20 || octet == b'"' || octet == b'\\'
 }
 
 fn quoted(string: &str) -> Vec<u8> {
@@ -201,6 +213,11 @@ impl<'a> Node<'a> {
 
     /// A scalar as text: a string without its quotation marks, null as nothing.
     pub(super) fn text(self) -> Body {
+        let span = self.span();
+        let long = self.document.long.iter().find(|long| long.at == span.start);
+        if let Some(long) = long.filter(|long| !long.escaped.contains(&b'\\')) {
+            return long.escaped.clone().into();
+        }
         let json = self.json().to_bytes();
         match serde_json::from_slice(&json) {
             Ok(Value::String(string)) if string.len() + 2 == json.len() => {

@@ -10,6 +10,7 @@ pub mod kubevirt;
 pub mod libvirt;
 #[cfg(feature = "kubevirt")]
 pub mod pods;
+pub mod teller;
 
 use std::io;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use metadata_common::mac::Mac;
 
 use crate::port::PortName;
 use crate::record::{Record, RecordError};
+use crate::room::NoRoom;
 
 /// Why a feed cannot use a record, or anything at all.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -42,6 +44,9 @@ pub enum FeedError {
         /// What is wrong, and what would be right.
         reason: String,
     },
+    /// There is no memory for the record.
+    #[error(transparent)]
+    Room(#[from] NoRoom),
     /// A file does not hold what it should.
     #[error("{}: expected {expected}, found {found}; {remedy}", path.display())]
     Content {

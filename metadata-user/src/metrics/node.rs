@@ -5,6 +5,7 @@ use metadata_common::verdict::Verdict;
 use super::exposition::{Exposition, Kind, Seconds};
 use super::{Attaching, Errands, LAG_BOUNDS, Snapshot};
 use crate::agent::Reloads;
+use crate::room::Usage;
 use crate::status::ApiServer;
 
 const NONE: [(&str, &str); 0] = [];
@@ -81,6 +82,13 @@ pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
         Kind::Counter,
         [(NONE, snapshot.records_rejected)],
     );
+    let Usage { limit, used, refusals } = snapshot.room;
+    let help = "Memory that records take, by an upper estimate.";
+    out.family("xdp_imds_record_memory_bytes", help, Kind::Gauge, [(NONE, used as u64)]);
+    let help = "Memory that records may take; those beyond are refused.";
+    out.family("xdp_imds_record_memory_limit_bytes", help, Kind::Gauge, [(NONE, limit as u64)]);
+    let help = "Records for which there was no memory; the last good one stays.";
+    out.family("xdp_imds_record_memory_refused_total", help, Kind::Counter, [(NONE, refusals)]);
     let Reloads { done, failed } = snapshot.config_reloads;
     out.family(
         "xdp_imds_config_reloads_total",

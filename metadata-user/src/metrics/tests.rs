@@ -3,6 +3,7 @@ use crate::afxdp::SocketStats;
 use crate::audit::AuditCounts;
 use crate::link::{LinkStats, TapStats};
 use crate::mailbox::MailboxCounts;
+use crate::room::Usage;
 use crate::serve::Tally;
 use crate::sink::SinkCounts;
 use crate::status::{ApiServer, InstanceState, Instances, PortState};
@@ -64,6 +65,7 @@ fn text() -> String {
         attaching: Attaching { lag, ..Attaching::default() },
         rendering: Duration::ZERO,
         records_rejected: 64,
+        room: Usage { limit: 1 << 30, used: 1 << 20, refusals: 3 },
         from_snapshot: true,
         api_server: Some(ApiServer {
             asked_for: 900.0,
@@ -197,6 +199,7 @@ fn a_family_without_samples_is_left_out() {
         identities: 0,
         records: 0,
         records_rejected: 0,
+        room: Usage::default(),
         api_server: None,
         from_snapshot: false,
         config_reloads: Reloads::default(),

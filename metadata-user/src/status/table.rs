@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use super::{ApiServer, Guest, GuestState, PortState, Shadowed, Status};
+use super::{ApiServer, Guest, GuestState, PortState, RecordMemory, Shadowed, Status};
 
 /// Width of the left column.
 const MARGIN: usize = 12;
@@ -25,6 +25,10 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         .collect();
     let instances = if instances.is_empty() { "none".into() } else { instances.join(", ") };
     row("instances", &instances, out)?;
+    let RecordMemory { used, limit } = status.record_memory;
+    if limit > 0 {
+        row("memory", &format!("{} of {} MiB for records taken", used.div_ceil(1 << 20), limit >> 20), out)?;
+    }
     row("identities", &status.identities, out)?;
     if status.has_left {
         row("left", &"ports of an agent before that no record has named yet: they stay closed", out)?;
@@ -165,7 +169,7 @@ impl Display for Span {
 
 #[cfg(test)]
 mod tests {
-    use super::{Span, guests, status};
+    use super::{RecordMemory, Span, guests, status};
     use crate::status::{
         ApiServer, Guest, GuestState, Held, InstanceState, Instances, Phase, Port, PortState, Ports, Refused,
         Said, Shadowed, Status, Unanswered, Worker,
@@ -211,6 +215,7 @@ mod tests {
             identities: 9,
             conflicts: vec![],
             refused: vec![Refused { record: "web.yaml".into(), reason: "no vm".into() }],
+            record_memory: RecordMemory { used: (5 << 20) + 1, limit: 512 << 20 },
             shadowed: vec![Shadowed { record: "ns.yaml".into(), by: "api/ns".into() }],
             api_server: Some(ApiServer {
                 asked_for: 93_783.0,
@@ -237,6 +242,7 @@ ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
             tap7  error  another XDP program is on it
             and 2 more
 instances   9 served (file)
+memory      6 of 512 MiB for records taken
 identities  9
 left        ports of an agent before that no record has named yet: they stay closed
 refused     web.yaml: no vm

@@ -11,6 +11,8 @@ use crate::http::{Body, Head, Response, Status};
 
 /// Entries below which the interner does not look for unused ones by itself.
 const SWEEP_AT_LEAST: usize = 1_024;
+/// Octets that come before the interner looks for unused ones by itself, at least; else an eighth of what is held.
+const SWEEP_OCTETS: usize = 4 << 20;
 
 /// How a text is written into documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +31,7 @@ impl Notation {
 /// one allocation.
 ///
 /// What no VM uses any more goes with the next [`sweep`](Self::sweep), which also happens by itself whenever
-/// the number of entries has doubled.
+/// the number of entries has doubled, or an eighth has been added to their octets.
 ///
 /// A fast hash will do for all of it: what is interned comes from records, so from who runs the node, and
 /// nothing a guest sends ever does. It is seeded for each process all the same.
@@ -46,6 +48,9 @@ pub struct Interner {
     terms: HashSet<Arc<Terms>>,
     hashes: HashSet<Arc<[u32]>>,
     sweep_at: usize,
+    /// Octets that came since the last sweep, and how many may.
+    fresh: usize,
+    fresh_most: usize,
 }
 
 impl fmt::Debug for Interner {
@@ -71,8 +76,29 @@ impl Interner {
         if let Some(known) = self.octets.get(&octets) {
             return known.clone();
         }
-        self.make_room();
-        let octets = Bytes::copy_from_slice(&octets);
+        self.share(Bytes::copy_from_slice(&octets))
+    }
+
+    /// The shared copy of some octets.
+    #[must_use]
+    pub fn copy_of(&mut self, octets: &[u8]) -> Bytes {
+        match self.octets.get(octets) {
+            Some(known) => known.clone(),
+            None => self.share(Bytes::copy_from_slice(octets)),
+        }
+    }
+
+    /// The shared copy of some octets that somebody else keeps anyway: a copy would be another.
+    #[must_use]
+    pub fn kept_octets(&mut self, octets: Bytes) -> Bytes {
+        match self.octets.get(&octets) {
+            Some(known) => known.clone(),
+            None => self.share(octets),
+        }
+    }
+
+    fn share(&mut self, octets: Bytes) -> Bytes {
+        self.make_room(octets.len());
         self.octets.insert(octets.clone());
         octets
     }
@@ -92,8 +118,8 @@ impl Interner {
         let Some(text) = self.octets.get(text.as_bytes()).cloned() else {
             return self.octets(write().into());
         };
-        self.make_room();
         let written = Bytes::from(write().into_boxed_slice());
+        self.make_room(written.len());
         self.written[notation as usize].insert(text, written.clone());
         written
     }
@@ -116,7 +142,7 @@ impl Interner {
         if let Some(known) = self.found.get(&key) {
             return Arc::clone(known);
         }
-        self.make_room();
+        self.make_room(0);
         let response = Response::new(Status(200), Some(content_type), &[], body.clone());
         self.found.insert(key, Arc::clone(response.shared_head()));
         Arc::clone(response.shared_head())
@@ -141,7 +167,7 @@ impl Interner {
             },
             many @ Body::Many(_) => many.clone(),
         };
-        self.make_room();
+        self.make_room(body.len());
         let response = Response::sharing(head, body);
         self.responses.insert(response.clone());
         response
@@ -152,7 +178,7 @@ impl Interner {
         if let Some(known) = self.heads.get(head) {
             return Arc::clone(known);
         }
-        self.make_room();
+        self.make_room(0);
         self.heads.insert(Arc::clone(head));
         Arc::clone(head)
     }
@@ -193,6 +219,14 @@ impl Interner {
         // Texts hold on to what they are among.
         self.written.iter_mut().for_each(|written| written.retain(|_, written| !written.is_unique()));
         self.octets.retain(|octets| !octets.is_unique());
+        self.fresh = 0;
+        self.fresh_most = (self.held() / 8).max(SWEEP_OCTETS);
+    }
+
+    /// Octets held of texts and what is written of them.
+    fn held(&self) -> usize {
+        let written = self.written.iter().flat_map(HashMap::values);
+        self.octets.iter().chain(written).map(Bytes::len).sum()
     }
 
     /// How many responses, heads and pieces of them, terms and tables of routes are held.
@@ -209,17 +243,22 @@ impl Interner {
         self.len() == 0
     }
 
-    fn make_room(&mut self) {
-        if self.len() >= self.sweep_at.max(SWEEP_AT_LEAST) {
+    /// Sweeps when it is time to, before so many octets come.
+    fn make_room(&mut self, octets: usize) {
+        let full = self.len() >= self.sweep_at.max(SWEEP_AT_LEAST);
+        if full || self.fresh >= self.fresh_most.max(SWEEP_OCTETS) {
             self.sweep();
+        }
+        if full {
             self.sweep_at = 2 * self.len();
         }
+        self.fresh += octets;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Interner, Notation, SWEEP_AT_LEAST};
+    use super::{Interner, Notation, SWEEP_AT_LEAST, SWEEP_OCTETS};
     use crate::http::{Response, Status};
 
     fn response(interner: &mut Interner, body: &str) -> Response {
@@ -324,5 +363,22 @@ mod tests {
             drop(response(&mut interner, &format!("user-data of VM {n}")));
             assert!(interner.len() <= SWEEP_AT_LEAST + 1, "{} entries held", interner.len());
         }
+    }
+
+    #[test]
+    fn unused_octets_cannot_pile_up() {
+        let mut interner = Interner::new();
+        for n in 0..=u8::MAX {
+            drop(interner.octets(vec![n; 1 << 20].into()));
+            assert!(interner.held() <= SWEEP_OCTETS, "{} octets held", interner.held());
+        }
+    }
+
+    #[test]
+    fn octets_that_somebody_keeps_are_not_copied() {
+        let mut interner = Interner::new();
+        let kept = bytes::Bytes::from(vec![b'x'; 1_000]);
+        assert_eq!(interner.kept_octets(kept.clone()).as_ptr(), kept.as_ptr());
+        assert_eq!(interner.octets(kept.to_vec().into()).as_ptr(), kept.as_ptr());
     }
 }

@@ -16,6 +16,7 @@ impl Node {
         {
             warn!("not all ports have the new limits: {error}; the next reload tries again");
         }
+        self.room.set_limit(config.record_octets());
         self.state.rotate_after(config.rotate_token_key_days);
         self.tell_conflicts();
     }

@@ -13,6 +13,7 @@ use crate::feed::FeedEvent;
 use crate::instances::{Instance, Name, PAGE, Page, Port, Vm};
 use crate::record::{Limits, Record};
 use crate::registry::{MAX_RECORDS, RecordId, Source, Standing};
+use crate::room::NoRoom;
 use crate::status::InstanceState;
 
 /// What the node knows of records nobody tells again.
@@ -63,6 +64,8 @@ pub enum Clash {
         /// How many there may be.
         most: usize,
     },
+    /// There is no memory for it.
+    Memory(NoRoom),
     /// None of its NICs has a port, so that waiting for one would have no end.
     Unplaced,
 }
@@ -125,7 +128,7 @@ impl Node {
         if self.registry.record(id).is_none() && self.registry.count(id.source) >= most {
             return Err(Clash::Full { most });
         }
-        Ok(())
+        self.room.fits(id, record).map_err(Clash::Memory)
     }
 
     /// Puts a record in the place of what is registered under its name.

@@ -42,6 +42,7 @@ impl Node {
             rendering: self.rendering,
             records: self.registry.records().count() as u64,
             records_rejected: self.registry.refusals(),
+            room: self.room.usage(),
             from_snapshot: self.from_snapshot,
             api_server: self.api_server(),
             config_reloads: self.reloads,

@@ -19,7 +19,8 @@ use crate::serve::{End, Reason, Tally};
 use crate::stack::SlotStats;
 use crate::status::{
     About, ApiServer, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS,
-    LISTED_PORTS, Phase, Port, PortState, Ports, Refused, SCHEMA, Shadowed, Status, Unanswered, Worker,
+    LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed, Status, Unanswered,
+    Worker,
 };
 use crate::steer::{By, Way};
 
@@ -56,6 +57,10 @@ impl Node {
             refused,
             shadowed: self.shadowed(),
             api_server: self.api_server(),
+            record_memory: {
+                let usage = self.room.usage();
+                RecordMemory { used: usage.used as u64, limit: usage.limit as u64 }
+            },
             counters: self.troubling(),
             lately: recent::last(),
         };

@@ -19,12 +19,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
-
-use crate::record::Limits;
+use crate::record::{Limits, Record};
 pub use load::{Loaded, files, load, names};
 use watch::{Changes, Watch};
 
+use super::teller::{Freed, Teller};
 use super::{FeedError, FeedEvent};
 
 /// Most records in a directory. More are refused one by one, those later in the alphabet first.
@@ -42,22 +41,23 @@ const RETRY: Duration = Duration::from_secs(1);
 /// # Errors
 /// [`FeedError::Io`] when the directory cannot be watched or read at the start. Later, the feed waits for
 /// it to come back.
-pub async fn watch(dir: PathBuf, limits: Limits, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedError> {
-    watch_at_most(MAX_RECORDS, dir, limits, tx).await
+pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
+    watch_at_most(MAX_RECORDS, dir, limits, tx.into()).await
 }
 
-async fn watch_at_most(
-    limit: usize,
-    dir: PathBuf,
-    limits: Limits,
-    tx: mpsc::Sender<FeedEvent>,
-) -> Result<(), FeedError> {
+async fn watch_at_most(limit: usize, dir: PathBuf, limits: Limits, tx: Teller) -> Result<(), FeedError> {
     let watch = Watch::open(&dir)?;
-    let mut feed = Directory { dir, limits, tx, watch, limit, known: BTreeMap::new() };
+    let freed = tx.freed();
+    let (known, crowded_out) = (BTreeMap::new(), BTreeMap::new());
+    let mut feed = Directory { dir, limits, tx, freed, watch, limit, known, crowded_out };
     let mut told = feed.scan().await?;
     while told.is_ok() {
         let changes = tokio::select! {
             () = feed.tx.closed() => break,
+            () = feed.freed.wait() => {
+                told = feed.try_again().await;
+                continue;
+            }
             changes = feed.watch.changed(SETTLE) => changes,
         };
         told = match changes {
@@ -91,11 +91,14 @@ struct Directory {
     dir: PathBuf,
     /// What one record may hold.
     limits: Limits,
-    tx: mpsc::Sender<FeedEvent>,
+    tx: Teller,
+    freed: Freed,
     watch: Watch,
     /// Most records that are told of.
     limit: usize,
     known: BTreeMap<String, Known>,
+    /// Records for which there is no memory, and the octets they lack.
+    crowded_out: BTreeMap<String, usize>,
 }
 
 impl Directory {
@@ -124,6 +127,16 @@ impl Directory {
         names.extend(changes.names.iter().filter(|name| load::is_record(name)).cloned());
         for name in names {
             self.refresh(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads those records again for which there may be memory now.
+    async fn try_again(&mut self) -> Result<(), Gone> {
+        for (name, wants) in self.crowded_out.clone() {
+            if wants <= self.tx.free() {
+                self.refresh(name).await?;
+            }
         }
         Ok(())
     }
@@ -180,11 +193,26 @@ impl Directory {
                 for warning in warnings {
                     tracing::warn!("{warning}");
                 }
-                FeedEvent::Upsert { key: name, record: record.into() }
+                self.admitted(name, record)
             }
             Err(error) => FeedEvent::Rejected { key: name, error },
         };
         self.tell(event).await
+    }
+
+    /// Takes room for a record. One that there is none for is not known, so that it is read again.
+    fn admitted(&mut self, name: String, record: Record) -> FeedEvent {
+        match self.tx.admit(&name, &record) {
+            Ok(()) => {
+                self.crowded_out.remove(&name);
+                FeedEvent::Upsert { key: name, record: record.into() }
+            }
+            Err(no_room) => {
+                self.known.entry(name.clone()).or_default().digest = None;
+                self.crowded_out.insert(name.clone(), no_room.wants);
+                FeedEvent::Rejected { key: name, error: FeedError::Room(no_room) }
+            }
+        }
     }
 
     /// Reads a record with the directories watched that its sources are in.
@@ -202,6 +230,7 @@ impl Directory {
     }
 
     async fn remove(&mut self, key: String) -> Result<(), Gone> {
+        self.crowded_out.remove(&key);
         match self.known.remove(&key) {
             Some(_) => self.tell(FeedEvent::Remove { key }).await,
             None => Ok(()),
@@ -209,7 +238,7 @@ impl Directory {
     }
 
     async fn tell(&self, event: FeedEvent) -> Result<(), Gone> {
-        self.tx.send(event).await.map_err(|_| Gone)
+        self.tx.tell(event).await.map_err(|_| Gone)
     }
 }
 

@@ -3,14 +3,18 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use super::{load, names, watch, watch_at_most};
+use crate::feed::teller::Teller;
 use crate::feed::{FeedError, FeedEvent};
-use crate::record::Limits;
+use crate::record::{Limits, Record};
+use crate::registry::{RecordId, Source};
+use crate::room::{Room, Weight};
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 /// Long enough for any event that is to come.
@@ -101,7 +105,7 @@ async fn a_record_written_in_place_is_told_whole_however_slowly_it_is_written() 
     // Half of it is a good record too, of a VM without user-data.
     let text = named("after");
     let (half, rest) = text.split_at(text.find("user_data:").expect("the full record has user-data"));
-    crate::record::Record::parse("half.yaml", half).expect("half of it is a good record");
+    Record::parse("half.yaml", half).expect("half of it is a good record");
     let mut file = fs::File::create(dir.path().join("a.yaml")).expect("the record is truncated");
     file.write_all(half.as_bytes()).expect("half of it is written");
     put(dir.path(), "b.yaml", &named("other"));
@@ -375,7 +379,7 @@ async fn records_beyond_the_limit_are_refused_and_the_others_served() {
         put(dir.path(), name, FULL);
     }
     let (tx, events) = mpsc::channel(4);
-    tokio::spawn(watch_at_most(2, dir.path().to_owned(), Limits::DEFAULT, tx));
+    tokio::spawn(watch_at_most(2, dir.path().to_owned(), Limits::DEFAULT, tx.into()));
     let mut feed = Feed { events };
     feed.expect(&["+a.yaml=web-1", "+b.yaml=web-1", "!c.yaml", "."]).await;
 }
@@ -398,4 +402,69 @@ async fn the_feed_ends_when_nobody_listens() {
     drop(events);
     let ended = tokio::time::timeout(PATIENCE, feed).await.expect("it ends").expect("it does not panic");
     assert!(ended.is_ok());
+}
+
+/// A record of a VM with user-data of its own.
+fn large(name: &str, octets: usize) -> String {
+    let user_data = name.repeat(octets / name.len());
+    format!(
+        "schema: vmrecord/1\ngeneration: 1\nvm: {{uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: {name}, \
+         project: {{id: p, number: 1, account: '000000000000'}}}}\nhostname: {{short: {name}}}\n\
+         placement: {{region: r, zone: z}}\nuser_data: {{text: '{user_data}'}}\n"
+    )
+}
+
+#[tokio::test]
+async fn a_record_without_memory_is_refused_and_comes_when_another_goes() {
+    const LARGE: usize = 50_000;
+    let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;
+    let room = Room::new(Weight::of(&parsed).alone() * 3 / 2);
+    let dir = dir();
+    put(dir.path(), "a.yaml", &large("a", LARGE));
+    put(dir.path(), "b.yaml", &large("b", LARGE));
+    let (tx, events) = mpsc::channel(4);
+    let teller = Teller::new(tx, Arc::clone(&room), Source::File);
+    tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, teller));
+    let mut feed = Feed { events };
+    feed.expect(&["+a.yaml=a", "!b.yaml", "."]).await;
+    fs::remove_file(dir.path().join("a.yaml")).expect("removed");
+    feed.expect(&["-a.yaml"]).await;
+    room.give_back(&RecordId::new(Source::File, "a.yaml"));
+    feed.expect(&["+b.yaml=b"]).await;
+    // A larger version of what is served is refused, and the smaller one that follows is not.
+    put(dir.path(), "b.yaml", &large("b", 4 * LARGE / 3 + LARGE));
+    feed.expect(&["!b.yaml"]).await;
+    put(dir.path(), "b.yaml", &large("b", LARGE / 2));
+    feed.expect(&["+b.yaml=b"]).await;
+}
+
+#[tokio::test]
+async fn of_many_records_without_memory_one_comes_for_each_that_goes() {
+    const LARGE: usize = 50_000;
+    const SERVED: usize = 4;
+    let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;
+    let room = Room::new(Weight::of(&parsed).alone() * SERVED + 1_000);
+    let dir = dir();
+    let names: Vec<String> = ('a'..='h').map(String::from).collect();
+    for name in &names {
+        put(dir.path(), &format!("{name}.yaml"), &large(name, LARGE));
+    }
+    let (tx, events) = mpsc::channel(16);
+    tokio::spawn(watch(
+        dir.path().to_owned(),
+        Limits::DEFAULT,
+        Teller::new(tx, Arc::clone(&room), Source::File),
+    ));
+    let mut feed = Feed { events };
+    for name in &names[..SERVED] {
+        feed.expect(&[&format!("+{name}.yaml={name}")]).await;
+    }
+    for name in &names[SERVED..] {
+        feed.expect(&[&format!("!{name}.yaml")]).await;
+    }
+    feed.expect(&["."]).await;
+    for (gone, comes) in names[..SERVED].iter().zip(&names[SERVED..]) {
+        room.give_back(&RecordId::new(Source::File, &format!("{gone}.yaml")));
+        feed.expect(&[&format!("+{comes}.yaml={comes}")]).await;
+    }
 }

@@ -37,6 +37,12 @@ pub(super) struct Changes {
     pub(super) gone: bool,
 }
 
+impl Changes {
+    fn is_empty(&self) -> bool {
+        !self.all && !self.gone && self.names.is_empty()
+    }
+}
+
 pub(super) struct Watch {
     dir: PathBuf,
     events: EventStream<Vec<u8>>,
@@ -45,6 +51,8 @@ pub(super) struct Watch {
     below: BTreeMap<PathBuf, WatchDescriptor>,
     /// The same by watch.
     by_watch: HashMap<WatchDescriptor, PathBuf>,
+    /// What has been gathered since changes were last reported.
+    gathered: Changes,
 }
 
 impl Watch {
@@ -55,7 +63,7 @@ impl Watch {
         let root = inotify.watches().add(dir, mask()).map_err(unwatched)?;
         let events = inotify.into_event_stream(vec![0; BUFFER_OCTETS]).map_err(unwatched)?;
         let (below, by_watch) = (BTreeMap::new(), HashMap::new());
-        Ok(Self { dir: dir.to_owned(), events, root, below, by_watch })
+        Ok(Self { dir: dir.to_owned(), events, root, below, by_watch, gathered: Changes::default() })
     }
 
     /// Watches directories below, too; true when one is new: what is in it may have changed before.
@@ -80,28 +88,24 @@ impl Watch {
         new
     }
 
-    /// Waits for changes, and after the first one for `settle` longer.
+    /// Waits for changes, and after the first one for `settle` longer. A wait that is dropped loses nothing.
     pub(super) async fn changed(&mut self, settle: Duration) -> Result<Changes, FeedError> {
-        let mut changes = Changes::default();
-        while !(changes.all || changes.gone || !changes.names.is_empty()) {
+        while self.gathered.is_empty() {
             let event = self.events.next().await;
-            self.take(event, &mut changes)?;
+            self.take(event)?;
         }
         tokio::time::sleep(settle).await;
         for _ in 0..MAX_EVENTS {
             match self.events.next().now_or_never() {
-                Some(event) => self.take(event, &mut changes)?,
+                Some(event) => self.take(event)?,
                 None => break,
             }
         }
-        Ok(changes)
+        Ok(std::mem::take(&mut self.gathered))
     }
 
-    fn take(
-        &mut self,
-        event: Option<io::Result<EventOwned>>,
-        changes: &mut Changes,
-    ) -> Result<(), FeedError> {
+    fn take(&mut self, event: Option<io::Result<EventOwned>>) -> Result<(), FeedError> {
+        let changes = &mut self.gathered;
         let event = event.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
         let event = event.map_err(|error| io_error(&self.dir, WATCHED, error))?;
         match self.by_watch.get(&event.wd) {

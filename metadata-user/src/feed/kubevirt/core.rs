@@ -23,12 +23,16 @@ use super::translate::{Files, Problem, is_wanted, translate};
 use super::{Options, Vmi, VmiError};
 use crate::feed::pods::{PodEvent, PodUid};
 use crate::feed::{FeedError, FeedEvent};
-use crate::record::Limits;
+use crate::record::{Limits, Record};
+use crate::room::NoRoom;
 use instance::Instance;
 pub use report::{Reason, Report};
 
 /// Most VMIs of a node. More are refused one by one.
 pub const MAX_VMIS: usize = 4_096;
+/// Octets of all VMIs of a node, of what the agent keeps of each: its annotations, labels, volumes and interfaces. More are
+/// refused one by one.
+pub const VMIS_OCTETS: usize = 32 << 20;
 /// Most pods of one VMI on a node; it has two at most while it migrates.
 pub const MAX_PODS: usize = 4;
 /// How long a VMI that never ran here stays after the last watch has lost it.
@@ -62,6 +66,9 @@ pub enum Action {
     Report(Report),
 }
 
+/// Takes room for a record under its key; see [`Teller::admit`](crate::feed::teller::Teller::admit).
+pub type Admit = Box<dyn Fn(&str, &Record) -> Result<(), NoRoom> + Send>;
+
 /// Reads a volume of a pod.
 pub type Read = Box<dyn Fn(&PodUid, &str) -> Result<Option<Files>, String> + Send>;
 
@@ -71,6 +78,9 @@ pub struct Core {
     options: Options,
     limits: Limits,
     read: Read,
+    admit: Admit,
+    /// Octets of all VMIs.
+    octets: usize,
     vmis: BTreeMap<String, Known>,
     /// Whose pods are whose.
     owners: HashMap<PodUid, String>,
@@ -85,6 +95,8 @@ pub struct Core {
 /// A VMI.
 struct Known {
     vmi: Vmi,
+    /// Its length, nearly.
+    octets: usize,
     origins: BTreeSet<Origin>,
     /// True once it was to run here.
     ran: bool,
@@ -131,6 +143,8 @@ impl Core {
             options,
             limits,
             read,
+            admit: Box::new(|_, _| Ok(())),
+            octets: 0,
             vmis: BTreeMap::new(),
             owners: HashMap::new(),
             timers: BTreeSet::new(),
@@ -138,6 +152,12 @@ impl Core {
             actions: Vec::new(),
             changed: false,
         }
+    }
+
+    /// The same with room for as many records as `admit` lets in.
+    #[must_use]
+    pub fn admitting(self, admit: Admit) -> Self {
+        Self { admit, ..self }
     }
 
     /// A VMI is there, or is another than it was.
@@ -158,15 +178,27 @@ impl Core {
             }
             Some(_) | None => {}
         }
+        let (octets, former) = (vmi.octets(), self.vmis.get(&key).map_or(0, |known| known.octets));
+        if octets > former && self.octets - former + octets > VMIS_OCTETS {
+            let reason = format!(
+                "the VMI has {octets} octets, and of {VMIS_OCTETS} for all VMIs of this node {} are taken; a version that \
+                 is served stays. Put user-data into a Secret",
+                self.octets
+            );
+            self.tell(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
+            return;
+        }
+        self.octets = self.octets - former + octets;
         let known = self.vmis.entry(key.clone()).or_insert_with(|| Known {
             vmi: Vmi::default(),
+            octets,
             origins: BTreeSet::new(),
             ran: false,
             left: None,
             instances: BTreeMap::new(),
         });
         self.changed |= known.vmi != vmi;
-        known.vmi = vmi;
+        (known.vmi, known.octets) = (vmi, octets);
         known.left = None;
         known.ran |= origin != Origin::Coming;
         known.origins.retain(Origin::is_a_watch);
@@ -230,6 +262,17 @@ impl Core {
             }
         }
         self.look_at(&key, uid, now);
+    }
+
+    /// So many octets of memory are free: those VMs are looked at again that lack no more.
+    pub fn freed(&mut self, free: usize, now: Instant) {
+        let lacking = self.vmis.iter().flat_map(|(key, known)| {
+            let lacking = known.instances.iter().filter(|(_, instance)| instance.lacks_at_most(free));
+            lacking.map(move |(uid, _)| (key.clone(), uid.clone()))
+        });
+        for (key, uid) in lacking.collect::<Vec<_>>() {
+            self.look_at(&key, &uid, now);
+        }
     }
 
     /// Time has passed.
@@ -314,13 +357,14 @@ impl Core {
             (self.read)(uid, volume)
         };
         let translation = translate(&known.vmi, pod, &read, &self.options, &self.limits);
-        instance.problems = translation.problems;
+        let former = std::mem::replace(&mut instance.problems, translation.problems);
+        let outcome = instance.admitted(translation.outcome, &former, &self.admit);
         let volumes = volumes.into_inner();
         if instance.volumes != volumes {
             instance.volumes.clone_from(&volumes);
             self.actions.push(Action::Watch(uid.clone(), volumes));
         }
-        let told = instance.tell(translation.outcome, self.generation + 1);
+        let told = instance.tell(outcome, self.generation + 1);
         if let Some(FeedEvent::Upsert { .. }) = &told {
             self.generation += 1;
         }
@@ -344,6 +388,7 @@ impl Core {
     fn drop_vmi(&mut self, key: &str) {
         let Some(known) = self.vmis.remove(key) else { return };
         self.changed = true;
+        self.octets -= known.octets;
         for (uid, mut instance) in known.instances {
             self.owners.remove(&uid);
             self.actions.extend(instance.end());

@@ -16,8 +16,9 @@ use super::watch::{Heard, Watch};
 use super::{NODE_VARIABLE, Options, Pace, client, events, kept};
 use crate::feed::contact::Contact;
 use crate::feed::pods::{Files, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
+use crate::feed::teller::{Freed, Teller};
 use crate::feed::{FeedError, FeedEvent};
-use crate::record::Limits;
+use crate::record::{Limits, Record};
 
 /// Events of a watch that wait for the feed; a watch that is ahead of it waits.
 const QUEUE: usize = 256;
@@ -82,7 +83,7 @@ pub async fn serve(
     limits: Limits,
     state: Option<&Path>,
     contact: Arc<Contact>,
-    tx: mpsc::Sender<FeedEvent>,
+    tx: impl Into<Teller>,
 ) -> Result<(), FeedError> {
     let (calls, hook) = mpsc::channel(hook::CALLS);
     let mut doors = JoinSet::new();
@@ -121,7 +122,8 @@ pub fn node(options: &Options) -> Result<String, FeedError> {
 /// # Errors
 /// The node has no name, or there is no way to the API server that could be tried. A server that does not answer is
 /// no error.
-pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedError> {
+pub async fn follow(feed: Feed, tx: impl Into<Teller>) -> Result<(), FeedError> {
+    let tx = tx.into();
     let Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact } = feed;
     let node = node(&options)?;
     let volumes = Arc::new(volumes);
@@ -144,11 +146,14 @@ pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedE
         Ok(files) => Ok(files.map(Files::into_map)),
         Err(error) => Err(error.to_string()),
     });
+    let admitting = tx.clone();
+    let admit = Box::new(move |key: &str, record: &Record| admitting.admit(key, record));
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let generation = u64::try_from(since.as_millis()).unwrap_or(0);
     let now = Instant::now();
     let mut run = Run {
-        core: Core::new(node, options, limits, generation, read),
+        core: Core::new(node, options, limits, generation, read).admitting(admit),
+        freed: tx.freed(),
         tx,
         reports,
         launchers,
@@ -169,7 +174,8 @@ pub async fn follow(feed: Feed, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedE
 
 struct Run {
     core: Core,
-    tx: mpsc::Sender<FeedEvent>,
+    tx: Teller,
+    freed: Freed,
     reports: mpsc::Sender<super::core::Report>,
     launchers: Box<dyn Launchers>,
     /// Watches that have not listed anything yet.
@@ -217,6 +223,7 @@ impl Run {
             let due = self.due();
             tokio::select! {
                 () = tx.closed() => return,
+                () = self.freed.wait() => self.core.freed(self.tx.free(), Instant::now().into_std()),
                 Some(heard) = heard.recv() => self.hear(heard),
                 told = pods.recv() => match told {
                     Some((uid, event)) => self.core.pod(&uid, event, Instant::now().into_std()),
@@ -270,7 +277,7 @@ impl Run {
     async fn act(&mut self) -> Result<(), Gone> {
         for action in self.core.actions() {
             match action {
-                Action::Tell(event) => self.tx.send(event).await.map_err(|_| Gone)?,
+                Action::Tell(event) => self.tx.tell(event).await.map_err(|_| Gone)?,
                 Action::Watch(uid, volumes) => {
                     if let Err(error) = self.launchers.watch(&uid, volumes) {
                         warn!(pod = %uid, "{error}");
@@ -299,7 +306,7 @@ impl Run {
         let looked = self.core.is_settled() || now >= self.patience + LOOKS;
         if !self.synced && listed && looked {
             self.synced = true;
-            self.tx.send(FeedEvent::Synced).await.map_err(|_| Gone)?;
+            self.tx.tell(FeedEvent::Synced).await.map_err(|_| Gone)?;
         }
         Ok(())
     }

@@ -9,6 +9,8 @@ use std::fmt;
 use serde::de::{Deserializer, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::room;
+
 /// The label with the name of the node a VMI runs on, from the moment that node takes it over.
 pub const NODE_LABEL: &str = "kubevirt.io/nodeName";
 /// The label with the name of the node a VMI migrates to.
@@ -62,6 +64,12 @@ impl Vmi {
     /// [`VmiError`] with the field that is not what it should be.
     pub fn from_value(value: serde_json::Value) -> Result<Self, VmiError> {
         serde_path_to_error::deserialize(value).map_err(|error| VmiError { field: error.path().to_string() })
+    }
+
+    /// Its length as JSON, of what is kept of it.
+    #[must_use]
+    pub fn octets(&self) -> usize {
+        room::length(self)
     }
 
     /// `namespace/name`.

@@ -25,9 +25,14 @@ use super::pace::{Pace, Pauses, between};
 use super::vmi::{NODE_LABEL, TARGET_LABEL};
 use super::{Vmi, VmiError, client};
 use crate::feed::contact::{Contact, Failure, FailureKind};
+use crate::room;
 
-/// Objects of one page of a list.
+/// Objects of a page of a list at most.
 const PAGE: u32 = 500;
+/// Objects of the first page: nobody knows yet how large they are.
+const FIRST_PAGE: u32 = 32;
+/// Octets that a page should have; the next one is asked for by the size of the last. Parsed, they take three times that.
+const PAGE_OCTETS: usize = 4 << 20;
 /// Longest wait for a page of a list, or for the start of a watch.
 const ANSWER: Duration = Duration::from_secs(30);
 /// How much later than asked for the server may end a watch before it counts as silent.
@@ -145,10 +150,12 @@ impl Watch {
     /// Lists all VMIs, page by page. Returns the version after which a watch continues.
     async fn list(&self) -> Result<String, End> {
         let mut listed = BTreeSet::new();
-        let mut params = ListParams::default().labels(&self.selector).limit(PAGE);
+        let mut params = ListParams::default().labels(&self.selector).limit(FIRST_PAGE);
         loop {
             let page = answer(self.api.list(&params)).await?;
             self.contact.answered(self.origin.name(), Instant::now().into_std());
+            let octets: usize = page.items.iter().map(room::length).sum();
+            params.limit = Some(next_page(page.items.len(), octets));
             for object in page.items {
                 listed.insert(key(&object));
                 self.tell(applied(self.origin, object)).await?;
@@ -243,6 +250,12 @@ impl Watch {
     }
 }
 
+/// Objects of the page after one of so many objects and octets.
+fn next_page(objects: usize, octets: usize) -> u32 {
+    let each = octets.checked_div(objects).unwrap_or(0).max(1);
+    u32::try_from(PAGE_OCTETS / each).unwrap_or(PAGE).clamp(1, PAGE)
+}
+
 /// The answer to a request, if it comes in time.
 async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
     match timeout(ANSWER, request).await {
@@ -302,5 +315,23 @@ fn applied(origin: Origin, mut object: DynamicObject) -> Heard {
     match vmi {
         Ok(vmi) => Heard::Applied(origin, Box::new(vmi)),
         Err(error) => Heard::Unreadable(key, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PAGE, PAGE_OCTETS, next_page};
+
+    #[test]
+    fn the_next_page_is_as_long_as_its_objects_are_small() {
+        for (objects, octets, expected) in [
+            (0, 0, PAGE),
+            (32, 32 * 1_000, PAGE),
+            (32, PAGE_OCTETS, 32),
+            (500, 10 * PAGE_OCTETS, 50),
+            (1, 2 * PAGE_OCTETS, 1),
+        ] {
+            assert_eq!(next_page(objects, octets), expected, "{objects} objects of {octets} octets");
+        }
     }
 }

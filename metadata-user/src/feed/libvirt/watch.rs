@@ -2,47 +2,21 @@
 
 use std::path::PathBuf;
 
-use tokio::sync::mpsc;
-
-use crate::feed::{FeedError, FeedEvent, directory};
+use crate::feed::teller::Teller;
+use crate::feed::{FeedError, directory};
 use crate::record::Limits;
-
-/// Records between the directory and the agent: what waits, waits in the agent's own queue.
-const QUEUE: usize = 1;
 
 /// Watches the directory of the hook's records as [`directory::watch`] does. A record's key is its domain's UUID.
 ///
 /// # Errors
 /// As for [`directory::watch`].
-pub async fn watch(dir: PathBuf, limits: Limits, tx: mpsc::Sender<FeedEvent>) -> Result<(), FeedError> {
-    let (told, mut events) = mpsc::channel(QUEUE);
-    let forward = async {
-        loop {
-            let event = tokio::select! {
-                () = tx.closed() => return,
-                event = events.recv() => event,
-            };
-            let Some(event) = event else { return };
-            if tx.send(renamed(event)).await.is_err() {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        ended = directory::watch(dir, limits, told) => ended,
-        () = forward => Ok(()),
-    }
+pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
+    directory::watch(dir, limits, tx.into().named(uuid)).await
 }
 
-/// The event with its file's name less the ending.
-fn renamed(event: FeedEvent) -> FeedEvent {
-    let name = |key: String| key.rsplit_once('.').map_or(key.clone(), |(uuid, _)| uuid.to_owned());
-    match event {
-        FeedEvent::Upsert { key, record } => FeedEvent::Upsert { key: name(key), record },
-        FeedEvent::Remove { key } => FeedEvent::Remove { key: name(key) },
-        FeedEvent::Rejected { key, error } => FeedEvent::Rejected { key: name(key), error },
-        other => other,
-    }
+/// A file's name less the ending.
+fn uuid(name: String) -> String {
+    name.rsplit_once('.').map_or(name.clone(), |(uuid, _)| uuid.to_owned())
 }
 
 #[cfg(test)]

@@ -107,6 +107,10 @@ pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
             let detail = format!("expected at most {most} instances, found one more; take some out first");
             return problem(StatusCode::INSUFFICIENT_STORAGE, "full", "No room for another instance", detail);
         }
+        Clash::Memory(no_room) => {
+            let detail = format!("{id}: {no_room}");
+            return problem(StatusCode::INSUFFICIENT_STORAGE, "full", "No memory for the record", detail);
+        }
         Clash::Unplaced => {
             return record(
                 "expected a NIC with a port to wait for, found none; name it in network.nics[].port, or do without \

@@ -23,6 +23,7 @@ use crate::instances::{Instance, NAME_MAX, Page, Port};
 use crate::port::PortName;
 use crate::record::Limits;
 use crate::registry::{RecordId, Source};
+use crate::room::NoRoom;
 use crate::status::{GuestState, InstanceState};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -265,6 +266,7 @@ async fn what_is_in_the_way_is_named_and_nothing_is_changed() {
         (Clash::Taken { identity, by: by.clone() }, 409, "on port tap0 belongs to web.yaml"),
         (Clash::SameVm { by }, 409, "registered as web.yaml"),
         (Clash::Full { most: 2 }, 507, "at most 2 instances"),
+        (Clash::Memory(NoRoom { wants: 3 << 20, used: 0, limit: 1 << 20 }), 507, "web: it would take 3 MiB"),
         (Clash::Unplaced, 422, "network.nics[].port"),
     ] {
         let bench = Bench::new();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use metadata_common::mac::Mac;
 
-use super::{Action, Reason, Report};
+use super::{Action, Admit, Reason, Report};
 use crate::feed::kubevirt::Vmi;
 use crate::feed::kubevirt::translate::{Outcome, Problem};
 use crate::feed::pods::{Pod, PodUid};
@@ -76,6 +76,25 @@ impl Instance {
     /// True once its launcher has ended, or it was let go.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
+    }
+
+    /// True when it has no room, and this much were enough.
+    pub(super) fn lacks_at_most(&self, free: usize) -> bool {
+        let lacks = |problem: &Problem| matches!(problem, Problem::Room(no_room) if no_room.wants <= free);
+        !self.ended && self.problems.iter().any(lacks)
+    }
+
+    /// The outcome, if there is room for it. Without room its NICs are expected to be served later.
+    pub(super) fn admitted(&mut self, outcome: Outcome, former: &[Problem], admit: &Admit) -> Outcome {
+        let Outcome::Record(record) = outcome else { return outcome };
+        let Err(no_room) = admit(&self.key, &record) else { return Outcome::Record(record) };
+        // Said once, though others come and go meanwhile.
+        let said = former.iter().find(
+            |problem| matches!(problem, Problem::Room(former) if former.wants == no_room.wants && former.limit == no_room.limit),
+        );
+        self.problems.push(said.cloned().unwrap_or(Problem::Room(no_room)));
+        let nics = record.network.nics.iter();
+        Outcome::Expect(nics.filter_map(|nic| Some((nic.port.as_ref()?.into(), nic.mac?.0))).collect())
     }
 
     /// Notes an outcome. Returns what is to be told, if it says something new. A record that was good stays when nothing

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Action, Core, GRACE, LINGER, MAX_VMIS, Origin, Reason};
+use super::{Action, Core, GRACE, LINGER, MAX_VMIS, Origin, Reason, VMIS_OCTETS};
 use crate::feed::FeedEvent;
 use crate::feed::kubevirt::translate::Files;
 use crate::feed::kubevirt::{Options, Vmi};
 use crate::feed::pods::{Pod, PodEvent, Tap, TapKind};
-use crate::record::Limits;
+use crate::record::{Limits, Record};
+use crate::registry::{RecordId, Source};
+use crate::room::Room;
 
 /// Volumes by pod and name.
 type Disk = Arc<Mutex<BTreeMap<(String, String), Files>>>;
@@ -442,4 +444,55 @@ fn a_vmi_that_cannot_be_read_leaves_what_was_told() {
     story.core.gone(Origin::Here, "shop/other", story.now);
     assert_eq!(story.told(), ["-shop/other"], "one that was never read");
     assert_eq!(story.apply(Origin::Here, vmi(&["p"])), NOTHING);
+}
+
+#[test]
+fn a_vm_without_memory_is_reported_and_served_once_there_is_room() {
+    const LARGE: usize = 50_000;
+    let mut story = Story::begin();
+    let room = Room::new(330_000);
+    let (id, other) = (RecordId::new(Source::Kubevirt, "shop/web"), RecordId::new(Source::Api, "other"));
+    let taking = Arc::clone(&room);
+    let admit = move |key: &str, record: &Record| taking.take(&RecordId::new(Source::Kubevirt, key), record);
+    story.core = story.core.admitting(Box::new(admit));
+    story.put("p", "ci-udata", "userdata", "small");
+    story.apply(Origin::Here, secretive(&["p"]));
+    assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
+    let small = room.usage().used;
+    let Some(record) = story.core.vmis["shop/web"].instances.values().find_map(|i| i.record.clone()) else {
+        panic!("there is a record")
+    };
+    let mut hoarder = (*record).clone();
+    hoarder.user_data = Some(bytes::Bytes::from(vec![b'x'; LARGE]).into());
+    room.take(&other, &hoarder).expect("room");
+    // A larger version is refused; the small one stays, and nothing is said twice.
+    story.put("p", "ci-udata", "userdata", &"y".repeat(LARGE));
+    let files = || PodEvent::Files { volume: "ci-udata".into() };
+    assert_eq!(story.pod("p", files()), ["!shop/web", "ImdsDegraded web"]);
+    assert_eq!(story.pod("p", files()), NOTHING);
+    assert_eq!(room.usage().refusals, 2);
+    room.give_back(&other);
+    assert_eq!(room.usage().used, small, "the small version is still counted");
+    story.core.freed(room.free(), story.now);
+    // The second says that there is no complaint any more.
+    assert_eq!(story.told(), ["+shop/web 102", "+shop/web 102", "ImdsReady web"]);
+    room.give_back(&id);
+    assert_eq!(room.usage().used, 0);
+}
+
+#[test]
+fn vmis_beyond_their_octets_are_refused_and_those_known_stay() {
+    let mut story = Story::begin();
+    let sized = |name: &str, octets: usize| {
+        let mut vmi = named(name);
+        vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/user-data": "x".repeat(octets)});
+        vmi
+    };
+    assert_eq!(story.apply(Origin::Here, sized("a", VMIS_OCTETS / 2)), ["watch p"]);
+    assert_eq!(story.apply(Origin::Here, sized("b", VMIS_OCTETS / 2)), ["!shop/b"]);
+    assert_eq!(story.apply(Origin::Here, sized("a", VMIS_OCTETS)), ["!shop/a"]);
+    assert_eq!(story.core.vmis.len(), 1);
+    assert_eq!(story.apply(Origin::Here, sized("a", 10)), NOTHING);
+    story.core.gone(Origin::Here, "shop/a", story.now);
+    assert_eq!(story.core.octets, 0);
 }

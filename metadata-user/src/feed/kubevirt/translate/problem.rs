@@ -1,5 +1,7 @@
 //! What keeps a VM, or a part of it, from being served.
 
+use crate::room::NoRoom;
+
 /// A problem, in words for its owner. None repeats what a Secret, or user-data, holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Problem {
@@ -117,6 +119,9 @@ pub enum Problem {
     /// A service account's token that cannot be given out.
     #[error("token: expected a JWT with an expiry, found something else")]
     Token,
+    /// There is no memory for the record.
+    #[error("{0}")]
+    Room(NoRoom),
     /// The VMI gives a record that is refused.
     #[error("{0}")]
     Record(String),
@@ -134,6 +139,7 @@ impl Problem {
                 | Self::Key { .. }
                 | Self::Base64 { .. }
                 | Self::TooLarge { .. }
+                | Self::Room(_)
                 | Self::Record(_)
         )
     }

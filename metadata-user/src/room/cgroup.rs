@@ -1,0 +1,179 @@
+//! The memory limit of the control group the agent runs in.
+
+use std::path::{Path, PathBuf};
+
+/// Values from here on mean no limit: version 1 writes the largest number of whole pages in an `i64`.
+const UNLIMITED: u64 = 1 << 60;
+
+/// The variable with the container's memory limit in octets, as Kubernetes' downward API writes it. A pod that has the
+/// node's control groups mounted over its own cannot find its own limit there.
+pub const VARIABLE: &str = "XDP_IMDS_MEMORY_LIMIT";
+
+/// The least memory limit of this process's control group and those above it, and that of [`VARIABLE`], in octets;
+/// `None` without a limit, or where it cannot be read.
+#[must_use]
+pub fn memory_limit() -> Option<u64> {
+    let read = |path: &Path| std::fs::read_to_string(path).ok();
+    let files = read(Path::new("/proc/self/cgroup")).zip(read(Path::new("/proc/self/mountinfo")));
+    let found = files.and_then(|(groups, mounts)| limit(&groups, &mounts, &read));
+    let given = std::env::var(VARIABLE).ok().and_then(|text| text.trim().parse().ok());
+    found.into_iter().chain(given.filter(|limit| *limit > 0)).min()
+}
+
+/// The same, from the text of `/proc/self/cgroup`, that of `/proc/self/mountinfo`, and a function that reads a file.
+fn limit(groups: &str, mounts: &str, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
+    let mounts = mounts.lines().filter_map(Mount::of);
+    let limits = mounts.flat_map(|mount| {
+        let group = groups.lines().find_map(|line| mount.group(line));
+        group.into_iter().flat_map(move |group| mount.limits(&group, read)).collect::<Vec<_>>()
+    });
+    limits.filter(|limit| *limit < UNLIMITED).min()
+}
+
+/// A mounted hierarchy that limits memory.
+struct Mount {
+    /// The group that is mounted, as the hierarchy names it.
+    root: PathBuf,
+    at: PathBuf,
+    /// Of version 2.
+    unified: bool,
+}
+
+impl Mount {
+    /// Reads a line of mountinfo (proc_pid_mountinfo(5)):
+    /// `36 35 98:0 /root /mount/point rw,noatime shared:1 - cgroup cgroup rw,memory`.
+    fn of(line: &str) -> Option<Self> {
+        let (mount, system) = line.split_once(" - ")?;
+        let mut system = system.split(' ');
+        let unified = match system.next()? {
+            "cgroup2" => true,
+            "cgroup" if system.nth(1)?.split(',').any(|option| option == "memory") => false,
+            _ => return None,
+        };
+        let mut words = mount.split(' ').skip(3);
+        let (root, at) = (words.next()?, words.next()?);
+        Some(Self { root: root.into(), at: at.into(), unified })
+    }
+
+    /// The group this hierarchy has the process in, by a line of `/proc/self/cgroup` (cgroups(7)):
+    /// `0::/group` of version 2, `7:memory:/group` of version 1.
+    fn group(&self, line: &str) -> Option<PathBuf> {
+        let mut words = line.splitn(3, ':');
+        let (number, controllers, group) = (words.next()?, words.next()?, words.next()?);
+        let is_ours = match self.unified {
+            true => number == "0" && controllers.is_empty(),
+            false => controllers.split(',').any(|controller| controller == "memory"),
+        };
+        is_ours.then(|| group.into())
+    }
+
+    /// The limits of a group and those above it, as far as they are mounted.
+    fn limits(&self, group: &Path, read: &dyn Fn(&Path) -> Option<String>) -> Vec<u64> {
+        // In a namespace of its own a container sees its group as the root, and a host's path leads nowhere.
+        let below = group.strip_prefix(&self.root).unwrap_or(Path::new(""));
+        let below = if below.is_absolute() { Path::new("") } else { below };
+        let file = if self.unified { "memory.max" } else { "memory.limit_in_bytes" };
+        let groups = below.ancestors().map(|group| self.at.join(group).join(file));
+        groups.filter_map(|file| read(&file)?.trim().parse().ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::limit;
+    use std::collections::HashMap;
+    use std::path::Path;
+
+    const V2: &str = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+    const V1: &str = "40 30 0:35 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory";
+    const V1_OTHER: &str = "41 30 0:36 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct";
+    const DOCKER_V1: &str =
+        "40 30 0:35 /docker/abc /sys/fs/cgroup/memory ro master:9 - cgroup cgroup rw,memory";
+
+    #[test]
+    fn the_limit_is_the_least_of_the_group_and_those_above() {
+        const NONE_V1: &str = "9223372036854771712\n";
+        type Files = &'static [(&'static str, &'static str)];
+        type Case = (&'static str, &'static str, &'static [&'static str], Files, Option<u64>);
+        let cases: [Case; 13] = [
+            ("v2", "0::/a/b\n", &[V2], &[("/sys/fs/cgroup/a/b/memory.max", "1000\n")], Some(1000)),
+            (
+                "v2, above",
+                "0::/a/b\n",
+                &[V2],
+                &[("/sys/fs/cgroup/a/b/memory.max", "max\n"), ("/sys/fs/cgroup/a/memory.max", "70\n")],
+                Some(70),
+            ),
+            (
+                "v2, both",
+                "0::/a/b\n",
+                &[V2],
+                &[("/sys/fs/cgroup/a/b/memory.max", "50\n"), ("/sys/fs/cgroup/a/memory.max", "70\n")],
+                Some(50),
+            ),
+            (
+                "v2, a container's own namespace",
+                "0::/\n",
+                &[V2],
+                &[("/sys/fs/cgroup/memory.max", "536870912\n")],
+                Some(512 << 20),
+            ),
+            ("v2, no limit", "0::/a\n", &[V2], &[("/sys/fs/cgroup/a/memory.max", "max\n")], None),
+            ("v2, no file, as at the root", "0::/\n", &[V2], &[], None),
+            (
+                "v1",
+                "7:memory:/a\n1:cpu,cpuacct:/b\n",
+                &[V1_OTHER, V1],
+                &[("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "4096\n")],
+                Some(4096),
+            ),
+            (
+                "v1, no limit",
+                "7:memory:/a\n",
+                &[V1],
+                &[("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", NONE_V1)],
+                None,
+            ),
+            (
+                "v1, a container sees its own group",
+                "7:memory:/docker/abc\n",
+                &[DOCKER_V1],
+                &[("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9\n")],
+                Some(9),
+            ),
+            (
+                "v1, a path of the host's",
+                "7:memory:/elsewhere\n",
+                &[DOCKER_V1],
+                &[("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9\n")],
+                Some(9),
+            ),
+            (
+                "v1 with a v2 beside it",
+                "7:memory:/a\n0::/a\n",
+                &[V1, "31 24 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"],
+                &[("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "8\n")],
+                Some(8),
+            ),
+            (
+                "v2, the node's groups over the container's",
+                "0::/\n",
+                &["30 24 0:26 /../../.. /sys/fs/cgroup ro - cgroup2 cgroup2 rw"],
+                &[],
+                None,
+            ),
+            (
+                "nothing mounted, and what is no number",
+                "0::/a\n",
+                &["nonsense", "- cgroup2"],
+                &[("/a/memory.max", "x\n")],
+                None,
+            ),
+        ];
+        for (name, groups, mounts, files, expected) in cases {
+            let files: HashMap<_, _> = files.iter().copied().collect();
+            let read = |path: &Path| files.get(path.to_str()?).map(|text| (*text).to_owned());
+            assert_eq!(limit(groups, &mounts.join("\n"), &read), expected, "{name}");
+        }
+    }
+}
