@@ -19,6 +19,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use metadata_common::mac::Mac;
+
 use super::translate::{Files, Problem, is_wanted, translate};
 use super::{Options, Vmi, VmiError};
 use crate::feed::pods::{PodEvent, PodUid};
@@ -56,6 +58,8 @@ pub enum Action {
     Tell(FeedEvent),
     /// A pod is to be watched, and these of its volumes.
     Watch(PodUid, BTreeSet<String>),
+    /// A pod is to have an inlet whose frames come from this MAC, or none.
+    Inlet(PodUid, Option<Mac>),
     /// A pod matters no more.
     Leave(PodUid),
     /// To be told the VMI's owner.
@@ -315,6 +319,13 @@ impl Core {
         };
         let translation = translate(&known.vmi, pod, &read, &self.options, &self.limits);
         instance.problems = translation.problems;
+        let (wanted, has) = (translation.inlet, pod.has_inlet());
+        // One that is missing is asked for at each look: it may have been deleted. One that nobody asked this agent for may
+        // be that of an agent with other options.
+        if (wanted != instance.inlet || wanted.is_some() != has) && (wanted.is_some() || has) {
+            self.actions.push(Action::Inlet(uid.clone(), wanted));
+        }
+        instance.inlet = wanted;
         let volumes = volumes.into_inner();
         if instance.volumes != volumes {
             instance.volumes.clone_from(&volumes);

@@ -14,7 +14,8 @@ use tokio::time::Instant;
 use super::cgroup::Index;
 use super::files::Wanted;
 use super::launcher::{self, Launcher};
-use super::{Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
+use super::tend::{Wished, tend};
+use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
 use crate::steer::{LinkList, LinkWatch, Meant, Seen, SteerError};
 
 /// How often a launcher is looked for at first, and for how long; then how often.
@@ -26,7 +27,7 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// How often devices are looked at though nothing was told: the kernel tells of no queue that a guest enables.
 const LOOK: Duration = Duration::from_secs(10);
 /// How long until a namespace that could not be looked at is tried again.
-const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// How many pods are looked for or at, at once: each takes a thread meanwhile.
 pub(super) const LOOKS_AT_ONCE: usize = 8;
 
@@ -36,6 +37,7 @@ pub(super) struct Means {
     pub(super) index: Mutex<Index>,
     pub(super) looks: Semaphore,
     pub(super) wanted: Wanted,
+    pub(super) inlets: Arc<Inlets>,
     pub(super) tell: Sender,
 }
 
@@ -43,12 +45,13 @@ pub(super) struct Means {
 struct Deaf;
 
 /// Follows a pod until its launcher has ended.
-pub(super) async fn follow(pod: PodUid, means: Arc<Means>) {
+pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
     let Ok((pid, pidfd, meant)) = found(&pod, &means).await else { return };
     tokio::select! {
         biased;
         () = end_of(&pidfd) => {}
         Deaf = tell_of(&pod, pid, &meant, &means) => return,
+        () = tend(&pod, &meant, wished, &means) => {}
     }
     // What looked at the namespace has been dropped with the other future.
     drop((pidfd, meant));
@@ -188,7 +191,7 @@ fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<Seen>) -> Pod {
 
 impl Means {
     /// Runs what blocks where it may.
-    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+    pub(super) async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         // Never closed: a turn comes.
         let _turn = self.looks.acquire().await;
         match tokio::task::spawn_blocking(work).await {

@@ -27,6 +27,8 @@ pub(super) struct Instance {
     pub(super) absent: bool,
     /// The volumes its data is in, there or not.
     pub(super) volumes: BTreeSet<String>,
+    /// The MAC its pod's inlet was asked for with.
+    pub(super) inlet: Option<Mac>,
     /// The record that was told.
     pub(super) record: Option<Arc<Record>>,
     /// Who was said to be expected, while there is no record.
@@ -48,6 +50,7 @@ impl Instance {
             pod: None,
             absent: false,
             volumes: BTreeSet::new(),
+            inlet: None,
             record: None,
             expected: Vec::new(),
             problems: Vec::new(),
