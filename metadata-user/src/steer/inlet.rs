@@ -25,7 +25,7 @@ use metadata_common::mac::Mac;
 use rtnetlink::packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::packet_route::rule::{RuleAction, RuleMessage};
-use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::{Handle, RouteMessageBuilder};
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -108,40 +108,51 @@ fn not_ours(found: &str) -> SteerError {
 
 fn make(pod_end: u32, port: u32, mac: Mac, addresses: &[IpAddr]) -> Result<(), SteerError> {
     netlink::quiet_and_up(PORT, port, MTU)?;
+    bring_up(pod_end, mac)?;
+    // Only of a device that is up the other end takes notice (veth_set_features, drivers/net/veth.c).
     gro::turn_on(POD_END)?;
-    // A NIC with ARP would ask for neighbours, and one with addresses would bring routes into the main table.
+    route_all(pod_end, &served(addresses).collect())
+}
+
+/// Has the pod's end send and receive without ARP, ND and addresses.
+fn bring_up(pod_end: u32, mac: Mac) -> Result<(), SteerError> {
     let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
     let silent = netlink::link(pod_end);
     let silent = silent.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
-    let link = |link: rtnetlink::LinkMessageBuilder<LinkUnspec>| link.arp(false).mtu(MTU);
-    let up = link(netlink::link(pod_end)).address(mac.0.to_vec()).up().build();
-    let wanted: BTreeSet<IpAddr> = served(addresses).collect();
+    let up = netlink::link(pod_end).arp(false).mtu(MTU).address(mac.0.to_vec()).up().build();
     netlink::talk(
-        || format!("route the metadata addresses to {POD_END}"),
+        || format!("bring {POD_END} up with the MAC {mac}"),
         async |netlink| {
             // A kernel without IPv6 has no such attribute, and nothing to silence.
             if let Err(error) = netlink.link().set(silent).execute().await {
                 tracing::debug!("no IPv6 address generation to turn off: {error}");
             }
-            netlink.link().set(up).execute().await?;
-            for address in &wanted {
+            netlink.link().set(up).execute().await
+        },
+    )
+}
+
+/// Routes these addresses to the inlet, and no others any more.
+fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), SteerError> {
+    netlink::talk(
+        || format!("route the metadata addresses to {POD_END}"),
+        async |netlink| {
+            for address in wanted {
                 let added = netlink.route().add(route(*address, pod_end)?).replace().execute().await;
-                let what = format!("{address} is not routed");
-                tolerate(added, *address, &what)?;
+                tolerate(added, *address, "an address is not routed")?;
             }
             for (address, stale) in routes(&netlink).await? {
                 if !wanted.contains(&address) {
                     netlink.route().del(stale).execute().await?;
                 }
             }
-            for unspecified in FAMILIES {
-                let mut rule = netlink.rule().add();
-                *rule.message_mut() = self::rule(unspecified);
-                let added = match rule.execute().await {
-                    Err(error) if is(&error, libc::EEXIST) => Ok(()),
-                    other => other,
-                };
-                tolerate(added, unspecified, "IPv6 is not routed")?;
+            for family in FAMILIES {
+                let mut request = netlink.rule().add();
+                *request.message_mut() = rule(family);
+                match request.execute().await {
+                    Err(error) if is(&error, libc::EEXIST) => {}
+                    other => tolerate(other, family, "the rule is not made")?,
+                }
             }
             Ok(())
         },
@@ -154,10 +165,10 @@ fn remove() -> Result<(), SteerError> {
     netlink::talk(
         || "delete the rule of the inlet".into(),
         async |netlink| {
-            for unspecified in FAMILIES {
-                match netlink.rule().del(rule(unspecified)).execute().await {
+            for family in FAMILIES {
+                match netlink.rule().del(rule(family)).execute().await {
                     Err(error) if is(&error, libc::ENOENT) => {}
-                    other => tolerate(other, unspecified, "no rule of IPv6")?,
+                    other => tolerate(other, family, "the rule is not deleted")?,
                 }
             }
             Ok(())
@@ -173,7 +184,7 @@ const FAMILIES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv
 fn tolerate(done: Result<(), rtnetlink::Error>, of: IpAddr, what: &str) -> Result<(), rtnetlink::Error> {
     match done {
         Err(error) if of.is_ipv6() => {
-            tracing::debug!("{what}: {error}");
+            tracing::debug!(%of, "{what}: {error}");
             Ok(())
         }
         other => other,

@@ -319,10 +319,14 @@ impl Core {
         };
         let translation = translate(&known.vmi, pod, &read, &self.options, &self.limits);
         instance.problems = translation.problems;
-        let (wanted, has) = (translation.inlet, pod.has_inlet());
-        // One that is missing is asked for at each look: it may have been deleted. One that nobody asked this agent for may
-        // be that of an agent with other options.
-        if (wanted != instance.inlet || wanted.is_some() != has) && (wanted.is_some() || has) {
+        let wanted = translation.inlet;
+        // One that is missing is asked for at each look: it may have been deleted. One that this agent does not want is
+        // that of a previous agent with other options.
+        let asks = match wanted {
+            Some(_) => wanted != instance.inlet || !pod.has_inlet(),
+            None => pod.has_some_inlet(),
+        };
+        if asks {
             self.actions.push(Action::Inlet(uid.clone(), wanted));
         }
         instance.inlet = wanted;

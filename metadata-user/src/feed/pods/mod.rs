@@ -219,10 +219,16 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// True when both ends of an inlet are there.
+    /// True once an inlet is ready: until then its port is not among the NICs.
     #[must_use]
     pub fn has_inlet(&self) -> bool {
-        [inlet::POD_END, inlet::PORT].iter().all(|end| self.nics.iter().any(|nic| nic.name == *end))
+        self.nics.iter().any(|nic| nic.name == inlet::PORT)
+    }
+
+    /// True also for an inlet that this agent has not made, or not made ready.
+    #[must_use]
+    pub fn has_some_inlet(&self) -> bool {
+        self.nics.iter().any(|nic| nic.name == inlet::POD_END)
     }
 }
 

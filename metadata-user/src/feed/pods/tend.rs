@@ -33,13 +33,23 @@ pub(super) struct Wisher {
 pub(super) struct Wished {
     wish: watch::Receiver<Wish>,
     stays: Arc<AtomicBool>,
+    /// The inlet is there, with all that belongs to it.
+    ready: watch::Sender<bool>,
 }
 
 /// Both ends of one pod's wishes.
 pub(super) fn wishes(inlets: &Inlets) -> (Wisher, Wished) {
     let (sender, receiver) = watch::channel(Wish::default());
     let stays = Arc::new(AtomicBool::new(inlets.stay));
-    (Wisher { wish: sender, stays: Arc::clone(&stays) }, Wished { wish: receiver, stays })
+    let (ready, _) = watch::channel(false);
+    (Wisher { wish: sender, stays: Arc::clone(&stays) }, Wished { wish: receiver, stays, ready })
+}
+
+impl Wished {
+    /// Whether the inlet is ready, now and as it changes.
+    pub(super) fn ready(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
+    }
 }
 
 impl Wisher {
@@ -74,7 +84,7 @@ impl Drop for Made {
 
 /// Has wishes done until dropped.
 pub(super) async fn tend(pod: &PodUid, meant: &Arc<Meant>, wished: Wished, means: &Means) {
-    let Wished { mut wish, stays } = wished;
+    let Wished { mut wish, stays, ready } = wished;
     let (mut made, mut complained) = (None, false);
     loop {
         let now = *wish.borrow_and_update();
@@ -88,6 +98,10 @@ pub(super) async fn tend(pod: &PodUid, meant: &Arc<Meant>, wished: Wished, means
             }
             Wish::None => means.blocking(move || inlet::close(&process)).await,
         };
+        ready.send_if_modified(|ready| {
+            let is = done.is_ok() && matches!(now, Wish::Open(_));
+            std::mem::replace(ready, is) != is
+        });
         let again = match done {
             Ok(()) => None,
             Err(error) => {
