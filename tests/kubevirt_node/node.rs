@@ -133,6 +133,11 @@ impl Node {
         self.verb(&["status"])
     }
 
+    /// The status, with every port.
+    pub(crate) fn every_port(&self) -> Result<Status> {
+        self.verb(&["status", "--all"])
+    }
+
     /// A pod with a NIC, without a launcher and a tap.
     pub(crate) fn pod(&self, number: u16) -> Pod<'_> {
         let identity = Identity::of(number);

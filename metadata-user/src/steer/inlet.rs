@@ -32,6 +32,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::netns::{Netns, index_of};
 use super::{Meant, SteerError, netlink};
+use crate::port::PortName;
 
 /// The pod's end.
 pub const POD_END: &str = "imds0";
@@ -68,6 +69,12 @@ pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), Steer
 /// The namespace is gone, or the kernel refuses.
 pub fn close(process: &Meant) -> Result<(), SteerError> {
     inside(process, remove)
+}
+
+/// True for the port of an inlet.
+#[must_use]
+pub fn is_inlet(port: &PortName) -> bool {
+    port.netns.is_some() && port.ifname == PORT
 }
 
 /// The metadata addresses that an inlet serves.

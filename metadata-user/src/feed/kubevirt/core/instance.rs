@@ -65,9 +65,10 @@ impl Instance {
         self.pod.is_some() && !self.ended
     }
 
-    /// True once it is known whether its launcher runs.
+    /// True once it is known whether its launcher runs, and its inlet is ready if it is to have one.
     pub(super) fn is_settled(&self) -> bool {
-        self.pod.is_some() || self.absent || self.ended
+        let has_inlet = |pod: &Pod| self.inlet.is_none() || pod.has_inlet();
+        self.pod.as_ref().map_or(self.absent, has_inlet) || self.ended
     }
 
     /// True while there may be a record soon: its launcher has not been found, or data is not there yet.
