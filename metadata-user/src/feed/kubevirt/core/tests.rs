@@ -189,7 +189,7 @@ fn a_vmi_on_passt_is_served_once_its_inlet_is_ready_and_has_it_made_again_when_i
     assert_eq!(story.pod("p", PodEvent::Taps(ready)), ["+shop/web 101", "ImdsReady web"]);
     assert!(story.core.is_settled() && !story.core.awaits("shop/web"));
     assert_eq!(story.apply(Origin::Here, vmi_on_passt()), NOTHING, "nothing new");
-    assert_eq!(story.pod("p", PodEvent::Taps(on_passt(&[]))), [asks], "it was deleted");
+    assert_eq!(story.pod("p", PodEvent::Taps(on_passt(&[]))), [asks, "watch p"], "it was deleted");
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
 }
 
