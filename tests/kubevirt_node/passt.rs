@@ -298,6 +298,34 @@ fn a_pod_on_passt_has_no_more_connections_than_its_vm_may() {
 }
 
 #[test]
+fn a_pod_on_passt_asks_no_faster_than_its_vm_may_and_is_audited_as_its_vm() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({"serve": {"limits": {"rps": 1, "burst": 4}}}));
+    let audit = node.path("audit.log");
+    let agent = node.agent_with(&["--audit", audit.to_str().expect("text")]);
+    let pod = runs(&node, 1);
+    is_served(&agent, &pod);
+    let url = format!("http://{METADATA}/v1/user-data?[1-6]");
+    let got = curl_in(pod.network.ns(), &[&url], PATIENCE).expect("six answers");
+    assert_eq!(got.text(), pod.identity.user_data.repeat(6), "those beyond the burst wait for their turn");
+    let metrics = agent.metrics().expect("metrics");
+    let waits = metrics
+        .samples()
+        .iter()
+        .filter(|sample| sample.name == "xdp_imds_parked_total" && sample.label("reason") == Some("rate"));
+    assert!(waits.map(|sample| sample.value).sum::<f64>() >= 2.0, "some waited");
+    comes(&agent, "the audit log", || {
+        let log = std::fs::read_to_string(&audit)?;
+        let mine = log.lines().filter(|line| line.contains(&pod.identity.instance_id)).count();
+        ensure!(mine >= 6, "{mine} lines are of the VM: {log}");
+        ensure!(log.contains(inlet::PORT), "the port is named: {log}");
+        Ok(())
+    });
+}
+
+#[test]
 fn a_vm_that_is_opted_out_loses_its_inlet_and_one_that_ends_frees_its_namespace() {
     if !may_run() {
         return;
@@ -321,6 +349,34 @@ fn a_vm_that_is_opted_out_loses_its_inlet_and_one_that_ends_frees_its_namespace(
         ensure!(node.links() == 0 && node.status()?.identities == 0, "{} programs", node.links());
         Ok(())
     });
+}
+
+#[test]
+fn a_device_that_only_has_an_inlets_name_is_left_alone() {
+    if !may_run() {
+        return;
+    }
+    for options in [json!({"passt": "listen"}), json!({})] {
+        let node = Node::new();
+        node.configure(&options);
+        let agent = node.agent();
+        let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
+        pod.network.ns().ip(&format!("link add {} type bridge", inlet::POD_END)).expect("a device");
+        node.server.put(vmi);
+        comes(&agent, "the report", || {
+            let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
+            ensure!(refused.is_some(), "there is none yet");
+            Ok(())
+        });
+        let listens = options == json!({"passt": "listen"});
+        assert_eq!(
+            agent.said().contains("found no imds0-port") || agent.said().contains("found a bridge"),
+            listens,
+            "{}",
+            agent.said()
+        );
+        assert_eq!((ends(&pod), rules(&pod)), (vec![inlet::POD_END.to_owned()], 0), "{}", agent.said());
+    }
 }
 
 #[test]

@@ -94,22 +94,26 @@ fn inside(process: &Meant, visit: impl FnOnce() -> Result<(), SteerError> + Send
 
 /// The indexes of both ends, made if they are not there.
 fn pair() -> Result<(u32, u32), SteerError> {
-    let find = || Ok::<_, SteerError>((index_of(POD_END)?, index_of(PORT)?));
-    if find()? == (None, None) {
+    if index_of(POD_END)?.or(index_of(PORT)?).is_none() {
         netlink::create_veth(POD_END, PORT, 1)?;
     }
-    let (Some(pod_end), Some(port)) = find()? else { return Err(not_ours("one of them")) };
-    for (name, ifindex) in [(POD_END, pod_end), (PORT, port)] {
-        let kind = netlink::kind(name, ifindex)?;
-        if kind != netlink::VETH {
-            return Err(not_ours(&format!("a {kind} named {name}")));
-        }
-    }
-    Ok((pod_end, port))
+    find()
+}
+
+/// The indexes of both ends, which are there.
+fn find() -> Result<(u32, u32), SteerError> {
+    let of = |name: &str| match index_of(name)? {
+        None => Err(not_ours(&format!("no {name}"))),
+        Some(ifindex) => match netlink::kind(name, ifindex)? {
+            kind if kind == netlink::VETH => Ok(ifindex),
+            kind => Err(not_ours(&format!("a {kind} named {name}"))),
+        },
+    };
+    Ok((of(POD_END)?, of(PORT)?))
 }
 
 fn not_ours(found: &str) -> SteerError {
-    let expected = format!("expected a veth pair of these names or neither, found {found}");
+    let expected = format!("expected a veth pair of these names, or neither of them, found {found}");
     SteerError::device(format!("make {POD_END} and {PORT}"), io::Error::other(expected))
 }
 
@@ -166,9 +170,9 @@ fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), SteerError> 
     )
 }
 
-/// Both ends go with one, and their routes with them.
+/// Both ends go with one, and their routes with them. Devices of these names that are no inlet stay.
 fn remove() -> Result<(), SteerError> {
-    let pod_end = index_of(POD_END)?;
+    let pod_end = find().ok().map(|(pod_end, _)| pod_end);
     netlink::talk(
         || "delete the rule of the inlet".into(),
         async |netlink| {

@@ -179,7 +179,7 @@ fn vmi_on_passt() -> Value {
 }
 
 #[test]
-fn a_vmi_on_passt_is_served_once_its_inlet_is_ready_and_has_it_made_again_when_it_is_lost() {
+fn a_vmi_on_passt_is_served_once_its_inlet_is_ready_and_again_when_it_was_lost() {
     let mut story = Story::with(Options { passt: Passt::Listen, ..Options::default() });
     story.apply(Origin::Here, vmi_on_passt());
     let asks = "inlet p 02:00:00:00:00:01";
