@@ -48,17 +48,24 @@ const MTU: u32 = 1_500;
 const LOOPBACK: &str = "lo";
 
 /// Makes the inlet of a process's namespace, or makes right what is there. Frames from it have this source MAC.
-/// Blocks for a few milliseconds.
+/// Blocks meanwhile.
 ///
 /// # Errors
 /// The namespace is gone, devices of other kinds have the inlet's names, or the kernel refuses one of the steps.
-/// Nothing is left then. IPv6 is left out where the namespace has none.
+/// What was made anew is removed then; an inlet that was there stays, so that it stays closed. IPv6 is left out where
+/// the namespace has none.
 pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), SteerError> {
     inside(process, || {
-        let (pod_end, port) = pair()?;
+        let is_new = index_of(POD_END)?.or(index_of(PORT)?).is_none();
+        if is_new {
+            netlink::create_veth(POD_END, PORT, 1)?;
+        }
+        let (pod_end, port) = find()?;
         make(pod_end, port, mac, addresses).inspect_err(|_| {
-            // The error that matters is the first.
-            _ = remove();
+            if is_new {
+                // The error that matters is the first.
+                _ = remove();
+            }
         })
     })
 }
@@ -90,14 +97,6 @@ fn inside(process: &Meant, visit: impl FnOnce() -> Result<(), SteerError> + Send
         return Err(SteerError::Namespace { name: process.name().into(), source });
     }
     netns.run(visit)
-}
-
-/// The indexes of both ends, made if they are not there.
-fn pair() -> Result<(u32, u32), SteerError> {
-    if index_of(POD_END)?.or(index_of(PORT)?).is_none() {
-        netlink::create_veth(POD_END, PORT, 1)?;
-    }
-    find()
 }
 
 /// The indexes of both ends, which are there.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use metadata_common::mac::Mac;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::follow::{Means, RETRY};
 use super::{Inlets, PodUid};
@@ -88,7 +89,7 @@ pub(super) async fn tend(pod: &PodUid, meant: &Arc<Meant>, wished: Wished, means
     let (mut made, mut complained) = (None, false);
     loop {
         let now = *wish.borrow_and_update();
-        let process = Arc::clone(meant);
+        let (process, start) = (Arc::clone(meant), Instant::now());
         let done = match now {
             Wish::Unknown => Ok(()),
             Wish::Open(mac) => {
@@ -103,7 +104,10 @@ pub(super) async fn tend(pod: &PodUid, meant: &Arc<Meant>, wished: Wished, means
             std::mem::replace(ready, is) != is
         });
         let again = match done {
-            Ok(()) => None,
+            Ok(()) => {
+                tracing::debug!(%pod, ?now, took = ?start.elapsed(), "the inlet is as wished");
+                None
+            }
             Err(error) => {
                 if !std::mem::replace(&mut complained, true) {
                     tracing::warn!(%pod, "the inlet is tried again: {error}");
