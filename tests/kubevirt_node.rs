@@ -13,5 +13,7 @@ mod moving;
 mod node;
 #[path = "kubevirt_node/outages.rs"]
 mod outages;
+#[path = "kubevirt_node/passt.rs"]
+mod passt;
 #[path = "kubevirt_node/telling.rs"]
 mod telling;

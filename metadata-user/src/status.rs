@@ -227,8 +227,22 @@ pub struct Port {
     pub reason: Option<String>,
     /// The program that steers it: `xdp` or `tcx`.
     pub program: Option<String>,
+    /// How its guests reach it.
+    #[serde(default)]
+    pub way: GuestWay,
     /// MACs that may speak there.
     pub identities: u64,
+}
+
+/// How guests reach a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestWay {
+    /// By a device of their own: a tap, or what stands for one.
+    #[default]
+    Device,
+    /// By the sockets of their pod, whose other processes reach it, too (`kubevirt.passt`).
+    Inlet,
 }
 
 /// How many records of a source are in a state.
@@ -333,6 +347,9 @@ pub struct Guest {
     pub hub: Option<u32>,
     /// The program that steers its port.
     pub program: Option<String>,
+    /// How it reaches its port.
+    #[serde(default)]
+    pub way: GuestWay,
     /// What its worker holds for it; none when it is not served or the worker is silent.
     pub held: Option<Held>,
 }

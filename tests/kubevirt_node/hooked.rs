@@ -58,7 +58,7 @@ fn a_vm_that_only_the_hook_tells_of_is_served_and_starts_once_its_secret_is_ther
     if !may_run() {
         return;
     }
-    let mut node = Node::new();
+    let node = Node::new();
     let hook = socket(&node);
     node.configure(&json!({"watch": false, "hook": hook}));
     let agent = node.agent();

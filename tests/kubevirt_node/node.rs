@@ -1,5 +1,6 @@
 //! The node, its pods, and the agent on it.
 
+use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -56,13 +57,13 @@ impl Node {
         symlink(kubelet.pods(), room.path().join("pods")).expect("kubelet's directory");
         server.write_kubeconfig(&room.path().join("kubeconfig")).expect("a kubeconfig");
         let cgroups = Cgroups::new().expect("control groups");
-        let mut node = Self { server, kubelet, cgroups, room, bpffs: Bpffs::mount().expect("a bpffs"), host };
+        let node = Self { server, kubelet, cgroups, room, bpffs: Bpffs::mount().expect("a bpffs"), host };
         node.configure(&json!({}));
         node
     }
 
     /// Configures agents that are yet to start, with these options of the feed besides.
-    pub(crate) fn configure(&mut self, more: &Value) {
+    pub(crate) fn configure(&self, more: &Value) {
         let mut options = json!({
             "node": HERE,
             "kubelet": self.room.path(),
@@ -86,7 +87,15 @@ impl Node {
 
     /// An agent that knows VMs from KubeVirt alone.
     pub(crate) fn agent_with(&self, more: &[&str]) -> Agent<'_> {
-        let mut words = agent::arguments_with_pins(self.room.path(), &[], &self.bpffs.pins());
+        self.agent_as(agent::arguments_with_pins(self.room.path(), &[], &self.bpffs.pins()), more)
+    }
+
+    /// An agent that leaves nothing behind.
+    pub(crate) fn agent_without_pins(&self) -> Agent<'_> {
+        self.agent_as(agent::arguments(self.room.path(), &[]), &[])
+    }
+
+    fn agent_as(&self, mut words: Vec<OsString>, more: &[&str]) -> Agent<'_> {
         let records = words.iter().position(|word| word == "--records").expect("a word");
         words.drain(records..records + 2);
         words.extend(["--config".into(), self.path("config.yaml").into()]);
@@ -122,6 +131,11 @@ impl Node {
 
     pub(crate) fn status(&self) -> Result<Status> {
         self.verb(&["status"])
+    }
+
+    /// The status, with every port.
+    pub(crate) fn every_port(&self) -> Result<Status> {
+        self.verb(&["status", "--all"])
     }
 
     /// A pod with a NIC, without a launcher and a tap.
@@ -166,6 +180,11 @@ impl<'a> Pod<'a> {
         self.node.kubelet.write(&self.uid, plugin, volume, keys).expect("a volume");
     }
 
+    /// The other end of its NIC, on the node.
+    pub(crate) fn outer(&self) -> &str {
+        &self.outer
+    }
+
     pub(crate) fn launch(&mut self) {
         let Node { kubelet, cgroups, .. } = self.node;
         let launcher = Launcher::start(self.network.ns(), kubelet, cgroups, &self.uid, How::default());
@@ -202,11 +221,16 @@ impl<'a> Pod<'a> {
     }
 
     /// Ends the launcher, and with it what it ran. Returns the node's end of the pod's NIC, which is there until then.
-    pub(crate) fn end(mut self, guest: Guest) -> String {
+    pub(crate) fn end(self, guest: Guest) -> String {
+        drop(guest);
+        self.end_alone()
+    }
+
+    /// The same for a pod without a guest behind a tap.
+    pub(crate) fn end_alone(mut self) -> String {
         assert!(is_there(self.node.host.ns(), &self.outer));
         let launcher = self.launcher.take().expect("a launcher");
         self.network.leave_to_its_processes().expect("the name is taken off");
-        drop(guest);
         launcher.end().expect("it ran until now");
         self.outer
     }

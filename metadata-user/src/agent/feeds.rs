@@ -9,10 +9,10 @@ use tokio::task::JoinSet;
 use super::keeping;
 use super::node::Node;
 use crate::config::Config;
-#[cfg(feature = "kubevirt")]
-use crate::feed::kubevirt;
 use crate::feed::teller::Teller;
 use crate::feed::{FeedEvent, directory, libvirt};
+#[cfg(feature = "kubevirt")]
+use crate::feed::{kubevirt, pods::Inlets};
 use crate::registry::Source;
 
 /// Events of one feed that wait for the agent; a feed that is ahead of it waits.
@@ -52,12 +52,13 @@ impl Feeds {
         if let Some(options) = config.kubevirt.clone() {
             let told = feeds.open(Source::Kubevirt, false, node);
             let (limits, state) = (config.record_limits(), config.state.clone());
+            let inlets = Inlets { addresses: config.addresses.clone(), stay: config.pins.is_some() };
             let contact = kubevirt::contact();
             if options.watch {
                 node.set_api_server(contact.clone());
             }
             tasks.spawn(async move {
-                Ok(kubevirt::serve(options, limits, state.as_deref(), contact, told).await?)
+                Ok(kubevirt::serve((options, inlets), limits, state.as_deref(), contact, told).await?)
             });
         }
         feeds

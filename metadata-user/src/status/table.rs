@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use super::{ApiServer, Guest, GuestState, PortState, RecordMemory, Shadowed, Status};
+use super::{ApiServer, Guest, GuestState, GuestWay, PortState, RecordMemory, Shadowed, Status};
 
 /// Width of the left column.
 const MARGIN: usize = 12;
@@ -74,7 +74,8 @@ fn ports(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     row("ports", &counts, out)?;
     let rows = status.ports.listed.iter().map(|port| {
         let why = port.reason.as_deref().or(port.program.as_deref()).unwrap_or_default();
-        [port.name.clone(), port.state.name().into(), why.to_owned()]
+        let way = if port.way == GuestWay::Inlet { ", inlet" } else { "" };
+        [port.name.clone(), port.state.name().into(), format!("{why}{way}")]
     });
     grid("", rows.collect(), out)?;
     match status.ports.unlisted {
@@ -121,6 +122,7 @@ pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::R
             ("vm", vm),
             ("record", guest.record.clone()),
             ("steered by", guest.program.clone()),
+            ("way", (guest.way == GuestWay::Inlet).then(|| "the inlet of its pod".into())),
             ("slot", number(guest.slot)),
             ("hub", number(guest.hub)),
             ("holds", held),
@@ -171,8 +173,8 @@ impl Display for Span {
 mod tests {
     use super::{RecordMemory, Span, guests, status};
     use crate::status::{
-        ApiServer, Guest, GuestState, Held, InstanceState, Instances, Phase, Port, PortState, Ports, Refused,
-        Said, Shadowed, Status, Unanswered, Worker,
+        ApiServer, Guest, GuestState, GuestWay, Held, InstanceState, Instances, Phase, Port, PortState,
+        Ports, Refused, Said, Shadowed, Status, Unanswered, Worker,
     };
 
     fn some() -> Status {
@@ -190,6 +192,7 @@ mod tests {
             state: PortState::Error,
             reason: Some("another XDP program is on it".into()),
             program: None,
+            way: GuestWay::Device,
             identities: 0,
         };
         Status {
@@ -276,6 +279,7 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
             slot: Some(4),
             hub: Some(0),
             program: Some("xdp".into()),
+            way: GuestWay::Inlet,
             held: Some(Held { connections: 2, requests: 1 }),
         };
         let mut out = Vec::new();
@@ -286,6 +290,7 @@ state       served
 vm          web, 7c0f
 record      web.yaml
 steered by  xdp
+way         the inlet of its pod
 slot        4
 hub         0
 holds       2 connections, 1 waiting requests

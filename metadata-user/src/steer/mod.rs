@@ -65,6 +65,7 @@ mod guard;
 mod handing;
 mod held;
 mod hub;
+pub mod inlet;
 mod logs;
 mod losses;
 mod mode;

@@ -87,7 +87,7 @@ pub(super) fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), Ste
     )
 }
 
-fn link(ifindex: u32) -> LinkMessageBuilder<LinkUnspec> {
+pub(super) fn link(ifindex: u32) -> LinkMessageBuilder<LinkUnspec> {
     LinkUnspec::new_with_index(ifindex)
 }
 

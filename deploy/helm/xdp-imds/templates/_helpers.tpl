@@ -14,6 +14,9 @@
 {{- if .Values.plugin.enabled -}}
 {{- $_ := set $kubevirt "hook" "/var/run/kubevirt/plugins/xdp-imds.sock" -}}
 {{- end -}}
+{{- if ne .Values.kubevirt.passt "report" -}}
+{{- $_ := set $kubevirt "passt" .Values.kubevirt.passt -}}
+{{- end -}}
 {{- $_ := set $config "kubevirt" $kubevirt -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}

@@ -18,11 +18,11 @@ use crate::registry::{RecordId, Source, Standing};
 use crate::serve::{End, Reason, Tally};
 use crate::stack::SlotStats;
 use crate::status::{
-    About, ApiServer, Guest, GuestState, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_GUESTS,
-    LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed, Status, Unanswered,
-    Worker,
+    About, ApiServer, Guest, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS,
+    LISTED_GUESTS, LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed,
+    Status, Unanswered, Worker,
 };
-use crate::steer::{By, Way};
+use crate::steer::{By, Way, inlet};
 
 /// A guest, and what its worker will say it holds.
 pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);
@@ -189,6 +189,7 @@ impl Node {
                 state,
                 reason: reason.map(str::to_owned),
                 program: self.program_of(port),
+                way: way_of(port),
                 identities: self.speakers(port).count() as u64,
             });
         }
@@ -321,11 +322,17 @@ impl Node {
             slot,
             hub: slot.map(|slot| self.steering.hub_of(slot)),
             program: self.program_of(&who.port),
+            way: way_of(&who.port),
             held: None,
         };
         let asked = slot.and_then(|slot| self.worker(slot).ok()?.look(slot).ok());
         (guest, asked)
     }
+}
+
+/// How guests reach a port.
+fn way_of(port: &PortName) -> GuestWay {
+    if inlet::is_inlet(port) { GuestWay::Inlet } else { GuestWay::Device }
 }
 
 /// A port as the command line names it.

@@ -19,6 +19,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use metadata_common::mac::Mac;
+
 use super::translate::{Files, Problem, is_wanted, translate};
 use super::{Options, Vmi, VmiError};
 use crate::feed::pods::{PodEvent, PodUid};
@@ -60,6 +62,8 @@ pub enum Action {
     Tell(FeedEvent),
     /// A pod is to be watched, and these of its volumes.
     Watch(PodUid, BTreeSet<String>),
+    /// A pod is to have an inlet whose frames come from this MAC, or none.
+    Inlet(PodUid, Option<Mac>),
     /// A pod matters no more.
     Leave(PodUid),
     /// To be told the VMI's owner.
@@ -358,6 +362,17 @@ impl Core {
         };
         let translation = translate(&known.vmi, pod, &read, &self.options, &self.limits);
         let former = std::mem::replace(&mut instance.problems, translation.problems);
+        let wanted = translation.inlet;
+        // One that is missing is asked for at each look: it may have been deleted. One that this agent does not want is
+        // that of a previous agent with other options.
+        let asks = match wanted {
+            Some(_) => wanted != instance.inlet || !pod.has_inlet(),
+            None => pod.has_some_inlet(),
+        };
+        if asks {
+            self.actions.push(Action::Inlet(uid.clone(), wanted));
+        }
+        instance.inlet = wanted;
         let outcome = instance.admitted(translation.outcome, &former, &self.admit);
         let volumes = volumes.into_inner();
         if instance.volumes != volumes {

@@ -24,7 +24,7 @@ pub mod vmi;
 mod watch;
 
 pub use kept::FILE as KEPT;
-pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options};
+pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options, Passt};
 pub use pace::{Pace, SPREAD};
 pub use run::{Feed, Launchers, PATIENCE, contact, follow, node, serve};
 pub use vmi::{Vmi, VmiError};

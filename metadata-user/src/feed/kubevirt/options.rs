@@ -28,6 +28,10 @@ pub struct Options {
     pub namespaces: Vec<String>,
     /// What a VM's instance id is. A change makes cloud-init run as for a new instance.
     pub instance_id: InstanceId,
+    /// What is done for NICs that passt stands for.
+    pub passt: Passt,
+    /// Binding plugins that are passt in a sidecar, by the names the cluster's administrator gave them.
+    pub passt_plugins: Vec<String>,
     /// Files with the token of a VM's service account, as `volume/file` of its pod; the first that is there counts.
     pub tokens: Vec<String>,
     /// Vendor-data of VMs that have none of their own.
@@ -58,6 +62,8 @@ impl Default for Options {
             opt_in: false,
             namespaces: Vec::new(),
             instance_id: InstanceId::default(),
+            passt: Passt::default(),
+            passt_plugins: vec!["passt".into()],
             tokens: vec!["imds-token/token".into()],
             vendor_data: None,
             region: "local".into(),
@@ -82,9 +88,21 @@ pub enum InstanceId {
     NamespaceName,
 }
 
+/// `passt`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Passt {
+    /// They are reported, and not served.
+    #[default]
+    Report,
+    /// What is sent from the pod to a metadata address is served. The pod is the identity: its other containers get the
+    /// VM's metadata, too.
+    Listen,
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{InstanceId, Options};
+    use super::{InstanceId, Options, Passt};
     use std::path::Path;
 
     #[test]
@@ -92,11 +110,12 @@ mod tests {
         let options: Options = serde_yaml::from_str("{}").expect("all defaults");
         assert_eq!(options, Options::default());
         let text = "{node: n1, kubelet: /kubelet, opt_in: true, instance_id: namespace-name, \
-                    serve: {dialects: [nocloud]}, tokens: [a/b], hook: /s}";
+                    serve: {dialects: [nocloud]}, tokens: [a/b], hook: /s, passt: listen}";
         let options: Options = serde_yaml::from_str(text).expect("options");
         assert_eq!((options.node.as_deref(), options.kubelet.as_path()), (Some("n1"), Path::new("/kubelet")));
         assert_eq!((options.opt_in, options.instance_id), (true, InstanceId::NamespaceName));
-        for text in ["{nod: n1}", "{instance_id: name}", "{serve: {dialects: [x]}}"] {
+        assert_eq!((options.passt, Options::default().passt), (Passt::Listen, Passt::Report));
+        for text in ["{nod: n1}", "{instance_id: name}", "{passt: yes}", "{serve: {dialects: [x]}}"] {
             serde_yaml::from_str::<Options>(text).expect_err(text);
         }
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use metadata_common::mac::Mac;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -15,7 +16,7 @@ use super::hook::{self, Call, Point};
 use super::watch::{Heard, Watch};
 use super::{NODE_VARIABLE, Options, Pace, client, events, kept};
 use crate::feed::contact::Contact;
-use crate::feed::pods::{Files, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
+use crate::feed::pods::{Files, Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::feed::teller::{Freed, Teller};
 use crate::feed::{FeedError, FeedEvent};
 use crate::record::{Limits, Record};
@@ -60,6 +61,9 @@ pub trait Launchers: Send {
     /// There are too many.
     fn watch(&mut self, pod: &PodUid, volumes: BTreeSet<String>) -> Result<(), PodsError>;
 
+    /// Has a pod have an inlet whose frames come from this MAC, or none. Nothing where there is nobody to make one.
+    fn inlet(&mut self, _pod: &PodUid, _mac: Option<Mac>) {}
+
     /// Follows it no more.
     fn forget(&mut self, pod: &PodUid);
 }
@@ -67,6 +71,10 @@ pub trait Launchers: Send {
 impl Launchers for Pods {
     fn watch(&mut self, pod: &PodUid, volumes: BTreeSet<String>) -> Result<(), PodsError> {
         Self::watch(self, pod, volumes)
+    }
+
+    fn inlet(&mut self, pod: &PodUid, mac: Option<Mac>) {
+        Self::inlet(self, pod, mac);
     }
 
     fn forget(&mut self, pod: &PodUid) {
@@ -79,7 +87,7 @@ impl Launchers for Pods {
 /// # Errors
 /// As for [`follow`]; volumes cannot be watched, or the hook's socket cannot be had.
 pub async fn serve(
-    options: Options,
+    (options, inlets): (Options, Inlets),
     limits: Limits,
     state: Option<&Path>,
     contact: Arc<Contact>,
@@ -92,7 +100,8 @@ pub async fn serve(
     }
     let places = Places { pods: options.kubelet.join("pods"), cgroups: options.cgroups.clone() };
     let volumes = Volumes::new(&places.pods);
-    let (pods, told) = Pods::start(places).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
+    let (pods, told) =
+        Pods::start_with(places, inlets).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
     let kept = state.map(|state| state.join(kept::FILE));
     let (launchers, pace) = (Box::new(pods), Pace::DEFAULT);
     follow(Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact }, tx).await
@@ -283,6 +292,7 @@ impl Run {
                         warn!(pod = %uid, "{error}");
                     }
                 }
+                Action::Inlet(uid, mac) => self.launchers.inlet(&uid, mac),
                 Action::Leave(uid) => self.launchers.forget(&uid),
                 Action::Report(report) => {
                     // Nobody reads them, or too many wait: both are no fault.

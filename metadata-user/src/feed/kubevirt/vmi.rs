@@ -207,6 +207,8 @@ pub enum Binding<'a> {
     Bridge,
     /// A plugin's: with a tap or without, as the cluster's administrator has set it up.
     Plugin(&'a str),
+    /// passt of KubeVirt's own, by its field's name: a process of the pod that has sockets and no tap.
+    Passt(&'static str),
     /// One that has no tap an XDP program could be on, or that is not known.
     Tapless(&'static str),
 }
@@ -215,18 +217,18 @@ impl Interface {
     /// Its binding. Exactly one is given, says KubeVirt's admission.
     #[must_use]
     pub fn binding(&self) -> Binding<'_> {
-        let tapless = [
-            (&self.sriov, "sriov"),
-            (&self.passt_binding, "passtBinding"),
-            (&self.passt, "passt"),
-            (&self.slirp, "slirp"),
-            (&self.macvtap, "macvtap"),
-        ];
+        let tapless = [(&self.sriov, "sriov"), (&self.slirp, "slirp"), (&self.macvtap, "macvtap")];
         if self.masquerade.is_some() {
             return Binding::Masquerade;
         }
         if self.bridge.is_some() {
             return Binding::Bridge;
+        }
+        if self.passt_binding.is_some() {
+            return Binding::Passt("passtBinding");
+        }
+        if self.passt.is_some() {
+            return Binding::Passt("passt");
         }
         match (&self.binding, tapless.into_iter().find(|(given, _)| given.is_some())) {
             (Some(plugin), _) => Binding::Plugin(&plugin.name),
@@ -453,8 +455,8 @@ mod tests {
             (json!({"bridge": {}}), Binding::Bridge),
             (json!({"binding": {"name": "managed"}}), Binding::Plugin("managed")),
             (json!({"sriov": {}}), Binding::Tapless("sriov")),
-            (json!({"passtBinding": {}}), Binding::Tapless("passtBinding")),
-            (json!({"passt": {}}), Binding::Tapless("passt")),
+            (json!({"passtBinding": {}}), Binding::Passt("passtBinding")),
+            (json!({"passt": {}}), Binding::Passt("passt")),
             (json!({"slirp": {}}), Binding::Tapless("slirp")),
             (json!({"macvtap": {}}), Binding::Tapless("macvtap")),
             (json!({"vhostuser": {}}), Binding::Tapless("unknown")),

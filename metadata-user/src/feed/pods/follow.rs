@@ -8,14 +8,15 @@ use std::time::Duration;
 use rustix::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::cgroup::Index;
 use super::files::Wanted;
 use super::launcher::{self, Launcher};
-use super::{Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
-use crate::steer::{LinkList, LinkWatch, Meant, Seen, SteerError};
+use super::tend::{Wished, tend};
+use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
+use crate::steer::{LinkList, LinkWatch, Meant, Seen, SteerError, inlet};
 
 /// How often a launcher is looked for at first, and for how long; then how often.
 const SOON: Duration = Duration::from_millis(50);
@@ -26,7 +27,7 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// How often devices are looked at though nothing was told: the kernel tells of no queue that a guest enables.
 const LOOK: Duration = Duration::from_secs(10);
 /// How long until a namespace that could not be looked at is tried again.
-const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// How many pods are looked for or at, at once: each takes a thread meanwhile.
 pub(super) const LOOKS_AT_ONCE: usize = 8;
 
@@ -36,6 +37,7 @@ pub(super) struct Means {
     pub(super) index: Mutex<Index>,
     pub(super) looks: Semaphore,
     pub(super) wanted: Wanted,
+    pub(super) inlets: Arc<Inlets>,
     pub(super) tell: Sender,
 }
 
@@ -43,12 +45,14 @@ pub(super) struct Means {
 struct Deaf;
 
 /// Follows a pod until its launcher has ended.
-pub(super) async fn follow(pod: PodUid, means: Arc<Means>) {
+pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
     let Ok((pid, pidfd, meant)) = found(&pod, &means).await else { return };
+    let ready = wished.ready();
     tokio::select! {
         biased;
         () = end_of(&pidfd) => {}
-        Deaf = tell_of(&pod, pid, &meant, &means) => return,
+        Deaf = tell_of((&pod, pid, &meant), ready, &means) => return,
+        () = tend(&pod, &meant, wished, &means) => {}
     }
     // What looked at the namespace has been dropped with the other future.
     drop((pidfd, meant));
@@ -105,7 +109,11 @@ async fn end_of(pidfd: &AsyncFd<OwnedFd>) {
 }
 
 /// Tells of a pod's devices, now and as they change.
-async fn tell_of(pod: &PodUid, pid: u32, meant: &Arc<Meant>, means: &Means) -> Deaf {
+async fn tell_of(
+    (pod, pid, meant): (&PodUid, u32, &Arc<Meant>),
+    mut ready: watch::Receiver<bool>,
+    means: &Means,
+) -> Deaf {
     let mut told = None;
     let mut complained = false;
     loop {
@@ -114,7 +122,7 @@ async fn tell_of(pod: &PodUid, pid: u32, meant: &Arc<Meant>, means: &Means) -> D
             move || LinkList::open(&meant)
         };
         let told = match means.blocking(open).await {
-            Ok(opened) => tell_changes(pod, pid, meant, means, opened, &mut told).await,
+            Ok(opened) => tell_changes((pod, pid, meant), &mut ready, means, opened, &mut told).await,
             Err(error) => Ok(error.to_string()),
         };
         match told {
@@ -130,9 +138,8 @@ async fn tell_of(pod: &PodUid, pid: u32, meant: &Arc<Meant>, means: &Means) -> D
 
 /// Tells what differs from what was told, until there is trouble: that is returned.
 async fn tell_changes(
-    pod: &PodUid,
-    pid: u32,
-    meant: &Meant,
+    (pod, pid, meant): (&PodUid, u32, &Meant),
+    ready: &mut watch::Receiver<bool>,
     means: &Means,
     (mut list, mut watch): (LinkList, LinkWatch),
     told: &mut Option<Pod>,
@@ -144,6 +151,8 @@ async fn tell_changes(
             Ok(seen) => seen,
             Err(error) => return Ok(error.to_string()),
         };
+        let is_ready = *ready.borrow_and_update();
+        let seen = seen.into_iter().filter(|seen| is_ready || seen.name != inlet::PORT).collect();
         let now = describe(pod.clone(), pid, meant.name(), seen);
         if told.as_ref() != Some(&now) {
             let event =
@@ -153,6 +162,8 @@ async fn tell_changes(
         }
         let changed: io::Result<()> = tokio::select! {
             changed = watch.changed() => changed.map(drop),
+            // Its sender lives as long as this is asked.
+            _ = ready.changed() => continue,
             () = tokio::time::sleep(LOOK) => continue,
         };
         if let Err(error) = changed {
@@ -188,7 +199,7 @@ fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<Seen>) -> Pod {
 
 impl Means {
     /// Runs what blocks where it may.
-    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+    pub(super) async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         // Never closed: a turn comes.
         let _turn = self.looks.acquire().await;
         match tokio::task::spawn_blocking(work).await {

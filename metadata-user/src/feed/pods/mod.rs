@@ -21,11 +21,13 @@ mod files;
 mod follow;
 mod launcher;
 mod names;
+mod tend;
 mod uid;
 mod volumes;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -35,6 +37,9 @@ use tokio::task::AbortHandle;
 
 use files::Wanted;
 use follow::Means;
+use tend::{Wisher, wishes};
+
+use crate::steer::inlet;
 
 pub use names::{NicNames, names_of};
 pub use uid::{NotAPod, PodUid};
@@ -62,6 +67,15 @@ impl Default for Places {
     }
 }
 
+/// What inlets are like ([`steer::inlet`](crate::steer::inlet)).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inlets {
+    /// The metadata addresses.
+    pub addresses: Vec<IpAddr>,
+    /// They outlast the agent, as what is pinned does.
+    pub stay: bool,
+}
+
 /// Why a pod is not followed.
 #[derive(Debug, thiserror::Error)]
 pub enum PodsError {
@@ -85,8 +99,14 @@ type Sender = mpsc::Sender<(PodUid, PodEvent)>;
 pub struct Pods {
     means: Arc<Means>,
     volumes: Volumes,
-    followed: HashMap<PodUid, AbortHandle>,
+    followed: HashMap<PodUid, Followed>,
     files: AbortHandle,
+}
+
+/// A pod that is followed.
+struct Followed {
+    task: AbortHandle,
+    inlet: Wisher,
 }
 
 impl Pods {
@@ -98,6 +118,20 @@ impl Pods {
     /// # Panics
     /// Outside a tokio runtime, or one without I/O and time.
     pub fn start(places: Places) -> Result<(Self, mpsc::Receiver<(PodUid, PodEvent)>), PodsError> {
+        Self::start_with(places, Inlets::default())
+    }
+
+    /// The same, with what inlets are like.
+    ///
+    /// # Errors
+    /// As for [`Pods::start`].
+    ///
+    /// # Panics
+    /// As for [`Pods::start`].
+    pub fn start_with(
+        places: Places,
+        inlets: Inlets,
+    ) -> Result<(Self, mpsc::Receiver<(PodUid, PodEvent)>), PodsError> {
         let (tell, events) = mpsc::channel(EVENTS);
         let Places { pods, cgroups } = places;
         let wanted = Wanted::default();
@@ -107,7 +141,7 @@ impl Pods {
         let volumes = Volumes::new(&pods);
         let looks = Semaphore::new(follow::LOOKS_AT_ONCE);
         let index = Mutex::new(cgroup::Index::new(cgroups));
-        let means = Arc::new(Means { pods, index, looks, wanted, tell });
+        let means = Arc::new(Means { pods, index, looks, wanted, inlets: Arc::new(inlets), tell });
         Ok((Self { means, volumes, followed: HashMap::new(), files }, events))
     }
 
@@ -121,24 +155,34 @@ impl Pods {
         if volumes.len() > MAX_VOLUMES {
             return Err(PodsError::TooManyVolumes { found: volumes.len() });
         }
-        if self.followed.get(pod).is_none_or(AbortHandle::is_finished) {
+        if self.followed.get(pod).is_none_or(|pod| pod.task.is_finished()) {
             if self.followed.len() >= MAX_PODS {
-                self.followed.retain(|_, task| !task.is_finished());
+                self.followed.retain(|_, pod| !pod.task.is_finished());
             }
             if self.followed.len() >= MAX_PODS {
                 return Err(PodsError::TooManyPods);
             }
-            let task = tokio::spawn(follow::follow(pod.clone(), Arc::clone(&self.means)));
-            self.followed.insert(pod.clone(), task.abort_handle());
+            let (inlet, wished) = wishes(&self.means.inlets);
+            let task = tokio::spawn(follow::follow(pod.clone(), Arc::clone(&self.means), wished));
+            self.followed.insert(pod.clone(), Followed { task: task.abort_handle(), inlet });
         }
         self.means.wanted.set(pod, volumes);
         Ok(())
     }
 
-    /// Follows a pod no more. An event or two of it may be on their way still.
+    /// Has a pod that is followed have an inlet, whose frames come from `mac`, or none. What is made shows by
+    /// [`PodEvent::Taps`].
+    pub fn inlet(&mut self, pod: &PodUid, mac: Option<Mac>) {
+        if let Some(followed) = self.followed.get(pod) {
+            followed.inlet.wish(mac);
+        }
+    }
+
+    /// Follows a pod no more, and removes its inlet. An event or two of it may be on their way still.
     pub fn forget(&mut self, pod: &PodUid) {
-        if let Some(task) = self.followed.remove(pod) {
-            task.abort();
+        if let Some(followed) = self.followed.remove(pod) {
+            followed.inlet.end();
+            followed.task.abort();
         }
         self.means.wanted.set(pod, BTreeSet::new());
     }
@@ -155,7 +199,7 @@ impl Pods {
 impl Drop for Pods {
     fn drop(&mut self) {
         self.files.abort();
-        self.followed.values().for_each(AbortHandle::abort);
+        self.followed.values().for_each(|pod| pod.task.abort());
     }
 }
 
@@ -172,6 +216,20 @@ pub struct Pod {
     pub taps: Vec<Tap>,
     /// All other Ethernet devices but the loopback, by name.
     pub nics: Vec<PodNic>,
+}
+
+impl Pod {
+    /// True once an inlet is ready: until then its port is not among the NICs.
+    #[must_use]
+    pub fn has_inlet(&self) -> bool {
+        self.nics.iter().any(|nic| nic.name == inlet::PORT)
+    }
+
+    /// True also for an inlet that this agent has not made, or not made ready.
+    #[must_use]
+    pub fn has_some_inlet(&self) -> bool {
+        self.nics.iter().any(|nic| nic.name == inlet::POD_END)
+    }
 }
 
 /// A guest's end in a pod's namespace.

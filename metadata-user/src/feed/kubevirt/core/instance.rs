@@ -27,6 +27,8 @@ pub(super) struct Instance {
     pub(super) absent: bool,
     /// The volumes its data is in, there or not.
     pub(super) volumes: BTreeSet<String>,
+    /// The MAC its pod's inlet was asked for with.
+    pub(super) inlet: Option<Mac>,
     /// The record that was told.
     pub(super) record: Option<Arc<Record>>,
     /// Who was said to be expected, while there is no record.
@@ -48,6 +50,7 @@ impl Instance {
             pod: None,
             absent: false,
             volumes: BTreeSet::new(),
+            inlet: None,
             record: None,
             expected: Vec::new(),
             problems: Vec::new(),
@@ -62,9 +65,10 @@ impl Instance {
         self.pod.is_some() && !self.ended
     }
 
-    /// True once it is known whether its launcher runs.
+    /// True once it is known whether its launcher runs, and its inlet is ready if it is to have one.
     pub(super) fn is_settled(&self) -> bool {
-        self.pod.is_some() || self.absent || self.ended
+        let has_inlet = |pod: &Pod| self.inlet.is_none() || pod.has_inlet();
+        self.pod.as_ref().map_or(self.absent, has_inlet) || self.ended
     }
 
     /// True while there may be a record soon: its launcher has not been found, or data is not there yet.

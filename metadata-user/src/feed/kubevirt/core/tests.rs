@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 use super::{Action, Core, GRACE, LINGER, MAX_VMIS, Origin, Reason, VMIS_OCTETS};
 use crate::feed::FeedEvent;
 use crate::feed::kubevirt::translate::Files;
-use crate::feed::kubevirt::{Options, Vmi};
-use crate::feed::pods::{Pod, PodEvent, Tap, TapKind};
+use crate::feed::kubevirt::{Options, Passt, Vmi};
+use crate::feed::pods::{Pod, PodEvent, PodNic, Tap, TapKind};
 use crate::record::{Limits, Record};
 use crate::registry::{RecordId, Source};
 use crate::room::Room;
+use crate::steer::inlet;
 
 /// Volumes by pod and name.
 type Disk = Arc<Mutex<BTreeMap<(String, String), Files>>>;
@@ -125,6 +126,9 @@ impl Story {
             Action::Tell(FeedEvent::Rejected { key, .. }) => format!("!{key}"),
             Action::Tell(FeedEvent::Synced) => "synced".into(),
             Action::Watch(uid, _) => format!("watch {uid}"),
+            Action::Inlet(uid, mac) => {
+                format!("inlet {uid} {}", mac.map_or("none".into(), |mac| mac.to_string()))
+            }
             Action::Leave(uid) => format!("leave {uid}"),
             Action::Report(report) => format!("{} {}", report.reason.as_str(), report.name),
         };
@@ -157,6 +161,55 @@ fn a_vmi_is_served_once_its_launcher_is_found() {
     let mut renamed = vmi(&["p"]);
     renamed["spec"]["hostname"] = "other".into();
     assert_eq!(story.apply(Origin::Here, renamed), ["+shop/web 102"]);
+}
+
+/// A pod on passt, with these devices of an inlet.
+fn on_passt(ends: &[&str]) -> Pod {
+    let nic = |name: &&str| PodNic {
+        name: (*name).to_owned(),
+        kind: "veth".into(),
+        mac: metadata_common::mac::Mac::default(),
+    };
+    Pod { taps: Vec::new(), nics: ends.iter().map(nic).collect(), ..pod("p", 42) }
+}
+
+fn vmi_on_passt() -> Value {
+    let mut vmi = vmi(&["p"]);
+    vmi["spec"]["domain"]["devices"]["interfaces"] =
+        json!([{"name": "default", "passtBinding": {}, "macAddress": "02:00:00:00:00:01"}]);
+    vmi
+}
+
+#[test]
+fn a_vmi_on_passt_is_served_once_its_inlet_is_ready_and_again_when_it_was_lost() {
+    let mut story = Story::with(Options { passt: Passt::Listen, ..Options::default() });
+    story.apply(Origin::Here, vmi_on_passt());
+    let asks = "inlet p 02:00:00:00:00:01";
+    assert_eq!(story.pod("p", PodEvent::Found(on_passt(&[]))), [asks]);
+    assert!(!story.core.is_settled() && story.core.awaits("shop/web"));
+    let ready = on_passt(&[inlet::POD_END, inlet::PORT]);
+    assert_eq!(story.pod("p", PodEvent::Taps(ready)), ["+shop/web 101", "ImdsReady web"]);
+    assert!(story.core.is_settled() && !story.core.awaits("shop/web"));
+    assert_eq!(story.apply(Origin::Here, vmi_on_passt()), NOTHING, "nothing new");
+    assert_eq!(story.pod("p", PodEvent::Taps(on_passt(&[]))), [asks, "watch p"], "it was deleted");
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+}
+
+#[test]
+fn an_inlet_that_never_gets_ready_is_reported_after_a_while() {
+    let mut story = Story::with(Options { passt: Passt::Listen, ..Options::default() });
+    story.apply(Origin::Here, vmi_on_passt());
+    story.pod("p", PodEvent::Found(on_passt(&[])));
+    assert_eq!(story.pass(GRACE), ["!shop/web", "ImdsDegraded web"]);
+}
+
+#[test]
+fn an_inlet_that_nobody_asks_for_any_more_is_taken_away() {
+    let mut story = Story::begin();
+    story.apply(Origin::Here, vmi_on_passt());
+    let left = PodEvent::Found(on_passt(&[inlet::POD_END]));
+    assert_eq!(story.pod("p", left), ["inlet p none", "!shop/web", "ImdsDegraded web"]);
+    assert!(story.core.is_settled());
 }
 
 #[test]

@@ -24,7 +24,7 @@ use crate::feed::pods::Pod;
 use crate::port::PortName;
 use crate::record::{Credential, Limits, Record, USER_DATA_MAX};
 use data::{Data, Network, Places, data};
-use nics::{Served, nics};
+use nics::{Nics, Served, nics};
 
 /// The files of one volume, by name.
 pub type Files = BTreeMap<String, Bytes>;
@@ -41,6 +41,8 @@ pub struct Translation {
     pub outcome: Outcome,
     /// What cannot be served, or not yet.
     pub problems: Vec<Problem>,
+    /// The pod is to have an inlet, whose frames come from this MAC.
+    pub inlet: Option<Mac>,
 }
 
 /// What can be told of a VMI.
@@ -74,9 +76,9 @@ pub fn translate(
     limits: &Limits,
 ) -> Translation {
     let mut problems = Vec::new();
-    let nics = nics(vmi, pod, &mut problems);
+    let Nics { served: nics, inlet } = nics(vmi, pod, options, &mut problems);
     if nics.is_empty() {
-        return Translation { outcome: Outcome::Unserved, problems };
+        return Translation { outcome: Outcome::Unserved, problems, inlet };
     }
     let found = data(&Places { vmi, read, options }, &mut problems);
     let record = match problems.iter().any(Problem::withholds) {
@@ -93,7 +95,7 @@ pub fn translate(
         Some(record) => Outcome::Record(Box::new(record)),
         None => Outcome::Expect(nics.into_iter().map(|nic| (nic.port, nic.mac)).collect()),
     };
-    Translation { outcome, problems }
+    Translation { outcome, problems, inlet }
 }
 
 /// Puts a record together. It is read as one from a file is, so that it keeps to the same rules.

@@ -5,8 +5,10 @@ use metadata_common::mac::Mac;
 use super::Problem;
 use super::names::{Names, names};
 use crate::feed::kubevirt::vmi::{Binding, Interface, Vmi};
+use crate::feed::kubevirt::{Options, Passt};
 use crate::feed::pods::{Pod, TapKind};
 use crate::port::PortName;
+use crate::steer::inlet;
 
 /// A NIC that is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,27 +18,45 @@ pub(super) struct Served {
     pub(super) mac: Mac,
 }
 
-/// The NICs that can be served as things are, in the order of the VMI.
-pub(super) fn nics(vmi: &Vmi, pod: &Pod, problems: &mut Vec<Problem>) -> Vec<Served> {
+/// The NICs of a VMI.
+pub(super) struct Nics {
+    /// Those that can be served as things are, in the order of the VMI.
+    pub(super) served: Vec<Served>,
+    /// The guest's MAC, where the pod is to have an inlet.
+    pub(super) inlet: Option<Mac>,
+}
+
+/// The NICs that can be served, and how.
+pub(super) fn nics(vmi: &Vmi, pod: &Pod, options: &Options, problems: &mut Vec<Problem>) -> Nics {
     let devices = &vmi.spec.domain.devices;
     let implied = [Interface::implied()];
     let none = devices.interfaces.is_empty() && devices.autoattach_pod_interface != Some(false);
     let interfaces = if none { &implied[..] } else { &devices.interfaces };
     let there = interfaces.iter().filter(|nic| nic.state.as_deref() != Some("absent"));
-    let mut served = Vec::new();
+    let mut nics = Nics { served: Vec::new(), inlet: None };
     for nic in there {
-        match serve(vmi, nic, pod) {
-            Ok(nic) => served.push(nic),
+        match serve(vmi, nic, pod, options, &mut nics.inlet) {
+            Ok(nic) => nics.served.push(nic),
             Err(problem) => problems.push(problem),
         }
     }
-    served
+    nics
 }
 
-fn serve(vmi: &Vmi, nic: &Interface, pod: &Pod) -> Result<Served, Problem> {
+fn serve(
+    vmi: &Vmi,
+    nic: &Interface,
+    pod: &Pod,
+    options: &Options,
+    inlet: &mut Option<Mac>,
+) -> Result<Served, Problem> {
     let name = || nic.name.clone();
     let names = names(vmi, &nic.name);
     let plugin = match nic.binding() {
+        Binding::Passt(_) if options.passt == Passt::Listen => return by_passt(nic, &names, pod, inlet),
+        Binding::Passt(binding) => {
+            return Err(Problem::Passt { nic: name(), binding: binding.to_owned() });
+        }
         Binding::Tapless(binding) => {
             return Err(Problem::Binding { nic: name(), binding: binding.to_owned() });
         }
@@ -50,6 +70,7 @@ fn serve(vmi: &Vmi, nic: &Interface, pod: &Pod) -> Result<Served, Problem> {
     let ifname = match (there, plugin) {
         (Some(tap), _) if tap.kind == TapKind::Tap => tap.ifname.clone(),
         (Some(device), _) => return Err(Problem::NoTap { nic: name(), device: device.ifname.clone() }),
+        (None, Some(plugin)) if is_passt(plugin, options) => return by_passt(nic, &names, pod, inlet),
         // What a plugin makes is known once it is there, what KubeVirt makes before.
         (None, Some(plugin)) => {
             return Err(Problem::PluginTap { nic: name(), plugin: plugin.to_owned(), taps: names.taps });
@@ -58,6 +79,23 @@ fn serve(vmi: &Vmi, nic: &Interface, pod: &Pod) -> Result<Served, Problem> {
     };
     let mac = mac(nic, &names, pod)?;
     Ok(Served { name: name(), port: PortName { ifname, netns: Some(pod.netns.clone()) }, mac })
+}
+
+/// True for a plugin that stands for a guest as KubeVirt's own passt does.
+fn is_passt(plugin: &str, options: &Options) -> bool {
+    options.passt == Passt::Listen && options.passt_plugins.iter().any(|name| name == plugin)
+}
+
+/// A NIC that passt stands for: it has no device, and is served on the pod's inlet. What an inlet sends comes from one
+/// MAC, the first such NIC's; several of them are one pod, and so one identity.
+fn by_passt(nic: &Interface, names: &Names, pod: &Pod, wanted: &mut Option<Mac>) -> Result<Served, Problem> {
+    let mac = mac(nic, names, pod)?;
+    wanted.get_or_insert(mac);
+    if !pod.has_inlet() {
+        return Err(Problem::Inlet { nic: nic.name.clone() });
+    }
+    let port = PortName { ifname: inlet::PORT.into(), netns: Some(pod.netns.clone()) };
+    Ok(Served { name: nic.name.clone(), port, mac })
 }
 
 /// The MAC the guest speaks with: its own, or that of the pod's NIC. A bridged pod's NIC has moved away, and the dummy in

@@ -16,6 +16,26 @@ pub enum Problem {
         /// The binding's name in the VMI.
         binding: String,
     },
+    /// A NIC that passt stands for, which is not asked for.
+    #[error(
+        "NIC `{nic}`: binding `{binding}` is not served, for it has no tap; use masquerade, bridge or a plugin with \
+         a tap for the NIC that asks for metadata, or have the agent serve the pod's own sockets by \
+         `kubevirt: {{passt: listen}}`"
+    )]
+    Passt {
+        /// The NIC.
+        nic: String,
+        /// The binding's name in the VMI.
+        binding: String,
+    },
+    /// The way in for what passt sends is not there yet.
+    #[error(
+        "NIC `{nic}`: its pod has no inlet yet for what passt sends; the agent's log says why if it stays so"
+    )]
+    Inlet {
+        /// The NIC.
+        nic: String,
+    },
     /// A plugin's device is of another kind.
     #[error(
         "NIC `{nic}`: expected a tap, found `{device}` of another kind: what its guest sends passes no XDP program"
@@ -147,6 +167,13 @@ impl Problem {
     /// True for one that passes by itself in the first moments of a pod.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Volume { .. } | Self::Key { .. } | Self::NoMac { .. } | Self::PluginTap { .. })
+        matches!(
+            self,
+            Self::Volume { .. }
+                | Self::Key { .. }
+                | Self::NoMac { .. }
+                | Self::PluginTap { .. }
+                | Self::Inlet { .. }
+        )
     }
 }

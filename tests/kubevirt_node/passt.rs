@@ -1,0 +1,440 @@
+//! VMs on passt: no tap, and sockets in the pod's namespace instead, as any process of the pod has them.
+
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use metadata_user::addresses;
+use metadata_user::status::{GuestWay, PortState};
+use metadata_user::steer::inlet;
+use serde_json::{Value, json};
+use support::agent::Agent;
+use support::guest::{METADATA, curl_in};
+use support::netns::Namespace;
+use support::privileged;
+
+use crate::node::{Node, PATIENCE, Pod, comes, may_run, namespace_goes};
+
+/// Longest a request takes of which nothing comes.
+const NOTHING: Duration = Duration::from_secs(3);
+/// Longest for one request: what is lost while an inlet is made is sent again within seconds.
+const REQUEST: Duration = Duration::from_secs(20);
+
+/// A node whose agents serve passt, with these options besides.
+fn listening(more: &Value) -> Node {
+    let node = Node::new();
+    let mut options = json!({"passt": "listen"});
+    options.as_object_mut().expect("options").extend(more.as_object().expect("options").clone());
+    node.configure(&options);
+    node
+}
+
+/// A pod with a launcher, addresses and user-data, whose VMI has this NIC.
+fn pod<'a>(node: &'a Node, number: u16, binding: &Value) -> (Pod<'a>, Value) {
+    let mut pod = node.pod(number);
+    let host = number + 1;
+    pod.network
+        .ns()
+        .ip_batch(&format!(
+            "link set lo up\naddr add 10.77.0.{host}/24 dev eth0\naddr add fd77::{host}/64 dev eth0 nodad\n"
+        ))
+        .expect("addresses");
+    pod.secret(&pod.identity.user_data);
+    pod.launch();
+    let mut nic = json!({"name": "default", "macAddress": pod.identity.mac.to_string()});
+    nic.as_object_mut().expect("a NIC").extend(binding.as_object().expect("a binding").clone());
+    let mut vmi = pod.vmi();
+    vmi["spec"]["domain"]["devices"]["interfaces"] = json!([nic]);
+    (pod, vmi)
+}
+
+/// Puts a pod and its VMI on the node.
+fn runs<'a>(node: &'a Node, number: u16) -> Pod<'a> {
+    let (pod, vmi) = pod(node, number, &json!({"passtBinding": {}}));
+    node.server.put(vmi);
+    pod
+}
+
+/// What a socket of a namespace gets for a request.
+fn fetch(ns: &Namespace, to: impl Into<SocketAddr>, path: &str, patience: Duration) -> Result<(u16, String)> {
+    let fetched = curl_in(ns, &[&format!("http://{}{path}", to.into())], patience)?;
+    Ok((fetched.status, fetched.text()))
+}
+
+/// A pod's sockets get what its VM is told.
+fn gets_its_own(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
+    let (status, text) = fetch(pod.network.ns(), (address, 80), "/v1/user-data", REQUEST)?;
+    let wanted = &pod.identity.user_data;
+    ensure!(status == 200 && text == *wanted, "{address}: expected `{wanted}`, got {status}: {text}");
+    Ok(())
+}
+
+#[track_caller]
+fn is_served(agent: &Agent<'_>, pod: &Pod<'_>) {
+    comes(agent, &pod.key(), || gets_its_own(pod, METADATA.into()));
+}
+
+/// The devices of a pod's inlet.
+fn ends(pod: &Pod<'_>) -> Vec<String> {
+    let links = pod.network.ns().links().expect("links");
+    let names = links.iter().filter_map(|link| link["ifname"].as_str().map(str::to_owned));
+    names.filter(|name| [inlet::POD_END, inlet::PORT].contains(&name.as_str())).collect()
+}
+
+/// Rules of a pod's namespace beside those that every namespace has.
+fn rules(pod: &Pod<'_>) -> usize {
+    let rules = pod.network.ns().ip("rule show").expect("rules");
+    rules
+        .lines()
+        .filter(|rule| !["0:", "32766:", "32767:"].iter().any(|usual| rule.starts_with(usual)))
+        .count()
+}
+
+#[test]
+fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({}));
+    let agent = node.agent();
+    let core = runs(&node, 1);
+    let (plugin, vmi) = pod(&node, 2, &json!({"binding": {"name": "passt"}}));
+    node.server.put(vmi);
+    for pod in [&core, &plugin] {
+        is_served(&agent, pod);
+        for address in inlet::served(&addresses::ALL) {
+            if ![IpAddr::from(METADATA), addresses::EC2.into()].contains(&address) {
+                // Some are hosts with documents of their own; what counts is who answers.
+                let got = fetch(pod.network.ns(), (address, 80), "/", REQUEST);
+                assert!(got.is_ok(), "{address}: {got:?}\n{}", agent.said());
+                continue;
+            }
+            gets_its_own(pod, address).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+        }
+    }
+    let password = fetch(core.network.ns(), (METADATA, 8080), "/", REQUEST).expect("the password server");
+    assert_eq!(password, (200, "bad_request".into()), "it asks for its header");
+    let status = node.status().expect("a status");
+    assert_eq!(status.identities, 2, "{status:?}");
+    let names: Vec<_> = node.instances().expect("instances").into_iter().map(|it| it.refused).collect();
+    assert_eq!(names, [None, None]);
+    let ports = node.every_port().expect("a status").ports.listed;
+    let ways: Vec<_> = ports.iter().map(|port| (port.state, port.way)).collect();
+    assert_eq!(ways, [(PortState::Attached, GuestWay::Inlet); 2], "{ports:?}");
+}
+
+/// A guest behind the real thing: pasta is passt for a namespace, with the same code between guest and sockets. Dropping
+/// it ends it.
+struct Pasta {
+    child: Child,
+    guest: Namespace,
+}
+
+impl Pasta {
+    /// Runs it in a pod, with port 80 of the pod forwarded to the guest.
+    fn run(pod: &Pod<'_>) -> Self {
+        let guest = Namespace::new("guest").expect("a namespace");
+        guest.ip("link set lo up").expect("up");
+        let mut pasta = Command::new("pasta");
+        pasta.args(["--foreground", "--runas", "0", "--config-net", "--interface", "eth0"]);
+        pasta.args(["-t", "80", "-u", "none", "-T", "none", "-U", "none", "--netns"]).arg(guest.path());
+        pasta.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = pod.network.ns().spawn(&mut pasta).expect("pasta starts");
+        Self { child, guest }
+    }
+}
+
+impl Drop for Pasta {
+    fn drop(&mut self) {
+        let ended = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(error) = ended {
+            eprintln!("process {} stays behind: {error}", self.child.id());
+        }
+    }
+}
+
+#[test]
+fn guests_behind_real_passt_get_their_own_documents_while_it_forwards_port_80() {
+    let missing = Command::new("pasta").arg("--version").output().err();
+    let missing = missing.map(|error| format!("pasta cannot be run: {error}; install passt"));
+    if !may_run() || !privileged::or_skip_for(missing.as_deref()) {
+        return;
+    }
+    let node = listening(&json!({}));
+    let agent = node.agent();
+    let pods = [runs(&node, 1), runs(&node, 2)];
+    for pod in &pods {
+        // pasta takes the guest's addresses and routes from the pod's NIC.
+        let ns = pod.network.ns();
+        ns.ip_batch("route add default via 10.77.0.1\nroute add default via fd77::1\n").expect("routes");
+    }
+    let guests = pods.each_ref().map(Pasta::run);
+    for (pod, pasta) in pods.iter().zip(&guests) {
+        for address in [IpAddr::from(METADATA), addresses::EC2.into()] {
+            comes(&agent, &format!("{address} by pasta"), || {
+                let got = fetch(&pasta.guest, (address, 80), "/v1/user-data", REQUEST)?;
+                ensure!(got == (200, pod.identity.user_data.clone()), "{got:?}");
+                Ok(())
+            });
+        }
+        // What pasta forwards to the guest is the guest's.
+        let server = pasta.guest.run_in(|| TcpListener::bind("0.0.0.0:80")).expect("the guest's server");
+        let to: SocketAddr = "127.0.0.1:80".parse().expect("an address");
+        let _client =
+            pod.network.ns().run_in(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connected");
+        server.set_nonblocking(true).expect("no waiting");
+        comes(&agent, "it reaches the guest", || Ok(server.accept()?));
+    }
+}
+
+#[test]
+fn without_the_option_a_vm_on_passt_is_reported_and_its_pod_left_alone() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let pod = runs(&node, 1);
+    comes(&agent, "the report", || {
+        let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
+        let refused = refused.unwrap_or_default();
+        ensure!(refused.contains("`passtBinding` is not served"), "{refused}");
+        ensure!(refused.contains("passt: listen"), "{refused}");
+        Ok(())
+    });
+    assert_eq!((ends(&pod), rules(&pod)), (vec![], 0));
+}
+
+#[test]
+fn port_80_that_passt_holds_on_every_address_stays_the_guests() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({}));
+    let agent = node.agent();
+    let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
+    let ns = pod.network.ns();
+    // As `passt --tcp-ports all`: before the inlet, and one more port after it.
+    let before = ns.run_in(|| TcpListener::bind("0.0.0.0:80")).expect("port 80 is free");
+    node.server.put(vmi);
+    is_served(&agent, &pod);
+    let after = ns.run_in(|| TcpListener::bind("[::]:8080")).expect("port 8080 is free, too");
+    for (listener, to) in [(&before, "10.77.0.2:80"), (&after, "[fd77::2]:8080")] {
+        let to: SocketAddr = to.parse().expect("an address");
+        let _client = ns.run_in(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connected");
+        listener.accept().expect("it is the guest's");
+    }
+}
+
+#[test]
+fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({}));
+    let agent = node.agent();
+    let pod = runs(&node, 1);
+    is_served(&agent, &pod);
+    let ns = pod.network.ns();
+    for (name, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
+        ns.sysctl(name, value).expect("it forwards");
+    }
+    // The neighbour sits at the other end of the pod's NIC.
+    let neighbour = Namespace::new("neighbour").expect("a namespace");
+    let outer = pod.outer();
+    node.host.ns().ip(&format!("link set {outer} netns {}", neighbour.name())).expect("moved");
+    neighbour
+        .ip_batch(&format!(
+            "link set {outer} up\naddr add 10.77.0.200/24 dev {outer}\naddr add fd77::200/64 dev {outer} nodad\n\
+             route add {METADATA} via 10.77.0.2\nroute add {} via fd77::2\n",
+            addresses::EC2
+        ))
+        .expect("routes by the pod");
+    // It reaches the pod itself.
+    let listener = ns.run_in(|| TcpListener::bind("[::]:9000")).expect("a port");
+    for to in ["10.77.0.2:9000", "[fd77::2]:9000"] {
+        let to: SocketAddr = to.parse().expect("an address");
+        neighbour.run_in(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("it reaches the pod");
+        listener.accept().expect("accepted");
+    }
+    for address in [IpAddr::from(METADATA), addresses::EC2.into()] {
+        let got = fetch(&neighbour, (address, 80), "/v1/user-data", NOTHING);
+        assert!(got.is_err(), "{address}: {got:?}");
+    }
+    gets_its_own(&pod, METADATA.into()).expect("the pod is served as before");
+    // It is the inlet's rule that keeps it out: with one for everybody it gets there.
+    let table = ns.ip("rule show").expect("rules");
+    let table =
+        table.lines().find(|rule| rule.contains("iif lo")).and_then(|rule| rule.split(' ').next_back());
+    ns.ip(&format!("rule add to {METADATA} lookup {}", table.expect("the inlet's"))).expect("a rule");
+    let got = fetch(&neighbour, (METADATA, 80), "/v1/user-data", REQUEST).expect("an answer");
+    assert_eq!(got.1, pod.identity.user_data);
+}
+
+#[test]
+fn a_pod_on_passt_has_no_more_connections_than_its_vm_may() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({"serve": {"limits": {"conns": 4}}}));
+    let agent = node.agent();
+    let (pod, other) = (runs(&node, 1), runs(&node, 2));
+    is_served(&agent, &pod);
+    is_served(&agent, &other);
+    let to = SocketAddr::from((METADATA, 80));
+    let begin = || {
+        let mut connection = pod.network.ns().run_in(|| TcpStream::connect_timeout(&to, PATIENCE))?;
+        connection.write_all(b"GET /v1/user-data HTTP/1.1\r\n")?;
+        Ok::<_, std::io::Error>(connection)
+    };
+    let _held: Vec<_> = (0..4).map(|n| begin().unwrap_or_else(|error| panic!("{n}: {error}"))).collect();
+    comes(&agent, "four are held", || {
+        let got = fetch(pod.network.ns(), to, "/v1/user-data", NOTHING);
+        ensure!(got.is_err(), "a fifth is answered: {got:?}");
+        Ok(())
+    });
+    gets_its_own(&other, METADATA.into()).expect("the other VM is served");
+}
+
+#[test]
+fn a_pod_on_passt_asks_no_faster_than_its_vm_may_and_is_audited_as_its_vm() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({"serve": {"limits": {"rps": 1, "burst": 4}}}));
+    let audit = node.path("audit.log");
+    let agent = node.agent_with(&["--audit", audit.to_str().expect("text")]);
+    let pod = runs(&node, 1);
+    is_served(&agent, &pod);
+    let url = format!("http://{METADATA}/v1/user-data?[1-6]");
+    let got = curl_in(pod.network.ns(), &[&url], PATIENCE).expect("six answers");
+    assert_eq!(got.text(), pod.identity.user_data.repeat(6), "those beyond the burst wait for their turn");
+    let metrics = agent.metrics().expect("metrics");
+    let waits = metrics
+        .samples()
+        .iter()
+        .filter(|sample| sample.name == "xdp_imds_parked_total" && sample.label("reason") == Some("rate"));
+    assert!(waits.map(|sample| sample.value).sum::<f64>() >= 2.0, "some waited");
+    comes(&agent, "the audit log", || {
+        let log = std::fs::read_to_string(&audit)?;
+        let mine = log.lines().filter(|line| line.contains(&pod.identity.instance_id)).count();
+        ensure!(mine >= 6, "{mine} lines are of the VM: {log}");
+        ensure!(log.contains(inlet::PORT), "the port is named: {log}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_vm_that_is_opted_out_loses_its_inlet_and_one_that_ends_frees_its_namespace() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({}));
+    let agent = node.agent();
+    let (pod, ending) = (runs(&node, 1), runs(&node, 2));
+    is_served(&agent, &pod);
+    is_served(&agent, &ending);
+    assert_eq!((ends(&pod).len(), rules(&pod)), (2, 1));
+    let mut out = pod.vmi();
+    out["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": "false"});
+    node.server.put(out);
+    comes(&agent, "the inlet goes", || {
+        ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
+        Ok(())
+    });
+    let outer = ending.end_alone();
+    namespace_goes(&agent, &node, &outer);
+    comes(&agent, "no port is left", || {
+        ensure!(node.links() == 0 && node.status()?.identities == 0, "{} programs", node.links());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_device_that_only_has_an_inlets_name_is_left_alone() {
+    if !may_run() {
+        return;
+    }
+    for options in [json!({"passt": "listen"}), json!({})] {
+        let node = Node::new();
+        node.configure(&options);
+        let agent = node.agent();
+        let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
+        pod.network.ns().ip(&format!("link add {} type bridge", inlet::POD_END)).expect("a device");
+        node.server.put(vmi);
+        comes(&agent, "the report", || {
+            let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
+            ensure!(refused.is_some(), "there is none yet");
+            Ok(())
+        });
+        let listens = options == json!({"passt": "listen"});
+        assert_eq!(
+            agent.said().contains("found no imds0-port") || agent.said().contains("found a bridge"),
+            listens,
+            "{}",
+            agent.said()
+        );
+        assert_eq!((ends(&pod), rules(&pod)), (vec![inlet::POD_END.to_owned()], 0), "{}", agent.said());
+    }
+}
+
+#[test]
+fn an_inlet_stays_closed_while_the_agent_is_away_and_the_next_one_goes_on_with_it() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({}));
+    let first = node.agent();
+    let pod = runs(&node, 1);
+    is_served(&first, &pod);
+    let was = ends(&pod);
+    first.kill().expect("killed");
+    let closed = |pod: &Pod<'_>, when: &str| {
+        let got = fetch(pod.network.ns(), (METADATA, 80), "/v1/user-data", NOTHING);
+        assert!(got.is_err(), "{when}: {got:?}");
+    };
+    closed(&pod, "killed");
+    let second = node.agent();
+    is_served(&second, &pod);
+    assert_eq!((ends(&pod), rules(&pod)), (was, 1));
+    second.stop().expect("stopped");
+    closed(&pod, "stopped");
+    node.configure(&json!({}));
+    let third = node.agent();
+    comes(&third, "an agent without the option takes it away", || {
+        ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
+        Ok(())
+    });
+}
+
+#[test]
+fn an_inlet_serves_on_while_one_agent_takes_over_from_another() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({}));
+    let first = node.agent();
+    let pod = runs(&node, 1);
+    is_served(&first, &pod);
+    let was = ends(&pod);
+    let second = node.agent_with(&["--takeover"]);
+    gets_its_own(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
+    first.ended(PATIENCE).expect("the first has ended");
+    gets_its_own(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
+    assert_eq!((ends(&pod), rules(&pod)), (was, 1));
+}
+
+#[test]
+fn an_agent_without_pins_takes_its_inlets_away_when_it_ends() {
+    if !may_run() {
+        return;
+    }
+    let node = listening(&json!({}));
+    let agent = node.agent_without_pins();
+    let pod = runs(&node, 1);
+    is_served(&agent, &pod);
+    agent.stop().expect("stopped");
+    assert_eq!((ends(&pod), rules(&pod)), (vec![], 0));
+}
