@@ -156,7 +156,7 @@ verdicts! {
 
     /// `ring`: put into the ring of its hub.
     RingDelivered => Steer, "ring_delivered";
-    /// `ring`: the ring is full, or half full and the port has sent much.
+    /// `ring`: the ring is full, or half full and the port has sent much; or the kernel refused the copy.
     RingDropFull => Drop, "ring_drop_full";
     /// `port_tcx`, in another namespace than the hub: the hub has no ring.
     RingDropAbsent => Drop, "ring_drop_absent";

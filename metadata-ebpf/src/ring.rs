@@ -66,7 +66,7 @@ fn put<const N: usize>(context: &TcContext, length: usize) -> Verdict {
     // The verifier learns the range from comparing what is then used.
     let length = black_box(length);
     if length == 0 || length > N - RING_HEADER {
-        return Verdict::DropOversize;
+        return Verdict::RingDropFull;
     }
     let Some(mut record) = RING.reserve_bytes(N, 0) else {
         return Verdict::RingDropFull;
@@ -80,7 +80,7 @@ fn put<const N: usize>(context: &TcContext, length: usize) -> Verdict {
     let read = unsafe { bpf_skb_load_bytes(context.skb.skb.cast(), 0, frame.cast(), length as u32) };
     if read != 0 {
         record.discard(0);
-        return Verdict::DropUnwritable;
+        return Verdict::RingDropFull;
     }
     record.submit(0);
     Verdict::RingDelivered
