@@ -170,7 +170,16 @@ fn behind_a_stub_frames_of_its_namespace_meet_the_same_end() {
                 for (port, stub) in
                     [(program::PORT, program::PORT_STUB), (program::PORT_TCX, program::PORT_TCX_STUB)]
                 {
-                    let expected = direct.run(port, frame).expect("a run");
+                    // The kernel takes no buffer that ends in an IP header for a test run.
+                    if port == program::PORT_TCX && frame.len() < ethernet::HEADER + ipv6::HEADER {
+                        continue;
+                    }
+                    let mut expected = direct.run(port, frame).expect("a run");
+                    if expected.action == TC_ACT_REDIRECT {
+                        // No redirect leads out of the namespace, so the frame goes by the ring and ends there.
+                        expected.action = TC_ACT_SHOT;
+                        expected.counted.push((Verdict::RingDelivered, 1));
+                    }
                     assert_eq!(behind.run(stub, frame).expect("a run"), expected, "{port}: {}", case.name);
                 }
             }

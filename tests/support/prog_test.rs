@@ -16,8 +16,8 @@ use aya::{Ebpf, EbpfLoader};
 use metadata_common::cookie::{Flow, Key};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name,
-    program,
+    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, MAX_HUBS, Port, PortKey, SERVED,
+    Slot, name, program,
 };
 use metadata_common::trace::{Event, Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -138,6 +138,10 @@ impl Programs {
         let port = classifier(&mut programs.ebpf, program::PORT_TCX)?.fd()?;
         let map = stub.map_mut(name::PORT_CLASSIFIERS).context(name::PORT_CLASSIFIERS)?;
         ProgramArray::try_from(map)?.set(0, port, 0)?;
+        let ring = classifier(&mut programs.ebpf, program::RING)?.fd()?.try_clone()?;
+        let map = programs.ebpf.map_mut(name::RINGS).context(name::RINGS)?;
+        let mut rings = ProgramArray::try_from(map)?;
+        (0..MAX_HUBS).try_for_each(|hub| rings.set(hub, &ring, 0))?;
         programs.stub = Some(stub);
         Ok(programs)
     }

@@ -226,16 +226,6 @@ fn a_device_that_cannot_be_a_port_or_is_taken_is_named_with_its_holder() {
             Warn,
             &["meter"],
         ),
-        (
-            "tcx elsewhere",
-            |f| {
-                f.wanted.steer = Mode::Tcx;
-                f.ports[0].name.netns = Some("pod-1".into());
-            },
-            "port.tcx",
-            Fail,
-            &["steer: auto"],
-        ),
         ("macvtap", |f| kind(f, "macvtap"), "port.kind", Fail, &["macvtap", "bridge"]),
         ("bridge", |f| kind(f, "bridge"), "port.kind", Fail, &["tap of one VM"]),
         ("veth", |f| kind(f, "veth"), "port.kind", Warn, &["gro on"]),
