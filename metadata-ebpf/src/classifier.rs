@@ -13,7 +13,7 @@ use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::generated::{bpf_redirect, bpf_skb_load_bytes};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
-use metadata_common::classify::Reader;
+use metadata_common::classify::{Reader, is_ordinary};
 use metadata_common::decide::{Decision, Delivery, decide, deliver};
 use metadata_common::drain;
 use metadata_common::mac::Mac;
@@ -33,7 +33,12 @@ use crate::{report_unknown, trace, worth_a_line};
 pub fn port_tcx(context: TcContext) -> i32 {
     let buffer = Buffer { context: &context, first: Frame::first_piece(&context) };
     let ingress = Ingress::of_buffer(&context);
-    let (verdict, action) = match decide(&buffer, &ingress) {
+    let decision = if !buffer.is_tagged() && is_ordinary(&buffer.first, &ingress) {
+        Decision::Pass(Verdict::PassIpv4)
+    } else {
+        decide(&buffer, &ingress)
+    };
+    let (verdict, action) = match decision {
         // On to the next classifier, if there is one.
         Decision::Pass(verdict) => (verdict, TC_ACT_UNSPEC),
         Decision::Drop(verdict) => (verdict, TC_ACT_SHOT),
