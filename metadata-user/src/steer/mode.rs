@@ -286,6 +286,10 @@ impl Steering {
                 }
             }
         }
+        let has_xdp = |attached: &Attached| attached.cookie == cookie && attached.programs.xdp.is_some();
+        if !self.ports.values().any(has_xdp) {
+            self.object.unload_stub(cookie);
+        }
         tracing::debug!(%port, by = ?to, "switched");
         Ok(())
     }

@@ -243,6 +243,15 @@ impl Object {
         loaded.ok_or_else(|| SteerError::load(program::PORT_TCX, "it was not kept"))
     }
 
+    /// Unloads a namespace's stub of XDP, which takes half of what the namespace costs, until a port wants it again.
+    pub(super) fn unload_stub(&mut self, cookie: Cookie) {
+        if cookie != self.home
+            && let Some(instance) = self.instances.get_mut(&cookie)
+        {
+            instance.program = None;
+        }
+    }
+
     fn instance(&mut self, cookie: Cookie) -> Result<&mut Instance, SteerError> {
         let absent = || SteerError::load(program::PORT, "the namespace has no ports");
         self.instances.get_mut(&cookie).ok_or_else(absent)

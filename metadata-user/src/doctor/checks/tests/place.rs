@@ -4,7 +4,6 @@ use super::super::super::facts::{Directory, Facts, FileSystem, Found, Pins, Reco
 use super::super::super::{Check, Status};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
-use crate::steer::Mode;
 use crate::steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
 
 #[test]
@@ -120,6 +119,7 @@ fn the_node_around_is_judged() {
             Warn,
             &["fa:16:3e"],
         ),
+        ("ring full", |f| f.node.ring_full = 7, "hub.namespaces", Warn, &["7 frames", "steer: auto"]),
         ("veth full", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
         ("unseen", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
     ]);
