@@ -401,7 +401,7 @@ const _: () = {
     assert!(size_of::<AllSent>() == 32);
     assert!(ALL_SENT.is_power_of_two());
     assert!(RING_BYTES.is_power_of_two());
-    assert!(RING_RECORDS[2] % 8 == 0 && RING_RECORDS[2] >= MAX_STEERED as usize + RING_HEADER);
+    assert!(RING_RECORDS[2].is_multiple_of(8) && RING_RECORDS[2] >= MAX_STEERED as usize + RING_HEADER);
 };
 
 #[cfg(test)]
