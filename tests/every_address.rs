@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use metadata_user::addresses;
 use support::agent::{self, Agent, Metrics, PortArgument, STEERED};
+use support::books;
 use support::guest::{Guest, NIC, Route, Spec};
 use support::host::{self, BRIDGE, EchoServer, Host};
+use support::netns::Namespace;
 use support::privileged;
 use support::record::Identity;
 
@@ -70,8 +72,19 @@ impl Node {
         self.guest.ns().ip(words).expect("a setting of the guest's");
     }
 
+    fn port(&self) -> PortArgument {
+        PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac)
+    }
+
+    /// An agent in another namespace, which steers by a classifier.
+    fn agent_elsewhere<'a>(&self, ns: &'a Namespace) -> Agent<'a> {
+        let mut words = agent::arguments(self.records.path(), &[self.port().within(self.host.ns())]);
+        words.extend(["--steer".into(), "tcx".into()]);
+        Agent::start_binary(&agent::binary().expect("the agent is built"), ns, words).expect("an agent")
+    }
+
     fn agent(&self, config: Option<&str>) -> Agent<'_> {
-        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
+        let port = self.port();
         let mut words = agent::arguments(self.records.path(), &[port]);
         let files = tempfile::tempdir().expect("a directory");
         if let Some(config) = config {
@@ -122,6 +135,28 @@ fn every_default_address_is_served_on_link() {
     }
     let asked = (frames(&agent, "answer_arp"), frames(&agent, "answer_neighbour"));
     assert!(asked.0 >= 4 && asked.1 >= 5, "each address was asked for by ARP or solicitation: {asked:?}");
+}
+
+#[test]
+fn every_default_address_is_served_out_of_another_namespace_by_a_classifier() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let elsewhere = Namespace::new("agent").expect("a namespace");
+    for route in [Route::OnLink, Route::Gateway] {
+        let node = Node::new(route);
+        let agent = node.agent_elsewhere(&elsewhere);
+        let shown = node.host.ns().ip("link show tap0").expect("the tap");
+        assert!(!shown.contains("xdp"), "{route:?}: {shown}");
+        for address in addresses::ALL {
+            assert_eq!(node.ask(address, PATIENCE).expect("an answer"), 200, "{route:?}, {address}");
+        }
+        let asked = (frames(&agent, "steer_arp"), frames(&agent, "steer_neighbour"));
+        let due = if route == Route::OnLink { (4, 5) } else { (0, 0) };
+        assert!(asked.0 >= due.0 && asked.1 >= due.1, "{route:?}: {asked:?}");
+        books::balance(&agent, 0).expect("every frame is accounted for");
+        assert!(frames(&agent, "ring_delivered") >= frames(&agent, STEERED), "all came by the ring");
+    }
 }
 
 #[test]

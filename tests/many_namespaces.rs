@@ -18,13 +18,16 @@ fn guests_of_a_hundred_namespaces_are_answered_by_the_next_agent_when_one_is_kil
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new(NAMESPACES).expect("a node");
-    let agent = node.agent().expect("an agent");
-    node.all_ask(PATIENCE).expect("each guest has its own answer");
-    agent.kill().expect("killed");
-    std::thread::scope(|scope| {
-        let asking = scope.spawn(|| node.all_ask_again(PATIENCE, ATTEMPT));
-        let _agent = node.agent().expect("another agent");
-        asking.join().expect("no panic").expect("each guest has its own answer");
-    });
+    for steer in ["auto", "tcx"] {
+        let node = Node::new(NAMESPACES, &["--steer", steer]).expect("a node");
+        let agent = node.agent().expect("an agent");
+        node.all_ask(PATIENCE).unwrap_or_else(|error| panic!("{steer}: {error:#}"));
+        agent.kill().expect("killed");
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| node.all_ask_again(PATIENCE, ATTEMPT));
+            let _agent = node.agent().expect("another agent");
+            let asked = asking.join().expect("no panic");
+            asked.unwrap_or_else(|error| panic!("{steer}: {error:#}"));
+        });
+    }
 }

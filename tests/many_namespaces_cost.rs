@@ -1,4 +1,4 @@
-//! What namespaces cost: `cargo bench -p xdp-imds-tests --bench many_namespaces_cost [-- NAMESPACES]` (root; the agent has
+//! What namespaces cost: `cargo bench -p xdp-imds-tests --bench many_namespaces_cost [-- NAMESPACES] [-- tcx]` (root; the agent has
 //! to be built with `--release`). The time until all guests have had their first answer
 //! after a first start, in a takeover, and after `kill -9` and a start, and the kernel's memory. Asserts nothing.
 
@@ -29,10 +29,14 @@ fn main() {
 
 fn measure() -> Result<()> {
     let count = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(NAMESPACES);
-    let alone = memory_of_an_agent(1)?;
-    println!("{count} namespaces with a VM each; an agent with one has {alone} KiB of kernel memory");
+    let steer = if std::env::args().any(|word| word == "tcx") { "tcx" } else { "auto" };
+    let words = ["--steer", steer];
+    let alone = memory_of_an_agent(1, &words)?;
+    println!(
+        "{count} namespaces with a VM each, steer: {steer}; an agent with one has {alone} KiB of kernel memory"
+    );
     for round in 1..=ROUNDS {
-        let node = Node::new(count)?;
+        let node = Node::new(count, &words)?;
         let before = kernel_kib()?;
         let start = Instant::now();
         let agent = node.agent()?;
@@ -89,8 +93,8 @@ fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
 }
 
 /// What an agent takes with so many namespaces.
-fn memory_of_an_agent(count: u16) -> Result<u64> {
-    let node = Node::new(count)?;
+fn memory_of_an_agent(count: u16, words: &[&str]) -> Result<u64> {
+    let node = Node::new(count, words)?;
     let before = kernel_kib()?;
     let _agent = node.agent()?;
     node.all_ask(PATIENCE)?;

@@ -17,5 +17,7 @@ mod node;
 mod pins;
 #[path = "steering/refusals.rs"]
 mod refusals;
+#[path = "steering/rings.rs"]
+mod rings;
 #[path = "steering/watching.rs"]
 mod watching;

@@ -130,6 +130,27 @@ impl Taker {
     }
 }
 
+/// Where the taps are.
+enum Place {
+    /// In the agents' namespace.
+    Home,
+    /// In another than the agents', which steer by classifiers: no redirect of theirs leads out of there.
+    Pod(Namespace),
+}
+
+impl Place {
+    fn pod() -> Self {
+        Self::Pod(Namespace::new("agent").expect("a namespace"))
+    }
+
+    fn agent<'a>(&'a self, node: &'a Node, guests: &[Identity], more: &[&str]) -> Agent<'a> {
+        match self {
+            Self::Home => node.agent(guests, more),
+            Self::Pod(ns) => node.pod(ns, guests, &[more, &["--steer", "tcx"]].concat()),
+        }
+    }
+}
+
 /// A guest that speaks TCP by its kernel, its record, and its node.
 fn one_guest(change: impl FnOnce(&mut Value)) -> (Node, Guest) {
     let node = Node::new();
@@ -192,11 +213,21 @@ fn a_crowd_of_guests_is_taken_over_twice_without_a_failure_or_a_reset() {
         return;
     }
     for workers in ["1", "2"] {
-        crowd_is_taken_over(workers);
+        crowd_is_taken_over(workers, &Place::Home);
     }
 }
 
-fn crowd_is_taken_over(workers: &str) {
+#[test]
+fn a_crowd_in_a_pod_steered_by_classifiers_is_taken_over_without_a_failure_or_a_reset() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for workers in ["1", "2"] {
+        crowd_is_taken_over(workers, &Place::pod());
+    }
+}
+
+fn crowd_is_taken_over(workers: &str, place: &Place) {
     let mut node = Node::new();
     let guests: Vec<Identity> =
         (0..crowd_size()).map(|number| Identity::of(number).with_user_data_of(2_000)).collect();
@@ -204,8 +235,7 @@ fn crowd_is_taken_over(workers: &str) {
         guest.write(node.records.path(), 1).expect("a record");
     }
     let taps = node.host.rack(&guests, Shape::default()).expect("taps");
-    let words = ["--workers", workers];
-    let mut running = node.agent(&guests, &words);
+    let mut running = place.agent(&node, &guests, &["--workers", workers]);
     let before = node.identities();
     assert_eq!(before.len(), guests.len());
     let stop = AtomicBool::new(false);
@@ -216,7 +246,7 @@ fn crowd_is_taken_over(workers: &str) {
         let _stop = Stop(&stop);
         std::thread::sleep(Duration::from_secs(1));
         for side in [1, 0] {
-            let next = node.agent(&guests, &["--workers", workers, "--takeover"]);
+            let next = place.agent(&node, &guests, &["--workers", workers, "--takeover"]);
             let (status, said) =
                 std::mem::replace(&mut running, next).ended(LEAVES_WITHIN).expect("the agent before leaves");
             assert!(status.success(), "{status}\n{said}");
@@ -261,17 +291,23 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn connections_that_last_end_where_they_began_and_what_was_said_on_them_holds() {
-    const LONG: usize = 1 << 20;
     if !privileged::or_skip() {
         return;
     }
+    for place in [Place::Home, Place::pod()] {
+        connections_that_last_end_where_they_began(&place);
+    }
+}
+
+fn connections_that_last_end_where_they_began(place: &Place) {
+    const LONG: usize = 1 << 20;
     let (node, guest) = one_guest(|record| {
         record["user_data"] = json!({"text": "x".repeat(LONG)});
         record["serve"] = json!({"limits": {"user_data": LONG}});
         record["metadata"] = json!({"colour": "red"});
     });
     let guests = [guest.identity().clone()];
-    let first = node.agent(&guests, &[]);
+    let first = place.agent(&node, &guests, &[]);
     let google = "Metadata-Flavor: Google\r\n";
     let attribute = "/computeMetadata/v1/instance/guest-attributes/a";
     let put = |client: &mut Client, name: &str, value: &str| {
@@ -298,7 +334,7 @@ fn connections_that_last_end_where_they_began_and_what_was_said_on_them_holds() 
         .say(&format!("PUT {attribute}/during HTTP/1.1\r\nHost: x\r\n{google}Content-Length: 4\r\n\r\nha"));
     std::thread::sleep(Duration::from_secs(1));
 
-    let _second = node.agent(&guests, &["--takeover"]);
+    let _second = place.agent(&node, &guests, &["--takeover"]);
     let (status, head, body) = parked.answer();
     assert_eq!(
         (status, says_close(&head), &body[..]),

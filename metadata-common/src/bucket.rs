@@ -5,7 +5,7 @@
 //! cost, and is refused if that would put it further ahead of now than the bucket is deep. A port has two: one for
 //! frames, one for new connections.
 
-use crate::maps::Port;
+use crate::maps::{Port, RING_FRESH};
 
 /// When the bucket of frames will be full again if one is taken at `now_ns`; `None` if it holds too little.
 ///
@@ -23,6 +23,13 @@ pub const fn take(port: Port, now_ns: u64) -> Option<u64> {
 #[must_use]
 pub const fn take_connection(port: Port, now_ns: u64) -> Option<u64> {
     charge(port.connection_ns, port.connection_depth_ns, port.connections_full_at_ns, now_ns)
+}
+
+/// True for a port that has sent more than [`RING_FRESH`] frames beyond its rate. Of a port without a limit nobody knows.
+#[inline(always)]
+#[must_use]
+pub const fn is_spent(port: Port, now_ns: u64) -> bool {
+    port.frame_ns != 0 && port.full_at_ns > now_ns.saturating_add(port.frame_ns.saturating_mul(RING_FRESH))
 }
 
 #[inline(always)]
@@ -86,8 +93,23 @@ impl Port {
 
 #[cfg(test)]
 mod tests {
-    use super::{take, take_connection};
-    use crate::maps::Port;
+    use super::{is_spent, take, take_connection};
+    use crate::maps::{Port, RING_FRESH};
+
+    #[test]
+    fn a_port_is_spent_while_it_is_far_beyond_its_rate() {
+        let mut port = Port::with_limit(1_000, 2_048);
+        for _ in 0..RING_FRESH {
+            port.full_at_ns = take(port, 0).expect("a token");
+            assert!(!is_spent(port, 0));
+        }
+        port.full_at_ns = take(port, 0).expect("a token");
+        assert!(is_spent(port, 0));
+        assert!(!is_spent(port, 1_000_000), "a frame's time later");
+        let unlimited = Port { full_at_ns: u64::MAX, ..Port::with_limit(0, 1) };
+        assert!(!is_spent(unlimited, 0));
+        assert!(!is_spent(Port { full_at_ns: u64::MAX, ..port }, u64::MAX), "no overflow");
+    }
 
     /// Offers one frame at each moment; how many were taken.
     fn taken(port: &mut Port, moments: impl Iterator<Item = u64>) -> usize {

@@ -47,6 +47,21 @@ pub const EVENT_BYTES: u32 = 256 * 1024;
 /// Octets of the longest frame a hub takes: more than any guest's MTU, and what a veth runs XDP natively on.
 pub const MAX_STEERED: u32 = 3_400 + crate::wire::ethernet::HEADER as u32;
 
+/// Octets of the ring that takes steered frames from namespaces a classifier cannot redirect out of, one for each hub: room
+/// for 1,800 first segments or 75 of the longest frames.
+pub const RING_BYTES: u32 = 256 * 1024;
+
+/// Octets in front of a frame in a ring: its length, in the machine's order.
+pub const RING_HEADER: usize = 8;
+
+/// What records of a ring hold, the length in front included: a handshake's segments, most requests, and the longest frame
+/// that is steered. The kernel reserves constant sizes only.
+pub const RING_RECORDS: [usize; 3] = [136, 648, MAX_STEERED as usize + 2 + RING_HEADER];
+
+/// Frames that a port may have sent beyond its rate and still use the second half of a ring: half of each ring is for
+/// guests that have asked for little.
+pub const RING_FRESH: u64 = 64;
+
 /// Shortest segments the kernel may be asked to cut a steered frame into: every host takes this much (RFC 9293
 /// §3.7.1), so no client offers less.
 pub const MIN_SEGMENT: u32 = 536;
@@ -137,6 +152,14 @@ pub mod name {
     pub const TRACED: &str = "TRACED";
     /// `PROG_ARRAY` of one entry: the instance of `port` that stubs go on in.
     pub const PORT_PROGRAMS: &str = "PORT_PROGRAMS";
+    /// `PROG_ARRAY` of one entry: the instance of `port_tcx` that classifiers' stubs go on in. A map holds programs of one
+    /// type only, so it is not the same as for stubs of XDP.
+    pub const PORT_CLASSIFIERS: &str = "PORT_CLASSIFIERS";
+    /// `PROG_ARRAY` hub number → the instance of `ring` that puts frames into that hub's `RING`.
+    pub const RINGS: &str = "RINGS";
+    /// `RINGBUF` of one hub: frames that a classifier cannot redirect to it, each behind
+    /// [`RING_HEADER`](super::RING_HEADER) octets.
+    pub const RING: &str = "RING";
     /// Global constant of one program instance: the number the agent gave the namespace it is loaded for.
     pub const NETNS: &str = "NETNS";
     /// Global constant: the [`Key`](crate::cookie::Key) of handshakes, the same as user space has.
@@ -145,11 +168,18 @@ pub mod name {
     pub const HUB: &str = "HUB";
 }
 
-/// In the place of a namespace's number: a stub has put it in front of the frame, as [`NUMBER_OCTETS`] octets that begin
-/// with it in the machine's order.
+/// In the place of a namespace's number: a stub says it with each frame. One of XDP puts it in front of the frame, as
+/// [`NUMBER_OCTETS`] octets that begin with it in the machine's order; a classifier's into [`NUMBER_WORD`].
 pub const IN_FRONT: u32 = u32::MAX;
 /// Octets in front of a frame that comes from a stub.
 pub const NUMBER_OCTETS: usize = 8;
+
+/// The word of a socket buffer's control block (`cb` of `__sk_buff`) in which a classifier's stub says the namespace's
+/// number.
+pub const NUMBER_WORD: usize = 0;
+/// The word in which `port_tcx` says to `ring` that the port has sent more than [`RING_FRESH`] frames beyond its rate: 1,
+/// else 0.
+pub const SPENT_WORD: usize = 1;
 
 /// Names of the programs in the objects.
 pub mod program {
@@ -160,6 +190,11 @@ pub mod program {
     pub const PORT_STUB: &str = "port_stub";
     /// A classifier where a VM's frames enter the network stack: does what `port` does.
     pub const PORT_TCX: &str = "port_tcx";
+    /// A classifier on a VM's tap in another namespace than the agent's: says the namespace's number and goes on in
+    /// `port_tcx`.
+    pub const PORT_TCX_STUB: &str = "port_tcx_stub";
+    /// A classifier behind `port_tcx` of other namespaces: into the ring of a hub.
+    pub const RING: &str = "ring";
     /// On the hub's inner veth: into the AF_XDP socket.
     pub const SOCKET: &str = "socket";
     /// On the hub tap: from the stamp to the guest's port.
@@ -365,6 +400,8 @@ const _: () = {
     assert!(size_of::<Guest>() == 8);
     assert!(size_of::<AllSent>() == 32);
     assert!(ALL_SENT.is_power_of_two());
+    assert!(RING_BYTES.is_power_of_two());
+    assert!(RING_RECORDS[2].is_multiple_of(8) && RING_RECORDS[2] >= MAX_STEERED as usize + RING_HEADER);
 };
 
 #[cfg(test)]

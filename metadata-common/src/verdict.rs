@@ -154,6 +154,13 @@ verdicts! {
     /// `socket`: no AF_XDP socket on that queue.
     SocketDropAbsent => Drop, "socket_drop_absent";
 
+    /// `ring`: put into the ring of its hub.
+    RingDelivered => Steer, "ring_delivered";
+    /// `ring`: the ring is full, or half full and the port has sent much; or the kernel refused the copy.
+    RingDropFull => Drop, "ring_drop_full";
+    /// `port_tcx`, in another namespace than the hub: the hub has no ring.
+    RingDropAbsent => Drop, "ring_drop_absent";
+
     /// `hub`, `hub_tcx`: sent to the guest's port.
     HubDelivered => Steer, "hub_delivered";
     /// `hub`, `hub_tcx`: shorter than an Ethernet header.

@@ -6,14 +6,14 @@
 //! `hub_tcx` does the other direction for ports whose device takes no redirected frames: a frame in a socket buffer is
 //! sent there as any other is.
 //!
-//! Least kernel: 6.6 (tcx links). `bpf_redirect` finds devices of the frame's own namespace only, so the
-//! port must be in the hub's.
+//! Least kernel: 6.6 (tcx links). `bpf_redirect` finds devices of the frame's own namespace only, so frames of ports in
+//! other namespaces than the hub's go by a ring (`ring`).
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::generated::{bpf_redirect, bpf_skb_load_bytes};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
-use metadata_common::classify::Reader;
+use metadata_common::classify::{Reader, is_ordinary};
 use metadata_common::decide::{Decision, Delivery, decide, deliver};
 use metadata_common::drain;
 use metadata_common::mac::Mac;
@@ -24,24 +24,33 @@ use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
-use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, count_index};
+use crate::ring;
+use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, count_index, is_behind_stubs};
 use crate::{report_unknown, trace, worth_a_line};
 
 /// Where a VM's frames enter the network stack: steer what is for the metadata service, leave the rest alone.
 #[classifier]
 pub fn port_tcx(context: TcContext) -> i32 {
     let buffer = Buffer { context: &context, first: Frame::first_piece(&context) };
-    let ingress = Ingress::on(buffer.ifindex());
-    let (verdict, action) = match decide(&buffer, &ingress) {
+    let ingress = Ingress::of_buffer(&context);
+    let decision = if !buffer.is_tagged() && is_ordinary(&buffer.first, &ingress) {
+        Decision::Pass(Verdict::PassIpv4)
+    } else {
+        decide(&buffer, &ingress)
+    };
+    let (verdict, action) = match decision {
         // On to the next classifier, if there is one.
         Decision::Pass(verdict) => (verdict, TC_ACT_UNSPEC),
         Decision::Drop(verdict) => (verdict, TC_ACT_SHOT),
         Decision::Steer(verdict, identity, _) => {
             let watched = trace::begin(|| trace::note_buffer(&context, ingress.key(), false));
-            let (verdict, action) = steer(&buffer, &ingress, verdict, identity);
+            let (verdict, way) = steer(&buffer, &ingress, verdict, identity);
             count(verdict);
             watched.end(verdict.index(), identity.slot);
-            return action;
+            return match way {
+                Way::Is(action) => action,
+                Way::Ring(hub) => ring::hand_in(&context, &ingress, hub),
+            };
         }
     };
     let index = anonymous(verdict, ingress.salt());
@@ -54,22 +63,33 @@ pub fn port_tcx(context: TcContext) -> i32 {
     action
 }
 
+/// Where a frame goes on.
+enum Way {
+    /// With this action.
+    Is(i32),
+    /// Into the ring of this hub.
+    Ring(u32),
+}
+
 /// Names the sender's slot in the source MAC and sends the frame to its hub.
 #[inline(always)]
-fn steer(buffer: &Buffer<'_>, ingress: &Ingress, verdict: Verdict, identity: Identity) -> (Verdict, i32) {
+fn steer(buffer: &Buffer<'_>, ingress: &Ingress, verdict: Verdict, identity: Identity) -> (Verdict, Way) {
     if buffer.is_oversize() {
-        return (Verdict::DropOversize, TC_ACT_SHOT);
+        return (Verdict::DropOversize, Way::Is(TC_ACT_SHOT));
     }
     let hub = drain::hub(buffer, verdict, identity, ingress);
     let Some(device) = HUB_DEVICES.get(hub).copied().filter(|ifindex| *ifindex != 0) else {
-        return (Verdict::DropNoHub, TC_ACT_SHOT);
+        return (Verdict::DropNoHub, Way::Is(TC_ACT_SHOT));
     };
     if buffer.context.store(ethernet::SOURCE, &stamp(identity.slot).0, 0).is_err() {
-        return (Verdict::DropUnwritable, TC_ACT_SHOT);
+        return (Verdict::DropUnwritable, Way::Is(TC_ACT_SHOT));
+    }
+    if is_behind_stubs() {
+        return (verdict, Way::Ring(hub));
     }
     // SAFETY: the helper takes two integers and has no precondition; a device that is gone drops the frame.
     let action = unsafe { bpf_redirect(device, 0) };
-    (verdict, action as i32)
+    (verdict, Way::Is(action as i32))
 }
 
 /// Behind `hub`: to the guest's port, if its device takes no redirected frames. Nothing goes on to the host's stack.
@@ -111,18 +131,11 @@ struct Buffer<'c> {
 }
 
 impl Buffer<'_> {
-    /// The device the frame came in by.
-    #[inline(always)]
-    fn ifindex(&self) -> u32 {
-        // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
-        unsafe { (*self.context.skb.skb).ifindex }
-    }
-
     /// True for more than a client sends at once: the hub would refuse it, or the kernel would have to cut
     /// one frame, for which the bucket gave one token, into a flood of segments.
     #[inline(always)]
     fn is_oversize(&self) -> bool {
-        // SAFETY: as in `ifindex`.
+        // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
         let segment = unsafe { (*self.context.skb.skb).gso_size };
         self.context.len() > MAX_STEERED || (segment != 0 && segment < MIN_SEGMENT)
     }
@@ -155,7 +168,7 @@ impl Reader for Buffer<'_> {
 
     #[inline(always)]
     fn is_tagged(&self) -> bool {
-        // SAFETY: as in `ifindex`.
+        // SAFETY: as in `is_oversize`.
         let present = unsafe { (*self.context.skb.skb).vlan_present };
         present != 0
     }

@@ -1,10 +1,10 @@
 //! The kernel side of xdp-imds: the smallest shell that lets `metadata-common` decide in the kernel.
 //!
-//! Three XDP programs and two classifiers. `port` sits on each VM's tap, answers what it can of what is for the
+//! Three XDP programs and three classifiers. `port` sits on each VM's tap, answers what it can of what is for the
 //! metadata service and sends the rest to the hub; `socket` sits on the inner end of the hub's veth and hands frames
 //! to the AF_XDP socket; `hub` sits on the hub tap and sends answers to the guest's tap. `port_tcx` (`classifier`)
-//! steers in `port`'s place where that costs a guest less; `hub_tcx` sends answers to ports that take no redirected
-//! frames. Every frame adds one to one counter.
+//! steers in `port`'s place where that costs a guest less, out of other namespaces by `ring`; `hub_tcx` sends answers to
+//! ports that take no redirected frames. Every frame adds one to one counter of `port`'s, and one for each way it takes.
 //!
 //! Least kernel: 5.8 (ring buffer of the log, looking into a `DEVMAP_HASH`; `DEVMAP_HASH` is 5.4, global constants 5.2).
 #![no_std]
@@ -12,6 +12,7 @@
 
 mod classifier;
 mod frame;
+mod ring;
 mod tables;
 mod trace;
 

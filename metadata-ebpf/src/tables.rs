@@ -5,8 +5,9 @@ use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_xdp_adjust_head};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, RingBuf, XskMap};
-use aya_ebpf::programs::XdpContext;
+use aya_ebpf::programs::{TcContext, XdpContext};
 use metadata_common::answer;
+use metadata_common::bucket;
 use metadata_common::classify::{Reader as _, Served};
 use metadata_common::cookie::{Flow, Key};
 use metadata_common::decide;
@@ -14,7 +15,7 @@ use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
     self, Agent, AllSent, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, MAX_DRAINING,
-    MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_OCTETS, PortKey, SERVED, Slot,
+    MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_OCTETS, NUMBER_WORD, PortKey, SERVED, Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -110,9 +111,23 @@ impl Ingress {
         }
     }
 
+    /// That of a frame in a socket buffer.
     #[inline(always)]
-    pub(crate) fn on(ifindex: u32) -> Self {
-        Self { key: PortKey { netns: NETNS.load(), ifindex } }
+    pub(crate) fn of_buffer(context: &TcContext) -> Self {
+        // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
+        let ifindex = unsafe { (*context.skb.skb).ifindex };
+        let netns = if is_behind_stubs() { take_word(context) } else { NETNS.load() };
+        Self { key: PortKey { netns, ifindex } }
+    }
+
+    /// True if the port has sent far more of late than it may in the long run ([`bucket::is_spent`]).
+    #[inline(always)]
+    pub(crate) fn is_spent(&self) -> bool {
+        use decide::{Bucket as _, Tables as _};
+        let Some(bucket) = self.port() else {
+            return true;
+        };
+        bucket::is_spent(bucket.load(), self.now_ns())
     }
 
     pub(crate) fn key(&self) -> PortKey {
@@ -133,6 +148,24 @@ fn take_number(context: &XdpContext) -> Option<u32> {
     // SAFETY: the context is that of this run; what was derived from it is not used after this.
     let rc = unsafe { bpf_xdp_adjust_head(context.ctx, NUMBER_OCTETS as i32) };
     if rc == 0 { Some(u32::from_ne_bytes(octets)) } else { None }
+}
+
+/// True for the instance that sees frames of other namespaces than the hub's.
+#[inline(always)]
+pub(crate) fn is_behind_stubs() -> bool {
+    NETNS.load() == IN_FRONT
+}
+
+/// Takes the number that a classifier's stub has said out of the control block.
+#[inline(always)]
+fn take_word(context: &TcContext) -> u32 {
+    // SAFETY: the kernel gave this pointer to a live buffer; the word is inside it.
+    let place = unsafe { &raw mut (*context.skb.skb).cb[NUMBER_WORD] };
+    // SAFETY: one aligned u32, which classifiers may read and write.
+    let number = unsafe { place.read_volatile() };
+    // SAFETY: as above.
+    unsafe { place.write_volatile(0) };
+    number
 }
 
 /// False if no served address ends with this octet. Looking into an array is a matter of a few instructions,

@@ -8,6 +8,8 @@
 //! port by the stamp in the destination MAC. A frame the kernel does not take is lost, as on any wire, and
 //! counted by kind; TCP sends it again.
 
+mod both;
+
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use metadata_common::stamp;
@@ -16,6 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use crate::afxdp::{Queues, Socket, SocketStats};
 use crate::stack::Transmit;
+pub use both::Both;
 
 /// Octets of an Ethernet header (IEEE 802.3-2018 §3.1.1): destination, source, type.
 pub const HEADER_LEN: usize = 14;
@@ -23,7 +26,7 @@ pub const HEADER_LEN: usize = 14;
 /// the guest's port without a word (`xdp_ok_fwd_dev`, `net/core/filter.c`).
 pub const MAX_FRAME: usize = 1_500 + HEADER_LEN;
 
-/// Where frames come from: [`Socket`], [`Queues`], or a pretended one in tests.
+/// Where frames come from: [`Socket`], [`Queues`], [`Ring`](crate::steer::Ring), [`Both`], or a pretended one in tests.
 pub trait FrameSource: AsFd {
     /// Lends up to `max` frames to `f`, oldest first; returns how many. Never waits; the descriptor is
     /// readable when there is something to lend.

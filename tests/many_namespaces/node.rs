@@ -28,7 +28,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(count: u16) -> Result<Self> {
+    /// With so many namespaces, and agents that have these words as well.
+    pub(crate) fn new(count: u16, more: &[&str]) -> Result<Self> {
         let (host, records, bpffs) = (Host::new()?, tempfile::tempdir()?, Bpffs::mount()?);
         let (mut pods, mut guests, mut ports) = (Vec::new(), Vec::new(), Vec::new());
         for identity in (0..count).map(Identity::of) {
@@ -40,7 +41,8 @@ impl Node {
             guests.push((identity, Arc::new(tap)));
             pods.push(pod);
         }
-        let words = agent::arguments_with_pins(records.path(), &ports, &bpffs.pins());
+        let mut words = agent::arguments_with_pins(records.path(), &ports, &bpffs.pins());
+        words.extend(more.iter().map(Into::into));
         let binary = agent::binary()?;
         Ok(Self { host, guests, _pods: pods, _records: records, _bpffs: bpffs, binary, words })
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// For frames under way, and for workers to publish what they counted.
 const SETTLED: Duration = Duration::from_secs(10);
 /// Verdicts of the programs behind `port`, which count a frame when it gets there.
-const BEHIND: [&str; 2] = ["socket_", "hub_"];
+const BEHIND: [&str; 3] = ["socket_", "ring_", "hub_"];
 
 /// Frames by verdict, as `port` counted them.
 pub type Counts = BTreeMap<&'static str, u64>;
@@ -44,7 +44,7 @@ pub fn total(metrics: &Metrics, name: &str, label: Option<(&str, &str)>) -> u64 
     of.map(|sample| sample.value as u64).sum()
 }
 
-/// Every frame is accounted for: what `port` steered came to a socket, what the socket took came to a stack or
+/// Every frame is accounted for: what `port` steered came to a socket or a ring, what those took came to a stack or
 /// was counted as lost, and what the stack sent came to a guest or was counted as lost. So many `more` come to the
 /// socket than were steered, for the kernel cuts large frames on the way, or drops what XDP has steered when it
 /// finds it too long for the hub.
@@ -65,13 +65,14 @@ pub fn balance(agent: &Agent<'_>, more: i64) -> Result<()> {
         let at_socket = lost(receive, &["ring_full", "dropped"]);
         let sent = total(&metrics, "xdp_imds_sent_frames_total", None);
         let unsent = lost(send, &["full", "no_memory", "down", "bad_length", "other"]);
+        let taken = verdict("socket_delivered") + verdict("ring_delivered");
         let accounts = [
             (
-                "steered = at the socket",
+                "steered = at the socket or in the ring",
                 verdict("steer_").saturating_add_signed(more),
-                verdict("socket_delivered") + verdict("socket_drop_") + lost(receive, &["veth_full"]),
+                taken + verdict("socket_drop_") + verdict("ring_drop_") + lost(receive, &["veth_full"]),
             ),
-            ("at the socket = received + lost", verdict("socket_delivered"), received + at_socket),
+            ("at the socket or in the ring = received + lost", taken, received + at_socket),
             ("received = to the stack + refused", received, stack + at_link),
             (
                 "by the stack = to the tap + lost",

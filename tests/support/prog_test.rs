@@ -16,8 +16,8 @@ use aya::{Ebpf, EbpfLoader};
 use metadata_common::cookie::{Flow, Key};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, Port, PortKey, SERVED, Slot, name,
-    program,
+    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, MAX_HUBS, Port, PortKey, SERVED,
+    Slot, name, program,
 };
 use metadata_common::trace::{Event, Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -26,8 +26,6 @@ use metadata_common::verdict::Verdict;
 pub const OBJECTS: &str = "XDP_IMDS_OBJECTS";
 /// The committed objects.
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt");
-/// The one with all programs but the stub.
-pub const PREBUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// `XDP_DROP`, as the programs return it (`enum xdp_action` in linux/bpf.h).
 pub const XDP_DROP: u32 = 1;
@@ -76,7 +74,7 @@ pub fn in_empty_namespace<T: Send>(body: impl FnOnce() -> T + Send) -> T {
 }
 
 /// One of the objects.
-fn object(name: &str) -> Result<Vec<u8>> {
+pub(crate) fn object(name: &str) -> Result<Vec<u8>> {
     let directory = std::env::var(OBJECTS).unwrap_or_else(|_| DIRECTORY.into());
     let path = format!("{directory}/{name}.bpf.o");
     std::fs::read(&path).with_context(|| format!("no object at {path}"))
@@ -94,7 +92,7 @@ pub struct Outcome {
 }
 
 /// The programs that see a frame as a socket buffer.
-const CLASSIFIERS: [&str; 2] = [program::PORT_TCX, program::HUB_TCX];
+const CLASSIFIERS: [&str; 3] = [program::PORT_TCX, program::HUB_TCX, program::RING];
 
 /// The object, loaded for one namespace number.
 pub struct Programs {
@@ -122,7 +120,7 @@ impl Programs {
         Ok(Self { ebpf, stub: None })
     }
 
-    /// The same with a stub for the namespace, and `port` behind it, which is not to be run by itself.
+    /// The same with stubs for the namespace, and `port` and `port_tcx` behind them, which are not to be run by themselves.
     ///
     /// # Errors
     /// As for [`Programs::load`].
@@ -136,6 +134,14 @@ impl Programs {
         let port = xdp(&mut programs.ebpf, program::PORT)?.fd()?;
         let map = stub.map_mut(name::PORT_PROGRAMS).context(name::PORT_PROGRAMS)?;
         ProgramArray::try_from(map)?.set(0, port, 0)?;
+        classifier(&mut stub, program::PORT_TCX_STUB)?.load().context("the classifier's stub")?;
+        let port = classifier(&mut programs.ebpf, program::PORT_TCX)?.fd()?;
+        let map = stub.map_mut(name::PORT_CLASSIFIERS).context(name::PORT_CLASSIFIERS)?;
+        ProgramArray::try_from(map)?.set(0, port, 0)?;
+        let ring = classifier(&mut programs.ebpf, program::RING)?.fd()?.try_clone()?;
+        let map = programs.ebpf.map_mut(name::RINGS).context(name::RINGS)?;
+        let mut rings = ProgramArray::try_from(map)?;
+        (0..MAX_HUBS).try_for_each(|hub| rings.set(hub, &ring, 0))?;
         programs.stub = Some(stub);
         Ok(programs)
     }
@@ -146,8 +152,11 @@ impl Programs {
     /// When there is no stub.
     pub fn take_from_behind(&mut self) -> Result<()> {
         let stub = self.stub.as_mut().context("a stub")?;
-        let map = stub.map_mut(name::PORT_PROGRAMS).context(name::PORT_PROGRAMS)?;
-        Ok(ProgramArray::try_from(map)?.clear_index(&0)?)
+        for name in [name::PORT_PROGRAMS, name::PORT_CLASSIFIERS] {
+            let map = stub.map_mut(name).context(name)?;
+            ProgramArray::try_from(map)?.clear_index(&0)?;
+        }
+        Ok(())
     }
 
     /// Runs one program on one frame that came in by the loopback.
@@ -175,6 +184,8 @@ impl Programs {
         options.data_out = Some(&mut out);
         let result = if let (program::PORT_STUB, Some(stub)) = (program, &mut self.stub) {
             xdp(stub, program)?.test_run(options)
+        } else if let (program::PORT_TCX_STUB, Some(stub)) = (program, &mut self.stub) {
+            classifier(stub, program)?.test_run(options)
         } else if CLASSIFIERS.contains(&program) {
             classifier(&mut self.ebpf, program)?.test_run(options)
         } else {

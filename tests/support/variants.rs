@@ -2,15 +2,18 @@
 //! cost.
 
 use crate::netns::Namespace;
-use crate::prog_test::PREBUILT;
+use crate::prog_test::object;
 use anyhow::{Context as _, Result};
-use aya::maps::{Array, HashMap};
+use aya::maps::{Array, HashMap, ProgramArray};
 use aya::programs::links::FdLink;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
-use metadata_common::maps::{Port, PortKey, SERVED, name, program};
+use metadata_common::maps::{IN_FRONT, Port, PortKey, SERVED, name, program};
 use std::net::Ipv4Addr;
+
+/// The number of the tap's namespace.
+const NETNS: u32 = 1;
 
 /// What stands between a tap and the host's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +26,13 @@ pub enum Variant {
     Generic,
     /// The classifier.
     Tcx,
+    /// The classifier as in another namespace than the agent's: a stub, and the classifier behind it.
+    TcxInPod,
 }
 
 impl Variant {
     /// Each of them, nothing first.
-    pub const ALL: [Self; 4] = [Self::None, Self::Native, Self::Generic, Self::Tcx];
+    pub const ALL: [Self; 5] = [Self::None, Self::Native, Self::Generic, Self::Tcx, Self::TcxInPod];
 
     /// One or two words for a table.
     #[must_use]
@@ -37,6 +42,7 @@ impl Variant {
             Self::Native => "XDP native",
             Self::Generic => "XDP generic",
             Self::Tcx => "tcx",
+            Self::TcxInPod => "tcx in a pod",
         }
     }
 }
@@ -47,6 +53,9 @@ pub struct Variants<'n> {
     ifname: String,
     ifindex: u32,
     ebpf: Ebpf,
+    stub: Ebpf,
+    /// Held for what is behind the stub.
+    _behind: Ebpf,
 }
 
 impl<'n> Variants<'n> {
@@ -55,28 +64,25 @@ impl<'n> Variants<'n> {
     /// # Errors
     /// When there is no such tap, or the kernel refuses the object.
     pub fn load(ns: &'n Namespace, ifname: &str) -> Result<Self> {
-        const NETNS: u32 = 1;
-        let object = std::fs::read(PREBUILT).with_context(|| format!("no object at {PREBUILT}"))?;
-        let mut ebpf = EbpfLoader::new().override_global(name::NETNS, &NETNS, true).load(&object)?;
+        let mut ebpf =
+            EbpfLoader::new().override_global(name::NETNS, &NETNS, true).load(&object("xdp-imds")?)?;
         xdp(&mut ebpf)?.load()?;
-        classifier(&mut ebpf)?.load()?;
+        classifier(&mut ebpf, program::PORT_TCX)?.load()?;
+        let mut behind =
+            EbpfLoader::new().override_global(name::NETNS, &IN_FRONT, true).load(&object("xdp-imds")?)?;
+        let mut stub =
+            EbpfLoader::new().override_global(name::NETNS, &NETNS, true).load(&object("port-stub")?)?;
+        classifier(&mut stub, program::PORT_TCX_STUB)?.load()?;
+        let shared = classifier(&mut behind, program::PORT_TCX)?;
+        shared.load()?;
+        let entry = stub.map_mut(name::PORT_CLASSIFIERS).context(name::PORT_CLASSIFIERS)?;
+        ProgramArray::try_from(entry)?.set(0, shared.fd()?, 0)?;
         let shown: serde_json::Value = serde_json::from_str(&ns.ip(&format!("-j link show dev {ifname}"))?)?;
         let ifindex = shown[0]["ifindex"].as_u64().context("`ip -j link` tells no ifindex")?.try_into()?;
-        let served = ebpf.map_mut(name::SERVED_V4).context(name::SERVED_V4)?;
-        HashMap::<_, [u8; 4], u32>::try_from(served)?.insert(
-            Ipv4Addr::new(169, 254, 169, 254).octets(),
-            SERVED,
-            0,
-        )?;
-        let last = ebpf.map_mut(name::LAST_OCTETS).context(name::LAST_OCTETS)?;
-        Array::<_, u32>::try_from(last)?.set(254, SERVED, 0)?;
-        let ports = ebpf.map_mut(name::PORTS).context(name::PORTS)?;
-        HashMap::<_, [u8; 8], [u8; 72]>::try_from(ports)?.insert(
-            PortKey { netns: NETNS, ifindex }.to_bytes(),
-            Port::with_limit(10_000, 2_048).to_bytes(),
-            0,
-        )?;
-        Ok(Self { ns, ifname: ifname.to_owned(), ifindex, ebpf })
+        for ebpf in [&mut ebpf, &mut behind] {
+            serve(ebpf, ifindex)?;
+        }
+        Ok(Self { ns, ifname: ifname.to_owned(), ifindex, ebpf, stub, _behind: behind })
     }
 
     /// Runs `f` with a variant on the tap; it is off again afterwards.
@@ -84,13 +90,14 @@ impl<'n> Variants<'n> {
     /// # Errors
     /// When the kernel refuses to attach it (tcx: Linux 6.6 or later is needed), or `f` fails.
     pub fn with<T: Send>(&mut self, variant: Variant, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let Self { ns, ifname, ifindex, ebpf } = self;
+        let Self { ns, ifname, ifindex, ebpf, stub, .. } = self;
         ns.run_in(|| {
             let _link: Option<FdLink> = match variant {
                 Variant::None => None,
                 Variant::Native => Some(attach_xdp(ebpf, *ifindex, XdpMode::Driver)?),
                 Variant::Generic => Some(attach_xdp(ebpf, *ifindex, XdpMode::Skb)?),
-                Variant::Tcx => Some(attach_tcx(ebpf, ifname)?),
+                Variant::Tcx => Some(attach_tcx(ebpf, program::PORT_TCX, ifname)?),
+                Variant::TcxInPod => Some(attach_tcx(stub, program::PORT_TCX_STUB, ifname)?),
             };
             f()
         })
@@ -103,8 +110,27 @@ fn attach_xdp(ebpf: &mut Ebpf, ifindex: u32, mode: XdpMode) -> Result<FdLink> {
     Ok(program.take_link(id)?.try_into()?)
 }
 
-fn attach_tcx(ebpf: &mut Ebpf, ifname: &str) -> Result<FdLink> {
-    let program = classifier(ebpf)?;
+/// Serves 169.254.169.254 on the port.
+fn serve(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
+    let served = ebpf.map_mut(name::SERVED_V4).context(name::SERVED_V4)?;
+    HashMap::<_, [u8; 4], u32>::try_from(served)?.insert(
+        Ipv4Addr::new(169, 254, 169, 254).octets(),
+        SERVED,
+        0,
+    )?;
+    let last = ebpf.map_mut(name::LAST_OCTETS).context(name::LAST_OCTETS)?;
+    Array::<_, u32>::try_from(last)?.set(254, SERVED, 0)?;
+    let ports = ebpf.map_mut(name::PORTS).context(name::PORTS)?;
+    HashMap::<_, [u8; 8], [u8; 72]>::try_from(ports)?.insert(
+        PortKey { netns: NETNS, ifindex }.to_bytes(),
+        Port::with_limit(10_000, 2_048).to_bytes(),
+        0,
+    )?;
+    Ok(())
+}
+
+fn attach_tcx(ebpf: &mut Ebpf, name: &str, ifname: &str) -> Result<FdLink> {
+    let program = classifier(ebpf, name)?;
     let options = TcAttachOptions::TcxOrder(LinkOrder::default());
     let id = program.attach_with_options(ifname, TcAttachType::Ingress, options)?;
     Ok(program.take_link(id)?.try_into()?)
@@ -114,6 +140,6 @@ fn xdp(ebpf: &mut Ebpf) -> Result<&mut Xdp> {
     Ok(ebpf.program_mut(program::PORT).context(program::PORT)?.try_into()?)
 }
 
-fn classifier(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier> {
-    Ok(ebpf.program_mut(program::PORT_TCX).context(program::PORT_TCX)?.try_into()?)
+fn classifier<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut SchedClassifier> {
+    Ok(ebpf.program_mut(name).with_context(|| name.to_owned())?.try_into()?)
 }

@@ -1,4 +1,4 @@
-use super::{Reader, Served, classify};
+use super::{Reader, Served, classify, is_ordinary};
 use crate::verdict::{Fate, Verdict};
 use crate::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol, snap};
 use std::vec::Vec;
@@ -25,8 +25,34 @@ impl Served for One {
     }
 }
 
+/// The verdict on a frame. Whatever is taken for ordinary at one look passes, however little of it lies in its first piece.
 fn verdict(frame: &[u8]) -> Verdict {
-    classify(frame, &One)
+    let verdict = classify(frame, &One);
+    for first in [frame, &frame[..frame.len().min(20)], &frame[..frame.len().min(34)]] {
+        assert!(!is_ordinary(first, &One) || verdict == Verdict::PassIpv4, "{verdict:?}: {frame:?}");
+    }
+    verdict
+}
+
+#[test]
+fn plain_ipv4_between_others_is_ordinary_and_nothing_else_is() {
+    let plain = ethernet(&[], ethernet::IPV4, &datagram(OTHER_V4, protocol::TCP));
+    assert!(is_ordinary(&plain[..], &One));
+    assert!(!is_ordinary(&plain[..33], &One), "a first piece that ends in the header");
+    let header = ethernet::HEADER;
+    for (name, frame) in [
+        ("to a served address", ethernet(&[], ethernet::IPV4, &datagram(SERVED_V4, protocol::TCP))),
+        (
+            "from one",
+            (0..4).fold(plain.clone(), |frame, at| with(frame, header + ipv4::SOURCE + at, SERVED_V4[at])),
+        ),
+        ("with options", with(plain.clone(), header, 0x46)),
+        ("of another version", with(plain.clone(), header, 0x65)),
+        ("behind a tag", ethernet(&[0x8100], ethernet::IPV4, &datagram(OTHER_V4, protocol::TCP))),
+        ("of another type", with(plain.clone(), ethernet::TYPE + 1, 6)),
+    ] {
+        assert!(!is_ordinary(&frame[..], &One), "{name}");
+    }
 }
 
 /// An Ethernet frame between two stations, behind the given tags.

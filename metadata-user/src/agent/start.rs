@@ -21,7 +21,7 @@ use crate::afxdp::{Queues, SocketConfig};
 use crate::audit::Collector;
 use crate::config::Config;
 use crate::feed::libvirt;
-use crate::link::HubTap;
+use crate::link::{Both, HubTap};
 use crate::room::Room;
 use crate::sandbox::Stage;
 use crate::serve::{Handing, Serve, ServeConfig};
@@ -160,5 +160,11 @@ fn work(
         sandbox: config.sandbox,
         ..WorkerConfig::default()
     };
-    Ok(Worker::spawn(worker, sockets, tap, stack)?)
+    Ok(match steering.take_ring(hub.number) {
+        Some(ring) => {
+            let both = Both::new(sockets, ring).context("waiting for two sources of frames at once")?;
+            Worker::spawn(worker, both, tap, stack)?
+        }
+        None => Worker::spawn(worker, sockets, tap, stack)?,
+    })
 }

@@ -166,6 +166,8 @@ pub struct Node {
     pub hub: Result<Vec<(String, String)>, Failure>,
     /// Steered frames that found the ring of a hub's veth full, since the hub was made.
     pub veth_full: u64,
+    /// Frames of quiet guests in other namespaces that found a hub's ring full, since the maps were made.
+    pub ring_full: u64,
     /// The agent that answers in the run directory: its process.
     pub agent: Option<u32>,
     /// A socket in the run directory nobody listens on any more.

@@ -4,7 +4,7 @@ use metadata_common::stamp::stamp;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 
-use super::{FrameSource, HEADER_LEN, HubTap, Link, LinkStats, MAX_FRAME, Refusal, TapStats, slot_of};
+use super::{Both, FrameSource, HEADER_LEN, HubTap, Link, LinkStats, MAX_FRAME, Refusal, TapStats, slot_of};
 use crate::afxdp::SocketStats;
 use crate::stack::Transmit as _;
 
@@ -53,6 +53,26 @@ impl FrameSource for Queue {
     fn stats(&self) -> Option<SocketStats> {
         None
     }
+}
+
+#[test]
+fn two_sources_take_turns_and_neither_starves() {
+    let queue = |octet: u8, count: usize| {
+        let (end, _) = UnixDatagram::pair().expect("a pair of sockets");
+        Queue(vec![vec![octet]; count], end)
+    };
+    let mut both = Both::new(queue(1, 6), queue(2, 100)).expect("two descriptors");
+    let mut turn = |max| {
+        let mut got = Vec::new();
+        let lent = both.receive(max, |frame| got.push(frame[0]));
+        assert_eq!(lent, got.len());
+        got
+    };
+    assert_eq!(turn(4), [2; 4]);
+    assert_eq!(turn(4), [1; 4]);
+    assert_eq!(turn(4), [2; 4], "though it has always more");
+    assert_eq!(turn(4), [1, 1, 2, 2], "what one leaves is the other's");
+    assert!(turn(0).is_empty());
 }
 
 #[test]

@@ -335,6 +335,9 @@ impl Steering {
         if self.left.keys().any(|(cookie, _)| *cookie != self.home) {
             self.object.share()?;
         }
+        if self.left.iter().any(|((cookie, _), left)| *cookie != self.home && left.links.contains(&On::Tcx)) {
+            self.object.share_classifier()?;
+        }
         if self.taking_over {
             return self.note_identities().map(drop);
         }

@@ -151,8 +151,8 @@ pub enum SteerError {
     NoTcx,
     /// The classifier cannot reach the hub from there.
     #[error(
-        "cannot steer {port} by tcx: the kernel redirects classified frames within one network namespace, and \
-         the hub is in the agent's own; set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`"
+        "cannot steer {port} by tcx: out of another network namespace that takes a ring, which this kernel did not \
+         give (the log says why); set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`"
     )]
     TcxElsewhere {
         /// The port.

@@ -5,6 +5,7 @@
 //! ```text
 //!  namespace of a pod             the agent's namespace
 //!  ┌────────────────────────┐     ┌──────────────────────────────────────────────────────┐
+//!  │ tap1 ── `port_tcx` #2 ─┼─────┼──────────────────────── `ring` ──── RING ───▶ worker │
 //!  │ tap0 ── `port` #2 ─────┼─────┼▶ imds-out ══ imds-in ── `socket` ── SOCKETS ▶ AF_XDP │
 //!  │   ▲  PORTS, IDENTITIES │HUBS │                                                      │
 //!  │   └────────────────────┼─────┼── `hub` ── imds-tap ◀── write() of one frame         │
@@ -41,6 +42,7 @@
 //! - Redirect a frame to a device whose driver is not ready for it (a veth whose other end has neither XDP nor GRO). Hence
 //!   a classifier behind `hub` that hands such a device its frames, within the agent's own namespace (`bare`).
 //! - Look at a large frame by XDP at no cost: hence a classifier for guests that have booted (`mode`).
+//! - Redirect a frame out of its namespace from a classifier: hence a ring to the worker for those (`rings`).
 //! - Carry two XDP programs on one device: a port that is taken is an error that names the holder.
 //!
 //! # Calling it
@@ -76,6 +78,7 @@ mod pins;
 mod ports;
 pub mod probe;
 mod processes;
+mod rings;
 mod stubs;
 mod tables;
 mod takeover;
@@ -97,6 +100,7 @@ pub use netns::{MAX_NAMESPACES, NetnsId};
 pub use pins::{PinsError, Released, release};
 pub use ports::{Found, exists};
 pub use processes::{Meant, forget as forget_process};
+pub use rings::Ring;
 pub use trace::{TraceError, Watch};
 pub use watch::{Changed, Device, LinkWatch};
 
@@ -212,6 +216,7 @@ pub struct Steering {
     taking_over: bool,
     links: Vec<Held>,
     taps: Vec<Option<OwnedFd>>,
+    rings: Vec<Option<Ring>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
     /// For the stacks, which answer what the kernel leaves to them.
     mtus: Mtus,
@@ -227,6 +232,8 @@ pub struct Steering {
     mode: Mode,
     /// Every hub has the classifier that hands answers to devices which take no redirected frames.
     reaches_bare: bool,
+    /// Every hub has a ring, so ports of other namespaces can be steered by a classifier.
+    has_rings: bool,
     /// The port last looked at, while there are more behind it.
     looked_at: Option<PortName>,
     /// The port of another namespace whose devices were looked at last, while there are more behind it.
@@ -358,7 +365,7 @@ impl Steering {
             attach::native(object::load_program(ebpf, name)?, device.ifindex)
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
         };
-        let (mut links, mut hubs) = (Vec::new(), Vec::new());
+        let (mut links, mut hubs, mut rings) = (Vec::new(), Vec::new(), Vec::new());
         let mut reaches_bare = mode::has_tcx();
         for (number, Devices { outer, inner, tap }) in (first..).zip(&devices.devices) {
             if number > first {
@@ -377,6 +384,7 @@ impl Steering {
                     tracing::warn!("ports that take no redirected frames are not served: {error}");
                 }
             }
+            rings.push(rings::put_if_possible(&mut ebpf, &mut tables, number));
             tables.set_hub(number, outer.ifindex)?;
             hubs.push(Hub {
                 number,
@@ -392,6 +400,8 @@ impl Steering {
             taking_over,
             links,
             taps: taps.into_iter().map(Some).collect(),
+            has_rings: rings.iter().all(Option::is_some),
+            rings,
             bound: BTreeMap::new(),
             mtus: Mtus::new(MAX_SLOTS),
             tables,

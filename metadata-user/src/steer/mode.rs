@@ -8,8 +8,8 @@
 //! both are on, XDP sees a frame first and takes what is ours; what passes is counted by either.
 //!
 //! The classifier redirects by interface index within one namespace, and what redirects across (a device map)
-//! is for XDP only; a veth into each namespace would cost more than it saves. So ports in other namespaces
-//! than the hub's keep XDP.
+//! is for XDP only. So out of other namespaces than the hub's it hands frames to the worker by a ring (`rings`). That
+//! costs the worker a copy, and is for the few frames of a quiet guest: one that asks much gets XDP as everywhere.
 
 use aya::programs::links::FdLink;
 use aya::programs::tc::TcAttachOptions;
@@ -44,7 +44,7 @@ pub const SWITCHES_AT_ONCE: usize = 8;
 pub enum Mode {
     /// The XDP program: cheapest for the service, dearest for guests that send bulk.
     Xdp,
-    /// The classifier: costs guests' bulk traffic least. Linux 6.6, and ports in the agent's own namespace.
+    /// The classifier: costs guests' bulk traffic least. Linux 6.6.
     Tcx,
     /// XDP while a guest asks much (it boots), the classifier alone once it is quiet. Where there can be no
     /// classifier, XDP.
@@ -174,10 +174,13 @@ pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
     let Ok((_, programs)) = SchedClassifier::query_tcx(&port.ifname, TcAttachType::Ingress) else {
         return Ok(());
     };
-    match programs.iter().find(|info| info.name_as_str() == Some(program::PORT_TCX)) {
-        Some(info) => Err(SteerError::Occupied {
+    let ours = [program::PORT_TCX, program::PORT_TCX_STUB];
+    let name_of =
+        |info: &aya::programs::ProgramInfo| ours.into_iter().find(|name| info.name_as_str() == Some(name));
+    match programs.iter().find_map(|info| Some((name_of(info)?, info.id()))) {
+        Some((name, id)) => Err(SteerError::Occupied {
             port: port.clone(),
-            holder: format!("classifier `{}` (number {})", program::PORT_TCX, info.id()),
+            holder: format!("classifier `{name}` (number {id})"),
         }),
         None => Ok(()),
     }
@@ -225,7 +228,7 @@ impl Steering {
     }
 
     fn put_tcx(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
-        if port_is_elsewhere(cookie, self.home) {
+        if !self.takes_classifier(cookie) {
             return Err(SteerError::TcxElsewhere { port: port.clone() });
         }
         let pin = self.pin_of(On::Tcx, cookie, key);
@@ -238,15 +241,19 @@ impl Steering {
         self.ports.get(port).map(|attached| attached.programs.by())
     }
 
-    /// Has a port of the agent's own namespace steered by XDP or by the classifier alone, without losing a
+    /// True for namespaces out of which a classifier reaches the hub.
+    fn takes_classifier(&self, cookie: netns::Cookie) -> bool {
+        cookie == self.home || self.has_rings
+    }
+
+    /// Has a port steered by XDP or by the classifier alone, without losing a
     /// frame or letting one through. [`Steering::follow_guests`] may switch it again.
     ///
     /// # Errors
-    /// When the port is not attached, its tap has gone, it is in another namespace (for the classifier), or
-    /// the kernel refuses. The port is steered as before then.
+    /// When the port is not attached, its tap or its namespace has gone, or the kernel refuses. The port is steered as
+    /// before then.
     pub fn switch(&mut self, port: &PortName, to: By) -> Result<(), SteerError> {
-        let home = std::sync::Arc::clone(&self.devices.home);
-        home.run(|| self.switch_inside(port, to))
+        self.visit(port, |steering| steering.switch_inside(port, to))
     }
 
     fn switch_inside(&mut self, port: &PortName, to: By) -> Result<(), SteerError> {
@@ -261,11 +268,8 @@ impl Steering {
         }
         let (cookie, key) = (attached.cookie, attached.key);
         let has_tcx = attached.programs.tcx.is_some();
-        if port_is_elsewhere(cookie, self.home) {
-            return Err(SteerError::TcxElsewhere { port: port.clone() });
-        }
         let PortKey { ifindex, .. } = key;
-        if netns::index_of(&port.ifname)? != Some(ifindex) {
+        if netns::cookie()? != cookie || netns::index_of(&port.ifname)? != Some(ifindex) {
             return Err(SteerError::PortGone { port: port.clone(), found: "another device or none".into() });
         }
         let put = match to {
@@ -282,6 +286,10 @@ impl Steering {
                 }
             }
         }
+        let has_xdp = |attached: &Attached| attached.cookie == cookie && attached.programs.xdp.is_some();
+        if !self.ports.values().any(has_xdp) {
+            self.object.unload_stub(cookie);
+        }
         tracing::debug!(%port, by = ?to, "switched");
         Ok(())
     }
@@ -297,33 +305,27 @@ impl Steering {
         if due.is_empty() {
             return;
         }
-        let home = std::sync::Arc::clone(&self.devices.home);
-        let done = home.run(|| {
-            for (port, to) in &due {
-                let Err(error) = self.switch_inside(port, *to) else { continue };
-                if let Some(attached) = self.ports.get_mut(port)
-                    && !std::mem::replace(&mut attached.programs.watch.told, true)
-                {
-                    tracing::warn!("{port} is steered as before: {error}");
-                }
+        for (port, to) in due {
+            let Err(error) = self.switch(&port, to) else { continue };
+            if let Some(attached) = self.ports.get_mut(&port)
+                && !std::mem::replace(&mut attached.programs.watch.told, true)
+            {
+                tracing::warn!("{port} is steered as before: {error}");
             }
-            Ok(())
-        });
-        if let Err(error) = done {
-            tracing::warn!(%error, "ports are steered as before");
         }
     }
 
     /// The ports to switch, among those next to look at.
     fn due(&mut self, now: Instant) -> Vec<(PortName, By)> {
         let after = self.looked_at.take().map_or(Unbounded, Excluded);
+        let (home, has_rings) = (self.home, self.has_rings);
         let mut due = Vec::new();
         for (looks, (name, attached)) in self.ports.range_mut((after, Unbounded)).enumerate() {
             if looks == LOOKS_AT_ONCE || due.len() == SWITCHES_AT_ONCE {
                 break;
             }
             self.looked_at = Some(name.clone());
-            let stays = port_is_elsewhere(attached.cookie, self.home);
+            let stays = attached.cookie != home && !has_rings;
             let by = attached.programs.by();
             let Some(steered) = (!stays).then(|| self.tables.steered(attached.key)).flatten() else {
                 continue;
@@ -338,10 +340,6 @@ impl Steering {
         }
         due
     }
-}
-
-fn port_is_elsewhere(cookie: netns::Cookie, home: netns::Cookie) -> bool {
-    cookie != home
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::programs::XdpAttachType;
 use metadata_common::cookie::Key;
-use metadata_common::maps::{IN_FRONT, name, program};
+use metadata_common::maps::{IN_FRONT, RING_BYTES, name, program};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use std::collections::BTreeMap;
 use std::io;
@@ -25,8 +25,8 @@ use super::stubs::{self, Stubs};
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
-/// Maps all instances share: every one of the objects' but their constants.
-const SHARED: [&str; 20] = [
+/// Maps all instances share: every one of the objects' but their constants and the ring that each hub has of its own.
+const SHARED: [&str; 22] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
@@ -46,6 +46,8 @@ const SHARED: [&str; 20] = [
     name::EVENTS,
     name::TRACED,
     name::PORT_PROGRAMS,
+    name::PORT_CLASSIFIERS,
+    name::RINGS,
     // The ring of the kernel side's log, as aya-log calls it.
     "AYA_LOGS",
 ];
@@ -57,6 +59,9 @@ const OWN: [&str; 4] = [name::TRACE, name::EVENTS, name::TRACED, "AYA_LOGS"];
 pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
     SHARED.into_iter().filter(|name| !OWN.contains(name))
 }
+
+/// Octets of the ring of an instance that is no hub's: a page, which goes as soon as the program is loaded.
+const NO_RING: u32 = 4_096;
 
 /// The number of the instance that has no ports.
 const HUB_INSTANCE: usize = 0;
@@ -130,17 +135,18 @@ impl Object {
         Ok((object, hub))
     }
 
-    /// The object once more, for the devices of a hub; it shares its maps with all other instances.
+    /// The object once more, for the devices of a hub; it shares its maps, but for the hub's ring, with all other instances.
     pub(super) fn hub(&mut self, hub: u32) -> Result<Ebpf, SteerError> {
         let number = NUMBERS.get(hub as usize).unwrap_or(&NUMBERS[0]);
         // The first hub's number is what the object says anyway.
         self.loader.override_global(name::HUB, number, hub > 0);
-        self.instantiate(&NUMBERS[HUB_INSTANCE])
+        self.instantiate(&NUMBERS[HUB_INSTANCE], RING_BYTES)
     }
 
-    fn instantiate(&mut self, number: &'static u32) -> Result<Ebpf, SteerError> {
+    fn instantiate(&mut self, number: &'static u32, ring: u32) -> Result<Ebpf, SteerError> {
         self.loader
             .override_global(name::NETNS, number, true)
+            .map_max_entries(name::RING, ring)
             .load(OBJECT)
             .map_err(|source| SteerError::load("object", source))
     }
@@ -168,7 +174,16 @@ impl Object {
         if self.taking_over { Ok(()) } else { self.stubs.offer() }
     }
 
-    /// Puts our program behind all stubs.
+    /// As [`Object::share`], for classifiers.
+    pub(super) fn share_classifier(&mut self) -> Result<(), SteerError> {
+        if !self.stubs.has_shared_classifier() {
+            let classifier = self.port_classifier(&BEHIND_STUBS)?;
+            self.stubs.share_classifier(classifier);
+        }
+        if self.taking_over { Ok(()) } else { self.stubs.offer() }
+    }
+
+    /// Puts our programs behind all stubs.
     pub(super) fn take_over(&mut self) -> Result<(), SteerError> {
         self.taking_over = false;
         self.stubs.offer()
@@ -211,16 +226,30 @@ impl Object {
         loaded.ok_or_else(|| SteerError::load(program::PORT, "it was not kept"))
     }
 
-    /// The classifier of a namespace with ports.
+    /// The classifier of a namespace with ports: `port_tcx`, or a stub with `port_tcx` behind it.
     pub(super) fn classifier(&mut self, cookie: Cookie) -> Result<&mut SchedClassifier, SteerError> {
         let Instance { number, classifier, .. } = self.instance(cookie)?;
         if classifier.is_none() {
             let number = *number;
-            let loaded = self.port_classifier(number)?;
+            let loaded = if cookie == self.home {
+                self.port_classifier(&NUMBERS[number])?
+            } else {
+                self.share_classifier()?;
+                self.stubs.classifier(number, &self.pins)?
+            };
             self.instance(cookie)?.classifier = Some(loaded);
         }
         let loaded = self.instance(cookie)?.classifier.as_mut();
         loaded.ok_or_else(|| SteerError::load(program::PORT_TCX, "it was not kept"))
+    }
+
+    /// Unloads a namespace's stub of XDP, which takes half of what the namespace costs, until a port wants it again.
+    pub(super) fn unload_stub(&mut self, cookie: Cookie) {
+        if cookie != self.home
+            && let Some(instance) = self.instances.get_mut(&cookie)
+        {
+            instance.program = None;
+        }
     }
 
     fn instance(&mut self, cookie: Cookie) -> Result<&mut Instance, SteerError> {
@@ -241,8 +270,14 @@ impl Object {
     }
 
     fn port_program(&mut self, number: &'static u32) -> Result<Xdp, SteerError> {
-        let mut ebpf = self.instantiate(number)?;
+        let mut ebpf = self.instantiate(number, NO_RING)?;
         keep_program(&mut ebpf, program::PORT, &self.pins)
+    }
+
+    /// As [`Object::port_program`], for the classifier.
+    fn port_classifier(&mut self, number: &'static u32) -> Result<SchedClassifier, SteerError> {
+        let mut ebpf = self.instantiate(number, NO_RING)?;
+        keep_classifier(&mut ebpf, program::PORT_TCX, &self.pins)
     }
 }
 
@@ -258,19 +293,20 @@ pub(super) fn keep_program(ebpf: &mut Ebpf, name: &'static str, pins: &Private) 
     program
 }
 
-impl Object {
-    /// As [`Object::port_program`], for the classifier.
-    fn port_classifier(&mut self, number: usize) -> Result<SchedClassifier, SteerError> {
-        let failed = |source| SteerError::load(format!("program {}", program::PORT_TCX), source);
-        let mut ebpf = self.instantiate(&NUMBERS[number])?;
-        let loaded = load_classifier(&mut ebpf, program::PORT_TCX)?;
-        let path = self.pins.path(program::PORT_TCX);
-        loaded.pin(&path).map_err(|source| SteerError::load("classifier's pin", source))?;
-        let classifier = SchedClassifier::from_pin(&path).map_err(failed);
-        std::fs::remove_file(&path)
-            .map_err(|source| SteerError::device("remove the classifier's pin", source))?;
-        classifier
-    }
+/// As [`keep_program`], for a classifier.
+pub(super) fn keep_classifier(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    pins: &Private,
+) -> Result<SchedClassifier, SteerError> {
+    let loaded = load_classifier(ebpf, name)?;
+    let path = pins.path(name);
+    let failed = |source| SteerError::load(format!("program {name}"), source);
+    loaded.pin(&path).map_err(|source| SteerError::load("classifier's pin", source))?;
+    let classifier = SchedClassifier::from_pin(&path).map_err(failed);
+    std::fs::remove_file(&path)
+        .map_err(|source| SteerError::device("remove the classifier's pin", source))?;
+    classifier
 }
 
 /// Loads one program into the kernel.
@@ -346,13 +382,13 @@ mod tests {
     use metadata_common::maps::name;
 
     #[test]
-    fn every_map_of_the_objects_but_their_constants_is_shared() {
+    fn every_map_of_the_objects_but_their_constants_and_a_hubs_ring_is_shared() {
         let objects = [OBJECT, super::stubs::OBJECT]
             .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
         let names = objects.iter().flat_map(|object| object.maps.keys().map(String::as_str));
         let mut maps: Vec<&str> = names.filter(|map| !map.starts_with('.')).collect();
         maps.sort_unstable();
-        let mut shared = SHARED.to_vec();
+        let mut shared = [&SHARED[..], &[name::RING]].concat();
         shared.sort_unstable();
         assert_eq!(maps, shared);
     }

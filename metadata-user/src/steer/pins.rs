@@ -195,7 +195,7 @@ impl Pins {
 
     /// Where a map is pinned, or is to be.
     pub(super) fn map(&self, name: &str) -> PathBuf {
-        maps_of(&self.pins).join(name)
+        map_of(&self.pins, name)
     }
 
     /// The links that are pinned, sorted. What else lies there is named in the log and left.
@@ -292,6 +292,11 @@ pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
     // Other versions may have theirs there, or it is the mount point.
     let _ = std::fs::remove_dir(pins);
     Ok(released)
+}
+
+/// Where a map is pinned in a configured directory.
+pub(super) fn map_of(pins: &Path, name: &str) -> PathBuf {
+    maps_of(pins).join(name)
 }
 
 fn links_of(pins: &Path) -> PathBuf {

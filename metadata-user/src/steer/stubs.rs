@@ -1,23 +1,26 @@
-//! Ports in other namespaces than the agent's: a small program in each, and one instance of `port` behind them all.
+//! Ports in other namespaces than the agent's: small programs in each, and one instance of `port`, and of `port_tcx`,
+//! behind them all.
 //!
 //! ```text
 //!  tap in a pod ── port_stub (the namespace's number in front of the frame) ─┐
 //!  tap in a pod ── port_stub ────────────────────────────────────────────────┼─ PORT_PROGRAMS ── port
+//!
+//!  tap in a pod ── port_tcx_stub (the number in the control block) ──────────┬─ PORT_CLASSIFIERS ── port_tcx
 //! ```
 //!
-//! `PORT_PROGRAMS` is pinned with the other maps, and stubs find `port` in it by nothing else: an agent that goes on with
+//! Both maps are pinned with the others, and stubs find what is behind them by nothing else: an agent that goes on with
 //! what one before left replaces the program of all namespaces by one change of an entry.
 //!
 //! Linux 6.18 keeps such a map (one entry, empty) until it boots again when somebody lists maps by opening each, as
 //! `bpftool map` does, in the very moment its last descriptor or pin goes.
 
 use aya::EbpfLoader;
-use aya::maps::{MapData, ProgramArray};
-use aya::programs::Xdp;
+use aya::maps::{Map, MapData, ProgramArray};
+use aya::programs::{ProgramError, ProgramFd, SchedClassifier, Xdp};
 use metadata_common::maps::{name, program};
 
 use super::SteerError;
-use super::object::{NUMBERS, Private, keep_program};
+use super::object::{NUMBERS, Private, keep_classifier, keep_program};
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 pub(super) static OBJECT: &[u8] =
@@ -26,55 +29,100 @@ pub(super) static OBJECT: &[u8] =
 /// The stubs' loader, and what is behind them.
 pub(super) struct Stubs {
     loader: EbpfLoader<'static>,
-    programs: ProgramArray<MapData>,
+    program: Behind<Xdp>,
+    classifier: Behind<SchedClassifier>,
+}
+
+/// What is behind all stubs of one kind.
+struct Behind<P> {
+    map: &'static str,
+    entry: ProgramArray<MapData>,
     /// Loaded when the first namespace wants it.
-    shared: Option<Xdp>,
+    shared: Option<P>,
     /// Stubs go on in `shared`.
-    offered: bool,
+    is_offered: bool,
+}
+
+impl<P> Behind<P> {
+    fn open(map: &'static str, pins: &Private) -> Result<Self, SteerError> {
+        let failed = |source| SteerError::load(format!("map {map}"), source);
+        let data = MapData::from_pin(pins.path(map)).map_err(failed)?;
+        let entry = Map::ProgramArray(data).try_into().map_err(failed)?;
+        Ok(Self { map, entry, shared: None, is_offered: false })
+    }
+
+    fn share(&mut self, program: P) {
+        self.shared = Some(program);
+        self.is_offered = false;
+    }
+
+    fn offer(&mut self, fd: impl Fn(&P) -> Result<&ProgramFd, ProgramError>) -> Result<(), SteerError> {
+        let Some(shared) = self.shared.as_ref().filter(|_| !self.is_offered) else { return Ok(()) };
+        let part = || format!("map {}", self.map);
+        let descriptor = fd(shared).map_err(|error| SteerError::load(part(), error))?;
+        self.entry.set(0, descriptor, 0).map_err(|error| SteerError::load(part(), error))?;
+        self.is_offered = true;
+        Ok(())
+    }
 }
 
 impl Stubs {
-    /// Makes the map that is between the two, unless it is there; no program is loaded yet.
+    /// Makes the maps that are between the two, unless they are there; no program is loaded yet.
     pub(super) fn prepare(pins: &Private) -> Result<Self, SteerError> {
         let mut loader = EbpfLoader::new();
-        let path = pins.path(name::PORT_PROGRAMS);
-        loader.map_pin_path(name::PORT_PROGRAMS, path.clone());
-        let failed = |source| SteerError::load("map PORT_PROGRAMS", source);
+        for map in [name::PORT_PROGRAMS, name::PORT_CLASSIFIERS] {
+            loader.map_pin_path(map, pins.path(map));
+        }
         loader.load(OBJECT).map_err(|source| SteerError::load("stub", source))?;
-        let map = MapData::from_pin(&path).map_err(failed)?;
-        let programs = aya::maps::Map::ProgramArray(map).try_into().map_err(failed)?;
-        Ok(Self { loader, programs, shared: None, offered: false })
+        let program = Behind::open(name::PORT_PROGRAMS, pins)?;
+        let classifier = Behind::open(name::PORT_CLASSIFIERS, pins)?;
+        Ok(Self { loader, program, classifier })
     }
 
     /// A stub for the namespace of a number.
     pub(super) fn stub(&mut self, number: usize, pins: &Private) -> Result<Xdp, SteerError> {
-        let mut ebpf = self
-            .loader
+        keep_program(&mut self.load(number)?, program::PORT_STUB, pins)
+    }
+
+    /// As [`Stubs::stub`], for classifiers.
+    pub(super) fn classifier(
+        &mut self,
+        number: usize,
+        pins: &Private,
+    ) -> Result<SchedClassifier, SteerError> {
+        keep_classifier(&mut self.load(number)?, program::PORT_TCX_STUB, pins)
+    }
+
+    fn load(&mut self, number: usize) -> Result<aya::Ebpf, SteerError> {
+        self.loader
             .override_global(name::NETNS, &NUMBERS[number], true)
             .load(OBJECT)
-            .map_err(|source| SteerError::load("stub", source))?;
-        keep_program(&mut ebpf, program::PORT_STUB, pins)
+            .map_err(|source| SteerError::load("stub", source))
     }
 
     /// The program behind all stubs, if it is loaded.
     pub(super) fn has_shared(&self) -> bool {
-        self.shared.is_some()
+        self.program.shared.is_some()
+    }
+
+    /// As [`Stubs::has_shared`], for classifiers.
+    pub(super) fn has_shared_classifier(&self) -> bool {
+        self.classifier.shared.is_some()
     }
 
     /// Keeps the program that is to be behind all stubs.
     pub(super) fn share(&mut self, program: Xdp) {
-        self.shared = Some(program);
-        self.offered = false;
+        self.program.share(program);
     }
 
-    /// From now on frames of all stubs go to our program, in the place of another agent's.
+    /// As [`Stubs::share`], for classifiers.
+    pub(super) fn share_classifier(&mut self, classifier: SchedClassifier) {
+        self.classifier.share(classifier);
+    }
+
+    /// From now on frames of all stubs go to our programs, in the place of another agent's.
     pub(super) fn offer(&mut self) -> Result<(), SteerError> {
-        let Some(shared) = self.shared.as_ref().filter(|_| !self.offered) else { return Ok(()) };
-        let failed =
-            |source: Box<dyn std::error::Error + Send + Sync>| SteerError::load("map PORT_PROGRAMS", source);
-        let descriptor = shared.fd().map_err(|error| failed(error.into()))?;
-        self.programs.set(0, descriptor, 0).map_err(|error| failed(error.into()))?;
-        self.offered = true;
-        Ok(())
+        self.program.offer(|program| program.fd())?;
+        self.classifier.offer(|classifier| classifier.fd())
     }
 }

@@ -2,8 +2,10 @@
 
 use aya::Ebpf;
 use aya::maps::{
-    Array, DevMap, DevMapHash, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, XskMap,
+    Array, DevMap, DevMapHash, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, ProgramArray,
+    XskMap,
 };
+use aya::programs::ProgramFd;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
@@ -31,6 +33,7 @@ pub(super) struct Tables {
     hubs: DevMap<MapData>,
     hub_devices: Array<MapData, u32>,
     sockets: XskMap<MapData>,
+    rings: ProgramArray<MapData>,
     served_v4: HashMap<MapData, [u8; 4], u32>,
     served_v6: HashMap<MapData, [u8; 16], u32>,
     last_octets: Array<MapData, u32>,
@@ -62,6 +65,7 @@ impl Tables {
             hubs: take(ebpf, name::HUBS)?,
             hub_devices: take(ebpf, name::HUB_DEVICES)?,
             sockets: take(ebpf, name::SOCKETS)?,
+            rings: take(ebpf, name::RINGS)?,
             served_v4: take(ebpf, name::SERVED_V4)?,
             served_v6: take(ebpf, name::SERVED_V6)?,
             last_octets: take(ebpf, name::LAST_OCTETS)?,
@@ -110,11 +114,21 @@ impl Tables {
         Ok(())
     }
 
-    /// Forgets the device of a hub, for classifiers: the kernel forgets it for the others by itself.
+    /// Forgets the device of a hub, for classifiers, and its ring: the kernel forgets the device for the others by itself.
     pub(super) fn clear_hub(&mut self, hub: u32) -> Result<(), SteerError> {
+        let clearing = || format!("clear hub {hub}");
         self.hub_devices
             .set(hub, 0, 0)
-            .map_err(|source| SteerError::map(name::HUB_DEVICES, format!("clear hub {hub}"), source))
+            .map_err(|source| SteerError::map(name::HUB_DEVICES, clearing(), source))?;
+        absent_is_fine(self.rings.clear_index(&hub))
+            .map_err(|source| SteerError::map(name::RINGS, clearing(), source))
+    }
+
+    /// Has frames for a hub that no redirect gets there go on in this instance of `ring`.
+    pub(super) fn set_ring(&mut self, hub: u32, ring: &ProgramFd) -> Result<(), SteerError> {
+        self.rings
+            .set(hub, ring, 0)
+            .map_err(|source| SteerError::map(name::RINGS, format!("enter hub {hub}"), source))
     }
 
     /// Sends frames steered to a hub to this device of the calling thread's namespace.

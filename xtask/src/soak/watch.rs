@@ -177,8 +177,8 @@ impl Ledger {
         };
         Ok(Self {
             steered: metrics.frames("steer_")?,
-            delivered: metrics.frames("socket_delivered")?,
-            absent: metrics.frames("socket_drop_absent")?,
+            delivered: metrics.frames("socket_delivered")? + metrics.frames("ring_delivered")?,
+            absent: metrics.frames("socket_drop_absent")? + metrics.frames("ring_drop_")?,
             lost_by_device,
             received: value(metrics, "xdp_imds_received_frames_total")?,
             lost_at_socket: lost(&["ring_full", "dropped"]),

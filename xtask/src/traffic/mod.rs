@@ -1,7 +1,8 @@
 //! `cargo xtask traffic`: what steering costs guests' ordinary traffic, by program and kind of frame.
 //!
 //! One guest on one true tap with offloads, in a namespace of its own, sends through a bridge to a neighbour
-//! that takes no notice. The kernel does all of that within the guest's `write(2)`, so the sender's own CPU time
+//! that takes no notice; with `--pod` through the pod's bridge, a veth out of the pod and the node's bridge, as KubeVirt's
+//! `bridge` binding lays it. The kernel does all of that within the guest's `write(2)`, so the sender's own CPU time
 //! is the whole system's. Programs take turns on the same tap, round by round.
 
 mod frames;
@@ -28,6 +29,9 @@ pub(crate) struct Args {
     /// Measurements of each program with each kind of frame
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROUNDS)))]
     rounds: u16,
+    /// The tap in a pod, and the neighbour behind the node's bridge
+    #[arg(long)]
+    pod: bool,
     /// The result as JSON on standard output (progress goes to standard error either way)
     #[arg(long)]
     json: bool,
@@ -40,7 +44,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     shell::go_on_as_root(&[])?;
     tools::ensure(tools::LAB)?;
-    let report = measure(args.rounds)?;
+    let report = measure(args.rounds, args.pod)?;
     if let Some(file) = &args.svg {
         fs::write(file, report.svg()).with_context(|| format!("cannot write {}", file.display()))?;
     }
@@ -52,14 +56,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn measure(rounds: u16) -> Result<Report> {
+/// A bridge, and a neighbour behind it.
+const BRIDGE: &str = "link add br0 type bridge\nlink add sink0 type veth peer name far0\n\
+                      link set sink0 master br0\nlink set sink0 up\nlink set br0 up\n";
+
+fn measure(rounds: u16, pod: bool) -> Result<Report> {
     let ns = Namespace::new("traffic")?;
     let tap = Tap::create(&ns, "tap0", Shape::virtio())?;
-    ns.ip_batch(
-        "link add br0 type bridge\nlink add sink0 type veth peer name far0\n\
-         link set sink0 master br0\nlink set tap0 master br0\n\
-         link set far0 up\nlink set sink0 up\nlink set tap0 up\nlink set br0 up\n",
-    )?;
+    ns.ip_batch(&format!("{BRIDGE}link set tap0 master br0\nlink set tap0 up\n"))?;
+    let node = pod.then(|| Namespace::new("node")).transpose()?;
+    if let Some(node) = &node {
+        ns.ip(&format!("link set far0 netns {} name pod0", node.name()))?;
+        node.ip_batch(&format!("{BRIDGE}link set pod0 master br0\nlink set pod0 up\n"))?;
+    }
+    let end = node.as_ref().unwrap_or(&ns);
+    end.ip("link set far0 up")?;
     let mut variants = Variants::load(&ns, tap.name())?;
     let mut samples = vec![Vec::with_capacity(rounds.into()); Kind::ALL.len() * Variant::ALL.len()];
     for round in 0..usize::from(rounds) {
@@ -78,7 +89,7 @@ fn measure(rounds: u16) -> Result<Report> {
             }
         }
     }
-    let arrived = sink_frames(&ns)?;
+    let arrived = sink_frames(end)?;
     let sent: u64 = Kind::ALL.iter().map(|kind| u64::from(WARM_UP + kind.frames())).sum::<u64>()
         * u64::from(rounds)
         * Variant::ALL.len() as u64;

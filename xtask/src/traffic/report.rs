@@ -134,6 +134,7 @@ impl Report {
                 Variant::Native => "#c33",
                 Variant::Generic => "#e90",
                 Variant::Tcx => "#393",
+                Variant::TcxInPod => "#36c",
             };
             let _ = writeln!(
                 svg,

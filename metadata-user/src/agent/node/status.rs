@@ -243,6 +243,8 @@ impl Node {
                     ("frames_over_limit", Verdict::DropOverLimit),
                     ("frames_without_hub", Verdict::DropNoHub),
                     ("frames_without_socket", Verdict::SocketDropAbsent),
+                    ("frames_without_ring", Verdict::RingDropAbsent),
+                    ("namespace_ring_full", Verdict::RingDropFull),
                     ("identity_mismatch", Verdict::DropUnknownMac),
                 ] {
                     counts.insert(name.to_owned(), of(verdict));

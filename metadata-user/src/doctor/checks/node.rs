@@ -11,6 +11,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Facts { node, wanted, process, .. } = facts;
     let mut checks = vec![agent(node), hub(node, &wanted.hub)];
     checks.extend(ring(node));
+    checks.extend(namespaces(node));
     checks.extend(addresses(node));
     checks.extend(bridge(node));
     checks.push(clock(process.unix_time));
@@ -81,6 +82,21 @@ fn ring(node: &Node) -> Option<Check> {
             format!("{} steered frames found the ring of the hub's veth full, and were lost", node.veth_full),
             "none",
             "More `workers`, more CPU, or lower `limits` for guests that flood",
+        )
+    })
+}
+
+/// Guests in other namespaces that ask much while XDP is off.
+fn namespaces(node: &Node) -> Option<Check> {
+    (node.ring_full > 0).then(|| {
+        Check::warn(
+            "hub.namespaces",
+            format!(
+                "{} frames of guests in other namespaces found the hub's ring full, and were lost",
+                node.ring_full
+            ),
+            "none",
+            "Set `steer: auto`, which has guests that ask much by XDP; else more `workers`, or more CPU",
         )
     })
 }

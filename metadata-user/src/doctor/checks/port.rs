@@ -47,7 +47,6 @@ fn one(facts: &Facts, port: &Port) -> Vec<Check> {
         kind,
         xdp(facts, port, device),
         classifiers(facts, device),
-        elsewhere(facts, &port.name),
         mtu(device),
         up(&port.name, device),
         redirect(facts, &port.name, device).filter(|_| !is_none),
@@ -166,7 +165,10 @@ fn kind(device: &Device) -> Option<Check> {
 }
 
 fn is_ours(program: &Program) -> bool {
-    matches!(program.name.as_deref(), Some(program::PORT | program::PORT_STUB | program::PORT_TCX))
+    matches!(
+        program.name.as_deref(),
+        Some(program::PORT | program::PORT_STUB | program::PORT_TCX | program::PORT_TCX_STUB)
+    )
 }
 
 /// Whether a program of ours belongs to the agent this looks at: one that lives, or one whose links are pinned.
@@ -186,7 +188,7 @@ fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
     let Program { id, name } = program;
     let name = name.as_deref().unwrap_or_default();
     let found = format!("XDP program `{name}` (number {id}) is on it already{}", owner(name));
-    let tcx = facts.kernel.features.contains(&(Feature::Tcx, Ok(true))) && port.name.netns.is_none();
+    let tcx = facts.kernel.features.contains(&(Feature::Tcx, Ok(true)));
     let off = format!(
         "`bpftool prog show id {id}` tells of it, `ip link set dev {} xdp off` takes it off",
         port.name.ifname
@@ -246,17 +248,6 @@ fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
         "none, or none that is put before ours later",
         "Nothing need be done: ours goes first; set `steer: xdp` if their owner puts its own first again",
     ))
-}
-
-fn elsewhere(facts: &Facts, name: &PortName) -> Option<Check> {
-    (facts.wanted.steer == Mode::Tcx && name.netns.is_some()).then(|| {
-        Check::fail(
-            "port.tcx",
-            "it is in another namespace than the hub, which a classifier cannot reach",
-            "a port of the agent's own namespace for `steer: tcx`",
-            "Set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`",
-        )
-    })
 }
 
 /// A redirect drops what is longer than the MTU of where it goes to.

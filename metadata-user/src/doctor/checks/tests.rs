@@ -99,6 +99,7 @@ fn healthy() -> Facts {
         node: Node {
             hub: Ok(Vec::new()),
             veth_full: 0,
+            ring_full: 0,
             agent: None,
             stale_socket: None,
             addresses: Ok(vec![AddressUse {

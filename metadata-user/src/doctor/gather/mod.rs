@@ -71,6 +71,7 @@ fn node(config: &Config) -> Node {
     Node {
         hub: probe::hub_devices(&config.hub, config.workers),
         veth_full: probe::veth_full(&config.hub, config.workers).unwrap_or_default(),
+        ring_full: config.pins.as_deref().map_or(0, probe::ring_full),
         agent,
         stale_socket,
         addresses: probe::address_uses(&config.addresses),

@@ -8,7 +8,7 @@ mod search;
 
 pub use device::{Device, Filter, Program, device};
 pub use kernel::{Feature, KERNEL, TCX_KERNEL, features, rehearse};
-pub use node::{AddressUse, PinnedLink, address_uses, hub_devices, pinned_links, veth_full};
+pub use node::{AddressUse, PinnedLink, address_uses, hub_devices, pinned_links, ring_full, veth_full};
 pub use search::{NAMESPACES_SEARCHED, PLACES_TOLD, PROCESSES_SEARCHED, Place, Search, search};
 
 use std::fmt;

@@ -1,7 +1,10 @@
 //! What of the node is in the way: devices of the hub's names, who has the addresses, what is pinned.
 
+use aya::maps::{Map, MapData, PerCpuArray};
 use aya::programs::links;
 use futures_util::TryStreamExt as _;
+use metadata_common::maps::name;
+use metadata_common::verdict::Verdict;
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
@@ -11,7 +14,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use super::super::{HUBS_OF_A_SIDE, SteerError, devstats, hub, netlink, netns};
+use super::super::{HUBS_OF_A_SIDE, SteerError, devstats, hub, netlink, netns, pins};
 use super::Failure;
 
 /// Pinned links looked at, at most.
@@ -62,6 +65,16 @@ pub fn veth_full(prefix: &str, hubs: u32) -> Result<u64, Failure> {
         sum += counts.map_or(0, |(_, counts)| counts.tx);
     }
     Ok(sum)
+}
+
+/// Frames of quiet guests in other namespaces for which a hub's ring had no room, by the counters an agent has pinned; 0
+/// without any.
+#[must_use]
+pub fn ring_full(pins: &Path) -> u64 {
+    let map = MapData::from_pin(pins::map_of(pins, name::COUNTERS)).ok();
+    let counters = map.and_then(|map| PerCpuArray::<_, u64>::try_from(Map::PerCpuArray(map)).ok());
+    let counted = counters.and_then(|counters| counters.get(&Verdict::RingDropFull.index(), 0).ok());
+    counted.map_or(0, |by_cpu| by_cpu.iter().sum())
 }
 
 /// What the calling thread's namespace does with these addresses. Nothing is sent.

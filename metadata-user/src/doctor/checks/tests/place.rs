@@ -4,7 +4,6 @@ use super::super::super::facts::{Directory, Facts, FileSystem, Found, Pins, Reco
 use super::super::super::{Check, Status};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
-use crate::steer::Mode;
 use crate::steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
 
 #[test]
@@ -120,6 +119,7 @@ fn the_node_around_is_judged() {
             Warn,
             &["fa:16:3e"],
         ),
+        ("ring full", |f| f.node.ring_full = 7, "hub.namespaces", Warn, &["7 frames", "steer: auto"]),
         ("veth full", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
         ("unseen", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
     ]);
@@ -225,16 +225,6 @@ fn a_device_that_cannot_be_a_port_or_is_taken_is_named_with_its_holder() {
             "port.tcx",
             Warn,
             &["meter"],
-        ),
-        (
-            "tcx elsewhere",
-            |f| {
-                f.wanted.steer = Mode::Tcx;
-                f.ports[0].name.netns = Some("pod-1".into());
-            },
-            "port.tcx",
-            Fail,
-            &["steer: auto"],
         ),
         ("macvtap", |f| kind(f, "macvtap"), "port.kind", Fail, &["macvtap", "bridge"]),
         ("bridge", |f| kind(f, "bridge"), "port.kind", Fail, &["tap of one VM"]),

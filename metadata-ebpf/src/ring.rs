@@ -1,0 +1,87 @@
+//! Out of namespaces that no redirect of a classifier leaves: into a ring that the hub's worker reads.
+//!
+//! ```text
+//!  port_tcx_stub ── PORT_CLASSIFIERS ── port_tcx ── RINGS[hub] ── ring ── RING of that hub ── worker
+//! ```
+//!
+//! A ring buffer knows no namespaces. Each hub has an instance of `ring` with a buffer of its own, and `port_tcx` finds
+//! it by the hub's number: so during a takeover each of two agents gets the frames of its own connections. The frame
+//! carries its slot as on every other way ([`metadata_common::stamp`]).
+
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, TC_ACT_SHOT};
+use aya_ebpf::helpers::generated::bpf_skb_load_bytes;
+use aya_ebpf::macros::{classifier, map};
+use aya_ebpf::maps::{ProgramArray, RingBuf};
+use aya_ebpf::programs::TcContext;
+use core::hint::black_box;
+use metadata_common::maps::{MAX_HUBS, RING_BYTES, RING_HEADER, RING_RECORDS, SPENT_WORD};
+use metadata_common::verdict::Verdict;
+
+use crate::tables::{Ingress, count};
+
+#[map]
+static RINGS: ProgramArray = ProgramArray::with_max_entries(MAX_HUBS, 0);
+/// Of one hub: the only map that instances do not share.
+#[map]
+static RING: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
+
+/// Ends `port_tcx` in the `ring` of a hub. Returns the action where there is none.
+#[inline(always)]
+pub(crate) fn hand_in(context: &TcContext, ingress: &Ingress, hub: u32) -> i32 {
+    // SAFETY: the kernel gave this pointer to a live buffer; the word is inside it.
+    let place = unsafe { &raw mut (*context.skb.skb).cb[SPENT_WORD] };
+    // SAFETY: one aligned u32, which classifiers may write.
+    unsafe { place.write_volatile(ingress.is_spent() as u32) };
+    // SAFETY: the entries are classifiers like this one, loaded by the agents whose hubs these are.
+    unsafe { RINGS.tail_call(context, hub) };
+    count(Verdict::RingDropAbsent);
+    TC_ACT_SHOT
+}
+
+/// Behind `port_tcx`: copies the frame into the ring. The frame itself ends here.
+#[classifier]
+pub fn ring(context: TcContext) -> i32 {
+    // SAFETY: the kernel gave this pointer to a live buffer; the word is inside it.
+    let place = unsafe { &raw const (*context.skb.skb).cb[SPENT_WORD] };
+    // SAFETY: one aligned u32, which classifiers may read.
+    let is_spent = unsafe { place.read_volatile() } != 0;
+    let length = context.len() as usize;
+    let [short, medium, _] = RING_RECORDS;
+    let verdict = if is_spent && RING.query(BPF_RB_AVAIL_DATA as u64) > RING_BYTES as u64 / 2 {
+        Verdict::RingDropFull
+    } else if length <= short - RING_HEADER {
+        put::<{ RING_RECORDS[0] }>(&context, length)
+    } else if length <= medium - RING_HEADER {
+        put::<{ RING_RECORDS[1] }>(&context, length)
+    } else {
+        put::<{ RING_RECORDS[2] }>(&context, length)
+    };
+    count(verdict);
+    TC_ACT_SHOT
+}
+
+/// Copies a frame into a record of `N` octets.
+#[inline(always)]
+fn put<const N: usize>(context: &TcContext, length: usize) -> Verdict {
+    // The verifier learns the range from comparing what is then used.
+    let length = black_box(length);
+    if length == 0 || length > N - RING_HEADER {
+        return Verdict::RingDropFull;
+    }
+    let Some(mut record) = RING.reserve_bytes(N, 0) else {
+        return Verdict::RingDropFull;
+    };
+    let start = record.as_mut_ptr();
+    // SAFETY: the record has N octets, more than RING_HEADER, and the kernel aligns records to 8.
+    unsafe { start.cast::<u64>().write(length as u64) };
+    // SAFETY: as above.
+    let frame = unsafe { start.add(RING_HEADER) };
+    // SAFETY: there is room for N - RING_HEADER octets, no fewer than `length`; the helper checks the range in the frame.
+    let read = unsafe { bpf_skb_load_bytes(context.skb.skb.cast(), 0, frame.cast(), length as u32) };
+    if read != 0 {
+        record.discard(0);
+        return Verdict::RingDropFull;
+    }
+    record.submit(0);
+    Verdict::RingDelivered
+}

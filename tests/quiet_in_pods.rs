@@ -1,0 +1,108 @@
+//! A guest in a pod that has been quiet for a while is off XDP, is answered all the same, and is back on it when it boots.
+
+use anyhow::ensure;
+use std::time::Duration;
+use support::agent::{self, Agent, PortArgument};
+use support::books;
+use support::bpffs::Bpffs;
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::host::Host;
+use support::netns::Namespace;
+use support::privileged;
+use support::record::Identity;
+use support::tap::Shape;
+
+const PATH: &str = "/v1/meta-data";
+/// For what must come: generous, since it is waited out only in failure.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// For a guest to count as quiet, which takes 30 s.
+const QUIET_WITHIN: Duration = Duration::from_secs(90);
+
+/// A pod with a guest in it, and a namespace for agents.
+struct Node {
+    guest: Guest,
+    pod: Host,
+    home: Namespace,
+    records: tempfile::TempDir,
+    bpffs: Bpffs,
+}
+
+impl Node {
+    fn new() -> Self {
+        let (pod, home) = (Host::new().expect("a pod"), Namespace::new("agent").expect("a namespace"));
+        let records = tempfile::tempdir().expect("a directory");
+        let bpffs = Bpffs::mount().expect("a bpffs");
+        let identity = Identity::of(0);
+        identity.write(records.path(), 1).expect("a record");
+        let spec = Spec { shape: Shape::virtio(), ..Spec::of(&identity) };
+        let guest = Guest::boot(&pod, &spec).expect("a guest");
+        Self { guest, pod, home, records, bpffs }
+    }
+
+    fn agent(&self, more: &[&str]) -> Agent<'_> {
+        let port =
+            PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac).within(self.pod.ns());
+        let mut words = agent::arguments_with_pins(self.records.path(), &[port], &self.bpffs.pins());
+        words.extend(more.iter().map(Into::into));
+        Agent::start_binary(&agent::binary().expect("the agent is built"), &self.home, words)
+            .expect("an agent")
+    }
+
+    fn gets_its_own(&self) {
+        self.guest.fetch_own(PATH, PATIENCE).expect("its own");
+    }
+
+    /// Waits until XDP is on the tap, or off.
+    fn comes_to(&self, xdp: bool, patience: Duration, mut meanwhile: impl FnMut()) {
+        let reached = eventually(patience, || {
+            meanwhile();
+            let shown = self.pod.ns().ip("link show tap0")?;
+            ensure!(shown.contains("xdp") == xdp, "{shown}");
+            Ok(())
+        });
+        reached.unwrap_or_else(|error| panic!("XDP on the tap should be {xdp}: {error:#}"));
+    }
+}
+
+fn frames(agent: &Agent<'_>, verdict: &str) -> u64 {
+    agent.metrics().and_then(|metrics| metrics.frames(verdict)).expect("a counter")
+}
+
+#[test]
+fn a_guest_goes_off_xdp_when_it_is_quiet_and_back_on_it_when_it_boots() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent(&[]);
+    node.gets_its_own();
+    assert_eq!(frames(&agent, "ring_"), 0, "a guest that boots is steered by XDP");
+    node.comes_to(false, QUIET_WITHIN, || {});
+    node.gets_its_own();
+    let taken = frames(&agent, "ring_delivered");
+    assert!(taken > 0, "its first frames came by the ring");
+    books::balance(&agent, 0).expect("every frame is accounted for");
+    node.comes_to(true, PATIENCE, || (0..8).for_each(|_| node.gets_its_own()));
+    books::balance(&agent, 0).expect("every frame is accounted for");
+    assert_eq!(frames(&agent, "ring_drop_"), 0);
+}
+
+#[test]
+fn a_quiet_guest_that_asks_while_no_agent_runs_is_answered_by_the_next() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent(&["--steer", "tcx"]);
+    node.gets_its_own();
+    agent.kill().expect("killed");
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| node.guest.fetch_own(PATH, PATIENCE));
+        let agent = node.agent(&["--steer", "tcx"]);
+        asking.join().expect("no panic").expect("its own");
+        assert!(frames(&agent, "ring_delivered") > 0);
+        assert_eq!(frames(&agent, "socket_delivered"), 0);
+    });
+    node.comes_to(false, PATIENCE, || {});
+}

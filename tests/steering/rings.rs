@@ -1,0 +1,250 @@
+//! Quiet guests in other namespaces than the agent's: off XDP, and by a ring to the worker.
+
+use crate::node::{
+    ALICE, BOB, Node, SERVED, ask, ask_for, config, gets, gets_nothing, port, start_in, within,
+};
+use metadata_common::mac::Mac;
+use metadata_common::maps::{MAX_STEERED, RING_BYTES, RING_FRESH, RING_RECORDS};
+use metadata_common::stamp::stamp;
+use metadata_common::verdict::Verdict;
+use metadata_common::wire::ethernet;
+use metadata_user::link::FrameSource as _;
+use metadata_user::port::PortName;
+use metadata_user::steer::{By, Limits, Mode, QUIET, Ring, SteerConfig, Steering};
+use std::time::{Duration, Instant};
+use support::frames::{self, SERVED_V4};
+use support::netns::Namespace;
+use support::privileged;
+use support::tap::{Shape, Tap};
+
+/// For what must come: generous, since it is waited out only in failure.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A pod with a bridge and two taps, the first one a port on which ALICE may speak as slot 0.
+struct Pod {
+    alices: Tap,
+    other: Tap,
+    name: PortName,
+    ns: Namespace,
+}
+
+impl Pod {
+    fn new(steering: &mut Steering, home: &Namespace) -> Self {
+        let ns = Namespace::new("pod").expect("a namespace");
+        let (alices, name) = port(&ns, "tap0", home);
+        let (other, _) = port(&ns, "tap1", home);
+        ns.ip_batch(
+            "link add br0 type bridge\nlink set br0 up\nlink set tap0 master br0\nlink set tap1 master br0\n",
+        )
+        .expect("a bridge");
+        steering.attach(&name).expect("attached");
+        steering.bind(&name, ALICE, 0).expect("bound");
+        Self { alices, other, name, ns }
+    }
+
+    fn has_xdp(&self) -> bool {
+        self.ns.ip("link show tap0").expect("the tap").contains("xdp")
+    }
+
+    /// Waits until XDP is off: another test's child may hold a copy of the link just closed, until it runs its program.
+    fn is_off_xdp(&self) -> bool {
+        within(PATIENCE, || (!self.has_xdp()).then_some(())).is_some()
+    }
+}
+
+/// All frames a ring holds.
+fn frames_in(ring: &mut Ring) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    ring.receive(usize::MAX, |frame| frames.push(frame.to_vec()));
+    frames
+}
+
+fn count(node: &Node, verdict: Verdict) -> u64 {
+    node.steering.counters().expect("counters").get(verdict)
+}
+
+fn steered_by(mode: Mode, limits: Limits) -> SteerConfig {
+    SteerConfig { mode, limits, ..config() }
+}
+
+#[test]
+fn a_quiet_guest_in_a_pod_is_off_xdp_and_back_on_it_when_it_speaks() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start_with(&steered_by(Mode::Auto, Limits::default()));
+    let pod = Pod::new(&mut node.steering, &node.ns);
+    let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
+    let (start, second) = (Instant::now(), Duration::from_secs(1));
+    let look = |node: &mut Node, at: Duration| {
+        node.steering.follow_guests(start + at);
+        node.steering.steered_by(&pod.name)
+    };
+    assert_eq!(look(&mut node, Duration::ZERO), Some(By::Xdp));
+    assert!(pod.has_xdp());
+    assert_eq!(look(&mut node, QUIET), Some(By::Tcx));
+    assert!(pod.is_off_xdp(), "XDP stays");
+
+    ask(&pod.alices, ALICE);
+    node.expect_count(Verdict::RingDelivered, 1);
+    let [frame] = &frames_in(&mut ring)[..] else { panic!("one frame") };
+    assert_eq!(frame.len(), 42, "whole and no longer");
+    assert_eq!(frame[6..12], stamp(0).0, "its sender is who the kernel says");
+    node.answer(0);
+    assert!(gets(&pod.alices, ALICE), "the answer goes by the hub");
+    assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a question left the tap");
+    ask_for(&pod.alices, ALICE, [10, 0, 2, 2]);
+    assert!(gets(&pod.other, Mac::BROADCAST), "ordinary traffic passes");
+    assert_eq!(look(&mut node, QUIET * 2), Some(By::Tcx), "one question is no boot");
+
+    (0..100).for_each(|_| ask(&pod.alices, ALICE));
+    assert_eq!(look(&mut node, QUIET * 2 + second), Some(By::Xdp));
+    assert!(pod.has_xdp());
+    ask(&pod.alices, ALICE);
+    node.expect_count(Verdict::SocketDropAbsent, 1);
+    node.expect_count(Verdict::RingDelivered, 101);
+    assert_eq!(look(&mut node, QUIET * 3 + second), Some(By::Tcx), "and quiet again");
+}
+
+#[test]
+fn only_the_ports_own_mac_is_heard_in_a_pod_and_nobody_once_it_is_unbound() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start_with(&steered_by(Mode::Tcx, Limits::default()));
+    // One index in two namespaces: who asks is told apart by the namespace.
+    let (alice, bob) = (Pod::new(&mut node.steering, &node.ns), Pod::new(&mut node.steering, &node.ns));
+    node.steering.bind(&bob.name, BOB, 1).expect("bound");
+    node.steering.unbind(0).expect("unbound");
+    node.steering.bind(&alice.name, ALICE, 0).expect("bound");
+    let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
+    ask(&alice.alices, BOB);
+    ask(&bob.alices, ALICE);
+    ask(&alice.alices, Mac::BROADCAST);
+    node.expect_count(Verdict::DropUnknownMac, 3);
+    ask(&alice.alices, ALICE);
+    ask(&bob.alices, BOB);
+    node.expect_count(Verdict::RingDelivered, 2);
+    let senders: Vec<_> = frames_in(&mut ring).iter().map(|frame| frame[6..12].to_vec()).collect();
+    assert_eq!(senders, [stamp(0).0, stamp(1).0]);
+    for pod in [&alice, &bob] {
+        assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a question left the tap");
+    }
+    node.steering.unbind(0).expect("unbound");
+    ask(&alice.alices, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 4);
+    assert!(frames_in(&mut ring).is_empty());
+}
+
+/// TCP for the service, `len` octets long.
+fn long(len: usize) -> Vec<u8> {
+    let mut frame = frames::frame(&[], ethernet::IPV4, &frames::syn(SERVED_V4, 80));
+    frame[6..12].copy_from_slice(&ALICE.0);
+    frame.resize(len, 0xa5);
+    let datagram = u16::try_from(len - ethernet::HEADER).expect("it fits IPv4").to_be_bytes();
+    frame[16..18].copy_from_slice(&datagram);
+    frame
+}
+
+#[test]
+fn frames_of_every_length_arrive_whole_or_are_dropped_and_counted() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let unlimited = Limits { frames_per_second: 0, connections_per_second: 0, ..Limits::default() };
+    let mut node = Node::start_with(&steered_by(Mode::Tcx, unlimited));
+    let pod = Namespace::new("pod").expect("a namespace");
+    let tap = Tap::create(&pod, "tap0", Shape::default()).expect("a tap");
+    pod.ip("link set tap0 mtu 9000 up").expect("up");
+    let name = PortName { ifname: "tap0".into(), netns: Some(pod.name().to_owned()) };
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
+    let most = MAX_STEERED as usize;
+    let edges = RING_RECORDS.iter().flat_map(|record| [record - 9, record - 8, record - 7]);
+    let lengths =
+        [60, 74, 1_514, 2_000, most, most + 1, 9_000].into_iter().chain(edges.filter(|at| *at <= most));
+    for length in lengths {
+        let frame = long(length);
+        assert!(tap.send(0, &frame).expect("the tap takes a frame"), "{length}");
+        let mut stamped = frame;
+        stamped[6..12].copy_from_slice(&stamp(0).0);
+        let expected: &[Vec<u8>] = if length <= most { &[stamped] } else { &[] };
+        assert!(frames_in(&mut ring) == expected, "{length}");
+    }
+    node.expect_count(Verdict::DropOversize, 2);
+}
+
+#[test]
+fn a_full_ring_drops_and_counts_and_half_of_it_is_kept_for_guests_that_ask_little() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start_with(&steered_by(Mode::Tcx, Limits { burst: 65_536, ..Limits::default() }));
+    let (greedy, modest) = (Pod::new(&mut node.steering, &node.ns), Pod::new(&mut node.steering, &node.ns));
+    node.steering.unbind(0).expect("unbound");
+    node.steering.bind(&greedy.name, ALICE, 0).expect("bound");
+    node.steering.bind(&modest.name, BOB, 1).expect("bound");
+    let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
+    // The kernel puts eight octets before each record.
+    let records = u64::from(RING_BYTES) / (RING_RECORDS[0] as u64 + 8);
+    (0..records * 2).for_each(|_| ask(&greedy.alices, ALICE));
+    let (taken, dropped) = (count(&node, Verdict::RingDelivered), count(&node, Verdict::RingDropFull));
+    assert_eq!(taken + dropped, records * 2, "each is one or the other");
+    assert!(taken <= records / 2 + RING_FRESH + 1, "{taken} of {records} places are one guest's");
+    ask(&modest.alices, BOB);
+    node.expect_count(Verdict::RingDelivered, taken + 1);
+    assert_eq!(frames_in(&mut ring).len() as u64, taken + 1);
+
+    ask(&greedy.alices, ALICE);
+    node.expect_count(Verdict::RingDelivered, taken + 2);
+    // Without limits nobody knows who asks much: then the whole ring is anybody's.
+    let unlimited = Limits { frames_per_second: 0, connections_per_second: 0, ..Limits::default() };
+    node.steering.set_limits(unlimited).expect("set");
+    (0..records * 2).for_each(|_| ask(&greedy.alices, ALICE));
+    let all = frames_in(&mut ring).len() as u64;
+    assert!((records - 1..=records + 1).contains(&all), "{all} of {records} places");
+    ask(&greedy.alices, ALICE);
+    assert_eq!(frames_in(&mut ring).len(), 1, "a ring that was full takes frames again");
+}
+
+#[test]
+fn ports_in_a_pod_go_from_agent_to_agent_by_either_program() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let bpffs = support::bpffs::Bpffs::mount().expect("a bpffs");
+    let ns = Namespace::new("steer").expect("a namespace");
+    let config = SteerConfig { mode: Mode::Auto, pins: Some(bpffs.pins()), ..config() };
+    let mut first = start_in(&ns, &config).expect("steering starts");
+    let pod = Pod::new(&mut first, &ns);
+    let start = Instant::now();
+    first.follow_guests(start);
+    first.follow_guests(start + QUIET);
+    assert_eq!(first.steered_by(&pod.name), Some(By::Tcx));
+    assert!(pod.is_off_xdp(), "XDP stays");
+    ask(&pod.alices, ALICE);
+    assert_eq!(first.counters().expect("counters").get(Verdict::RingDelivered), 1);
+    drop(first);
+
+    // Nobody is there: the port stays closed, and what is not for the service passes.
+    ask(&pod.alices, ALICE);
+    assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a question left the tap");
+    ask_for(&pod.alices, ALICE, [10, 0, 2, 2]);
+    assert!(gets(&pod.other, Mac::BROADCAST), "ordinary traffic passes");
+
+    let mut steering = start_in(&ns, &config).expect("steering starts");
+    let mut ring = steering.take_ring(0).expect("this kernel has rings");
+    assert!(frames_in(&mut ring).is_empty(), "it is this agent's own");
+    ask(&pod.alices, ALICE);
+    assert_eq!(frames_in(&mut ring).len(), 1, "before the port is named");
+    steering.attach(&pod.name).expect("attached");
+    assert_eq!(steering.steered_by(&pod.name), Some(By::Tcx));
+    steering.bind(&pod.name, ALICE, 0).expect("bound");
+    ask(&pod.alices, ALICE);
+    let [frame] = &frames_in(&mut ring)[..] else { panic!("one frame") };
+    assert_eq!(frame[6..12], stamp(0).0);
+    assert_eq!(frame[38..42], SERVED);
+    steering.switch(&pod.name, By::Xdp).expect("switched");
+    assert!(pod.has_xdp());
+}
