@@ -346,6 +346,24 @@ fn a_launchers_pod_gets_what_its_annotations_name() {
     }
 }
 
+/// kubelet mounts only volumes that a container mounts: one that nothing mounts would be of no use.
+#[test]
+fn the_policy_adds_no_volume_where_it_finds_no_launchers_container() {
+    let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
+    for mut case in PodCase::all() {
+        // Beyond the containers that the policy can name one by one.
+        case.compute_at = 8;
+        let beyond = case.before();
+        let mut without = beyond.clone();
+        without["spec"]["containers"].as_array_mut().expect("a list").remove(8);
+        for before in [beyond, without] {
+            let pod = by_policy(&policy, &before, &Value::Null, "CREATE");
+            let pod = pod.unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
+            assert_eq!(pod, before, "{}", case.name);
+        }
+    }
+}
+
 #[test]
 fn the_policy_for_pods_keeps_to_the_same_table() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
