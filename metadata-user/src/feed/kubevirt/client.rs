@@ -4,10 +4,13 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use kube::Client;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
+use tower::filter::FilterLayer;
 
 use super::Options;
+use super::bearer::{Bearer, Unusable};
 use crate::feed::FeedError;
 use crate::feed::contact::{Failure, FailureKind};
 
@@ -19,6 +22,12 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// # Errors
 /// Neither is there, or a file asks for a program to be run.
 pub(super) async fn open(options: &Options) -> Result<Client, FeedError> {
+    let (config, bearer) = configured(options).await?;
+    client(config, bearer)
+}
+
+/// The client's configuration, and the file of its token, which kube would send as it is.
+async fn configured(options: &Options) -> Result<(kube::Config, Option<Bearer>), FeedError> {
     let failed = |reason: String| FeedError::Vm { reason };
     let mut config = match &options.kubeconfig {
         Some(path) => {
@@ -42,13 +51,34 @@ pub(super) async fn open(options: &Options) -> Result<Client, FeedError> {
     config.connect_timeout = Some(CONNECT);
     // kube would repeat requests itself, with pauses of minutes, and report nothing meanwhile. `Pauses` does this here.
     config.default_retry = false;
-    Client::try_from(config).map_err(|error| failed(format!("no client for the cluster's API: {error}")))
+    let auth = &mut config.auth_info;
+    // What kube prefers to a token file stays.
+    let file = auth
+        .token_file
+        .take_if(|_| auth.token.is_none() && auth.username.is_none() && auth.auth_provider.is_none());
+    let bearer = file.map(|file| {
+        Bearer::open(file.clone().into())
+            .map_err(|error| failed(format!("no access to the cluster's API: token file {file}: {error}")))
+    });
+    Ok((config, bearer.transpose()?))
+}
+
+fn client(config: kube::Config, bearer: Option<Bearer>) -> Result<Client, FeedError> {
+    let builder = ClientBuilder::try_from(config)
+        .map_err(|error| FeedError::Vm { reason: format!("no client for the cluster's API: {error}") })?;
+    Ok(match bearer {
+        Some(bearer) => builder.with_layer(&FilterLayer::new(bearer)).build(),
+        None => builder.build(),
+    })
 }
 
 /// What a request that failed means for whoever made it.
 pub(super) fn failure(error: &kube::Error) -> Failure {
     match error {
         kube::Error::Api(status) => refused(status),
+        kube::Error::Service(cause) if cause.is::<Unusable>() => {
+            Failure { kind: FailureKind::Forbidden, reason: cause.to_string() }
+        }
         kube::Error::SerdeError(_)
         | kube::Error::FromUtf8(_)
         | kube::Error::LinesCodecMaxLineLengthExceeded => {

@@ -11,6 +11,7 @@
 //! [`translate`] makes a record of both. Nothing here deletes anything because the API server cannot be reached.
 
 pub mod annotations;
+mod bearer;
 mod client;
 pub mod core;
 mod events;
