@@ -154,6 +154,16 @@ async fn failing(node: &Node) -> Unanswered {
 }
 
 #[tokio::test]
+async fn a_cluster_without_kubevirt_is_named_by_the_definition_it_lacks() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    server.behave(Manner::Lacking);
+    let failing = failing(&Node::paced(&server, &kubelet, None, QUICK)).await;
+    let reason = "404 page not found; the cluster has no CustomResourceDefinition \
+                  `virtualmachineinstances.kubevirt.io`: install KubeVirt";
+    assert_eq!((&*failing.kind, &*failing.reason), ("not_found", reason));
+}
+
+#[tokio::test]
 async fn a_token_file_that_ends_in_white_space_is_sent_without_it() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let [token, kubeconfig] = ["token", "kubeconfig"].map(|name| kubelet.pods().join(name));

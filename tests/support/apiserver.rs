@@ -368,7 +368,8 @@ async fn vmis(
         Manner::Away => return answer(503, &status(503, "ServiceUnavailable")),
         Manner::Breaking => return broken(),
         Manner::Forbidding => return answer(403, &status(403, "Forbidden")),
-        Manner::Lacking => return answer(404, &status(404, "NotFound")),
+        // What no kind is at gets no Status.
+        Manner::Lacking => return (StatusCode::NOT_FOUND, "404 page not found\n").into_response(),
         Manner::Expired if is_watch => return expired(&mut shared.lock()),
         Manner::Gone if is_watch => return answer(410, &status(410, "Expired")),
         Manner::Brief if is_watch => return Body::empty().into_response(),

@@ -17,6 +17,10 @@ use crate::feed::contact::{Failure, FailureKind};
 /// Longest wait for a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
+/// What 404 means for a list or a watch, which name no object.
+const LACKS: &str =
+    "; the cluster has no CustomResourceDefinition `virtualmachineinstances.kubevirt.io`: install KubeVirt";
+
 /// The client of the API server: the cluster's the agent is in, or that of a file.
 ///
 /// # Errors
@@ -92,7 +96,12 @@ pub(super) fn failure(error: &kube::Error) -> Failure {
 pub(super) fn refused(status: &Status) -> Failure {
     let Status { code, reason, message, .. } = status;
     let text = if message.is_empty() { reason } else { message };
-    Failure { kind: FailureKind::of_status(*code), reason: format!("{code} {text}") }
+    let kind = FailureKind::of_status(*code);
+    // Answers without a Status are text that may begin with the code.
+    let text = text.trim();
+    let text = text.strip_prefix(&format!("{code} ")).unwrap_or(text);
+    let lacks = if kind == FailureKind::NotFound { LACKS } else { "" };
+    Failure { kind, reason: format!("{code} {text}{lacks}") }
 }
 
 /// An error of kube names its causes in its sources alone.
