@@ -1,12 +1,13 @@
 //! The client of the cluster's API.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::time::Duration;
 
 use kube::Client;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
+use tokio::runtime::Builder;
 use tower::filter::FilterLayer;
 
 use super::Options;
@@ -30,6 +31,22 @@ pub(super) async fn open(options: &Options) -> Result<Client, FeedError> {
     client(config, bearer)
 }
 
+/// Checks what the client needs, without a request: the address, the certificates, the token.
+///
+/// # Errors
+/// As for [`open`], or the token cannot be sent.
+pub fn access(options: &Options) -> Result<(), FeedError> {
+    let failed = |error: &dyn Error| FeedError::Vm { reason: error.to_string() };
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| failed(&error))?;
+    runtime.block_on(async {
+        let (config, bearer) = configured(options).await?;
+        if let Some(bearer) = &bearer {
+            bearer.header().map_err(|error| failed(&error))?;
+        }
+        client(config, bearer).map(drop)
+    })
+}
+
 /// The client's configuration, and the file of its token, which kube would send as it is.
 async fn configured(options: &Options) -> Result<(kube::Config, Option<Bearer>), FeedError> {
     let failed = |reason: String| FeedError::Vm { reason };
@@ -43,7 +60,8 @@ async fn configured(options: &Options) -> Result<(kube::Config, Option<Bearer>),
         }
         None => kube::Config::incluster().map_err(|error| {
             failed(format!(
-                "no access to the cluster's API: {error}; run in a pod, or set kubevirt.kubeconfig"
+                "no access to the cluster's API: {error}; run in a pod, where KUBERNETES_SERVICE_HOST and \
+                 KUBERNETES_SERVICE_PORT are set, or set kubevirt.kubeconfig"
             ))
         })?,
     };

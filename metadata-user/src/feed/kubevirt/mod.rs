@@ -24,6 +24,7 @@ pub mod translate;
 pub mod vmi;
 mod watch;
 
+pub use client::access;
 pub use kept::FILE as KEPT;
 pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options};
 pub use pace::{Pace, SPREAD};
