@@ -47,14 +47,14 @@ impl Bearer {
     }
 
     /// The header of a request.
-    pub(super) fn header(&self) -> Result<HeaderValue, Unusable> {
+    pub(super) fn header(&self, now: Instant) -> Result<HeaderValue, Unusable> {
         let mut token = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if token.read.elapsed() >= FRESH {
+        if now.saturating_duration_since(token.read) >= FRESH {
             // A file that is gone leaves the last token, as with client-go.
             if let Ok(header) = read(&token.path) {
                 token.header = header;
             }
-            token.read = Instant::now();
+            token.read = now;
         }
         token.header.clone()
     }
@@ -64,7 +64,7 @@ impl Predicate<Request<Body>> for Bearer {
     type Request = Request<Body>;
 
     fn check(&mut self, mut request: Request<Body>) -> Result<Request<Body>, BoxError> {
-        request.headers_mut().insert(AUTHORIZATION, self.header()?);
+        request.headers_mut().insert(AUTHORIZATION, self.header(Instant::now())?);
         Ok(request)
     }
 }
@@ -87,4 +87,42 @@ fn read(path: &PathBuf) -> io::Result<Result<HeaderValue, Unusable>> {
         }
         Err(_) => unusable("a control character"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bearer, FRESH, OCTETS};
+    use std::fs;
+    use std::time::Instant;
+
+    #[test]
+    fn a_token_that_is_renewed_is_sent_within_a_minute_and_one_that_is_gone_stays() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("token");
+        fs::write(&path, "one\n").expect("written");
+        let bearer = Bearer::open(path.clone()).expect("it is there");
+        let begun = Instant::now();
+        let sent = |minutes: u32| bearer.header(begun + FRESH * minutes).expect("a header");
+        fs::write(&path, "two\n").expect("written");
+        assert_eq!(sent(0), "Bearer one");
+        assert_eq!(sent(1), "Bearer two");
+        assert!(sent(1).is_sensitive(), "no log shows it");
+        fs::remove_file(&path).expect("removed");
+        assert_eq!(sent(2), "Bearer two");
+        fs::write(&path, "\n").expect("written");
+        bearer.header(begun + FRESH * 3).expect_err("nothing to send");
+    }
+
+    #[test]
+    fn a_token_beyond_the_limit_is_refused_and_a_missing_file_is_an_error() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("token");
+        Bearer::open(path.clone()).expect_err("no file");
+        let limit = usize::try_from(OCTETS).expect("it fits");
+        for (octets, fits) in [(limit, true), (limit + 1, false)] {
+            fs::write(&path, "a".repeat(octets)).expect("written");
+            let bearer = Bearer::open(path.clone()).expect("it is there");
+            assert_eq!(bearer.header(Instant::now()).is_ok(), fits, "{octets}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The client of the cluster's API.
 
 use std::error::Error;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube::client::ClientBuilder;
@@ -34,14 +34,14 @@ pub(super) async fn open(options: &Options) -> Result<Client, FeedError> {
 /// Checks what the client needs, without a request: the address, the certificates, the token.
 ///
 /// # Errors
-/// As for [`open`], or the token cannot be sent.
+/// Something of it is missing or cannot be read, or the token cannot be sent.
 pub fn access(options: &Options) -> Result<(), FeedError> {
     let failed = |error: &dyn Error| FeedError::Vm { reason: error.to_string() };
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| failed(&error))?;
     runtime.block_on(async {
         let (config, bearer) = configured(options).await?;
         if let Some(bearer) = &bearer {
-            bearer.header().map_err(|error| failed(&error))?;
+            bearer.header(Instant::now()).map_err(|error| failed(&error))?;
         }
         client(config, bearer).map(drop)
     })
