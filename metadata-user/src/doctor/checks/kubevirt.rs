@@ -31,7 +31,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         &kubevirt.pods,
         "kubelet's directory of pods",
         "Name kubelet's root directory as the agent sees it by `kubevirt: {kubelet: DIR}`; in a container mount the \
-         node's /var/lib/kubelet (HostToContainer)",
+         node's /var/lib/kubelet/pods below it (HostToContainer)",
     ));
     // Launchers whose sockets the agent may connect to are found without them.
     checks.push(place(
