@@ -350,6 +350,47 @@ fn a_port_is_well_with_the_agent_of_its_run_directory_and_taken_with_another() {
 }
 
 #[test]
+fn what_the_feed_of_kubevirt_lacks_is_named() {
+    let room = tempfile::tempdir().expect("a directory");
+    let [file, token, kubeconfig] = ["config.yaml", "token", "kubeconfig"].map(|name| room.path().join(name));
+    let doctor = |options: serde_json::Value| {
+        fs::write(&file, serde_json::json!({"kubevirt": options}).to_string()).expect("written");
+        let mut command = Command::new(agent::binary().expect("the agent"));
+        for variable in ["NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
+            command.env_remove(variable);
+        }
+        let output = command.args(["doctor", "--json", "--config"]).arg(&file).output().expect("it runs");
+        Report::read(&output).expect("a report")
+    };
+    let report = doctor(serde_json::json!({"kubelet": "/nonexistent", "cgroups": "/nonexistent2"}));
+    report.blames("kubevirt.node", &["kubevirt.node", "NODE_NAME"]);
+    report.blames("kubevirt.api", &["KUBERNETES_SERVICE_HOST", "kubeconfig"]);
+    report.blames("kubevirt.kubelet", &["/nonexistent/pods"]);
+    let cgroups = report.checks.iter().find(|check| check.name == "kubevirt.cgroups").expect("a check");
+    assert_eq!((&*cgroups.status, cgroups.found.contains("/nonexistent2")), ("warn", true), "{cgroups:?}");
+
+    // A kubeconfig with a token's file that is missing, cannot be sent, and is well.
+    let config = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://192.0.2.1:1"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {"tokenFile": token}}],
+    });
+    fs::write(&kubeconfig, config.to_string()).expect("written");
+    fs::create_dir(room.path().join("pods")).expect("a directory");
+    let options = serde_json::json!({"node": "n1", "kubelet": room.path(), "cgroups": room.path(), "kubeconfig": kubeconfig});
+    let named = token.display().to_string();
+    doctor(options.clone()).blames("kubevirt.api", &[&named]);
+    fs::write(&token, "\n").expect("written");
+    doctor(options.clone()).blames("kubevirt.api", &[&named, "nothing"]);
+    fs::write(&token, "abc\n").expect("written");
+    let report = doctor(options);
+    let well =
+        report.checks.iter().filter(|check| check.name.starts_with("kubevirt.") && check.status == "ok");
+    assert_eq!(well.count(), 4, "{report:#?}");
+}
+
+#[test]
 fn a_configuration_that_cannot_be_used_fails_and_wrong_options_are_told_apart() {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("config.yaml");

@@ -145,6 +145,23 @@ impl Cel {
         value.json().map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))
     }
 
+    /// The same with a policy's variables, each of which may use those before it.
+    fn with_variables(mut self, variables: &Value) -> Result<Self> {
+        let mut values = serde_json::Map::new();
+        for variable in variables.as_array().context("variables")? {
+            let [name, expression] =
+                ["name", "expression"].map(|field| variable[field].as_str().unwrap_or_default());
+            self.set_variables(&values)?;
+            values.insert(name.into(), self.value(expression)?);
+        }
+        self.set_variables(&values)?;
+        Ok(self)
+    }
+
+    fn set_variables(&mut self, values: &serde_json::Map<String, Value>) -> Result<()> {
+        self.0.add_variable("variables", json!(values)).map_err(|error| anyhow::anyhow!("{error:?}"))
+    }
+
     /// True when all conditions are.
     fn matches(&self, conditions: &Value) -> Result<bool> {
         for condition in conditions.as_array().context("conditions")? {
@@ -159,27 +176,34 @@ impl Cel {
     }
 }
 
-/// What a policy makes of an object.
+/// What a policy makes of an object. Each mutation sees what the one before it left.
 fn by_policy(policy: &Value, before: &Value, old: &Value, operation: &str) -> Result<Value> {
     let spec = &policy["spec"];
-    let mut cel = Cel::of(before, old, operation)?;
-    let mut vm = before.clone();
-    if !cel.matches(&spec["matchConditions"])? {
-        return Ok(vm);
+    let mut object = before.clone();
+    if !Cel::of(before, old, operation)?.matches(&spec["matchConditions"])? {
+        return Ok(object);
     }
-    let mut variables = serde_json::Map::new();
-    for variable in spec["variables"].as_array().context("variables")? {
-        let [name, expression] =
-            ["name", "expression"].map(|field| variable[field].as_str().unwrap_or_default());
-        cel.0.add_variable("variables", json!(variables)).map_err(|error| anyhow::anyhow!("{error:?}"))?;
-        variables.insert(name.into(), cel.value(expression)?);
-    }
-    cel.0.add_variable("variables", json!(variables)).map_err(|error| anyhow::anyhow!("{error:?}"))?;
     for mutation in spec["mutations"].as_array().context("mutations")? {
+        let cel = Cel::of(&object, old, operation)?.with_variables(&spec["variables"])?;
         let expression = mutation["jsonPatch"]["expression"].as_str().context("an expression")?;
-        apply(&mut vm, &cel.value(expression)?)?;
+        apply(&mut object, &cel.value(expression)?)?;
+        // The API server has Go types for Pods, whose empty lists it omits. Custom resources keep theirs.
+        if object["kind"] == "Pod" {
+            omit_empty_lists(&mut object);
+        }
     }
-    Ok(vm)
+    Ok(object)
+}
+
+fn omit_empty_lists(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| member.as_array().is_none_or(|list| !list.is_empty()));
+            members.values_mut().for_each(omit_empty_lists);
+        }
+        Value::Array(list) => list.iter_mut().for_each(omit_empty_lists),
+        _ => {}
+    }
 }
 
 #[test]
@@ -224,8 +248,15 @@ struct PodCase {
     /// No volumes, and none mounted.
     #[serde(default)]
     bare: bool,
+    /// The place of `compute` among the containers.
+    #[serde(default = "second")]
+    compute_at: usize,
     #[serde(default)]
     gets: BTreeMap<String, Source>,
+}
+
+fn second() -> usize {
+    1
 }
 
 /// What a volume is of.
@@ -267,23 +298,25 @@ impl PodCase {
         }
         let mut volumes = vec![json!({"name": "private", "emptyDir": {}})];
         volumes.extend(self.volumes.iter().map(|name| json!({"name": name, "emptyDir": {}})));
+        let mut containers: Vec<_> =
+            (0..self.compute_at).map(|n| json!({"name": format!("other-{n}")})).collect();
+        containers.extend(["compute", "guest-console-log"].map(|name| json!({"name": name})));
         if self.bare {
-            return json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
-                "spec": {"containers": [{"name": "guest-console-log"}, {"name": "compute"}]}});
+            return json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}});
         }
         let mounts = json!([{"name": "private", "mountPath": "/var/run/kubevirt-private"}]);
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"volumes": volumes, "containers": [
-            {"name": "guest-console-log", "volumeMounts": mounts}, {"name": "compute", "volumeMounts": mounts}]}})
+        containers.iter_mut().for_each(|container| container["volumeMounts"] = mounts.clone());
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+            "spec": {"volumes": volumes, "containers": containers}})
     }
 
     fn after(&self) -> Value {
         let mut pod = self.before();
+        let mounts = format!("/spec/containers/{}/volumeMounts", self.compute_at);
         for (name, source) in &self.gets {
             let mount =
                 json!({"name": name, "mountPath": format!("/var/run/xdp-imds/{name}"), "readOnly": true});
-            for (list, item) in
-                [("/spec/volumes", source.volume(name)), ("/spec/containers/1/volumeMounts", mount)]
-            {
+            for (list, item) in [("/spec/volumes", source.volume(name)), (&*mounts, mount)] {
                 let (parent, field) = list.rsplit_once('/').expect("a pointer");
                 let list = &mut pod.pointer_mut(parent).expect("an object")[field];
                 match list.as_array_mut() {
@@ -310,6 +343,24 @@ fn a_launchers_pod_gets_what_its_annotations_name() {
             "{}",
             case.name
         );
+    }
+}
+
+/// kubelet mounts only volumes that a container mounts: one that nothing mounts would be of no use.
+#[test]
+fn the_policy_adds_no_volume_where_it_finds_no_launchers_container() {
+    let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
+    for mut case in PodCase::all() {
+        // Beyond the containers that the policy can name one by one.
+        case.compute_at = 8;
+        let beyond = case.before();
+        let mut without = beyond.clone();
+        without["spec"]["containers"].as_array_mut().expect("a list").remove(8);
+        for before in [beyond, without] {
+            let pod = by_policy(&policy, &before, &Value::Null, "CREATE");
+            let pod = pod.unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
+            assert_eq!(pod, before, "{}", case.name);
+        }
     }
 }
 

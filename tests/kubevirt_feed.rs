@@ -73,6 +73,10 @@ impl Told {
     }
 }
 
+fn at_once(tell: mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers> {
+    Box::new(AtOnce { found: BTreeSet::new(), tell })
+}
+
 /// A feed and what it has told.
 struct Node {
     events: mpsc::Receiver<FeedEvent>,
@@ -96,7 +100,7 @@ impl Node {
     }
 
     fn paced(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>, pace: Pace) -> Self {
-        Self::with(server, kubelet, (kept, pace), |tell| Box::new(AtOnce { found: BTreeSet::new(), tell }))
+        Self::with(server, kubelet, (kept, pace), at_once)
     }
 
     fn with(
@@ -107,6 +111,15 @@ impl Node {
     ) -> Self {
         let kubeconfig = kubelet.pods().join("kubeconfig");
         server.write_kubeconfig(&kubeconfig).expect("a kubeconfig");
+        Self::led_by(kubeconfig, kubelet, (kept, pace), launchers)
+    }
+
+    fn led_by(
+        kubeconfig: PathBuf,
+        kubelet: &Kubelet,
+        (kept, pace): (Option<PathBuf>, Pace),
+        launchers: impl FnOnce(mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers>,
+    ) -> Self {
         let options: Options =
             serde_json::from_value(json!({"node": "n1", "kubeconfig": kubeconfig})).expect("options");
         let (pods, told) = mpsc::channel(4_096);
@@ -428,4 +441,21 @@ async fn a_vmi_that_cannot_be_read_is_named_and_harms_no_other() {
     assert_eq!(node.keys(), keys([2]));
     assert!(node.refused[&key(1)].contains("spec.volumes"), "{:?}", node.refused);
     assert!(node.refused[&key(3)].contains("binding `sriov`"), "{:?}", node.refused);
+}
+
+#[tokio::test]
+async fn a_feed_without_kubelets_directory_of_pods_does_not_start() {
+    let (server, room) = (ApiServer::start().unwrap(), tempfile::tempdir().unwrap());
+    let kubeconfig = room.path().join("kubeconfig");
+    server.write_kubeconfig(&kubeconfig).unwrap();
+    std::fs::write(room.path().join("pods"), "a file").unwrap();
+    for kubelet in [room.path().join("none"), room.path().into()] {
+        let options = json!({"node": "n1", "kubelet": kubelet, "kubeconfig": kubeconfig});
+        let options: Options = serde_json::from_value(options).unwrap();
+        let (tx, _events) = mpsc::channel(1);
+        let served = kubevirt::serve(options, Limits::DEFAULT, None, kubevirt::contact(), tx);
+        let error = timeout(PATIENCE, served).await.expect("it ends").expect_err("nobody could be served");
+        let (error, pods) = (error.to_string(), kubelet.join("pods").display().to_string());
+        assert!(error.contains("kubevirt.kubelet") && error.contains(&pods), "{error}");
+    }
 }

@@ -97,7 +97,7 @@ fn a_healthy_agent_tells_of_its_ports_and_guests() {
         assert!(guests[0].held.is_some() && guests[0].slot.is_some(), "{name}: {text}");
     }
     let (code, said) = scene.look(&["nobody"]);
-    assert!(code == 1 && said.contains("no guest is known as nobody"), "{said}");
+    assert!(code == 1 && said.contains("no guest is known as nobody") && said.contains("refused"), "{said}");
     agent.stop().expect("a good end");
     let (code, _) = scene.look(&[]);
     assert_eq!(code, 2, "the agent has ended");

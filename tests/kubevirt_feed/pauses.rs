@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_user::feed::kubevirt::{self, Pace};
+use metadata_user::status::Unanswered;
+use serde_json::json;
 use support::apiserver::{ApiServer, Manner};
 use support::pod::Kubelet;
 use tokio::time::Instant;
 
-use super::{Node, PATIENCE, keys, vmi};
+use super::{Node, PATIENCE, at_once, keys, vmi};
 
 /// The pace of tests that count requests.
 const QUICK: Pace = Pace {
@@ -136,6 +138,59 @@ async fn a_history_that_is_gone_is_no_failure_and_everything_is_listed_at_once()
     assert_eq!(report.failing, None);
     assert!(report.failures["gone"] >= 1, "{report:?}");
     assert_eq!(report.failures.values().sum::<u64>(), report.failures["gone"], "{report:?}");
+}
+
+/// The first failure of a feed, as the contact reports it.
+async fn failing(node: &Node) -> Unanswered {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let report = node.contact.report(std::time::Instant::now());
+        match report.failing {
+            Some(failing) => return failing,
+            None => assert!(Instant::now() < end, "{report:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_without_kubevirt_is_named_by_the_definition_it_lacks() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    server.behave(Manner::Lacking);
+    let failing = failing(&Node::paced(&server, &kubelet, None, QUICK)).await;
+    let reason = "404 page not found; the cluster has no CustomResourceDefinition \
+                  `virtualmachineinstances.kubevirt.io`: install KubeVirt";
+    assert_eq!((&*failing.kind, &*failing.reason), ("not_found", reason));
+}
+
+#[tokio::test]
+async fn a_token_file_that_ends_in_white_space_is_sent_without_it() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let [token, kubeconfig] = ["token", "kubeconfig"].map(|name| kubelet.pods().join(name));
+    server.put(vmi(1));
+    for text in ["abc.def.ghi", "abc.def.ghi\n", " abc.def.ghi \r\n\n"] {
+        std::fs::write(&token, text).unwrap();
+        server.write_kubeconfig_as(&kubeconfig, &json!({"tokenFile": token})).unwrap();
+        let mut node = Node::led_by(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
+        node.until("the start", |node| node.synced && node.keys() == keys([1])).await;
+        assert_eq!(server.authorization().as_deref(), Some("Bearer abc.def.ghi"), "{text:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_makes_no_header_is_forbidden_and_its_file_is_named() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let [token, kubeconfig] = ["token", "kubeconfig"].map(|name| kubelet.pods().join(name));
+    for text in ["abc\ndef", "abc\0", "", "\n"] {
+        std::fs::write(&token, text).unwrap();
+        server.write_kubeconfig_as(&kubeconfig, &json!({"tokenFile": token})).unwrap();
+        let node = Node::led_by(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
+        let failing = failing(&node).await;
+        assert_eq!(failing.kind, "forbidden", "{text:?}: {failing:?}");
+        assert!(failing.reason.contains(&token.display().to_string()), "{text:?}: {failing:?}");
+        assert!(!failing.reason.contains("abc"), "a secret: {failing:?}");
+    }
+    assert_eq!(server.requests(), 0, "without a token nothing is asked");
 }
 
 #[tokio::test]

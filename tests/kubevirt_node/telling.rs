@@ -4,6 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use metadata_user::feed::pods::names_of;
 use metadata_user::record::Dialect;
+use metadata_user::status::InstanceState;
 use serde_json::{Value, json};
 use support::guest::{Guest, METADATA, NIC, Route};
 use support::pod::{Binding, Plugin};
@@ -220,6 +221,35 @@ fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
     comes(&agent, "two ports", || {
         let ports = node.instances()?.first().map(|instance| instance.ports.len());
         anyhow::ensure!(ports == Some(2), "{ports:?} ports");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    node.server.put(pod.vmi());
+    comes(&agent, "the refusal", || {
+        let refused = node.status()?.refused;
+        let reasons: Vec<_> = refused.iter().filter(|of| of.record.ends_with(&pod.key())).collect();
+        anyhow::ensure!(reasons.iter().any(|of| of.reason.contains("the launcher of pod")), "{refused:?}");
+        let (instances, events) = (node.instances()?, node.server.events());
+        anyhow::ensure!(instances.iter().any(|of| of.state == InstanceState::Rejected), "{instances:?}");
+        anyhow::ensure!(events.iter().any(|made| made == "ImdsDegraded shop/guest-1"), "{events:?}");
+        Ok(())
+    });
+    let guest = pod.boot();
+    pod.secret("# late\n");
+    pod.launch();
+    eventually_gets(&agent, &guest, "/v1/user-data", "# late\n");
+    comes(&agent, "no refusal", || {
+        let refused = node.status()?.refused;
+        anyhow::ensure!(refused.is_empty(), "{refused:?}");
         Ok(())
     });
 }

@@ -17,7 +17,8 @@ use anyhow::{Context as _, Result};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
@@ -85,6 +86,8 @@ struct Kept {
     outages: u64,
     /// Every request for VMIs, whatever its answer.
     requests: u64,
+    /// The credentials of the last of them.
+    authorization: Option<String>,
     /// Before each answer to a list.
     list_pause: Duration,
     /// Inside each event of a watch.
@@ -173,11 +176,19 @@ impl ApiServer {
     /// # Errors
     /// The file cannot be written.
     pub fn write_kubeconfig(&self, path: &Path) -> Result<()> {
+        self.write_kubeconfig_as(path, &json!({}))
+    }
+
+    /// The same with a user's credentials.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_kubeconfig_as(&self, path: &Path, user: &Value) -> Result<()> {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
             "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", self.address)}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "users": [{"name": "u", "user": {}}],
+            "users": [{"name": "u", "user": user}],
         });
         std::fs::write(path, config.to_string()).with_context(|| format!("writing {}", path.display()))
     }
@@ -281,6 +292,12 @@ impl ApiServer {
         self.shared.lock().requests
     }
 
+    /// The credentials of the last request for VMIs.
+    #[must_use]
+    pub fn authorization(&self) -> Option<String> {
+        self.shared.lock().authorization.clone()
+    }
+
     /// The Events that were made, as `reason namespace/name`.
     #[must_use]
     pub fn events(&self) -> Vec<String> {
@@ -332,12 +349,18 @@ fn answer(code: u16, body: &Value) -> Response {
     (code, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
-async fn vmis(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<String, String>>) -> Response {
+async fn vmis(
+    State(shared): State<Arc<Shared>>,
+    Query(query): Query<BTreeMap<String, String>>,
+    headers: HeaderMap,
+) -> Response {
     let asked = |name: &str| query.get(name).map(String::as_str).unwrap_or_default();
     // Read together: a watch whose request came before an outage does not live through it.
     let (manner, outages) = {
         let mut state = shared.lock();
         state.requests += 1;
+        let authorization = headers.get(AUTHORIZATION).and_then(|text| text.to_str().ok());
+        state.authorization = authorization.map(str::to_owned);
         (state.manner, state.outages)
     };
     let is_watch = matches!(asked("watch"), "true" | "1");
@@ -345,7 +368,8 @@ async fn vmis(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<St
         Manner::Away => return answer(503, &status(503, "ServiceUnavailable")),
         Manner::Breaking => return broken(),
         Manner::Forbidding => return answer(403, &status(403, "Forbidden")),
-        Manner::Lacking => return answer(404, &status(404, "NotFound")),
+        // What no kind is at gets no Status.
+        Manner::Lacking => return (StatusCode::NOT_FOUND, "404 page not found\n").into_response(),
         Manner::Expired if is_watch => return expired(&mut shared.lock()),
         Manner::Gone if is_watch => return answer(410, &status(410, "Expired")),
         Manner::Brief if is_watch => return Body::empty().into_response(),

@@ -25,6 +25,23 @@ pub struct Facts {
     pub node: Node,
     /// The ports that configuration and records name.
     pub ports: Vec<Port>,
+    /// What KubeVirt's feed needs; `None` while it is off.
+    pub kubevirt: Option<Kubevirt>,
+}
+
+/// What the feed of KubeVirt needs.
+#[derive(Clone, Debug)]
+pub struct Kubevirt {
+    /// The node's name, or why there is none.
+    pub node: Result<String, String>,
+    /// Why there is no way to the API server, if so; `None` when it is not watched.
+    pub api: Option<Result<(), String>>,
+    /// kubelet's directory of pods.
+    pub pods: Directory,
+    /// Where the control groups are mounted.
+    pub cgroups: Directory,
+    /// The directory of the node hook's socket, when that is on.
+    pub hook: Option<Directory>,
 }
 
 /// Of the configuration.

@@ -24,8 +24,8 @@ use serde::Serialize;
 
 pub use arguments::{Arguments, EXIT};
 pub use facts::{
-    Capabilities, Directory, Facts, FileSystem, Found, Kernel, Node, Pins, Port, Process, Records, Resources,
-    Wanted,
+    Capabilities, Directory, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process, Records,
+    Resources, Wanted,
 };
 
 use crate::config::Config;

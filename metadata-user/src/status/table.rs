@@ -99,7 +99,8 @@ pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::R
     if guests.is_empty() {
         return writeln!(
             out,
-            "no guest is known as {name}: expected a port, a MAC, a VM's name or UUID, or a record"
+            "no guest is known as {name}: expected a port, a MAC, a VM's name or UUID, or a record; `xdp-imds status` names \
+             records that are refused"
         );
     }
     for guest in guests {

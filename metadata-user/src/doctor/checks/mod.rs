@@ -1,6 +1,7 @@
 //! What the facts mean. Nothing here looks at anything but the facts it is given.
 
 mod kernel;
+mod kubevirt;
 mod node;
 mod port;
 mod privilege;
@@ -34,6 +35,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     checks.extend(privilege::checks(facts));
     checks.extend(room::checks(facts));
     checks.extend(node::checks(facts));
+    checks.extend(kubevirt::checks(facts));
     checks.extend(port::checks(facts));
     checks
 }

@@ -1,10 +1,11 @@
 //! Nodes of all kinds, each with what is to be said of it.
 
+mod kubevirt;
 mod place;
 
 use super::super::facts::{
-    Capabilities, Directory, Facts, FileSystem, Found, Kernel, Node, Pins, Port, Process, Records, Resources,
-    Wanted,
+    Capabilities, Directory, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process, Records,
+    Resources, Wanted,
 };
 use super::super::{Check, Status};
 use super::all;
@@ -111,6 +112,13 @@ fn healthy() -> Facts {
             bridge_filter: Some("1".into()),
         },
         ports: vec![port(Ok(Some(tap())))],
+        kubevirt: Some(Kubevirt {
+            node: Ok("n1".into()),
+            api: Some(Ok(())),
+            pods: directory(0o750),
+            cgroups: directory(0o755),
+            hook: Some(directory(0o755)),
+        }),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Looks, and thinks nothing of it.
 
+#[cfg(feature = "kubevirt")]
+mod kubevirt;
 mod ports;
 mod process;
 mod room;
@@ -25,6 +27,10 @@ pub(super) fn facts(config: &Config) -> Facts {
         records,
         node: node(config),
         ports: ports::look(ports),
+        #[cfg(feature = "kubevirt")]
+        kubevirt: kubevirt::kubevirt(config),
+        #[cfg(not(feature = "kubevirt"))]
+        kubevirt: None,
         kernel: kernel(config),
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn directories(config: &Config) -> Vec<(&'static str, Directory)> {
     all.map(|(what, path)| (what, directory(path))).collect()
 }
 
-fn directory(path: &Path) -> Directory {
+pub(super) fn directory(path: &Path) -> Directory {
     let found = match fs::metadata(path) {
         Ok(found) => {
             Ok(Some(Found { directory: found.is_dir(), mode: found.mode() & 0o7777, owner: found.uid() }))

@@ -23,7 +23,7 @@ use metadata_common::mac::Mac;
 
 use super::translate::{Files, Problem, is_wanted, translate};
 use super::{Options, Vmi, VmiError};
-use crate::feed::pods::{PodEvent, PodUid};
+use crate::feed::pods::{PodEvent, PodUid, PodsError};
 use crate::feed::{FeedError, FeedEvent};
 use crate::record::{Limits, Record};
 use crate::room::NoRoom;
@@ -250,10 +250,17 @@ impl Core {
         let Some(known) = self.vmis.get_mut(&key) else { return };
         let Some(instance) = known.instances.get_mut(uid) else { return };
         match event {
-            PodEvent::Found(pod) | PodEvent::Taps(pod) => instance.pod = Some(pod),
+            PodEvent::Found(pod) | PodEvent::Taps(pod) => {
+                instance.pod = Some(pod);
+                instance.missing = None;
+            }
             PodEvent::Absent => {
                 instance.absent = true;
                 return;
+            }
+            PodEvent::Missing { reason } => {
+                let pod = uid.to_string();
+                return self.lacks(&key, uid, Problem::Launcher { pod, reason }, now);
             }
             PodEvent::Files { .. } => {}
             PodEvent::Gone => {
@@ -277,6 +284,22 @@ impl Core {
         for (key, uid) in lacking.collect::<Vec<_>>() {
             self.look_at(&key, &uid, now);
         }
+    }
+
+    /// A pod is not followed, or not all of its volumes are.
+    pub fn unfollowed(&mut self, uid: &PodUid, error: &PodsError, now: Instant) {
+        let Some(key) = self.owners.get(uid).cloned() else { return };
+        let (pod, reason) = (uid.to_string(), error.to_string());
+        self.lacks(&key, uid, Problem::Unfollowed { pod, reason }, now);
+    }
+
+    /// Notes why a pod's launcher is not known.
+    fn lacks(&mut self, key: &str, uid: &PodUid, problem: Problem, now: Instant) {
+        let known = self.vmis.get_mut(key);
+        let Some(instance) = known.and_then(|known| known.instances.get_mut(uid)) else { return };
+        instance.absent = true;
+        instance.missing = Some(problem);
+        self.publish(key, uid, now);
     }
 
     /// Time has passed.
@@ -394,7 +417,7 @@ impl Core {
             return;
         };
         let due = instance.since + GRACE;
-        if now < due && instance.problems.iter().any(Problem::may_pass) {
+        if now < due && instance.problems().any(Problem::may_pass) {
             self.timers.insert((due, key.to_owned()));
         }
         self.actions.extend(instance.complain(&known.vmi, now >= due));

@@ -11,6 +11,7 @@
 //! [`translate`] makes a record of both. Nothing here deletes anything because the API server cannot be reached.
 
 pub mod annotations;
+mod bearer;
 mod client;
 pub mod core;
 mod events;
@@ -23,6 +24,7 @@ pub mod translate;
 pub mod vmi;
 mod watch;
 
+pub use client::access;
 pub use kept::FILE as KEPT;
 pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options, Passt};
 pub use pace::{Pace, SPREAD};

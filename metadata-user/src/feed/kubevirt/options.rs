@@ -77,6 +77,14 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// kubelet's directory of pods.
+    #[must_use]
+    pub fn pods(&self) -> PathBuf {
+        self.kubelet.join("pods")
+    }
+}
+
 /// `instance_id`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -1,6 +1,6 @@
 //! Joins the watches, the pods, the hook and the clock with the core.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -85,7 +85,7 @@ impl Launchers for Pods {
 /// Tells of the VMs of this node, with all that takes: the API server, the pods, the hook.
 ///
 /// # Errors
-/// As for [`follow`]; volumes cannot be watched, or the hook's socket cannot be had.
+/// As for [`follow`]; kubelet's directory has none of pods, volumes cannot be watched, or the hook's socket cannot be had.
 pub async fn serve(
     (options, inlets): (Options, Inlets),
     limits: Limits,
@@ -93,18 +93,35 @@ pub async fn serve(
     contact: Arc<Contact>,
     tx: impl Into<Teller>,
 ) -> Result<(), FeedError> {
+    let places = places(&options)?;
     let (calls, hook) = mpsc::channel(hook::CALLS);
     let mut doors = JoinSet::new();
     if let Some(path) = &options.hook {
         doors.spawn(hook::serve(hook::open(path)?, calls));
     }
-    let places = Places { pods: options.kubelet.join("pods"), cgroups: options.cgroups.clone() };
     let volumes = Volumes::new(&places.pods);
     let (pods, told) =
         Pods::start_with(places, inlets).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
     let kept = state.map(|state| state.join(kept::FILE));
     let (launchers, pace) = (Box::new(pods), Pace::DEFAULT);
     follow(Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact }, tx).await
+}
+
+/// Where pods are looked for. Without kubelet's directory of pods no VM could be served.
+fn places(options: &Options) -> Result<Places, FeedError> {
+    let pods = options.pods();
+    let found = match std::fs::metadata(&pods) {
+        Ok(found) if found.is_dir() => return Ok(Places { pods, cgroups: options.cgroups.clone() }),
+        Ok(_) => "something else".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(FeedError::Vm {
+        reason: format!(
+            "kubevirt.kubelet: expected kubelet's directory of pods at {}, found: {found}; name kubelet's root directory as \
+             the agent sees it",
+            pods.display()
+        ),
+    })
 }
 
 /// The contact of this feed's watches, which have asked for nothing yet.
@@ -284,12 +301,14 @@ impl Run {
 
     /// Does what the core asks for.
     async fn act(&mut self) -> Result<(), Gone> {
-        for action in self.core.actions() {
+        let mut actions = VecDeque::from(self.core.actions());
+        while let Some(action) = actions.pop_front() {
             match action {
                 Action::Tell(event) => self.tx.tell(event).await.map_err(|_| Gone)?,
                 Action::Watch(uid, volumes) => {
                     if let Err(error) = self.launchers.watch(&uid, volumes) {
-                        warn!(pod = %uid, "{error}");
+                        self.core.unfollowed(&uid, &error, Instant::now().into_std());
+                        actions.extend(self.core.actions());
                     }
                 }
                 Action::Inlet(uid, mac) => self.launchers.inlet(&uid, mac),

@@ -18,9 +18,10 @@ use super::tend::{Wished, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
 use crate::steer::{LinkList, LinkWatch, Meant, Seen, SteerError, inlet};
 
-/// How often a launcher is looked for at first, and for how long; then how often.
+/// How long a launcher is looked for often, before its absence counts as a fault.
+pub const AT_FIRST: Duration = Duration::from_secs(10);
+/// How often it is looked for during that time, and afterwards.
 const SOON: Duration = Duration::from_millis(50);
-const AT_FIRST: Duration = Duration::from_secs(10);
 const LATER: Duration = Duration::from_secs(1);
 /// How long changes of devices are gathered: a NIC is made in several steps.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -62,10 +63,9 @@ pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
     _ = means.tell.send((pod, PodEvent::Gone)).await;
 }
 
-/// Looks for the launcher until it is there; says so once if it is not.
+/// Looks for the launcher until it is there. Reports once that it is not there yet, and once that it is still missing.
 async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd>, Arc<Meant>), Deaf> {
-    let start = Instant::now();
-    let (mut told, mut complained) = (false, false);
+    let (mut since, mut complained) = (None, false);
     loop {
         let look = {
             let (pod, means) = (pod.clone(), Arc::clone(means));
@@ -81,12 +81,15 @@ async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd
             },
             Err(absent) => absent.to_string(),
         };
-        if !std::mem::replace(&mut told, true) {
+        if since.is_none() {
             means.tell.send((pod.clone(), PodEvent::Absent)).await.map_err(|_| Deaf)?;
         }
+        // Since the end of the first look: many pods at once wait for their turns.
+        let start = *since.get_or_insert_with(Instant::now);
         let early = start.elapsed() < AT_FIRST;
         if !early && !std::mem::replace(&mut complained, true) {
-            tracing::warn!(%pod, "the launcher is looked for since {AT_FIRST:?}; {trouble}");
+            let missing = PodEvent::Missing { reason: trouble };
+            means.tell.send((pod.clone(), missing)).await.map_err(|_| Deaf)?;
         }
         tokio::time::sleep(if early { SOON } else { LATER }).await;
     }

@@ -41,6 +41,7 @@ use tend::{Wisher, wishes};
 
 use crate::steer::inlet;
 
+pub use follow::AT_FIRST;
 pub use names::{NicNames, names_of};
 pub use uid::{NotAPod, PodUid};
 pub use volumes::{Files, KEY_OCTETS, MAX_KEYS, VOLUME_OCTETS, VolumeError, Volumes};
@@ -145,8 +146,8 @@ impl Pods {
         Ok((Self { means, volumes, followed: HashMap::new(), files }, events))
     }
 
-    /// Follows a pod, which need not be there yet: tells [`PodEvent::Absent`] if it is not, [`PodEvent::Found`] once it is,
-    /// then its changes, then [`PodEvent::Gone`]. These of its volumes are told by [`PodEvent::Files`], each when it can first be read and
+    /// Follows a pod, which need not be there yet: tells [`PodEvent::Absent`] if it is not, [`PodEvent::Missing`] if it still is
+    /// not after [`AT_FIRST`], [`PodEvent::Found`] once it is, then its changes, then [`PodEvent::Gone`]. These of its volumes are told by [`PodEvent::Files`], each when it can first be read and
     /// when it holds something else; called again for a pod, it changes which.
     ///
     /// # Errors
@@ -270,6 +271,11 @@ pub struct PodNic {
 pub enum PodEvent {
     /// Its launcher was looked for and is not there yet, or not any more. It is looked for on.
     Absent,
+    /// Its launcher is still not found after [`AT_FIRST`]. Sent once; it is looked for on.
+    Missing {
+        /// Why the last look failed.
+        reason: String,
+    },
     /// Its launcher was found. There may be no taps yet.
     Found(Pod),
     /// Its taps or NICs are others now, or a tap's queues.

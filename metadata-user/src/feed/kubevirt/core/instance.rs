@@ -33,6 +33,9 @@ pub(super) struct Instance {
     pub(super) record: Option<Arc<Record>>,
     /// Who was said to be expected, while there is no record.
     expected: Vec<(PortName, Mac)>,
+    /// Why its launcher is not known, if that is a fault.
+    pub(super) missing: Option<Problem>,
+    /// What keeps its record from being complete.
     pub(super) problems: Vec<Problem>,
     /// What was said of problems last.
     complaint: Option<String>,
@@ -53,6 +56,7 @@ impl Instance {
             inlet: None,
             record: None,
             expected: Vec::new(),
+            missing: None,
             problems: Vec::new(),
             complaint: None,
             reported: None,
@@ -75,6 +79,11 @@ impl Instance {
     pub(super) fn awaits(&self) -> bool {
         let pending = || !self.expected.is_empty() || self.problems.iter().any(Problem::may_pass);
         !self.ended && self.record.is_none() && (self.pod.is_none() || pending())
+    }
+
+    /// All that is wrong.
+    pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.missing.iter().chain(&self.problems)
     }
 
     /// True once its launcher has ended, or it was let go.
@@ -131,7 +140,7 @@ impl Instance {
 
     /// Tells of problems that are new, or that there are none any more. Those that may pass count once they had time to.
     pub(super) fn complain(&mut self, vmi: &Vmi, all: bool) -> Vec<Action> {
-        let problems = self.problems.iter().filter(|problem| all || !problem.may_pass());
+        let problems = self.problems().filter(|problem| all || !problem.may_pass());
         let text = problems.map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let key = self.key.clone();
         let mut actions = Vec::new();
@@ -139,12 +148,13 @@ impl Instance {
             let error = FeedError::Vm { reason: text.clone() };
             actions.push(Action::Tell(FeedEvent::Rejected { key, error }));
             self.complaint = Some(text.clone());
-        } else if text.is_empty()
-            && self.complaint.take().is_some()
-            && let Some(record) = &self.record
-        {
-            // Says that there is no complaint any more.
-            actions.push(Action::Tell(FeedEvent::Upsert { key, record: Arc::clone(record) }));
+        } else if text.is_empty() && self.complaint.take().is_some() {
+            // The same state again clears the complaint.
+            actions.push(Action::Tell(match &self.record {
+                Some(record) => FeedEvent::Upsert { key, record: Arc::clone(record) },
+                None if self.expected.is_empty() => FeedEvent::Remove { key },
+                None => FeedEvent::Expect { key, identities: self.expected.clone() },
+            }));
         }
         actions.extend(self.report(vmi, text).map(Action::Report));
         actions

@@ -10,7 +10,7 @@ use super::{Action, Core, GRACE, LINGER, MAX_VMIS, Origin, Reason, VMIS_OCTETS};
 use crate::feed::FeedEvent;
 use crate::feed::kubevirt::translate::Files;
 use crate::feed::kubevirt::{Options, Passt, Vmi};
-use crate::feed::pods::{Pod, PodEvent, PodNic, Tap, TapKind};
+use crate::feed::pods::{Pod, PodEvent, PodNic, PodsError, Tap, TapKind};
 use crate::record::{Limits, Record};
 use crate::registry::{RecordId, Source};
 use crate::room::Room;
@@ -148,6 +148,56 @@ fn everything_is_told_once_each_launcher_has_been_looked_for_whether_it_is_there
     story.found("b");
     assert!(story.core.is_settled());
     assert!(story.core.awaits("shop/web"), "the other may come");
+}
+
+fn missing() -> PodEvent {
+    PodEvent::Missing { reason: "nobody listens there".into() }
+}
+
+#[test]
+fn a_vmi_whose_launcher_is_missing_is_named_until_it_is_found() {
+    let mut story = Story::begin();
+    story.apply(Origin::Here, vmi(&["p"]));
+    assert_eq!(story.pod("p", PodEvent::Absent), NOTHING, "it may come yet");
+    story.now += GRACE;
+    story.core.pod(&"p".parse().expect("a uid"), missing(), story.now);
+    let actions = story.core.actions();
+    let [Action::Tell(FeedEvent::Rejected { key, error }), Action::Report(report)] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!((&**key, report.reason), ("shop/web", Reason::Degraded));
+    for text in [&error.to_string(), &report.message] {
+        assert!(text.contains("launcher of pod `p`") && text.contains("nobody listens there"), "{text}");
+    }
+    assert!(story.core.is_settled() && story.core.awaits("shop/web"));
+    assert_eq!(story.apply(Origin::Here, vmi(&["p"])), NOTHING, "once");
+    assert_eq!(story.found("p"), ["+shop/web 101", "+shop/web 101", "ImdsReady web"]);
+    assert_eq!(story.pass(GRACE), NOTHING);
+}
+
+#[test]
+fn a_missing_launcher_is_forgotten_with_its_pod_and_with_a_vm_that_is_not_served() {
+    let mut story = Story::begin();
+    story.apply(Origin::Here, vmi(&["p"]));
+    story.now += GRACE;
+    assert_eq!(story.pod("p", missing()), ["!shop/web", "ImdsDegraded web"]);
+    assert_eq!(story.apply(Origin::Here, vmi(&[])), ["-shop/web", "leave p"]);
+    // Found, the VM turns out to have no NIC that could be served.
+    let mut without = vmi(&["p"]);
+    without["spec"]["domain"]["devices"]["interfaces"][0]["state"] = "absent".into();
+    story.apply(Origin::Here, without);
+    story.now += GRACE;
+    assert_eq!(story.pod("p", missing()), ["!shop/web", "ImdsDegraded web"]);
+    assert_eq!(story.found("p"), ["-shop/web"]);
+}
+
+#[test]
+fn a_pod_that_cannot_be_followed_is_named_at_once() {
+    let mut story = Story::begin();
+    story.apply(Origin::Here, vmi(&["p"]));
+    story.core.unfollowed(&"p".parse().expect("a uid"), &PodsError::TooManyPods, story.now);
+    assert_eq!(story.told(), ["!shop/web", "ImdsDegraded web"]);
+    assert!(story.core.is_settled());
 }
 
 #[test]

@@ -5,6 +5,22 @@ use crate::room::NoRoom;
 /// A problem, in words for its owner. None repeats what a Secret, or user-data, holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Problem {
+    /// The pod's launcher is not found, so that no tap of the VM is known.
+    #[error("the launcher of pod `{pod}` is not found, and is looked for on: {reason}")]
+    Launcher {
+        /// The pod's UID.
+        pod: String,
+        /// Why the last look failed.
+        reason: String,
+    },
+    /// The agent follows too many pods or volumes to follow this one.
+    #[error("pod `{pod}`: {reason}")]
+    Unfollowed {
+        /// The pod's UID.
+        pod: String,
+        /// Which limit is reached.
+        reason: String,
+    },
     /// A NIC has no tap by its binding.
     #[error(
         "NIC `{nic}`: binding `{binding}` is not served, for it has no tap; use masquerade, bridge or a plugin with \
@@ -174,6 +190,7 @@ impl Problem {
                 | Self::NoMac { .. }
                 | Self::PluginTap { .. }
                 | Self::Inlet { .. }
+                | Self::Launcher { .. }
         )
     }
 }

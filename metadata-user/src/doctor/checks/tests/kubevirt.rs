@@ -1,0 +1,80 @@
+//! What the feed of KubeVirt needs.
+
+use super::super::super::Status::{Fail, Warn};
+use super::super::super::facts::{Facts, Found, Kubevirt};
+use super::super::all;
+use super::{healthy, judge, refused, wrong};
+
+fn needs(facts: &mut Facts) -> &mut Kubevirt {
+    facts.kubevirt.as_mut().expect("the feed is on")
+}
+
+fn file() -> Found {
+    Found { directory: false, mode: 0o644, owner: 0 }
+}
+
+#[test]
+fn what_the_feed_of_kubevirt_needs_is_judged() {
+    judge(&[
+        (
+            "no name",
+            |f| needs(f).node = Err("found none".into()),
+            "kubevirt.node",
+            Fail,
+            &["found none", "NODE_NAME", "spec.nodeName"],
+        ),
+        (
+            "no way",
+            |f| needs(f).api = Some(Err("no token".into())),
+            "kubevirt.api",
+            Fail,
+            &["no token", "automountServiceAccountToken", "kubeconfig"],
+        ),
+        (
+            "no pods",
+            |f| needs(f).pods.found = Ok(None),
+            "kubevirt.kubelet",
+            Fail,
+            &["/some/directory is not there", "kubelet: DIR", "/var/lib/kubelet"],
+        ),
+        ("a file", |f| needs(f).pods.found = Ok(Some(file())), "kubevirt.kubelet", Fail, &["no directory"]),
+        (
+            "no right",
+            |f| needs(f).pods.found = Err(refused()),
+            "kubevirt.kubelet",
+            Fail,
+            &["Operation not permitted"],
+        ),
+        (
+            "no groups",
+            |f| needs(f).cgroups.found = Ok(None),
+            "kubevirt.cgroups",
+            Warn,
+            &["is not there", "/sys/fs/cgroup"],
+        ),
+        (
+            "groups in a file",
+            |f| needs(f).cgroups.found = Ok(Some(file())),
+            "kubevirt.cgroups",
+            Warn,
+            &["no directory"],
+        ),
+        (
+            "no place for the hook's socket",
+            |f| needs(f).hook.as_mut().expect("it is on").found = Ok(None),
+            "kubevirt.hook",
+            Fail,
+            &["is not there", "hook"],
+        ),
+    ]);
+}
+
+#[test]
+fn nothing_is_asked_for_a_feed_that_is_off_or_watches_nothing() {
+    let mut facts = healthy();
+    needs(&mut facts).api = None;
+    needs(&mut facts).hook = None;
+    assert_eq!(wrong(&all(&facts)), Vec::<&super::Check>::new());
+    facts.kubevirt = None;
+    assert!(all(&facts).iter().all(|check| !check.name.starts_with("kubevirt.")));
+}

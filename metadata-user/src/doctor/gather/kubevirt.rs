@@ -1,0 +1,20 @@
+//! What the feed of KubeVirt needs before it can look for VMs.
+
+use std::path::Path;
+
+use super::super::facts::Kubevirt;
+use super::room::directory;
+use crate::config::Config;
+use crate::feed::kubevirt::{access, node};
+
+/// The feed's needs, if the configuration has it on.
+pub(super) fn kubevirt(config: &Config) -> Option<Kubevirt> {
+    let options = config.kubevirt.as_ref()?;
+    Some(Kubevirt {
+        node: node(options).map_err(|error| error.to_string()),
+        api: options.watch.then(|| access(options).map_err(|error| error.to_string())),
+        pods: directory(&options.pods()),
+        cgroups: directory(&options.cgroups),
+        hook: options.hook.as_deref().and_then(Path::parent).map(directory),
+    })
+}
