@@ -14,7 +14,7 @@ use std::time::Duration;
 use metadata_user::feed::FeedEvent;
 use metadata_user::feed::contact::Contact;
 use metadata_user::feed::kubevirt::{self, Feed, Launchers, Options, Pace, follow};
-use metadata_user::feed::pods::{Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
+use metadata_user::feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
 use metadata_user::record::{Limits, Record};
 use serde_json::{Value, json};
 use support::apiserver::ApiServer;
@@ -453,7 +453,8 @@ async fn a_feed_without_kubelets_directory_of_pods_does_not_start() {
         let options = json!({"node": "n1", "kubelet": kubelet, "kubeconfig": kubeconfig});
         let options: Options = serde_json::from_value(options).unwrap();
         let (tx, _events) = mpsc::channel(1);
-        let served = kubevirt::serve(options, Limits::DEFAULT, None, kubevirt::contact(), tx);
+        let served =
+            kubevirt::serve((options, Inlets::default()), Limits::DEFAULT, None, kubevirt::contact(), tx);
         let error = timeout(PATIENCE, served).await.expect("it ends").expect_err("nobody could be served");
         let (error, pods) = (error.to_string(), kubelet.join("pods").display().to_string());
         assert!(error.contains("kubevirt.kubelet") && error.contains(&pods), "{error}");

@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use crate::record::Record;
 use crate::registry::{RecordId, Source};
 use weight::Content;
+#[cfg(feature = "kubevirt")]
 pub(crate) use weight::length;
 pub use weight::{RECORD_OCTETS, TEXT_FACTOR, Weight};
 
