@@ -195,10 +195,7 @@ fn requests_sent_ahead_are_answered_in_order() {
 #[test]
 fn the_same_is_told_over_ipv6() {
     with_guest(|guest| {
-        // Without duplicate address detection, which would make the guest's address wait for a second.
-        for (name, value) in [("accept_dad", "0"), ("disable_ipv6", "0")] {
-            guest.ns().sysctl(&format!("ipv6/conf/{NIC}/{name}"), value).expect("a setting");
-        }
+        guest.enable_ipv6().expect("IPv6");
         guest.ns().ip(&format!("-6 route add fd00:ec2::254 dev {NIC}")).expect("a route");
         for authority in ["[fd00:ec2::254]", "[fe80::a9fe:a9fe%25eth0]"] {
             let url = format!("http://{authority}/v1/user-data");

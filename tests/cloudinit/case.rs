@@ -205,10 +205,7 @@ impl Case {
         if self.stage == Stage::Local {
             guest.ns().ip(&format!("-4 addr flush dev {NIC}")).expect("a NIC without addresses");
         }
-        // Without duplicate address detection, which would make the guest's address wait for a second.
-        for (name, value) in [("accept_dad", "0"), ("disable_ipv6", "0")] {
-            guest.ns().sysctl(&format!("ipv6/conf/{NIC}/{name}"), value).expect("a setting");
-        }
+        guest.enable_ipv6().expect("IPv6");
         guest.ns().ip(&format!("-6 route add fd00::/8 dev {NIC}")).expect("a route");
         guest
     }

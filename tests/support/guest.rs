@@ -1,6 +1,7 @@
 //! A pretend guest of the middle kind: a Linux network stack in a namespace of its own, behind a true tap.
 
 use crate::answers;
+use crate::eventually::eventually;
 use crate::host::{self, Host};
 use crate::netns::Namespace;
 use crate::pump::{Faults, Moved, Pump, Wire};
@@ -20,6 +21,9 @@ use std::time::{Duration, Instant};
 pub const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 /// The NIC's name inside the guest.
 pub const NIC: &str = "eth0";
+
+/// Longest until a NIC has its own IPv6 address: generous, since it is waited out only in failure.
+const ADDRESS_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a guest sends to the metadata address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -193,6 +197,26 @@ impl Guest {
         let fetched = self.fetch(path, patience)?;
         answers::check(&self.identity, path, fetched.status, &fetched.body)?;
         Ok(fetched)
+    }
+
+    /// Gives its NIC IPv6, and waits until it has its link-local address: until then the kernel would send from `::1`
+    /// (`ipv6_dev_get_saddr`, net/ipv6/addrconf.c), and stay with that for a connection.
+    ///
+    /// # Errors
+    /// When its namespace has no IPv6, or the address does not come.
+    pub fn enable_ipv6(&self) -> Result<()> {
+        // Without duplicate address detection, which would make the address wait for a second.
+        for (name, value) in [("accept_dad", "0"), ("disable_ipv6", "0")] {
+            self.ns.sysctl(&format!("ipv6/conf/{NIC}/{name}"), value)?;
+        }
+        eventually(ADDRESS_WITHIN, || {
+            let mut command = Command::new("ip");
+            command.args(["-6", "address", "show", "dev", NIC, "scope", "link", "-tentative"]);
+            let output = self.ns.output(&mut command)?;
+            let addresses = String::from_utf8_lossy(&output.stdout);
+            ensure!(addresses.contains("inet6"), "{NIC} has no link-local address that is ready");
+            Ok(())
+        })
     }
 
     /// Runs curl with these words inside the guest.
