@@ -23,6 +23,7 @@ pub mod bpffs;
 pub mod checksum;
 pub mod client;
 pub mod cloudinit;
+pub mod empty_classifier;
 pub mod eventually;
 pub mod exposition;
 pub mod frames;

@@ -1,6 +1,7 @@
 //! The programs that can stand between a tap and the host, put on and taken off one tap, to compare what they
 //! cost.
 
+use crate::empty_classifier;
 use crate::netns::Namespace;
 use crate::prog_test::object;
 use anyhow::{Context as _, Result};
@@ -20,6 +21,8 @@ const NETNS: u32 = 1;
 pub enum Variant {
     /// Nothing.
     None,
+    /// A classifier that looks at nothing: what the kernel charges for calling one at all.
+    Empty,
     /// The XDP program, run by the tap's driver.
     Native,
     /// The XDP program, run by the network stack.
@@ -32,13 +35,15 @@ pub enum Variant {
 
 impl Variant {
     /// Each of them, nothing first.
-    pub const ALL: [Self; 5] = [Self::None, Self::Native, Self::Generic, Self::Tcx, Self::TcxInPod];
+    pub const ALL: [Self; 6] =
+        [Self::None, Self::Empty, Self::Native, Self::Generic, Self::Tcx, Self::TcxInPod];
 
     /// One or two words for a table.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "no program",
+            Self::Empty => "empty tcx",
             Self::Native => "XDP native",
             Self::Generic => "XDP generic",
             Self::Tcx => "tcx",
@@ -92,8 +97,10 @@ impl<'n> Variants<'n> {
     pub fn with<T: Send>(&mut self, variant: Variant, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let Self { ns, ifname, ifindex, ebpf, stub, .. } = self;
         ns.run_in(|| {
+            let _empty =
+                (variant == Variant::Empty).then(|| empty_classifier::attach(*ifindex)).transpose()?;
             let _link: Option<FdLink> = match variant {
-                Variant::None => None,
+                Variant::None | Variant::Empty => None,
                 Variant::Native => Some(attach_xdp(ebpf, *ifindex, XdpMode::Driver)?),
                 Variant::Generic => Some(attach_xdp(ebpf, *ifindex, XdpMode::Skb)?),
                 Variant::Tcx => Some(attach_tcx(ebpf, program::PORT_TCX, ifname)?),

@@ -40,11 +40,11 @@ impl Kind {
         }
     }
 
-    /// How many make one measurement: some ten milliseconds.
+    /// How many make one measurement: a few milliseconds.
     pub(crate) const fn frames(self) -> u32 {
         match self {
-            Self::Small | Self::Full => 15_000,
-            Self::Tso => 3_000,
+            Self::Small | Self::Full => 3_000,
+            Self::Tso => 1_000,
         }
     }
 

@@ -1,12 +1,12 @@
 //! `cargo xtask traffic`: what steering costs guests' ordinary traffic, by program and kind of frame.
 //!
 //! One guest on one true tap with offloads, in a namespace of its own, sends through a bridge to a neighbour
-//! that takes no notice; with `--pod` through the pod's bridge, a veth out of the pod and the node's bridge, as KubeVirt's
-//! `bridge` binding lays it. The kernel does all of that within the guest's `write(2)`, so the sender's own CPU time
+//! that takes no notice; with `--pod` as one of KubeVirt's bindings lays the way out of a pod (`way`). The kernel does all of that within the guest's `write(2)`, so the sender's own CPU time
 //! is the whole system's. Programs take turns on the same tap, round by round.
 
 mod frames;
 mod report;
+mod way;
 
 use crate::{shell, tools};
 use anyhow::{Context as _, Result, ensure};
@@ -15,23 +15,24 @@ use report::{Report, Row};
 use std::fs;
 use std::path::PathBuf;
 use support::netns::Namespace;
-use support::tap::{Shape, Tap};
+use support::tap::Tap;
 use support::variants::{Variant, Variants};
+use way::{Binding, Way};
 
-/// Rounds that may be asked for: each takes about half a second.
-const MAX_ROUNDS: u16 = 1_000;
+/// Rounds that may be asked for: each takes about a third of a second.
+const MAX_ROUNDS: u16 = 2_000;
 /// Frames sent, unmeasured, after each change of program.
-const WARM_UP: u32 = 500;
+const WARM_UP: u32 = 200;
 
 /// How long, and how told.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Measurements of each program with each kind of frame
-    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROUNDS)))]
+    #[arg(long, default_value_t = 101, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROUNDS)))]
     rounds: u16,
-    /// The tap in a pod, and the neighbour behind the node's bridge
-    #[arg(long)]
-    pod: bool,
+    /// The tap in a pod of this binding, and the neighbour behind the node's bridge
+    #[arg(long, value_name = "BINDING", num_args = 0..=1, default_missing_value = "bridge")]
+    pod: Option<Binding>,
     /// The result as JSON on standard output (progress goes to standard error either way)
     #[arg(long)]
     json: bool,
@@ -56,22 +57,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A bridge, and a neighbour behind it.
-const BRIDGE: &str = "link add br0 type bridge\nlink add sink0 type veth peer name far0\n\
-                      link set sink0 master br0\nlink set sink0 up\nlink set br0 up\n";
-
-fn measure(rounds: u16, pod: bool) -> Result<Report> {
-    let ns = Namespace::new("traffic")?;
-    let tap = Tap::create(&ns, "tap0", Shape::virtio())?;
-    ns.ip_batch(&format!("{BRIDGE}link set tap0 master br0\nlink set tap0 up\n"))?;
-    let node = pod.then(|| Namespace::new("node")).transpose()?;
-    if let Some(node) = &node {
-        ns.ip(&format!("link set far0 netns {} name pod0", node.name()))?;
-        node.ip_batch(&format!("{BRIDGE}link set pod0 master br0\nlink set pod0 up\n"))?;
-    }
-    let end = node.as_ref().unwrap_or(&ns);
-    end.ip("link set far0 up")?;
-    let mut variants = Variants::load(&ns, tap.name())?;
+fn measure(rounds: u16, pod: Option<Binding>) -> Result<Report> {
+    let way = Way::lay(pod)?;
+    let (ns, tap) = (way.ns(), way.tap());
+    let mut variants = Variants::load(ns, tap.name())?;
     let mut samples = vec![Vec::with_capacity(rounds.into()); Kind::ALL.len() * Variant::ALL.len()];
     for round in 0..usize::from(rounds) {
         if round.is_multiple_of(5) {
@@ -81,7 +70,7 @@ fn measure(rounds: u16, pod: bool) -> Result<Report> {
             // Another one first in each round, so that none always follows the same one.
             let at = (turn + round) % Variant::ALL.len();
             let taken = variants.with(Variant::ALL[at], || {
-                Kind::ALL.iter().map(|kind| cost(&tap, *kind)).collect::<Result<Vec<_>>>()
+                Kind::ALL.iter().map(|kind| cost(tap, *kind)).collect::<Result<Vec<_>>>()
             });
             let taken = taken.with_context(|| format!("with {}", Variant::ALL[at].name()))?;
             for (kind, nanos) in taken.into_iter().enumerate() {
@@ -89,14 +78,14 @@ fn measure(rounds: u16, pod: bool) -> Result<Report> {
             }
         }
     }
-    let arrived = sink_frames(end)?;
+    let arrived = sink_frames(way.end())?;
     let sent: u64 = Kind::ALL.iter().map(|kind| u64::from(WARM_UP + kind.frames())).sum::<u64>()
         * u64::from(rounds)
         * Variant::ALL.len() as u64;
-    ensure!(arrived >= sent, "only {arrived} of {sent} frames came out of the bridge: nothing is proved");
+    ensure!(arrived >= sent, "only {arrived} of {sent} frames reached the neighbour: nothing is proved");
     let cells = Kind::ALL.iter().flat_map(|kind| Variant::ALL.iter().map(move |variant| (*kind, *variant)));
     let rows = cells.zip(samples).map(|((kind, variant), nanos)| Row::new(kind, variant, nanos)).collect();
-    Report::new(rounds, rows)
+    Report::new(way.name(), rounds, rows)
 }
 
 /// CPU nanoseconds of the whole system for one frame of a kind.

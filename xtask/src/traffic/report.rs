@@ -13,6 +13,7 @@ pub(crate) struct Report {
     kernel: String,
     cores: usize,
     commit: String,
+    way: &'static str,
     rounds: u16,
     rows: Vec<Row>,
 }
@@ -46,7 +47,7 @@ fn quantile(values: &[f64], part: f64) -> f64 {
 
 impl Report {
     /// With what is known of this machine.
-    pub(crate) fn new(rounds: u16, rows: Vec<Row>) -> Result<Self> {
+    pub(crate) fn new(way: &'static str, rounds: u16, rows: Vec<Row>) -> Result<Self> {
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("no kernel release")?;
         let said =
             Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(shell::top()).output();
@@ -55,7 +56,7 @@ impl Report {
             |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
         );
         let cores = std::thread::available_parallelism()?.get();
-        Ok(Self { kernel: kernel.trim().to_owned(), cores, commit, rounds, rows })
+        Ok(Self { kernel: kernel.trim().to_owned(), cores, commit, way, rounds, rows })
     }
 
     /// Cost as a multiple of no program's: the median over rounds of the ratio within a round, so that what
@@ -71,9 +72,9 @@ impl Report {
 
     /// A table.
     pub(crate) fn text(&self) -> String {
-        let Self { kernel, cores, commit, rounds, .. } = self;
+        let Self { kernel, cores, commit, way, rounds, .. } = self;
         let mut text = format!(
-            "CPU of the whole system for one ordinary frame a guest sends, through a bridge\n\
+            "CPU of the whole system for one ordinary frame a guest sends, {way}\n\
              Linux {kernel}, {cores} cores, commit {commit}, {rounds} rounds: median, quartiles\n\n\
              {:<10} {:<12} {:>9} {:>19} {:>10}\n",
             "frame", "program", "ns", "quartiles", "ratio"
@@ -110,7 +111,7 @@ impl Report {
             })
             .collect();
         json!({
-            "kernel": self.kernel, "cores": self.cores, "commit": self.commit, "rounds": self.rounds,
+            "kernel": self.kernel, "cores": self.cores, "commit": self.commit, "way": self.way, "rounds": self.rounds,
             "rows": rows,
         })
     }
@@ -123,14 +124,14 @@ impl Report {
         let height = self.rows.len() * BAR + 50;
         let mut svg = format!(
             "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 800 {height}' font-family='sans-serif' \
-             font-size='12'>\n<text x='8' y='20'>CPU per ordinary frame, against no program (Linux {}, {} rounds)</text>\n",
-            self.kernel, self.rounds
+             font-size='12'>\n<text x='8' y='20'>CPU per ordinary frame, against no program, {} (Linux {}, {} rounds)</text>\n",
+            self.way, self.kernel, self.rounds
         );
         for (n, row) in self.rows.iter().enumerate() {
             let ratio = self.ratio(row);
             let (y, width) = (34 + n * BAR, (ratio * UNIT).clamp(0.0, 540.0));
             let colour = match row.variant {
-                Variant::None => "#999",
+                Variant::None | Variant::Empty => "#999",
                 Variant::Native => "#c33",
                 Variant::Generic => "#e90",
                 Variant::Tcx => "#393",
@@ -168,7 +169,7 @@ mod tests {
         let row = |variant, rounds: [f64; 3]| Row::new(Kind::Tso, variant, rounds.to_vec());
         let rows =
             vec![row(Variant::None, [100.0, 1_000.0, 100.0]), row(Variant::Tcx, [110.0, 1_100.0, 110.0])];
-        let report = Report::new(3, rows).expect("this machine is known");
+        let report = Report::new("through a bridge", 3, rows).expect("this machine is known");
         assert!((report.ratio(&report.rows[1]) - 1.1).abs() < 1e-9);
         let json = report.json();
         assert_eq!(json["rows"][1]["program"], "tcx");
