@@ -16,7 +16,15 @@ const BOTH_WAYS: [&str; 2] = [program::PORT, program::PORT_TCX];
 
 /// A node with one guest on a tap.
 fn node() -> Programs {
-    let mut programs = Programs::load(PORT.netns).expect("the object loads");
+    with_guest(Programs::load(PORT.netns).expect("the object loads"))
+}
+
+/// The same with the tap in another namespace.
+fn node_of_pods() -> Programs {
+    with_guest(Programs::load_behind_stub(PORT.netns).expect("the objects load"))
+}
+
+fn with_guest(mut programs: Programs) -> Programs {
     programs.serve(SERVED_V4.into()).expect("an address is served");
     programs.place_hub(IDENTITY.hub).expect("the hub has a device");
     programs.own(PORT, Port { answers: ANSWER_LINK, ..Port::with_limit(0, 0) }).expect("a port");
@@ -68,13 +76,18 @@ fn each_frame_of_a_guest_is_reported_as_it_was_sent_with_its_verdict() {
         Trace::of(Some(PORT), Some(GUEST.0), PASSING_TOO),
     ];
     in_empty_namespace(|| {
-        let mut programs = node();
-        for (trace, by) in traces.into_iter().flat_map(|trace| BOTH_WAYS.map(|by| (trace, by))) {
-            programs.watch(trace).expect("a watch");
-            let slot = IDENTITY.slot;
-            assert_eq!(told(&mut programs, by, &steered()), (Verdict::SteerIpv4Tcp, slot));
-            assert_eq!(told(&mut programs, by, &dropped()), (Verdict::DropIpv4Udp, NO_SLOT));
-            assert_eq!(told(&mut programs, by, &passing()), (Verdict::PassIpv4, NO_SLOT));
+        let (mut node, mut pods) = (node(), node_of_pods());
+        for trace in traces {
+            node.watch(trace).expect("a watch");
+            pods.watch(trace).expect("a watch");
+            for by in [program::PORT, program::PORT_TCX, program::PORT_STUB, program::PORT_TCX_STUB] {
+                let is_stub = matches!(by, program::PORT_STUB | program::PORT_TCX_STUB);
+                let programs = if is_stub { &mut pods } else { &mut node };
+                let slot = IDENTITY.slot;
+                assert_eq!(told(programs, by, &steered()), (Verdict::SteerIpv4Tcp, slot));
+                assert_eq!(told(programs, by, &dropped()), (Verdict::DropIpv4Udp, NO_SLOT));
+                assert_eq!(told(programs, by, &passing()), (Verdict::PassIpv4, NO_SLOT));
+            }
         }
     });
 }

@@ -222,6 +222,21 @@ fn a_stub_with_nothing_behind_it_lets_frames_pass_as_they_are() {
 }
 
 #[test]
+fn a_classifiers_stub_passes_and_counts_ordinary_frames_itself() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let frame = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
+    in_empty_namespace(|| {
+        let mut programs = serving(Programs::load_behind_stub(NETNS).expect("the objects load"));
+        programs.take_from_behind().expect("the entry goes");
+        let outcome = programs.run(program::PORT_TCX_STUB, &frame).expect("a run");
+        assert_eq!(outcome.counted, [(Verdict::PassIpv4, 1)]);
+        assert_eq!((outcome.action, outcome.frame), (TC_ACT_UNSPEC, frame));
+    });
+}
+
+#[test]
 fn what_the_kernel_answers_it_answers_while_an_agent_leaves() {
     if !privileged::or_skip() {
         return;

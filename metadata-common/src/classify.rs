@@ -79,20 +79,20 @@ pub fn classify(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict
     }
 }
 
-/// True for most of what guests send: IPv4 without tags and options, neither from nor to a served address.
-/// [`classify`] says [`Verdict::PassIpv4`] of it, at the cost of a call for each read where a frame is in pieces. This
-/// takes one look, and is false for whatever does not lie in `first`, the first octets of the frame.
+/// True for most of what guests send: IPv4 without tags and options, with neither address ending in an octet that
+/// `may_be_served` names. [`classify`] returns [`Verdict::PassIpv4`] for it, at the cost of a call for each read where a
+/// frame is in pieces. This reads only `first`, the first octets of the frame, and is false for what does not lie there.
 #[inline(always)]
-pub fn is_ordinary(first: &(impl Reader + ?Sized), served: &impl Served) -> bool {
+pub fn is_ordinary(first: &(impl Reader + ?Sized), may_be_served: impl Fn(u8) -> bool) -> bool {
     const AT: usize = ethernet::HEADER;
+    const LAST: usize = 3;
     let Some(start) = first.read::<{ AT + ipv4::HEADER }>(0) else {
         return false;
     };
-    let address = |at: usize| [start[AT + at], start[AT + at + 1], start[AT + at + 2], start[AT + at + 3]];
     u16::from_be_bytes([start[ethernet::TYPE], start[ethernet::TYPE + 1]]) == ethernet::IPV4
         && start[AT] == ipv4::VERSION_IHL
-        && !served.serves_v4(address(ipv4::SOURCE))
-        && !served.serves_v4(address(ipv4::DESTINATION))
+        && !may_be_served(start[AT + ipv4::SOURCE + LAST])
+        && !may_be_served(start[AT + ipv4::DESTINATION + LAST])
 }
 
 /// The rest of [`classify`], for what is seldom met: VLAN tags, a length in place of the type, IP options and extension

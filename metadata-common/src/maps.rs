@@ -146,6 +146,9 @@ pub mod name {
     pub const COUNTERS: &str = "COUNTERS";
     /// `ARRAY` of one [`Trace`](crate::trace::Trace): whose frames are reported.
     pub const TRACE: &str = "TRACE";
+    /// `ARRAY` of one u32: not 0 while an agent traces frames that pass too, and classifiers have to look at all of
+    /// them. A stub stays when another agent follows, so agents share it, as they do not share `TRACE`.
+    pub const TRACE_PASSING: &str = "TRACE_PASSING";
     /// `RINGBUF` of [`Event`](crate::trace::Event): the frames of the guest under trace.
     pub const EVENTS: &str = "EVENTS";
     /// `PERCPU_ARRAY` of one [`Scratch`](crate::trace::Scratch): the event being written.
@@ -155,6 +158,8 @@ pub mod name {
     /// `PROG_ARRAY` of one entry: the instance of `port_tcx` that classifiers' stubs go on in. A map holds programs of one
     /// type only, so it is not the same as for stubs of XDP.
     pub const PORT_CLASSIFIERS: &str = "PORT_CLASSIFIERS";
+    /// All maps of the stubs' object; each is one of the other object's too, or leads to it.
+    pub const OF_STUBS: [&str; 5] = [PORT_PROGRAMS, PORT_CLASSIFIERS, LAST_OCTETS, TRACE_PASSING, COUNTERS];
     /// `PROG_ARRAY` hub number → the instance of `ring` that puts frames into that hub's `RING`.
     pub const RINGS: &str = "RINGS";
     /// `RINGBUF` of one hub: frames that a classifier cannot redirect to it, each behind

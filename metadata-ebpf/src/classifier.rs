@@ -13,7 +13,7 @@ use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::generated::{bpf_redirect, bpf_skb_load_bytes};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
-use metadata_common::classify::{Reader, is_ordinary};
+use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, Delivery, decide, deliver};
 use metadata_common::drain;
 use metadata_common::mac::Mac;
@@ -24,43 +24,53 @@ use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
+use crate::plain::{self, count_index};
 use crate::ring;
-use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, count_index, is_behind_stubs};
+use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, is_behind_stubs};
 use crate::{report_unknown, trace, worth_a_line};
 
 /// Where a VM's frames enter the network stack: steer what is for the metadata service, leave the rest alone.
 #[classifier]
 pub fn port_tcx(context: TcContext) -> i32 {
-    let buffer = Buffer { context: &context, first: Frame::first_piece(&context) };
-    let ingress = Ingress::of_buffer(&context);
-    let decision = if !buffer.is_tagged() && is_ordinary(&buffer.first, &ingress) {
-        Decision::Pass(Verdict::PassIpv4)
-    } else {
-        decide(&buffer, &ingress)
-    };
-    let (verdict, action) = match decision {
+    if !is_behind_stubs() && plain::passes(&context) {
+        return TC_ACT_UNSPEC;
+    }
+    match Way::of(look(&context)) {
+        Way::Is(action) => action,
+        // A program may end in another one, but not in the midst of one of its functions.
+        Way::Ring(hub) => ring::hand_in(&context, hub),
+    }
+}
+
+/// The rest of [`port_tcx`]; the [`Way`] in one number. Not inlined, so that what it keeps in registers costs ordinary
+/// frames nothing.
+#[inline(never)]
+fn look(context: &TcContext) -> u64 {
+    let buffer = Buffer { context, first: Frame::first_piece(context) };
+    let ingress = Ingress::of_buffer(context);
+    let (verdict, action) = match decide(&buffer, &ingress) {
         // On to the next classifier, if there is one.
         Decision::Pass(verdict) => (verdict, TC_ACT_UNSPEC),
         Decision::Drop(verdict) => (verdict, TC_ACT_SHOT),
         Decision::Steer(verdict, identity, _) => {
-            let watched = trace::begin(|| trace::note_buffer(&context, ingress.key(), false));
+            let watched = trace::begin(|| trace::note_buffer(context, ingress.key(), false));
             let (verdict, way) = steer(&buffer, &ingress, verdict, identity);
             count(verdict);
             watched.end(verdict.index(), identity.slot);
-            return match way {
-                Way::Is(action) => action,
-                Way::Ring(hub) => ring::hand_in(&context, &ingress, hub),
-            };
+            if matches!(way, Way::Ring(_)) {
+                ring::note_spent(context, &ingress);
+            }
+            return way.number();
         }
     };
     let index = anonymous(verdict, ingress.salt());
     let nth = count_index(index);
     if index == Verdict::DropUnknownMac.index() && worth_a_line(nth) {
-        report_unknown(&context, &buffer, &ingress, nth);
+        report_unknown(context, &buffer, &ingress, nth);
     }
     let passes = action == TC_ACT_UNSPEC;
-    trace::begin(|| trace::note_buffer(&context, ingress.key(), passes)).end(index, NO_SLOT);
-    action
+    trace::begin(|| trace::note_buffer(context, ingress.key(), passes)).end(index, NO_SLOT);
+    Way::Is(action).number()
 }
 
 /// Where a frame goes on.
@@ -69,6 +79,24 @@ enum Way {
     Is(i32),
     /// Into the ring of this hub.
     Ring(u32),
+}
+
+impl Way {
+    /// Set in the number of [`Way::Ring`].
+    const RING: u64 = 1 << 32;
+
+    #[inline(always)]
+    const fn number(self) -> u64 {
+        match self {
+            Self::Is(action) => action as u32 as u64,
+            Self::Ring(hub) => Self::RING | hub as u64,
+        }
+    }
+
+    #[inline(always)]
+    const fn of(number: u64) -> Self {
+        if number & Self::RING == 0 { Self::Is(number as i32) } else { Self::Ring(number as u32) }
+    }
 }
 
 /// Names the sender's slot in the source MAC and sends the frame to its hub.
@@ -168,8 +196,6 @@ impl Reader for Buffer<'_> {
 
     #[inline(always)]
     fn is_tagged(&self) -> bool {
-        // SAFETY: as in `is_oversize`.
-        let present = unsafe { (*self.context.skb.skb).vlan_present };
-        present != 0
+        plain::is_tagged(self.context)
     }
 }

@@ -12,6 +12,7 @@
 
 mod classifier;
 mod frame;
+mod plain;
 mod ring;
 mod tables;
 mod trace;
@@ -34,7 +35,8 @@ use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
-use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, is_bare, own_hub};
+use crate::plain::count_index;
+use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, is_bare, own_hub};
 
 /// What a redirect answers when its map has no such entry. The frame is ours, so it must not pass.
 const OR_DROP: u64 = XDP_DROP as u64;

@@ -25,13 +25,18 @@ static RINGS: ProgramArray = ProgramArray::with_max_entries(MAX_HUBS, 0);
 #[map]
 static RING: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
 
-/// Ends `port_tcx` in the `ring` of a hub. Returns the action where there is none.
+/// Says in the control block whether the port has spent its tokens, for `ring`.
 #[inline(always)]
-pub(crate) fn hand_in(context: &TcContext, ingress: &Ingress, hub: u32) -> i32 {
+pub(crate) fn note_spent(context: &TcContext, ingress: &Ingress) {
     // SAFETY: the kernel gave this pointer to a live buffer; the word is inside it.
     let place = unsafe { &raw mut (*context.skb.skb).cb[SPENT_WORD] };
     // SAFETY: one aligned u32, which classifiers may write.
     unsafe { place.write_volatile(ingress.is_spent() as u32) };
+}
+
+/// Ends `port_tcx` in the `ring` of a hub. Returns the action where there is none.
+#[inline(always)]
+pub(crate) fn hand_in(context: &TcContext, hub: u32) -> i32 {
     // SAFETY: the entries are classifiers like this one, loaded by the agents whose hubs these are.
     unsafe { RINGS.tail_call(context, hub) };
     count(Verdict::RingDropAbsent);

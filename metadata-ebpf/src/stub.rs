@@ -9,6 +9,8 @@
 #![no_std]
 #![no_main]
 
+mod plain;
+
 use aya_ebpf::Global;
 use aya_ebpf::bindings::TC_ACT_UNSPEC;
 use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_PASS};
@@ -56,6 +58,9 @@ pub fn port_stub(context: XdpContext) -> u32 {
 /// Where the frames of a VM in another namespace than the agent's enter the network stack.
 #[classifier]
 pub fn port_tcx_stub(context: TcContext) -> i32 {
+    if plain::passes(&context) {
+        return TC_ACT_UNSPEC;
+    }
     // SAFETY: the kernel gave this pointer to a live buffer; the word is inside it.
     let place = unsafe { &raw mut (*context.skb.skb).cb[NUMBER_WORD] };
     // SAFETY: one aligned u32, which classifiers may write.

@@ -21,6 +21,7 @@ use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
 use crate::frame::Frame;
+use crate::plain::{count_index, may_be_served};
 
 /// The number of the namespace this instance is loaded for, or [`IN_FRONT`]; the loader sets it.
 #[unsafe(no_mangle)]
@@ -61,8 +62,6 @@ static SERVED_V4: HashMap<[u8; 4], u32> = HashMap::with_max_entries(MAX_SERVED, 
 #[map]
 static SERVED_V6: HashMap<[u8; 16], u32> = HashMap::with_max_entries(MAX_SERVED, 0);
 #[map]
-static LAST_OCTETS: Array<u32> = Array::with_max_entries(256, 0);
-#[map]
 static ALL_SENT: Array<AllSent> = Array::with_max_entries(maps::ALL_SENT, BPF_F_MMAPABLE);
 #[map]
 static DRAINING: HashMap<u64, u32> = HashMap::with_max_entries(MAX_DRAINING, BPF_F_NO_PREALLOC);
@@ -74,26 +73,11 @@ pub(crate) static TRACE: Array<Trace> = Array::with_max_entries(1, 0);
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(EVENT_BYTES, 0);
 #[map]
 pub(crate) static TRACED: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
-#[map]
-static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT, 0);
 
 /// Adds one to a verdict's counter; how many this CPU has counted, this frame among them.
 #[inline(always)]
 pub(crate) fn count(verdict: Verdict) -> u64 {
     count_index(verdict.index())
-}
-
-/// The same by [`Verdict::index`].
-#[inline(always)]
-pub(crate) fn count_index(index: u32) -> u64 {
-    let Some(counter) = COUNTERS.get_ptr_mut(index) else {
-        return 0;
-    };
-    // SAFETY: the map returned this pointer to a live, aligned u64 of this CPU, which no other CPU
-    // writes; neither XDP programs nor classifiers preempt each other on a CPU.
-    let counter = unsafe { &mut *counter };
-    *counter += 1;
-    *counter
 }
 
 /// The namespace and interface a frame came in by, with the tables about it.
@@ -166,18 +150,6 @@ fn take_word(context: &TcContext) -> u32 {
     // SAFETY: as above.
     unsafe { place.write_volatile(0) };
     number
-}
-
-/// False if no served address ends with this octet. Looking into an array is a matter of a few instructions,
-/// looking into a hash takes a call.
-#[inline(always)]
-fn may_be_served(last: u8) -> bool {
-    let Some(entry) = LAST_OCTETS.get_ptr(last as u32) else {
-        return false;
-    };
-    // SAFETY: the map returned this pointer to a live, aligned u32.
-    let value = unsafe { entry.read_volatile() };
-    value != 0
 }
 
 impl Served for Ingress {

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
+use crate::bpffs::Bpffs;
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::xdp::{DevMap, DevMapHash, XskMap};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, ProgramArray, RingBuf};
@@ -19,7 +20,7 @@ use metadata_common::maps::{
     ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, MAX_HUBS, Port, PortKey, SERVED,
     Slot, name, program,
 };
-use metadata_common::trace::{Event, Scratch, Trace};
+use metadata_common::trace::{Event, PASSING_TOO, Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
 /// The variable that names another directory than the committed objects' to test those in it.
@@ -91,6 +92,24 @@ pub struct Outcome {
     pub counted: Vec<(Verdict, u64)>,
 }
 
+/// A place for the maps that stubs and the programs behind them share.
+pub(crate) struct SharedMaps(Bpffs);
+
+impl SharedMaps {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self(Bpffs::mount()?))
+    }
+
+    /// A loader of either object.
+    pub(crate) fn loader(&self) -> EbpfLoader<'static> {
+        let mut loader = EbpfLoader::new();
+        for map in name::OF_STUBS {
+            loader.map_pin_path(map, self.0.path().join(map));
+        }
+        loader
+    }
+}
+
 /// The programs that see a frame as a socket buffer.
 const CLASSIFIERS: [&str; 3] = [program::PORT_TCX, program::HUB_TCX, program::RING];
 
@@ -106,8 +125,11 @@ impl Programs {
     /// # Errors
     /// When the object cannot be read, or the kernel refuses it: its verifier's words are in the error.
     pub fn load(netns: u32) -> Result<Self> {
-        let mut ebpf = EbpfLoader::new()
-            .override_global(name::NETNS, &netns, true)
+        Self::load_by(EbpfLoader::new().override_global(name::NETNS, &netns, true))
+    }
+
+    fn load_by(loader: &mut EbpfLoader<'_>) -> Result<Self> {
+        let mut ebpf = loader
             .override_global(name::COOKIE_KEY, &KEY.0, true)
             .load(&object("xdp-imds")?)
             .context("the object cannot be loaded")?;
@@ -125,8 +147,10 @@ impl Programs {
     /// # Errors
     /// As for [`Programs::load`].
     pub fn load_behind_stub(netns: u32) -> Result<Self> {
-        let mut programs = Self::load(IN_FRONT)?;
-        let mut stub = EbpfLoader::new()
+        let shared = SharedMaps::new()?;
+        let mut programs = Self::load_by(shared.loader().override_global(name::NETNS, &IN_FRONT, true))?;
+        let mut stub = shared
+            .loader()
             .override_global(name::NETNS, &netns, true)
             .load(&object("port-stub")?)
             .context("the stub cannot be loaded")?;
@@ -283,6 +307,8 @@ impl Programs {
     /// # Errors
     /// As for [`Programs::serve`].
     pub fn watch(&mut self, trace: Trace) -> Result<()> {
+        let passing = self.ebpf.map_mut(name::TRACE_PASSING).context(name::TRACE_PASSING)?;
+        Array::<_, u32>::try_from(passing)?.set(0, u32::from(trace.flags & PASSING_TOO != 0), 0)?;
         let map = self.ebpf.map_mut(name::TRACE).context(name::TRACE)?;
         Ok(Array::<_, [u32; 5]>::try_from(map)?.set(0, trace.to_words(), 0)?)
     }

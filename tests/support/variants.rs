@@ -3,7 +3,7 @@
 
 use crate::empty_classifier;
 use crate::netns::Namespace;
-use crate::prog_test::object;
+use crate::prog_test::{SharedMaps, object};
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, HashMap, ProgramArray};
 use aya::programs::links::FdLink;
@@ -73,15 +73,16 @@ impl<'n> Variants<'n> {
             EbpfLoader::new().override_global(name::NETNS, &NETNS, true).load(&object("xdp-imds")?)?;
         xdp(&mut ebpf)?.load()?;
         classifier(&mut ebpf, program::PORT_TCX)?.load()?;
+        let shared = SharedMaps::new()?;
         let mut behind =
-            EbpfLoader::new().override_global(name::NETNS, &IN_FRONT, true).load(&object("xdp-imds")?)?;
+            shared.loader().override_global(name::NETNS, &IN_FRONT, true).load(&object("xdp-imds")?)?;
         let mut stub =
-            EbpfLoader::new().override_global(name::NETNS, &NETNS, true).load(&object("port-stub")?)?;
+            shared.loader().override_global(name::NETNS, &NETNS, true).load(&object("port-stub")?)?;
         classifier(&mut stub, program::PORT_TCX_STUB)?.load()?;
-        let shared = classifier(&mut behind, program::PORT_TCX)?;
-        shared.load()?;
+        let port = classifier(&mut behind, program::PORT_TCX)?;
+        port.load()?;
         let entry = stub.map_mut(name::PORT_CLASSIFIERS).context(name::PORT_CLASSIFIERS)?;
-        ProgramArray::try_from(entry)?.set(0, shared.fd()?, 0)?;
+        ProgramArray::try_from(entry)?.set(0, port.fd()?, 0)?;
         let shown: serde_json::Value = serde_json::from_str(&ns.ip(&format!("-j link show dev {ifname}"))?)?;
         let ifindex = shown[0]["ifindex"].as_u64().context("`ip -j link` tells no ifindex")?.try_into()?;
         for ebpf in [&mut ebpf, &mut behind] {

@@ -26,7 +26,7 @@ use super::stubs::{self, Stubs};
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps all instances share: every one of the objects' but their constants and the ring that each hub has of its own.
-const SHARED: [&str; 22] = [
+const SHARED: [&str; 23] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
@@ -43,6 +43,7 @@ const SHARED: [&str; 22] = [
     name::AGENT,
     name::COUNTERS,
     name::TRACE,
+    name::TRACE_PASSING,
     name::EVENTS,
     name::TRACED,
     name::PORT_PROGRAMS,

@@ -5,10 +5,13 @@
 //!  tap in a pod ── port_stub (the namespace's number in front of the frame) ─┐
 //!  tap in a pod ── port_stub ────────────────────────────────────────────────┼─ PORT_PROGRAMS ── port
 //!
-//!  tap in a pod ── port_tcx_stub (the number in the control block) ──────────┬─ PORT_CLASSIFIERS ── port_tcx
+//!  tap in a pod ── port_tcx_stub (the number in the control block) ──────────── PORT_CLASSIFIERS ── port_tcx
 //! ```
 //!
-//! Both maps are pinned with the others, and stubs find what is behind them by nothing else: an agent that goes on with
+//! A classifier's stub passes ordinary frames by itself: a second program on their way would cost guests more than all that
+//! they pay otherwise. It shares the maps for that with `port_tcx`.
+//!
+//! All maps are pinned with the others, and stubs find what is behind them by nothing else: an agent that goes on with
 //! what one before left replaces the program of all namespaces by one change of an entry.
 //!
 //! Linux 6.18 keeps such a map (one entry, empty) until it boots again when somebody lists maps by opening each, as
@@ -70,7 +73,7 @@ impl Stubs {
     /// Makes the maps that are between the two, unless they are there; no program is loaded yet.
     pub(super) fn prepare(pins: &Private) -> Result<Self, SteerError> {
         let mut loader = EbpfLoader::new();
-        for map in [name::PORT_PROGRAMS, name::PORT_CLASSIFIERS] {
+        for map in name::OF_STUBS {
             loader.map_pin_path(map, pins.path(map));
         }
         loader.load(OBJECT).map_err(|source| SteerError::load("stub", source))?;

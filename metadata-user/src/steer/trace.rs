@@ -34,6 +34,7 @@ pub enum TraceError {
 /// The maps of the kernel side's reports.
 struct Maps {
     filter: Array<MapData, [u32; 5]>,
+    passing: Array<MapData, u32>,
     events: RingBuf<MapData>,
     scratch: PerCpuArray<MapData, [u64; WORDS]>,
 }
@@ -46,6 +47,7 @@ impl Traces {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
         let mut maps = Maps {
             filter: tables::take(ebpf, name::TRACE)?,
+            passing: tables::take(ebpf, name::TRACE_PASSING)?,
             events: tables::take(ebpf, name::EVENTS)?,
             scratch: tables::take(ebpf, name::TRACED)?,
         };
@@ -56,6 +58,10 @@ impl Traces {
 
 impl Maps {
     fn set(&mut self, trace: Trace) -> Result<(), SteerError> {
+        let passing = u32::from(trace.flags & PASSING_TOO != 0);
+        self.passing
+            .set(0, passing, 0)
+            .map_err(|source| SteerError::map(name::TRACE_PASSING, "set the filter", source))?;
         self.filter
             .set(0, trace.to_words(), 0)
             .map_err(|source| SteerError::map(name::TRACE, "set the filter", source))

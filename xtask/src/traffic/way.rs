@@ -24,8 +24,12 @@ pub(crate) enum Binding {
 }
 
 /// A bridge, and a veth on it.
-const BRIDGE: &str = "link add br0 address 52:54:00:00:00:02 type bridge\nlink add sink0 type veth peer name far0\n\
+const BRIDGE: &str = "link add br0 type bridge\nlink add sink0 type veth peer name far0\n\
                       link set sink0 up\nlink set br0 up\n";
+/// The guest's router, and what its neighbour is behind.
+const ROUTER: &str = "link set br0 address 52:54:00:00:00:02\naddr add 10.0.2.1/28 dev br0\n\
+                      addr add 10.9.0.1/24 dev sink0\nroute add 10.0.2.16/32 dev sink0\n\
+                      neigh add 10.0.2.16 lladdr 52:54:00:00:00:03 dev sink0\n";
 /// As KubeVirt's masquerade binding, without its counters.
 const NAT: &str = "add table ip nat
     add chain ip nat prerouting { type nat hook prerouting priority -100; }
@@ -50,11 +54,7 @@ impl Way {
         if binding == Some(Binding::Masquerade) {
             tools::ensure(&[("nft", "nftables")])?;
             ns.sysctl("ipv4/ip_forward", "1")?;
-            ns.ip_batch(
-                "addr add 10.0.2.1/28 dev br0\naddr add 10.9.0.1/24 dev sink0\n\
-                         route add 10.0.2.16/32 dev sink0\n\
-                         neigh add 10.0.2.16 lladdr 52:54:00:00:00:03 dev sink0\n",
-            )?;
+            ns.ip_batch(ROUTER)?;
             ns.run_in(|| netns::run(Command::new("nft").arg(NAT)))?;
         } else {
             ns.ip("link set sink0 master br0")?;

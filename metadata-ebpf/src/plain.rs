@@ -1,0 +1,95 @@
+//! What nearly all frames meet and no more: one look at the addresses, one counter.
+//!
+//! Each instruction here is paid by guests' ordinary traffic, so stubs look for themselves before they call `port_tcx`:
+//! a second program on the way costs a frame more than all of this.
+
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, PerCpuArray};
+use aya_ebpf::programs::TcContext;
+use metadata_common::classify::{Reader, is_ordinary};
+use metadata_common::verdict::Verdict;
+
+#[map]
+static LAST_OCTETS: Array<u32> = Array::with_max_entries(256, 0);
+#[map]
+static TRACE_PASSING: Array<u32> = Array::with_max_entries(1, 0);
+#[map]
+static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT, 0);
+
+/// Passes an ordinary frame: true if it was one, and is counted.
+#[inline(always)]
+pub(crate) fn passes(context: &TcContext) -> bool {
+    let is_plain = !is_tagged(context) && is_ordinary(&FirstPiece::of(context), may_be_served);
+    if !is_plain || is_set(&TRACE_PASSING, 0) {
+        return false;
+    }
+    count_index(Verdict::PassIpv4.index());
+    true
+}
+
+/// True for a frame whose VLAN tag is in the buffer's metadata.
+#[inline(always)]
+pub(crate) fn is_tagged(context: &TcContext) -> bool {
+    // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
+    let present = unsafe { (*context.skb.skb).vlan_present };
+    present != 0
+}
+
+/// False if no served address ends with this octet. Looking into an array is a matter of a few instructions,
+/// looking into a hash takes a call.
+#[inline(always)]
+pub(crate) fn may_be_served(last: u8) -> bool {
+    is_set(&LAST_OCTETS, last.into())
+}
+
+#[inline(always)]
+fn is_set(array: &Array<u32>, index: u32) -> bool {
+    let Some(entry) = array.get_ptr(index) else {
+        return false;
+    };
+    // SAFETY: the map returned this pointer to a live, aligned u32.
+    let value = unsafe { entry.read_volatile() };
+    value != 0
+}
+
+/// Adds one to the counter of [`Verdict::index`]; how many this CPU has counted, this frame among them.
+#[inline(always)]
+pub(crate) fn count_index(index: u32) -> u64 {
+    let Some(counter) = COUNTERS.get_ptr_mut(index) else {
+        return 0;
+    };
+    // SAFETY: the map returned this pointer to a live, aligned u64 of this CPU, which no other CPU
+    // writes; neither XDP programs nor classifiers preempt each other on a CPU.
+    let counter = unsafe { &mut *counter };
+    *counter += 1;
+    *counter
+}
+
+/// The part of a frame that lies in one piece.
+struct FirstPiece {
+    start: usize,
+    end: usize,
+}
+
+impl FirstPiece {
+    #[inline(always)]
+    fn of(context: &TcContext) -> Self {
+        // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
+        let start = unsafe { (&raw const (*context.skb.skb).data).read_volatile() };
+        // SAFETY: as above.
+        let end = unsafe { (&raw const (*context.skb.skb).data_end).read_volatile() };
+        Self { start: start as usize, end: end as usize }
+    }
+}
+
+impl Reader for FirstPiece {
+    #[inline(always)]
+    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let address = self.start + offset;
+        if address + N > self.end {
+            return None;
+        }
+        // SAFETY: all N octets lie before the end, as just seen; octets have no alignment and any value is valid.
+        Some(unsafe { (address as *const [u8; N]).read() })
+    }
+}
