@@ -22,7 +22,7 @@ use support::guest::{Guest, Spec};
 use support::host::Host;
 use support::privileged;
 use support::process;
-use support::record::Identity;
+use support::record::{self, Identity};
 use support::tap::Shape;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -378,5 +378,31 @@ fn what_cannot_be_traced_is_refused_with_a_reason() {
     let scene = Scene::new();
     let _agent = scene.agent();
     let said = refused(&scene.run(), "no-such-tap");
-    assert!(said.contains("no port no-such-tap is attached"), "{said}");
+    assert!(said.contains("no VM and no attached port is called no-such-tap"), "{said}");
+    let gone = Identity::of(9);
+    let record = gone.record(1).replace(r#""id": "n0""#, r#""id": "n0", "port": {"ifname": "absent0"}"#);
+    record::replace(&gone.path(scene.records.path()), &record).expect("a record");
+    eventually(PATIENCE, || {
+        let said = refused(&scene.run(), &gone.hostname);
+        said.contains("on absent0, which is not attached: ").then_some(()).context(said)
+    })
+    .expect("the port is named");
+}
+
+#[test]
+fn a_vm_is_traced_by_each_name_that_status_knows() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let _agent = scene.agent();
+    let identity = scene.guests[0].identity();
+    let port = scene.guests[0].host_tap().name();
+    for name in [&identity.hostname, &identity.instance_id, &identity.instance_id.to_uppercase()] {
+        let mut trace = scene.trace(name, &[]);
+        scene.guests[0].fetch_own(PATH, REQUEST).expect("an answer");
+        trace.wait_for("HTTP/1.1 200").expect("an answer is seen");
+        let lines = trace.stop();
+        assert!(lines[0].contains(&format!("{name}, {} on {port}", identity.mac)), "{lines:#?}");
+    }
 }

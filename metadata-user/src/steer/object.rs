@@ -381,17 +381,28 @@ impl Private {
 mod tests {
     use super::{NUMBERS, OBJECT, SHARED};
     use metadata_common::maps::name;
+    use std::collections::BTreeSet;
 
     #[test]
     fn every_map_of_the_objects_but_their_constants_and_a_hubs_ring_is_shared() {
         let objects = [OBJECT, super::stubs::OBJECT]
             .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
         let names = objects.iter().flat_map(|object| object.maps.keys().map(String::as_str));
-        let mut maps: Vec<&str> = names.filter(|map| !map.starts_with('.')).collect();
-        maps.sort_unstable();
-        let mut shared = [&SHARED[..], &[name::RING]].concat();
-        shared.sort_unstable();
-        assert_eq!(maps, shared);
+        let maps: BTreeSet<&str> = names.filter(|map| !map.starts_with('.')).collect();
+        assert_eq!(maps, SHARED.into_iter().chain([name::RING]).collect());
+    }
+
+    #[test]
+    fn both_objects_define_the_maps_of_stubs_alike() {
+        let [object, stubs] = [OBJECT, super::stubs::OBJECT]
+            .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
+        let of_stubs = stubs.maps.keys().map(String::as_str).filter(|map| !map.starts_with('.'));
+        assert_eq!(of_stubs.collect::<BTreeSet<_>>(), name::OF_STUBS.into());
+        let layout =
+            |map: &aya_obj::Map| (map.map_type(), map.key_size(), map.value_size(), map.max_entries());
+        for (name, map) in stubs.maps.iter().filter(|(name, _)| name::OF_STUBS.contains(&name.as_str())) {
+            assert!(object.maps.get(name).is_none_or(|other| layout(other) == layout(map)), "{name}");
+        }
     }
 
     #[test]

@@ -38,9 +38,9 @@ const ANSWER_MOST: u64 = 64 << 30;
 /// The options of `xdp-imds trace`.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
-    /// Whom to trace: a guest's MAC, on the port it has, or a port. By port also frames from other MACs are seen, but
-    /// not what the agent itself answers.
-    #[arg(value_name = "MAC|PORT")]
+    /// Only this guest: its port, its MAC, or the name, UUID or record of its VM. By port, frames from other MACs are
+    /// shown too, but not what the agent itself answers.
+    #[arg(value_name = "PORT|MAC|VM")]
     target: String,
     /// The agent's directory of sockets.
     #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN)]

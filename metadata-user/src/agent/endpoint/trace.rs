@@ -1,4 +1,4 @@
-//! `GET /v1/trace?target=PORT|MAC`: what one guest sends and is sent, while the client listens.
+//! `GET /v1/trace?target=PORT|MAC|VM`: what one guest sends and is sent, while the client listens.
 //!
 //! One answer at a time, [`TRACE_MOST`] long at most. Nothing is queued for a client that is slow: the kernel's ring
 //! fills, and what finds no room is counted and told. With the answer the watch ends, however the client does.
@@ -41,7 +41,7 @@ const TARGET_MOST: usize = 512;
 /// Whom a trace is to be of.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TraceTarget {
-    /// A port or a MAC, as the command line names them.
+    /// A port, a MAC, or the name, UUID or record of a VM with one NIC.
     #[serde(rename = "target")]
     pub name: String,
     /// Frames that are none of ours too.
@@ -92,7 +92,7 @@ pub(super) async fn trace(
         return Ok(TraceRefusal { status: StatusCode::FORBIDDEN, text }.into_response());
     }
     if target.name.len() > TARGET_MOST {
-        let text = format!("expected a port or a MAC of at most {TARGET_MOST} octets");
+        let text = format!("expected a port, a MAC or a VM of at most {TARGET_MOST} octets");
         return Ok(TraceRefusal { status: StatusCode::BAD_REQUEST, text }.into_response());
     }
     let payload = target.payload;

@@ -19,11 +19,12 @@ impl Loads {
     /// Takes a look, at all workers in the order of their hubs.
     pub(super) fn note(&mut self, workers: impl Iterator<Item = LoopStats>) {
         for (at, LoopStats { elapsed, slept, .. }) in workers.enumerate() {
+            let awake = elapsed.saturating_sub(slept);
+            // A worker is busy while it starts, so what it did before the first look says nothing of its load.
             if at == self.0.len() {
-                self.0.push(Load::default());
+                self.0.push(Load { elapsed, awake, last: 0.0 });
             }
             let load = &mut self.0[at];
-            let awake = elapsed.saturating_sub(slept);
             let (over, of) = (elapsed.saturating_sub(load.elapsed), awake.saturating_sub(load.awake));
             // Nothing published since the last look: what was seen then stands.
             if !over.is_zero() {
@@ -45,7 +46,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_load_is_of_the_time_between_two_looks() {
+    fn a_load_is_of_the_time_between_two_looks_and_0_before() {
         let look = |elapsed, slept| LoopStats {
             elapsed: Duration::from_secs(elapsed),
             slept: Duration::from_secs(slept),
@@ -53,7 +54,7 @@ mod tests {
         };
         let mut loads = Loads::default();
         assert_eq!(loads.of(0), 0.0);
-        for (elapsed, slept, load) in [(10, 10, 0.0), (20, 15, 0.5), (20, 15, 0.5), (24, 15, 1.0)] {
+        for (elapsed, slept, load) in [(10, 0, 0.0), (20, 5, 0.5), (20, 5, 0.5), (24, 5, 1.0)] {
             loads.note([look(elapsed, slept)].into_iter());
             assert_eq!(loads.of(0), load, "after {elapsed} s");
         }

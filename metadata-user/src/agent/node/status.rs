@@ -287,15 +287,24 @@ impl Node {
     }
 
     fn is_called(&self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
-        let record = id.and_then(|id| self.records.get(id));
-        let is_vm = record.is_some_and(|record| {
-            record.vm.name.as_str() == name || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
-        });
-        is_vm
-            || id.is_some_and(|id| &*id.key == name || id.to_string() == name)
+        id.is_some_and(|id| self.is_vm(name, id))
             || who.port.ifname == name
             || spoken(&who.port) == name
             || who.mac.to_string().eq_ignore_ascii_case(name)
+    }
+
+    /// The identities of the VMs with this name or UUID, or with this record: [`LISTED_GUESTS`] at most.
+    pub(super) fn identities_of_vm(&self, name: &str) -> Vec<&IdentityName> {
+        let known = self.plan.everybody().filter(|(_, id)| id.is_some_and(|id| self.is_vm(name, id)));
+        known.map(|(who, _)| who).take(LISTED_GUESTS).collect()
+    }
+
+    fn is_vm(&self, name: &str, id: &RecordId) -> bool {
+        let record = self.records.get(id);
+        record.is_some_and(|record| {
+            record.vm.name.as_str() == name || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
+        }) || &*id.key == name
+            || id.to_string() == name
     }
 
     /// What an identity's requests get.

@@ -10,17 +10,29 @@ use crate::agent::slots::IdentityName;
 use crate::port::PortName;
 use crate::steer::TraceError;
 
-/// Ports named when a name means several, at most.
-const PORTS_TOLD: usize = 4;
+/// Ports or guests listed when a name means several, at most.
+const LISTED: usize = 4;
 /// What a port's trace leaves out.
 const NOT_BY_PORT: &str = "what the agent itself answers is seen only by MAC: its way back knows guests, not ports; trace the guest's MAC for that";
 
 impl Node {
-    /// Watches a MAC, on its port if it has one, or a port.
+    /// Watches a MAC, on its port if it has one; a port; or the one NIC of a VM.
     pub(in crate::agent) fn trace(&self, target: &TraceTarget) -> Result<Traced, TraceRefusal> {
-        match target.name.parse::<Mac>() {
-            Ok(mac) => self.trace_mac(mac, target.passing),
-            Err(_) => self.trace_port(&target.name, target.passing),
+        let TraceTarget { name, passing, .. } = target;
+        if let Ok(mac) = name.parse::<Mac>() {
+            return self.trace_mac(mac, *passing);
+        }
+        match &self.ports_called(name)[..] {
+            [port] => self.watched(Some(port), None, *passing, spoken(port), Some(NOT_BY_PORT.into())),
+            [] => self.trace_vm(name, *passing),
+            several => {
+                let text = format!(
+                    "{} ports are called {name}: {}; name one",
+                    several.len(),
+                    list(several, |port| spoken(port))
+                );
+                Err(TraceRefusal { status: StatusCode::CONFLICT, text })
+            }
         }
     }
 
@@ -39,29 +51,37 @@ impl Node {
         self.watched(port, Some(mac), passing, who, None)
     }
 
-    fn trace_port(&self, name: &str, passing: bool) -> Result<Traced, TraceRefusal> {
-        let ports = self.steering.port_keys().map(|(_, port)| port);
-        let called: Vec<_> = ports.filter(|port| spoken(port) == name).collect();
-        let named: Vec<_> = if called.is_empty() {
-            self.steering.port_keys().map(|(_, port)| port).filter(|port| port.ifname == name).collect()
-        } else {
-            called
-        };
-        match &named[..] {
-            [port] => self.watched(Some(port), None, passing, spoken(port), Some(NOT_BY_PORT.into())),
+    /// Attached ports with this name; those in any namespace, if it names none.
+    fn ports_called(&self, name: &str) -> Vec<&PortName> {
+        let ports = || self.steering.port_keys().map(|(_, port)| port);
+        let called: Vec<_> = ports().filter(|port| spoken(port) == name).collect();
+        if called.is_empty() { ports().filter(|port| port.ifname == name).collect() } else { called }
+    }
+
+    fn trace_vm(&self, name: &str, passing: bool) -> Result<Traced, TraceRefusal> {
+        let nic = |who: &&IdentityName| format!("{} on {}", who.mac, spoken(&who.port));
+        let (status, text) = match &self.identities_of_vm(name)[..] {
+            [who] if self.steering.is_attached(&who.port) => {
+                let told = format!("{name}, {}", nic(who));
+                return self.watched(Some(&who.port), Some(who.mac), passing, told, None);
+            }
+            [who] => {
+                let reason = self.port_state(&who.port).1.unwrap_or("no reason is known");
+                (StatusCode::NOT_FOUND, format!("{name} is {}, which is not attached: {reason}", nic(who)))
+            }
             [] => {
                 let text = format!(
-                    "no port {name} is attached, nor is it a MAC; `xdp-imds status --all` lists ports"
+                    "no VM and no attached port is called {name}, and it is not a MAC; `xdp-imds ls` lists VMs, \
+                     `xdp-imds status --all` ports"
                 );
-                Err(TraceRefusal { status: StatusCode::NOT_FOUND, text })
+                (StatusCode::NOT_FOUND, text)
             }
             several => {
-                let names: Vec<_> = several.iter().take(PORTS_TOLD).map(|port| spoken(port)).collect();
-                let text =
-                    format!("{} ports are called {name}: {}, …; name one", several.len(), names.join(", "));
-                Err(TraceRefusal { status: StatusCode::CONFLICT, text })
+                let text = format!("{name} has {} NICs: {}; name a MAC", several.len(), list(several, nic));
+                (StatusCode::CONFLICT, text)
             }
-        }
+        };
+        Err(TraceRefusal { status, text })
     }
 
     fn watched(
@@ -86,4 +106,13 @@ impl Node {
         let others = others.map(|(_, bound)| bound.slot).collect();
         Ok(Traced { watch, who, unseen, ports, others })
     }
+}
+
+/// The first [`LISTED`] of several names.
+fn list<T>(several: &[T], name: impl Fn(&T) -> String) -> String {
+    let mut names: Vec<_> = several.iter().take(LISTED).map(name).collect();
+    if several.len() > LISTED {
+        names.push("…".into());
+    }
+    names.join(", ")
 }
