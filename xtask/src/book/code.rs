@@ -132,13 +132,20 @@ impl Code {
         self.valued(name, &place.split("::").collect::<Vec<_>>(), DEPTH)
     }
 
-    /// A text with the values of constants in place of their names, which are code spans of it.
-    pub(super) fn valued_in(&self, text: &str) -> String {
+    /// A text of a file with the values of constants in place of their names, which are code spans of it.
+    pub(super) fn valued_in(&self, from: &Path, text: &str) -> String {
         let value = |span: &str| {
-            let name = span.rsplit("::").next().unwrap_or_default();
-            let constant = name.len() > 2
-                && name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
-            constant.then(|| self.constant(span).ok()).flatten().and_then(|value| value.forms().pop())
+            let words: Vec<String> = span.split("::").map(str::to_owned).collect();
+            let name = words.last()?;
+            let constant = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+            let value = (name.len() > 2 && name.chars().all(constant))
+                .then(|| self.meant(from, &words, DEPTH).ok())??;
+            let mut forms = value.forms();
+            // Less is as likely a number of something else.
+            if matches!(value, Value::Number(number) if number < 1 << 20) {
+                forms.drain(1..);
+            }
+            forms.pop()
         };
         let part = |(index, part): (usize, &str)| match (index % 2, value(part)) {
             (0, _) => part.to_owned(),
@@ -148,6 +155,20 @@ impl Code {
         text.split('`').enumerate().map(part).collect()
     }
 
+    /// The value of a constant as a file names it: one that it imports, or its own, where it says no more.
+    fn meant(&self, from: &Path, words: &[String], depth: u32) -> Result<Value> {
+        let (last, before) = words.split_last().context("a name")?;
+        let before = match before {
+            [] => self.imported(from, last),
+            before => before.to_vec(),
+        };
+        let own = || {
+            from.iter().map(|part| Path::new(part).file_stem().unwrap_or(part).to_string_lossy().into_owned())
+        };
+        let before: Vec<String> = if before.is_empty() { own().collect() } else { before };
+        self.valued(last, &before.iter().map(String::as_str).collect::<Vec<_>>(), depth)
+    }
+
     fn valued(&self, name: &str, place: &[&str], depth: u32) -> Result<Value> {
         ensure!(depth > 0, "{name} leads from constant to constant");
         let candidates = self.constants(name)?;
@@ -155,22 +176,9 @@ impl Code {
             Some((path, expression)) => (path, expression),
             None => bail!("there is no constant {name}"),
         };
-        evaluated(expression, &|path_of| {
-            let words: Vec<String> =
-                path_of.segments.iter().map(|segment| segment.ident.to_string()).collect();
-            let (last, before) = words.split_last().context("a name")?;
-            // A name without a place is one that the file imports, or its own.
-            let before = match before {
-                [] => self.imported(path, last),
-                before => before.to_vec(),
-            };
-            let own = || {
-                path.iter()
-                    .map(|part| Path::new(part).file_stem().unwrap_or(part).to_string_lossy().into_owned())
-            };
-            let before = if before.is_empty() { own().collect() } else { before };
-            let before: Vec<&str> = before.iter().map(String::as_str).collect();
-            self.valued(last, &before, depth - 1)
+        evaluated(expression, &|named| {
+            let words: Vec<String> = named.segments.iter().map(|segment| segment.ident.to_string()).collect();
+            self.meant(path, &words, depth - 1)
         })
         .with_context(|| format!("{name} in {}", path.display()))
     }

@@ -57,7 +57,7 @@ fn page(code: &Code, title: &str, intro: &str, file: &str, root: &str) -> Result
             Shape::Text(_) => {}
         }
     }
-    Ok(code.valued_in(&page))
+    Ok(page)
 }
 
 fn section(field: &str, doc: &str, page: &mut String) -> Result<()> {

@@ -76,7 +76,17 @@ pub(super) fn find(code: &Code, from: &Path, path: &[String]) -> Result<Option<F
         Item::Macro(one) => (String::new(), of_macro(&one.mac.tokens.to_string())),
         _ => return Ok(None),
     };
-    Ok(Some(Found { file: file.to_path_buf(), doc, shape }))
+    let valued = |text: &str| code.valued_in(file, text);
+    let shape = match shape {
+        Shape::Fields(entries) => Shape::Fields(with_values(entries, valued)),
+        Shape::Values(entries) => Shape::Values(with_values(entries, valued)),
+        Shape::Text(text) => Shape::Text(valued(&text)),
+    };
+    Ok(Some(Found { file: file.to_path_buf(), doc: valued(&doc), shape }))
+}
+
+fn with_values(entries: Vec<Entry>, valued: impl Fn(&str) -> String) -> Vec<Entry> {
+    entries.into_iter().map(|entry| Entry { doc: valued(&entry.doc), ..entry }).collect()
 }
 
 /// A struct is a mapping, unless it is read from a text by itself.
