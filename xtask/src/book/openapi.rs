@@ -25,11 +25,55 @@ pub(super) fn page(code: &Code) -> Result<String> {
             if let Some(description) = operation["description"].as_str() {
                 writeln!(page, "\n{description}")?;
             }
+            if let Some(body) = operation["requestBody"]["description"].as_str() {
+                writeln!(page, "\nBody: {body}")?;
+            }
             parameters(&document, [item, operation], &mut page)?;
             responses(&document, operation, &mut page)?;
         }
     }
+    page.push_str("\n## Objects\n");
+    for (name, schema) in document["components"]["schemas"].as_object().context("schemas")? {
+        object(name, schema, &mut page)?;
+    }
     Ok(page)
+}
+
+/// The table of an object's properties.
+fn object(name: &str, schema: &Value, page: &mut String) -> Result<()> {
+    let Some(properties) = schema["properties"].as_object() else { return Ok(()) };
+    writeln!(page, "\n### {name}\n")?;
+    if let Some(description) = schema["description"].as_str() {
+        writeln!(page, "{description}\n")?;
+    }
+    page.push_str("| Property | Value | Required | Meaning |\n|---|---|---|---|\n");
+    let required = |property: &str| {
+        schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one == property))
+    };
+    for (property, value) in properties {
+        let needed = if required(property) { "yes" } else { "" };
+        writeln!(page, "| `{property}` | {} | {needed} | {} |", kind(value), cell(&value["description"]))?;
+    }
+    Ok(())
+}
+
+/// What a property is, in a few words.
+fn kind(value: &Value) -> String {
+    if let Some(name) = value["$ref"].as_str().and_then(|reference| reference.rsplit('/').next()) {
+        return name.to_owned();
+    }
+    if let Some(only) = value["const"].as_str() {
+        return format!("`{only}`");
+    }
+    if let Some(words) = value["enum"].as_array() {
+        let words = words.iter().filter_map(Value::as_str).map(|word| format!("`{word}`"));
+        return words.collect::<Vec<_>>().join(", ");
+    }
+    match value["type"].as_str() {
+        Some("array") => format!("list: {}", kind(&value["items"])),
+        Some(other) => other.to_owned(),
+        None => String::new(),
+    }
 }
 
 /// What a reference leads to, or the thing itself.
