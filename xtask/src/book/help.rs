@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 pub(super) struct Programs {
     /// `xdp-imds`.
     pub(super) agent: PathBuf,
-    /// `cargo xtask`: this program.
+    /// What `cargo xtask` runs.
     pub(super) xtask: PathBuf,
 }
 
@@ -38,7 +38,7 @@ const AGENT: &str = "\
 
 ";
 
-/// The page of this program's verbs.
+/// The page of the verbs of `cargo xtask`.
 pub(super) fn xtask(programs: &Programs) -> Result<String> {
     let mut page = head("Commands of `cargo xtask`", "cargo xtask --help");
     chapters(&programs.xtask, "cargo xtask", &mut page)?;

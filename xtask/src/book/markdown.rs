@@ -162,15 +162,6 @@ pub(crate) fn collect(directory: &Path, ending: &str, found: &mut Vec<PathBuf>) 
     Ok(())
 }
 
-/// Blocks of YAML in README and book, with the page each is in.
-pub(crate) fn yaml_of_pages() -> Result<Vec<(String, String)>> {
-    let of = |page: &Page| {
-        let yaml = page.blocks().into_iter().filter(|block| block.language == "yaml");
-        yaml.map(|block| (page.at(block.line), block.text)).collect::<Vec<_>>()
-    };
-    Ok(pages()?.iter().flat_map(of).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::{Page, anchor, cells};

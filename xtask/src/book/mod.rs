@@ -2,6 +2,7 @@
 
 mod code;
 mod commands;
+mod crates;
 mod help;
 mod limits;
 mod links;
@@ -19,8 +20,6 @@ use markdown::Page;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-
-pub(crate) use markdown::yaml_of_pages;
 
 /// Builds the pages; a release of its own, so that everybody's book looks the same.
 const MDBOOK: &str = "cargo install --locked mdbook@0.5.4 --no-default-features --features search";
@@ -45,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             shell::target().join("debug/xdp-imds")
         }
     };
-    let programs = help::Programs { agent, xtask: std::env::current_exe()? };
+    let programs = help::Programs { agent, xtask: shell::target().join("debug/xtask") };
     let code = Code::read()?;
     let mut findings = generate(&code, &programs, args.check)?;
     let pages = markdown::pages()?;
@@ -65,6 +64,7 @@ fn of_text(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     findings.extend(statements::findings(pages, code)?);
     findings.extend(limits::findings(pages, code));
     findings.extend(metrics::findings(pages, code));
+    findings.extend(crates::findings(pages));
     Ok(findings)
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use super::{Code, difference, markdown, of_text};
 
     #[test]
-    fn links_statements_limits_and_metrics_of_readme_and_book_hold() {
+    fn links_statements_limits_metrics_and_crates_of_the_book_hold() {
         let findings =
             of_text(&markdown::pages().expect("pages"), &Code::read().expect("sources")).expect("judged");
         assert!(findings.is_empty(), "{}", findings.join("\n"));

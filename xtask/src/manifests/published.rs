@@ -8,6 +8,9 @@ use std::fs;
 use support::schema::Schemas;
 
 const EXAMPLES: &str = "deploy/examples";
+/// Objects in the text of these are examples, too: files, and directories of files.
+const TEXTS: [&str; 3] = ["README.md", "docs/src/operate", "docs/src/reference"];
+
 /// What is wrong with objects, each by name; of a kind that nobody has published, that.
 pub(super) fn judge(objects: &[Value]) -> Vec<String> {
     let of = |object: &Value| {
@@ -27,21 +30,57 @@ pub(super) fn examples() -> Result<Vec<(String, Value)>> {
         all.extend(objects.into_iter().map(|object| (name.clone(), object)));
     }
     ensure!(!all.is_empty(), "there are no examples in {EXAMPLES}");
-    // So are those in the text of README and book.
-    for (place, block) in crate::book::yaml_of_pages()? {
-        // Others are the agent's configuration and records.
-        if block.lines().any(|line| line.starts_with("apiVersion:")) {
-            let objects = documents(&block).with_context(|| format!("{place}:\n{block}"))?;
-            all.extend(objects.into_iter().map(|object| (place.clone(), object)));
+    for (name, text) in texts()? {
+        for block in blocks(&text) {
+            // Others are the agent's configuration and records.
+            if block.lines().any(|line| line.starts_with("apiVersion:")) {
+                let objects = documents(&block).with_context(|| format!("{name}:\n{block}"))?;
+                all.extend(objects.into_iter().map(|object| (name.clone(), object)));
+            }
         }
     }
     Ok(all)
 }
 
+/// README and the book's pages, with their paths.
+fn texts() -> Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    for place in TEXTS {
+        let whole = shell::top().join(place);
+        let paths: Vec<_> = match whole.is_dir() {
+            true => fs::read_dir(&whole)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?,
+            false => vec![whole],
+        };
+        for path in paths {
+            let name = path.strip_prefix(shell::top())?.to_string_lossy().into_owned();
+            all.push((name, fs::read_to_string(&path)?));
+        }
+    }
+    Ok(all)
+}
+
+/// Fenced blocks of YAML in a text of Markdown, which may be indented.
+fn blocks(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let Some(indent) = line.find("```yaml").filter(|at| line[..*at].trim().is_empty()) else { continue };
+        let inner = lines.by_ref().take_while(|line| line.trim() != "```");
+        found.push(inner.map(|line| format!("{}\n", line.get(indent..).unwrap_or_default())).collect());
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
-    use super::judge;
+    use super::{blocks, judge};
     use serde_json::json;
+
+    #[test]
+    fn blocks_of_yaml_are_found_in_prose() {
+        let text = "a\n```yaml\nb: 1\n```\n```sh\nc\n```\n- d\n  ```yaml\n  e:\n    f: 2\n\n  g: 3\n  ```\n";
+        assert_eq!(blocks(text), ["b: 1\n", "e:\n  f: 2\n\ng: 3\n"]);
+    }
 
     #[test]
     fn an_object_nobody_has_published_is_found() {
