@@ -65,6 +65,7 @@ fn of_text(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     findings.extend(limits::findings(pages, code));
     findings.extend(metrics::findings(pages, code));
     findings.extend(crates::findings(pages));
+    findings.extend(samples::unshown(pages));
     Ok(findings)
 }
 

@@ -4,6 +4,7 @@ use super::markdown::{Page, SOURCE};
 use crate::shell;
 use anyhow::{Context as _, Result};
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -37,6 +38,7 @@ pub(super) fn findings(pages: &[Page], agent: &Path) -> Result<Vec<String>> {
                 Sample::Config => check.arg(shell::top().join(RECORD)).arg("--config").arg(&file),
             };
             fs::write(&file, &block.text)?;
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
             let output = check.output().with_context(|| format!("cannot run {}", agent.display()))?;
             if !output.status.success() {
                 let reason = String::from_utf8_lossy(&output.stderr);
@@ -45,6 +47,31 @@ pub(super) fn findings(pages: &[Page], agent: &Path) -> Result<Vec<String>> {
         }
     }
     Ok(findings)
+}
+
+/// Fields that the page of the configuration does not show: all of the first table of its fields, and of `kubevirt`.
+pub(super) fn unshown(pages: &[Page]) -> Vec<String> {
+    let page =
+        |name: &str| pages.iter().find(|page| page.path == Path::new(SOURCE).join("reference").join(name));
+    let (Some(shown), Some(fields)) = (page("configuration.md"), page("configuration-fields.md")) else {
+        return vec!["the pages of the configuration are missing".to_owned()];
+    };
+    let mut section = "";
+    let mut findings = Vec::new();
+    for line in fields.text.lines() {
+        section = line.strip_prefix("## ").unwrap_or(section);
+        let indent = match section {
+            "" => "",
+            "`kubevirt`" => "  ",
+            _ => continue,
+        };
+        let Some((field, _)) = line.strip_prefix("| `").and_then(|row| row.split_once('`')) else { continue };
+        let start = format!("{indent}{field}:");
+        if !shown.text.lines().any(|line| line.starts_with(&start)) {
+            findings.push(format!("{}: it does not show {start}", shown.path.display()));
+        }
+    }
+    findings
 }
 
 fn sample(text: &str) -> Sample {
