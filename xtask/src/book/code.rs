@@ -116,8 +116,9 @@ impl Code {
         is: impl Fn(&Item) -> bool,
     ) -> Result<Vec<(&Path, Item)>> {
         let mut found = Vec::new();
-        let written = |text: &str| {
-            text.contains(&format!("{word} {name}")) && (!word.is_empty() || text.contains("macro_rules!"))
+        let written = |text: &str| match word {
+            "" => text.contains(name) && text.contains("macro_rules!"),
+            word => text.contains(&format!("{word} {name}")),
         };
         for (path, text) in self.texts().filter(|(_, text)| written(text)) {
             let file = self.parsed(path, text)?;

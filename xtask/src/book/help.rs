@@ -22,12 +22,15 @@ pub(super) fn asked(program: &Path, words: &[&str]) -> Command {
 /// The page of the agent's verbs.
 pub(super) fn agent(programs: &Programs) -> Result<String> {
     let mut page = head("Commands", "xdp-imds --help");
+    let missing = |verb: &String| !AGENT.contains(&format!("`{verb}`"));
+    let missing: Vec<String> = listed(&text(&programs.agent, &[])?).into_iter().filter(missing).collect();
+    ensure!(missing.is_empty(), "the table of what verbs need lacks {}", missing.join(", "));
     page.push_str(AGENT);
     chapters(&programs.agent, "xdp-imds", &mut page)?;
     Ok(page)
 }
 
-/// What the table of verbs adds to their help.
+/// What each verb needs, which its help does not say in one place.
 const AGENT: &str = "\
 | Verb | Needs |
 |---|---|

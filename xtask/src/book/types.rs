@@ -132,3 +132,44 @@ fn words(shape: &Shape) -> String {
         _ => "mapping".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::page;
+    use crate::book::code::Code;
+
+    #[test]
+    fn a_page_has_the_fields_of_types_wherever_they_are_defined() {
+        let code = Code::of(&[
+            (
+                "a/src/record/mod.rs",
+                "use super::values::Line;\n\
+                 /// All of it.\n#[derive(Deserialize)]\npub struct Root {\n\
+                 /// Who, at most [`values::MOST`].\npub vm: Vm,\n\
+                 /// Others.\n#[serde(default)]\npub others: Vec<Vm>,\n\
+                 /// How.\n#[serde(rename = \"way\")]\npub mode: Option<Mode>,\n}\n\
+                 /// `vm`: one of them.\n#[derive(Deserialize)]\n#[serde(default)]\npub struct Vm {\n/// Its name.\npub name: Line,\n}\n\
+                 #[derive(Deserialize)]\n#[serde(rename_all = \"kebab-case\")]\npub enum Mode {\n/// Fast.\nVeryFast,\n/// Not.\nSlow,\n}\n",
+            ),
+            (
+                "a/src/record/values.rs",
+                "pub const MOST: usize = 2 << 20;\nmacro_rules! checked { () => {} }\n\
+                 checked!(\n/// A line.\nLine, \"one line\", |text| text);\n",
+            ),
+            ("b/src/log.rs", "#[derive(Deserialize)]\npub struct Line { pub other: u32 }\n"),
+        ]);
+        let page = page(&code, "Fields", "Some.", "record", "Root").expect("a page");
+        for line in [
+            "| `vm` | [mapping](#vm) | yes | Who, at most 2 MiB. |",
+            "| `others` | list: [mapping](#vm) |  | Others. |",
+            "| `way` | [`very-fast`, `slow`](#way) |  | How. |",
+            "## `vm`",
+            "One of them.",
+            "| `name` | one line |  | Its name. |",
+            "| `very-fast` | Fast. |",
+        ] {
+            assert!(page.lines().any(|one| one == line), "{line}\nin\n{page}");
+        }
+        assert_eq!(page.matches("## ").count(), 2, "{page}");
+    }
+}
