@@ -26,6 +26,7 @@ const STEPS: &[Step] = &[
     ("advisories", advisories),
     ("eBPF object", object),
     ("tests", tests),
+    ("book", book),
     ("manifests", manifests),
     ("image", image),
     ("Debian package", package),
@@ -109,6 +110,12 @@ fn object() -> Result<()> {
 
 fn tests() -> Result<()> {
     xtask(&["test", "--require-privileged"])
+}
+
+/// README and book say what the code does, and their links lead somewhere.
+fn book() -> Result<()> {
+    let agent = shell::target().join("debug/xdp-imds");
+    xtask(&["book", "--check", "--agent", &agent.to_string_lossy()])
 }
 
 /// What is deployed, rendered and held to its schemas.

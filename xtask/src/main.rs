@@ -1,5 +1,6 @@
 //! `cargo xtask <verb>`: build, test, demo and lab. One file per verb; this one is the list.
 
+mod book;
 mod build_ebpf;
 mod ci;
 mod deb;
@@ -30,6 +31,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Write the generated pages of the book, hold README and book to the code, and build it
+    Book(book::Args),
     /// Rebuild the eBPF object from source, or prove that the committed one is its source's
     BuildEbpf(build_ebpf::Args),
     /// Everything a change must pass: format, lints, docs, licences, the eBPF object, tests
@@ -69,6 +72,7 @@ enum Verb {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
+        Verb::Book(args) => book::run(&args),
         Verb::BuildEbpf(args) => build_ebpf::run(&args),
         Verb::Ci(args) => ci::run(&args),
         Verb::Deb(args) => deb::run(&args),

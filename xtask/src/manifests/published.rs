@@ -8,8 +8,8 @@ use std::fs;
 use support::schema::Schemas;
 
 const EXAMPLES: &str = "deploy/examples";
-/// Objects in its text are examples, too.
-const README: &str = "README.md";
+/// Objects in the text of these are examples, too: files, and directories of files.
+const TEXTS: [&str; 3] = ["README.md", "docs/src/operate", "docs/src/reference"];
 
 /// What is wrong with objects, each by name; of a kind that nobody has published, that.
 pub(super) fn judge(objects: &[Value]) -> Vec<String> {
@@ -30,11 +30,30 @@ pub(super) fn examples() -> Result<Vec<(String, Value)>> {
         all.extend(objects.into_iter().map(|object| (name.clone(), object)));
     }
     ensure!(!all.is_empty(), "there are no examples in {EXAMPLES}");
-    for block in blocks(&fs::read_to_string(shell::top().join(README))?) {
-        // Others are the agent's configuration and records.
-        if block.lines().any(|line| line.starts_with("apiVersion:")) {
-            let objects = documents(&block).with_context(|| format!("{README}:\n{block}"))?;
-            all.extend(objects.into_iter().map(|object| (README.to_owned(), object)));
+    for (name, text) in texts()? {
+        for block in blocks(&text) {
+            // Others are the agent's configuration and records.
+            if block.lines().any(|line| line.starts_with("apiVersion:")) {
+                let objects = documents(&block).with_context(|| format!("{name}:\n{block}"))?;
+                all.extend(objects.into_iter().map(|object| (name.clone(), object)));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// README and the book's pages, with their paths.
+fn texts() -> Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    for place in TEXTS {
+        let whole = shell::top().join(place);
+        let paths: Vec<_> = match whole.is_dir() {
+            true => fs::read_dir(&whole)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?,
+            false => vec![whole],
+        };
+        for path in paths {
+            let name = path.strip_prefix(shell::top())?.to_string_lossy().into_owned();
+            all.push((name, fs::read_to_string(&path)?));
         }
     }
     Ok(all)

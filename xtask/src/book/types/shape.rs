@@ -1,0 +1,278 @@
+//! What of a type's definition a reader of YAML has to know.
+
+use crate::book::code::{self, Code};
+use anyhow::Result;
+use std::path::{Path, PathBuf};
+use syn::{Attribute, Fields, GenericArgument, Item, Meta, PathArguments, Type};
+
+/// A type that was found.
+pub(super) struct Found {
+    pub(super) file: PathBuf,
+    pub(super) doc: String,
+    pub(super) shape: Shape,
+}
+
+/// How a type is written in YAML.
+pub(super) enum Shape {
+    /// A mapping.
+    Fields(Vec<Entry>),
+    /// One of some words.
+    Values(Vec<Entry>),
+    /// A text, number or something else, in words.
+    Text(String),
+}
+
+/// A field, or one of some words.
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) doc: String,
+    pub(super) required: bool,
+    pub(super) kind: Kind,
+}
+
+/// The type of a field.
+#[derive(Default)]
+pub(super) struct Kind {
+    /// A list of it.
+    pub(super) many: bool,
+    /// The type's name with the path before it, where it is one of ours.
+    pub(super) path: Vec<String>,
+    /// What it is otherwise.
+    pub(super) plain: &'static str,
+}
+
+/// Finds a type by its name, as a file means it that names it.
+pub(super) fn find(code: &Code, from: &Path, path: &[String]) -> Result<Option<Found>> {
+    let Some((name, before)) = path.split_last() else { return Ok(None) };
+    let mut candidates =
+        code.items("struct", name, |item| matches!(item, Item::Struct(one) if one.ident == name))?;
+    candidates.extend(code.items(
+        "enum",
+        name,
+        |item| matches!(item, Item::Enum(one) if one.ident == name),
+    )?);
+    candidates.extend(code.items("", name, |item| is_macro_of(item, name))?);
+    let mut place: Vec<String> =
+        before.iter().filter(|word| !matches!(word.as_str(), "crate" | "super" | "self")).cloned().collect();
+    if place.is_empty() {
+        place = code.imported(from, name);
+    }
+    if place.is_empty() {
+        place = from
+            .iter()
+            .map(|part| Path::new(part).file_stem().unwrap_or(part).to_string_lossy().into_owned())
+            .collect();
+    }
+    let words: Vec<&str> = place.iter().map(String::as_str).collect();
+    let Some((file, item)) = code::best(&candidates, &words, |(path, _)| path)? else { return Ok(None) };
+    let (doc, shape) = match item {
+        Item::Struct(one) => (doc(&one.attrs), structure(code, name, one)?),
+        Item::Enum(one) if derives(&one.attrs, "Deserialize") => {
+            (doc(&one.attrs), Shape::Values(variants(one)))
+        }
+        Item::Enum(one) => {
+            (doc(&one.attrs), Shape::Text(expecting(code, name).unwrap_or_else(|| doc(&one.attrs))))
+        }
+        Item::Macro(one) => (String::new(), of_macro(&one.mac.tokens.to_string())),
+        _ => return Ok(None),
+    };
+    let valued = |text: &str| code.valued_in(file, text);
+    let shape = match shape {
+        Shape::Fields(entries) => Shape::Fields(with_values(entries, valued)),
+        Shape::Values(entries) => Shape::Values(with_values(entries, valued)),
+        Shape::Text(text) => Shape::Text(valued(&text)),
+    };
+    Ok(Some(Found { file: file.to_path_buf(), doc: valued(&doc), shape }))
+}
+
+fn with_values(entries: Vec<Entry>, valued: impl Fn(&str) -> String) -> Vec<Entry> {
+    entries.into_iter().map(|entry| Entry { doc: valued(&entry.doc), ..entry }).collect()
+}
+
+/// A struct is a mapping, unless it is read from a text by itself.
+fn structure(code: &Code, name: &str, item: &syn::ItemStruct) -> Result<Shape> {
+    if let Some(expected) = expected(code, name)? {
+        return Ok(Shape::Text(expected));
+    }
+    let Fields::Named(named) = &item.fields else { return Ok(Shape::Text(doc(&item.attrs))) };
+    if !derives(&item.attrs, "Deserialize") {
+        return Ok(Shape::Text(expecting(code, name).unwrap_or_else(|| doc(&item.attrs))));
+    }
+    let lenient = serde(&item.attrs, "default").is_some();
+    let kept = named.named.iter().filter(|field| serde(&field.attrs, "skip").is_none());
+    let entry = |field: &syn::Field| {
+        let own = field.ident.as_ref().map(ToString::to_string).unwrap_or_default();
+        let (kind, optional) = kind(&field.ty);
+        Entry {
+            name: serde(&field.attrs, "rename").flatten().unwrap_or(own),
+            doc: doc(&field.attrs),
+            required: !(lenient || optional || serde(&field.attrs, "default").is_some()),
+            kind,
+        }
+    };
+    Ok(Shape::Fields(kept.map(entry).collect()))
+}
+
+fn variants(item: &syn::ItemEnum) -> Vec<Entry> {
+    let case = serde(&item.attrs, "rename_all").flatten().unwrap_or_default();
+    let entry = |variant: &syn::Variant| {
+        let own = variant.ident.to_string();
+        let cased = match case.as_str() {
+            "lowercase" => own.to_lowercase(),
+            "kebab-case" => snake(&own, '-'),
+            "snake_case" => snake(&own, '_'),
+            _ => own,
+        };
+        let name = serde(&variant.attrs, "rename").flatten().unwrap_or(cased);
+        Entry { name, doc: doc(&variant.attrs), required: false, kind: Kind::default() }
+    };
+    item.variants.iter().map(entry).collect()
+}
+
+fn snake(name: &str, between: char) -> String {
+    let parted = name.chars().enumerate().flat_map(|(at, c)| {
+        let gap = (at > 0 && c.is_uppercase()).then_some(between);
+        gap.into_iter().chain(c.to_lowercase())
+    });
+    parted.collect()
+}
+
+/// `const EXPECTED` of a type that is read from a text.
+fn expected(code: &Code, name: &str) -> Result<Option<String>> {
+    let is =
+        |item: &Item| matches!(item, Item::Impl(one) if one.trait_.is_some() && named(&one.self_ty) == name);
+    for (_, item) in code.items("for", name, is)? {
+        let Item::Impl(block) = item else { continue };
+        for item in block.items {
+            if let syn::ImplItem::Const(one) = item
+                && one.ident == "EXPECTED"
+                && let syn::Expr::Lit(literal) = one.expr
+                && let syn::Lit::Str(text) = literal.lit
+            {
+                return Ok(Some(text.value()));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// True for a macro that defines a type: its first name, after attributes, is the type's.
+fn is_macro_of(item: &Item, name: &str) -> bool {
+    let Item::Macro(one) = item else { return false };
+    // Macros that only list types say nothing about them.
+    let tokens = one.mac.tokens.to_string();
+    one.ident.is_none() && tokens.trim_start().starts_with(['#', '/']) && defined(&tokens).0 == name
+}
+
+/// What a macro's words define, and what follows: attributes come first, comments among them.
+fn defined(tokens: &str) -> (&str, &str) {
+    let mut rest = tokens.trim_start();
+    while let Some(attribute) = rest.strip_prefix(['#', '/']) {
+        let end = if attribute.starts_with('/') { "\n" } else { "\"]" };
+        rest = attribute.split_once(end).map_or("", |(_, after)| after).trim_start();
+    }
+    let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
+    (&rest[..end], rest[end..].trim_start())
+}
+
+/// A list of words (`Name { A = "a", … }`), or what is expected (`Name, "a word", …`).
+fn of_macro(tokens: &str) -> Shape {
+    let (_, body) = defined(tokens);
+    let mut texts = body.split('"').skip(1).step_by(2).map(str::to_owned);
+    if !body.starts_with('{') {
+        return Shape::Text(texts.next().unwrap_or_default());
+    }
+    let entry = |name| Entry { name, doc: String::new(), required: false, kind: Kind::default() };
+    Shape::Values(texts.map(entry).collect())
+}
+
+/// What a type that reads itself says it expects: the first text of its reader.
+fn expecting(code: &Code, name: &str) -> Option<String> {
+    let reader = format!("Deserialize<'de> for {name} ");
+    let after = code.texts().find_map(|(_, text)| text.split_once(&reader).map(|(_, after)| after))?;
+    let (_, written) = after.split_once("write_str(\"")?;
+    written.split_once('"').map(|(expected, _)| expected.to_owned())
+}
+
+/// The kind of a type, and whether it may be left out.
+fn kind(ty: &Type) -> (Kind, bool) {
+    let Type::Path(path) = ty else { return (Kind::default(), false) };
+    let Some(last) = path.path.segments.last() else { return (Kind::default(), false) };
+    let inner = || match &last.arguments {
+        PathArguments::AngleBracketed(arguments) => arguments.args.iter().find_map(|one| match one {
+            GenericArgument::Type(ty) => Some(kind(ty).0),
+            _ => None,
+        }),
+        _ => None,
+    };
+    let plain = match last.ident.to_string().as_str() {
+        "Option" => return (inner().unwrap_or_default(), true),
+        "Vec" => return (Kind { many: true, ..inner().unwrap_or_default() }, false),
+        "Box" | "Arc" => return (inner().unwrap_or_default(), false),
+        "String" => "text",
+        "PathBuf" => "path",
+        "bool" => "`true` or `false`",
+        "u8" | "u16" | "u32" | "u64" | "usize" | "i64" => "number",
+        "IpAddr" => "IP address",
+        "Ipv4Addr" => "IPv4 address",
+        "SocketAddr" => "address and port",
+        "Value" => "text or mapping",
+        "BTreeMap" | "HashMap" => "mapping",
+        _ => "",
+    };
+    let path = path.path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+    (Kind { many: false, path: if plain.is_empty() { path } else { Vec::new() }, plain }, false)
+}
+
+fn named(ty: &Type) -> String {
+    let Type::Path(path) = ty else { return String::new() };
+    path.path.segments.last().map(|segment| segment.ident.to_string()).unwrap_or_default()
+}
+
+/// A doc comment as one line of Markdown, whose links into the code are code.
+pub(super) fn doc(attributes: &[Attribute]) -> String {
+    let lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
+        Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
+            syn::Expr::Lit(literal) => match &literal.lit {
+                syn::Lit::Str(text) => Some(text.value().trim().to_owned()),
+                _ => None,
+            },
+            _ => None,
+        },
+        _ => None,
+    });
+    let text =
+        lines.collect::<Vec<_>>().join(" ").trim().replace("[`", "`").replace("`]", "`").replace('|', "\\|");
+    // Readers of YAML know no `None`.
+    text.replace("`None`", "`null`")
+}
+
+/// A word of `#[serde(…)]`, with its value if it has one.
+fn serde(attributes: &[Attribute], word: &str) -> Option<Option<String>> {
+    let mut found = None;
+    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("serde")) {
+        // Words with a form of their own end the parse; what came before them is kept.
+        let _ = attribute.parse_nested_meta(|meta| {
+            let value = match meta.value() {
+                Ok(value) => Some(value.parse::<syn::LitStr>()?.value()),
+                Err(_) => None,
+            };
+            if meta.path.is_ident(word) {
+                found = Some(value);
+            }
+            Ok(())
+        });
+    }
+    found
+}
+
+fn derives(attributes: &[Attribute], name: &str) -> bool {
+    attributes.iter().filter(|attribute| attribute.path().is_ident("derive")).any(|attribute| {
+        let mut found = false;
+        let _ = attribute.parse_nested_meta(|meta| {
+            found |= meta.path.segments.last().is_some_and(|segment| segment.ident == name);
+            Ok(())
+        });
+        found
+    })
+}
