@@ -1,6 +1,5 @@
 //! `cargo xtask ci`: everything a change must pass, in the order of what fails fastest.
 
-use crate::shell;
 use anyhow::{Result, bail};
 use std::process::Command;
 use std::time::Instant;
