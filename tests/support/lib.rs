@@ -8,7 +8,8 @@
 //! `cargo test -p xdp-imds-tests --no-default-features` builds and runs what needs neither of the latter two.
 
 pub use testbed::{
-    agent, answers, bpffs, eventually, guest, host, netns, privileged, process, pump, recent, record, tap,
+    agent, answers, bpffs, eventually, guest, host, netns, privileged, process, pump, recent, record, schema,
+    tap,
 };
 
 #[cfg(feature = "privileged")]
@@ -54,7 +55,6 @@ pub mod question;
 pub mod raw;
 #[cfg(feature = "privileged")]
 pub mod root;
-pub mod schema;
 pub mod seed;
 #[cfg(feature = "privileged")]
 pub mod station;

@@ -65,6 +65,9 @@ fn lints() -> Result<()> {
     // The agent without what only clusters need.
     let lean = ["clippy", "--package", "metadata-user", "--all-targets", "--no-default-features"];
     shell::run(shell::cargo(lean).args(strict))?;
+    // Tests that need neither root nor a cluster.
+    let plain = ["clippy", "--package", "xdp-imds-tests", "--all-targets", "--no-default-features"];
+    shell::run(shell::cargo(plain).args(strict))?;
     shell::run(shell::cargo(["clippy", "--manifest-path", EBPF]).args(strict))
 }
 

@@ -77,7 +77,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Haul(words) => LAB.start("haul", &words),
         Verb::Image(words) => MAKE.start("image", &words),
         Verb::Lab(words) => DEMO.start("lab", &words),
-        Verb::Manifests(words) => LAB.start("manifests", &words),
+        Verb::Manifests(words) => MAKE.start("manifests", &words),
         Verb::Miri(args) => miri::run(&args),
         Verb::Schemas(words) => MAKE.start("schemas", &words),
         Verb::Soak(words) => LAB.start("soak", &words),

@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
@@ -42,13 +43,13 @@ impl Program {
         let build = self.build(verb, words);
         let is_built = |word: &&str| path.with_file_name(word).is_file();
         let all_built = build.iter().filter(|word| PROGRAMS.contains(word)).all(is_built);
-        if all_built {
-            // Cargo has little or nothing to do, and what is shown is the verb's.
-            let status = shell::cargo(build).arg("--quiet").status().context("cannot run cargo")?;
-            ensure!(status.success(), "{} does not build: {status}", self.name);
-        } else {
-            shell::run(&mut shell::cargo(build))?;
+        let mut cargo = shell::cargo(build);
+        if all_built && !std::io::stderr().is_terminal() {
+            // Cargo has little or nothing to do, and what a script reads is the verb's.
+            cargo.arg("--quiet");
         }
+        let status = cargo.status().context("cannot run cargo")?;
+        ensure!(status.success(), "{} does not build: {status}", self.name);
         let mut command = Command::new(path);
         command.arg(verb).args(words);
         bail!("cannot start {}: {}", self.name, command.exec())
@@ -73,6 +74,7 @@ impl Program {
 mod tests {
     use super::{DEMO, LAB};
     use std::ffi::OsString;
+    use std::io::IsTerminal as _;
 
     #[test]
     fn only_a_demo_that_is_given_no_agent_builds_one() {

@@ -27,4 +27,6 @@ pub mod process;
 pub mod pump;
 pub mod recent;
 pub mod record;
+#[cfg(feature = "schema")]
+pub mod schema;
 pub mod tap;

@@ -2,7 +2,6 @@
 
 mod guest;
 mod haul;
-mod manifests;
 mod soak;
 mod storm;
 mod traffic;
@@ -26,8 +25,6 @@ enum Verb {
     /// Serve a guest from a container of an image (started by `image --try`)
     #[command(hide = true)]
     ImageTrial(trial::Args),
-    /// Render and judge what is deployed, without a cluster
-    Manifests(manifests::Args),
     /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
     Soak(soak::Args),
     /// Boot thousands of guests at once, on us and on peers, and measure
@@ -44,7 +41,6 @@ fn main() -> anyhow::Result<()> {
         Verb::Guest(args) => guest::run(&args),
         Verb::Haul(args) => haul::run(&args),
         Verb::ImageTrial(args) => trial::run(&args),
-        Verb::Manifests(args) => manifests::run(&args),
         Verb::Soak(args) => soak::run(args),
         Verb::Storm(args) => storm::run(*args),
         Verb::StormGuests(args) => storm::guest::run(&args),

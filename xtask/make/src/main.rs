@@ -3,6 +3,7 @@
 mod build_ebpf;
 mod deb;
 mod image;
+mod manifests;
 mod schemas;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +23,8 @@ enum Verb {
     Deb(deb::Args),
     /// Write the agent as an OCI image, the same octets each time
     Image(image::Args),
+    /// Render and judge what is deployed, without a cluster
+    Manifests(manifests::Args),
     /// Make the extract of published schemas that tests hold objects to, or prove that it is what was published
     Schemas(schemas::Args),
 }
@@ -31,6 +34,7 @@ fn main() -> anyhow::Result<()> {
         Verb::BuildEbpf(args) => build_ebpf::run(&args),
         Verb::Deb(args) => deb::run(&args),
         Verb::Image(args) => image::run(&args),
+        Verb::Manifests(args) => manifests::run(&args),
         Verb::Schemas(args) => schemas::run(&args),
     }
 }

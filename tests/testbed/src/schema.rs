@@ -9,7 +9,7 @@ use regex::Regex;
 use serde_json::Value;
 
 /// The extract.
-pub const PUBLISHED: &str = include_str!("../schemas/published.json");
+pub const PUBLISHED: &str = include_str!("../../schemas/published.json");
 /// Deepest nesting that is looked at; a VM's has about 20.
 const DEPTH: usize = 64;
 

@@ -4,7 +4,7 @@ use super::documents;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::fs;
-use support::schema::Schemas;
+use testbed::schema::Schemas;
 
 const EXAMPLES: &str = "deploy/examples";
 /// Objects in its text are examples, too.
