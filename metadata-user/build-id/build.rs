@@ -6,9 +6,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Versions of all dependencies.
+const LOCK: &str = "Cargo.lock";
 /// Directories and files of the project that decide what the agent does.
-const SOURCES: [&str; 5] =
-    ["Cargo.lock", "Cargo.toml", "metadata-common", "metadata-ebpf/prebuilt", "metadata-user"];
+const SOURCES: [&str; 5] = [LOCK, "Cargo.toml", "metadata-common", "metadata-ebpf/prebuilt", "metadata-user"];
 /// Kinds of files in these directories that are sources: not what editors and failed tests leave there.
 const KINDS: [&str; 5] = ["json", "o", "rs", "toml", "yaml"];
 
@@ -25,8 +26,11 @@ fn main() {
     files.sort();
     let mut hash = Fnv::new();
     for file in files {
-        let content = fs::read(top.join(&file))
+        let mut content = fs::read(top.join(&file))
             .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
+        if file.as_os_str() == LOCK {
+            content = dependencies(&content);
+        }
         for part in [file.as_os_str().as_encoded_bytes(), &content] {
             hash.add(&part.len().to_le_bytes());
             hash.add(part);
@@ -51,6 +55,16 @@ fn collect(top: &Path, path: &Path, files: &mut Vec<PathBuf>) {
             collect(top, &below, files);
         }
     }
+}
+
+/// The packages of a lock file that come from elsewhere. What the project's own packages depend on is in their manifests,
+/// and those of the tests do not change the agent.
+fn dependencies(lock: &[u8]) -> Vec<u8> {
+    let lock = String::from_utf8_lossy(lock);
+    lock.split("[[package]]")
+        .filter(|package| package.contains("\nsource = "))
+        .collect::<String>()
+        .into_bytes()
 }
 
 /// FNV-1a with 128 bits: it detects changes, which nobody makes in order to deceive it. A digest from a crate would
