@@ -74,7 +74,6 @@ impl Program {
 mod tests {
     use super::{DEMO, LAB};
     use std::ffi::OsString;
-    use std::io::IsTerminal as _;
 
     #[test]
     fn only_a_demo_that_is_given_no_agent_builds_one() {
