@@ -31,7 +31,6 @@ pub mod frames;
 #[cfg(feature = "privileged")]
 pub mod inside;
 pub mod kernel;
-#[cfg(feature = "privileged")]
 pub mod ledger;
 #[cfg(feature = "privileged")]
 pub mod libraries;
