@@ -26,7 +26,7 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 /// An XDP program on each VM's tap steers packets for 169.254.169.254 to this agent, which answers with
 /// what it computed from the VM's record. Who is asking is decided by the tap and the MAC, in the kernel.
 #[derive(Parser)]
-#[command(name = "xdp-imds", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "xdp-imds", version = build_id::VERSION, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
     /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_user::steer=debug`
     /// [default: `log` of the configuration, or info].

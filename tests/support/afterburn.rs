@@ -3,30 +3,8 @@
 
 use crate::privileged;
 use anyhow::{Context as _, Result, ensure};
+use shell::afterburn::{install, program};
 use std::path::{Path, PathBuf};
-
-/// The release that is built.
-pub const VERSION: &str = "5.11.0";
-
-/// The arguments with which Cargo builds it below `target`. Without optimisation that takes two minutes of one core.
-#[must_use]
-pub fn install(target: &Path) -> Vec<std::ffi::OsString> {
-    let mut words: Vec<std::ffi::OsString> =
-        ["install", "--debug", "--locked", "--quiet", "--no-track"].map(Into::into).into();
-    words.extend(["--root".into(), root(target).into()]);
-    words.push(format!("afterburn@{VERSION}").into());
-    words
-}
-
-/// The built program below a target directory, there or not.
-#[must_use]
-pub fn program(target: &Path) -> PathBuf {
-    root(target).join("bin/afterburn")
-}
-
-fn root(target: &Path) -> PathBuf {
-    target.join(format!("afterburn-{VERSION}"))
-}
 
 /// The program when the calling test may go on; otherwise it skips as [`privileged::or_skip`] does, for lack of
 /// privilege or of the program. A test does not build it itself: it runs as root, and the build runs programs of

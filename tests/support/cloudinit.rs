@@ -19,7 +19,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// The variable that names a checkout of cloud-init to run instead of the distribution's.
-pub const CHECKOUT: &str = "XDP_IMDS_CLOUD_INIT";
+pub const CHECKOUT: &str = shell::variables::CLOUD_INIT;
 /// Longest one crawl may take; one without faults takes about a second.
 pub const PATIENCE_SECONDS: u32 = 90;
 /// The interpreter the packages were built for: a newer one first on PATH would not load their modules.

@@ -1,12 +1,14 @@
 //! What connections have said, as `answer` asks for it: `ALL_SENT` without a kernel.
 
-use crate::prog_test::KEY;
 use metadata_common::answer::{Entry, Ledger};
 use metadata_common::cookie::{Flow, Key};
 use metadata_common::maps::AllSent;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+
+/// The key of handshakes all runs have.
+pub const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
 
 /// A table under [`KEY`], empty at first.
 #[derive(Debug, Default)]

@@ -1,66 +1,73 @@
-//! Namespaces, taps and pretend guests for the statements in this crate, the demo and the lab.
+//! What the statements in this crate are proved with.
 //!
-//! ```text
-//!  guest namespace (kernel client)          host namespace
-//!  ┌──────────────────┐                     ┌───────────────────────────────┐
-//!  │ eth0 (a tap)     │     pump: what      │ tap0 ── XDP `port`            │
-//!  │   └─ fd ─────────┼── QEMU does between ┼─ fd        │                  │
-//!  └──────────────────┘   NIC and tap       │           br0 10.0.2.2/16     │
-//!  user-space client ─────────────────────── ─ fd of tap1                   │
-//!  (smoltcp owns the fd)                    │ xdp-imds (the agent)          │
-//!                                           └───────────────────────────────┘
-//! ```
+//! Three parts, so that a test compiles what it uses:
+//! - always: the agent's parts driven in memory, by pretend TCP clients and by tables of requests;
+//! - `privileged`: what needs root, on top of the crate `testbed` (namespaces, taps, guests, the agent as a process);
+//! - `cluster`: what stands for Kubernetes and KubeVirt.
 //!
-//! Everything happens inside network namespaces made here, and goes away with their guards.
+//! `cargo test -p xdp-imds-tests --no-default-features` builds and runs what needs neither of the latter two.
 
+pub use testbed::{
+    agent, answers, bpffs, eventually, guest, host, netns, privileged, process, pump, recent, record, schema,
+    tap,
+};
+
+#[cfg(feature = "privileged")]
 pub mod afterburn;
-pub mod agent;
-pub mod answers;
+#[cfg(feature = "cluster")]
 pub mod apiserver;
+#[cfg(feature = "privileged")]
 pub mod arena;
+#[cfg(feature = "privileged")]
 pub mod books;
-pub mod bpffs;
 pub mod checksum;
 pub mod client;
+#[cfg(feature = "privileged")]
 pub mod cloudinit;
+#[cfg(feature = "privileged")]
 pub mod empty_classifier;
-pub mod eventually;
 pub mod exposition;
 pub mod frames;
-pub mod guest;
-pub mod host;
+#[cfg(feature = "privileged")]
 pub mod inside;
 pub mod kernel;
 pub mod ledger;
+#[cfg(feature = "privileged")]
 pub mod libraries;
+#[cfg(feature = "privileged")]
 pub mod libvirt;
+#[cfg(feature = "privileged")]
 pub mod mob;
-pub mod netns;
 pub mod network;
+#[cfg(feature = "privileged")]
 pub mod objects;
+#[cfg(feature = "privileged")]
 pub mod packages;
 pub mod pattern;
+#[cfg(feature = "cluster")]
 pub mod pod;
+#[cfg(feature = "privileged")]
 pub mod privilege;
-pub mod privileged;
-pub mod process;
+#[cfg(feature = "privileged")]
 pub mod prog_test;
-pub mod pump;
 pub mod question;
 pub mod raw;
-pub mod recent;
-pub mod record;
+#[cfg(feature = "privileged")]
 pub mod root;
-pub mod schema;
 pub mod seed;
+#[cfg(feature = "privileged")]
 pub mod station;
+#[cfg(feature = "privileged")]
 pub mod systemd_imds;
-pub mod tap;
+#[cfg(feature = "privileged")]
 pub mod tap_client;
 pub mod toy;
 pub mod typical;
+#[cfg(feature = "privileged")]
 pub mod variants;
 pub mod vectors;
+#[cfg(feature = "privileged")]
 pub mod waagent;
 pub mod wire;
+#[cfg(feature = "privileged")]
 pub mod witness;

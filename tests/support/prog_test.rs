@@ -4,6 +4,8 @@
 //! for every device: a test run decides where a frame goes without sending it.
 #![expect(unsafe_code, reason = "unshare and AF_XDP sockets have no safe form in std")]
 
+pub use crate::ledger::KEY;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::time::Duration;
@@ -14,7 +16,7 @@ use aya::maps::xdp::{DevMap, DevMapHash, XskMap};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
-use metadata_common::cookie::{Flow, Key};
+use metadata_common::cookie::Flow;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
     ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, MAX_HUBS, Port, PortKey, SERVED,
@@ -43,9 +45,6 @@ pub const TC_ACT_UNSPEC: u32 = u32::MAX;
 pub const TC_ACT_SHOT: u32 = 2;
 /// `TC_ACT_REDIRECT`.
 pub const TC_ACT_REDIRECT: u32 = 7;
-
-/// The key of handshakes all runs have.
-pub const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
 
 /// The ring buffer aya-log writes to.
 const LOG: &str = "AYA_LOGS";

@@ -1,7 +1,7 @@
 //! Randomness with a seed you can type.
 
 /// The variable that repeats a run.
-pub const SEED: &str = "XDP_IMDS_SEED";
+pub const SEED: &str = shell::variables::SEED;
 
 /// The seed of this run: from [`SEED`], or a new one; printed either way, so that a failure names it.
 ///

@@ -1,6 +1,5 @@
 //! `cargo xtask ci`: everything a change must pass, in the order of what fails fastest.
 
-use crate::shell;
 use anyhow::{Result, bail};
 use std::process::Command;
 use std::time::Instant;
@@ -67,6 +66,9 @@ fn lints() -> Result<()> {
     // The agent without what only clusters need.
     let lean = ["clippy", "--package", "metadata-user", "--all-targets", "--no-default-features"];
     shell::run(shell::cargo(lean).args(strict))?;
+    // Tests that need neither root nor a cluster.
+    let plain = ["clippy", "--package", "xdp-imds-tests", "--all-targets", "--no-default-features"];
+    shell::run(shell::cargo(plain).args(strict))?;
     shell::run(shell::cargo(["clippy", "--manifest-path", EBPF]).args(strict))
 }
 

@@ -4,7 +4,6 @@
 //! directory of its own under Cargo's target directory, so that the next run goes on where this one stopped. A find
 //! that breaks a law is to be named for what it is, put among the seeds, and mended.
 
-use crate::shell;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
@@ -185,7 +184,6 @@ impl Read {
 #[cfg(test)]
 mod tests {
     use super::{CRATE, Read, minutes, targets};
-    use crate::shell;
 
     #[test]
     fn every_target_has_seeds_and_a_place_in_the_manifest() {

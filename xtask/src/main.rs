@@ -1,29 +1,18 @@
-//! `cargo xtask <verb>`: build, test, demo and lab. One file per verb; this one is the list.
+//! `cargo xtask <verb>`: build, test, demo and lab. One file per verb that only runs other programs; the other verbs are
+//! programs of their own, which are built when they are asked for.
 
-mod book;
-mod build_ebpf;
 mod ci;
-mod deb;
-mod demo;
 mod fuzz;
-mod guest;
-mod haul;
-mod image;
-mod lab;
-mod manifests;
 mod miri;
-mod schemas;
-mod shell;
-mod soak;
-mod storm;
+mod start;
 mod test;
-mod tools;
-mod traffic;
 
 use clap::{Parser, Subcommand};
+use start::{DEMO, LAB, MAKE, Words};
+use std::ffi::OsString;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Build, test and try xdp-imds")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Build, test and try xdp-imds")]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -32,63 +21,121 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// Write the generated pages of the book, hold README and book to the code, and build it
-    Book(book::Args),
+    #[command(disable_help_flag = true)]
+    Book(Words),
     /// Rebuild the eBPF object from source, or prove that the committed one is its source's
-    BuildEbpf(build_ebpf::Args),
+    #[command(disable_help_flag = true)]
+    BuildEbpf(Words),
     /// Everything a change must pass: format, lints, docs, licences, the eBPF object, tests
     Ci(ci::Args),
     /// Make the Debian package, look through it, and install, use and purge it on a throw-away copy of this system
-    Deb(deb::Args),
+    #[command(disable_help_flag = true)]
+    Deb(Words),
     /// Show it: guests on true taps ask the real agent and get their own metadata
-    Demo(demo::Args),
+    #[command(disable_help_flag = true)]
+    Demo(Words),
     /// Fuzz: every target for a while, from the committed seeds on
     Fuzz(fuzz::Args),
     /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
-    Guest(guest::Args),
+    #[command(disable_help_flag = true)]
+    Guest(Words),
     /// Large answers by the million to guests of two kinds, with and without loss, and none may stand still
-    Haul(haul::Args),
+    #[command(disable_help_flag = true)]
+    Haul(Words),
     /// Write the agent as an OCI image, the same octets each time
-    Image(image::Args),
+    #[command(disable_help_flag = true)]
+    Image(Words),
     /// A lab that stays: a node and guests to work with by hand
-    Lab(lab::Args),
+    #[command(disable_help_flag = true)]
+    Lab(Words),
     /// Render and judge what is deployed, without a cluster
-    Manifests(manifests::Args),
+    #[command(disable_help_flag = true)]
+    Manifests(Words),
     /// Run the unsafe code that needs no kernel under Miri
     Miri(miri::Args),
     /// Make the extract of published schemas that tests hold objects to, or prove that it is what was published
-    Schemas(schemas::Args),
+    #[command(disable_help_flag = true)]
+    Schemas(Words),
     /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
-    Soak(soak::Args),
+    #[command(disable_help_flag = true)]
+    Soak(Words),
     /// Boot thousands of guests at once, on us and on peers, and measure
-    Storm(Box<storm::Args>),
+    #[command(disable_help_flag = true)]
+    Storm(Words),
     /// Build as you, test as root, count what was skipped
     Test(test::Args),
-    /// The load generator of a storm (started by `storm`)
-    #[command(hide = true)]
-    StormGuests(storm::guest::Args),
     /// Measure what steering costs guests' ordinary traffic, by program and kind of frame
-    Traffic(traffic::Args),
+    #[command(disable_help_flag = true)]
+    Traffic(Words),
 }
 
 fn main() -> anyhow::Result<()> {
-    match Cli::parse().verb {
-        Verb::Book(args) => book::run(&args),
-        Verb::BuildEbpf(args) => build_ebpf::run(&args),
+    match Cli::parse_from(words(std::env::args_os())).verb {
+        Verb::Book(words) => MAKE.start("book", &words),
+        Verb::BuildEbpf(words) => MAKE.start("build-ebpf", &words),
         Verb::Ci(args) => ci::run(&args),
-        Verb::Deb(args) => deb::run(&args),
-        Verb::Demo(args) => demo::run(&args),
+        Verb::Deb(words) => MAKE.start("deb", &words),
+        Verb::Demo(words) => DEMO.start("demo", &words),
         Verb::Fuzz(args) => fuzz::run(&args),
-        Verb::Guest(args) => guest::run(&args),
-        Verb::Haul(args) => haul::run(&args),
-        Verb::Image(args) => image::run(&args),
-        Verb::Lab(args) => lab::run(args),
-        Verb::Manifests(args) => manifests::run(&args),
+        Verb::Guest(words) => LAB.start("guest", &words),
+        Verb::Haul(words) => LAB.start("haul", &words),
+        Verb::Image(words) => MAKE.start("image", &words),
+        Verb::Lab(words) => DEMO.start("lab", &words),
+        Verb::Manifests(words) => MAKE.start("manifests", &words),
         Verb::Miri(args) => miri::run(&args),
-        Verb::Schemas(args) => schemas::run(&args),
-        Verb::Soak(args) => soak::run(args),
-        Verb::Storm(args) => storm::run(*args),
+        Verb::Schemas(words) => MAKE.start("schemas", &words),
+        Verb::Soak(words) => LAB.start("soak", &words),
+        Verb::Storm(words) => LAB.start("storm", &words),
         Verb::Test(args) => test::run(&args),
-        Verb::StormGuests(args) => storm::guest::run(&args),
-        Verb::Traffic(args) => traffic::run(&args),
+        Verb::Traffic(words) => LAB.start("traffic", &words),
+    }
+}
+
+/// The command line with `help VERB` as `VERB --help`, which a program that is started understands, too.
+fn words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<_> = words.collect();
+    if words.len() == 3 && words[1] == "help" {
+        words.remove(1);
+        words.push("--help".into());
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cli, Verb, words};
+    use clap::{CommandFactory as _, Parser as _};
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_started_verbs_reach_their_programs() {
+        for given in [
+            "storm",
+            "storm --help",
+            "storm -h",
+            "storm --vms 100,600 --json -",
+            "storm --version",
+            "storm help",
+            "storm --agent=x -- --help",
+        ] {
+            let line = format!("xtask {given}");
+            let parsed =
+                Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{given}: {error}"));
+            let Verb::Storm(passed) = parsed.verb else { panic!("{given} is another verb") };
+            let expected: Vec<_> = given.split(' ').skip(1).collect();
+            assert_eq!(passed.words, expected, "{given}");
+        }
+    }
+
+    #[test]
+    fn help_of_a_verb_is_asked_of_the_verb() {
+        let line = |text: &str| words(text.split(' ').map(Into::into));
+        assert_eq!(line("xtask help storm"), ["xtask", "storm", "--help"]);
+        assert_eq!(line("xtask help"), ["xtask", "help"]);
+        assert_eq!(line("xtask lab shell help"), ["xtask", "lab", "shell", "help"]);
     }
 }

@@ -1,11 +1,10 @@
 //! `cargo xtask test`: build as the user, test as root, count what was skipped.
 
-use crate::shell::{self, Root};
-use crate::tools;
 use anyhow::{Context as _, Result, bail, ensure};
+use shell::variables::{CLOUD_INIT, PRIVILEGED_LOG, REQUIRE_PRIVILEGED, SEED};
+use shell::{Root, afterburn, tools};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
-use support::{afterburn, cloudinit, privileged};
 
 /// What to test and how strictly.
 #[derive(clap::Args)]
@@ -37,16 +36,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.words.iter().any(|word| word == "--no-run") {
         test.arg("--no-fail-fast");
     }
-    test.args(&args.words).env(privileged::LOG, log.path());
+    test.args(&args.words).env(PRIVILEGED_LOG, log.path());
     if require {
-        test.env(privileged::REQUIRE, "1");
+        test.env(REQUIRE_PRIVILEGED, "1");
     }
     match root {
         Root::Already => {}
         Root::Sudo(sudo) => {
             // Cargo and the compiler stay with the user; only the test programs run as root.
             let variable = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
-            let kept = [privileged::LOG, privileged::REQUIRE, cloudinit::CHECKOUT, "XDP_IMDS_SEED"];
+            let kept = [PRIVILEGED_LOG, REQUIRE_PRIVILEGED, CLOUD_INIT, SEED];
             let keep = format!("--preserve-env={}", kept.join(","));
             test.env(variable, format!("{} {keep}", sudo.display()));
         }

@@ -14,8 +14,7 @@ use metadata_common::verdict::{Fate, Verdict};
 use metadata_user::stack::StackConfig;
 use support::checksum;
 use support::frames::{Both, NEXT_HOP, SERVED_V4, SERVED_V6};
-use support::ledger::Book;
-use support::prog_test::KEY;
+use support::ledger::{Book, KEY};
 use support::raw::{self, Raw};
 use support::toy;
 

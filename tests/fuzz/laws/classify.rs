@@ -17,8 +17,7 @@ use smoltcp::wire::{
     NdiscRepr,
 };
 use support::checksum;
-use support::ledger::Book;
-use support::prog_test::KEY;
+use support::ledger::{Book, KEY};
 use support::raw;
 
 const GUEST: Mac = Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);

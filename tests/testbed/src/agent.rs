@@ -1,0 +1,482 @@
+//! The real agent, started inside a host namespace and driven as an operator would: command line, signals,
+//! standard error, metrics.
+
+use crate::eventually::eventually;
+use crate::guest::METADATA;
+use crate::netns::Namespace;
+use crate::process;
+use anyhow::{Context as _, Error, Result, bail, ensure};
+use metadata_common::mac::Mac;
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest the agent may take from its start to its `serving` line.
+pub const START_PATIENCE: Duration = Duration::from_secs(20);
+/// Longest the agent may take to stop after SIGTERM.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// For a line to get from the agent's standard error to us.
+const SAYS_WITHIN: Duration = Duration::from_secs(5);
+/// Longest one look at the metrics may take.
+const METRICS_PATIENCE: Duration = Duration::from_secs(5);
+/// Where the agent gives its metrics, inside its namespace.
+const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9_253);
+/// Lines of standard error kept to explain a failure.
+const KEPT_LINES: usize = 2_000;
+
+/// Verdicts of frames that went on to the agent.
+pub const STEERED: &str = "steer_";
+/// Verdicts of frames that the kernel answered in the agent's place.
+pub const ANSWERED: &str = "answer_";
+/// Verdicts of frames that the kernel took note of in the agent's place.
+pub const ABSORBED: &str = "absorb_";
+/// Verdicts of frames that are none of the agent's business.
+pub const PASSED: &str = "pass_";
+/// Verdicts of frames that a port refused.
+pub const DROPPED: &str = "drop_";
+/// The verdict of a frame for a metadata address whose source MAC is not the port's.
+pub const IMPOSTOR: &str = "drop_unknown_mac";
+
+/// The agent built beside the running program, by Cargo's layout `target/<profile>/`.
+///
+/// # Errors
+/// When it has not been built, or not from the sources the running program was built from; says how to build it.
+pub fn binary() -> Result<PathBuf> {
+    static CHECKED: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
+    let checked = CHECKED.get_or_init(|| {
+        let path = beside().map_err(|error| format!("{error:#}"))?;
+        fresh(&path).map_err(|error| format!("{error:#}"))?;
+        Ok(path)
+    });
+    checked.clone().map_err(Error::msg)
+}
+
+/// Where the agent is when it is built with the profile of the running program.
+fn beside() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find the running program's own file")?;
+    let directory = own.parent().context("the running program has no directory")?;
+    let profile = if directory.ends_with("deps") { directory.parent() } else { Some(directory) };
+    Ok(profile.context("target/ has no profile directory")?.join("xdp-imds"))
+}
+
+/// Checks that an agent is built from the sources that the running program was built from, by their build ids.
+///
+/// # Errors
+/// When there is no such program, or it prints another build id; says how to build it.
+pub fn fresh(binary: &Path) -> Result<()> {
+    let remedy = remedy(binary);
+    ensure!(binary.is_file(), "the agent is not built: no {}; run `{remedy}`", binary.display());
+    let output = Command::new(binary).arg("--version").stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run {}", binary.display()))?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        printed.trim() == format!("xdp-imds {}", build_id::VERSION),
+        "the agent is stale: {} is `{}`, but the sources are build {}; run `{remedy}`",
+        binary.display(),
+        printed.trim(),
+        build_id::ID
+    );
+    Ok(())
+}
+
+/// The command that builds the agent at this path.
+fn remedy(binary: &Path) -> String {
+    const BUILD: &str = "cargo build -p metadata-user --bin xdp-imds";
+    let directory = binary.parent().and_then(Path::file_name).unwrap_or_default();
+    match directory.to_str() {
+        None | Some("debug") => BUILD.into(),
+        Some(profile) => format!("{BUILD} --profile {profile}"),
+    }
+}
+
+/// A port as the command line names it: `[NETNS/]IFNAME[=MAC]`.
+#[derive(Clone, Debug)]
+pub struct PortArgument {
+    /// The tap.
+    pub ifname: String,
+    /// Its namespace, when it is not the agent's.
+    pub netns: Option<String>,
+    /// The one MAC that may speak on it.
+    pub mac: Option<Mac>,
+}
+
+impl PortArgument {
+    /// A tap of the agent's namespace and its guest's MAC.
+    #[must_use]
+    pub fn new(ifname: impl Into<String>, mac: Mac) -> Self {
+        Self { ifname: ifname.into(), netns: None, mac: Some(mac) }
+    }
+
+    /// The same port in another namespace.
+    #[must_use]
+    pub fn within(mut self, ns: &Namespace) -> Self {
+        self.netns = Some(ns.name().to_owned());
+        self
+    }
+}
+
+impl fmt::Display for PortArgument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.ifname)?;
+        if let Some(netns) = &self.netns {
+            write!(f, "@{netns}")?;
+        }
+        self.mac.map_or(Ok(()), |mac| write!(f, "={mac}"))
+    }
+}
+
+/// The command line that serves these records on these ports.
+#[must_use]
+pub fn arguments(records: &Path, ports: &[PortArgument]) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["serve".into(), "--records".into(), records.into()];
+    // Beside the records, so that it ends with them, and an agent that is started again finds it.
+    words.extend(["--state".into(), records.join("state").into()]);
+    words.extend(["--run".into(), records.join("run").into(), "--no-pins".into()]);
+    words.extend(["--metrics".into(), METRICS.to_string().into()]);
+    for port in ports {
+        words.extend(["--port".into(), port.to_string().into()]);
+    }
+    words
+}
+
+/// As [`arguments`], for an agent whose links and maps outlive it.
+#[must_use]
+pub fn arguments_with_pins(records: &Path, ports: &[PortArgument], pins: &Path) -> Vec<OsString> {
+    let mut words = arguments(records, ports);
+    words.retain(|word| word != "--no-pins");
+    words.extend(["--pins".into(), pins.into()]);
+    words
+}
+
+/// A running agent. Dropping it stops it.
+#[derive(Debug)]
+pub struct Agent<'a> {
+    ns: &'a Namespace,
+    child: Child,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+impl<'a> Agent<'a> {
+    /// Starts the agent built beside the running program and waits until it serves.
+    ///
+    /// # Errors
+    /// When it is not built, cannot start, ends early, or does not serve within [`START_PATIENCE`]; with
+    /// all it said.
+    pub fn start(ns: &'a Namespace, records: &Path, ports: &[PortArgument]) -> Result<Self> {
+        Self::start_binary(&binary()?, ns, arguments(records, ports))
+    }
+
+    /// Starts a given binary with given words and waits until it serves.
+    ///
+    /// # Errors
+    /// As for [`Agent::start`].
+    pub fn start_binary(binary: &Path, ns: &'a Namespace, words: Vec<OsString>) -> Result<Self> {
+        let mut command = Command::new(binary);
+        command.args(&words).env("NO_COLOR", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = ns.spawn(&mut command)?;
+        let stderr = child.stderr.take().context("standard error is piped")?;
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let (ready, serving) = channel();
+        let kept = Arc::clone(&said);
+        std::thread::Builder::new().name("agent-log".into()).spawn(move || listen(stderr, &kept, ready))?;
+        let mut agent = Self { ns, child, said };
+        match serving.recv_timeout(START_PATIENCE) {
+            Ok(()) => Ok(agent),
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = agent.child.wait()?;
+                bail!("the agent ended ({status}) instead of serving:\n{}", agent.said())
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("the agent does not serve after {START_PATIENCE:?}:\n{}", agent.said())
+            }
+        }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// True once the log has this, which may come a moment after what it tells of.
+    #[must_use]
+    pub fn comes_to_say(&self, text: &str) -> bool {
+        let has_said = || {
+            ensure!(self.said().contains(text));
+            Ok(())
+        };
+        eventually(SAYS_WITHIN, has_said).is_ok()
+    }
+
+    /// What it has written to standard error so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
+    }
+
+    /// Ends it at once, as a crash would: nothing of its own gets to run.
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub fn kill(mut self) -> Result<()> {
+        ensure!(self.child.try_wait()?.is_none(), "the agent had ended by itself:\n{}", self.said());
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Asks it to end (SIGTERM) and waits.
+    ///
+    /// # Errors
+    /// When it is still there after [`STOP_PATIENCE`].
+    pub fn stop(mut self) -> Result<ExitStatus> {
+        let status = self.terminate()?;
+        status.with_context(|| {
+            format!("the agent does not stop {STOP_PATIENCE:?} after SIGTERM:\n{}", self.said())
+        })
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Errors
+    /// When it is still there after `patience`.
+    pub fn ended(mut self, patience: Duration) -> Result<(ExitStatus, String)> {
+        let end = Instant::now() + patience;
+        while Instant::now() < end {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok((status, self.said()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        bail!("the agent does not end within {patience:?}:\n{}", self.said())
+    }
+
+    /// Asks it to read its configuration again (SIGHUP).
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn reload(&mut self) -> Result<()> {
+        ensure!(self.child.try_wait()?.is_none(), "the agent had ended by itself:\n{}", self.said());
+        Ok(process::hang_up(self.child.id())?)
+    }
+
+    /// The metrics now.
+    ///
+    /// # Errors
+    /// When the agent does not give them.
+    pub fn metrics(&self) -> Result<Metrics> {
+        let text = self.ns.run_in(|| get(METRICS, "/metrics"));
+        let text =
+            text.with_context(|| format!("no metrics from {METRICS}; the agent said:\n{}", self.said()))?;
+        Ok(Metrics::parse(&text))
+    }
+
+    /// Status and body of what the metrics address answers to `GET path`.
+    ///
+    /// # Errors
+    /// When it does not within a few seconds.
+    pub fn ask(&self, path: &str) -> Result<(u16, String)> {
+        let answer = self.ns.run_in(|| ask(METRICS, path))?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no head")?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        Ok((status.context("the answer has no status")?, body.to_owned()))
+    }
+
+    fn terminate(&mut self) -> Result<Option<ExitStatus>> {
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(Some(status));
+        }
+        process::terminate(self.child.id()).context("cannot signal the agent")?;
+        let end = Instant::now() + STOP_PATIENCE;
+        while Instant::now() < end {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Agent<'_> {
+    fn drop(&mut self) {
+        if !matches!(self.terminate(), Ok(Some(_))) {
+            eprintln!("the agent did not stop by itself and is killed");
+            let killed = self.child.kill().and_then(|()| self.child.wait());
+            if let Err(error) = killed {
+                eprintln!("agent {} stays behind: {error}", self.child.id());
+            }
+        }
+        if std::thread::panicking() {
+            eprintln!("--- what the agent said ---\n{}\n---", self.said());
+        }
+    }
+}
+
+fn listen(stderr: ChildStderr, kept: &Mutex<Vec<String>>, ready: Sender<()>) {
+    let mut ready = Some(ready);
+    for line in BufReader::new(stderr).lines().map_while(std::io::Result::ok) {
+        let serving = line.contains("serving ports=");
+        {
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.len() < KEPT_LINES {
+                kept.push(line);
+            }
+        }
+        if serving && let Some(ready) = ready.take() {
+            // Nobody waits any more once the start has failed; the line is kept all the same.
+            ready.send(()).unwrap_or_default();
+        }
+    }
+}
+
+/// The body of one GET, which has to be answered 200.
+fn get(address: SocketAddr, path: &str) -> Result<String> {
+    let answer = ask(address, path)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no head")?;
+    ensure!(head.split(' ').nth(1) == Some("200"), "answered {}", head.lines().next().unwrap_or_default());
+    Ok(body.to_owned())
+}
+
+/// One GET from a plain server, by this thread's namespace.
+fn ask(address: SocketAddr, path: &str) -> Result<String> {
+    // A slip in the address must not make this thread ask for metadata from a host.
+    ensure!(address.ip() != METADATA, "only guests ask {METADATA}");
+    let mut stream = TcpStream::connect_timeout(&address, METRICS_PATIENCE)?;
+    stream.set_read_timeout(Some(METRICS_PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// One look at the agent's metrics (Prometheus text format 0.0.4).
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    samples: Vec<Sample>,
+}
+
+/// One line of the metrics.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The metric.
+    pub name: String,
+    /// Its labels in the order given.
+    pub labels: Vec<(String, String)>,
+    /// The value.
+    pub value: f64,
+}
+
+impl Sample {
+    /// The value of one label.
+    #[must_use]
+    pub fn label(&self, name: &str) -> Option<&str> {
+        self.labels.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let labels = labels.trim_end_matches('}').split_terminator(',').filter_map(|pair| {
+            let (key, value) = pair.split_once('=')?;
+            Some((key.to_owned(), value.trim_matches('"').to_owned()))
+        });
+        Some(Self { name: name.to_owned(), labels: labels.collect(), value: value.parse().ok()? })
+    }
+}
+
+impl Metrics {
+    fn parse(text: &str) -> Self {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        Self { samples: lines.filter_map(Sample::parse).collect() }
+    }
+
+    /// Every sample.
+    #[must_use]
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
+    }
+
+    /// Frames counted under the verdicts whose names begin so, over all ports and processors.
+    ///
+    /// # Errors
+    /// When no verdict does, so that a renamed counter cannot pass for one at zero.
+    pub fn frames(&self, beginning: &str) -> Result<u64> {
+        let mut found = self.verdicts().filter(|(name, _)| name.starts_with(beginning)).peekable();
+        if found.peek().is_none() {
+            let known: Vec<_> = self.verdicts().map(|(name, _)| name).collect();
+            bail!("no counter of a verdict `{beginning}…` among {known:?}");
+        }
+        Ok(found.map(|(_, frames)| frames).sum())
+    }
+
+    /// Each verdict of the kernel side with its frames.
+    pub fn verdicts(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.samples.iter().filter_map(|sample| Some((sample.label("verdict")?, sample.value as u64)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Metrics, PortArgument, fresh};
+    use metadata_common::mac::Mac;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::{Path, PathBuf};
+
+    /// A program that prints this, whatever it is asked.
+    fn printing(directory: &Path, text: &str) -> PathBuf {
+        let path = directory.join("xdp-imds");
+        fs::write(&path, format!("#!/bin/sh\necho '{text}'\n")).expect("a script");
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("it can be run");
+        path
+    }
+
+    #[test]
+    fn a_stale_agent_is_refused_with_the_command_that_builds_it() {
+        let room = tempfile::tempdir().expect("a directory");
+        let stale = "xdp-imds 0.1.0 (build 00000000000000000000000000000000)";
+        for (profile, command) in [
+            ("debug", "`cargo build -p metadata-user --bin xdp-imds`"),
+            ("release", "`cargo build -p metadata-user --bin xdp-imds --profile release`"),
+        ] {
+            let directory = room.path().join(profile);
+            fs::create_dir(&directory).expect("a directory");
+            let absent = fresh(&directory.join("xdp-imds")).expect_err("there is none").to_string();
+            assert!(absent.contains("not built") && absent.contains(command), "{absent}");
+            for other in ["", "xdp-imds 0.1.0", stale] {
+                let refused = fresh(&printing(&directory, other)).expect_err(other).to_string();
+                assert!(refused.contains("stale") && refused.contains(command), "{other:?}: {refused}");
+            }
+            let own = format!("xdp-imds {}", build_id::VERSION);
+            fresh(&printing(&directory, &own)).expect("built from the same sources");
+        }
+    }
+
+    #[test]
+    fn metrics_are_read_by_verdict() {
+        let text = "# HELP x y\nxdp_imds_frames_total{verdict=\"steer_arp\"} 12\n\
+                    xdp_imds_frames_total{verdict=\"steer_ipv4_tcp\",hub=\"1\"} 3\nplain 4.5\n";
+        let metrics = Metrics::parse(text);
+        assert_eq!(metrics.frames("steer_").expect("a counter"), 15);
+        assert!(metrics.frames("drop_unknown_mac").is_err());
+        assert_eq!(metrics.samples().len(), 3);
+    }
+
+    #[test]
+    fn a_port_is_named_as_the_command_line_reads_it() {
+        let mut port = PortArgument::new("tap0", Mac([0x52, 0x54, 0, 0, 0, 1]));
+        assert_eq!(port.to_string(), "tap0=52:54:00:00:00:01");
+        port.netns = Some("vm1".into());
+        assert_eq!(port.to_string(), "tap0@vm1=52:54:00:00:00:01");
+        port.mac = None;
+        assert_eq!(port.to_string(), "tap0@vm1");
+    }
+}

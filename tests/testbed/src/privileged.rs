@@ -1,0 +1,201 @@
+//! Whether this process may make namespaces, and the record of which tests really did.
+//!
+//! Two variables steer it, both set by `cargo xtask test`:
+//! - `XDP_IMDS_REQUIRE_PRIVILEGED=1` turns a skip into a failure;
+//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME` or `skipped NAME: REASON`, so
+//!   that skips are reported by number and a run in which nothing ran cannot pass for a good one.
+//!
+//! Without either, a test program that skipped tests says so at its end: libtest counts them as passed and shows
+//! nothing of what they print.
+#![expect(unsafe_code, reason = "geteuid, unshare and atexit have no safe form in std")]
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::panic::Location;
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
+
+/// The variable that turns skips into failures.
+pub const REQUIRE: &str = shell::variables::REQUIRE_PRIVILEGED;
+/// The variable that names the file of runs and skips.
+pub const LOG: &str = shell::variables::PRIVILEGED_LOG;
+/// What runs every test, and builds what tests need.
+const REMEDY: &str = "`cargo xtask test` runs all tests: it builds what they need and uses sudo";
+
+/// Names of skipped tests by reason, for the end of the test program.
+static SKIPPED: Mutex<BTreeMap<String, Vec<String>>> = Mutex::new(BTreeMap::new());
+
+/// True when the calling test may go on: root, able to make a network namespace, with taps at hand.
+///
+/// Otherwise prints the reason and returns false; the test then returns at once.
+///
+/// # Panics
+/// When the privilege is missing and [`REQUIRE`] is `1`: a skip must not look like a pass where every
+/// test is meant to run.
+#[must_use]
+#[track_caller]
+pub fn or_skip() -> bool {
+    or_skip_for(missing())
+}
+
+/// As [`or_skip`], for a test that needs more than privilege: `reason` says what is missing, if anything is.
+///
+/// # Panics
+/// When there is a reason to skip and [`REQUIRE`] is `1`.
+#[must_use]
+#[track_caller]
+pub fn or_skip_for(reason: Option<&str>) -> bool {
+    let name = caller();
+    match reason {
+        None => {
+            log(&format!("ran {name}"));
+            true
+        }
+        Some(reason) => {
+            log(&format!("skipped {name}: {reason}"));
+            assert!(std::env::var_os(REQUIRE).is_none_or(|v| v != "1"), "{name} must run, but {reason}");
+            eprintln!("skipped {name}: {reason}");
+            remember(reason, name);
+            false
+        }
+    }
+}
+
+/// What this process lacks for namespace tests, found out once.
+#[must_use]
+pub fn missing() -> Option<&'static str> {
+    static MISSING: OnceLock<Option<String>> = OnceLock::new();
+    MISSING.get_or_init(probe).as_deref()
+}
+
+/// The effective user of this process.
+#[must_use]
+pub fn user() -> u32 {
+    // SAFETY: geteuid takes nothing, changes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+fn probe() -> Option<String> {
+    let uid = user();
+    if uid != 0 {
+        return Some(format!("it needs root (running as uid {uid})"));
+    }
+    // A thread of its own: the namespace it makes dies with it and nobody else moves.
+    let unshared = std::thread::spawn(|| {
+        // SAFETY: unshare changes only the calling thread's namespace membership.
+        let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        (rc == 0).then_some(()).ok_or_else(std::io::Error::last_os_error)
+    });
+    match unshared.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => return Some(format!("it cannot make a network namespace: {error}")),
+        Err(_) => return Some("the probing thread panicked".into()),
+    }
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .err()
+        .map(|error| format!("it cannot open /dev/net/tun: {error}; `modprobe tun` may help"))
+}
+
+/// Notes a skipped test for the end of this program.
+fn remember(reason: &str, name: String) {
+    static AT_EXIT: Once = Once::new();
+    AT_EXIT.call_once(|| {
+        // SAFETY: the function takes nothing, never unwinds (see there) and lives as long as the program.
+        let rc = unsafe { libc::atexit(summarise) };
+        if rc != 0 {
+            eprintln!("skipped tests cannot be summed up at the end of this program");
+        }
+    });
+    let mut skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    skipped.entry(reason.to_owned()).or_default().push(name);
+}
+
+/// Prints what was skipped. A panic would cross C, so nothing here can: not even a closed standard error.
+extern "C" fn summarise() {
+    let skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    // Nobody is left to learn of a failure to print.
+    drop(std::io::stderr().write_all(summary(&skipped).as_bytes()));
+}
+
+/// The skipped tests by reason, one line for each reason.
+fn summary(skipped: &BTreeMap<String, Vec<String>>) -> String {
+    let line = |(reason, names): (&String, &Vec<String>)| {
+        let tests = if names.len() == 1 { "test" } else { "tests" };
+        format!("SKIPPED {} {tests}, counted above as passed: {reason} ({})\n", names.len(), names.join(", "))
+    };
+    let lines: String = skipped.iter().map(line).collect();
+    format!("{lines}{REMEDY}\n\n")
+}
+
+/// The test's name: libtest names the thread after it, unless it runs tests on the main thread.
+#[track_caller]
+fn caller() -> String {
+    match std::thread::current().name() {
+        Some(name) if name != "main" => name.to_owned(),
+        _ => Location::caller().to_string(),
+    }
+}
+
+fn log(line: &str) {
+    let Some(path) = std::env::var_os(LOG) else { return };
+    // One write of one line: O_APPEND keeps lines of parallel test binaries whole.
+    let written = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    if let Err(error) = written {
+        panic!("{LOG} names {}, which cannot be appended to: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LOG, REQUIRE, or_skip_for};
+    use std::process::Command;
+
+    /// Makes the test below skip; nothing else sets it.
+    const SKIP: &str = "XDP_IMDS_SKIP_FOR_A_TEST";
+
+    #[test]
+    fn a_test_that_skips_when_it_is_told_to() {
+        if std::env::var_os(SKIP).is_some() {
+            assert!(!or_skip_for(Some("it was told to")));
+        }
+    }
+
+    #[test]
+    fn a_test_program_names_at_its_end_what_it_skipped() {
+        let run = |skip: bool| {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.args(["--exact", "privileged::tests::a_test_that_skips_when_it_is_told_to"]);
+            command.env_remove(LOG).env_remove(REQUIRE);
+            if skip {
+                command.env(SKIP, "1");
+            }
+            let output = command.output().expect("it runs");
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stderr).expect("text")
+        };
+        let told = run(true);
+        assert!(
+            told.contains("SKIPPED 1 test, counted above as passed: it was told to (privileged::"),
+            "{told}"
+        );
+        assert!(told.contains("`cargo xtask test`"), "{told}");
+        assert_eq!(run(false), "");
+    }
+
+    #[test]
+    fn the_answer_agrees_with_the_reason() {
+        let required = std::env::var_os(REQUIRE).is_some_and(|v| v == "1");
+        if super::missing().is_none() {
+            assert!(super::or_skip());
+        } else if !required {
+            assert!(!super::or_skip());
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! What QEMU or vhost does between a guest's NIC and its tap: carry frames both ways, here between the
+//! descriptors of two taps, with as much bad luck as a test asks for.
+#![expect(unsafe_code, reason = "poll has no safe form in std")]
+
+use crate::recent::{Fate, Recent, Towards};
+use crate::tap::{Tap, VNET_HDR_LEN};
+use anyhow::{Result, ensure};
+use fastrand::Rng;
+use smoltcp::wire::{IpProtocol, Ipv4Packet, TcpPacket};
+use std::io::{PipeReader, PipeWriter, pipe};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Longest frame a tap hands over: a 64 KiB segment, its Ethernet and virtio headers.
+const FRAME_MAX: usize = 65_536 + 256;
+/// Frames moved from one queue before the next queue has its turn.
+const BURST: usize = 64;
+
+/// A kind of frame, by which one can be lost on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A SYN.
+    Syn,
+    /// A SYN and its acknowledgement.
+    SynAck,
+    /// An acknowledgement of something, alone.
+    Ack,
+    /// A segment with payload.
+    Payload,
+    /// A FIN without payload.
+    Fin,
+}
+
+impl Kind {
+    /// What an Ethernet frame is, if it is TCP over IPv4.
+    #[must_use]
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        let ip = Ipv4Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [8, 0])?).ok()?;
+        let tcp =
+            TcpPacket::new_checked(ip.payload()).ok().filter(|_| ip.next_header() == IpProtocol::Tcp)?;
+        Some(match (tcp.syn(), tcp.ack(), tcp.payload().is_empty(), tcp.fin()) {
+            (true, false, ..) => Self::Syn,
+            (true, true, ..) => Self::SynAck,
+            (_, _, false, _) => Self::Payload,
+            (_, _, _, true) => Self::Fin,
+            _ => Self::Ack,
+        })
+    }
+}
+
+/// Bad luck of one direction, as chances from 0 to 1 per frame.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// The last of so many frames of a kind, and only that, never arrives.
+    pub lose: Option<(Kind, u32)>,
+    /// The frame never arrives.
+    pub loss: f64,
+    /// The frame arrives twice.
+    pub duplicate: f64,
+    /// The frame is overtaken by the one after it.
+    pub reorder: f64,
+}
+
+impl Faults {
+    /// Loses this share of frames and does nothing else.
+    #[must_use]
+    pub const fn loss(share: f64) -> Self {
+        Self { lose: None, loss: share, duplicate: 0.0, reorder: 0.0 }
+    }
+}
+
+/// Two taps to join.
+#[derive(Debug)]
+pub struct Wire {
+    /// The guest's NIC: a tap in the guest's namespace.
+    pub guest: Arc<Tap>,
+    /// The hypervisor's tap, the one XDP is attached to.
+    pub host: Arc<Tap>,
+    /// Bad luck of frames the guest sends.
+    pub to_host: Faults,
+    /// Bad luck of frames the guest gets.
+    pub to_guest: Faults,
+    /// Where the luck comes from: the same seed, the same frames, the same fate.
+    pub seed: u64,
+    /// Where its last segments are noted, and since when their times count.
+    pub recent: Option<(Arc<Mutex<Recent>>, Instant)>,
+}
+
+impl Wire {
+    /// A wire without faults.
+    #[must_use]
+    pub fn new(guest: Arc<Tap>, host: Arc<Tap>) -> Self {
+        Self { guest, host, to_host: Faults::default(), to_guest: Faults::default(), seed: 0, recent: None }
+    }
+}
+
+/// Frames of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Frames written to the far tap, duplicates included.
+    pub delivered: u64,
+    /// Frames lost on purpose.
+    pub lost: u64,
+    /// Frames the far tap did not take: no room, down, or deleted.
+    pub refused: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    delivered: AtomicU64,
+    lost: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Counts {
+    fn read(&self) -> Moved {
+        Moved {
+            delivered: self.delivered.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A thread that carries frames over any number of wires until it is dropped.
+///
+/// It holds its taps: they go when both it and every other holder are gone.
+#[derive(Debug)]
+pub struct Pump {
+    stop: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+    counts: Vec<[Arc<Counts>; 2]>,
+}
+
+impl Pump {
+    /// Starts carrying.
+    ///
+    /// # Errors
+    /// When the two ends of a wire differ in their virtio header, so that frames would be misread.
+    pub fn start(wires: Vec<Wire>) -> Result<Self> {
+        let (stopped, stop) = pipe()?;
+        let mut lanes = Vec::new();
+        let mut counts = Vec::new();
+        for wire in wires {
+            ensure!(
+                wire.guest.shape().vnet_hdr == wire.host.shape().vnet_hdr,
+                "{} and {} must both have a virtio header or both none",
+                wire.guest.name(),
+                wire.host.name()
+            );
+            let pair = [Arc::new(Counts::default()), Arc::new(Counts::default())];
+            let ends = [
+                (&wire.guest, &wire.host, wire.to_host, wire.seed, Towards::Host),
+                (&wire.host, &wire.guest, wire.to_guest, !wire.seed, Towards::Guest),
+            ];
+            for ((from, to, faults, seed, towards), counts) in ends.into_iter().zip(&pair) {
+                for queue in 0..from.shape().queues {
+                    lanes.push(Lane {
+                        from: Arc::clone(from),
+                        to: Arc::clone(to),
+                        queue,
+                        faults,
+                        rng: Rng::with_seed(seed.wrapping_add(queue as u64)),
+                        held: None,
+                        counts: Arc::clone(counts),
+                        towards,
+                        recent: wire.recent.clone(),
+                    });
+                }
+            }
+            counts.push(pair);
+        }
+        let thread = std::thread::Builder::new().name("pump".into()).spawn(move || carry(lanes, &stopped))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), counts })
+    }
+
+    /// Frames from the guest of a wire to its host, by the wire's place in the list given.
+    #[must_use]
+    pub fn to_host(&self, wire: usize) -> Moved {
+        self.counts[wire][0].read()
+    }
+
+    /// Frames from the host of a wire to its guest.
+    #[must_use]
+    pub fn to_guest(&self, wire: usize) -> Moved {
+        self.counts[wire][1].read()
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        // Closing the pipe wakes the thread.
+        self.stop = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            eprintln!("the pump thread panicked");
+        }
+    }
+}
+
+/// One queue of one direction.
+struct Lane {
+    from: Arc<Tap>,
+    to: Arc<Tap>,
+    queue: usize,
+    faults: Faults,
+    rng: Rng,
+    /// A frame waiting to be overtaken.
+    held: Option<Vec<u8>>,
+    counts: Arc<Counts>,
+    towards: Towards,
+    recent: Option<(Arc<Mutex<Recent>>, Instant)>,
+}
+
+impl Lane {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.from.descriptors().nth(self.queue).expect("the lane's queue is one of its tap's")
+    }
+
+    /// Moves what is there, up to a burst. False: the tap it reads from is gone.
+    fn turn(&mut self, buffer: &mut [u8]) -> bool {
+        for _ in 0..BURST {
+            match self.from.receive(self.queue, buffer) {
+                Ok(Some(len)) => self.pass(&buffer[..len]),
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// True for the one frame that is to be lost by its kind.
+    fn is_doomed(&mut self, frame: &[u8]) -> bool {
+        let Some((kind, nth)) = self.faults.lose else { return false };
+        let header = if self.from.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
+        if frame.get(header..).and_then(Kind::of) != Some(kind) {
+            return false;
+        }
+        self.faults.lose = (nth > 1).then_some((kind, nth - 1));
+        nth == 1
+    }
+
+    fn pass(&mut self, frame: &[u8]) {
+        if self.is_doomed(frame) || self.rng.f64() < self.faults.loss {
+            self.counts.lost.fetch_add(1, Ordering::Relaxed);
+            self.note(Fate::Lost, frame);
+            return;
+        }
+        if self.held.is_none() && self.rng.f64() < self.faults.reorder {
+            self.held = Some(frame.to_vec());
+            return;
+        }
+        self.deliver(frame);
+        if self.rng.f64() < self.faults.duplicate {
+            self.deliver(frame);
+        }
+        if let Some(held) = self.held.take() {
+            self.deliver(&held);
+        }
+    }
+
+    fn deliver(&self, frame: &[u8]) {
+        let queue = self.queue % self.to.shape().queues;
+        let (count, fate) = match self.to.send(queue, frame) {
+            Ok(true) => (&self.counts.delivered, Fate::Delivered),
+            // A guest whose host end is down or gone loses its frames, as on real hardware.
+            Ok(false) | Err(_) => (&self.counts.refused, Fate::Refused),
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.note(fate, frame);
+    }
+
+    fn note(&self, fate: Fate, frame: &[u8]) {
+        let Some((recent, since)) = &self.recent else { return };
+        let header = if self.from.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
+        let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.note(since.elapsed(), self.towards, fate, frame.get(header..).unwrap_or_default());
+    }
+}
+
+fn carry(mut lanes: Vec<Lane>, stopped: &PipeReader) {
+    let mut buffer = vec![0; FRAME_MAX];
+    while !lanes.is_empty() {
+        let mut polled: Vec<libc::pollfd> =
+            lanes.iter().map(Lane::descriptor).chain([stopped.as_fd()]).map(readable).collect();
+        if !wait(&mut polled) || polled.last().is_some_and(|stop| stop.revents != 0) {
+            return;
+        }
+        let mut results = polled.iter();
+        lanes.retain_mut(|lane| {
+            let woken = results.next().is_some_and(|poll| poll.revents != 0);
+            !woken || lane.turn(&mut buffer)
+        });
+    }
+}
+
+fn readable(descriptor: BorrowedFd<'_>) -> libc::pollfd {
+    libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }
+}
+
+/// Waits until one descriptor is ready. False: poll failed for good.
+fn wait(polled: &mut [libc::pollfd]) -> bool {
+    wait_for(polled, -1)
+}
+
+/// Waits until one descriptor is ready or `timeout_ms` have passed (negative: for ever).
+pub fn wait_for(polled: &mut [libc::pollfd], timeout_ms: i32) -> bool {
+    let count = polled.len() as libc::nfds_t;
+    // SAFETY: the pointer and count describe the slice, which this call alone borrows and may write.
+    let rc = unsafe { libc::poll(polled.as_mut_ptr(), count, timeout_ms) };
+    rc >= 0 || std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Faults, Moved, Pump, Wire};
+    use crate::eventually::eventually;
+    use crate::netns::Namespace;
+    use crate::privileged;
+    use crate::tap::{Shape, Tap};
+    use anyhow::ensure;
+    use std::net::UdpSocket;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// Fewer than a tap queues (1,000), so that none is lost by accident.
+    const FRAMES: u64 = 500;
+
+    /// What becomes of so many frames sent over a wire with these faults.
+    fn carried(faults: Faults, seed: u64) -> Moved {
+        let ns = [Namespace::new("pump").expect("a namespace"), Namespace::new("pump").expect("a namespace")];
+        let ends = ns.each_ref().map(|ns| {
+            ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("a setting");
+            let tap = Tap::create(ns, "tap", Shape::default()).expect("a tap");
+            ns.ip_batch("link set tap up\naddr add 10.9.0.1/24 brd + dev tap\n").expect("an address");
+            Arc::new(tap)
+        });
+        let [guest, host] = ends;
+        let wire = Wire { to_host: faults, seed, ..Wire::new(guest, host) };
+        let pump = Pump::start(vec![wire]).expect("a pump");
+        ns[0].run_in(|| {
+            let socket = UdpSocket::bind("10.9.0.1:9").expect("a socket");
+            socket.set_broadcast(true).expect("broadcast");
+            for _ in 0..FRAMES {
+                socket.send_to(b"one frame", "10.9.0.255:9").expect("it is sent");
+            }
+        });
+        eventually(Duration::from_secs(10), || {
+            let moved = pump.to_host(0);
+            ensure!(moved.delivered + moved.lost == FRAMES, "only {moved:?} so far");
+            Ok(())
+        })
+        .expect("all frames are moved");
+        assert_eq!(pump.to_guest(0), Moved::default());
+        pump.to_host(0)
+    }
+
+    #[test]
+    fn a_wire_without_faults_carries_everything_once() {
+        if !privileged::or_skip() {
+            return;
+        }
+        let moved = carried(Faults::default(), 1);
+        assert_eq!(moved, Moved { delivered: FRAMES, lost: 0, refused: 0 });
+    }
+
+    #[test]
+    fn the_same_seed_loses_the_same_frames() {
+        if !privileged::or_skip() {
+            return;
+        }
+        let lost = [1, 1, 2].map(|seed| carried(Faults::loss(0.2), seed));
+        assert_eq!(lost[0], lost[1]);
+        assert_ne!(lost[0], lost[2]);
+        // 500 frames at one in five: 100, give or take five standard deviations of 9.
+        assert!((55..=145).contains(&lost[0].lost), "{:?}", lost[0]);
+    }
+}

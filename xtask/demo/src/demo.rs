@@ -1,0 +1,149 @@
+//! `cargo xtask demo`: guests on true taps ask the real agent, each gets its own metadata, an impostor gets
+//! nothing, and nobody's other traffic notices.
+
+mod report;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use metadata_common::mac::Mac;
+use report::{Asked, Link, Pings, Report};
+use shell::tools;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use testbed::agent::{self, Agent, PortArgument};
+use testbed::answers::PATHS;
+use testbed::guest::{Guest, METADATA, Route, Spec};
+use testbed::host::{self, Host};
+use testbed::record::Identity;
+use testbed::tap::Shape;
+
+/// Guests a demo may have: each is a namespace and a thread.
+const MAX_GUESTS: u16 = 64;
+/// Pings between two guests.
+const PINGS: u32 = 20;
+/// Longest one request may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the impostor asks in vain: three SYNs.
+const IN_VAIN: Duration = Duration::from_secs(4);
+/// An address no record has.
+const FORGED: Mac = Mac([0x52, 0x54, 0x00, 0xba, 0xdb, 0xad]);
+
+/// How large, and how told.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Honest guests; one impostor comes on top
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(3..=i64::from(MAX_GUESTS)))]
+    guests: u16,
+    /// The result as JSON on standard output (progress goes to standard error either way)
+    #[arg(long)]
+    json: bool,
+    /// The agent to run, instead of the one that `cargo xtask` builds for the demo
+    #[arg(long)]
+    agent: Option<PathBuf>,
+}
+
+/// Runs the verb.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    shell::go_on_as_root(&[])?;
+    let agent = args.agent.clone().map_or_else(agent::binary, Ok)?;
+    tools::ensure(tools::LAB)?;
+    let report = show(args.guests, &agent)?;
+    if args.json {
+        println!("{:#}", report.json());
+    } else {
+        print!("{}", report.text());
+    }
+    let wrong = report.wrong();
+    ensure!(wrong.is_empty(), "not as it should be:\n  {}", wrong.join("\n  "));
+    eprintln!("every guest got its own metadata, the impostor none, and everything is cleaned up");
+    Ok(())
+}
+
+fn show(count: u16, agent: &Path) -> Result<Report> {
+    let started = Instant::now();
+    let tell = |what: &str| eprintln!("[{:>5.1} s] {what}", started.elapsed().as_secs_f64());
+
+    tell(&format!("a node in a namespace of its own: bridge {} with {}", host::BRIDGE, host::ADDRESS));
+    let host = Host::new()?;
+    let records = tempfile::tempdir()?;
+    tell(&format!("{count} guests and an impostor, each a Linux stack behind a true tap with offloads on"));
+    let guests = boot(&host, count, records.path())?;
+    let (impostor, honest) = guests.split_last().context("there is an impostor")?;
+
+    tell("xdp-imds: load XDP, attach it to every tap, serve");
+    let ports: Vec<_> =
+        guests.iter().map(|guest| PortArgument::new(guest.host_tap().name(), guest.identity().mac)).collect();
+    let running = Agent::start_binary(agent, host.ns(), agent::arguments(records.path(), &ports))?;
+
+    tell(&format!("every guest asks http://{METADATA} with curl, while all ping each other and the gateway"));
+    let (asked, pings) = std::thread::scope(|scope| {
+        let pings = scope.spawn(|| ping(honest));
+        let asked: Vec<_> = honest.iter().map(ask).collect();
+        (asked, pings.join().expect("pinging does not panic"))
+    });
+    let pings = pings?;
+
+    tell(&format!("the impostor asks for {} s with a MAC that is not its tap's", IN_VAIN.as_secs()));
+    // Only silence counts: curl failing for another reason shows nothing.
+    let refused =
+        impostor.fetch(PATHS[0], IN_VAIN).is_err_and(|error| format!("{error:#}").contains("timed out"));
+
+    let verdicts = running.metrics()?.verdicts().map(|(name, frames)| (name.to_owned(), frames)).collect();
+    let links =
+        honest.iter().map(|guest| Link::read(host.ns(), guest.host_tap().name())).collect::<Result<_>>()?;
+    tell("xdp-imds: stop");
+    let status = running.stop()?;
+    if !status.success() {
+        bail!("the agent ended with {status}");
+    }
+    let program_left = host.ns().ip("link")?.contains("xdp");
+    Ok(Report { asked, refused, verdicts, pings, links, program_left })
+}
+
+/// The honest guests, every second one without a route of its own to the metadata address; then the impostor.
+fn boot(host: &Host, count: u16, records: &Path) -> Result<Vec<Guest>> {
+    let mut guests = Vec::new();
+    for number in 0..=count {
+        let identity = Identity::of(number).with_user_data_of(256 << (number % 8));
+        identity.write(records, 1)?;
+        let impostor = number == count;
+        let spec = Spec {
+            mac: if impostor { FORGED } else { identity.mac },
+            route: if impostor || number % 2 == 1 { Route::Gateway } else { Route::OnLink },
+            shape: Shape::virtio(),
+            ..Spec::of(&identity)
+        };
+        guests.push(Guest::boot(host, &spec)?);
+    }
+    Ok(guests)
+}
+
+/// Lets a guest fetch everything it should get; what went wrong is part of the answer.
+fn ask(guest: &Guest) -> Asked {
+    let mut asked = Asked { guest: guest.identity().clone(), bytes: 0, time: Duration::ZERO, error: None };
+    for path in PATHS {
+        match guest.fetch_own(path, PATIENCE) {
+            Ok(fetched) => {
+                asked.bytes += fetched.body.len();
+                asked.time += fetched.time;
+            }
+            Err(error) => {
+                asked.error = Some(format!("{error:#}"));
+                break;
+            }
+        }
+    }
+    asked
+}
+
+/// Each guest pings the gateway and its neighbour.
+fn ping(guests: &[Guest]) -> Result<Pings> {
+    let mut pings = Pings { sent: 0, answered: 0 };
+    for (number, guest) in guests.iter().enumerate() {
+        let neighbour = guests[(number + 1) % guests.len()].identity().address;
+        for to in [host::ADDRESS, neighbour] {
+            pings.sent += PINGS;
+            pings.answered += guest.ping(to, PINGS)?;
+        }
+    }
+    Ok(pings)
+}

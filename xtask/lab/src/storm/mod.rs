@@ -1,0 +1,301 @@
+//! `cargo xtask storm`: thousands of guests boot at once, on us and on peers, and every answer is checked.
+//!
+//! ```text
+//!  this process                      a namespace of its own
+//!  run ── subjects in turn ────────── agent | peer (nginx, haproxy, …)
+//!   │                                    │ the same taps
+//!   └─ lab ── generator process ───────── guests (guest/: TCP clients that own the taps' descriptors)
+//!   cpu, memory (looks at /proc) ── model ── table, --json, --report
+//! ```
+
+mod agent;
+mod compare;
+mod cpu;
+pub(crate) mod crawl;
+mod disturb;
+mod environment;
+mod figure;
+pub(crate) mod guest;
+mod lab;
+pub(crate) mod memory;
+mod model;
+pub(crate) mod peer;
+pub(crate) mod plan;
+pub(crate) mod report;
+pub(crate) mod run;
+mod table;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use crawl::Dialect;
+use disturb::Event;
+use guest::{Arrival, Flood};
+use lab::Lab;
+use model::{Results, SCHEMA};
+use run::Run;
+use shell::tools;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use support::record::MAX_GUESTS;
+
+/// How large a storm, of what, on whom.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// VMs that boot; several numbers are cases of their own
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1000",
+          value_parser = clap::value_parser!(u16).range(1..i64::from(MAX_GUESTS)))]
+    vms: Vec<u16>,
+    /// Clouds whose guests boot, a case each
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Dialect::Nocloud, Dialect::Openstack, Dialect::Ec2])]
+    dialect: Vec<Dialect>,
+    /// What is measured, in turn: xdp-imds, nginx, haproxy, neutron
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "xdp-imds,nginx,haproxy")]
+    subjects: Vec<String>,
+    /// Rounds of each subject
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// A round's guests boot again until so many seconds are over: clocks need a second
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    seconds: f64,
+    /// When guests begin: at-once, ramp:SECONDS or poisson:PER-SECOND
+    #[arg(long, value_name = "HOW", default_value = "at-once", value_parser = arrival)]
+    arrival: Arrival,
+    /// Octets of user-data: 300, 64KiB, 1MiB; several are cases of their own
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "300", value_parser = size)]
+    user_data: Vec<usize>,
+    /// One connection for all of a boot's requests, instead of one for each
+    #[arg(long)]
+    keep_alive: bool,
+    /// Share of frames lost in either direction, e.g. 0.01
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    loss: f64,
+    /// Guests that read slowly; they do only when there is much to read, as with --user-data 64KiB
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    slow_readers: usize,
+    /// One more guest sends as fast as it can: SYNs for us, or as much for somebody else
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "syn")]
+    flood: Option<Flood>,
+    /// What happens to xdp-imds so many seconds after a storm began: kill9@SECONDS (and it is started again) or
+    /// takeover@SECONDS. It pins its links and maps then, and guests ask again what failed, as clients do
+    #[arg(long, value_name = "WHAT@SECONDS", value_delimiter = ',', value_parser = disturb::read)]
+    event: Vec<Event>,
+    /// One request after another with pauses between: what a lone request takes
+    #[arg(long)]
+    lone: bool,
+    /// Taps with a virtio header, checksums left to the device, large segments whole
+    #[arg(long)]
+    vnet_hdr: bool,
+    /// Measure for so many seconds what silent guests cost
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    idle: u64,
+    /// Networks with a proxy each, for haproxy and neutron
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    networks: usize,
+    /// The generator keeps to this core
+    #[arg(long, value_name = "CORE")]
+    guest_cpu: Option<usize>,
+    /// Servers keep to these cores
+    #[arg(long, value_name = "CORES", value_delimiter = ',')]
+    server_cpus: Vec<usize>,
+    /// The generator on core 0 and servers on all others
+    #[arg(long, conflicts_with_all = ["guest_cpu", "server_cpus"])]
+    pin: bool,
+    /// What all randomness grows from
+    #[arg(long, value_name = "NUMBER", env = "XDP_IMDS_SEED", default_value_t = 1)]
+    seed: u64,
+    /// Write all results there
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page with drawings there
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Write one drawing there
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Measure nothing: say what became better or worse from A to B, and fail if something did
+    #[arg(long, num_args = 2, value_names = ["A.json", "B.json"])]
+    compare: Vec<PathBuf>,
+    /// Compare even what was measured differently
+    #[arg(long, requires = "compare")]
+    force: bool,
+    /// The agent to run, instead of building one; the generator is then this very program
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
+    /// More of the agent's configuration (YAML, without `ports`)
+    #[arg(long, value_name = "FILE")]
+    agent_config: Option<PathBuf>,
+}
+
+/// Runs the verb.
+pub(crate) fn run(mut args: Args) -> Result<()> {
+    if let [before, after] = args.compare.as_slice() {
+        return compare::run(before, after, args.force);
+    }
+    args.check()?;
+    let (agent, generator) = run::build(args.agent.as_deref())?;
+    if args.agent.is_none() {
+        shell::go_on_as_root(&[OsString::from("--agent"), agent.clone().into()])?;
+    }
+    shell::go_on_as_root(&[])?;
+    tools::ensure(tools::LAB)?;
+    if args.subjects.iter().any(|name| name != agent::NAME)
+        && let Some(missing) = tools::missing_peers()
+    {
+        bail!("{missing}. Without them: --subjects {}", agent::NAME);
+    }
+    let results = measure(&args, agent, &generator)?;
+    print!("{}", table::text(&results));
+    args.write(&results)?;
+    let ours = results.cases.iter().flat_map(|case| &case.subjects).filter(|it| it.name == agent::NAME);
+    let failures: u64 = ours.flat_map(|subject| &subject.rounds).map(|round| round.failures).sum();
+    ensure!(failures == 0, "{failures} requests to {} failed", agent::NAME);
+    Ok(())
+}
+
+fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
+    let began = Instant::now();
+    let mut environment = environment::look(args.seed)?;
+    let most = usize::from(args.vms.iter().copied().max().unwrap_or(1)) + usize::from(args.flood.is_some());
+    progress(began, &format!("{most} taps in a namespace of their own"));
+    let mut lab = Lab::new(generator, most, args.vnet_hdr, args.guest_cpu)?;
+    let prices = lab.prices()?;
+    progress(
+        began,
+        &format!(
+            "system calls that do nothing: write {:.0} ns, read {:.0} ns, wait {:.0} ns",
+            prices.write, prices.read, prices.wait
+        ),
+    );
+    if let Some(cpu) = args.guest_cpu {
+        environment.notes.push(format!("generator on core {cpu}, servers on {:?}", args.server_cpus));
+    }
+    let read = |file: &PathBuf| {
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+    };
+    let configuration = args.agent_config.as_ref().map(read).transpose()?;
+    if args.agent.is_some() {
+        environment.notes.push(format!("agent {}", agent.display()));
+    }
+    let versions = Default::default();
+    let mut run = Run { args, agent, lab: &mut lab, prices, began, cases: 0, configuration, versions };
+    let mut cases = Vec::new();
+    for dialect in &args.dialect {
+        for user_data in &args.user_data {
+            for vms in &args.vms {
+                cases.push(run.case(*dialect, usize::from(*vms), *user_data)?);
+            }
+        }
+    }
+    environment.versions = run.versions;
+    Ok(Results { schema: SCHEMA.into(), environment, cases })
+}
+
+impl Args {
+    /// What clap cannot check, and what one option means for another.
+    fn check(&mut self) -> Result<()> {
+        for name in &self.subjects {
+            ensure!(
+                name == agent::NAME || peer::PEERS.contains(&name.as_str()),
+                "there is no subject `{name}`; there are {}, {}",
+                agent::NAME,
+                peer::PEERS.join(", ")
+            );
+        }
+        ensure!((0.0..0.5).contains(&self.loss), "--loss is a share from 0 to 0.5, not {}", self.loss);
+        let least = usize::from(self.vms.iter().copied().min().unwrap_or(0));
+        ensure!(self.slow_readers <= least, "--slow-readers {} of {least} VMs", self.slow_readers);
+        ensure!(
+            self.event.is_empty() || self.subjects.iter().all(|name| name == agent::NAME),
+            "--event is for {} alone: --subjects {0}",
+            agent::NAME
+        );
+        ensure!((0.0..=300.0).contains(&self.seconds), "--seconds is 0 to 300, not {}", self.seconds);
+        let cores = std::thread::available_parallelism()?.get();
+        if self.pin {
+            ensure!(cores > 1, "--pin needs two cores");
+            self.guest_cpu = Some(0);
+            self.server_cpus = (1..cores).collect();
+        }
+        if let Some(core) = self.server_cpus.iter().chain(&self.guest_cpu).find(|core| **core >= cores) {
+            bail!("there is no core {core}: this machine has {cores}, from 0");
+        }
+        Ok(())
+    }
+
+    fn write(&self, results: &Results) -> Result<()> {
+        let write = |path: &Option<PathBuf>, text: &dyn Fn() -> Result<String>| -> Result<()> {
+            let Some(path) = path else { return Ok(()) };
+            std::fs::write(path, text()?).with_context(|| format!("cannot write {}", path.display()))?;
+            eprintln!("wrote {}", path.display());
+            Ok(())
+        };
+        write(&self.json, &|| Ok(serde_json::to_string(results)? + "\n"))?;
+        write(&self.report, &|| Ok(report::html(results)))?;
+        write(&self.svg, &|| Ok(report::svg(results)))
+    }
+}
+
+/// Says on standard error how far the run is.
+fn progress(began: Instant, what: &str) {
+    eprintln!("[{:>6.1} s] {what}", began.elapsed().as_secs_f64());
+}
+
+/// Reads `at-once`, `ramp:SECONDS` or `poisson:RATE`.
+fn arrival(text: &str) -> Result<Arrival, String> {
+    let number = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    let read = match text.split_once(':') {
+        None if text == "at-once" => Some(Arrival::AtOnce),
+        Some(("ramp", seconds)) => number(seconds).map(Arrival::Ramp),
+        Some(("poisson", rate)) => number(rate).map(Arrival::Poisson),
+        _ => None,
+    };
+    read.ok_or_else(|| "expected at-once, ramp:SECONDS or poisson:PER-SECOND".into())
+}
+
+/// As [`arrival`] reads it.
+fn shown(arrival: Arrival) -> String {
+    match arrival {
+        Arrival::AtOnce => "at-once".into(),
+        Arrival::Ramp(seconds) => format!("ramp:{seconds}"),
+        Arrival::Poisson(rate) => format!("poisson:{rate}"),
+        Arrival::Lone => "lone".into(),
+    }
+}
+
+/// Reads a number of octets: `300`, `64KiB`, `1MiB`.
+pub(crate) fn size(text: &str) -> Result<usize, String> {
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let unit = match unit {
+        "" | "B" => Some(1),
+        "KiB" | "K" => Some(1 << 10),
+        "MiB" | "M" => Some(1 << 20),
+        _ => None,
+    };
+    let octets = digits.parse::<usize>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
+    octets.ok_or_else(|| "expected octets, such as 300, 64KiB or 1MiB".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{arrival, shown, size};
+
+    #[test]
+    fn an_arrival_is_shown_as_it_is_read() {
+        for text in ["at-once", "ramp:2.5", "poisson:1000"] {
+            assert_eq!(arrival(text).map(shown), Ok(text.to_owned()));
+        }
+        for text in ["", "ramp", "ramp:", "ramp:-1", "poisson:nan", "later"] {
+            assert!(arrival(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, octets) in [("300", 300), ("64KiB", 65_536), ("1MiB", 1 << 20), ("2K", 2_048)] {
+            assert_eq!(size(text), Ok(octets));
+        }
+        for text in ["", "KiB", "1GB", "-1", "99999999999999999999"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Peers answer as told, each guest its own.
+
+use super::{Form, Haproxy, OWN_MAC, PEERS, Page, Scene, Subject as _, Tenant, named};
+use bytes::Bytes;
+use metadata_common::mac::Mac;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+use support::guest::METADATA;
+use support::netns::Namespace;
+use support::privileged;
+
+const GUESTS: u8 = 5;
+
+fn page(method: &str, path: &str, status: u16, body: impl Into<Bytes>) -> Page {
+    Page {
+        method: method.into(),
+        path: path.into(),
+        status,
+        content_type: "text/plain".into(),
+        body: body.into(),
+    }
+}
+
+/// Paths as the dialects have them: with a slash at the end and the same without, absent ones, a token's PUT.
+fn tenants() -> Vec<Tenant> {
+    let tenant = |number: u8| Tenant {
+        tap: format!("stormtap{number}"),
+        mac: Mac([0x52, 0x54, 0, 0x69, 1, number]),
+        address: Ipv4Addr::new(10, 0, 16, number),
+        pages: vec![
+            page(
+                "GET",
+                "/v1/user-data",
+                200,
+                format!("#cloud-config\n# \"{number}\" $host \\\n{}", "x".repeat(40_000)),
+            ),
+            page("GET", "/v1/vendor-data", 204, ""),
+            page("GET", "/openstack/latest/vendor_data2.json", 404, "no \"such\" document\n"),
+            page("PUT", "/latest/api/token", 200, "a-token"),
+            page("GET", "/latest/meta-data/", 200, format!("hostname\ninstance-{number}")),
+            page("GET", "/latest/meta-data", 200, "hostname\n"),
+            page("GET", "/latest/meta-data/hostname", 200, format!("guest-{number}\0{}", '\u{e9}')),
+            page("GET", "/latest/meta-data/empty", 200, ""),
+            page("GET", "/latest/meta-data/empty", 200, ""),
+            page("GET", "/latest/meta-data/macs/{mac}/", 200, "device-number\n"),
+            page("GET", "/latest/meta-data/macs/{mac}/device-number", 200, "0"),
+            page("GET", "/latest/meta-data/macs/{mac}/local-ipv4s", 200, format!("10.0.16.{number}")),
+        ],
+    };
+    (1..=GUESTS).map(tenant).collect()
+}
+
+/// A node, and each guest as a namespace on a cable instead of a tap.
+fn rack(tenants: &[Tenant]) -> (Namespace, Vec<Namespace>) {
+    let node = Namespace::new("storm-peers").expect("a node");
+    let guests = tenants.iter().map(|tenant| {
+        let guest = Namespace::new("storm-peer-guest").expect("a guest");
+        let Tenant { tap, mac, address, .. } = tenant;
+        node.ip(&format!("link add {tap} type veth peer name eth0 address {mac} netns {}", guest.name()))
+            .expect("a cable");
+        guest
+            .ip_batch(&format!(
+                "link set eth0 up\naddr add {address}/32 dev eth0\nroute add {METADATA} dev eth0\n"
+            ))
+            .expect("its address");
+        guest
+    });
+    let guests = guests.collect();
+    (node, guests)
+}
+
+fn ask(guest: &Namespace, tenant: &Tenant, page: &Page) -> (u16, Vec<u8>) {
+    let url = format!("http://{METADATA}{}", page.path.replace(OWN_MAC, &tenant.mac.to_string()));
+    let mut curl = Command::new("curl");
+    curl.args(["-s", "-m", "10", "--path-as-is", "-w", "%{stderr}%{http_code}", "-X", &page.method, &url]);
+    let output = guest.output(&mut curl).expect("curl");
+    (String::from_utf8_lossy(&output.stderr).trim().parse().unwrap_or(0), output.stdout)
+}
+
+fn everybody_gets_their_own(tenants: &[Tenant], guests: &[Namespace], peer: &str) {
+    for (tenant, guest) in tenants.iter().zip(guests) {
+        // A booting guest knows nobody's MAC yet.
+        guest.ip("neigh flush all").expect("a fresh start");
+        for page in &tenant.pages {
+            let (status, body) = ask(guest, tenant, page);
+            let what = format!("{peer}, {}: {} {}", tenant.tap, page.method, page.path);
+            assert_eq!(status, page.status, "{what}");
+            assert!(body == page.body, "{what}: {:?}", String::from_utf8_lossy(&body));
+        }
+    }
+}
+
+fn may_run() -> bool {
+    let peers = shell::tools::missing_peers();
+    privileged::or_skip_for(privileged::missing().or(peers.as_deref()))
+}
+
+#[test]
+fn every_peer_answers_each_guest_with_its_own_octets_one_after_the_other_on_the_same_taps() {
+    if !may_run() {
+        return;
+    }
+    shell::tools::ensure(shell::tools::LAB).expect("programs");
+    let tenants = tenants();
+    let (node, guests) = rack(&tenants);
+    let scene = Scene { node: &node, tenants: &tenants, cores: 2, pinned: Some(&[0]) };
+    let mut peers = PEERS.map(|name| named(name, 2).expect("a peer of that name"));
+    for peer in &mut peers {
+        peer.prepare(&scene).expect("a peer that can be prepared");
+    }
+    // Twice: alternating is what they are for.
+    for peer in peers.iter().chain(&peers) {
+        let running = peer.start(&scene).expect("a peer that starts");
+        let pids = running.pids();
+        everybody_gets_their_own(&tenants, &guests, peer.name());
+        running.stop().expect("a peer that ends");
+        let alive: Vec<_> = pids.iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
+        assert!(alive.is_empty(), "{}: of {pids:?} {alive:?} are still there", peer.name());
+        let links = node.ip("-o link show").expect("links");
+        assert!(!links.contains("stormbr") && !links.contains("stormup"), "{}: {links}", peer.name());
+    }
+}
+
+#[test]
+fn a_peer_that_is_dropped_ends_and_frees_the_taps() {
+    if !may_run() {
+        return;
+    }
+    let tenants = tenants();
+    let (node, _guests) = rack(&tenants);
+    let scene = Scene { node: &node, tenants: &tenants, cores: 2, pinned: None };
+    let mut peer = Haproxy::new(Form::Forwards, 3);
+    peer.prepare(&scene).expect("a prepared peer");
+    let running = peer.start(&scene).expect("a running peer");
+    let pids = running.pids();
+    // Three proxies, nginx and its two workers.
+    assert_eq!(pids.len(), 6, "{pids:?}");
+    drop(running);
+    assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()), "{pids:?}");
+    let links = node.ip("-o link show").expect("links");
+    assert!(links.contains("stormtap1") && !links.contains("stormbr"), "{links}");
+}
+
+#[test]
+fn what_a_peer_cannot_serve_is_refused_before_anything_starts() {
+    let of = |pages: Vec<Page>| Tenant { pages, ..tenants().swap_remove(0) };
+    let good = || vec![page("GET", "/a", 200, "a"), page("GET", "/b", 404, "none")];
+    let cases: Vec<(&str, [Tenant; 2], &str)> = vec![
+        (
+            "no guest has the second page",
+            [of(good()), of(good()[..1].to_vec())],
+            "/b: stormtap1 is answered otherwise",
+        ),
+        (
+            "another status",
+            [of(good()), of(vec![page("GET", "/a", 404, "a"), good().remove(1)])],
+            "/a: stormtap1",
+        ),
+        (
+            "an error of its own",
+            [of(good()), of(vec![good().remove(0), page("GET", "/b", 404, "other")])],
+            "body of its own",
+        ),
+        (
+            "a path that would end a word",
+            [of(vec![page("GET", "/a b", 200, "")]), of(vec![page("GET", "/a b", 200, "")])],
+            "cannot be told",
+        ),
+        (
+            "one path, two methods",
+            [of(vec![page("GET", "/a", 200, ""), page("PUT", "/a", 200, "")]), of(good())],
+            "in two ways",
+        ),
+    ];
+    for (name, tenants, says) in cases {
+        let error =
+            super::site::Site::lay_out(&tenants).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(says), "{name}: {error}");
+    }
+    assert!(super::site::Site::lay_out(&[]).is_err());
+}

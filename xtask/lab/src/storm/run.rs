@@ -1,0 +1,281 @@
+//! The rounds: subjects in turn on the same taps, every case in every round.
+
+use super::agent::{self, Agent};
+use super::cpu::{Clocks, Threads};
+use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
+use super::lab::Lab;
+use super::memory;
+use super::model::{Case as Measured, Idle, Round, Settings, Subject as Found};
+use super::peer::{self, Scene, Subject};
+use super::plan::Case;
+use super::{Args, crawl::Dialect};
+use anyhow::{Context as _, Result, ensure};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use support::bpffs::Bpffs;
+
+/// Between a server's start and the storm: what it does once after its start is not the storm's.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// The same before its silence is measured: threads of its start end, and ports are looked at for the first time (2 s).
+const SETTLE_IDLE: Duration = Duration::from_secs(3);
+
+/// Least time between two lines about one round.
+const TELL: Duration = Duration::from_secs(2);
+/// Seeds of two cases are so far apart: more than rounds there are.
+const SEEDS: u64 = 10_000;
+
+/// All cases of a run, measured one after the other.
+pub(super) struct Run<'a> {
+    pub(super) args: &'a Args,
+    pub(super) agent: PathBuf,
+    pub(super) lab: &'a mut Lab,
+    pub(super) prices: Prices,
+    pub(super) began: Instant,
+    /// Cases begun.
+    pub(super) cases: u64,
+    /// More of the agent's configuration.
+    pub(super) configuration: Option<String>,
+    /// Of each subject, once it was prepared.
+    pub(super) versions: BTreeMap<String, String>,
+}
+
+impl Run<'_> {
+    /// One case: every subject, as many rounds as asked for, in turn.
+    pub(super) fn case(&mut self, dialect: Dialect, vms: usize, user_data: usize) -> Result<Measured> {
+        self.cases += 1;
+        let guests = vms + usize::from(self.args.flood.is_some());
+        self.tell(&format!("{dialect}, {vms} VMs, {user_data} B of user-data: records and documents"));
+        let case = Case::lay_out(dialect, guests, user_data)?;
+        self.lab.load(&case.plan())?;
+        let subjects = self.subjects(&case)?;
+        let cores = self.server_cores()?;
+        let pinned = (!self.args.server_cpus.is_empty()).then_some(self.args.server_cpus.as_slice());
+        let mut found: Vec<Found> = Vec::new();
+        let mut prepared = Vec::new();
+        for mut subject in subjects {
+            let scene = Scene { node: self.lab.node(), tenants: &case.tenants, cores, pinned };
+            match subject.prepare(&scene) {
+                Ok(()) => {}
+                Err(error) if subject.name() == agent::NAME => {
+                    return Err(error.context("preparing the agent"));
+                }
+                // A peer that cannot serve this case is left out of it, visibly.
+                Err(error) => {
+                    self.tell(&format!("{dialect} without {}: {error:#}", subject.name()));
+                    continue;
+                }
+            }
+            self.versions.insert(subject.name().into(), subject.version()?);
+            found.push(Found { name: subject.name().into(), rounds: Vec::new() });
+            prepared.push(subject);
+        }
+        for number in 0..self.args.rounds {
+            // Each round in another order: what one leaves behind must not always meet the same next.
+            for turn in 0..prepared.len() {
+                let place = (turn + number as usize) % prepared.len();
+                let subject = prepared[place].as_ref();
+                let label = format!("{dialect} round {}/{} {}", number + 1, self.args.rounds, subject.name());
+                match self.round(&label, subject, &case, vms, number, pinned) {
+                    Ok(round) => found[place].rounds.push(round),
+                    Err(error) if subject.name() == agent::NAME => return Err(error.context(label)),
+                    // A peer that breaks down loses the round, not the whole run its results.
+                    Err(error) => self.tell(&format!("{label} gives up: {error:#}")),
+                }
+            }
+        }
+        Ok(Measured { settings: self.settings(&case, vms), subjects: found })
+    }
+
+    /// Cores a server may use.
+    fn server_cores(&self) -> Result<usize> {
+        let all = std::thread::available_parallelism()?.get();
+        Ok(if self.args.server_cpus.is_empty() { all } else { self.args.server_cpus.len() })
+    }
+
+    fn subjects(&self, case: &Case) -> Result<Vec<Box<dyn Subject>>> {
+        let named = |name: &String| -> Result<Box<dyn Subject>> {
+            if name == agent::NAME {
+                let configuration = self.configuration.clone().unwrap_or_default();
+                let pins = (!self.args.event.is_empty()).then(Bpffs::mount).transpose()?;
+                return Ok(Box::new(Agent::new(self.agent.clone(), case.records(), configuration, pins)));
+            }
+            peer::named(name, self.args.networks).with_context(|| format!("there is no subject `{name}`"))
+        };
+        self.args.subjects.iter().map(named).collect()
+    }
+
+    fn round(
+        &mut self,
+        label: &str,
+        subject: &dyn Subject,
+        case: &Case,
+        vms: usize,
+        number: u32,
+        pinned: Option<&[usize]>,
+    ) -> Result<Round> {
+        let cores = self.server_cores()?;
+        let kernel = memory::settled_kernel();
+        // The lab is lent to the generator while the subject runs in its namespace.
+        let node = support::netns::Namespace::open(self.lab.node().name())?;
+        let scene = Scene { node: &node, tenants: &case.tenants, cores, pinned };
+        let started = Instant::now();
+        let mut running = subject.start(&scene)?;
+        let (ready, attached) = (started.elapsed(), running.attached_in());
+        std::thread::sleep(SETTLE);
+        let pids = running.pids();
+        let silent = memory::since(kernel, &pids);
+        let idle = self.idle(&pids);
+        let orders = self.orders(vms, number);
+        let before = Clocks::read(self.lab.pid(), &pids)?;
+        let (outcome, events) = {
+            let (began, mut told) = (self.began, Instant::now());
+            let mut tell = |boots: u64, failures: u64| {
+                if told.elapsed() >= TELL {
+                    told = Instant::now();
+                    super::progress(began, &format!("{label}: {boots} boots, {failures} failures"));
+                }
+            };
+            let (over, end) = std::sync::mpsc::channel::<()>();
+            let (events, running) = (&self.args.event, running.as_mut());
+            std::thread::scope(|scope| {
+                let disturbed = scope.spawn(move || super::disturb::all(running, events, &end));
+                let outcome = self.lab.storm(&orders, &mut tell);
+                drop(over);
+                let events = disturbed.join().expect("events do not panic");
+                anyhow::Ok((outcome?, events?))
+            })?
+        };
+        let after = Clocks::read(self.lab.pid(), &running.pids())?;
+        let flood_frames = outcome.flood.map_or(0, |flood| flood.frames);
+        let cpu = before.until(&after, &outcome.calls, &self.prices, flood_frames);
+        running.stop()?;
+        let flooded = outcome.flood.filter(|flood| flood.wall_us > 0.0);
+        let mut round = round_of(outcome);
+        round.events = events;
+        round.flood_per_second = flooded.map(|flood| flood.frames as f64 / flood.wall_us * 1e6);
+        (round.cpu, round.memory, round.idle) = (cpu, silent, idle);
+        round.ready_us = ready.as_secs_f64() * 1e6;
+        round.attach_us = attached.map(|took| took.as_secs_f64() * 1e6);
+        self.tell(&format!("{label}: {}", super::table::line(&round)));
+        Ok(round)
+    }
+
+    fn idle(&self, pids: &[u32]) -> Option<Idle> {
+        if self.args.idle == 0 {
+            return None;
+        }
+        std::thread::sleep(SETTLE_IDLE);
+        let (began, before) = (Instant::now(), Threads::read(pids));
+        std::thread::sleep(Duration::from_secs(self.args.idle));
+        let used = Threads::read(pids).since(&before);
+        let wall_us = began.elapsed().as_secs_f64() * 1e6;
+        Some(Idle { wall_us, server_us: used as f64 / 1e3 })
+    }
+
+    fn orders(&self, vms: usize, round: u32) -> Orders {
+        let args = self.args;
+        let arrival = if args.lone { Arrival::Lone } else { args.arrival };
+        Orders {
+            guests: vms,
+            arrival,
+            seconds: args.seconds,
+            keep_alive: args.keep_alive,
+            retries: if args.event.is_empty() { 0 } else { super::disturb::RETRIES },
+            loss: args.loss,
+            slow: args.slow_readers,
+            flood: args.flood,
+            stall: 0.0,
+            to_the_end: false,
+            // The same for all subjects of a round, another for each round: guests come from other ports.
+            seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(round)),
+        }
+    }
+
+    fn settings(&self, case: &Case, vms: usize) -> Settings {
+        let args = self.args;
+        let mut options = BTreeMap::new();
+        let mut set = |name: &str, value: String| options.insert(name.to_owned(), value);
+        set("arrival", if args.lone { "lone".into() } else { super::shown(args.arrival) });
+        if args.keep_alive {
+            set("keep-alive", "yes".into());
+        }
+        if args.loss > 0.0 {
+            set("loss", args.loss.to_string());
+        }
+        if args.slow_readers > 0 {
+            set("slow-readers", args.slow_readers.to_string());
+        }
+        match args.flood {
+            None => {}
+            Some(Flood::Syn) => drop(set("flood", "syn".into())),
+            Some(Flood::Ordinary) => drop(set("flood", "ordinary".into())),
+        }
+        if !args.event.is_empty() {
+            set("event", super::disturb::shown(&args.event));
+        }
+        if args.vnet_hdr {
+            set("vnet-hdr", "yes".into());
+        }
+        if args.seconds != 1.0 {
+            set("seconds", args.seconds.to_string());
+        }
+        if !args.server_cpus.is_empty() || args.guest_cpu.is_some() {
+            set("cores", format!("guests {:?}, servers {:?}", args.guest_cpu, args.server_cpus));
+        }
+        if let Some(configuration) = &self.configuration {
+            set("agent", configuration.split_whitespace().collect::<Vec<_>>().join(" "));
+        }
+        Settings {
+            dialect: case.dialect.to_string(),
+            vms: vms as u32,
+            user_data_bytes: case.user_data as u64,
+            requests_per_boot: case.requests as u32,
+            options,
+        }
+    }
+
+    fn tell(&self, what: &str) {
+        super::progress(self.began, what);
+    }
+}
+
+fn round_of(outcome: Outcome) -> Round {
+    let reason = |failure| serde_json::to_value(failure).ok()?.as_str().map(str::to_owned);
+    Round {
+        boots: outcome.boots,
+        requests: outcome.requests,
+        failures: outcome.failures,
+        reasons: outcome.reasons.iter().filter_map(|(why, n)| Some((reason(why)?, *n))).collect(),
+        retransmissions: outcome.retransmissions,
+        retries: outcome.retries,
+        wall_us: outcome.wall_us,
+        request: outcome.request,
+        boot: outcome.boot,
+        finished: outcome.finished,
+        ..Round::default()
+    }
+}
+
+/// The agent's binary and our own, built with optimisation.
+pub(crate) fn build(given: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
+    let release = shell::target().join("release");
+    if let Some(agent) = given {
+        // A generator without optimisation would be what is measured.
+        let beside = agent.with_file_name("xdp-imds-lab");
+        let own = if beside.is_file() { beside } else { std::env::current_exe()? };
+        return Ok((agent.to_owned(), own));
+    }
+    shell::run(&mut shell::cargo([
+        "build",
+        "--release",
+        "--package",
+        "metadata-user",
+        "--package",
+        "xdp-imds-lab",
+    ]))?;
+    let (agent, own) = (release.join("xdp-imds"), release.join("xdp-imds-lab"));
+    ensure!(agent.is_file() && own.is_file(), "nothing was built in {}", release.display());
+    Ok((agent, own))
+}

@@ -1,0 +1,121 @@
+//! `cargo xtask traffic`: what steering costs guests' ordinary traffic, by program and kind of frame.
+//!
+//! One guest on one true tap with offloads, in a namespace of its own, sends through a bridge to a neighbour
+//! that takes no notice; with `--pod` as one of KubeVirt's bindings lays the way out of a pod (`way`). The kernel does all of that within the guest's `write(2)`, so the sender's own CPU time
+//! is the whole system's. Programs take turns on the same tap, round by round.
+
+mod frames;
+mod report;
+mod way;
+
+use anyhow::{Context as _, Result, ensure};
+use frames::Kind;
+use report::{Report, Row};
+use shell::tools;
+use std::fs;
+use std::path::PathBuf;
+use support::netns::Namespace;
+use support::tap::Tap;
+use support::variants::{Variant, Variants};
+use way::{Binding, Way};
+
+/// Rounds that may be asked for: each takes about a third of a second.
+const MAX_ROUNDS: u16 = 2_000;
+/// Frames sent, unmeasured, after each change of program.
+const WARM_UP: u32 = 200;
+
+/// How long, and how told.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Measurements of each program with each kind of frame
+    #[arg(long, default_value_t = 101, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROUNDS)))]
+    rounds: u16,
+    /// The tap in a pod of this binding, and the neighbour behind the node's bridge
+    #[arg(long, value_name = "BINDING", num_args = 0..=1, default_missing_value = "bridge")]
+    pod: Option<Binding>,
+    /// The result as JSON on standard output (progress goes to standard error either way)
+    #[arg(long)]
+    json: bool,
+    /// Also draw it as a bar chart
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Runs the verb.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    shell::go_on_as_root(&[])?;
+    tools::ensure(tools::LAB)?;
+    let report = measure(args.rounds, args.pod)?;
+    if let Some(file) = &args.svg {
+        fs::write(file, report.svg()).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if args.json {
+        println!("{:#}", report.json());
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(())
+}
+
+fn measure(rounds: u16, pod: Option<Binding>) -> Result<Report> {
+    let way = Way::lay(pod)?;
+    let (ns, tap) = (way.ns(), way.tap());
+    let mut variants = Variants::load(ns, tap.name())?;
+    let mut samples = vec![Vec::with_capacity(rounds.into()); Kind::ALL.len() * Variant::ALL.len()];
+    for round in 0..usize::from(rounds) {
+        if round.is_multiple_of(5) {
+            eprintln!("round {} of {rounds}", round + 1);
+        }
+        for turn in 0..Variant::ALL.len() {
+            // Another one first in each round, so that none always follows the same one.
+            let at = (turn + round) % Variant::ALL.len();
+            let taken = variants.with(Variant::ALL[at], || {
+                Kind::ALL.iter().map(|kind| cost(tap, *kind)).collect::<Result<Vec<_>>>()
+            });
+            let taken = taken.with_context(|| format!("with {}", Variant::ALL[at].name()))?;
+            for (kind, nanos) in taken.into_iter().enumerate() {
+                samples[kind * Variant::ALL.len() + at].push(nanos);
+            }
+        }
+    }
+    let arrived = sink_frames(way.end())?;
+    let sent: u64 = Kind::ALL.iter().map(|kind| u64::from(WARM_UP + kind.frames())).sum::<u64>()
+        * u64::from(rounds)
+        * Variant::ALL.len() as u64;
+    ensure!(arrived >= sent, "only {arrived} of {sent} frames reached the neighbour: nothing is proved");
+    let cells = Kind::ALL.iter().flat_map(|kind| Variant::ALL.iter().map(move |variant| (*kind, *variant)));
+    let rows = cells.zip(samples).map(|((kind, variant), nanos)| Row::new(kind, variant, nanos)).collect();
+    Report::new(way.name(), rounds, rows)
+}
+
+/// CPU nanoseconds of the whole system for one frame of a kind.
+fn cost(tap: &Tap, kind: Kind) -> Result<f64> {
+    let frame = kind.frame();
+    send(tap, &frame, WARM_UP)?;
+    let before = own_cpu()?;
+    send(tap, &frame, kind.frames())?;
+    Ok((own_cpu()? - before) as f64 / f64::from(kind.frames()))
+}
+
+fn send(tap: &Tap, frame: &[u8], times: u32) -> Result<()> {
+    for _ in 0..times {
+        ensure!(tap.send(0, frame)?, "the tap has no room, though nothing on its way waits");
+    }
+    Ok(())
+}
+
+/// Nanoseconds this thread has been on a CPU (Linux: Documentation/scheduler/sched-stats.rst).
+fn own_cpu() -> Result<u64> {
+    // Yielding brings the count up to date, which the tick does only every few milliseconds.
+    std::thread::yield_now();
+    let shown =
+        fs::read_to_string("/proc/thread-self/schedstat").context("cannot read this thread's CPU time")?;
+    let first = shown.split_whitespace().next().context("schedstat is empty")?;
+    Ok(first.parse()?)
+}
+
+/// Frames the neighbour was given. A frame of many segments is one.
+fn sink_frames(ns: &Namespace) -> Result<u64> {
+    let shown: serde_json::Value = serde_json::from_str(&ns.ip("-j -s link show dev far0")?)?;
+    shown[0]["stats64"]["rx"]["packets"].as_u64().context("`ip -j -s link` tells no frames received")
+}

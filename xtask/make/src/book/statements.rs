@@ -1,0 +1,191 @@
+//! Tests and statements that the book names exist.
+
+use super::code::Code;
+use super::markdown::{self, Page};
+
+use anyhow::{Context as _, Result};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Pages whose last column names tests.
+const TABLES: [&str; 2] = ["docs/src/design/promises.md", "docs/src/design/threats.md"];
+
+/// Tests and benches registered in `tests/Cargo.toml`.
+pub(super) fn registered() -> Result<BTreeSet<String>> {
+    let manifest = fs::read_to_string(shell::top().join("tests/Cargo.toml")).context("tests/Cargo.toml")?;
+    let names = manifest.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// What a cell refers to.
+#[derive(Debug, PartialEq, Eq)]
+struct Reference {
+    /// A file of `tests/`, a module, or a fuzz law.
+    subject: String,
+    kind: Kind,
+    /// The statements in it that are quoted.
+    statements: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Test,
+    Unit,
+    Law,
+}
+
+/// Tests that are not there, and statements nobody makes.
+pub(super) fn findings(pages: &[Page], code: &Code) -> Result<Vec<String>> {
+    let known = registered()?;
+    let tests = sources("tests")?;
+    let mut findings = Vec::new();
+    for page in pages.iter().filter(|page| TABLES.iter().any(|table| page.path == Path::new(table))) {
+        let rows = page.rows();
+        let mut cells: Vec<(usize, &str)> =
+            rows.iter().filter_map(|(line, cells)| Some((*line, cells.last()?.as_str()))).collect();
+        // A paragraph may quote, too.
+        let prose = page.prose();
+        let quoted: Vec<(usize, String)> =
+            paragraphs(&prose).filter(|(_, text)| text.contains("`: *")).collect();
+        cells.extend(
+            quoted
+                .iter()
+                .map(|(line, text)| (*line, text.split_once('(').map_or(text.as_str(), |(_, rest)| rest))),
+        );
+        for (line, cell) in cells {
+            for reference in references(cell) {
+                let reason = missing(&reference, &known, &tests, code);
+                findings.extend(reason.into_iter().map(|reason| format!("{}: {reason}", page.at(line))));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// What of a reference does not exist.
+fn missing(
+    reference: &Reference,
+    known: &BTreeSet<String>,
+    tests: &[(PathBuf, String)],
+    code: &Code,
+) -> Vec<String> {
+    let Reference { subject, kind, statements } = reference;
+    let own = |path: &Path| {
+        path.iter().any(|part| Path::new(part).file_stem().is_some_and(|stem| stem == subject.as_str()))
+    };
+    let texts: Vec<&str> = match kind {
+        Kind::Test if !known.contains(subject) => {
+            return vec![format!("tests/Cargo.toml has no test {subject}")];
+        }
+        Kind::Test | Kind::Law => {
+            tests.iter().filter(|(path, _)| own(path)).map(|(_, text)| text.as_str()).collect()
+        }
+        Kind::Unit => code.texts().filter(|(path, _)| own(path)).map(|(_, text)| text).collect(),
+    };
+    if texts.is_empty() {
+        return vec![format!("there is no {subject}")];
+    }
+    let absent = statements.iter().filter(|statement| !texts.iter().any(|text| states(text, statement)));
+    absent.map(|statement| format!("{subject} does not state «{statement}»")).collect()
+}
+
+/// True when a function of a text is called as the statement reads; `…` stands for any words.
+fn states(text: &str, statement: &str) -> bool {
+    let parts: Vec<String> = statement.split('…').map(slug).collect();
+    let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+    names.into_iter().any(|name| {
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return false };
+        match parts.len() {
+            1 => name == first,
+            _ => name.starts_with(first.as_str()) && name.ends_with(last.as_str()),
+        }
+    })
+}
+
+/// A statement as the name of a function.
+fn slug(statement: &str) -> String {
+    let kept = statement.trim().chars().filter(|c| !matches!(c, '\'' | '’' | ',' | '.'));
+    kept.map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect()
+}
+
+/// The references of a cell: `` `test`: *statement*, *statement*; unit tests of `module`: … ``.
+fn references(cell: &str) -> Vec<Reference> {
+    let mut found: Vec<Reference> = Vec::new();
+    for segment in cell.split(';') {
+        let kind = match segment.trim() {
+            text if text.starts_with("unit tests of") => Kind::Unit,
+            text if text.starts_with("fuzz law") => Kind::Law,
+            _ => Kind::Test,
+        };
+        // What stands in brackets is said of a test, and none.
+        let segment = segment.split('(').next().unwrap_or_default();
+        let mut rest = segment;
+        while let Some(at) = rest.find(['`', '*']) {
+            let mark = &rest[at..=at];
+            let Some((inner, after)) = rest[at + 1..].split_once(mark) else { break };
+            match (mark, found.last_mut()) {
+                ("`", _) if inner.contains(' ') => {}
+                ("`", _) => found.push(Reference { subject: inner.to_owned(), kind, statements: Vec::new() }),
+                (_, Some(reference)) => reference.statements.push(inner.to_owned()),
+                (_, None) => {}
+            }
+            rest = after;
+        }
+    }
+    found
+}
+
+/// Paragraphs of a text that are no tables, each in one line, with the number of its first.
+fn paragraphs(prose: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut line = 1;
+    prose.split_inclusive("\n\n").filter_map(move |paragraph| {
+        let first = line;
+        line += paragraph.matches('\n').count();
+        (!paragraph.contains("|---")).then(|| (first, paragraph.replace('\n', " ")))
+    })
+}
+
+/// Rust below a directory, with its paths from the top.
+fn sources(directory: &str) -> Result<Vec<(PathBuf, String)>> {
+    let mut paths = Vec::new();
+    markdown::collect(Path::new(directory), "rs", &mut paths)?;
+    let read = |path: PathBuf| Ok((path.clone(), fs::read_to_string(shell::top().join(path))?));
+    paths.into_iter().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kind, Reference, references, states};
+
+    #[test]
+    fn a_cell_refers_to_tests_modules_and_statements() {
+        let reference = |subject: &str, kind, statements: &[&str]| Reference {
+            subject: subject.into(),
+            kind,
+            statements: statements.iter().map(ToString::to_string).collect(),
+        };
+        let cell = "`a`: *b c*, *d…*; unit tests of `e`; fuzz law `f`; `g`, `cargo xtask h` (see `i`)";
+        let expected = [
+            reference("a", Kind::Test, &["b c", "d…"]),
+            reference("e", Kind::Unit, &[]),
+            reference("f", Kind::Law, &[]),
+            reference("g", Kind::Test, &[]),
+        ];
+        assert_eq!(references(cell), expected);
+    }
+
+    #[test]
+    fn a_statement_is_the_name_of_a_function() {
+        let text = "#[test]\nfn another_guests_ip_address_changes_nothing() {}\nfn no_wrapping_of_it_leaves_the_tap() {}";
+        for (statement, there) in [
+            ("another guest's IP address changes nothing", true),
+            ("another guest's IP…", true),
+            ("no wrapping…leaves the tap", true),
+            ("no wrapping…leaves the node", false),
+            ("another guest", false),
+        ] {
+            assert_eq!(states(text, statement), there, "{statement}");
+        }
+    }
+}

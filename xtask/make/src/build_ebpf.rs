@@ -1,0 +1,184 @@
+//! `cargo xtask build-ebpf`: the committed eBPF objects from their source.
+//!
+//! The objects are committed so that the agent builds on stable Rust without LLVM. `--check` rebuilds them
+//! and compares byte for byte, so they can never lag their source. Compilers of another version make other
+//! bytes from the same source; with those, `--check` says so and runs the verdict tests on the fresh
+//! objects instead, which the committed ones pass as well.
+
+mod object;
+mod toolchain;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use toolchain::Toolchain;
+
+/// The target triple of the programs: little-endian, as every node we run on.
+const TARGET: &str = "bpfel-unknown-none";
+/// The instruction set: 32-bit arithmetic and jumps, which every kernel that can load us has (5.1).
+const CPU: &str = "v3";
+/// The objects, by what Cargo calls them.
+const OBJECTS: [&str; 2] = ["xdp-imds", "port-stub"];
+/// Where they are committed, from the top of the project.
+const PREBUILT: &str = "metadata-ebpf/prebuilt";
+/// What they were built with and how large their programs are.
+const RECORD: &str = "metadata-ebpf/prebuilt/toolchain.toml";
+
+/// What to do.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Build aside, and fail unless the committed objects are what their source says
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs the verb.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let top = shell::top();
+    let recorded = fs::read_to_string(top.join(RECORD)).unwrap_or_default();
+    let toolchain = Toolchain::ensure(&recorded)?;
+    eprintln!("building with {}", toolchain.rustc_version);
+    if args.check { check(top, &toolchain, &recorded) } else { update(top, &toolchain) }
+}
+
+/// Replaces the committed objects and their record.
+fn update(top: &Path, toolchain: &Toolchain) -> Result<()> {
+    let objects = build(top, toolchain, &top.join("target/ebpf"))?;
+    let record = record(toolchain, &objects)?;
+    for (name, object) in OBJECTS.iter().zip(&objects) {
+        write(&top.join(PREBUILT).join(file_name(name)), object)?;
+    }
+    write(&top.join(RECORD), record.as_bytes())?;
+    print!("{record}");
+    Ok(())
+}
+
+/// Proves that the committed objects are what their source says.
+fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
+    let read = |name: &&str| {
+        let path = top.join(PREBUILT).join(file_name(name));
+        fs::read(&path).with_context(|| format!("no committed {}", path.display()))
+    };
+    let committed = OBJECTS.iter().map(read).collect::<Result<Vec<_>>>()?;
+    ensure!(
+        recorded.ends_with(&instruction_table(&instructions(&committed)?)),
+        "{RECORD} does not give the instruction counts of the objects; run `cargo xtask build-ebpf` and commit all"
+    );
+    let aside = tempfile::tempdir().context("no temporary directory")?;
+    let fresh = build(top, toolchain, aside.path())?;
+    let Some(at) = (0..OBJECTS.len()).find(|at| fresh[*at] != committed[*at]) else {
+        let octets: Vec<_> = committed.iter().map(Vec::len).collect();
+        println!("{PREBUILT}: objects of {octets:?} octets, equal to a fresh build");
+        return Ok(());
+    };
+    if recorded.starts_with(&toolchain.record()) {
+        bail!(
+            "{} has {} octets and is not what its source makes now ({} octets, first difference at {}); run \
+             `cargo xtask build-ebpf` and commit it",
+            file_name(OBJECTS[at]),
+            committed[at].len(),
+            fresh[at].len(),
+            object::first_difference(&committed[at], &fresh[at])
+        );
+    }
+    println!(
+        "The objects were built by other tools, so their bytes cannot be compared. Recorded:\n{recorded}\nHere:\n{}\n\
+         Proving by the verdict tests instead that the fresh objects decide alike.",
+        toolchain.record()
+    );
+    prove(top, aside.path()).context("the fresh objects do not pass the verdict tests")
+}
+
+fn file_name(object: &str) -> String {
+    format!("{object}.bpf.o")
+}
+
+/// Runs the verdict tests against the objects in a directory.
+fn prove(top: &Path, objects: &Path) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut test = Command::new(cargo);
+    test.args(["test", "--package", "xdp-imds-tests", "--test", "verdicts"]).current_dir(top);
+    test.env("XDP_IMDS_OBJECTS", objects).env("XDP_IMDS_REQUIRE_PRIVILEGED", "1");
+    toolchain::run(&mut test)
+}
+
+/// Builds the objects into a directory, alike from wherever the project lies; returns them in order.
+fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>> {
+    let mut cargo = Command::new(&toolchain.cargo);
+    clean_environment(&mut cargo);
+    let remap = |from: &Path, to: &str| {
+        let mut flag = OsString::from("--remap-path-prefix=");
+        flag.push(from);
+        flag.push("=");
+        flag.push(to);
+        flag
+    };
+    let flags = [
+        remap(top, "xdp-imds"),
+        remap(&toolchain::cargo_home()?, "cargo"),
+        remap(&toolchain.sysroot, "rust"),
+        format!("-Ctarget-cpu={CPU}").into(),
+    ];
+    cargo
+        .current_dir(top.join("metadata-ebpf"))
+        .args(["build", "--release", "--locked", "-Zbuild-std=core", "--target", TARGET])
+        .env("CARGO_TARGET_DIR", into)
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}".as_ref()))
+        .env("PATH", toolchain.path()?)
+        .env("RUSTC", &toolchain.rustc)
+        // Stable compilers build `core` for a target of tier 3 only if told that they may.
+        .env("RUSTC_BOOTSTRAP", "1");
+    toolchain::run(&mut cargo)?;
+    let named = |name: &&str| {
+        let made = into.join(TARGET).join("release").join(name);
+        let object = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
+        let object = object::with_plain_names(&object)?;
+        write(&into.join(file_name(name)), &object)?;
+        Ok(object)
+    };
+    OBJECTS.iter().map(named).collect()
+}
+
+/// Keeps the settings of the Cargo that runs us, and of its rustup, from the one we run.
+fn clean_environment(command: &mut Command) {
+    const KEPT: [&str; 2] = ["CARGO_HOME", "RUSTUP_HOME"];
+    const NETWORK: [&str; 3] = ["CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR"];
+    for (key, _) in std::env::vars_os() {
+        let Some(name) = key.to_str() else { continue };
+        let theirs = ["CARGO", "RUST", "CLIPPY", "__CARGO"].iter().any(|prefix| name.starts_with(prefix));
+        let kept = KEPT.contains(&name) || NETWORK.iter().any(|prefix| name.starts_with(prefix));
+        if theirs && !kept {
+            command.env_remove(key);
+        }
+    }
+}
+
+/// What stands beside the objects.
+fn record(toolchain: &Toolchain, objects: &[Vec<u8>]) -> Result<String> {
+    Ok(toolchain.record() + &instruction_table(&instructions(objects)?))
+}
+
+/// The programs of all objects by name, with their length in instructions.
+fn instructions(objects: &[Vec<u8>]) -> Result<Vec<(String, u64)>> {
+    let counted = objects.iter().map(|object| object::instructions(object)).collect::<Result<Vec<_>>>()?;
+    let mut all: Vec<_> = counted.into_iter().flatten().collect();
+    all.sort();
+    Ok(all)
+}
+
+fn instruction_table(counted: &[(String, u64)]) -> String {
+    let lines = counted.iter().map(|(program, count)| format!("{program} = {count}\n"));
+    std::iter::once("\n[instructions]\n".to_owned()).chain(lines).collect()
+}
+
+/// Writes a file whole: whoever reads it meanwhile gets the old one.
+fn write(path: &Path, octets: &[u8]) -> Result<()> {
+    let dir = path.parent().context("a file lies in a directory")?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let aside = path.with_extension("new");
+    fs::write(&aside, octets).with_context(|| format!("cannot write {}", aside.display()))?;
+    fs::rename(&aside, path).with_context(|| format!("cannot replace {}", path.display()))
+}

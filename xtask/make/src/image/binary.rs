@@ -1,0 +1,106 @@
+//! The static binary, the same wherever its source lies.
+
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What it is built for.
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-musl";
+/// Compiles the little C there is (ring's) against musl.
+const CC: &str = "musl-gcc";
+
+/// A tree of the project.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    top: PathBuf,
+    target: PathBuf,
+    /// A copy goes with this.
+    _copy: Option<tempfile::TempDir>,
+}
+
+impl Tree {
+    /// The one this program was built from.
+    pub(crate) fn here() -> Result<Self> {
+        Ok(Self { top: shell::top().to_owned(), target: shell::target().join("image-build"), _copy: None })
+    }
+
+    /// A copy of what is committed and of what has changed since, in a place of its own.
+    pub(crate) fn copy() -> Result<Self> {
+        let room = tempfile::Builder::new().prefix("xdp-imds-elsewhere-").tempdir()?;
+        let top = room.path().join("source");
+        let listed = Command::new("git")
+            .arg("-C")
+            .arg(shell::top())
+            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+            .output()
+            .context("cannot run git")?;
+        ensure!(listed.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listed.stderr).trim());
+        let names = String::from_utf8(listed.stdout).context("file names are UTF-8")?;
+        for name in names.split_terminator('\0') {
+            let (from, to) = (shell::top().join(name), top.join(name));
+            // Deleted, and not committed yet.
+            if !from.exists() {
+                continue;
+            }
+            fs::create_dir_all(to.parent().context("a file is in a directory")?)?;
+            fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+        }
+        Ok(Self { target: room.path().join("target"), top, _copy: Some(room) })
+    }
+
+    /// Its top.
+    pub(crate) fn top(&self) -> &Path {
+        &self.top
+    }
+
+    /// Cargo's directory for what is built of it.
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Builds the agent by a profile of Cargo's; the path of the binary.
+    pub(crate) fn build(&self, profile: &str) -> Result<PathBuf> {
+        shell::tools::ensure(&[(CC, "musl-tools")])?;
+        ensure_target()?;
+        let home = std::env::var_os("CARGO_HOME").map_or_else(
+            || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
+            PathBuf::from,
+        );
+        // The last that fits is taken, and what is built may lie below the source.
+        let flags = [
+            format!("--remap-path-prefix={}=/xdp-imds", self.top.display()),
+            format!("--remap-path-prefix={}=/cargo", home.display()),
+            format!("--remap-path-prefix={}=/target", self.target.display()),
+            // What is stripped need not be made.
+            "-Cdebuginfo=none".into(),
+            "-Cstrip=symbols".into(),
+        ];
+        let mut cargo =
+            shell::cargo(["build", "--profile", profile, "--locked", "--package", "metadata-user"]);
+        cargo.args(["--bin", "xdp-imds", "--target", TARGET]).current_dir(&self.top);
+        cargo.arg("--target-dir").arg(&self.target);
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")).env("CARGO_INCREMENTAL", "0");
+        let prefix = format!(
+            "-ffile-prefix-map={}=/cargo -ffile-prefix-map={}=/target",
+            home.display(),
+            self.target.display()
+        );
+        cargo.env("CC_x86_64_unknown_linux_musl", CC).env("CFLAGS_x86_64_unknown_linux_musl", prefix);
+        shell::run(&mut cargo)?;
+        let directory = if profile == "dev" { "debug" } else { profile };
+        Ok(self.target.join(TARGET).join(directory).join("xdp-imds"))
+    }
+}
+
+/// Has rustup bring the target's standard library.
+fn ensure_target() -> Result<()> {
+    let mut rustc = Command::new("rustc");
+    let output = rustc.args(["--print", "target-libdir", "--target", TARGET]).output()?;
+    let directory = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    if output.status.success() && directory.is_dir() {
+        return Ok(());
+    }
+    shell::run(Command::new("rustup").args(["target", "add", TARGET]))
+        .with_context(|| format!("the standard library of {TARGET} is missing"))
+}

