@@ -175,7 +175,10 @@ mod tests {
         assert_eq!(opened.count(), 3);
         assert!(take_connection(port, 9_999_999).is_none() && take_connection(port, 10_000_000).is_some());
         assert_eq!(taken(&mut port, core::iter::repeat_n(0, 100)), 8);
-        assert!((0..1_000).all(|_| take_connection(Port::with_limit(1, 1), 0).is_some()), "no connection limit is set");
+        assert!(
+            (0..1_000).all(|_| take_connection(Port::with_limit(1, 1), 0).is_some()),
+            "no connection limit is set"
+        );
     }
 
     #[test]
