@@ -6,8 +6,8 @@
 //! - IP to a served address, also through a source route, a routing header or address translation;
 //! - a frame in which the guest claims a served address as its own.
 //!
-//! On a port of ours, such a frame is steered or dropped; it never leaves the node. Steered are the frames of
-//! an ordinary client: ARP, neighbour solicitation, TCP and ICMP, in whole datagrams without options or
+//! On a port of ours, such a frame is steered or dropped; it never leaves the node. The frames of an ordinary
+//! client are steered: ARP, neighbour solicitation, TCP and ICMP, in whole datagrams without options or
 //! extension headers. Every other frame for a served address is dropped, and each reason has its own verdict.
 //! Frames for other addresses pass unchanged.
 //!
