@@ -71,14 +71,14 @@ pub fn classify(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict
         return Verdict::PassTruncated;
     };
     let wrapped = frame.is_tagged() || ethernet::is_tag(ethertype) || ethertype <= ethernet::MAX_LENGTH;
-    let answer = match ethertype {
+    let outcome = match ethertype {
         _ if wrapped => Err(Pass::LookBehind(0)),
         ethernet::ARP => classify_arp(frame, ethernet::HEADER, served, true),
         ethernet::IPV4 => v4::classify(frame, ethernet::HEADER, served),
         ethernet::IPV6 => v6::classify(frame, ethernet::HEADER, served),
         _ => Err(Pass::Now(Verdict::PassEthertype)),
     };
-    match answer {
+    match outcome {
         Ok(verdict) | Err(Pass::Now(verdict)) => verdict,
         Err(Pass::LookBehind(_)) => look_behind(frame, served),
     }
@@ -146,13 +146,13 @@ fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict 
     }
     let at = forget(at, salt, WRAPPED_MASK);
     let wrapping = forget(wrapping, salt, TAGGED | IN_SNAP);
-    let answer = match ethertype {
+    let outcome = match ethertype {
         ethernet::ARP => classify_arp(frame, at, served, false),
         ethernet::IPV4 => v4::look_behind(frame, at, served),
         ethernet::IPV6 => v6::look_behind(frame, at, salt, served),
         _ => Err(Pass::Now(Verdict::PassEthertype)),
     };
-    match answer {
+    match outcome {
         Ok(_) if wrapping & IN_SNAP != 0 => Verdict::DropSnap,
         Ok(_) if wrapping != 0 => Verdict::DropVlan,
         Err(TRUNCATED) => Verdict::PassTruncated,
@@ -183,7 +183,7 @@ fn forget(at: usize, salt: u32, mask: usize) -> usize {
 }
 
 /// `Ok` for a frame for a served address, which is steered or dropped; `Err` for a frame that passes.
-type Answer = Result<Verdict, Pass>;
+type Outcome = Result<Verdict, Pass>;
 
 /// Why a frame passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -198,7 +198,7 @@ const TRUNCATED: Pass = Pass::Now(Verdict::PassTruncated);
 
 /// Classifies ARP. If `next_hops` is true, ARP for a next hop towards a served address is steered too.
 #[inline(always)]
-fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served, next_hops: bool) -> Answer {
+fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served, next_hops: bool) -> Outcome {
     let format = frame.read_afresh::<6>(at).ok_or(TRUNCATED)?;
     if format != arp::ETHERNET_IPV4 && format != arp::IEEE802_IPV4 {
         return Err(Pass::Now(Verdict::PassArpFormat));

@@ -220,32 +220,32 @@ mod tests {
     fn the_first_segment_returns_the_abilities_of_the_syn() {
         for segment in SEGMENT_SIZES {
             for scale in (0..=SCALE_MAX).map(Some).chain([None]) {
-                let said = Abilities { segment, scale };
-                let number = issue(&KEY, flow(1, 40_000), 77, said);
-                let heard = check(&KEY, flow(1, 40_000), 78, number.wrapping_add(1));
-                assert_eq!(heard, Check::First(said));
+                let sent = Abilities { segment, scale };
+                let number = issue(&KEY, flow(1, 40_000), 77, sent);
+                let decoded = check(&KEY, flow(1, 40_000), 78, number.wrapping_add(1));
+                assert_eq!(decoded, Check::First(sent));
             }
         }
     }
 
     #[test]
     fn a_number_issued_again_differs_and_has_the_same_content() {
-        let said = Abilities { segment: 1460, scale: Some(7) };
-        let number = issue(&KEY, flow(1, 40_000), 77, said);
+        let sent = Abilities { segment: 1460, scale: Some(7) };
+        let number = issue(&KEY, flow(1, 40_000), 77, sent);
         let other = again(number);
         assert_ne!(other, number);
         assert_eq!(again(other), number);
-        assert_eq!(check(&KEY, flow(1, 40_000), 78, other.wrapping_add(1)), Check::First(said));
+        assert_eq!(check(&KEY, flow(1, 40_000), 78, other.wrapping_add(1)), Check::First(sent));
     }
 
     #[test]
     fn a_segment_size_is_rounded_down_to_a_class_or_up_to_the_least() {
-        for (said, heard) in
+        for (sent, decoded) in
             [(0, 536), (64, 536), (1219, 536), (1220, 1220), (1459, 1440), (1461, 1460), (8960, 1460)]
         {
-            let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: said, scale: None });
+            let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: sent, scale: None });
             let Check::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
-            assert_eq!(back.segment, heard, "{said}");
+            assert_eq!(back.segment, decoded, "{sent}");
         }
     }
 
@@ -279,14 +279,14 @@ mod tests {
     fn other_slots_ports_and_keys_are_foreign() {
         let number = issue(&KEY, flow(3, 50_000), 9, Abilities { segment: 1460, scale: Some(7) });
         let other = Key([1, 2]);
-        let strangers: Vec<Check> = (0..1_000)
+        let others: Vec<Check> = (0..1_000)
             .map(|n| check(&KEY, flow(4 + n, 50_000), 10, number + 1))
             .chain((0..1_000).map(|n| check(&KEY, flow(3, 50_001 + n), 10, number + 1)))
             .chain([check(&other, flow(3, 50_000), 10, number + 1)])
             .collect();
-        let foreign = strangers.iter().filter(|check| **check == Check::Foreign).count();
-        assert!(foreign >= strangers.len() - 20, "{foreign} of {}", strangers.len());
-        assert!(!strangers.iter().any(|check| matches!(check, Check::First(_))));
+        let foreign = others.iter().filter(|check| **check == Check::Foreign).count();
+        assert!(foreign >= others.len() - 20, "{foreign} of {}", others.len());
+        assert!(!others.iter().any(|check| matches!(check, Check::First(_))));
     }
 
     #[test]

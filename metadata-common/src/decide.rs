@@ -64,7 +64,7 @@ pub fn decide(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Decision 
         return Decision::Pass(Verdict::PassForeignPort);
     };
     if bucket.is_guarded() {
-        return if is_next_hops(frame, verdict, tables) {
+        return if is_for_next_hop(frame, verdict, tables) {
             Decision::Pass(Verdict::PassArp)
         } else {
             Decision::Drop(Verdict::DropGuarded)
@@ -124,7 +124,7 @@ fn opens(frame: &(impl Reader + ?Sized), verdict: Verdict) -> bool {
 /// True for ARP about a next hop towards a served address. That next hop is another device, and a guest on a
 /// closed port must still reach it.
 #[inline(always)]
-fn is_next_hops(frame: &(impl Reader + ?Sized), verdict: Verdict, served: &impl Served) -> bool {
+fn is_for_next_hop(frame: &(impl Reader + ?Sized), verdict: Verdict, served: &impl Served) -> bool {
     let target = ethernet::HEADER + arp::TARGET_IP;
     matches!(verdict, Verdict::SteerArp)
         && frame.read_afresh(target).is_some_and(|target| !served.serves_v4(target))

@@ -8,16 +8,16 @@ use crate::cookie::Key;
 /// The index of one identity (a port and a MAC) in every per-guest table, in the kernel and in user space.
 pub type Slot = u32;
 
-/// Most identities of a node. Slots run from 0 to `MAX_SLOTS - 1`.
+/// Maximum number of identities of a node. Slots run from 0 to `MAX_SLOTS - 1`.
 pub const MAX_SLOTS: u32 = 16_384;
 
-/// Most ports (taps) of a node.
+/// Maximum number of ports (taps) of a node.
 pub const MAX_PORTS: u32 = 16_384;
 
-/// Most hubs of a node, with one worker each.
+/// Maximum number of hubs of a node, with one worker each.
 pub const MAX_HUBS: u32 = 64;
 
-/// Most receive queues of a hub. Each queue has its own veth ring and its own AF_XDP socket.
+/// Maximum number of receive queues of a hub. Each queue has its own veth ring and its own AF_XDP socket.
 pub const HUB_QUEUES: u32 = 8;
 
 /// The index in `SOCKETS` of the socket of a hub's queue; `None` if the hub or the queue is out of range.
@@ -27,7 +27,7 @@ pub const fn socket_index(hub: u32, queue: u32) -> Option<u32> {
     if queue < HUB_QUEUES && hub < MAX_HUBS { Some(hub * HUB_QUEUES + queue) } else { None }
 }
 
-/// Most metadata addresses of a node per address family, including the next hops towards them.
+/// Maximum number of metadata addresses of a node per address family, including the next hops towards them.
 pub const MAX_SERVED: u32 = 32;
 
 /// Entries of `ALL_SENT`, a power of two: connections for which the kernel acknowledges on behalf of user
@@ -35,7 +35,7 @@ pub const MAX_SERVED: u32 = 32;
 /// space.
 pub const ALL_SENT: u32 = 65_536;
 
-/// Most connections the previous agent can claim, as many as [`ALL_SENT`]. A connection beyond the limit goes
+/// Maximum number of connections the previous agent can claim, as many as [`ALL_SENT`]. A connection beyond the limit goes
 /// to the new agent, which resets it.
 pub const MAX_DRAINING: u32 = 65_536;
 
@@ -113,7 +113,7 @@ pub const fn mtu_of(answers: u64) -> u32 {
 
 /// Names of the maps and global constants in the eBPF object.
 pub mod name {
-    /// `HASH` [`PortKey`](super::PortKey) → [`Port`](super::Port): the ports of this node's guests.
+    /// `HASH` [`PortKey`](super::PortKey) → [`Port`](super::Port): the ports that the agent owns.
     pub const PORTS: &str = "PORTS";
     /// `HASH` [`IdentityKey`](super::IdentityKey) → [`Identity`](super::Identity): the registered senders of
     /// each port.

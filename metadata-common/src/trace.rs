@@ -29,7 +29,7 @@ pub const TO_GUEST: u32 = 1;
 /// [`Event::slot`]: the frame passed or was dropped before its sender was looked up.
 pub const NO_SLOT: Slot = Slot::MAX;
 
-/// Most octets of a frame in an event.
+/// Maximum number of octets of a frame in an event.
 pub const OCTETS: usize = 256;
 
 /// The filter of the trace. All zero means off.

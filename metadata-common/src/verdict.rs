@@ -224,14 +224,14 @@ mod tests {
     #[test]
     fn names_contain_the_fate() {
         for verdict in Verdict::ALL {
-            let said = match verdict.fate() {
+            let matches = match verdict.fate() {
                 Fate::Pass => verdict.name().starts_with("pass_"),
                 Fate::Steer => verdict.name().starts_with("steer_") || verdict.name().ends_with("_delivered"),
                 Fate::Answer => verdict.name().starts_with("answer_"),
                 Fate::Absorb => verdict.name().starts_with("absorb_"),
                 Fate::Drop => verdict.name().contains("drop_"),
             };
-            assert!(said, "{verdict:?} is called {}", verdict.name());
+            assert!(matches, "{verdict:?} is called {}", verdict.name());
         }
     }
 }

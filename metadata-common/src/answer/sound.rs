@@ -7,7 +7,7 @@ use super::{Editor, link::SOLICITATION, sum};
 use crate::wire::{ethernet, ipv4, ipv6, neighbour, protocol, tcp};
 use core::hint::black_box;
 
-/// Most 32-bit words in a TCP header.
+/// Maximum number of 32-bit words in a TCP header.
 const WORDS: usize = 15;
 
 /// Offset of the checksum in a TCP header.

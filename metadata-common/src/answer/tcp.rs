@@ -14,7 +14,7 @@ use core::hint::black_box;
 const AT_V4: usize = ethernet::HEADER + ipv4::HEADER;
 const AT_V6: usize = ethernet::HEADER + ipv6::HEADER;
 
-/// Most options parsed in a SYN. Linux sends five, macOS eight. A SYN with more is steered.
+/// Maximum number of options parsed in a SYN. Linux sends five, macOS eight. A SYN with more is steered.
 pub(super) const OPTIONS_MAX: usize = 9;
 
 /// The fields of a segment without payload.
@@ -30,7 +30,7 @@ struct Segment {
 }
 
 /// The segment of the answer.
-struct Said {
+struct Response {
     verdict: Verdict,
     seq: u32,
     ack: u32,
@@ -49,8 +49,8 @@ enum Options {
 }
 
 /// What to do with a segment.
-enum Deed {
-    Say(Said),
+enum Action {
+    Send(Response),
     Absorb,
 }
 
@@ -76,11 +76,11 @@ pub(super) fn ipv4(
     let segment = segment(frame, AT_V4, length.checked_sub(ipv4::HEADER)?, |ports| {
         Flow::v4(&ledger.key(), slot, guest, local, ports)
     })?;
-    let said = match deed(frame, AT_V4, &segment, (segment_v4(mtu), SEGMENT_UNSAID_V4), ledger)? {
-        Deed::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
-        Deed::Say(said) => said,
+    let answer = match act_on(frame, AT_V4, &segment, (segment_v4(mtu), SEGMENT_UNSAID_V4), ledger)? {
+        Action::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
+        Action::Send(answer) => answer,
     };
-    let payload = tcp::HEADER + said.options.len();
+    let payload = tcp::HEADER + answer.options.len();
     // The identification is 0, because the datagram is never fragmented (RFC 6864 §4.1).
     let head = [ipv4::VERSION_IHL, 0, 0, (ipv4::HEADER + payload) as u8];
     let ttl = [HOP_LIMIT, protocol::TCP];
@@ -96,7 +96,7 @@ pub(super) fn ipv4(
     at = put(frame, at, sum::finish(header))?;
     at = put(frame, at, local)?;
     at = put(frame, at, guest)?;
-    emit(frame, at, addresses, &segment, &said)
+    emit(frame, at, addresses, &segment, &answer)
 }
 
 /// Handles a segment over IPv6. `classify` has excluded extension headers.
@@ -116,17 +116,17 @@ pub(super) fn ipv6(
     let segment = segment(frame, AT_V6, u16::from_be_bytes(length) as usize, |ports| {
         Flow::v6(&ledger.key(), slot, guest, local, ports)
     })?;
-    let said = match deed(frame, AT_V6, &segment, (segment_v6(mtu), SEGMENT_UNSAID_V6), ledger)? {
-        Deed::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
-        Deed::Say(said) => said,
+    let answer = match act_on(frame, AT_V6, &segment, (segment_v6(mtu), SEGMENT_UNSAID_V6), ledger)? {
+        Action::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
+        Action::Send(answer) => answer,
     };
-    let payload = tcp::HEADER + said.options.len();
+    let payload = tcp::HEADER + answer.options.len();
     let mut at = swap(frame, AT_V6 + payload)?;
     at = put(frame, at, [ipv6::VERSION << 4, 0, 0, 0])?;
     at = put(frame, at, [0, payload as u8, protocol::TCP, HOP_LIMIT])?;
     at = put(frame, at, local)?;
     at = put(frame, at, guest)?;
-    emit(frame, at, sum::address(guest) + sum::address(local), &segment, &said)
+    emit(frame, at, sum::address(guest) + sum::address(local), &segment, &answer)
 }
 
 /// Parses a segment of `length` octets at offset `at`; `None` for a segment with payload.
@@ -157,24 +157,24 @@ fn segment(
 /// Decides what to do with a segment. `None` leaves it to user space, for example if the frame ends before
 /// the header does. The congestion bits (RFC 3168) are ignored.
 #[inline(always)]
-fn deed(
+fn act_on(
     frame: &(impl Editor + ?Sized),
     at: usize,
     segment: &Segment,
     sizes: (u16, u16),
     ledger: &impl Ledger,
-) -> Option<Deed> {
+) -> Option<Action> {
     const FIN_ACK: u8 = tcp::FIN | tcp::ACK;
     // This check comes after the answer is known. If it came first, the compiler would remove the bounds
     // checks of reads inside the header, which the verifier requires.
     let whole = || octet(frame, at + segment.header - 1);
     match segment.flags & (tcp::URG | tcp::ACK | tcp::RST | tcp::SYN | tcp::FIN) {
         tcp::SYN if segment.flags & tcp::PSH == 0 => {
-            let said = syn(frame, at, segment, sizes, ledger)?;
-            whole().map(|_| Deed::Say(said))
+            let answer = syn(frame, at, segment, sizes, ledger)?;
+            whole().map(|_| Action::Send(answer))
         }
-        tcp::ACK => whole().and_then(|_| ack(segment, ledger).then_some(Deed::Absorb)),
-        FIN_ACK => whole().and_then(|_| fin(segment, ledger).map(Deed::Say)),
+        tcp::ACK => whole().and_then(|_| ack(segment, ledger).then_some(Action::Absorb)),
+        FIN_ACK => whole().and_then(|_| fin(segment, ledger).map(Action::Send)),
         _ => None,
     }
 }
@@ -185,9 +185,9 @@ fn syn(
     frame: &(impl Editor + ?Sized),
     at: usize,
     segment: &Segment,
-    (largest, unsaid): (u16, u16),
+    (largest, default): (u16, u16),
     ledger: &impl Ledger,
-) -> Option<Said> {
+) -> Option<Response> {
     let [_, _, p2, p3] = segment.ports;
     if u16::from_be_bytes([p2, p3]) != PORT {
         return None;
@@ -197,13 +197,13 @@ fn syn(
     if entry.load().held != 0 {
         return None;
     }
-    let abilities = abilities(frame, at + segment.header, segment.header - tcp::HEADER, (largest, unsaid))?;
+    let abilities = abilities(frame, at + segment.header, segment.header - tcp::HEADER, (largest, default))?;
     entry.open(segment.flow.mark());
     let options = match abilities.scale {
         Some(_) => Options::SegmentAndScale(largest),
         None => Options::Segment(largest),
     };
-    Some(Said {
+    Some(Response {
         verdict: Verdict::AnswerSyn,
         seq: cookie::issue(&ledger.key(), segment.flow, segment.seq, abilities),
         ack: segment.seq.wrapping_add(1),
@@ -221,14 +221,14 @@ fn abilities(
     frame: &(impl Editor + ?Sized),
     end: usize,
     rest: usize,
-    (largest, unsaid): (u16, u16),
+    (largest, default): (u16, u16),
 ) -> Option<Abilities> {
-    const UNSAID: u16 = u16::MAX;
+    const ABSENT: u16 = u16::MAX;
     // The verifier follows each path through the loop whose state differs. The offset is therefore computed
     // back from `end`, and `black_box` hides from the compiler that it depends on the start. Everything that
     // depends on the values found comes after the loop.
     let mut rest = black_box(rest);
-    let (mut size, mut scale) = (0, UNSAID);
+    let (mut size, mut scale) = (0, ABSENT);
     for _ in 0..OPTIONS_MAX {
         if rest == 0 {
             break;
@@ -268,8 +268,8 @@ fn abilities(
     if rest != 0 {
         return None;
     }
-    let segment = if size == 0 { unsaid } else { size.min(largest) };
-    let scale = if scale == UNSAID { None } else { Some((scale as u8).min(SCALE_MAX)) };
+    let segment = if size == 0 { default } else { size.min(largest) };
+    let scale = if scale == ABSENT { None } else { Some((scale as u8).min(SCALE_MAX)) };
     Some(Abilities { segment, scale })
 }
 
@@ -315,7 +315,7 @@ fn ack(segment: &Segment, ledger: &impl Ledger) -> bool {
 /// it if it is not sent yet. If the answer is lost, the guest repeats its FIN and gets the same answer,
 /// either from here or from user space after it has withdrawn the entry.
 #[inline(always)]
-fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Said> {
+fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Response> {
     let entry = ledger.entry(segment.flow.index())?;
     let posted = entry.load();
     let ends =
@@ -327,7 +327,7 @@ fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Said> {
     };
     entry.acknowledge(posted.sent);
     entry.close(posted.sent);
-    Some(Said {
+    Some(Response {
         verdict: Verdict::AnswerFin,
         seq: posted.sent,
         ack: posted.received.wrapping_add(1),
@@ -378,28 +378,28 @@ fn emit(
     at: usize,
     addresses: u32,
     segment: &Segment,
-    said: &Said,
+    answer: &Response,
 ) -> Option<Reply> {
     let [p0, p1, p2, p3] = segment.ports;
-    let (size, scale) = said.options.words();
-    let length = tcp::HEADER + said.options.len();
-    let offset = [(length as u8 / 4) << 4, said.flags];
+    let (size, scale) = answer.options.words();
+    let length = tcp::HEADER + answer.options.len();
+    let offset = [(length as u8 / 4) << 4, answer.flags];
     let sum = addresses
         + protocol::TCP as u32
         + length as u32
         + sum::long(u32::from_be_bytes(segment.ports))
-        + sum::long(said.seq)
-        + sum::long(said.ack)
+        + sum::long(answer.seq)
+        + sum::long(answer.ack)
         + u16::from_be_bytes(offset) as u32
-        + said.window as u32
+        + answer.window as u32
         + sum::long(size)
         + sum::long(scale);
     let end = at + length;
     let mut at = put(frame, at, [p2, p3, p0, p1])?;
-    at = put(frame, at, said.seq.to_be_bytes())?;
-    at = put(frame, at, said.ack.to_be_bytes())?;
+    at = put(frame, at, answer.seq.to_be_bytes())?;
+    at = put(frame, at, answer.ack.to_be_bytes())?;
     at = put(frame, at, offset)?;
-    at = put(frame, at, said.window.to_be_bytes())?;
+    at = put(frame, at, answer.window.to_be_bytes())?;
     at = put(frame, at, sum::finish(sum))?;
     at = put(frame, at, [0; 2])?;
     if size != 0 {
@@ -408,7 +408,7 @@ fn emit(
     if scale != 0 {
         put(frame, at, scale.to_be_bytes())?;
     }
-    Some(Reply::Send(said.verdict, end))
+    Some(Reply::Send(answer.verdict, end))
 }
 
 /// True for a unicast address: neither unspecified nor a group (RFC 1122 §3.2.1.3).

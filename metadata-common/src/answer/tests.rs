@@ -123,7 +123,7 @@ fn syn(options: &[u8]) -> Vec<u8> {
 
 /// The answer to a SYN, truncated to its length, and the abilities in its number.
 #[track_caller]
-fn said(options: &[u8]) -> (Vec<u8>, Abilities) {
+fn answer_to(options: &[u8]) -> (Vec<u8>, Abilities) {
     let mut frame = syn(options);
     let Some(Reply::Send(AnswerSyn, length)) = ask(&mut frame, &Book::default()) else {
         panic!("{options:02x?} was not answered");
@@ -137,7 +137,7 @@ fn said(options: &[u8]) -> (Vec<u8>, Abilities) {
 
 #[test]
 fn a_syn_is_answered_with_a_syn_cookie() {
-    let (frame, abilities) = said(LINUX);
+    let (frame, abilities) = answer_to(LINUX);
     assert_eq!(abilities, Abilities { segment: 1460, scale: Some(7) });
     assert_eq!(frame[..12], [&MACS[6..], &MACS[..6]].concat());
     let (ip, tcp) = frame[14..].split_at(ipv4::HEADER);
@@ -156,7 +156,7 @@ fn a_syn_is_answered_with_a_syn_cookie() {
 
 #[test]
 fn congestion_bits_do_not_change_the_answer_to_a_syn() {
-    let [first, again] = [said(LINUX), said(LINUX)];
+    let [first, again] = [answer_to(LINUX), answer_to(LINUX)];
     assert_eq!(first, again);
     let mut congested = segment(header::SYN | 0xc0, ISN, 0, LINUX, &[]);
     assert_eq!(ask(&mut congested, &Book::default()), Some(Reply::Send(AnswerSyn, first.0.len())));
@@ -184,7 +184,7 @@ fn options_are_found_in_any_order() {
         ),
     ];
     for (name, options, expected) in cases {
-        assert_eq!(said(&options).1, expected, "{name}");
+        assert_eq!(answer_to(&options).1, expected, "{name}");
     }
 }
 
@@ -423,33 +423,33 @@ fn a_guest_that_closes_first_gets_our_fin_with_the_acknowledgement() {
 fn other_segments_of_a_posted_connection_go_to_user_space() {
     const ACK: u8 = header::ACK;
     const FIN: u8 = header::FIN | header::ACK;
-    let said = |flags, seq, ack| segment(flags, seq, ack, &[], &[]);
+    let bare = |flags, seq, ack| segment(flags, seq, ack, &[], &[]);
     let open = AllSent { finished: FIN_IS_NEWS, ..posted() };
     let idle = AllSent { finished: FIN_ENDS_BOTH, ..posted() };
     let half = AllSent { flow: flow().number() ^ 1, ..posted() };
     let cases = [
         ("payload", segment(ACK, RECEIVED, SENT, &[], b"GET"), posted()),
         ("payload and fin", segment(FIN, RECEIVED, SENT, &[], b"GET"), posted()),
-        ("an acknowledgement of less", said(ACK, RECEIVED, SENT - 1), posted()),
-        ("an acknowledgement of more", said(ACK, RECEIVED, SENT + 1), posted()),
-        ("a keep-alive probe", said(ACK, RECEIVED - 1, SENT), posted()),
-        ("a segment ahead", said(ACK, RECEIVED + 1, SENT), posted()),
-        ("urgent", said(ACK | header::URG, RECEIVED, SENT), posted()),
-        ("reset", said(ACK | header::RST, RECEIVED, SENT), posted()),
-        ("a fin before ours", said(FIN, RECEIVED, SENT), open),
-        ("of a FIN that is not sent", said(ACK, RECEIVED + 1, SENT + 1), idle),
+        ("an acknowledgement of less", bare(ACK, RECEIVED, SENT - 1), posted()),
+        ("an acknowledgement of more", bare(ACK, RECEIVED, SENT + 1), posted()),
+        ("a keep-alive probe", bare(ACK, RECEIVED - 1, SENT), posted()),
+        ("a segment ahead", bare(ACK, RECEIVED + 1, SENT), posted()),
+        ("urgent", bare(ACK | header::URG, RECEIVED, SENT), posted()),
+        ("reset", bare(ACK | header::RST, RECEIVED, SENT), posted()),
+        ("a fin before ours", bare(FIN, RECEIVED, SENT), open),
+        ("of a FIN that is not sent", bare(ACK, RECEIVED + 1, SENT + 1), idle),
         (
             "of a FIN that only the guest sends",
-            said(ACK, RECEIVED + 1, SENT + 1),
+            bare(ACK, RECEIVED + 1, SENT + 1),
             AllSent { closed: SENT, ..posted() },
         ),
-        ("a fin with an unknown `finished`", said(FIN, RECEIVED, SENT), AllSent { finished: 3, ..posted() }),
-        ("a fin that does not acknowledge ours", said(FIN, RECEIVED, SENT - 1), posted()),
-        ("a fin ahead", said(FIN, RECEIVED + 1, SENT), posted()),
-        ("a fin without acknowledgement", said(header::FIN, RECEIVED, SENT), posted()),
-        ("a fin on another flow's entry", said(FIN, RECEIVED, SENT), half),
-        ("an acknowledgement on another flow's entry", said(ACK, RECEIVED, SENT), half),
-        ("a fin on an empty entry", said(FIN, 0, 0), AllSent::default()),
+        ("a fin with an unknown `finished`", bare(FIN, RECEIVED, SENT), AllSent { finished: 3, ..posted() }),
+        ("a fin that does not acknowledge ours", bare(FIN, RECEIVED, SENT - 1), posted()),
+        ("a fin ahead", bare(FIN, RECEIVED + 1, SENT), posted()),
+        ("a fin without acknowledgement", bare(header::FIN, RECEIVED, SENT), posted()),
+        ("a fin on another flow's entry", bare(FIN, RECEIVED, SENT), half),
+        ("an acknowledgement on another flow's entry", bare(ACK, RECEIVED, SENT), half),
+        ("a fin on an empty entry", bare(FIN, 0, 0), AllSent::default()),
     ];
     for (name, frame, entry) in cases {
         let book = book(entry);
@@ -460,7 +460,7 @@ fn other_segments_of_a_posted_connection_go_to_user_space() {
 
 #[test]
 fn an_ack_that_ends_a_handshake_is_absorbed_if_no_connection_is_held() {
-    let (frame, _) = said(LINUX);
+    let (frame, _) = answer_to(LINUX);
     let next = u32::from_be_bytes(frame[38..42].try_into().expect("a number")).wrapping_add(1);
     let first = |seq, ack| segment(header::ACK, seq, ack, &[], &[]);
     let absorbed = |entry| ask(&mut first(0, next), &book(entry));

@@ -2,13 +2,13 @@
 
 use core::hint::black_box;
 
-use super::{Answer, Pass, Reader, Served, TRUNCATED, sent_to_group};
+use super::{Outcome, Pass, Reader, Served, TRUNCATED, sent_to_group};
 use crate::verdict::Verdict;
 use crate::wire::{ipv4, protocol};
 
 /// Classifies a datagram by its addresses, without its options.
 #[inline(always)]
-pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
+pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
     // The addresses are read one after the other, to use less stack.
     let source = frame.read_afresh(at + ipv4::SOURCE).ok_or(TRUNCATED)?;
     let destination = frame.read_afresh(at + ipv4::DESTINATION).ok_or(TRUNCATED)?;
@@ -45,10 +45,10 @@ pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl 
 /// address after any octet that may begin a source route. It does not parse option by option, so malformed
 /// options hide nothing.
 #[inline(always)]
-pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
+pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
     let version_ihl = match classify(frame, at, served) {
         Err(Pass::LookBehind(version_ihl)) => version_ihl,
-        answer => return answer,
+        outcome => return outcome,
     };
     let header = (version_ihl & 0xf) as usize * 4;
     let mut routed = 0;

@@ -2,7 +2,7 @@
 
 use core::hint::black_box;
 
-use super::{Answer, Pass, Reader, Served, TRUNCATED, forget, sent_to_group};
+use super::{Outcome, Pass, Reader, Served, TRUNCATED, forget, sent_to_group};
 use crate::verdict::Verdict;
 use crate::wire::{ipv6, neighbour, protocol};
 
@@ -14,7 +14,7 @@ const ELSEWHERE: Pass = Pass::Now(Verdict::PassIpv6);
 /// Classifies a datagram by its addresses and, for neighbour discovery, its target; without extension
 /// headers.
 #[inline(always)]
-pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
+pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
     // The addresses are read one after the other, to use less stack.
     let message = at + ipv6::HEADER;
     let source = frame.read_afresh::<16>(at + ipv6::SOURCE).ok_or(TRUNCATED)?;
@@ -103,10 +103,10 @@ pub(super) fn look_behind(
     at: usize,
     salt: u32,
     served: &impl Served,
-) -> Answer {
+) -> Outcome {
     let mut kind = match classify(frame, at, served) {
         Err(Pass::LookBehind(next_header)) => next_header,
-        answer => return answer,
+        outcome => return outcome,
     };
     let mut at = forget(at + ipv6::HEADER, salt, REACH_MASK);
     let mut route = None;
