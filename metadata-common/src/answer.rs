@@ -1,21 +1,23 @@
-//! What the kernel answers itself, so that user space sees a small request as one packet in and one out.
+//! Answers of the kernel, so that user space handles a small request as one packet in and one packet out.
 //!
-//! [`decide`](crate::decide::decide) has let the frame through: the sender is known, its credit is taken, and
-//! the frame would be steered. Then the kernel
+//! [`decide`](crate::decide::decide) has accepted the frame: the sender is known and charged, and the frame
+//! would be steered. Then the kernel
 //!
 //! - answers ARP and neighbour solicitations (`link`);
-//! - answers a SYN to [`PORT`] with a number that remembers for it ([`crate::cookie`]), unless user space holds a
-//!   connection with the same place in `ALL_SENT`;
-//! - swallows an acknowledgement of all that user space has posted in `ALL_SENT`, and, where user space holds no
-//!   connection, one that only ends a handshake;
+//! - answers a SYN to [`PORT`] with a SYN cookie ([`crate::cookie`]), unless user space holds a connection
+//!   with the same index in `ALL_SENT`;
+//! - consumes an acknowledgement of everything that user space has posted in `ALL_SENT`;
+//! - consumes an acknowledgement that only ends a handshake, if user space holds no connection with that
+//!   index;
 //! - acknowledges the FIN that ends a connection user space has finished with (`tcp`).
 //!
-//! Whatever is not exactly one of these is steered as if nothing here existed: user space can do all of it, and
-//! does where the device cannot send a frame back ([`Port::answers`](crate::maps::Port::answers)). An answer is
-//! never longer than what it answers, because a tap has no room behind a frame to count on.
+//! Any other frame is steered. User space can handle every frame, and handles all of them if the device
+//! cannot send a frame back ([`Port::answers`](crate::maps::Port::answers)). An answer is never longer than
+//! the frame it answers, because a tap guarantees no room behind a frame.
 //!
-//! A checksum of TCP or ICMPv6 is complete, or partial as a guest that offloads it leaves it (`sum`). A frame with
-//! any other is left to user space, which drops and counts it. Answers carry complete ones.
+//! The TCP or ICMPv6 checksum must be complete, or partial as a guest with checksum offload leaves it
+//! (`sum`). A frame with another checksum goes to user space, which drops and counts it. Answers carry
+//! complete checksums.
 
 mod link;
 mod sound;
@@ -28,33 +30,35 @@ use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, Slot, mtu_of};
 use crate::verdict::Verdict;
 use crate::wire::{ipv4, ipv6, tcp as tcp_header};
 
-/// The TCP port whose SYNs the kernel answers: HTTP. Those to other ports are steered.
+/// The TCP port for HTTP. The kernel answers SYNs to this port; SYNs to other ports are steered.
 pub const PORT: u16 = 80;
 
-/// The window of a SYN-ACK, in octets: user space has this much room for a request.
+/// The window of a SYN-ACK in octets, which is the room user space has for a request.
 pub const WINDOW: u16 = 3072;
 
-/// Octets of TCP payload we take in one segment over IPv4: what an MTU of 1500 leaves.
+/// Largest TCP payload in octets that we accept in one segment over IPv4, for an MTU of 1500.
 pub const SEGMENT_V4: u16 = 1460;
 
-/// The same over IPv6.
+/// Like [`SEGMENT_V4`], over IPv6.
 pub const SEGMENT_V6: u16 = 1440;
 
-/// What a guest that names no segment size takes (RFC 9293 §3.7.1), in octets. No MTU makes segments smaller.
+/// Segment size in octets over IPv4 of a guest that does not send the option (RFC 9293 §3.7.1). It is also
+/// the least segment size we offer, whatever the MTU.
 pub const SEGMENT_UNSAID_V4: u16 = 536;
 
-/// The same over IPv6.
+/// Like [`SEGMENT_UNSAID_V4`], over IPv6.
 pub const SEGMENT_UNSAID_V6: u16 = 1220;
 
-/// Octets of TCP payload in one segment over IPv4 to and from a device with this MTU, in octets; 0 for one that is
-/// not known. From [`SEGMENT_UNSAID_V4`] to [`SEGMENT_V4`] (RFC 9293 §3.7.1: what the MTU leaves without options).
+/// TCP payload in octets of one segment over IPv4 for a device with this MTU in octets; an `mtu` of 0 means
+/// unknown. The result is the MTU less both headers without options (RFC 9293 §3.7.1), at least
+/// [`SEGMENT_UNSAID_V4`] and at most [`SEGMENT_V4`].
 #[inline(always)]
 #[must_use]
 pub const fn segment_v4(mtu: u32) -> u16 {
     within(mtu, (ipv4::HEADER + tcp_header::HEADER) as u32, SEGMENT_UNSAID_V4, SEGMENT_V4)
 }
 
-/// The same over IPv6: from [`SEGMENT_UNSAID_V6`] to [`SEGMENT_V6`].
+/// Like [`segment_v4`] over IPv6: at least [`SEGMENT_UNSAID_V6`] and at most [`SEGMENT_V6`].
 #[inline(always)]
 #[must_use]
 pub const fn segment_v6(mtu: u32) -> u16 {
@@ -72,12 +76,12 @@ const fn within(mtu: u32, headers: u32, least: u16, most: u16) -> u16 {
     }
 }
 
-/// TTL or hop limit of an answer.
+/// TTL or hop limit of an answer, in hops.
 pub const HOP_LIMIT: u8 = 64;
 
 /// Bounded reads from and writes to a frame.
 pub trait Editor: Reader {
-    /// Overwrites the `N` octets from `offset` on. False, and nothing written, if the frame ends before that.
+    /// Writes `N` octets at `offset`. Returns false and writes nothing if the frame ends before that.
     fn write<const N: usize>(&mut self, offset: usize, octets: [u8; N]) -> bool;
 }
 
@@ -88,19 +92,19 @@ impl Editor for [u8] {
     }
 }
 
-/// What has been said on connections, as user space and the kernel tell each other.
+/// The ledger: connection state that user space and the kernel share.
 pub trait Ledger {
     /// One entry of `ALL_SENT`.
     type Entry: Entry;
-    /// The key of handshakes.
+    /// The handshake key.
     fn key(&self) -> Key;
-    /// The entry at an index below [`ALL_SENT`](crate::maps::ALL_SENT).
+    /// The entry at an index; `None` from [`ALL_SENT`](crate::maps::ALL_SENT) on.
     fn entry(&self, index: u32) -> Option<Self::Entry>;
 }
 
 /// An entry of `ALL_SENT`, shared with user space.
 pub trait Entry {
-    /// The entry as it stands.
+    /// The current value of the entry.
     fn load(&self) -> AllSent;
     /// Writes [`AllSent::acknowledged`].
     fn acknowledge(&self, sent: u32);
@@ -110,19 +114,20 @@ pub trait Entry {
     fn open(&self, mark: u16);
 }
 
-/// What becomes of a frame the kernel deals with itself.
+/// What to do with a frame that the kernel has handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The frame is the answer now, in its first so many octets: cut off the rest and send it back.
+    /// Truncate the frame to this length in octets and send it back; it now holds the answer.
     Send(Verdict, usize),
-    /// It needs no answer.
+    /// Discard the frame; it needs no answer.
     Absorb(Verdict),
 }
 
-/// Deals with a frame that was to be steered, if it is for the kernel; `None`, and the frame as it was, if it is
-/// for user space.
+/// Handles a frame that would be steered. Returns `None` and leaves the frame unchanged if user space must
+/// handle it.
 ///
-/// `steered` and `slot` are what `decide` said of the frame, `answers` what its port's entry allows.
+/// `steered` and `slot` come from [`decide`](crate::decide::decide); `answers` is
+/// [`Port::answers`](crate::maps::Port::answers) of the port.
 #[inline(always)]
 pub fn answer(
     frame: &mut (impl Editor + ?Sized),
@@ -134,8 +139,8 @@ pub fn answer(
     if is_sound(frame, steered, answers) { answer_sound(frame, steered, slot, answers, ledger) } else { None }
 }
 
-/// True for a frame that may be answered: its kind is, and its checksum holds. One with a wrong checksum is steered,
-/// and counted where it is dropped.
+/// True if the port permits an answer to this kind of frame and the frame's checksum is valid. A frame with a
+/// wrong checksum is steered, and user space counts it when it drops it.
 #[inline(always)]
 pub fn is_sound(frame: &(impl Editor + ?Sized), steered: Verdict, answers: u64) -> bool {
     let sound = match steered {
@@ -148,8 +153,8 @@ pub fn is_sound(frame: &(impl Editor + ?Sized), steered: Verdict, answers: u64) 
     matches!(sound, Some(true))
 }
 
-/// The second half of [`answer`], of a frame that [is sound](is_sound). In the kernel either half needs much of the
-/// stack that both share with `decide`.
+/// The second half of [`answer`], for a frame that [is sound](is_sound). The halves are separate because each
+/// needs much of the kernel stack, which they share with `decide`.
 #[inline(always)]
 pub fn answer_sound(
     frame: &mut (impl Editor + ?Sized),
@@ -167,7 +172,7 @@ pub fn answer_sound(
     }
 }
 
-/// Writes octets and tells where the next go.
+/// Writes octets and returns the offset after them.
 #[inline(always)]
 fn put<const N: usize>(frame: &mut (impl Editor + ?Sized), at: usize, octets: [u8; N]) -> Option<usize> {
     frame.write(at, octets).then_some(at + N)

@@ -1,17 +1,21 @@
-//! The steering policy: which of a guest's frames are for the metadata service.
+//! The steering policy: selects the frames of a guest that are for the metadata service.
 //!
-//! A frame is *for a served address* when it is ARP or a neighbour solicitation asking for one (or ARP for
-//! a next hop on the way to one), IP sent to one, by whatever detour, or when it says that one is the guest's own.
-//! On a port we own such a frame never leaves: it is steered or dropped. Steered is what a
-//! plain client sends: ARP, neighbour solicitation, TCP, ICMP, in whole datagrams without options or
-//! extension headers. Everything else for a served address is dropped, each for its own reason, and
-//! everything for other addresses passes untouched.
+//! A frame is *for a served address* if it is one of these:
 //!
-//! Looked into are Ethernet frames and what [`ethernet::MAX_TAGS`] VLAN tags and SNAP put before them; not
-//! tunnels (PPPoE, MPLS, IP in IP, VXLAN…), whose ends are addresses of their own.
+//! - ARP or a neighbour solicitation for a served address, or ARP for a next hop towards one;
+//! - IP to a served address, also through a source route, a routing header or address translation;
+//! - a frame in which the guest claims a served address as its own.
 //!
-//! Nothing here looks at who sent the frame ([`crate::decide`] does) or at the payload: the user-space
-//! stack checks lengths and checksums.
+//! On a port of ours, such a frame is steered or dropped; it never leaves the node. The frames of an ordinary
+//! client are steered: ARP, neighbour solicitation, TCP and ICMP, in whole datagrams without options or
+//! extension headers. Every other frame for a served address is dropped, and each reason has its own verdict.
+//! Frames for other addresses pass unchanged.
+//!
+//! The classifier parses Ethernet frames with up to [`ethernet::MAX_TAGS`] VLAN tags and with SNAP. It does
+//! not parse tunnels (PPPoE, MPLS, IP in IP, VXLAN…), whose endpoints have their own addresses.
+//!
+//! The classifier reads neither the sender ([`crate::decide`] does) nor the payload. The user-space stack
+//! checks lengths and checksums.
 
 mod v4;
 mod v6;
@@ -23,17 +27,18 @@ use crate::wire::{arp, ethernet, ipv4, snap};
 
 /// Bounded reads from a frame.
 pub trait Reader {
-    /// The `N` octets from `offset` on, or `None` if the frame ends before that.
+    /// The `N` octets at `offset`; `None` if the frame ends before that.
     fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
 
-    /// The same at a place only known at run time, where a compiler combines comparisons with the end of the frame in
-    /// ways a verifier does not recognise: knowing nothing of earlier reads.
+    /// Like [`read`](Self::read), for an offset known at run time only. An implementation must not reuse the
+    /// bounds of earlier reads, because compilers combine comparisons with the end of the frame in ways the
+    /// verifier does not recognise.
     #[inline(always)]
     fn read_afresh<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         self.read(offset)
     }
 
-    /// True if the frame had a VLAN tag that is no longer among its octets.
+    /// True if the frame had a VLAN tag that was removed from its octets.
     #[inline(always)]
     fn is_tagged(&self) -> bool {
         false
@@ -46,42 +51,43 @@ impl Reader for [u8] {
     }
 }
 
-/// The addresses the service answers for.
+/// The addresses that the service answers for.
 pub trait Served {
     /// True if this IPv4 address (wire order) is served.
     fn serves_v4(&self, address: [u8; 4]) -> bool;
     /// True if this IPv6 address (wire order) is served.
     fn serves_v6(&self, address: [u8; 16]) -> bool;
-    /// True if ARP for this IPv4 address (wire order) is answered: for every served one, and for those that
-    /// guests need as next hop on the way to one. What is sent to such a next hop itself passes.
+    /// True if ARP for this IPv4 address (wire order) is answered: for a served address, and for a next hop
+    /// that guests need towards one. Other traffic to such a next hop passes.
     fn answers_arp(&self, address: [u8; 4]) -> bool {
         self.serves_v4(address)
     }
 }
 
-/// What to do with a frame a guest sent, its sender aside.
+/// Classifies a frame from a guest, without regard to its sender.
 #[inline(always)]
 pub fn classify(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict {
     let Some(ethertype) = read_u16(frame, ethernet::TYPE) else {
         return Verdict::PassTruncated;
     };
     let wrapped = frame.is_tagged() || ethernet::is_tag(ethertype) || ethertype <= ethernet::MAX_LENGTH;
-    let answer = match ethertype {
+    let outcome = match ethertype {
         _ if wrapped => Err(Pass::LookBehind(0)),
         ethernet::ARP => classify_arp(frame, ethernet::HEADER, served, true),
         ethernet::IPV4 => v4::classify(frame, ethernet::HEADER, served),
         ethernet::IPV6 => v6::classify(frame, ethernet::HEADER, served),
         _ => Err(Pass::Now(Verdict::PassEthertype)),
     };
-    match answer {
+    match outcome {
         Ok(verdict) | Err(Pass::Now(verdict)) => verdict,
         Err(Pass::LookBehind(_)) => look_behind(frame, served),
     }
 }
 
-/// True for most of what guests send: IPv4 without tags and options, with neither address ending in an octet that
-/// `may_be_served` names. [`classify`] returns [`Verdict::PassIpv4`] for it, at the cost of a call for each read where a
-/// frame is in pieces. This reads only `first`, the first octets of the frame, and is false for what does not lie there.
+/// True for most traffic of guests: IPv4 without tags and options whose source and destination do not end in
+/// an octet for which `may_be_served` returns true. [`classify`] returns [`Verdict::PassIpv4`] for such a
+/// frame, but needs a kernel call for each read if the frame is fragmented in memory. This function reads
+/// only `first`, the first octets of the frame, and returns false if they end within the IPv4 header.
 #[inline(always)]
 pub fn is_ordinary(first: &(impl Reader + ?Sized), may_be_served: impl Fn(u8) -> bool) -> bool {
     const AT: usize = ethernet::HEADER;
@@ -95,8 +101,9 @@ pub fn is_ordinary(first: &(impl Reader + ?Sized), may_be_served: impl Fn(u8) ->
         && !may_be_served(start[AT + ipv4::DESTINATION + LAST])
 }
 
-/// The rest of [`classify`], for what is seldom met: VLAN tags, a length in place of the type, IP options and extension
-/// headers. Never inlined, so that the verifier follows it once, and not on every way that leads here.
+/// The rest of [`classify`], for rare frames: VLAN tags, a length in place of the type, IP options and
+/// extension headers. It is never inlined, so the verifier follows it once and not once for each caller's
+/// path.
 #[inline(never)]
 fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict {
     let Some(start) = frame.read::<{ ethernet::HEADER }>(0) else {
@@ -107,13 +114,13 @@ fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict 
     let mut ethertype = u16::from_be_bytes([t0, t1]);
     let mut at = ethernet::HEADER;
     let mut tagged = frame.is_tagged();
-    // A tag taken off has been looked behind already.
+    // A removed tag counts as parsed.
     for _ in tagged as usize..ethernet::MAX_TAGS {
         if !ethernet::is_tag(ethertype) {
             break;
         }
         tagged = true;
-        // The type behind a tag is its last two octets.
+        // The last two octets of a tag are the next type.
         match frame.read_afresh(at + ethernet::TAG - 2) {
             Some(inner) => ethertype = u16::from_be_bytes(inner),
             None => return Verdict::PassTruncated,
@@ -139,13 +146,13 @@ fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict 
     }
     let at = forget(at, salt, WRAPPED_MASK);
     let wrapping = forget(wrapping, salt, TAGGED | IN_SNAP);
-    let answer = match ethertype {
+    let outcome = match ethertype {
         ethernet::ARP => classify_arp(frame, at, served, false),
         ethernet::IPV4 => v4::look_behind(frame, at, served),
         ethernet::IPV6 => v6::look_behind(frame, at, salt, served),
         _ => Err(Pass::Now(Verdict::PassEthertype)),
     };
-    match answer {
+    match outcome {
         Ok(_) if wrapping & IN_SNAP != 0 => Verdict::DropSnap,
         Ok(_) if wrapping != 0 => Verdict::DropVlan,
         Err(TRUNCATED) => Verdict::PassTruncated,
@@ -156,41 +163,42 @@ fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict 
     }
 }
 
-/// What a frame is wrapped in: VLAN tags.
+/// A bit of `wrapping`: the frame has VLAN tags.
 const TAGGED: usize = 1;
-/// LLC and SNAP.
+/// A bit of `wrapping`: the frame has LLC and SNAP headers.
 const IN_SNAP: usize = 2;
 
-/// No header behind tags and SNAP starts beyond this.
+/// No header after tags and SNAP starts beyond this offset, in octets.
 const WRAPPED_MASK: usize = 0x3f;
 
 const _: () = assert!(ethernet::HEADER + ethernet::MAX_TAGS * ethernet::TAG + snap::HEADER <= WRAPPED_MASK);
 
-/// `at` as it is, for all that lies within `mask`; but the verifier, which otherwise follows the rest of the program
-/// once for each place a header may start, knows no more of it than the mask says. `salt` is any number it does not
-/// know, from the frame say.
+/// Returns `at`, which must be within `mask`, and hides its exact value from the verifier. Otherwise the
+/// verifier would follow the rest of the program once for each possible offset of a header. `salt` is any
+/// value that the verifier does not know, for example from the frame.
 #[inline(always)]
 fn forget(at: usize, salt: u32, mask: usize) -> usize {
     let salt = black_box(salt as usize);
     black_box(at.wrapping_add(salt)).wrapping_sub(salt) & mask
 }
 
-/// `Ok`: for a served address, steered or dropped. `Err`: not, so it passes.
-type Answer = Result<Verdict, Pass>;
+/// `Ok` for a frame for a served address, which is steered or dropped; `Err` for a frame that passes.
+type Outcome = Result<Verdict, Pass>;
 
-/// Why a frame is not for a served address.
+/// Why a frame passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Now(Verdict),
-    /// Not by its addresses, but there is more in it than a plain header: the octet that says so.
+    /// The addresses are not served, but the frame has options or extension headers to parse. The octet is
+    /// the version and header length (IPv4) or the next header (IPv6).
     LookBehind(u8),
 }
 
 const TRUNCATED: Pass = Pass::Now(Verdict::PassTruncated);
 
-/// ARP; that for the next hop on the way to a served address is for us only if `next_hops`.
+/// Classifies ARP. If `next_hops` is true, ARP for a next hop towards a served address is steered too.
 #[inline(always)]
-fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served, next_hops: bool) -> Answer {
+fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served, next_hops: bool) -> Outcome {
     let format = frame.read_afresh::<6>(at).ok_or(TRUNCATED)?;
     if format != arp::ETHERNET_IPV4 && format != arp::IEEE802_IPV4 {
         return Err(Pass::Now(Verdict::PassArpFormat));
@@ -211,7 +219,7 @@ fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served,
     }
 }
 
-/// True for a frame sent to more than one station.
+/// True for a frame with a group MAC as destination, and for one that ends before it.
 #[inline(always)]
 fn sent_to_group(frame: &(impl Reader + ?Sized)) -> bool {
     frame.read::<1>(ethernet::DESTINATION).is_none_or(|[first]| first & 1 == 1)

@@ -1,8 +1,9 @@
-//! Handshakes without memory: everything a SYN said is in the sequence number it is answered with.
+//! SYN cookies: the sequence number of a SYN-ACK encodes everything the guest's SYN negotiated (RFC 4987
+//! §3.6).
 //!
-//! A SYN is answered by the kernel or by user space, whichever meets it first, and neither remembers it. The
-//! first segment with something in it brings the number back (RFC 4987 §3.6), and with it what the guest's TCP
-//! can do. A guest that only opens connections therefore costs nothing.
+//! The kernel or user space answers a SYN, and neither keeps state for it. The guest's first segment with
+//! payload acknowledges the sequence number, from which we decode the abilities of the guest's TCP. A guest
+//! that only opens connections therefore uses no memory.
 //!
 //! ```text
 //!  31        24 23                7    4      0
@@ -12,59 +13,63 @@
 //!  └─────────┴──┴────────────────┴────┴───────┘
 //! ```
 //!
-//! Bit a tells a connection from the one before it with the same four-tuple and the same guest ISN ([`again`]).
+//! Bit a distinguishes a connection from the previous one with the same four-tuple and the same guest ISN
+//! ([`again`]).
 //!
-//! The first part tells our connections from strangers'; the second, which covers the guest's initial sequence
-//! number, tells a connection's first segment from a later one that overtook it, and one use of a four-tuple
-//! from the next. Neither guards anything: only the guest itself can speak on its port, and it may open
-//! connections as it likes. So a fast hash does, and the key only keeps numbers from being guessed in advance
-//! (RFC 6528).
+//! The first part distinguishes our connections from others. The second part also covers the guest's initial
+//! sequence number (ISN). It distinguishes the first segment of a connection from a later one that overtook
+//! it, and one use of a four-tuple from the next. Neither part is a security boundary: only the guest itself
+//! sends on its port, and it may open any connection. A fast hash is therefore enough, and the key only makes
+//! the numbers hard to predict (RFC 6528).
 
 use crate::maps::{ALL_SENT, Slot};
 
-/// The key of all numbers of one agent: two random words.
+/// The key of all SYN cookies of an agent: two random words.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub [u64; 2]);
 
-/// Without the words: who has them can guess numbers.
+/// Omits the words, because they suffice to predict the numbers.
 impl core::fmt::Debug for Key {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("Key")
     }
 }
 
-/// A connection: its slot, addresses and ports, as one number under the key.
+/// The keyed 64-bit hash of a connection's slot, addresses and ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow(u64);
 
-/// Largest segments, octets of TCP payload, that a number can express. Smaller ones count as the first, which every
-/// host takes (RFC 9293 §3.7.1): a guest that asks for less would have each of its frames answered with many.
+/// The segment sizes that a number can encode, in octets of TCP payload. A smaller size counts as the first,
+/// which every host accepts (RFC 9293 §3.7.1). Otherwise one frame of a guest could cause many frames in
+/// answer.
 ///
-/// They fit what MTUs there are: 1280, 1400, 1420 (WireGuard), 1442 (Geneve), 1450 (VXLAN) and 1500 octets leave
-/// 1240, 1360, 1380, 1402, 1410 and 1460 over IPv4, and 20 octets less over IPv6: the class below is less by 32 at most.
+/// The sizes fit the common MTUs. MTUs of 1280, 1400, 1420 (WireGuard), 1442 (Geneve), 1450 (VXLAN) and 1500
+/// octets leave 1240, 1360, 1380, 1402, 1410 and 1460 octets over IPv4, and 20 octets less over IPv6. The
+/// next lower size is at most 32 octets less.
 pub const SEGMENT_SIZES: [u16; 8] = [536, 1220, 1340, 1360, 1380, 1400, 1440, 1460];
 
-/// Largest shift of a window (RFC 7323 §2.3).
+/// The greatest window shift (RFC 7323 §2.3).
 pub const SCALE_MAX: u8 = 14;
 
-/// What a guest's SYN said about its TCP.
+/// The TCP abilities that a guest announces in its SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// Octets of payload it takes in one segment: one of [`SEGMENT_SIZES`] after a journey in a number.
+    /// The most payload in octets that the guest accepts in one segment. After decoding from a number it is
+    /// one of [`SEGMENT_SIZES`].
     pub segment: u16,
-    /// How far its windows are shifted, 0 to [`SCALE_MAX`]; `None` if it knows no such option.
+    /// The guest's window shift, 0 to [`SCALE_MAX`]; `None` if it does not support the option.
     pub scale: Option<u8>,
 }
 
-/// What the numbers of a segment say.
+/// What the numbers of a segment show about its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// It acknowledges a SYN-ACK of ours, and its first octet is the connection's first.
+    /// The segment acknowledges our SYN-ACK and starts at the first octet of the connection.
     First(Abilities),
-    /// Its connection may be one of ours, but something before it is missing.
+    /// The connection may be ours, but an earlier segment is missing.
     Later,
-    /// It belongs to no SYN-ACK of ours.
+    /// The segment does not belong to any SYN-ACK of ours.
     Foreign,
 }
 
@@ -78,7 +83,7 @@ const SCALE_MASK: u32 = 0xf;
 const NO_SCALE: u32 = 0xf;
 
 impl Flow {
-    /// Of a connection over IPv4; `ports` are the guest's and ours as a TCP header begins.
+    /// The flow of a connection over IPv4. `ports` are the guest's port and ours, in wire order.
     #[inline(always)]
     #[must_use]
     pub const fn v4(key: &Key, slot: Slot, guest: [u8; 4], local: [u8; 4], ports: [u8; 4]) -> Self {
@@ -86,7 +91,7 @@ impl Flow {
         Self(mix(begin(key, slot, ports) ^ addresses))
     }
 
-    /// Of a connection over IPv6.
+    /// The flow of a connection over IPv6. `ports` are the guest's port and ours, in wire order.
     #[inline(always)]
     #[must_use]
     pub const fn v6(key: &Key, slot: Slot, guest: [u8; 16], local: [u8; 16], ports: [u8; 4]) -> Self {
@@ -97,21 +102,21 @@ impl Flow {
         Self(mix(hash ^ local as u64))
     }
 
-    /// The number itself: what an entry of `ALL_SENT` is known by.
+    /// The hash, which identifies an entry of `ALL_SENT`.
     #[inline(always)]
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
     }
 
-    /// What [`AllSent::opened`](crate::maps::AllSent::opened) knows the flow by; never 0.
+    /// The value for [`AllSent::opened`](crate::maps::AllSent::opened): 16 bits of the hash, never 0.
     #[inline(always)]
     #[must_use]
     pub const fn mark(self) -> u16 {
         (self.0 >> 32) as u16 | 1
     }
 
-    /// Where its entry in `ALL_SENT` is.
+    /// The index of the flow's entry in `ALL_SENT`.
     #[inline(always)]
     #[must_use]
     pub const fn index(self) -> u32 {
@@ -119,7 +124,8 @@ impl Flow {
     }
 }
 
-/// The sequence number to answer a SYN with.
+/// The sequence number of the SYN-ACK. A segment size between two classes is rounded down; a shift above
+/// [`SCALE_MAX`] counts as [`SCALE_MAX`].
 #[inline(always)]
 #[must_use]
 pub const fn issue(key: &Key, flow: Flow, guest_isn: u32, abilities: Abilities) -> u32 {
@@ -131,16 +137,16 @@ pub const fn issue(key: &Key, flow: Flow, guest_isn: u32, abilities: Abilities) 
     marks(key, flow, guest_isn) | size_class(abilities.segment) << SIZE_SHIFT | scale
 }
 
-/// Another number that says the same: for a SYN whose number is that of the connection its guest has forgotten, so
-/// that the two connections differ.
+/// A different number with the same content. It is for a SYN whose number equals that of the connection the
+/// guest has forgotten, so that the two connections differ.
 #[inline(always)]
 #[must_use]
 pub const fn again(number: u32) -> u32 {
     number ^ AGAIN
 }
 
-/// What a segment of `flow` is that has this sequence number and acknowledges `ack`, and whose connection
-/// nobody remembers.
+/// Checks a segment of `flow` with this sequence number that acknowledges `ack`, for a connection without
+/// state.
 #[inline(always)]
 #[must_use]
 pub const fn check(key: &Key, flow: Flow, seq: u32, ack: u32) -> Check {
@@ -157,17 +163,17 @@ pub const fn check(key: &Key, flow: Flow, seq: u32, ack: u32) -> Check {
     Check::First(Abilities { segment, scale: if scale == NO_SCALE { None } else { Some(scale as u8) } })
 }
 
-/// Both hashes, where they stand.
+/// Both hashes, at their positions in the number.
 #[inline(always)]
 const fn marks(key: &Key, flow: Flow, guest_isn: u32) -> u32 {
     let first = mix(flow.0 ^ key.0[1] ^ guest_isn as u64) >> 48;
     ((flow.0 >> 56) as u32) << FLOW_SHIFT | (first as u32) << FIRST_SHIFT
 }
 
-/// The largest class that is not above what the guest takes.
+/// The largest size class that does not exceed what the guest accepts.
 #[inline(always)]
 const fn size_class(segment: u16) -> u32 {
-    // Without a loop, so that the verifier need not follow one.
+    // This is not a loop, because the verifier would follow each turn.
     (segment >= SEGMENT_SIZES[1]) as u32
         + (segment >= SEGMENT_SIZES[2]) as u32
         + (segment >= SEGMENT_SIZES[3]) as u32
@@ -187,8 +193,8 @@ const fn pair(high: u32, low: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
-/// A permutation of 64 bits in which each bit of the input moves about half of the output's (the finaliser
-/// of MurmurHash3, with the constants of D. Stafford's variant 13).
+/// A permutation of 64 bits in which each input bit changes about half of the output bits (the finaliser of
+/// MurmurHash3, with the constants of D. Stafford's variant 13).
 #[inline(always)]
 const fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -211,40 +217,40 @@ mod tests {
     }
 
     #[test]
-    fn what_a_syn_said_comes_back_with_the_first_segment() {
+    fn the_first_segment_returns_the_abilities_of_the_syn() {
         for segment in SEGMENT_SIZES {
             for scale in (0..=SCALE_MAX).map(Some).chain([None]) {
-                let said = Abilities { segment, scale };
-                let number = issue(&KEY, flow(1, 40_000), 77, said);
-                let heard = check(&KEY, flow(1, 40_000), 78, number.wrapping_add(1));
-                assert_eq!(heard, Check::First(said));
+                let sent = Abilities { segment, scale };
+                let number = issue(&KEY, flow(1, 40_000), 77, sent);
+                let decoded = check(&KEY, flow(1, 40_000), 78, number.wrapping_add(1));
+                assert_eq!(decoded, Check::First(sent));
             }
         }
     }
 
     #[test]
-    fn a_number_issued_again_says_the_same_and_differs() {
-        let said = Abilities { segment: 1460, scale: Some(7) };
-        let number = issue(&KEY, flow(1, 40_000), 77, said);
+    fn a_number_issued_again_differs_and_has_the_same_content() {
+        let sent = Abilities { segment: 1460, scale: Some(7) };
+        let number = issue(&KEY, flow(1, 40_000), 77, sent);
         let other = again(number);
         assert_ne!(other, number);
         assert_eq!(again(other), number);
-        assert_eq!(check(&KEY, flow(1, 40_000), 78, other.wrapping_add(1)), Check::First(said));
+        assert_eq!(check(&KEY, flow(1, 40_000), 78, other.wrapping_add(1)), Check::First(sent));
     }
 
     #[test]
-    fn a_size_between_two_classes_counts_as_the_smaller_and_a_tiny_one_as_the_least() {
-        for (said, heard) in
+    fn a_segment_size_is_rounded_down_to_a_class_or_up_to_the_least() {
+        for (sent, decoded) in
             [(0, 536), (64, 536), (1219, 536), (1220, 1220), (1459, 1440), (1461, 1460), (8960, 1460)]
         {
-            let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: said, scale: None });
+            let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: sent, scale: None });
             let Check::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
-            assert_eq!(back.segment, heard, "{said}");
+            assert_eq!(back.segment, decoded, "{sent}");
         }
     }
 
     #[test]
-    fn every_usual_mtu_has_a_class_at_most_32_octets_below_what_it_leaves() {
+    fn every_common_mtu_has_a_class_within_32_octets() {
         for (mtu, headers) in
             [1280, 1400, 1420, 1442, 1450, 1492, 1500].map(|mtu| [(mtu, 40), (mtu, 60)]).concat()
         {
@@ -254,33 +260,33 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_no_window_has_counts_as_the_largest() {
+    fn an_invalid_shift_counts_as_the_greatest() {
         let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: 536, scale: Some(255) });
         let Check::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
         assert_eq!(back.scale, Some(SCALE_MAX));
     }
 
     #[test]
-    fn a_segment_that_overtook_the_first_is_told_from_it() {
+    fn a_segment_that_overtook_the_first_is_recognised() {
         let number = issue(&KEY, flow(3, 50_000), 1_000, Abilities { segment: 1460, scale: Some(7) });
         let later = (1..=1_000).filter(|behind| {
             check(&KEY, flow(3, 50_000), 1_001 + behind * 1_460, number + 1) == Check::Later
         });
-        assert!(later.count() >= 998, "a sixteen-bit mark may agree by chance, but not often");
+        assert!(later.count() >= 998, "a 16-bit hash rarely matches by chance");
     }
 
     #[test]
-    fn other_slots_ports_and_keys_are_strangers() {
+    fn other_slots_ports_and_keys_are_foreign() {
         let number = issue(&KEY, flow(3, 50_000), 9, Abilities { segment: 1460, scale: Some(7) });
         let other = Key([1, 2]);
-        let strangers: Vec<Check> = (0..1_000)
+        let others: Vec<Check> = (0..1_000)
             .map(|n| check(&KEY, flow(4 + n, 50_000), 10, number + 1))
             .chain((0..1_000).map(|n| check(&KEY, flow(3, 50_001 + n), 10, number + 1)))
             .chain([check(&other, flow(3, 50_000), 10, number + 1)])
             .collect();
-        let foreign = strangers.iter().filter(|check| **check == Check::Foreign).count();
-        assert!(foreign >= strangers.len() - 20, "{foreign} of {}", strangers.len());
-        assert!(!strangers.iter().any(|check| matches!(check, Check::First(_))));
+        let foreign = others.iter().filter(|check| **check == Check::Foreign).count();
+        assert!(foreign >= others.len() - 20, "{foreign} of {}", others.len());
+        assert!(!others.iter().any(|check| matches!(check, Check::First(_))));
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! The whole decision of each program, over tables the caller brings.
+//! The complete decision of each program, over tables that the caller supplies.
 //!
-//! The kernel's programs bring BPF maps, the tests bring plain ones; the order of the questions is the
-//! same. `port` asks: is the frame for a served address, is the port ours and open, is such a frame served at
-//! all, is the sender registered on this port, is there credit left. Who is asking is decided by the
-//! port and the source MAC alone.
+//! The kernel programs pass BPF maps, the tests pass plain tables; the order of the checks is the same.
+//! `port` checks five things in turn: the frame is for a served address, the port is ours and open, the
+//! service accepts this kind of frame, the sender is registered on this port, and the sender's bucket is not
+//! empty. Only the port and the source MAC identify the sender.
 
 use crate::bucket;
 use crate::classify::{Reader, Served, classify};
@@ -13,47 +13,47 @@ use crate::stamp;
 use crate::verdict::{Fate, Verdict};
 use crate::wire::{arp, ethernet, ipv4, ipv6, tcp};
 
-/// A port's limits and bucket, shared with the other CPUs.
+/// The limits and buckets of one port, shared with the other CPUs.
 pub trait Bucket {
-    /// Limits and state as they stand.
+    /// The current limits and state.
     fn load(&self) -> Port;
-    /// [`Port::guarded`], without the rest.
+    /// Reads only [`Port::guarded`].
     fn is_guarded(&self) -> bool {
         self.load().guarded != 0
     }
-    /// Replaces the state of the bucket of frames.
+    /// Sets [`Port::full_at_ns`].
     fn store(&self, full_at_ns: u64);
-    /// Replaces the state of the bucket of connections.
+    /// Sets [`Port::connections_full_at_ns`].
     fn store_connections(&self, full_at_ns: u64);
-    /// Replaces the number of frames steered.
+    /// Sets [`Port::steered`].
     fn tally(&self, steered: u64);
 }
 
 /// What `port` looks up about a frame's port and sender.
 pub trait Tables: Served {
-    /// The bucket of one port.
+    /// The limits and buckets of one port.
     type Bucket: Bucket;
-    /// The port the frame came in by, if it is registered.
+    /// The port on which the frame arrived, if it is registered.
     fn port(&self) -> Option<Self::Bucket>;
-    /// Who this MAC is on that port.
+    /// The identity of a source MAC on that port, if it is registered.
     fn identity(&self, source: Mac) -> Option<Identity>;
-    /// Nanoseconds on a clock that only goes forward.
+    /// Nanoseconds on a monotonic clock.
     fn now_ns(&self) -> u64;
 }
 
 /// What `port` does with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Leave it alone.
+    /// Leave the frame to the host's network.
     Pass(Verdict),
-    /// Throw it away.
+    /// Discard the frame.
     Drop(Verdict),
-    /// Answer it if [`answer`](crate::answer::answer) can, given what the port's entry lets the kernel answer
-    /// ([`Port::answers`]); else stamp it with the slot and send it to the hub.
+    /// Answer the frame in the kernel if [`answer`](crate::answer::answer) can; else stamp it with the slot
+    /// and send it to the hub. The last field is [`Port::answers`], the kinds of frame the kernel may answer.
     Steer(Verdict, Identity, u64),
 }
 
-/// Decides about a frame a guest sent.
+/// Decides what to do with a frame from a guest.
 #[inline(always)]
 pub fn decide(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Decision {
     let verdict = classify(frame, tables);
@@ -64,7 +64,7 @@ pub fn decide(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Decision 
         return Decision::Pass(Verdict::PassForeignPort);
     };
     if bucket.is_guarded() {
-        return if is_next_hops(frame, verdict, tables) {
+        return if is_for_next_hop(frame, verdict, tables) {
             Decision::Pass(Verdict::PassArp)
         } else {
             Decision::Drop(Verdict::DropGuarded)
@@ -84,9 +84,9 @@ pub fn decide(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Decision 
     Decision::Steer(verdict, identity, port.answers)
 }
 
-/// Takes from both buckets what the frame costs, or from neither: a SYN over the one limit costs nothing of the
-/// other. A SYN that is sent again costs again, since nobody remembers the first; so the limit is for a guest's
-/// first attempts and their repetitions together, and one that was refused comes by TCP's own timer.
+/// Charges the frame to both buckets, or to neither: a SYN over one limit is not charged to the other. A
+/// retransmitted SYN is charged again, because the kernel does not remember the first one. The limit
+/// therefore covers first attempts and retransmissions together. The guest's TCP timer repeats a refused SYN.
 #[inline(always)]
 fn charge<B: Bucket>(
     frame: &(impl Reader + ?Sized),
@@ -109,7 +109,7 @@ fn charge<B: Bucket>(
     Ok(())
 }
 
-/// True for a steered frame that asks for a new connection.
+/// True for a steered frame that opens a connection.
 #[inline(always)]
 fn opens(frame: &(impl Reader + ?Sized), verdict: Verdict) -> bool {
     let at = match verdict {
@@ -121,38 +121,38 @@ fn opens(frame: &(impl Reader + ?Sized), verdict: Verdict) -> bool {
     flags.is_some_and(|flags| flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN)
 }
 
-/// True for ARP about the next hop on the way to a served address, which is somebody else's: a guest whose port is
-/// closed must still reach it.
+/// True for ARP about a next hop towards a served address. That next hop is another device, and a guest on a
+/// closed port must still reach it.
 #[inline(always)]
-fn is_next_hops(frame: &(impl Reader + ?Sized), verdict: Verdict, served: &impl Served) -> bool {
+fn is_for_next_hop(frame: &(impl Reader + ?Sized), verdict: Verdict, served: &impl Served) -> bool {
     let target = ethernet::HEADER + arp::TARGET_IP;
     matches!(verdict, Verdict::SteerArp)
         && frame.read_afresh(target).is_some_and(|target| !served.serves_v4(target))
 }
 
-/// Who sent the frame. A group address is nobody's, even if somebody registered it.
+/// The identity of the sender. A group address has none, even if it is registered.
 #[inline(always)]
 fn sender(frame: &(impl Reader + ?Sized), tables: &impl Tables) -> Option<Identity> {
     let source = Mac(frame.read_afresh(ethernet::SOURCE)?);
     if source.is_group() { None } else { tables.identity(source) }
 }
 
-/// What `hub` looks up about the guest a frame is for.
+/// What `hub` looks up about the guest that receives a frame.
 pub trait Guests {
-    /// The guest in this slot, live or not.
+    /// The guest in this slot, whether or not the slot is in use.
     fn guest(&self, slot: Slot) -> Option<Guest>;
 }
 
 /// What `hub` does with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Throw it away.
+    /// Discard the frame.
     Drop(Verdict),
-    /// Put this MAC in as destination and send it to the slot's port.
+    /// Set the destination to this MAC and send the frame to the slot's port.
     Deliver(Slot, Mac),
 }
 
-/// Decides about a frame user space wrote to the hub.
+/// Decides what to do with a frame that user space wrote to the hub.
 #[inline(always)]
 pub fn deliver(frame: &(impl Reader + ?Sized), guests: &impl Guests) -> Delivery {
     if frame.read::<{ ethernet::HEADER }>(0).is_none() {

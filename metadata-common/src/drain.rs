@@ -1,8 +1,8 @@
-//! Which agent a frame goes to while one hands over to the next.
+//! Selects the agent that receives a frame during a handover.
 //!
-//! Both are at work then, each with hubs of its own. The one that is leaving has claimed the connections it still
-//! serves; all else is for the one that follows. That is decided frame by frame, here, so that neither needs to
-//! know what the other has.
+//! During a handover the previous agent and the new agent run at the same time, each with its own hubs. The
+//! previous agent claims the connections it still serves; every other frame goes to the new agent. The kernel
+//! decides this per frame, so the agents do not need to know each other's connections.
 
 use crate::classify::Reader;
 use crate::cookie::{Flow, Key};
@@ -10,15 +10,15 @@ use crate::maps::{Identity, Slot};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6};
 
-/// What has been claimed by an agent that is leaving.
+/// The connections claimed by the previous agent.
 pub trait Claims {
-    /// The key of handshakes, which both agents have.
+    /// The handshake key, which both agents share.
     fn key(&self) -> Key;
-    /// True for a connection that still belongs to the leaving agent.
+    /// True for a connection that the previous agent still serves.
     fn is_claimed(&self, flow: Flow) -> bool;
 }
 
-/// The hub a steered frame goes to.
+/// The number of the hub that receives a steered frame.
 #[inline(always)]
 pub fn hub(
     frame: &(impl Reader + ?Sized),
@@ -35,8 +35,8 @@ pub fn hub(
     }
 }
 
-/// The connection a steered frame belongs to; `None` for what is not TCP. Steered frames have neither tags nor IP
-/// options nor extension headers.
+/// The connection of a steered frame; `None` if the frame is not TCP or ends before the ports. Steered frames
+/// have no VLAN tags, IP options or extension headers, so the offsets are fixed.
 #[inline(always)]
 pub fn flow(frame: &(impl Reader + ?Sized), steered: Verdict, slot: Slot, key: &Key) -> Option<Flow> {
     const AT: usize = ethernet::HEADER;
@@ -66,7 +66,7 @@ mod tests {
     use std::vec::Vec;
 
     const KEY: Key = Key([1, 2]);
-    const LEAVING: Identity = Identity { slot: 7, hub: 33, drain: 1 + 5, reserved: 0 };
+    const HANDOVER: Identity = Identity { slot: 7, hub: 33, drain: 1 + 5, reserved: 0 };
 
     struct Claimed(Option<Flow>);
 
@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// A frame of 80 octets, each its own number.
+    /// A frame of 80 octets; the value of each is its offset.
     fn frame() -> Vec<u8> {
         (0..80).collect()
     }
@@ -94,21 +94,21 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_connection_goes_to_the_agent_that_is_leaving_and_every_other_to_the_next() {
+    fn a_claimed_connection_goes_to_the_previous_agent_others_to_the_new_one() {
         for (verdict, flow) in flows() {
             let to = |identity, claimed| hub(&frame()[..], verdict, identity, &Claimed(claimed));
-            assert_eq!(to(LEAVING, Some(flow)), 5, "{verdict:?}");
-            assert_eq!(to(LEAVING, None), 33, "{verdict:?}");
+            assert_eq!(to(HANDOVER, Some(flow)), 5, "{verdict:?}");
+            assert_eq!(to(HANDOVER, None), 33, "{verdict:?}");
             let strangers = flows().into_iter().filter(|(other, _)| *other != verdict);
             for (_, stranger) in strangers {
-                assert_eq!(to(LEAVING, Some(stranger)), 33, "{verdict:?}");
+                assert_eq!(to(HANDOVER, Some(stranger)), 33, "{verdict:?}");
             }
-            assert_eq!(to(Identity { drain: 0, ..LEAVING }, Some(flow)), 33, "nobody is leaving");
+            assert_eq!(to(Identity { drain: 0, ..HANDOVER }, Some(flow)), 33, "no handover is under way");
         }
     }
 
     #[test]
-    fn only_tcp_can_be_claimed() {
+    fn only_tcp_connections_can_be_claimed() {
         let other = Verdict::ALL.iter().filter(|verdict| !flows().iter().any(|(tcp, _)| tcp == *verdict));
         for verdict in other {
             assert_eq!(flow(&frame()[..], *verdict, 7, &KEY), None, "{verdict:?}");
@@ -116,12 +116,12 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_ends_before_its_ports_is_the_next_agents() {
+    fn a_frame_that_ends_before_its_ports_goes_to_the_new_agent() {
         for (verdict, flow) in flows() {
             let needed = if verdict == Verdict::SteerIpv4Tcp { 38 } else { 58 };
             let claimed = Claimed(Some(flow));
-            assert_eq!(hub(&frame()[..needed], verdict, LEAVING, &claimed), 5);
-            assert_eq!(hub(&frame()[..needed - 1], verdict, LEAVING, &claimed), 33);
+            assert_eq!(hub(&frame()[..needed], verdict, HANDOVER, &claimed), 5);
+            assert_eq!(hub(&frame()[..needed - 1], verdict, HANDOVER, &claimed), 33);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The words both sides of xdp-imds share.
+//! What the two sides of xdp-imds share.
 //!
-//! The kernel side (`metadata-ebpf`) and the user side (`metadata-user`) agree on these and on nothing
-//! else: how a frame is classified, what each verdict is called, and how the maps between them are laid
-//! out. Everything here is `no_std`, allocates nothing and never panics, so the same lines run in the
-//! kernel, in unit tests and under the fuzzer.
+//! The kernel side (`metadata-ebpf`) and the user side (`metadata-user`) share only this crate: frame
+//! classification, the names of the verdicts, and the layout of the maps. The crate is `no_std`, does not
+//! allocate and does not panic. The same code therefore runs in the kernel, in unit tests and under the
+//! fuzzer.
 #![no_std]
 
 #[cfg(any(test, feature = "std"))]

@@ -1,20 +1,20 @@
 //! Ethernet addresses (IEEE 802-2014 §8.2).
 
-/// An Ethernet (MAC) address, in the order of the wire.
+/// An Ethernet (MAC) address, in wire order.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; Mac::LEN]);
 
 impl Mac {
-    /// Octets in an address.
+    /// Length in octets.
     pub const LEN: usize = 6;
-    /// All ones: every station.
+    /// The broadcast address, all ones.
     pub const BROADCAST: Self = Self([0xff; Self::LEN]);
-    /// The address xdp-imds gives in ARP and neighbour advertisements: locally administered, the same on
-    /// every port, so that a guest that migrates keeps a valid neighbour entry.
+    /// The MAC of the metadata service, sent in ARP replies and neighbour advertisements. It is locally
+    /// administered and the same on every port, so a migrated guest keeps a valid neighbour entry.
     pub const SERVICE: Self = Self([0x02, 0xa9, 0xfe, 0xa9, 0xfe, 0xfe]);
 
-    /// True for group addresses, broadcast among them: never a station's own address.
+    /// True for a multicast address or the broadcast address. No station has such an address as its own.
     #[must_use]
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 == 1
@@ -34,7 +34,7 @@ mod text {
         }
     }
 
-    /// Why a text is no MAC address.
+    /// The text is not a MAC address.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct ParseMacError(std::string::String);
 
@@ -49,7 +49,7 @@ mod text {
     impl FromStr for Mac {
         type Err = ParseMacError;
 
-        /// Reads six two-digit hex octets joined by colons, in either case.
+        /// Parses six two-digit hexadecimal octets separated by colons, in either case.
         fn from_str(text: &str) -> Result<Self, Self::Err> {
             let refuse = || ParseMacError(text.into());
             let mut octets = [0; Mac::LEN];
@@ -88,7 +88,7 @@ mod tests {
             "+2:54:00:12:34:56",
             "zz:54:00:12:34:56",
         ] {
-            assert!(text.parse::<Mac>().is_err(), "{text} was taken");
+            assert!(text.parse::<Mac>().is_err(), "{text} was accepted");
         }
     }
 }

@@ -1,25 +1,25 @@
-//! How a frame carries its sender's identity between the kernel and user space.
+//! Carries the sender's identity in a frame between the kernel and user space.
 //!
-//! On its way to the hub the source MAC has done its work: the kernel has matched it against the port
-//! and knows the slot. `port` therefore overwrites those six octets with a *stamp* that names the slot;
-//! user space answers to the stamp as it would to any MAC; `hub` reads the slot from the destination of
-//! the answer, puts the guest's MAC back and sends the frame to the guest's port. No header is added, so
-//! a full-sized frame still fits the MTU.
+//! The `port` program looks up the source MAC on its port and finds the slot. It then overwrites the source
+//! MAC with a *stamp* that encodes the slot. User space treats the stamp as an ordinary MAC and replies to
+//! it. The `hub` program decodes the slot from the destination of the reply, restores the guest's MAC and
+//! sends the frame to the guest's port. No header is added, so a full-sized frame still fits the MTU.
 
 use crate::mac::Mac;
 use crate::maps::Slot;
 
-/// First two octets of every stamp: locally administered, unicast, and not [`Mac::SERVICE`].
+/// The first two octets of every stamp. The prefix is locally administered, unicast and different from
+/// [`Mac::SERVICE`].
 pub const STAMP_PREFIX: [u8; 2] = [0x02, 0x5d];
 
-/// The stamp of a slot, in the shape of a MAC address.
+/// Encodes a slot as a MAC address.
 #[must_use]
 pub const fn stamp(slot: Slot) -> Mac {
     let [a, b, c, d] = slot.to_be_bytes();
     Mac([STAMP_PREFIX[0], STAMP_PREFIX[1], a, b, c, d])
 }
 
-/// The slot a stamp names, or `None` for any other address.
+/// Decodes the slot from a stamp; `None` for any other address.
 #[must_use]
 pub const fn slot_of(mac: Mac) -> Option<Slot> {
     let [p, q, a, b, c, d] = mac.0;
@@ -32,14 +32,14 @@ mod tests {
     use crate::mac::Mac;
 
     #[test]
-    fn every_slot_comes_back_from_its_stamp() {
+    fn a_stamp_decodes_to_its_slot() {
         for slot in [0, 1, 255, 256, 65_535, 65_536, u32::MAX] {
             assert_eq!(slot_of(stamp(slot)), Some(slot));
         }
     }
 
     #[test]
-    fn ordinary_addresses_are_no_stamps() {
+    fn ordinary_addresses_are_not_stamps() {
         assert_eq!(slot_of(Mac::SERVICE), None);
         assert_eq!(slot_of(Mac::BROADCAST), None);
     }

@@ -1,23 +1,23 @@
-//! Watching one guest: its frames, each with what became of it, through a ring buffer.
+//! Traces the frames of one guest through a ring buffer, each with its verdict.
 //!
-//! User space puts a [`Trace`] into the one entry of `TRACE` and reads [`Event`]s from `EVENTS`; with the entry all
-//! zero, nothing is reported. `port` and `port_tcx` report what the guest sends, and `port` its own answers;
-//! `hub` reports what user space answers. A program never waits for the reader: what finds no room is lost, and
-//! counted in [`Scratch::lost`].
+//! User space writes a [`Trace`] to the single entry of `TRACE` and reads [`Event`]s from `EVENTS`. While the
+//! entry is all zero, nothing is reported. `port` and `port_tcx` report what the guest sends, `port` also its
+//! own answers, and `hub` the answers of user space. A program never waits for the reader. An event without
+//! room is lost and counted in [`Scratch::lost`].
 //!
-//! A frame for the service that the kernel answers itself makes two events of one verdict, first the frame
-//! ([`FROM_GUEST`]) and then its answer ([`TO_GUEST`]). All others make one.
+//! A frame that the kernel answers by itself causes two events with the same verdict: the frame
+//! ([`FROM_GUEST`]) and its answer ([`TO_GUEST`]). Every other frame causes one event.
 
 use crate::maps::{PortKey, Slot};
 
-/// A bit of [`Trace::by`]: frames of one port. Answers from user space are nobody's then, since `hub` knows slots
-/// and MACs only: name the MAC too to see them.
+/// A bit of [`Trace::by`]: filter by port. `hub` knows only slots and MACs, so answers of user space are
+/// reported only if the filter contains the MAC too.
 pub const BY_PORT: u32 = 1;
 
-/// A bit of [`Trace::by`]: frames from and to one MAC; with [`BY_PORT`], from that MAC on that port.
+/// A bit of [`Trace::by`]: filter by MAC. With [`BY_PORT`], frames must match both.
 pub const BY_MAC: u32 = 2;
 
-/// A bit of [`Trace::flags`]: the guest's other traffic is reported too, what passes the port.
+/// A bit of [`Trace::flags`]: also report frames that pass, the guest's other traffic.
 pub const PASSING_TOO: u16 = 1;
 
 /// [`Event::direction`]: sent by the guest.
@@ -26,68 +26,69 @@ pub const FROM_GUEST: u32 = 0;
 /// [`Event::direction`]: sent to the guest.
 pub const TO_GUEST: u32 = 1;
 
-/// [`Event::slot`]: whose frame it is was not asked, because it passed or was dropped before.
+/// [`Event::slot`]: the frame passed or was dropped before its sender was looked up.
 pub const NO_SLOT: Slot = Slot::MAX;
 
-/// Octets of a frame an event has room for.
+/// Maximum number of octets of a frame in an event.
 pub const OCTETS: usize = 256;
 
-/// Whose frames are reported. All zero: nobody's.
+/// The filter of the trace. All zero means off.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     /// [`BY_PORT`], [`BY_MAC`], both, or 0 for off.
     pub by: u32,
-    /// The port, with [`BY_PORT`].
+    /// Namespace number and interface index; used with [`BY_PORT`].
     pub port: [u32; 2],
-    /// The guest's MAC, with [`BY_MAC`].
+    /// The guest's MAC; used with [`BY_MAC`].
     pub mac: [u8; 6],
     /// [`PASSING_TOO`] or 0.
     pub flags: u16,
 }
 
-/// One frame and what became of it.
+/// One frame and its verdict.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When, on the kernel's monotonic clock (`bpf_ktime_get_ns`).
+    /// Time in nanoseconds on the kernel's monotonic clock (`bpf_ktime_get_ns`).
     pub time_ns: u64,
-    /// The number of the port's namespace, 0 from `hub`, which does not know it.
+    /// The number of the port's namespace; 0 from `hub`, which does not know it.
     pub netns: u32,
-    /// The port's interface, 0 from `hub`.
+    /// The port's interface index; 0 from `hub`.
     pub ifindex: u32,
     /// [`Verdict::index`](crate::verdict::Verdict::index).
     pub verdict: u32,
-    /// Octets of the frame.
+    /// Length of the frame in octets.
     pub length: u32,
-    /// Octets of it in `octets`, from the first on: `length` or [`OCTETS`], whichever is less.
+    /// Number of captured octets: the lesser of `length` and [`OCTETS`].
     pub captured: u32,
     /// [`FROM_GUEST`] or [`TO_GUEST`].
     pub direction: u32,
-    /// The slot, if the frame was steered, answered or delivered, else [`NO_SLOT`].
+    /// The slot if the frame was steered, answered or delivered, else [`NO_SLOT`].
     pub slot: Slot,
-    /// The guest's MAC: the source of what it sent, the destination of what it is sent.
+    /// The guest's MAC: the source of frames from the guest, the destination of frames to it.
     pub mac: [u8; 6],
     /// Always zero.
     pub reserved: [u8; 6],
-    /// The frame as the guest sent it or will receive it, less a VLAN tag taken off before `port_tcx` saw it. What lies beyond `captured` means nothing.
+    /// The start of the frame as the guest sends or receives it, without a VLAN tag that was removed before
+    /// `port_tcx`. Octets from `captured` on are undefined.
     pub octets: [u8; OCTETS],
 }
 
-/// Where a program on one CPU gathers an event until it knows the verdict.
+/// The event a program builds on one CPU until the verdict is known.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scratch {
-    /// Events this CPU found no room for, since the map was made.
+    /// Events lost on this CPU since the map was created, because the ring was full.
     pub lost: u64,
-    /// 1 while `event` waits for its verdict.
+    /// 1 while `event` has no verdict yet.
     pub pending: u64,
     /// The event.
     pub event: Event,
 }
 
 impl Trace {
-    /// A trace of a port, of a MAC, or of a MAC on a port; of neither is no trace.
+    /// A filter for a port, a MAC, or a MAC on a port. Without either, the trace is off.
     #[must_use]
     pub const fn of(port: Option<PortKey>, mac: Option<[u8; 6]>, flags: u16) -> Self {
         let mut trace = Self { by: 0, port: [0; 2], mac: [0; 6], flags };
@@ -102,7 +103,8 @@ impl Trace {
         trace
     }
 
-    /// True if a frame from this MAC by this port is reported, or one to it, given whether it passes.
+    /// True if the filter reports a frame of this port that the guest with this MAC sends or receives.
+    /// `passes` is true for a frame whose verdict is to pass.
     #[inline(always)]
     #[must_use]
     pub const fn hears(&self, port: PortKey, mac: [u8; 6], passes: bool) -> bool {
@@ -115,14 +117,14 @@ impl Trace {
         here && its && (!passes || self.flags & PASSING_TOO != 0)
     }
 
-    /// True if what user space sends to this MAC is reported.
+    /// True if the filter reports an answer of user space to this MAC.
     #[inline(always)]
     #[must_use]
     pub const fn hears_answers_to(&self, mac: [u8; 6]) -> bool {
         self.by & BY_MAC != 0 && same(self.mac, mac)
     }
 
-    /// As the kernel reads it.
+    /// The value in the layout of the map.
     #[must_use]
     pub const fn to_words(self) -> [u32; 5] {
         let [a, b, c, d, e, f] = self.mac;
@@ -132,7 +134,7 @@ impl Trace {
     }
 }
 
-/// Without a call of `memcmp`, which the kernel has not.
+/// Compares without `memcmp`, which the kernel does not provide.
 #[inline(always)]
 const fn same(a: [u8; 6], b: [u8; 6]) -> bool {
     let [a0, a1, a2, a3, a4, a5] = a;
@@ -141,7 +143,7 @@ const fn same(a: [u8; 6], b: [u8; 6]) -> bool {
 }
 
 impl Event {
-    /// An event as it comes out of the ring; `None` for octets of another length.
+    /// Decodes an event from the ring; `None` if the length is wrong.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != size_of::<Self>() {
@@ -163,7 +165,7 @@ impl Event {
         })
     }
 
-    /// What of the frame was captured.
+    /// The captured octets of the frame.
     #[must_use]
     pub fn frame(&self) -> &[u8] {
         self.octets.get(..self.captured as usize).unwrap_or(&self.octets)
@@ -191,7 +193,7 @@ mod tests {
     const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
     #[test]
-    fn a_trace_hears_its_guest_and_nobody_else() {
+    fn a_trace_reports_frames_of_its_guest_only() {
         let hears = |trace: Trace, port, mac| trace.hears(port, mac, false);
         let by_port = Trace::of(Some(HERE), None, 0);
         let by_mac = Trace::of(None, Some(ITS), 0);
@@ -205,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn passing_frames_are_heard_on_request() {
+    fn passing_frames_are_reported_on_request() {
         let trace = |flags| Trace::of(Some(HERE), None, flags);
         assert!(!trace(0).hears(HERE, ITS, true));
         assert!(trace(PASSING_TOO).hears(HERE, ITS, true));
     }
 
     #[test]
-    fn answers_are_heard_by_mac_alone() {
+    fn answers_of_user_space_are_filtered_by_mac_only() {
         assert!(Trace::of(None, Some(ITS), 0).hears_answers_to(ITS));
         assert!(Trace::of(Some(HERE), Some(ITS), 0).hears_answers_to(ITS));
         assert!(!Trace::of(None, Some(ITS), 0).hears_answers_to(OTHER));
@@ -220,12 +222,12 @@ mod tests {
     }
 
     #[test]
-    fn an_event_comes_back_from_its_octets() {
+    fn an_event_is_decoded_from_its_octets() {
         let bytes: Vec<u8> = (0..48 + OCTETS).map(|n| n as u8).collect();
         let event = Event::from_bytes(&bytes).expect("an event");
         assert_eq!(event.ifindex, u32::from_ne_bytes([12, 13, 14, 15]));
         assert_eq!((event.mac, event.octets[0]), ([36, 37, 38, 39, 40, 41], 48));
-        assert_eq!(event.frame().len(), OCTETS, "an impossible length is cut");
+        assert_eq!(event.frame().len(), OCTETS, "an impossible length is limited");
         assert_eq!(Event::from_bytes(&bytes[1..]), None);
     }
 }

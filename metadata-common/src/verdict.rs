@@ -1,26 +1,26 @@
-//! What becomes of a frame, and why: every verdict of the programs.
+//! The outcome of each frame in the programs, with its reason.
 //!
-//! A verdict's number is its index in the `COUNTERS` map and its name is its label in the metrics, so a
-//! frame nobody expected is found by reading a counter.
+//! A verdict's number is its index in the `COUNTERS` map. Its name is its label in the metrics. Every frame
+//! is counted, so unexpected frames show up in a counter.
 
 /// What a verdict does to its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Left to the host's network, untouched.
+    /// Leave the frame to the host's network, unchanged.
     Pass,
-    /// Sent on its way: to the hub, to the AF_XDP socket, or to the guest.
+    /// Send the frame on: to the hub, to the AF_XDP socket, or to the guest.
     Steer,
-    /// Turned into its answer and sent back.
+    /// Turn the frame into its answer and send it back.
     Answer,
-    /// Taken note of, and needing no answer.
+    /// Process the frame; no answer is needed.
     Absorb,
-    /// Thrown away.
+    /// Discard the frame.
     Drop,
 }
 
 macro_rules! verdicts {
     ($($(#[doc = $doc:literal])+ $variant:ident => $fate:ident, $name:literal;)+) => {
-        /// Why a frame passed, was steered, answered or dropped; its number indexes `COUNTERS`.
+        /// The outcome of a frame with its reason; the number indexes `COUNTERS`.
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Verdict {
@@ -28,10 +28,10 @@ macro_rules! verdicts {
         }
 
         impl Verdict {
-            /// Every verdict, by number.
+            /// Every verdict, in the order of the numbers.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The label in the metrics: lower case, words joined by underscores.
+            /// The label in the metrics: lower-case words joined by underscores.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
@@ -48,143 +48,147 @@ macro_rules! verdicts {
 }
 
 verdicts! {
-    /// `port`: too short for what its type announces.
+    /// `port`: the frame is shorter than its type requires.
     PassTruncated => Pass, "pass_truncated";
-    /// `port`: neither ARP nor IP.
+    /// `port`: the frame is neither ARP nor IP.
     PassEthertype => Pass, "pass_ethertype";
-    /// `port`: ARP for an address that is neither served nor the next hop of one, or for that on a closed port.
+    /// `port`: ARP for an address that is neither served nor a next hop, or ARP for a next hop on a closed
+    /// port.
     PassArp => Pass, "pass_arp";
-    /// `port`: ARP for something else than IPv4 over Ethernet, or over IEEE 802 networks.
+    /// `port`: ARP for a protocol other than IPv4 or for hardware other than Ethernet or IEEE 802.
     PassArpFormat => Pass, "pass_arp_format";
     /// `port`: IPv4 to an address that is not served.
     PassIpv4 => Pass, "pass_ipv4";
-    /// `port`: IPv6 to, or a solicitation for, an address that is not served.
+    /// `port`: IPv6 to an address that is not served, or a solicitation for one.
     PassIpv6 => Pass, "pass_ipv6";
-    /// `port`: VLAN-tagged, for no served address.
+    /// `port`: a VLAN-tagged frame that is not for a served address.
     PassVlan => Pass, "pass_vlan";
-    /// `port`: for a served address, on an interface that is not a registered port.
+    /// `port`: a frame for a served address on an interface that is not a registered port.
     PassForeignPort => Pass, "pass_foreign_port";
 
-    /// `port`: ARP for a served address, or for the next hop of one.
+    /// `port`: ARP for a served address or for a next hop towards one.
     SteerArp => Steer, "steer_arp";
-    /// `port`: TCP over IPv4.
+    /// `port`: TCP to a served IPv4 address.
     SteerIpv4Tcp => Steer, "steer_ipv4_tcp";
-    /// `port`: ICMP.
+    /// `port`: ICMP to a served IPv4 address.
     SteerIpv4Icmp => Steer, "steer_ipv4_icmp";
     /// `port`: a neighbour solicitation for a served address.
     SteerNeighbour => Steer, "steer_neighbour";
-    /// `port`: TCP over IPv6.
+    /// `port`: TCP to a served IPv6 address.
     SteerIpv6Tcp => Steer, "steer_ipv6_tcp";
-    /// `port`: ICMPv6 to a served address.
+    /// `port`: ICMPv6 to a served IPv6 address.
     SteerIpv6Icmp => Steer, "steer_ipv6_icmp";
 
-    /// `port`: an ARP request, answered.
+    /// `port`: the kernel answered an ARP request.
     AnswerArp => Answer, "answer_arp";
-    /// `port`: a neighbour solicitation, answered.
+    /// `port`: the kernel answered a neighbour solicitation.
     AnswerNeighbour => Answer, "answer_neighbour";
-    /// `port`: a SYN, answered with a number that remembers it.
+    /// `port`: the kernel answered a SYN with a SYN cookie.
     AnswerSyn => Answer, "answer_syn";
-    /// `port`: a guest's FIN on a connection that has ended, acknowledged.
+    /// `port`: the kernel acknowledged a guest's FIN on a connection that has ended.
     AnswerFin => Answer, "answer_fin";
-    /// `port`: an acknowledgement that says nothing new.
+    /// `port`: the kernel consumed an acknowledgement that user space does not need.
     AbsorbAck => Absorb, "absorb_ack";
 
-    /// `port`: VLAN-tagged, for a served address.
+    /// `port`: a VLAN-tagged frame for a served address.
     DropVlan => Drop, "drop_vlan";
-    /// `port`: more VLAN tags than are looked behind.
+    /// `port`: more VLAN tags than the classifier parses.
     DropVlanDepth => Drop, "drop_vlan_depth";
-    /// `port`: for a served address, with its type behind LLC and SNAP, tagged or not.
+    /// `port`: a frame for a served address with LLC and SNAP headers, VLAN-tagged or not.
     DropSnap => Drop, "drop_snap";
-    /// `port`: ARP for a served address, for hardware of type IEEE 802.
+    /// `port`: ARP for a served address with hardware type IEEE 802.
     DropArpFormat => Drop, "drop_arp_format";
-    /// `port`: ARP from a guest that says a served address is its own.
+    /// `port`: ARP in which a guest claims a served address as its own.
     DropArpClaim => Drop, "drop_arp_claim";
-    /// `port`: a neighbour advertisement of a served address, or neighbour discovery from one.
+    /// `port`: a neighbour advertisement for a served address, or neighbour discovery sent from one.
     DropNeighbourClaim => Drop, "drop_neighbour_claim";
-    /// `port`: IP from a served address.
+    /// `port`: IP with a served address as source.
     DropSourceClaim => Drop, "drop_source_claim";
-    /// `port`: to a served address, but sent to a group of stations (RFC 1122 §3.3.6).
+    /// `port`: IP to a served address in a frame with a group MAC as destination (RFC 1122 §3.3.6).
     DropGroupDestination => Drop, "drop_group_destination";
-    /// `port`: to a served address, with a version or header length IPv4 does not have.
+    /// `port`: a datagram to a served IPv4 address with an invalid version or header length.
     DropIpv4Malformed => Drop, "drop_ipv4_malformed";
-    /// `port`: to a served address, with IPv4 options.
+    /// `port`: a datagram to a served IPv4 address with options.
     DropIpv4Options => Drop, "drop_ipv4_options";
-    /// `port`: IPv4 to elsewhere, with a source route through a served address.
+    /// `port`: IPv4 to another address with a source route through a served address.
     DropIpv4SourceRoute => Drop, "drop_ipv4_source_route";
     /// `port`: a fragment to a served IPv4 address.
     DropIpv4Fragment => Drop, "drop_ipv4_fragment";
     /// `port`: UDP to a served IPv4 address.
     DropIpv4Udp => Drop, "drop_ipv4_udp";
-    /// `port`: neither TCP, ICMP nor UDP, to a served IPv4 address.
+    /// `port`: a protocol other than TCP, ICMP or UDP, to a served IPv4 address.
     DropIpv4Protocol => Drop, "drop_ipv4_protocol";
-    /// `port`: to a served address, with a version IPv6 does not have.
+    /// `port`: a datagram to a served IPv6 address with an invalid version.
     DropIpv6Malformed => Drop, "drop_ipv6_malformed";
-    /// `port`: IPv6 to elsewhere, with a routing header through a served address; or with two, or with more extension
-    /// headers or addresses than are looked at.
+    /// `port`: IPv6 to another address with a routing header through a served address, with two routing
+    /// headers, or with more extension headers or addresses than the classifier parses.
     DropIpv6Routing => Drop, "drop_ipv6_routing";
-    /// `port`: to an IPv6 address that is translated into a served IPv4 address.
+    /// `port`: IPv6 to an address that translates to a served IPv4 address.
     DropTranslated => Drop, "drop_translated";
-    /// `port`: to, or a solicitation for, a served address, with an IPv6 extension header.
+    /// `port`: IPv6 with an extension header to a served address, or a solicitation for one.
     DropIpv6Extension => Drop, "drop_ipv6_extension";
     /// `port`: a fragment to a served IPv6 address.
     DropIpv6Fragment => Drop, "drop_ipv6_fragment";
     /// `port`: UDP to a served IPv6 address.
     DropIpv6Udp => Drop, "drop_ipv6_udp";
-    /// `port`: neither TCP, ICMPv6 nor UDP, to a served IPv6 address.
+    /// `port`: a protocol other than TCP, ICMPv6 or UDP, to a served IPv6 address.
     DropIpv6Protocol => Drop, "drop_ipv6_protocol";
-    /// `port`: a solicitation for a served address that has crossed a router or has a code (RFC 4861 §7.1.1).
+    /// `port`: a solicitation for a served address that has crossed a router or has a nonzero code (RFC 4861
+    /// §7.1.1).
     DropNeighbourInvalid => Drop, "drop_neighbour_invalid";
-    /// `port`: from a MAC that is not registered on the port, or from a group address.
+    /// `port`: the source MAC is a group address or is not registered on the port.
     DropUnknownMac => Drop, "drop_unknown_mac";
-    /// `port`: for a served address, on a port that is closed because it has no record.
+    /// `port`: a frame for a served address on a port that is closed because it has no record.
     DropGuarded => Drop, "drop_guarded";
     /// `port`: the port's bucket of frames is empty.
     DropOverLimit => Drop, "drop_over_limit";
-    /// `port`: a SYN, and the port's bucket of new connections is empty.
+    /// `port`: a SYN for which the port's bucket of new connections is empty.
     DropOverConnectionLimit => Drop, "drop_over_connection_limit";
-    /// `port`: the identity names a hub without a device.
+    /// `port`: the identity's hub has no device.
     DropNoHub => Drop, "drop_no_hub";
-    /// `port`: the kernel refused a write the classifier had made sure of.
+    /// `port`: the kernel refused a write that the classifier had checked.
     DropUnwritable => Drop, "drop_unwritable";
-    /// `port_tcx`: longer than the hub takes, or to be cut into more segments than a client's would be.
+    /// `port_tcx`: the frame is longer than the hub accepts, or its segments would be smaller than any
+    /// client's.
     DropOversize => Drop, "drop_oversize";
 
-    /// `socket`: given to the AF_XDP socket of its queue.
+    /// `socket`: delivered to the AF_XDP socket of its queue.
     SocketDelivered => Steer, "socket_delivered";
-    /// `socket`: no AF_XDP socket on that queue.
+    /// `socket`: the queue has no AF_XDP socket.
     SocketDropAbsent => Drop, "socket_drop_absent";
 
-    /// `ring`: put into the ring of its hub.
+    /// `ring`: written to the ring of its hub.
     RingDelivered => Steer, "ring_delivered";
-    /// `ring`: the ring is full, or half full and the port has sent much; or the kernel refused the copy.
+    /// `ring`: the ring is full, or half full while the port is far beyond its rate, or the kernel refused
+    /// the copy.
     RingDropFull => Drop, "ring_drop_full";
     /// `port_tcx`, in another namespace than the hub: the hub has no ring.
     RingDropAbsent => Drop, "ring_drop_absent";
 
     /// `hub`, `hub_tcx`: sent to the guest's port.
     HubDelivered => Steer, "hub_delivered";
-    /// `hub`, `hub_tcx`: shorter than an Ethernet header.
+    /// `hub`, `hub_tcx`: the frame is shorter than an Ethernet header.
     HubDropTruncated => Drop, "hub_drop_truncated";
-    /// `hub`, `hub_tcx`: the destination MAC is no stamp.
+    /// `hub`, `hub_tcx`: the destination MAC is not a stamp.
     HubDropUnstamped => Drop, "hub_drop_unstamped";
-    /// `hub`, `hub_tcx`: the stamp names a slot nobody holds.
+    /// `hub`, `hub_tcx`: the slot in the stamp is not in use.
     HubDropNoGuest => Drop, "hub_drop_no_guest";
-    /// `hub`: the guest's port is gone. `hub_tcx`: it has just begun to take redirected frames, too.
+    /// `hub`: the guest's port is gone. `hub_tcx`: the guest's port is gone or now accepts redirected frames.
     HubDropNoDevice => Drop, "hub_drop_no_device";
 }
 
 impl Verdict {
-    /// How many there are: the entries of `COUNTERS`.
+    /// The number of verdicts, which is the number of entries of `COUNTERS`.
     pub const COUNT: u32 = Self::ALL.len() as u32;
 
-    /// The number, an index into `COUNTERS`.
+    /// The index in `COUNTERS`.
     #[inline(always)]
     #[must_use]
     pub const fn index(self) -> u32 {
         self as u32
     }
 
-    /// The verdict of a number, or `None` from [`Verdict::COUNT`] on.
+    /// The verdict with this number; `None` from [`Verdict::COUNT`] on.
     #[must_use]
     pub fn from_index(index: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(index).ok()?).copied()
@@ -197,7 +201,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_number_leads_back_to_its_verdict() {
+    fn a_verdict_is_found_by_its_number() {
         for (index, verdict) in (0..).zip(Verdict::ALL) {
             assert_eq!(verdict.index(), index, "{verdict:?}");
             assert_eq!(Verdict::from_index(index), Some(*verdict));
@@ -218,16 +222,16 @@ mod tests {
     }
 
     #[test]
-    fn names_say_the_fate() {
+    fn names_contain_the_fate() {
         for verdict in Verdict::ALL {
-            let said = match verdict.fate() {
+            let matches = match verdict.fate() {
                 Fate::Pass => verdict.name().starts_with("pass_"),
                 Fate::Steer => verdict.name().starts_with("steer_") || verdict.name().ends_with("_delivered"),
                 Fate::Answer => verdict.name().starts_with("answer_"),
                 Fate::Absorb => verdict.name().starts_with("absorb_"),
                 Fate::Drop => verdict.name().contains("drop_"),
             };
-            assert!(said, "{verdict:?} is called {}", verdict.name());
+            assert!(matches, "{verdict:?} is called {}", verdict.name());
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Where the fields the classifier reads stand, and the values it knows.
+//! Offsets and values of the header fields that the classifier reads.
 //!
-//! Offsets count octets from the start of the header they belong to; numbers are in host order.
+//! Offsets are in octets from the start of the header. Numbers are in host byte order.
 
 /// Ethernet (IEEE 802.3-2022 §3.1.1) and its VLAN tags (IEEE 802.1Q-2022 §9).
 pub mod ethernet {
-    /// Octets before the payload of an untagged frame.
+    /// Length in octets of an untagged header.
     pub const HEADER: usize = 14;
     /// Destination address, 6 octets.
     pub const DESTINATION: usize = 0;
@@ -12,12 +12,12 @@ pub mod ethernet {
     pub const SOURCE: usize = 6;
     /// Type, 2 octets.
     pub const TYPE: usize = 12;
-    /// Octets a VLAN tag puts before the type it carries.
+    /// Length in octets of a VLAN tag.
     pub const TAG: usize = 4;
-    /// VLAN tags the classifier looks behind. Bridges stack two; a frame with more than these is dropped on ports
-    /// we own, whatever it carries.
+    /// Maximum number of VLAN tags that the classifier parses. Bridges stack two. On our ports, a frame with more tags is
+    /// dropped, whatever its payload.
     pub const MAX_TAGS: usize = 6;
-    /// Types up to this are lengths: what follows is LLC (IEEE 802.3-2022 §3.2.6).
+    /// A value of at most this in the type field is a length, and LLC follows (IEEE 802.3-2022 §3.2.6).
     pub const MAX_LENGTH: u16 = 1500;
 
     /// IPv4 (RFC 894).
@@ -28,12 +28,12 @@ pub mod ethernet {
     pub const IPV6: u16 = 0x86dd;
     /// A customer VLAN tag (IEEE 802.1Q-2022 table 9-1).
     pub const CUSTOMER_TAG: u16 = 0x8100;
-    /// A service VLAN tag, once 802.1ad (IEEE 802.1Q-2022 table 9-1).
+    /// A service VLAN tag, formerly 802.1ad (IEEE 802.1Q-2022 table 9-1).
     pub const SERVICE_TAG: u16 = 0x88a8;
-    /// What many switches used for service tags before there was a standard.
+    /// A service VLAN tag of switches that predate the standard.
     pub const OLD_SERVICE_TAG: u16 = 0x9100;
 
-    /// True for a type behind which a tag comes, and then another type.
+    /// True for the type of a VLAN tag. Another type follows the tag.
     #[inline(always)]
     #[must_use]
     pub const fn is_tag(ethertype: u16) -> bool {
@@ -41,27 +41,28 @@ pub mod ethernet {
     }
 }
 
-/// LLC with SNAP (IEEE 802-2014 §9.5): a type behind a length.
+/// LLC with SNAP (IEEE 802-2014 §9.5): carries a type in a frame that has a length field.
 pub mod snap {
-    /// Octets of both headers; the type is the last two.
+    /// Length in octets of both headers.
     pub const HEADER: usize = 8;
-    /// Where the type is.
+    /// Type, 2 octets.
     pub const TYPE: usize = 6;
-    /// How they begin when a type follows (RFC 1042).
+    /// The first octets if a type follows (RFC 1042).
     pub const RFC1042: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
-    /// The same as bridges write it (IEEE 802.1H).
+    /// The first octets in the variant of bridges (IEEE 802.1H).
     pub const BRIDGE_TUNNEL: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0xf8];
 }
 
 /// ARP for IPv4 over Ethernet (RFC 826, "Packet format").
 pub mod arp {
-    /// Octets of a whole packet.
+    /// Length in octets of a packet.
     pub const LEN: usize = 28;
-    /// Hardware type Ethernet, protocol IPv4, address lengths 6 and 4: how such a packet begins.
+    /// The first octets: hardware type Ethernet, protocol IPv4, address lengths 6 and 4.
     pub const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
-    /// The same with hardware type IEEE 802, which Linux takes for Ethernet (RFC 1042; `arp_process`, net/ipv4/arp.c).
+    /// The first octets with hardware type IEEE 802, which Linux treats as Ethernet (RFC 1042; `arp_process`,
+    /// net/ipv4/arp.c).
     pub const IEEE802_IPV4: [u8; 6] = [0, 6, 0x08, 0x00, 6, 4];
-    /// Operation, 2 octets: 1 asks, 2 answers.
+    /// Operation, 2 octets: 1 is a request, 2 a reply.
     pub const OPERATION: usize = 6;
     /// Sender hardware address, 6 octets.
     pub const SENDER_MAC: usize = 8;
@@ -75,21 +76,21 @@ pub mod arp {
 
 /// IPv4 (RFC 791 §3.1).
 pub mod ipv4 {
-    /// Octets of a header without options.
+    /// Length in octets of a header without options.
     pub const HEADER: usize = 20;
-    /// Version and header length without options, as they stand in the first octet.
+    /// The first octet of a header without options: version and header length.
     pub const VERSION_IHL: u8 = 0x45;
     /// The version.
     pub const VERSION: u8 = 4;
-    /// The shortest header, in 32-bit words.
+    /// Least header length, in 32-bit words.
     pub const MIN_IHL: u8 = 5;
     /// Total length of the datagram, 2 octets.
     pub const TOTAL_LENGTH: usize = 2;
     /// Flags and fragment offset, 2 octets.
     pub const FRAGMENT: usize = 6;
-    /// Of those: "more fragments" and the offset. Zero in a whole datagram.
+    /// The bits of `FRAGMENT` for "more fragments" and the offset. Both are zero in an unfragmented datagram.
     pub const FRAGMENT_BITS: u16 = 0x3fff;
-    /// And of those: "don't fragment".
+    /// The bit of `FRAGMENT` for "don't fragment".
     pub const DONT_FRAGMENT: u16 = 0x4000;
     /// Time to live, 1 octet.
     pub const TTL: usize = 8;
@@ -101,7 +102,7 @@ pub mod ipv4 {
     pub const SOURCE: usize = 12;
     /// Destination address, 4 octets.
     pub const DESTINATION: usize = 16;
-    /// Octets of the longest header.
+    /// Greatest header length, in octets.
     pub const MAX_HEADER: usize = 60;
     /// Option kind: loose source and record route.
     pub const LOOSE_ROUTE: u8 = 131;
@@ -111,7 +112,7 @@ pub mod ipv4 {
 
 /// IPv6 (RFC 8200 §3).
 pub mod ipv6 {
-    /// Octets of the fixed header.
+    /// Length in octets of the fixed header.
     pub const HEADER: usize = 40;
     /// The version.
     pub const VERSION: u8 = 6;
@@ -125,14 +126,15 @@ pub mod ipv6 {
     pub const SOURCE: usize = 8;
     /// Destination address, 16 octets.
     pub const DESTINATION: usize = 24;
-    /// Extension headers that are looked behind in what is sent elsewhere; senders have use for three. With more it is
-    /// dropped on ports we own.
+    /// Maximum number of extension headers that the classifier parses in a datagram to another address. Senders need
+    /// three. On our ports, a datagram with more is dropped.
     pub const MAX_EXTENSIONS: usize = 5;
-    /// Where the addresses of a routing header start (types 0, 2 and 4: RFC 5095, RFC 6275 §6.4, RFC 8754 §2).
+    /// Offset of the addresses in a routing header (types 0, 2 and 4: RFC 5095, RFC 6275 §6.4, RFC 8754 §2).
     pub const SEGMENTS: usize = 8;
-    /// Addresses of a routing header that are looked at; with more it is dropped on ports we own.
+    /// Maximum number of addresses that the classifier reads from a routing header. On our ports, a datagram with more is
+    /// dropped.
     pub const MAX_SEGMENTS: usize = 16;
-    /// The offset of a fragment, in the third and fourth octet of its header (RFC 8200 §4.5).
+    /// The bits of the fragment offset in the third and fourth octet of a fragment header (RFC 8200 §4.5).
     pub const FRAGMENT_OFFSET: u16 = 0xfff8;
 }
 
@@ -164,13 +166,13 @@ pub mod protocol {
     pub const HIP: u8 = 139;
     /// Shim6 (RFC 5533 §5.1).
     pub const SHIM6: u8 = 140;
-    /// First of two numbers for experiments, extension headers among them (RFC 3692, RFC 7045 §4).
+    /// The first number for experiments, also with extension headers (RFC 3692, RFC 7045 §4).
     pub const EXPERIMENT_1: u8 = 253;
-    /// The second of them.
+    /// The second number for experiments.
     pub const EXPERIMENT_2: u8 = 254;
 
-    /// True for a next header that is an IPv6 extension header (IANA "IPv6 Extension Header Types",
-    /// RFC 7045 §4), the fragment header excepted.
+    /// True for the next-header value of an IPv6 extension header other than the fragment header (IANA "IPv6
+    /// Extension Header Types", RFC 7045 §4).
     #[inline(always)]
     #[must_use]
     pub const fn is_extension(next_header: u8) -> bool {
@@ -192,58 +194,58 @@ pub mod protocol {
 
 /// Neighbour solicitation (RFC 4861 §4.3), an ICMPv6 message.
 pub mod neighbour {
-    /// The first ICMPv6 type of neighbour discovery: router solicitation (§4.1).
+    /// The least ICMPv6 type of neighbour discovery: router solicitation (§4.1).
     pub const FIRST: u8 = 133;
-    /// The last: redirect (§4.5).
+    /// The greatest ICMPv6 type of neighbour discovery: redirect (§4.5).
     pub const LAST: u8 = 137;
     /// ICMPv6 type of a solicitation.
     pub const SOLICITATION: u8 = 135;
-    /// Octets up to the end of the target address.
+    /// Length in octets of a message without options.
     pub const LEN: usize = 24;
     /// Type, 1 octet.
     pub const TYPE: usize = 0;
-    /// Code, 1 octet: 0.
+    /// Code, 1 octet; always 0.
     pub const CODE: usize = 1;
     /// Checksum, 2 octets (RFC 4443 §2.3).
     pub const CHECKSUM: usize = 2;
     /// Target address, 16 octets.
     pub const TARGET: usize = 8;
-    /// The hop limit of a solicitation no router has touched (RFC 4861 §7.1.1).
+    /// The hop limit of a solicitation that has not crossed a router (RFC 4861 §7.1.1).
     pub const HOP_LIMIT: u8 = 255;
     /// ICMPv6 type of an advertisement (§4.4).
     pub const ADVERTISEMENT: u8 = 136;
-    /// Flags of an advertisement: it was solicited, and replaces what was known.
+    /// Flags of an advertisement: solicited and override.
     pub const SOLICITED_OVERRIDE: u32 = 0x6000_0000;
-    /// The option that carries the target's link-layer address (§4.6.1).
+    /// Option type of the target's link-layer address (§4.6.1).
     pub const TARGET_LINK_ADDRESS: u8 = 2;
 }
 
 /// TCP (RFC 9293 §3.1).
 pub mod tcp {
-    /// Octets of a header without options.
+    /// Length in octets of a header without options.
     pub const HEADER: usize = 20;
     /// Flags, 1 octet.
     pub const FLAGS: usize = 13;
 
-    /// No more data from sender.
+    /// Sender has no more data.
     pub const FIN: u8 = 0x01;
     /// Synchronise sequence numbers.
     pub const SYN: u8 = 0x02;
     /// Reset the connection.
     pub const RST: u8 = 0x04;
-    /// Push.
+    /// Push function.
     pub const PSH: u8 = 0x08;
-    /// The acknowledgement number counts.
+    /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: u8 = 0x20;
 
-    /// Option kind: end of the list, one octet (§3.2).
+    /// Option kind: end of the list, 1 octet (§3.2).
     pub const END_OF_OPTIONS: u8 = 0;
-    /// Option kind: padding, one octet.
+    /// Option kind: padding, 1 octet.
     pub const NO_OPERATION: u8 = 1;
-    /// Option kind: largest segment, four octets.
+    /// Option kind: maximum segment size, 4 octets.
     pub const SEGMENT_SIZE: u8 = 2;
-    /// Option kind: shift of windows, three octets (RFC 7323 §2.2).
+    /// Option kind: window scale, 3 octets (RFC 7323 §2.2).
     pub const WINDOW_SCALE: u8 = 3;
 }

@@ -1,13 +1,14 @@
-//! The same decision behind the network stack's door: a tcx classifier in place of the XDP program `port`.
+//! Classifiers: `port_tcx`, which replaces the XDP program `port` at the entry of the network stack, and
+//! `hub_tcx`.
 //!
-//! It sees a frame as a socket buffer, which leaves large frames in pieces and takes one VLAN tag off. So
-//! what is not in the first piece is copied out, and a tag taken off counts as one.
+//! `port_tcx` sees a frame as a socket buffer. Large frames may be fragmented in memory, so octets outside
+//! the first fragment are copied out. The kernel removes one VLAN tag; a removed tag counts as a tag.
 //!
-//! `hub_tcx` does the other direction for ports whose device takes no redirected frames: a frame in a socket buffer is
-//! sent there as any other is.
+//! `hub_tcx` sends answers to ports whose device does not accept redirected XDP frames. A device transmits a
+//! socket buffer as usual.
 //!
-//! Least kernel: 6.6 (tcx links). `bpf_redirect` finds devices of the frame's own namespace only, so frames of ports in
-//! other namespaces than the hub's go by a ring (`ring`).
+//! Least kernel: 6.6 (tcx links). `bpf_redirect` finds only devices of the frame's own namespace, so frames
+//! of ports in other namespaces than the hub's go through a ring (`ring`).
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::generated::{bpf_redirect, bpf_skb_load_bytes};
@@ -29,7 +30,8 @@ use crate::ring;
 use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, is_behind_stubs};
 use crate::{report_unknown, trace, worth_a_line};
 
-/// Where a VM's frames enter the network stack: steer what is for the metadata service, leave the rest alone.
+/// At the entry of a VM's frames to the network stack: steers frames for the metadata service, and passes
+/// other frames.
 #[classifier]
 pub fn port_tcx(context: TcContext) -> i32 {
     if !is_behind_stubs() && plain::passes(&context) {
@@ -37,19 +39,19 @@ pub fn port_tcx(context: TcContext) -> i32 {
     }
     match Way::of(look(&context)) {
         Way::Is(action) => action,
-        // A program may end in another one, but not in the midst of one of its functions.
+        // A program may tail-call another one from its main function only.
         Way::Ring(hub) => ring::hand_in(&context, hub),
     }
 }
 
-/// The rest of [`port_tcx`]; the [`Way`] in one number. Not inlined, so that what it keeps in registers costs ordinary
-/// frames nothing.
+/// The rest of [`port_tcx`]; returns the [`Way`] in one number. It is not inlined, so that saving its
+/// registers costs ordinary frames nothing.
 #[inline(never)]
 fn look(context: &TcContext) -> u64 {
     let buffer = Buffer { context, first: Frame::first_piece(context) };
     let ingress = Ingress::of_buffer(context);
     let (verdict, action) = match decide(&buffer, &ingress) {
-        // On to the next classifier, if there is one.
+        // The frame continues to the next classifier, if there is one.
         Decision::Pass(verdict) => (verdict, TC_ACT_UNSPEC),
         Decision::Drop(verdict) => (verdict, TC_ACT_SHOT),
         Decision::Steer(verdict, identity, _) => {
@@ -73,16 +75,16 @@ fn look(context: &TcContext) -> u64 {
     Way::Is(action).number()
 }
 
-/// Where a frame goes on.
+/// What happens to a frame next.
 enum Way {
-    /// With this action.
+    /// The program returns this action.
     Is(i32),
-    /// Into the ring of this hub.
+    /// The frame goes to the ring of this hub.
     Ring(u32),
 }
 
 impl Way {
-    /// Set in the number of [`Way::Ring`].
+    /// The bit that marks [`Way::Ring`] in the number.
     const RING: u64 = 1 << 32;
 
     #[inline(always)]
@@ -99,7 +101,7 @@ impl Way {
     }
 }
 
-/// Names the sender's slot in the source MAC and sends the frame to its hub.
+/// Stamps the frame and selects the way to its hub.
 #[inline(always)]
 fn steer(buffer: &Buffer<'_>, ingress: &Ingress, verdict: Verdict, identity: Identity) -> (Verdict, Way) {
     if buffer.is_oversize() {
@@ -120,7 +122,8 @@ fn steer(buffer: &Buffer<'_>, ingress: &Ingress, verdict: Verdict, identity: Ide
     (verdict, Way::Is(action as i32))
 }
 
-/// Behind `hub`: to the guest's port, if its device takes no redirected frames. Nothing goes on to the host's stack.
+/// Runs after `hub`: sends answers to ports whose device does not accept redirected frames. No frame
+/// continues to the host's network stack.
 #[classifier]
 pub fn hub_tcx(context: TcContext) -> i32 {
     match deliver(&Frame::first_piece(&context), &Guests) {
@@ -138,7 +141,7 @@ pub fn hub_tcx(context: TcContext) -> i32 {
     }
 }
 
-/// Puts the guest's MAC back and sends the frame to its port.
+/// Restores the guest's MAC and redirects the frame to its port.
 #[inline(always)]
 fn hand_over(context: &TcContext, slot: Slot, mac: Mac) -> (Verdict, i32) {
     let Some(device) = bare_device(slot) else {
@@ -152,15 +155,15 @@ fn hand_over(context: &TcContext, slot: Slot, mac: Mac) -> (Verdict, i32) {
     (Verdict::HubDelivered, action as i32)
 }
 
-/// A socket buffer as a frame.
+/// A frame in a socket buffer.
 struct Buffer<'c> {
     context: &'c TcContext,
     first: Frame,
 }
 
 impl Buffer<'_> {
-    /// True for more than a client sends at once: the hub would refuse it, or the kernel would have to cut
-    /// one frame, for which the bucket gave one token, into a flood of segments.
+    /// True for a frame that is longer than the hub accepts, or that the kernel would split into very many
+    /// segments although it was charged as one frame. No client sends either.
     #[inline(always)]
     fn is_oversize(&self) -> bool {
         // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
@@ -175,14 +178,14 @@ impl Reader for Buffer<'_> {
         if let Some(octets) = self.first.read(offset) {
             return Some(octets);
         }
-        // The sender chooses where its first piece ends; what lies behind it counts all the same.
+        // The sender decides where its first fragment ends, so octets after it must be read too.
         self.read_afresh(offset)
     }
 
     #[inline(always)]
     fn read_afresh<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         let mut octets = [0; N];
-        // SAFETY: the destination is N octets of this function's own; the helper checks the range in the frame.
+        // SAFETY: the destination is N octets local to this function; the helper checks the range in the frame.
         let outcome = unsafe {
             bpf_skb_load_bytes(
                 self.context.skb.skb.cast(),

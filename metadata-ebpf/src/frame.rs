@@ -1,4 +1,4 @@
-//! The frame under a program: reads and writes the verifier can follow.
+//! The frame of a program, with reads and writes that the verifier can follow.
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::{TcContext, XdpContext};
@@ -7,8 +7,8 @@ use metadata_common::answer::Editor;
 use metadata_common::classify::Reader;
 use metadata_common::verdict::Verdict;
 
-/// The index of a verdict, which the verifier, and the compiler, no longer know: so that what comes after is followed
-/// once and not for each verdict. `salt` is any number the verifier does not know.
+/// The index of a verdict, hidden from the verifier and the compiler. The verifier then follows the rest once
+/// and not once per verdict. `salt` is any value the verifier does not know.
 #[inline(always)]
 pub(crate) fn anonymous(verdict: Verdict, salt: u32) -> u32 {
     const MASK: u32 = 0x7f;
@@ -17,7 +17,7 @@ pub(crate) fn anonymous(verdict: Verdict, salt: u32) -> u32 {
     black_box(verdict.index().wrapping_add(salt)).wrapping_sub(salt) & MASK
 }
 
-/// A frame between its first octet and its end, as the kernel gave them.
+/// A frame, by the addresses of its first octet and its end from the kernel.
 pub(crate) struct Frame {
     start: usize,
     end: usize,
@@ -25,56 +25,56 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// The frame a program was called for.
+    /// The frame of an XDP program.
     #[inline(always)]
     pub(crate) fn new(context: &XdpContext) -> Self {
         Self { start: context.data(), end: context.data_end(), context: Some(context.ctx) }
     }
 
-    /// The frame, taken from the context again. The verifier forgets with it how far the frame has been seen to
-    /// reach, which else differs from way to way, and follows what comes after once and not once for each.
+    /// The frame, read from the context again. The verifier then forgets the bounds it has proved, which
+    /// differ from path to path, and follows the rest once.
     #[inline(always)]
     pub(crate) fn anew(context: &XdpContext) -> Self {
         Self::new(&XdpContext::new(black_box(context.ctx)))
     }
 
-    /// The first piece of the frame a classifier was called for.
+    /// The first fragment of a classifier's frame.
     #[inline(always)]
     pub(crate) fn first_piece(context: &TcContext) -> Self {
-        // The context holds both as 32 bits, which the compiler then compares; the verifier learns only from
-        // comparing all 64.
+        // The context has both addresses as 32 bits, which the compiler would compare. The verifier derives
+        // bounds only from a comparison of 64 bits.
         let (start, end) = (black_box(context.data()), black_box(context.data_end()));
         Self { start, end, context: None }
     }
 
-    /// The frame between two addresses a program has given.
+    /// The frame between two addresses from another function of the program.
     #[inline(always)]
     pub(crate) fn between(start: usize, end: usize) -> Self {
         Self { start, end, context: None }
     }
 
-    /// Address of the first octet.
+    /// The address of the first octet.
     #[inline(always)]
     pub(crate) fn start(&self) -> usize {
         self.start
     }
 
-    /// Address behind the last octet.
+    /// The address after the last octet.
     #[inline(always)]
     pub(crate) fn end(&self) -> usize {
         self.end
     }
 
-    /// Address of `N` octets from `offset` on, if the frame holds them.
+    /// The address of `N` octets at `offset`, if the frame contains them.
     ///
-    /// Written as the one comparison with the end of the frame the verifier recognises.
+    /// The code is the only form of comparison with the end of the frame that the verifier recognises.
     #[inline(always)]
     fn at<const N: usize>(&self, offset: usize) -> Option<*mut [u8; N]> {
         let address = self.start + offset;
         if address + N > self.end { None } else { Some(address as *mut [u8; N]) }
     }
 
-    /// Octets in the frame.
+    /// Length of the frame in octets.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.end - self.start
@@ -107,8 +107,7 @@ impl Reader for Frame {
         let Some(context) = self.context else {
             return self.read(offset);
         };
-        // Not the pointers of other reads, of which the compiler would make one comparison for all.
-        // SAFETY: the kernel gave this pointer to a live context; nobody writes to it meanwhile.
+        // The pointers are read again. Otherwise the compiler would merge the comparisons of several reads.
         let context = unsafe { &*context };
         // SAFETY: a reference to one aligned u32.
         let start = unsafe { (&raw const context.data).read_volatile() } as usize;

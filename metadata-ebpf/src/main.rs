@@ -1,12 +1,18 @@
-//! The kernel side of xdp-imds: the smallest shell that lets `metadata-common` decide in the kernel.
+//! The kernel side of xdp-imds: a thin layer through which `metadata-common` decides in the kernel.
 //!
-//! Three XDP programs and three classifiers. `port` sits on each VM's tap, answers what it can of what is for the
-//! metadata service and sends the rest to the hub; `socket` sits on the inner end of the hub's veth and hands frames
-//! to the AF_XDP socket; `hub` sits on the hub tap and sends answers to the guest's tap. `port_tcx` (`classifier`)
-//! steers in `port`'s place where that costs a guest less, out of other namespaces by `ring`; `hub_tcx` sends answers to
-//! ports that take no redirected frames. Every frame adds one to one counter of `port`'s, and one for each way it takes.
+//! There are three XDP programs and three classifiers:
 //!
-//! Least kernel: 5.8 (ring buffer of the log, looking into a `DEVMAP_HASH`; `DEVMAP_HASH` is 5.4, global constants 5.2).
+//! - `port`, on each VM's tap, answers frames for the metadata service or redirects them to the hub;
+//! - `socket`, on the inner end of the hub's veth, redirects frames to the AF_XDP socket;
+//! - `hub`, on the hub tap, redirects answers to the guest's tap;
+//! - `port_tcx` (`classifier`) replaces `port` where that costs a guest less;
+//! - `ring` delivers frames from other namespaces for `port_tcx`;
+//! - `hub_tcx` delivers answers to ports that do not accept redirected frames.
+//!
+//! `port` or `port_tcx` counts every frame once. Each later program counts it once more.
+//!
+//! Least kernel: 5.8 (ring buffer of the log, lookups in a `DEVMAP_HASH`; `DEVMAP_HASH` needs 5.4, global
+//! constants 5.2).
 #![no_std]
 #![no_main]
 
@@ -38,10 +44,10 @@ use crate::frame::{Frame, anonymous};
 use crate::plain::count_index;
 use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, is_bare, own_hub};
 
-/// What a redirect answers when its map has no such entry. The frame is ours, so it must not pass.
+/// The action of a redirect without an entry in its map. The frame is for the service, so it must not pass.
 const OR_DROP: u64 = XDP_DROP as u64;
 
-/// On a VM's tap: answer or steer what is for the metadata service, leave the rest alone.
+/// On a VM's tap: answers or steers frames for the metadata service, and passes other frames.
 #[xdp]
 pub fn port(context: XdpContext) -> u32 {
     let Some(ingress) = Ingress::of(&context) else {
@@ -78,14 +84,14 @@ pub fn port(context: XdpContext) -> u32 {
     action
 }
 
-/// True for a frame whose checksum holds and which the kernel may answer. Not inlined, for its stack.
+/// True if the kernel may answer the frame and its checksum is valid. It is not inlined, to limit the stack.
 #[inline(never)]
 fn may_be_answered(context: &XdpContext, verdict: Verdict, answers: u64) -> bool {
     is_sound(&Frame::anew(context), verdict, answers)
 }
 
-/// Answers a frame or steers it; the verdict's index and the action in one number ([`dealt`]). Not inlined, since to
-/// decide takes much of the 512 octets of stack as well.
+/// Answers or steers a frame. Returns the verdict's index and the action in one number ([`dealt`]). It is not
+/// inlined, because `decide` already uses much of the 512 octets of stack.
 #[inline(never)]
 fn deal_with(
     context: &XdpContext,
@@ -104,25 +110,25 @@ fn deal_with(
     (index as u64) << 32 | action as u64
 }
 
-/// What [`deal_with`] says in one number.
+/// Splits the result of [`deal_with`] into verdict index and action.
 #[inline(always)]
 fn dealt(number: u64) -> (u32, u32) {
     ((number >> 32) as u32, number as u32)
 }
 
-/// Counts a verdict and returns it.
+/// Counts the verdict and returns it.
 #[inline(always)]
 fn counted(verdict: Verdict) -> Verdict {
     count(verdict);
     verdict
 }
 
-/// Cuts the frame to the length of the answer in it and returns it to the guest.
+/// Truncates the frame to its answer and sends it back to the guest.
 #[inline(always)]
 fn send_back(context: &XdpContext, frame: &Frame, verdict: Verdict, length: usize) -> (Verdict, u32) {
     let surplus = frame.len() as i32 - length as i32;
     if surplus > 0 {
-        // SAFETY: the context is that of this run; what is derived from it is not used after the call.
+        // SAFETY: the context belongs to this run; what is derived from it is not used after the call.
         let rc = unsafe { bpf_xdp_adjust_tail(context.ctx, -surplus) };
         if rc != 0 {
             return (counted(Verdict::DropUnwritable), XDP_DROP);
@@ -131,7 +137,7 @@ fn send_back(context: &XdpContext, frame: &Frame, verdict: Verdict, length: usiz
     (counted(verdict), XDP_TX)
 }
 
-/// Names the sender's slot in the source MAC and sends the frame to its hub.
+/// Stamps the frame and redirects it to its hub.
 #[inline(always)]
 fn steer(
     context: &XdpContext,
@@ -140,7 +146,7 @@ fn steer(
     verdict: Verdict,
     identity: Identity,
 ) -> (Verdict, u32) {
-    // The hub's device would refuse it, and nobody would know.
+    // The hub's device would drop such a frame without a count.
     if frame.len() > MAX_STEERED as usize {
         return (counted(Verdict::DropOversize), XDP_DROP);
     }
@@ -160,10 +166,10 @@ fn steer(
     }
 }
 
-/// On the inner end of a hub's veth: into the AF_XDP socket of the frame's queue.
+/// On the inner end of a hub's veth: redirects to the AF_XDP socket of the frame's queue.
 #[xdp]
 pub fn socket(context: XdpContext) -> u32 {
-    // SAFETY: the context is that of this run, which the kernel keeps valid and aligned until it ends.
+    // SAFETY: the context belongs to this run, which the kernel keeps valid and aligned until it ends.
     let queue = unsafe { (*context.ctx).rx_queue_index };
     let Some(index) = socket_index(own_hub(), queue) else {
         count(Verdict::SocketDropAbsent);
@@ -181,7 +187,8 @@ pub fn socket(context: XdpContext) -> u32 {
     }
 }
 
-/// On the hub tap: from the stamp to the guest's tap. What a redirect would lose is left to `hub_tcx`, which counts it.
+/// On the hub tap: redirects an answer to the guest's tap. A frame that the tap's device would not accept
+/// goes to `hub_tcx`, which counts it.
 #[xdp]
 pub fn hub(context: XdpContext) -> u32 {
     let mut frame = Frame::new(&context);
@@ -200,7 +207,7 @@ pub fn hub(context: XdpContext) -> u32 {
     }
 }
 
-/// Puts the guest's MAC back and sends the frame to its port.
+/// Restores the guest's MAC and redirects the frame to its port.
 #[inline(always)]
 fn hand_over(frame: &mut Frame, slot: Slot, mac: Mac) -> (Verdict, u32) {
     if !frame.write(ethernet::DESTINATION, mac.0) {
@@ -212,14 +219,14 @@ fn hand_over(frame: &mut Frame, slot: Slot, mac: Mac) -> (Verdict, u32) {
     }
 }
 
-/// True for the first, second, fourth, eighth… frame of a kind, so that a flood writes at most 64 lines
+/// True for the first, second, fourth, eighth… frame of a kind. A flood therefore writes at most 64 log lines
 /// per CPU.
 #[inline(always)]
 const fn worth_a_line(nth: u64) -> bool {
     nth.is_power_of_two()
 }
 
-/// Tells who tried to speak without being registered. Not inlined, for its stack.
+/// Logs an unregistered sender. It is not inlined, to limit the stack.
 #[inline(never)]
 fn report_unknown(context: &impl EbpfContext, frame: &impl Reader, ingress: &Ingress, nth: u64) {
     let mac: [u8; 6] = frame.read(ethernet::SOURCE).unwrap_or_default();
@@ -234,14 +241,14 @@ fn report_unknown(context: &impl EbpfContext, frame: &impl Reader, ingress: &Ing
     );
 }
 
-/// Never reached: the verifier refuses a program that could get here and stay.
+/// Never runs: the verifier rejects a program that could enter this loop.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-/// The kernel gives some helpers only to programs that say they are under a GPL-compatible licence.
+/// The kernel restricts some helpers to programs with a GPL-compatible licence.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

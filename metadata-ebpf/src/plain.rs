@@ -1,7 +1,7 @@
-//! What nearly all frames meet and no more: one look at the addresses, one counter.
+//! The path of nearly all frames: a check of the addresses, and a counter.
 //!
-//! Each instruction here is paid by guests' ordinary traffic, so stubs look for themselves before they call `port_tcx`:
-//! a second program on the way costs a frame more than all of this.
+//! Guests' ordinary traffic pays for each instruction here. The stubs therefore make this check before they
+//! call `port_tcx`, because a tail call costs a frame more than the whole check.
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, PerCpuArray};
@@ -16,7 +16,7 @@ static TRACE_PASSING: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT, 0);
 
-/// Passes an ordinary frame: true if it was one, and is counted.
+/// Returns true for an ordinary frame, which passes, and counts it.
 #[inline(always)]
 pub(crate) fn passes(context: &TcContext) -> bool {
     let is_plain = !is_tagged(context) && is_ordinary(&FirstPiece::of(context), may_be_served);
@@ -35,8 +35,8 @@ pub(crate) fn is_tagged(context: &TcContext) -> bool {
     present != 0
 }
 
-/// False if no served address ends with this octet. Looking into an array is a matter of a few instructions,
-/// looking into a hash takes a call.
+/// False if no served address ends with this octet. An array lookup takes a few instructions, a hash lookup
+/// takes a call.
 #[inline(always)]
 pub(crate) fn may_be_served(last: u8) -> bool {
     is_set(&LAST_OCTETS, last.into())
@@ -52,7 +52,7 @@ fn is_set(array: &Array<u32>, index: u32) -> bool {
     value != 0
 }
 
-/// Adds one to the counter of [`Verdict::index`]; how many this CPU has counted, this frame among them.
+/// Adds one to the counter of [`Verdict::index`]. Returns this CPU's new count.
 #[inline(always)]
 pub(crate) fn count_index(index: u32) -> u64 {
     let Some(counter) = COUNTERS.get_ptr_mut(index) else {
@@ -65,7 +65,7 @@ pub(crate) fn count_index(index: u32) -> u64 {
     *counter
 }
 
-/// The part of a frame that lies in one piece.
+/// The first fragment of a frame in a socket buffer.
 struct FirstPiece {
     start: usize,
     end: usize,
@@ -89,7 +89,7 @@ impl Reader for FirstPiece {
         if address + N > self.end {
             return None;
         }
-        // SAFETY: all N octets lie before the end, as just seen; octets have no alignment and any value is valid.
+        // SAFETY: all N octets lie before the end, as checked above; octets have no alignment and any value is valid.
         Some(unsafe { (address as *const [u8; N]).read() })
     }
 }

@@ -1,12 +1,14 @@
-//! Out of namespaces that no redirect of a classifier leaves: into a ring that the hub's worker reads.
+//! Delivers frames from namespaces out of which a classifier cannot redirect, through a ring that the hub's
+//! worker reads.
 //!
 //! ```text
 //!  port_tcx_stub ── PORT_CLASSIFIERS ── port_tcx ── RINGS[hub] ── ring ── RING of that hub ── worker
 //! ```
 //!
-//! A ring buffer knows no namespaces. Each hub has an instance of `ring` with a buffer of its own, and `port_tcx` finds
-//! it by the hub's number: so during a takeover each of two agents gets the frames of its own connections. The frame
-//! carries its slot as on every other way ([`metadata_common::stamp`]).
+//! A ring buffer works across namespaces. Each hub has its own instance of `ring` with its own buffer, and
+//! `port_tcx` selects the instance by the hub's number. During a takeover, each of the two agents therefore
+//! gets the frames of its own connections. The frame carries its slot in a stamp, as on every other path
+//! ([`metadata_common::stamp`]).
 
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, TC_ACT_SHOT};
 use aya_ebpf::helpers::generated::bpf_skb_load_bytes;
@@ -21,11 +23,11 @@ use crate::tables::{Ingress, count};
 
 #[map]
 static RINGS: ProgramArray = ProgramArray::with_max_entries(MAX_HUBS, 0);
-/// Of one hub: the only map that instances do not share.
+/// The ring of one hub. It is the only map that instances do not share.
 #[map]
 static RING: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
 
-/// Says in the control block whether the port has spent its tokens, for `ring`.
+/// Writes to the control block, for `ring`, whether the port has spent its tokens.
 #[inline(always)]
 pub(crate) fn note_spent(context: &TcContext, ingress: &Ingress) {
     // SAFETY: the kernel gave this pointer to a live buffer; the word is inside it.
@@ -34,7 +36,7 @@ pub(crate) fn note_spent(context: &TcContext, ingress: &Ingress) {
     unsafe { place.write_volatile(ingress.is_spent() as u32) };
 }
 
-/// Ends `port_tcx` in the `ring` of a hub. Returns the action where there is none.
+/// Tail-calls the `ring` of a hub. Returns the action if the hub has none.
 #[inline(always)]
 pub(crate) fn hand_in(context: &TcContext, hub: u32) -> i32 {
     // SAFETY: the entries are classifiers like this one, loaded by the agents whose hubs these are.
@@ -43,7 +45,7 @@ pub(crate) fn hand_in(context: &TcContext, hub: u32) -> i32 {
     TC_ACT_SHOT
 }
 
-/// Behind `port_tcx`: copies the frame into the ring. The frame itself ends here.
+/// Runs after `port_tcx`: copies the frame into the ring and drops the frame itself.
 #[classifier]
 pub fn ring(context: TcContext) -> i32 {
     // SAFETY: the kernel gave this pointer to a live buffer; the word is inside it.
@@ -68,7 +70,8 @@ pub fn ring(context: TcContext) -> i32 {
 /// Copies a frame into a record of `N` octets.
 #[inline(always)]
 fn put<const N: usize>(context: &TcContext, length: usize) -> Verdict {
-    // The verifier learns the range from comparing what is then used.
+    // `black_box` makes the compiler compare the value that is used later, from which the verifier derives
+    // its range.
     let length = black_box(length);
     if length == 0 || length > N - RING_HEADER {
         return Verdict::RingDropFull;

@@ -1,11 +1,12 @@
-//! What each namespace with ports has of its own: two programs that say the namespace's number and go on in `port` and
-//! `port_tcx`.
+//! The programs that each namespace with ports has for itself. They pass the namespace's number and tail-call
+//! `port` and `port_tcx`.
 //!
-//! Those take the kernel a tenth of a second to check and 230 KB to keep, these next to nothing. XDP carries the number in
-//! front of the frame, where only this run of the program can write; `port` takes it off again. A classifier carries it
-//! in the buffer's control block, which no guest reaches; `port_tcx` clears it.
+//! To load `port` and `port_tcx`, the kernel needs a tenth of a second and 230 KB; the stubs need next to
+//! nothing. The XDP stub writes the number before the frame, where only this run of the program can write,
+//! and `port` removes it. The classifier stub writes it to the buffer's control block, which no guest can
+//! reach, and `port_tcx` clears it.
 //!
-//! Least kernel: as for the other object.
+//! The least kernel is that of the main object.
 #![no_std]
 #![no_main]
 
@@ -20,7 +21,7 @@ use aya_ebpf::maps::ProgramArray;
 use aya_ebpf::programs::{TcContext, XdpContext};
 use metadata_common::maps::{NUMBER_OCTETS, NUMBER_WORD};
 
-/// The namespace's number; the loader sets it.
+/// The namespace's number; set by the loader.
 #[unsafe(no_mangle)]
 static NETNS: Global<u32> = Global::new(0);
 
@@ -30,12 +31,13 @@ static PORT_PROGRAMS: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[map]
 static PORT_CLASSIFIERS: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// On a VM's tap in another namespace than the agent's.
+/// On a VM's tap in another namespace than the agent's: adds the number and tail-calls `port`.
 #[xdp]
 pub fn port_stub(context: XdpContext) -> u32 {
-    // SAFETY: the context is that of this run; nothing has been derived from it.
+    // SAFETY: the context belongs to this run; nothing has been derived from it.
     if unsafe { bpf_xdp_adjust_head(context.ctx, -(NUMBER_OCTETS as i32)) } != 0 {
-        // Every driver leaves 256 octets (XDP_PACKET_HEADROOM). What is unseen must not pass.
+        // This does not happen, because every driver leaves 256 octets (XDP_PACKET_HEADROOM). An unclassified
+        // frame must not pass.
         return XDP_ABORTED;
     }
     let start = context.data();
@@ -43,11 +45,11 @@ pub fn port_stub(context: XdpContext) -> u32 {
         return XDP_ABORTED;
     }
     let place = start as *mut u32;
-    // SAFETY: the octets lie inside the frame, as just seen; the kernel does not ask for alignment there.
+    // SAFETY: the octets lie inside the frame, as checked above; the kernel requires no alignment there.
     unsafe { place.write_unaligned(NETNS.load()) };
     // SAFETY: the entry is an XDP program like this one, loaded by the same agent.
     unsafe { PORT_PROGRAMS.tail_call(&context, 0) };
-    // No agent and no pins: the port is open, as one is that has no program.
+    // Without an agent and without pins the frame passes, as on a port without a program.
     // SAFETY: as above; what was derived from the context is not used after this.
     if unsafe { bpf_xdp_adjust_head(context.ctx, NUMBER_OCTETS as i32) } != 0 {
         return XDP_ABORTED;
@@ -55,7 +57,8 @@ pub fn port_stub(context: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// Where the frames of a VM in another namespace than the agent's enter the network stack.
+/// At the entry to the network stack in another namespace than the agent's: passes ordinary frames, or adds
+/// the number and tail-calls `port_tcx`.
 #[classifier]
 pub fn port_tcx_stub(context: TcContext) -> i32 {
     if plain::passes(&context) {
@@ -67,20 +70,20 @@ pub fn port_tcx_stub(context: TcContext) -> i32 {
     unsafe { place.write_volatile(NETNS.load()) };
     // SAFETY: the entry is a classifier like this one, loaded by the same agent.
     unsafe { PORT_CLASSIFIERS.tail_call(&context, 0) };
-    // No agent and no pins: the port is open, as one is that has no program.
+    // Without an agent and without pins the frame passes, as on a port without a program.
     // SAFETY: as above.
     unsafe { place.write_volatile(0) };
     TC_ACT_UNSPEC
 }
 
-/// Never reached: the verifier refuses a program that could get here and stay.
+/// Never runs: the verifier rejects a program that could enter this loop.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-/// The kernel gives some helpers only to programs that say they are under a GPL-compatible licence.
+/// The kernel restricts some helpers to programs with a GPL-compatible licence.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

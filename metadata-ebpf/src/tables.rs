@@ -1,4 +1,4 @@
-//! The maps, and how `metadata-common` looks things up in them.
+//! The maps, and the lookups of `metadata-common` in them.
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
@@ -23,19 +23,19 @@ use metadata_common::verdict::Verdict;
 use crate::frame::Frame;
 use crate::plain::{count_index, may_be_served};
 
-/// The number of the namespace this instance is loaded for, or [`IN_FRONT`]; the loader sets it.
+/// The number of the namespace of this instance, or [`IN_FRONT`]; set by the loader.
 #[unsafe(no_mangle)]
 static NETNS: Global<u32> = Global::new(0);
 
-/// The key of handshakes; the loader sets it.
+/// The handshake key; set by the loader.
 #[unsafe(no_mangle)]
 static COOKIE_KEY: Global<[u64; 2]> = Global::new([0; 2]);
 
-/// The number of the hub this instance of `socket` belongs to; the loader sets it.
+/// The number of the hub of this instance of `socket`; set by the loader.
 #[unsafe(no_mangle)]
 static HUB: Global<u32> = Global::new(0);
 
-/// The hub whose inner veth this instance sits on.
+/// The hub of this instance of `socket`.
 #[inline(always)]
 pub(crate) fn own_hub() -> u32 {
     HUB.load()
@@ -74,13 +74,13 @@ pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(EVENT_BYTES, 0);
 #[map]
 pub(crate) static TRACED: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 
-/// Adds one to a verdict's counter; how many this CPU has counted, this frame among them.
+/// Adds one to a verdict's counter. Returns this CPU's new count.
 #[inline(always)]
 pub(crate) fn count(verdict: Verdict) -> u64 {
     count_index(verdict.index())
 }
 
-/// The namespace and interface a frame came in by, with the tables about it.
+/// The namespace and interface on which a frame arrived, with the tables about them.
 pub(crate) struct Ingress {
     key: PortKey,
 }
@@ -95,7 +95,7 @@ impl Ingress {
         }
     }
 
-    /// That of a frame in a socket buffer.
+    /// The ingress of a frame in a socket buffer.
     #[inline(always)]
     pub(crate) fn of_buffer(context: &TcContext) -> Self {
         // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
@@ -104,7 +104,7 @@ impl Ingress {
         Self { key: PortKey { netns, ifindex } }
     }
 
-    /// True if the port has sent far more of late than it may in the long run ([`bucket::is_spent`]).
+    /// True if the port is far beyond its rate ([`bucket::is_spent`]).
     #[inline(always)]
     pub(crate) fn is_spent(&self) -> bool {
         use decide::{Bucket as _, Tables as _};
@@ -118,29 +118,29 @@ impl Ingress {
         self.key
     }
 
-    /// A number the verifier does not know.
+    /// A value that the verifier does not know.
     #[inline(always)]
     pub(crate) fn salt(&self) -> u32 {
         self.key.ifindex
     }
 }
 
-/// Takes the number that a stub has put in front of the frame off it.
+/// Removes the number that an XDP stub has added before the frame, and returns it.
 #[inline(always)]
 fn take_number(context: &XdpContext) -> Option<u32> {
     let octets: [u8; 4] = Frame::new(context).read(0)?;
-    // SAFETY: the context is that of this run; what was derived from it is not used after this.
+    // SAFETY: the context belongs to this run; what was derived from it is not used after this.
     let rc = unsafe { bpf_xdp_adjust_head(context.ctx, NUMBER_OCTETS as i32) };
     if rc == 0 { Some(u32::from_ne_bytes(octets)) } else { None }
 }
 
-/// True for the instance that sees frames of other namespaces than the hub's.
+/// True for the instance that handles frames of other namespaces than the hub's.
 #[inline(always)]
 pub(crate) fn is_behind_stubs() -> bool {
     NETNS.load() == IN_FRONT
 }
 
-/// Takes the number that a classifier's stub has said out of the control block.
+/// Reads the number that a classifier stub has written to the control block, and clears it.
 #[inline(always)]
 fn take_word(context: &TcContext) -> u32 {
     // SAFETY: the kernel gave this pointer to a live buffer; the word is inside it.
@@ -195,7 +195,7 @@ impl decide::Tables for Ingress {
 
     #[inline(always)]
     fn now_ns(&self) -> u64 {
-        // SAFETY: the helper takes nothing and has no precondition.
+        // SAFETY: the helper has no arguments and no precondition.
         unsafe { bpf_ktime_get_ns() }
     }
 }
@@ -226,15 +226,15 @@ impl answer::Ledger for Ingress {
     }
 }
 
-/// An entry of `ALL_SENT`, which user space writes meanwhile: only ever copied. One seen by halves matches no
-/// segment, or one that it matched a moment ago.
+/// An entry of `ALL_SENT`. User space may write it at any time, so it is copied and never referenced. A
+/// partially updated copy matches no segment, or one that the entry matched before the update.
 pub(crate) struct Entry(*mut AllSent);
 
 impl answer::Entry for Entry {
     #[inline(always)]
     fn load(&self) -> AllSent {
         // SAFETY: the map returned this pointer to a live, aligned AllSent; arrays stay as long as the program,
-        // and any octets are an AllSent.
+        // and any octets are a valid AllSent.
         unsafe { self.0.read_volatile() }
     }
 
@@ -265,15 +265,15 @@ impl answer::Entry for Entry {
 
 /// A port's entry in `PORTS`.
 ///
-/// Other CPUs and user space may write it meanwhile, so it is only ever copied, never referred to. A
-/// copy torn between an old and a new limit misjudges one frame.
+/// Other CPUs and user space may write it at any time, so it is copied and never referenced. A copy with
+/// parts of an old and a new limit affects one frame only.
 pub(crate) struct Bucket(*mut maps::Port);
 
 impl decide::Bucket for Bucket {
     #[inline(always)]
     fn load(&self) -> maps::Port {
         // SAFETY: the map returned this pointer to a live, aligned Port; the kernel keeps the memory
-        // until the program ends, and any octets are a Port.
+        // until the program ends, and any octets are a valid Port.
         unsafe { self.0.read_volatile() }
     }
 
@@ -311,7 +311,7 @@ impl decide::Bucket for Bucket {
     }
 }
 
-/// The guest's device, if it takes no redirected frames.
+/// The ifindex of the guest's device, if it does not accept redirected frames.
 #[inline(always)]
 pub(crate) fn bare_device(slot: Slot) -> Option<u32> {
     let place = BARE_DEVICES.get_ptr(slot)?;
@@ -320,21 +320,21 @@ pub(crate) fn bare_device(slot: Slot) -> Option<u32> {
     if ifindex == 0 { None } else { Some(ifindex) }
 }
 
-/// True if the guest's device takes no redirected frames, and is there: the kernel forgets one that is deleted.
+/// True if the guest's device exists and does not accept redirected frames. The kernel removes the entry of a
+/// deleted device.
 #[inline(always)]
 pub(crate) fn is_bare(slot: Slot) -> bool {
     bare_device(slot).is_some_and(|bare| GUEST_DEVICES.get_ifindex(slot) == Some(bare))
 }
 
-/// The guests by slot.
+/// The guests, by slot.
 pub(crate) struct Guests;
 
 impl decide::Guests for Guests {
     #[inline(always)]
     fn guest(&self, slot: Slot) -> Option<Guest> {
         let place = GUESTS.get_ptr(slot)?;
-        // One load of the whole entry, so that a guest being replaced is never seen by halves.
-        // SAFETY: the map returned this pointer to a live, aligned u64.
+        // A single load of the whole entry prevents a partially updated copy.
         let [a, b, c, d, e, f, live @ ..] = unsafe { place.read_volatile() }.to_ne_bytes();
         Some(Guest { mac: [a, b, c, d, e, f], live: u16::from_ne_bytes(live) })
     }

@@ -1,8 +1,9 @@
-//! Reporting the frames of the one guest somebody watches.
+//! Reports the frames of the traced guest.
 //!
-//! A program changes a frame before it knows what becomes of it. So an event is begun when the sender is known, in
-//! this CPU's scratch memory, and ended with the verdict. While nobody watches, that is one look into an array.
-//! The rest is not inlined: it is seldom run, and would be verified again on every way through a program.
+//! A program changes a frame before its verdict is known. It therefore begins the event in this CPU's scratch
+//! memory when the sender is known, and ends it with the verdict. If no trace is active, the cost is one
+//! array lookup. The other functions are not inlined, because they run rarely and the verifier would check
+//! them again on every path through a program.
 
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_skb_load_bytes};
 use aya_ebpf::programs::TcContext;
@@ -15,26 +16,24 @@ use metadata_common::wire::ethernet;
 use crate::frame::Frame;
 use crate::tables::{EVENTS, TRACE, TRACED};
 
-/// What `hub` gives for a port, which it does not know: no interface has this index.
+/// The port of events from `hub`, which does not know the port. No interface has this index.
 pub(crate) const NO_PORT: PortKey = PortKey { netns: 0, ifindex: 0 };
 
-/// Octets copied at a time.
+/// Number of octets per copy.
 const CHUNK: usize = 8;
 
-/// Whether somebody watches.
+/// Whether a trace is active.
 #[derive(Clone, Copy)]
 pub(crate) struct Watched(u32);
 
-/// Asks whether somebody watches; and, if so, begins with `note`.
+/// Checks whether a trace is active, and runs `note` if so.
 #[inline(always)]
 pub(crate) fn begin(note: impl FnOnce()) -> Watched {
     let Some(place) = TRACE.get_ptr(0) else {
         return Watched(0);
     };
-    // Read twice: of a value it has seen compared the verifier knows that it is zero, and would follow the program
-    // once with it and once without.
-    // SAFETY: the map returned this pointer to a live, aligned Trace; arrays stay as long as the program. Only an address
-    // is taken: user space may write to it meanwhile.
+    // The field is read twice. After a comparison the verifier would know whether the value is zero, and
+    // would follow the rest of the program once for each case.
     let by = unsafe { &raw const (*place).by };
     // SAFETY: as above; one aligned u32 is read at once.
     let watched = Watched(unsafe { by.read_volatile() });
@@ -46,7 +45,7 @@ pub(crate) fn begin(note: impl FnOnce()) -> Watched {
 }
 
 impl Watched {
-    /// Ends an event, if one was begun: the frame met the verdict of this index, as that of a guest in `slot`.
+    /// Ends an event, if one was begun, with this verdict index and slot.
     #[inline(always)]
     pub(crate) fn end(self, index: u32, slot: Slot) {
         if self.0 != 0 {
@@ -54,7 +53,7 @@ impl Watched {
         }
     }
 
-    /// Runs `note` if somebody watches.
+    /// Runs `note` if a trace is active.
     #[inline(always)]
     pub(crate) fn again(self, note: impl FnOnce()) {
         if self.0 != 0 {
@@ -63,14 +62,14 @@ impl Watched {
     }
 }
 
-/// Notes a frame an XDP program has before it, which passes or does not.
+/// Begins an event for a frame of an XDP program. `passes` is true if the frame passes.
 #[inline(always)]
 pub(crate) fn note(frame: &Frame, port: PortKey, passes: bool, direction: u32) {
     let port = (port.netns as u64) << 32 | port.ifindex as u64;
     note_octets(frame.start(), frame.end(), port, passes as u32, direction);
 }
 
-/// Notes a frame `port_tcx` has before it.
+/// Begins an event for a frame of `port_tcx`.
 #[inline(always)]
 pub(crate) fn note_buffer(context: &TcContext, port: PortKey, passes: bool) {
     let port = (port.netns as u64) << 32 | port.ifindex as u64;
@@ -99,7 +98,8 @@ fn note_octets(start: usize, end: usize, port: u64, passes: u32, direction: u32)
         }
         at += CHUNK;
     }
-    // The last few, with some of those before. The verifier wants to see that they lie inside.
+    // The last octets are copied together with octets before them. The mask shows the verifier that they lie
+    // inside.
     if length > CHUNK && length < OCTETS {
         let at = black_box(length - CHUNK) & (OCTETS - 1);
         if let (Some(chunk), Some(place)) = (frame.read::<CHUNK>(at), octets.get_mut(at..at + CHUNK)) {
@@ -114,7 +114,7 @@ fn note_pieces(buffer: usize, port: u64, passes: u32) {
     // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
     let length = unsafe { (*buffer).len } as usize;
     let mut mac = [0; 6];
-    // SAFETY: the destination is six octets of this function's own; the helper checks the range in the frame.
+    // SAFETY: the destination is six octets local to this function; the helper checks the range in the frame.
     let read = unsafe {
         bpf_skb_load_bytes(buffer.cast(), ethernet::SOURCE as u32, mac.as_mut_ptr().cast(), mac.len() as u32)
     };
@@ -133,7 +133,7 @@ fn note_pieces(buffer: usize, port: u64, passes: u32) {
     unsafe { bpf_skb_load_bytes(buffer.cast(), 0, octets.as_mut_ptr().cast(), captured as u32) };
 }
 
-/// Begins an event about a frame if it is one of those watched.
+/// Begins an event if the filter matches the frame.
 #[inline(always)]
 fn open(port: u64, mac: [u8; 6], passes: u32, direction: u32, length: usize) -> Option<&'static mut Scratch> {
     let place = TRACED.get_ptr_mut(0)?;
@@ -141,19 +141,20 @@ fn open(port: u64, mac: [u8; 6], passes: u32, direction: u32, length: usize) -> 
     // neither XDP programs nor classifiers preempt each other on a CPU.
     let scratch = unsafe { &mut *place };
     scratch.pending = 0;
-    // SAFETY: as in `begin`; any octets are a Trace, and one seen by halves misjudges one frame.
+    // SAFETY: as in `begin`; any octets are a valid Trace, and a partially updated one affects one frame
+    // only.
     let trace: Trace = unsafe { TRACE.get_ptr(0)?.read_volatile() };
     let from = PortKey { netns: (port >> 32) as u32, ifindex: port as u32 };
-    let heard = if from.ifindex == NO_PORT.ifindex {
+    let matches = if from.ifindex == NO_PORT.ifindex {
         trace.hears_answers_to(mac)
     } else {
         trace.hears(from, mac, passes != 0)
     };
-    if !heard {
+    if !matches {
         return None;
     }
     let event = &mut scratch.event;
-    // SAFETY: the helper takes nothing and has no precondition.
+    // SAFETY: the helper has no arguments and no precondition.
     event.time_ns = unsafe { bpf_ktime_get_ns() };
     event.netns = from.netns;
     event.ifindex = from.ifindex;
@@ -166,7 +167,7 @@ fn open(port: u64, mac: [u8; 6], passes: u32, direction: u32, length: usize) -> 
     Some(scratch)
 }
 
-/// Sends the event that was begun, if any, to whoever watches.
+/// Sends the event that was begun, if any, to the ring buffer.
 #[inline(never)]
 fn report(verdict: u32, slot: Slot) {
     let Some(place) = TRACED.get_ptr_mut(0) else {

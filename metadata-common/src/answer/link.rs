@@ -1,6 +1,6 @@
-//! ARP (RFC 826) and neighbour solicitation (RFC 4861 §4.3): who has an address of ours.
+//! Answers ARP requests (RFC 826) and neighbour solicitations (RFC 4861 §4.3) for a served address.
 //!
-//! The answers are those of the user-space stack: the service's MAC, sent to where the question came from.
+//! The answers equal those of the user-space stack: they carry the service's MAC and go to the sender's MAC.
 
 use super::{Editor, Reply, put, sum};
 use crate::mac::Mac;
@@ -11,7 +11,8 @@ const ARP_LAST: usize = ethernet::HEADER + arp::LEN - 1;
 const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 
-/// Answers a request, also a probe from 0.0.0.0 (RFC 5227 §2.1.1). A reply is for user space to ignore.
+/// Answers a request, including a probe from 0.0.0.0 (RFC 5227 §2.1.1). `None` for a reply, which user space
+/// ignores.
 #[inline(always)]
 pub(super) fn arp(frame: &mut (impl Editor + ?Sized)) -> Option<Reply> {
     let from: [u8; 6] = frame.read(ethernet::SOURCE)?;
@@ -30,13 +31,13 @@ pub(super) fn arp(frame: &mut (impl Editor + ?Sized)) -> Option<Reply> {
     Some(Reply::Send(Verdict::AnswerArp, at))
 }
 
-/// A solicitation with one option of eight octets: its sender's address, which every stack sends along, and which
-/// leaves the room that ours needs.
+/// Length in octets of a solicitation with one option of eight octets, the sender's link-layer address. Every
+/// stack sends this option. It leaves the room for the option of our answer.
 pub(super) const SOLICITATION: usize = neighbour::LEN + 8;
 const NEIGHBOUR_LAST: usize = ethernet::HEADER + ipv6::HEADER + SOLICITATION - 1;
 
-/// Answers a solicitation (RFC 4861 §7.2.4). One from nowhere (duplicate address detection) is for user space:
-/// it carries no option, so the answer is longer.
+/// Answers a solicitation (RFC 4861 §7.2.4). `None` for one from the unspecified address (duplicate address
+/// detection): it carries no option, so the answer would be longer.
 #[inline(always)]
 pub(super) fn neighbour(frame: &mut (impl Editor + ?Sized)) -> Option<Reply> {
     const AT: usize = ethernet::HEADER;
@@ -72,7 +73,7 @@ pub(super) fn neighbour(frame: &mut (impl Editor + ?Sized)) -> Option<Reply> {
     Some(Reply::Send(Verdict::AnswerNeighbour, at))
 }
 
-/// Addresses the frame from the service to where it came from; what follows is to stand at `next`.
+/// Sets the Ethernet addresses, from the service to `to`. Returns `next`, the offset of the next write.
 #[inline(always)]
 fn address(frame: &mut (impl Editor + ?Sized), to: [u8; 6], next: usize) -> Option<usize> {
     let at = put(frame, ethernet::DESTINATION, to)?;

@@ -1,19 +1,19 @@
-//! Whether the checksum of a frame holds that the kernel might answer.
+//! Validates the checksum of a frame that the kernel might answer.
 //!
-//! Such a frame is a segment without payload or a solicitation with one option: 60 octets to add up at most. Of any
-//! other there is no opinion here. It is user space's, and false as well.
+//! Such a frame is a segment without payload or a solicitation with one option, so the checksum covers at
+//! most 60 octets. For any other frame the result is not `Some(true)`, and user space validates the checksum.
 
 use super::{Editor, link::SOLICITATION, sum};
 use crate::wire::{ethernet, ipv4, ipv6, neighbour, protocol, tcp};
 use core::hint::black_box;
 
-/// Most words of four octets in a TCP header.
+/// Maximum number of 32-bit words in a TCP header.
 const WORDS: usize = 15;
 
-/// Where a TCP checksum stands.
+/// Offset of the checksum in a TCP header.
 const FIELD: usize = 16;
 
-/// A segment over IPv4.
+/// Validates a TCP segment over IPv4.
 #[inline(always)]
 pub(super) fn ipv4(frame: &(impl Editor + ?Sized)) -> Option<bool> {
     let length: [u8; 2] = frame.read(ethernet::HEADER + ipv4::TOTAL_LENGTH)?;
@@ -24,14 +24,14 @@ pub(super) fn ipv4(frame: &(impl Editor + ?Sized)) -> Option<bool> {
     segment(frame, ethernet::HEADER + ipv4::HEADER, length, addresses)
 }
 
-/// A segment over IPv6.
+/// Validates a TCP segment over IPv6.
 #[inline(always)]
 pub(super) fn ipv6(frame: &(impl Editor + ?Sized)) -> Option<bool> {
     let length: [u8; 2] = frame.read(ethernet::HEADER + ipv6::PAYLOAD_LENGTH)?;
     segment(frame, ethernet::HEADER + ipv6::HEADER, u16::from_be_bytes(length) as usize, addresses(frame)?)
 }
 
-/// A solicitation (RFC 4861 §7.1.1).
+/// Validates a neighbour solicitation (RFC 4861 §7.1.1).
 #[inline(always)]
 pub(super) fn neighbour(frame: &(impl Editor + ?Sized)) -> Option<bool> {
     const AT: usize = ethernet::HEADER + ipv6::HEADER;
@@ -40,7 +40,7 @@ pub(super) fn neighbour(frame: &(impl Editor + ?Sized)) -> Option<bool> {
     Some(sum::is_sound(pseudo, words(frame, AT, SOLICITATION)?, field))
 }
 
-/// A segment of `length` octets that starts `at`.
+/// Validates a TCP segment of `length` octets at offset `at`; `None` for a segment with payload.
 #[inline(always)]
 fn segment(frame: &(impl Editor + ?Sized), at: usize, length: usize, addresses: u32) -> Option<bool> {
     let [offset]: [u8; 1] = frame.read(at + tcp::FLAGS - 1)?;
@@ -53,7 +53,7 @@ fn segment(frame: &(impl Editor + ?Sized), at: usize, length: usize, addresses: 
     Some(sum::is_sound(pseudo, words(frame, at, header)?, field))
 }
 
-/// The sum of both addresses.
+/// The sum of the source and destination addresses.
 #[inline(always)]
 fn addresses(frame: &(impl Editor + ?Sized)) -> Option<u32> {
     let guest = frame.read(ethernet::HEADER + ipv6::SOURCE)?;
@@ -61,11 +61,13 @@ fn addresses(frame: &(impl Editor + ?Sized)) -> Option<u32> {
     Some(sum::address(guest) + sum::address(local))
 }
 
-/// The sum of `length` octets from `at` on, a multiple of four and 60 at most; `None` if the frame ends before.
+/// The sum of `length` octets from `at` on. `length` is a multiple of 4 and at most 60. `None` if the frame
+/// ends before.
 #[inline(always)]
 fn words(frame: &(impl Editor + ?Sized), at: usize, length: usize) -> Option<u32> {
-    // The place counts back from an end that the compiler must not know to be the start and `rest`: so the verifier
-    // sees one loop whose state differs by two numbers, and follows what comes after once.
+    // The offset is computed back from `end`, and `black_box` hides from the compiler that it depends on the
+    // start. The verifier then sees a single loop whose state differs in two numbers only, and verifies the
+    // code after it once.
     let end = at + length;
     let mut rest = black_box(length) & 0x3c;
     let mut sum = 0;

@@ -1,4 +1,4 @@
-//! SYN, acknowledgement and FIN (RFC 9293), as far as nothing need be remembered about them.
+//! Handles SYN, acknowledgement and FIN (RFC 9293) where no connection state is needed.
 
 use super::{
     Editor, Entry, HOP_LIMIT, Ledger, PORT, Reply, SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, WINDOW, put,
@@ -10,27 +10,27 @@ use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use core::hint::black_box;
 
-/// Where TCP starts.
+/// Offset of the TCP header in the frame.
 const AT_V4: usize = ethernet::HEADER + ipv4::HEADER;
 const AT_V6: usize = ethernet::HEADER + ipv6::HEADER;
 
-/// Options of a SYN that are looked at; Linux sends five, macOS eight. One with more is steered.
+/// Maximum number of options parsed in a SYN. Linux sends five, macOS eight. A SYN with more is steered.
 pub(super) const OPTIONS_MAX: usize = 9;
 
-/// A segment without payload, as far as it matters here.
+/// The fields of a segment without payload.
 struct Segment {
     flow: Flow,
-    /// Source and destination, as a header begins.
+    /// Source and destination port, in wire order.
     ports: [u8; 4],
     seq: u32,
     ack: u32,
     flags: u8,
-    /// Octets of its header, options included: 20 to 60.
+    /// Length in octets of its header with options: 20 to 60.
     header: usize,
 }
 
-/// The segment to answer with.
-struct Said {
+/// The segment of the answer.
+struct Response {
     verdict: Verdict,
     seq: u32,
     ack: u32,
@@ -39,22 +39,22 @@ struct Said {
     options: Options,
 }
 
-/// The options of an answer.
+/// The TCP options of an answer.
 enum Options {
     None,
-    /// The largest segment we take.
+    /// The largest segment we accept, in octets.
     Segment(u16),
-    /// The same, and that windows are not shifted.
+    /// The largest segment, and a window scale of 0.
     SegmentAndScale(u16),
 }
 
-/// What to do about a segment.
-enum Deed {
-    Say(Said),
+/// What to do with a segment.
+enum Action {
+    Send(Response),
     Absorb,
 }
 
-/// Deals with a segment over IPv4 (no IP options, no fragment: `classify` has seen to that).
+/// Handles a segment over IPv4. `classify` has excluded IP options and fragments.
 #[inline(always)]
 pub(super) fn ipv4(
     frame: &mut (impl Editor + ?Sized),
@@ -76,12 +76,12 @@ pub(super) fn ipv4(
     let segment = segment(frame, AT_V4, length.checked_sub(ipv4::HEADER)?, |ports| {
         Flow::v4(&ledger.key(), slot, guest, local, ports)
     })?;
-    let said = match deed(frame, AT_V4, &segment, (segment_v4(mtu), SEGMENT_UNSAID_V4), ledger)? {
-        Deed::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
-        Deed::Say(said) => said,
+    let answer = match act_on(frame, AT_V4, &segment, (segment_v4(mtu), SEGMENT_UNSAID_V4), ledger)? {
+        Action::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
+        Action::Send(answer) => answer,
     };
-    let payload = tcp::HEADER + said.options.len();
-    // Never fragmented, hence without a number to reassemble by (RFC 6864 §4.1).
+    let payload = tcp::HEADER + answer.options.len();
+    // The identification is 0, because the datagram is never fragmented (RFC 6864 §4.1).
     let head = [ipv4::VERSION_IHL, 0, 0, (ipv4::HEADER + payload) as u8];
     let ttl = [HOP_LIMIT, protocol::TCP];
     let header = sum::long(u32::from_be_bytes(head))
@@ -96,10 +96,10 @@ pub(super) fn ipv4(
     at = put(frame, at, sum::finish(header))?;
     at = put(frame, at, local)?;
     at = put(frame, at, guest)?;
-    emit(frame, at, addresses, &segment, &said)
+    emit(frame, at, addresses, &segment, &answer)
 }
 
-/// Deals with a segment over IPv6 (no extension headers).
+/// Handles a segment over IPv6. `classify` has excluded extension headers.
 #[inline(always)]
 pub(super) fn ipv6(
     frame: &mut (impl Editor + ?Sized),
@@ -116,20 +116,20 @@ pub(super) fn ipv6(
     let segment = segment(frame, AT_V6, u16::from_be_bytes(length) as usize, |ports| {
         Flow::v6(&ledger.key(), slot, guest, local, ports)
     })?;
-    let said = match deed(frame, AT_V6, &segment, (segment_v6(mtu), SEGMENT_UNSAID_V6), ledger)? {
-        Deed::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
-        Deed::Say(said) => said,
+    let answer = match act_on(frame, AT_V6, &segment, (segment_v6(mtu), SEGMENT_UNSAID_V6), ledger)? {
+        Action::Absorb => return Some(Reply::Absorb(Verdict::AbsorbAck)),
+        Action::Send(answer) => answer,
     };
-    let payload = tcp::HEADER + said.options.len();
+    let payload = tcp::HEADER + answer.options.len();
     let mut at = swap(frame, AT_V6 + payload)?;
     at = put(frame, at, [ipv6::VERSION << 4, 0, 0, 0])?;
     at = put(frame, at, [0, payload as u8, protocol::TCP, HOP_LIMIT])?;
     at = put(frame, at, local)?;
     at = put(frame, at, guest)?;
-    emit(frame, at, sum::address(guest) + sum::address(local), &segment, &said)
+    emit(frame, at, sum::address(guest) + sum::address(local), &segment, &answer)
 }
 
-/// Reads a segment of `length` octets that starts `at`; `None` for one with payload.
+/// Parses a segment of `length` octets at offset `at`; `None` for a segment with payload.
 #[inline(always)]
 fn segment(
     frame: &(impl Editor + ?Sized),
@@ -154,55 +154,56 @@ fn segment(
     })
 }
 
-/// What to do about a segment; `None` leaves it to user space, as one the frame ends before. The congestion bits (RFC 3168) are nobody's here.
+/// Decides what to do with a segment. `None` leaves it to user space, for example if the frame ends before
+/// the header does. The congestion bits (RFC 3168) are ignored.
 #[inline(always)]
-fn deed(
+fn act_on(
     frame: &(impl Editor + ?Sized),
     at: usize,
     segment: &Segment,
     sizes: (u16, u16),
     ledger: &impl Ledger,
-) -> Option<Deed> {
+) -> Option<Action> {
     const FIN_ACK: u8 = tcp::FIN | tcp::ACK;
-    // Once an answer is found, not before: knowing this, the compiler would leave out checks of reads inside the
-    // header, which the verifier wants to see.
+    // This check comes after the answer is known. If it came first, the compiler would remove the bounds
+    // checks of reads inside the header, which the verifier requires.
     let whole = || octet(frame, at + segment.header - 1);
     match segment.flags & (tcp::URG | tcp::ACK | tcp::RST | tcp::SYN | tcp::FIN) {
         tcp::SYN if segment.flags & tcp::PSH == 0 => {
-            let said = syn(frame, at, segment, sizes, ledger)?;
-            whole().map(|_| Deed::Say(said))
+            let answer = syn(frame, at, segment, sizes, ledger)?;
+            whole().map(|_| Action::Send(answer))
         }
-        tcp::ACK => whole().and_then(|_| ack(segment, ledger).then_some(Deed::Absorb)),
-        FIN_ACK => whole().and_then(|_| fin(segment, ledger).map(Deed::Say)),
+        tcp::ACK => whole().and_then(|_| ack(segment, ledger).then_some(Action::Absorb)),
+        FIN_ACK => whole().and_then(|_| fin(segment, ledger).map(Action::Send)),
         _ => None,
     }
 }
 
-/// Answers a SYN with a number that says what it said.
+/// Answers a SYN with a SYN cookie.
 #[inline(always)]
 fn syn(
     frame: &(impl Editor + ?Sized),
     at: usize,
     segment: &Segment,
-    (largest, unsaid): (u16, u16),
+    (largest, default): (u16, u16),
     ledger: &impl Ledger,
-) -> Option<Said> {
+) -> Option<Response> {
     let [_, _, p2, p3] = segment.ports;
     if u16::from_be_bytes([p2, p3]) != PORT {
         return None;
     }
-    // User space may hold a connection of this flow, which the SYN puts an end to.
+    // User space may hold a connection of this flow, which the SYN replaces.
     let entry = ledger.entry(segment.flow.index())?;
     if entry.load().held != 0 {
         return None;
     }
-    let abilities = abilities(frame, at + segment.header, segment.header - tcp::HEADER, (largest, unsaid))?;
+    let abilities = abilities(frame, at + segment.header, segment.header - tcp::HEADER, (largest, default))?;
     entry.open(segment.flow.mark());
     let options = match abilities.scale {
         Some(_) => Options::SegmentAndScale(largest),
         None => Options::Segment(largest),
     };
-    Some(Said {
+    Some(Response {
         verdict: Verdict::AnswerSyn,
         seq: cookie::issue(&ledger.key(), segment.flow, segment.seq, abilities),
         ack: segment.seq.wrapping_add(1),
@@ -212,26 +213,27 @@ fn syn(
     })
 }
 
-/// Walks the options of a SYN, which take the last `rest` octets before `end`. `None` for more than
-/// [`OPTIONS_MAX`], and for lengths that make no sense. A size of 0 was not meant (RFC 9293 §3.7.1 knows none).
+/// Parses the options of a SYN, which are the last `rest` octets before `end`. `None` for more than
+/// [`OPTIONS_MAX`] options and for invalid lengths. A segment size of 0 counts as absent, because RFC 9293
+/// §3.7.1 does not define it.
 #[inline(always)]
 fn abilities(
     frame: &(impl Editor + ?Sized),
     end: usize,
     rest: usize,
-    (largest, unsaid): (u16, u16),
+    (largest, default): (u16, u16),
 ) -> Option<Abilities> {
-    const UNSAID: u16 = u16::MAX;
-    // The verifier follows every way through the loop whose state differs from the others'. So the place counts
-    // back from an end that the compiler must not know to be the start and `rest`, and all that depends on what
-    // was found comes after the loop.
+    const ABSENT: u16 = u16::MAX;
+    // The verifier follows each path through the loop whose state differs. The offset is therefore computed
+    // back from `end`, and `black_box` hides from the compiler that it depends on the start. Everything that
+    // depends on the values found comes after the loop.
     let mut rest = black_box(rest);
-    let (mut size, mut scale) = (0, UNSAID);
+    let (mut size, mut scale) = (0, ABSENT);
     for _ in 0..OPTIONS_MAX {
         if rest == 0 {
             break;
         }
-        // At most 54 + 60; the verifier wants to see it.
+        // At most 54 + 60; the mask shows this to the verifier.
         let at = (end - rest) & 0x7f;
         let kind = octet(frame, at)?;
         if kind == tcp::END_OF_OPTIONS {
@@ -239,7 +241,8 @@ fn abilities(
             break;
         }
         if kind == tcp::NO_OPERATION {
-            // Or else a run of these becomes a loop of its own, with as many ends as turns.
+            // Without `black_box`, the compiler makes a separate loop for a run of these, with as many exits
+            // as turns.
             rest = black_box(rest - 1) & 0x3f;
             continue;
         }
@@ -247,7 +250,8 @@ fn abilities(
         if length < 2 || length > rest {
             return None;
         }
-        // Seen in the number itself that it stays small, whatever the compiler made of the comparison.
+        // The mask shows the verifier that the number stays small, however the compiler translates the
+        // comparison.
         rest = black_box(rest - length) & 0x3f;
         if kind == tcp::SEGMENT_SIZE {
             if length != 4 {
@@ -264,24 +268,26 @@ fn abilities(
     if rest != 0 {
         return None;
     }
-    let segment = if size == 0 { unsaid } else { size.min(largest) };
-    let scale = if scale == UNSAID { None } else { Some((scale as u8).min(SCALE_MAX)) };
+    let segment = if size == 0 { default } else { size.min(largest) };
+    let scale = if scale == ABSENT { None } else { Some((scale as u8).min(SCALE_MAX)) };
     Some(Abilities { segment, scale })
 }
 
-/// An octet after the first one. Read with the one before it: of a comparison of a pointer itself with the end
-/// of the frame, which is what a compiler makes of one octet at a variable place, the verifier learns nothing.
+/// Reads one octet at a variable offset of at least 1, together with the octet before it. A compiler turns
+/// the read of a single octet into a comparison of the pointer with the end of the frame, from which the
+/// verifier derives no bound.
 #[inline(always)]
 fn octet(frame: &(impl Editor + ?Sized), at: usize) -> Option<u8> {
     frame.read::<2>(at - 1).map(|[_, octet]| octet)
 }
 
-/// True for an acknowledgement that user space need not see.
+/// True for an acknowledgement that user space does not need.
 ///
-/// On a connection it has posted, that is one of all that was sent, by it or by [`fin`]. Where it holds no connection,
-/// it is the one that ends a handshake, since the first segment with payload repeats what it says. On any other
-/// connection user space must see every acknowledgement: one in the middle of a transfer can look like the end of a
-/// handshake, because the mark in [`cookie`] has 16 bits, and the guest repeats it with the same number.
+/// On a posted connection, this is an acknowledgement of everything sent, by user space or by [`fin`]. If
+/// user space holds no connection with this index, it is the acknowledgement that ends a handshake, because
+/// the first segment with payload repeats its numbers. On any other connection user space needs every
+/// acknowledgement. One in the middle of a transfer can look like the end of a handshake, because the hash in
+/// [`cookie`] has only 16 bits, and the guest repeats it with the same number.
 #[inline(always)]
 fn ack(segment: &Segment, ledger: &impl Ledger) -> bool {
     let Some(entry) = ledger.entry(segment.flow.index()) else {
@@ -305,11 +311,11 @@ fn ack(segment: &Segment, ledger: &impl Ledger) -> bool {
     matches!(found, Check::First(_))
 }
 
-/// Acknowledges the FIN of a guest that has heard all there was to say, and again when it comes again; with ours,
-/// if that is not sent yet. If the answer is lost, the guest repeats its FIN, and gets the same answer: from here, or
-/// from user space once that has withdrawn the entry.
+/// Acknowledges the FIN, or a repeated FIN, of a guest that has received everything, and sends our FIN with
+/// it if it is not sent yet. If the answer is lost, the guest repeats its FIN and gets the same answer,
+/// either from here or from user space after it has withdrawn the entry.
 #[inline(always)]
-fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Said> {
+fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Response> {
     let entry = ledger.entry(segment.flow.index())?;
     let posted = entry.load();
     let ends =
@@ -321,7 +327,7 @@ fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Said> {
     };
     entry.acknowledge(posted.sent);
     entry.close(posted.sent);
-    Some(Said {
+    Some(Response {
         verdict: Verdict::AnswerFin,
         seq: posted.sent,
         ack: posted.received.wrapping_add(1),
@@ -341,7 +347,7 @@ impl Options {
         }
     }
 
-    /// As they stand in the header; 0 for one that does not.
+    /// The two words in the header; 0 for an absent one.
     #[inline(always)]
     const fn words(&self) -> (u32, u32) {
         const SIZE: u32 = u32::from_be_bytes([tcp::SEGMENT_SIZE, 4, 0, 0]);
@@ -354,7 +360,7 @@ impl Options {
     }
 }
 
-/// Exchanges the addresses of a frame that has `length` octets or more; returns where IP starts.
+/// Swaps the MAC addresses of a frame of at least `length` octets. Returns the offset of the IP header.
 #[inline(always)]
 fn swap(frame: &mut (impl Editor + ?Sized), length: usize) -> Option<usize> {
     octet(frame, length - 1)?;
@@ -365,35 +371,35 @@ fn swap(frame: &mut (impl Editor + ?Sized), length: usize) -> Option<usize> {
     Some(ethernet::HEADER)
 }
 
-/// Writes the answer's TCP header, which starts `at`.
+/// Writes the TCP header of the answer at offset `at`.
 #[inline(always)]
 fn emit(
     frame: &mut (impl Editor + ?Sized),
     at: usize,
     addresses: u32,
     segment: &Segment,
-    said: &Said,
+    answer: &Response,
 ) -> Option<Reply> {
     let [p0, p1, p2, p3] = segment.ports;
-    let (size, scale) = said.options.words();
-    let length = tcp::HEADER + said.options.len();
-    let offset = [(length as u8 / 4) << 4, said.flags];
+    let (size, scale) = answer.options.words();
+    let length = tcp::HEADER + answer.options.len();
+    let offset = [(length as u8 / 4) << 4, answer.flags];
     let sum = addresses
         + protocol::TCP as u32
         + length as u32
         + sum::long(u32::from_be_bytes(segment.ports))
-        + sum::long(said.seq)
-        + sum::long(said.ack)
+        + sum::long(answer.seq)
+        + sum::long(answer.ack)
         + u16::from_be_bytes(offset) as u32
-        + said.window as u32
+        + answer.window as u32
         + sum::long(size)
         + sum::long(scale);
     let end = at + length;
     let mut at = put(frame, at, [p2, p3, p0, p1])?;
-    at = put(frame, at, said.seq.to_be_bytes())?;
-    at = put(frame, at, said.ack.to_be_bytes())?;
+    at = put(frame, at, answer.seq.to_be_bytes())?;
+    at = put(frame, at, answer.ack.to_be_bytes())?;
     at = put(frame, at, offset)?;
-    at = put(frame, at, said.window.to_be_bytes())?;
+    at = put(frame, at, answer.window.to_be_bytes())?;
     at = put(frame, at, sum::finish(sum))?;
     at = put(frame, at, [0; 2])?;
     if size != 0 {
@@ -402,16 +408,16 @@ fn emit(
     if scale != 0 {
         put(frame, at, scale.to_be_bytes())?;
     }
-    Some(Reply::Send(said.verdict, end))
+    Some(Reply::Send(answer.verdict, end))
 }
 
-/// True for an address one station can have: neither unspecified nor a group (RFC 1122 §3.2.1.3).
+/// True for a unicast address: neither unspecified nor a group (RFC 1122 §3.2.1.3).
 #[inline(always)]
 const fn is_station_v4(address: [u8; 4]) -> bool {
     u32::from_be_bytes(address) != 0 && address[0] & 0xf0 != 0xe0 && u32::from_be_bytes(address) != u32::MAX
 }
 
-/// The same for IPv6 (RFC 4291 §2.5.2, §2.7).
+/// True for an IPv6 unicast address (RFC 4291 §2.5.2, §2.7).
 #[inline(always)]
 pub(super) const fn is_station_v6(address: [u8; 16]) -> bool {
     u128::from_be_bytes(address) != 0 && address[0] != 0xff

@@ -13,11 +13,11 @@ const GUEST: [u8; 4] = [10, 0, 2, 15];
 const LOCAL: [u8; 4] = [169, 254, 169, 254];
 const MACS: [u8; 12] = [0x02, 0xa9, 0xfe, 0xa9, 0xfe, 0xfe, 0x52, 0x54, 0, 0, 0, 1];
 const FROM: u16 = 40_000;
-/// The guest's initial sequence number, about to wrap.
+/// The guest's initial sequence number, close to wrapping.
 const ISN: u32 = u32::MAX;
 const BOTH: u64 = ANSWER_LINK | ANSWER_TCP;
 
-/// A table of one entry, wherever it is looked for.
+/// A table with one entry for every index.
 #[derive(Default)]
 struct Book(Cell<AllSent>);
 
@@ -56,7 +56,7 @@ fn flow() -> Flow {
     Flow::v4(&KEY, SLOT, GUEST, LOCAL, ports.try_into().expect("four octets"))
 }
 
-/// A segment of the guest's in its frame.
+/// A segment from the guest, in its frame.
 fn segment(flags: u8, seq: u32, ack: u32, options: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut options = options.to_vec();
     options.resize(options.len().next_multiple_of(4), header::END_OF_OPTIONS);
@@ -80,15 +80,15 @@ fn segment(flags: u8, seq: u32, ack: u32, options: &[u8], payload: &[u8]) -> Vec
     frame
 }
 
-/// Where the TCP checksum stands.
+/// Offset of the TCP checksum.
 const FIELD: core::ops::Range<usize> = 50..52;
 
-/// The pseudo-header's sum for so many octets.
+/// The sum of the pseudo-header for `length` octets.
 fn pseudo(frame: &[u8], length: usize) -> u32 {
     sum_of(&frame[26..34]) + u32::from(protocol::TCP) + length as u32
 }
 
-/// Completes the TCP checksum over as many octets as the packet says, or the frame has.
+/// Completes the TCP checksum over the length of the packet or the frame, whichever is less.
 fn complete_tcp(frame: &mut [u8]) {
     let length = usize::from(u16::from_be_bytes([frame[16], frame[17]])).saturating_sub(ipv4::HEADER);
     let length = length.min(frame.len() - 34);
@@ -114,16 +114,16 @@ fn ask(frame: &mut [u8], book: &Book) -> Option<Reply> {
     answer(frame, SteerIpv4Tcp, SLOT, BOTH, &book)
 }
 
-/// MSS 1460 and a shift of 7, as Linux sends them.
+/// The options that Linux sends: MSS 1460 and a shift of 7.
 const LINUX: &[u8] = &[2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
 
 fn syn(options: &[u8]) -> Vec<u8> {
     segment(header::SYN, ISN, 0, options, &[])
 }
 
-/// The answer to a SYN, cut to its length, and what its number remembers.
+/// The answer to a SYN, truncated to its length, and the abilities in its number.
 #[track_caller]
-fn said(options: &[u8]) -> (Vec<u8>, Abilities) {
+fn answer_to(options: &[u8]) -> (Vec<u8>, Abilities) {
     let mut frame = syn(options);
     let Some(Reply::Send(AnswerSyn, length)) = ask(&mut frame, &Book::default()) else {
         panic!("{options:02x?} was not answered");
@@ -136,8 +136,8 @@ fn said(options: &[u8]) -> (Vec<u8>, Abilities) {
 }
 
 #[test]
-fn a_syn_is_answered_with_a_number_that_remembers_it() {
-    let (frame, abilities) = said(LINUX);
+fn a_syn_is_answered_with_a_syn_cookie() {
+    let (frame, abilities) = answer_to(LINUX);
     assert_eq!(abilities, Abilities { segment: 1460, scale: Some(7) });
     assert_eq!(frame[..12], [&MACS[6..], &MACS[..6]].concat());
     let (ip, tcp) = frame[14..].split_at(ipv4::HEADER);
@@ -155,8 +155,8 @@ fn a_syn_is_answered_with_a_number_that_remembers_it() {
 }
 
 #[test]
-fn the_same_syn_gets_the_same_answer_whatever_its_congestion_bits() {
-    let [first, again] = [said(LINUX), said(LINUX)];
+fn congestion_bits_do_not_change_the_answer_to_a_syn() {
+    let [first, again] = [answer_to(LINUX), answer_to(LINUX)];
     assert_eq!(first, again);
     let mut congested = segment(header::SYN | 0xc0, ISN, 0, LINUX, &[]);
     assert_eq!(ask(&mut congested, &Book::default()), Some(Reply::Send(AnswerSyn, first.0.len())));
@@ -164,7 +164,7 @@ fn the_same_syn_gets_the_same_answer_whatever_its_congestion_bits() {
 }
 
 #[test]
-fn options_are_found_wherever_they_stand() {
+fn options_are_found_in_any_order() {
     const SIZE: &[u8] = &[2, 4, 0x02, 0x18];
     let cases: [(&str, Vec<u8>, Abilities); 11] = [
         ("size alone", SIZE.into(), Abilities { segment: 536, scale: None }),
@@ -184,11 +184,11 @@ fn options_are_found_wherever_they_stand() {
         ),
     ];
     for (name, options, expected) in cases {
-        assert_eq!(said(&options).1, expected, "{name}");
+        assert_eq!(answer_to(&options).1, expected, "{name}");
     }
 }
 
-/// Asserts that a frame is left to user space, octet for octet.
+/// Asserts that a frame is left to user space unchanged.
 #[track_caller]
 fn assert_steered(name: &str, frame: &[u8], book: &Book) {
     let mut after = frame.to_vec();
@@ -197,7 +197,7 @@ fn assert_steered(name: &str, frame: &[u8], book: &Book) {
 }
 
 #[test]
-fn odd_syns_are_left_to_user_space_as_they_are() {
+fn unusual_syns_are_left_to_user_space_unchanged() {
     let long = |count: usize| [vec![header::NO_OPERATION; count], vec![2, 4, 5, 0xb4]].concat();
     let mut cases = vec![
         ("no room for the answer's option", syn(&[])),
@@ -228,8 +228,8 @@ fn odd_syns_are_left_to_user_space_as_they_are() {
     set("a header too short", 46, &[0x40], false);
     set("a header longer than the packet", 46, &[0xf0], false);
     set("a broken IP header", 24, &[0, 0], false);
-    set("from nowhere", 26, &[0; 4], true);
-    set("from everywhere", 26, &[255; 4], true);
+    set("from the unspecified address", 26, &[0; 4], true);
+    set("from the broadcast address", 26, &[255; 4], true);
     set("from a group", 26, &[224, 0, 0, 1], true);
     set("a packet shorter than its header", 16, &[0, 19], true);
     set("a packet longer than its header", 16, &[0, 200], true);
@@ -242,7 +242,7 @@ fn odd_syns_are_left_to_user_space_as_they_are() {
     }
 }
 
-/// Every kind of segment the kernel would deal with, and what is posted then.
+/// Every kind of segment the kernel handles, each with the posted entry.
 fn dealt_with() -> [(&'static str, Vec<u8>, AllSent); 4] {
     let nothing = AllSent::default();
     [
@@ -254,7 +254,7 @@ fn dealt_with() -> [(&'static str, Vec<u8>, AllSent); 4] {
 }
 
 #[test]
-fn a_partial_checksum_is_as_good_as_a_complete_one() {
+fn a_partial_checksum_gets_the_same_answer_as_a_complete_one() {
     for (name, frame, entry) in dealt_with() {
         let mut partial = frame.clone();
         let length = frame.len() - 34;
@@ -271,9 +271,9 @@ fn a_partial_checksum_is_as_good_as_a_complete_one() {
 }
 
 #[test]
-fn a_segment_with_one_wrong_bit_is_left_to_user_space_and_changes_nothing() {
+fn a_segment_with_one_wrong_bit_is_left_to_user_space() {
     for (name, frame, entry) in dealt_with() {
-        // The header of IPv4 has a checksum of its own; the last octets of the pseudo-header are in it.
+        // The IPv4 header has its own checksum; the last octets of the pseudo-header are in it.
         for bit in 34 * 8..frame.len() * 8 {
             let mut wrong = frame.clone();
             wrong[bit / 8] ^= 1 << (bit % 8);
@@ -305,7 +305,7 @@ fn a_partial_checksum_of_another_length_or_address_is_wrong() {
 }
 
 #[test]
-fn sizes_offered_and_remembered_fit_the_mtu_of_the_device() {
+fn offered_and_encoded_segment_sizes_fit_the_mtu() {
     let cases = [
         (0, 1460, 1460, 1460),
         (68, 1460, 536, 536),
@@ -336,7 +336,7 @@ fn sizes_offered_and_remembered_fit_the_mtu_of_the_device() {
 }
 
 #[test]
-fn padding_behind_a_packet_is_no_part_of_it() {
+fn padding_after_a_packet_is_ignored() {
     let mut frame = segment(header::SYN, ISN, 0, &[2, 4, 5, 0xb4], &[]);
     frame.resize(100, 0xa5);
     assert_eq!(ask(&mut frame, &Book::default()), Some(Reply::Send(AnswerSyn, 58)));
@@ -359,7 +359,7 @@ fn only_what_the_port_allows_is_answered() {
 const SENT: u32 = 5_000;
 const RECEIVED: u32 = 700;
 
-/// What user space posts when it has sent all, and FIN.
+/// What user space posts after it has sent everything and FIN.
 fn posted() -> AllSent {
     AllSent {
         flow: flow().number(),
@@ -378,7 +378,7 @@ fn book(entry: AllSent) -> Book {
 }
 
 #[test]
-fn an_acknowledgement_of_all_that_was_sent_is_noted_and_absorbed() {
+fn an_acknowledgement_of_everything_sent_is_noted_and_absorbed() {
     for flags in [header::ACK, header::ACK | header::PSH] {
         let book = book(posted());
         let found = ask(&mut segment(flags, RECEIVED, SENT, &[], &[]), &book);
@@ -388,7 +388,7 @@ fn an_acknowledgement_of_all_that_was_sent_is_noted_and_absorbed() {
 }
 
 #[test]
-fn the_guests_fin_is_acknowledged_as_often_as_it_comes() {
+fn a_repeated_fin_is_acknowledged_again() {
     let book = book(posted());
     let mut frames: [Vec<u8>; 2] = core::array::from_fn(|_| {
         let mut frame = segment(header::FIN | header::ACK, RECEIVED, SENT, &[], &[]);
@@ -403,7 +403,7 @@ fn the_guests_fin_is_acknowledged_as_often_as_it_comes() {
 }
 
 #[test]
-fn a_guest_that_finishes_first_gets_our_fin_with_the_acknowledgement() {
+fn a_guest_that_closes_first_gets_our_fin_with_the_acknowledgement() {
     let idle = AllSent { finished: FIN_ENDS_BOTH, ..posted() };
     let ended = AllSent { acknowledged: SENT, closed: SENT, ..idle };
     let book = book(idle);
@@ -420,36 +420,36 @@ fn a_guest_that_finishes_first_gets_our_fin_with_the_acknowledgement() {
 }
 
 #[test]
-fn anything_else_said_on_a_posted_connection_is_for_user_space() {
+fn other_segments_of_a_posted_connection_go_to_user_space() {
     const ACK: u8 = header::ACK;
     const FIN: u8 = header::FIN | header::ACK;
-    let said = |flags, seq, ack| segment(flags, seq, ack, &[], &[]);
+    let bare = |flags, seq, ack| segment(flags, seq, ack, &[], &[]);
     let open = AllSent { finished: FIN_IS_NEWS, ..posted() };
     let idle = AllSent { finished: FIN_ENDS_BOTH, ..posted() };
     let half = AllSent { flow: flow().number() ^ 1, ..posted() };
     let cases = [
         ("payload", segment(ACK, RECEIVED, SENT, &[], b"GET"), posted()),
         ("payload and fin", segment(FIN, RECEIVED, SENT, &[], b"GET"), posted()),
-        ("an acknowledgement of less", said(ACK, RECEIVED, SENT - 1), posted()),
-        ("an acknowledgement of more", said(ACK, RECEIVED, SENT + 1), posted()),
-        ("a probe that keeps alive", said(ACK, RECEIVED - 1, SENT), posted()),
-        ("a segment ahead", said(ACK, RECEIVED + 1, SENT), posted()),
-        ("urgent", said(ACK | header::URG, RECEIVED, SENT), posted()),
-        ("reset", said(ACK | header::RST, RECEIVED, SENT), posted()),
-        ("a fin before ours", said(FIN, RECEIVED, SENT), open),
-        ("of an end that has not come", said(ACK, RECEIVED + 1, SENT + 1), idle),
+        ("an acknowledgement of less", bare(ACK, RECEIVED, SENT - 1), posted()),
+        ("an acknowledgement of more", bare(ACK, RECEIVED, SENT + 1), posted()),
+        ("a keep-alive probe", bare(ACK, RECEIVED - 1, SENT), posted()),
+        ("a segment ahead", bare(ACK, RECEIVED + 1, SENT), posted()),
+        ("urgent", bare(ACK | header::URG, RECEIVED, SENT), posted()),
+        ("reset", bare(ACK | header::RST, RECEIVED, SENT), posted()),
+        ("a fin before ours", bare(FIN, RECEIVED, SENT), open),
+        ("of a FIN that is not sent", bare(ACK, RECEIVED + 1, SENT + 1), idle),
         (
-            "of an end that is the guest's alone",
-            said(ACK, RECEIVED + 1, SENT + 1),
+            "of a FIN that only the guest sends",
+            bare(ACK, RECEIVED + 1, SENT + 1),
             AllSent { closed: SENT, ..posted() },
         ),
-        ("a fin with a word unknown", said(FIN, RECEIVED, SENT), AllSent { finished: 3, ..posted() }),
-        ("a fin that does not acknowledge ours", said(FIN, RECEIVED, SENT - 1), posted()),
-        ("a fin ahead", said(FIN, RECEIVED + 1, SENT), posted()),
-        ("a fin without acknowledgement", said(header::FIN, RECEIVED, SENT), posted()),
-        ("a fin on another's entry", said(FIN, RECEIVED, SENT), half),
-        ("an acknowledgement on another's entry", said(ACK, RECEIVED, SENT), half),
-        ("a fin on nobody's entry", said(FIN, 0, 0), AllSent::default()),
+        ("a fin with an unknown `finished`", bare(FIN, RECEIVED, SENT), AllSent { finished: 3, ..posted() }),
+        ("a fin that does not acknowledge ours", bare(FIN, RECEIVED, SENT - 1), posted()),
+        ("a fin ahead", bare(FIN, RECEIVED + 1, SENT), posted()),
+        ("a fin without acknowledgement", bare(header::FIN, RECEIVED, SENT), posted()),
+        ("a fin on another flow's entry", bare(FIN, RECEIVED, SENT), half),
+        ("an acknowledgement on another flow's entry", bare(ACK, RECEIVED, SENT), half),
+        ("a fin on an empty entry", bare(FIN, 0, 0), AllSent::default()),
     ];
     for (name, frame, entry) in cases {
         let book = book(entry);
@@ -459,8 +459,8 @@ fn anything_else_said_on_a_posted_connection_is_for_user_space() {
 }
 
 #[test]
-fn the_acknowledgement_that_ends_a_handshake_is_absorbed_unless_the_connection_is_known() {
-    let (frame, _) = said(LINUX);
+fn an_ack_that_ends_a_handshake_is_absorbed_if_no_connection_is_held() {
+    let (frame, _) = answer_to(LINUX);
     let next = u32::from_be_bytes(frame[38..42].try_into().expect("a number")).wrapping_add(1);
     let first = |seq, ack| segment(header::ACK, seq, ack, &[], &[]);
     let absorbed = |entry| ask(&mut first(0, next), &book(entry));
@@ -468,9 +468,9 @@ fn the_acknowledgement_that_ends_a_handshake_is_absorbed_unless_the_connection_i
     assert_eq!(absorbed(AllSent { held: 0, flow: 1, ..posted() }), Some(Reply::Absorb(AbsorbAck)));
     let unknown = Book::default();
     assert_steered("on a posted connection", &first(0, next), &book(posted()));
-    assert_steered("on another's place", &first(0, next), &book(AllSent { flow: 1, ..posted() }));
+    assert_steered("on another flow's entry", &first(0, next), &book(AllSent { flow: 1, ..posted() }));
     assert_steered("while one is held", &first(0, next), &book(AllSent { held: 1, ..AllSent::default() }));
-    assert_steered("a probe that keeps alive", &first(u32::MAX, next), &unknown);
+    assert_steered("a keep-alive probe", &first(u32::MAX, next), &unknown);
     assert_steered("a later segment", &first(400, next), &unknown);
     assert_steered("of no handshake of ours", &first(0, next ^ 1 << 30), &unknown);
     assert_steered("with the first request", &segment(header::ACK, 0, next, &[], b"GET"), &unknown);
@@ -478,7 +478,7 @@ fn the_acknowledgement_that_ends_a_handshake_is_absorbed_unless_the_connection_i
 }
 
 #[test]
-fn a_syn_is_noted_and_left_to_user_space_while_it_holds_a_connection() {
+fn a_syn_is_noted_unless_user_space_holds_a_connection() {
     let syn = || segment(header::SYN, ISN, 0, LINUX, &[]);
     let empty = Book::default();
     assert!(matches!(ask(&mut syn(), &empty), Some(Reply::Send(AnswerSyn, _))));

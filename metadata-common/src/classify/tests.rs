@@ -30,7 +30,8 @@ fn ends_served(last: u8) -> bool {
     last == SERVED_V4[3]
 }
 
-/// The verdict on a frame. Whatever is taken for ordinary at one look passes, however little of it lies in its first piece.
+/// The verdict on a frame. Asserts that a frame that `is_ordinary` accepts passes, whatever the length of its
+/// first piece.
 fn verdict(frame: &[u8]) -> Verdict {
     let verdict = classify(frame, &One);
     for first in [frame, &frame[..frame.len().min(20)], &frame[..frame.len().min(34)]] {
@@ -40,7 +41,7 @@ fn verdict(frame: &[u8]) -> Verdict {
 }
 
 #[test]
-fn plain_ipv4_between_others_is_ordinary_and_nothing_else_is() {
+fn only_plain_ipv4_between_other_addresses_is_ordinary() {
     let plain = ethernet(&[], ethernet::IPV4, &datagram(OTHER_V4, protocol::TCP));
     assert!(is_ordinary(&plain[..], ends_served));
     assert!(!is_ordinary(&plain[..33], ends_served), "a first piece that ends in the header");
@@ -107,7 +108,7 @@ fn solicitation(target: [u8; 16]) -> Vec<u8> {
     packet
 }
 
-/// The frame with one octet changed.
+/// Returns the frame with one octet changed.
 fn with(mut frame: Vec<u8>, offset: usize, octet: u8) -> Vec<u8> {
     frame[offset] = octet;
     frame
@@ -127,7 +128,7 @@ fn arp_is_steered_by_its_target() {
 }
 
 #[test]
-fn of_a_next_hop_only_arp_is_steered() {
+fn only_arp_is_steered_for_a_next_hop() {
     assert_eq!(verdict(&ethernet(&[], ethernet::ARP, &ask_for(NEXT_HOP))), Verdict::SteerArp);
     for number in 0..=u8::MAX {
         let frame = ethernet(&[], ethernet::IPV4, &datagram(NEXT_HOP, number));
@@ -136,7 +137,7 @@ fn of_a_next_hop_only_arp_is_steered() {
 }
 
 #[test]
-fn ipv4_is_steered_whole_and_plain_or_dropped() {
+fn served_ipv4_is_steered_if_whole_and_plain_else_dropped() {
     let served = |protocol| datagram(SERVED_V4, protocol);
     let table = [
         ("TCP", served(protocol::TCP), Verdict::SteerIpv4Tcp),
@@ -164,7 +165,7 @@ fn ipv4_is_steered_whole_and_plain_or_dropped() {
 }
 
 #[test]
-fn ipv6_is_steered_whole_and_plain_or_dropped() {
+fn served_ipv6_is_steered_if_whole_and_plain_else_dropped() {
     let served = |next_header| datagram6(SERVED_V6, next_header);
     let table = [
         ("TCP", served(protocol::TCP), Verdict::SteerIpv6Tcp),
@@ -202,7 +203,7 @@ fn solicitations_are_steered_by_their_target() {
 }
 
 #[test]
-fn tags_hide_nothing_from_a_served_address() {
+fn vlan_tags_hide_no_frame_for_a_served_address() {
     let for_us = [
         (ethernet::ARP, ask_for(SERVED_V4)),
         (ethernet::IPV4, datagram(SERVED_V4, protocol::TCP)),
@@ -222,7 +223,7 @@ fn tags_hide_nothing_from_a_served_address() {
 }
 
 #[test]
-fn more_tags_than_are_looked_behind_are_dropped_whatever_they_hide() {
+fn a_frame_with_more_tags_than_are_parsed_is_dropped() {
     for tag in [0x8100, 0x88a8, 0x9100] {
         for destination in [SERVED_V4, OTHER_V4] {
             let frame = |tags| ethernet(&[tag; 7][..tags], ethernet::IPV4, &datagram(destination, 6));
@@ -235,7 +236,7 @@ fn more_tags_than_are_looked_behind_are_dropped_whatever_they_hide() {
     }
 }
 
-/// A packet behind a length, LLC and SNAP.
+/// A packet after a length, LLC and SNAP.
 fn snap(tags: &[u16], start: [u8; 6], ethertype: u16, packet: &[u8]) -> Vec<u8> {
     let mut payload = Vec::from(start);
     payload.extend(ethertype.to_be_bytes());
@@ -244,7 +245,7 @@ fn snap(tags: &[u16], start: [u8; 6], ethertype: u16, packet: &[u8]) -> Vec<u8> 
 }
 
 #[test]
-fn a_length_in_place_of_the_type_hides_nothing_from_a_served_address() {
+fn snap_hides_no_frame_for_a_served_address() {
     let v4 = |destination| datagram(destination, protocol::TCP);
     let for_us = [
         (ethernet::IPV4, v4(SERVED_V4)),
@@ -267,12 +268,12 @@ fn a_length_in_place_of_the_type_hides_nothing_from_a_served_address() {
 }
 
 #[test]
-fn of_a_next_hop_arp_behind_a_tag_is_somebody_elses() {
+fn tagged_arp_for_a_next_hop_passes() {
     assert_eq!(verdict(&ethernet(&[0x8100], ethernet::ARP, &ask_for(NEXT_HOP))), Verdict::PassVlan);
 }
 
 #[test]
-fn a_guest_cannot_say_that_a_served_address_is_its_own() {
+fn a_guest_cannot_claim_a_served_address() {
     let arp = |operation, sender: [u8; 4], target| {
         let mut packet = with(ask_for(target), arp::OPERATION + 1, operation);
         packet[arp::SENDER_IP..arp::TARGET_MAC].copy_from_slice(&sender);
@@ -301,7 +302,7 @@ fn a_guest_cannot_say_that_a_served_address_is_its_own() {
 }
 
 #[test]
-fn nothing_leaves_in_the_name_of_a_served_address() {
+fn no_frame_leaves_with_a_served_source_address() {
     for destination in [OTHER_V4, SERVED_V4, [255; 4]] {
         for protocol in [protocol::TCP, protocol::UDP, protocol::ICMP, 132] {
             let mut packet = datagram(destination, protocol);
@@ -316,7 +317,7 @@ fn nothing_leaves_in_the_name_of_a_served_address() {
     }
 }
 
-/// A datagram to elsewhere with these options, padded to whole words.
+/// A datagram to another address with these options, padded to whole words.
 fn with_options(options: &[u8]) -> Vec<u8> {
     let mut packet = datagram(OTHER_V4, protocol::TCP);
     packet.extend(options);
@@ -349,7 +350,7 @@ fn no_source_route_leads_through_a_served_address() {
     assert_eq!(verdict(&with_options(&[148, 4, 0, 0])), Verdict::PassIpv4, "router alert");
 }
 
-/// The datagram with these extension headers in front of its payload; each is its kind and its octets.
+/// The datagram with these extension headers before its payload; each is its type and its octets.
 fn extended(headers: &[(u8, Vec<u8>)], last: u8, payload: &[u8]) -> Vec<u8> {
     let kinds: Vec<u8> = headers.iter().map(|(kind, _)| *kind).chain([last]).collect();
     let mut packet = datagram6(OTHER_V6, kinds[0]);
@@ -360,7 +361,7 @@ fn extended(headers: &[(u8, Vec<u8>)], last: u8, payload: &[u8]) -> Vec<u8> {
     ethernet(&[], ethernet::IPV6, &packet)
 }
 
-/// An extension header of this many units of eight octets more than one.
+/// An extension header with this length field: `8 * (units + 1)` octets.
 fn header(units: u8) -> Vec<u8> {
     with(std::vec![0; 8 + 8 * units as usize], 1, units)
 }
@@ -400,7 +401,7 @@ fn no_routing_header_leads_through_a_served_address() {
 }
 
 #[test]
-fn a_chain_of_headers_longer_than_is_looked_behind_is_dropped() {
+fn a_chain_of_more_headers_than_are_parsed_is_dropped() {
     let chain = |n| {
         let headers: Vec<_> = (0..n).map(|_| (protocol::DESTINATION_OPTIONS, header(0))).collect();
         verdict(&extended(&headers, protocol::TCP, &[0; 20]))
@@ -421,11 +422,11 @@ fn extension_headers_hide_no_neighbour_discovery() {
     assert_eq!((behind(135, OTHER_V6), behind(136, OTHER_V6)), (Verdict::PassIpv6, Verdict::PassIpv6));
     let fragment = with(with(header(0), 2, 0x01), 3, 0x00);
     let middle = extended(&[(protocol::FRAGMENT, fragment)], protocol::ICMPV6, &[135; 24]);
-    assert_eq!(verdict(&middle), Verdict::PassIpv6, "the middle of something");
+    assert_eq!(verdict(&middle), Verdict::PassIpv6, "a later fragment");
 }
 
 #[test]
-fn no_ipv6_address_stands_for_a_served_ipv4_address() {
+fn no_ipv6_address_leads_to_a_served_ipv4_address() {
     let prefixes: [(&str, [u8; 12]); 3] = [
         ("translated", [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0]),
         ("mapped", [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]),
@@ -447,7 +448,7 @@ fn no_ipv6_address_stands_for_a_served_ipv4_address() {
 }
 
 #[test]
-fn datagrams_sent_to_a_group_of_stations_are_not_answered() {
+fn datagrams_to_a_group_mac_are_not_answered() {
     let table = [
         (ethernet::IPV4, datagram(SERVED_V4, protocol::TCP), Verdict::DropGroupDestination),
         (ethernet::IPV4, datagram(SERVED_V4, protocol::ICMP), Verdict::DropGroupDestination),
@@ -464,7 +465,7 @@ fn datagrams_sent_to_a_group_of_stations_are_not_answered() {
 }
 
 #[test]
-fn a_frame_cut_anywhere_before_its_addresses_passes() {
+fn a_frame_that_ends_before_its_addresses_passes() {
     let table = [
         ("ARP", ethernet(&[], ethernet::ARP, &ask_for(SERVED_V4)), 42),
         ("IPv4", ethernet(&[], ethernet::IPV4, &datagram(SERVED_V4, protocol::TCP)), 34),

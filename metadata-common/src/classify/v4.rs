@@ -1,15 +1,15 @@
-//! IPv4: to a served address, from one, or through one.
+//! Classifies IPv4 to, from or through a served address.
 
 use core::hint::black_box;
 
-use super::{Answer, Pass, Reader, Served, TRUNCATED, sent_to_group};
+use super::{Outcome, Pass, Reader, Served, TRUNCATED, sent_to_group};
 use crate::verdict::Verdict;
 use crate::wire::{ipv4, protocol};
 
-/// By its addresses alone.
+/// Classifies a datagram by its addresses, without its options.
 #[inline(always)]
-pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
-    // One after the other, to need little stack.
+pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
+    // The addresses are read one after the other, to use less stack.
     let source = frame.read_afresh(at + ipv4::SOURCE).ok_or(TRUNCATED)?;
     let destination = frame.read_afresh(at + ipv4::DESTINATION).ok_or(TRUNCATED)?;
     if served.serves_v4(source) {
@@ -41,13 +41,14 @@ pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl 
     })
 }
 
-/// The same, options included: looks for a served address among those of a datagram to elsewhere (RFC 791 §3.1), behind
-/// an octet that may begin a source route. Without walking from option to option: malformed ones hide nothing then.
+/// Like [`classify`], with options (RFC 791 §3.1). In a datagram to another address, it searches for a served
+/// address after any octet that may begin a source route. It does not parse option by option, so malformed
+/// options hide nothing.
 #[inline(always)]
-pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
+pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
     let version_ihl = match classify(frame, at, served) {
         Err(Pass::LookBehind(version_ihl)) => version_ihl,
-        answer => return answer,
+        outcome => return outcome,
     };
     let header = (version_ihl & 0xf) as usize * 4;
     let mut routed = 0;
@@ -61,7 +62,7 @@ pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &im
             return Ok(Verdict::DropIpv4SourceRoute);
         }
         routed |= matches!(octets[0], ipv4::LOOSE_ROUTE | ipv4::STRICT_ROUTE) as u32;
-        // Kept a loop: written out, it would be most of the program.
+        // `black_box` keeps this a loop; unrolled, it would be most of the program.
         from = black_box(from + 1);
     }
     Err(Pass::Now(Verdict::PassIpv4))

@@ -1,20 +1,21 @@
-//! IPv6: to a served address, from one, through one, or to one that stands for a served IPv4 address.
+//! Classifies IPv6 to, from or through a served address, or to one that translates to a served IPv4 address.
 
 use core::hint::black_box;
 
-use super::{Answer, Pass, Reader, Served, TRUNCATED, forget, sent_to_group};
+use super::{Outcome, Pass, Reader, Served, TRUNCATED, forget, sent_to_group};
 use crate::verdict::Verdict;
 use crate::wire::{ipv6, neighbour, protocol};
 
-/// No extension header that is looked at starts beyond this: more than any frame but a jumbo one has.
+/// No parsed extension header starts beyond this offset, in octets. Only jumbo frames are longer.
 const REACH_MASK: usize = 0x3fff;
 
 const ELSEWHERE: Pass = Pass::Now(Verdict::PassIpv6);
 
-/// By its addresses and those of a neighbour discovery message alone.
+/// Classifies a datagram by its addresses and, for neighbour discovery, its target; without extension
+/// headers.
 #[inline(always)]
-pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Answer {
-    // One after the other, to need little stack.
+pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
+    // The addresses are read one after the other, to use less stack.
     let message = at + ipv6::HEADER;
     let source = frame.read_afresh::<16>(at + ipv6::SOURCE).ok_or(TRUNCATED)?;
     let claims = served.serves_v6(source);
@@ -50,7 +51,7 @@ pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl 
     }
 }
 
-/// What becomes of a datagram sent to a served address.
+/// Classifies a datagram to a served address.
 #[inline(always)]
 fn to_served(frame: &(impl Reader + ?Sized), first: u8, next_header: u8) -> Verdict {
     if first >> 4 != ipv6::VERSION {
@@ -67,7 +68,7 @@ fn to_served(frame: &(impl Reader + ?Sized), first: u8, next_header: u8) -> Verd
     }
 }
 
-/// Type and code of a solicitation or advertisement whose target is served; `Err` for any other message.
+/// The type and code of a solicitation or advertisement for a served target; `Err` for any other message.
 #[inline(always)]
 fn discovery(frame: &(impl Reader + ?Sized), message: usize, served: &impl Served) -> Result<(u8, u8), Pass> {
     let [kind, code] = frame.read_afresh::<2>(message + neighbour::TYPE).ok_or(TRUNCATED)?;
@@ -79,9 +80,9 @@ fn discovery(frame: &(impl Reader + ?Sized), message: usize, served: &impl Serve
     if served.serves_v6(target) { Ok((kind, code)) } else { Err(ELSEWHERE) }
 }
 
-/// The IPv4 address an IPv6 address stands for: translated (64:ff9b::/96, RFC 6052 §2.1), mapped and compatible
-/// (::ffff:0:0/96 and ::/96, RFC 4291 §2.5.5), or tunnelled to (2002::/16, RFC 3056 §2). A translator's own prefix
-/// (RFC 6052 §2.2) nobody can know.
+/// The IPv4 address embedded in an IPv6 address: translated (64:ff9b::/96, RFC 6052 §2.1), mapped or
+/// compatible (::ffff:0:0/96 and ::/96, RFC 4291 §2.5.5), or tunnelled (2002::/16, RFC 3056 §2). The prefix
+/// of a local translator (RFC 6052 §2.2) is unknown here.
 #[inline(always)]
 fn translated(address: [u8; 16]) -> Option<[u8; 4]> {
     let [a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, last @ ..] = address;
@@ -94,18 +95,18 @@ fn translated(address: [u8; 16]) -> Option<[u8; 4]> {
     }
 }
 
-/// The same, extension headers included: looks behind those of a datagram to elsewhere for a route through a served
-/// address, and for neighbour discovery about one.
+/// Like [`classify`], with extension headers. In a datagram to another address, it searches for a route
+/// through a served address and for neighbour discovery about one.
 #[inline(always)]
 pub(super) fn look_behind(
     frame: &(impl Reader + ?Sized),
     at: usize,
     salt: u32,
     served: &impl Served,
-) -> Answer {
+) -> Outcome {
     let mut kind = match classify(frame, at, served) {
         Err(Pass::LookBehind(next_header)) => next_header,
-        answer => return answer,
+        outcome => return outcome,
     };
     let mut at = forget(at + ipv6::HEADER, salt, REACH_MASK);
     let mut route = None;
@@ -121,15 +122,16 @@ pub(super) fn look_behind(
         }
         let [next, units, o0, o1] = frame.read_afresh::<4>(at).ok_or(TRUNCATED)?;
         if kind == protocol::FRAGMENT && u16::from_be_bytes([o0, o1]) & ipv6::FRAGMENT_OFFSET != 0 {
-            // What follows is the middle of something.
+            // The payload is a later fragment, so it has no further header.
             return Err(ELSEWHERE);
         }
         if kind == protocol::ROUTING && route.replace((at, units)).is_some() {
-            // Nobody has a use for two (RFC 8200 §4.1).
+            // No sender needs two (RFC 8200 §4.1).
             return Ok(Verdict::DropIpv6Routing);
         }
         kind = next;
-        // Eight octets that are not counted, in units of eight; of four for AH (RFC 4302 §2.2).
+        // A header's length does not count its first eight octets. Its unit is eight octets, for AH four (RFC
+        // 4302 §2.2).
         at = forget(at + 8 + units as usize * length, salt, REACH_MASK);
     }
     if let Some((at, units)) = route
@@ -146,7 +148,7 @@ pub(super) fn look_behind(
     }
 }
 
-/// True if one of the addresses in a routing header is served, or if there are more than anybody needs.
+/// True if an address in the routing header is served, or if there are more than [`ipv6::MAX_SEGMENTS`].
 #[inline(always)]
 fn routes_through(
     frame: &(impl Reader + ?Sized),
@@ -166,7 +168,7 @@ fn routes_through(
         if served.serves_v6(address) {
             return Ok(true);
         }
-        // Kept a loop, as the options of IPv4.
+        // `black_box` keeps this a loop; unrolled, it would be too much code.
         segment = black_box(segment + 1);
     }
     Ok(false)

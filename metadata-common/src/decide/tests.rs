@@ -106,12 +106,12 @@ fn decision(node: &Node, frame: &[u8]) -> Decision {
 const STEERED: Decision = Decision::Steer(Verdict::SteerIpv4Tcp, IDENTITY, 0);
 
 #[test]
-fn a_registered_sender_is_steered_as_its_identity() {
+fn a_registered_sender_is_steered_with_its_identity() {
     assert_eq!(decision(&Node::new(), &frame(GUEST, protocol::TCP)), STEERED);
 }
 
 #[test]
-fn a_port_that_is_not_ours_passes_everything() {
+fn a_foreign_port_passes_everything() {
     let node = Node { owned: false, ..Node::new() };
     for protocol in [protocol::TCP, protocol::UDP] {
         assert_eq!(decision(&node, &frame(GUEST, protocol)), Decision::Pass(Verdict::PassForeignPort));
@@ -126,7 +126,7 @@ fn an_unregistered_sender_is_dropped() {
 }
 
 #[test]
-fn a_group_address_is_nobody_even_if_registered() {
+fn a_group_address_has_no_identity_even_if_registered() {
     for group in [Mac::BROADCAST, Mac([0x01, 0, 0x5e, 0, 0, 1])] {
         let node = Node { registered: group, ..Node::new() };
         let dropped = Decision::Drop(Verdict::DropUnknownMac);
@@ -135,7 +135,7 @@ fn a_group_address_is_nobody_even_if_registered() {
 }
 
 #[test]
-fn refused_frames_cost_no_credit() {
+fn refused_frames_are_not_charged() {
     let node = Node::new();
     for source in [GUEST, Mac([2; 6])] {
         assert!(matches!(decision(&node, &frame(source, protocol::UDP)), Decision::Drop(_)));
@@ -166,7 +166,7 @@ fn other_traffic_is_not_limited() {
     assert_eq!(decision(&node, &frame(GUEST, protocol::TCP)), STEERED);
 }
 
-/// A segment with these flags from the guest.
+/// A TCP segment from the guest with these flags.
 fn segment(flags: u8) -> Vec<u8> {
     let mut segment = Vec::from(frame(GUEST, protocol::TCP));
     segment.resize(54, 0);
@@ -175,7 +175,7 @@ fn segment(flags: u8) -> Vec<u8> {
 }
 
 #[test]
-fn new_connections_have_a_limit_of_their_own() {
+fn new_connections_have_their_own_limit() {
     let mut node = Node::new();
     node.port.set(Port::with_limit(1_000, 100).and_connections(1_000, 2));
     let refused = Decision::Drop(Verdict::DropOverConnectionLimit);
@@ -183,7 +183,7 @@ fn new_connections_have_a_limit_of_their_own() {
     let seen: [Decision; 4] = core::array::from_fn(|_| decision(&node, &syn));
     assert_eq!(seen, [STEERED, STEERED, refused, refused]);
     for flags in [tcp::ACK, tcp::SYN | tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST, tcp::RST | tcp::SYN, 0] {
-        assert_eq!(decision(&node, &segment(flags)), STEERED, "flags {flags:#x} open nothing");
+        assert_eq!(decision(&node, &segment(flags)), STEERED, "flags {flags:#x} open no connection");
     }
     node.now_ns = 1_000_000;
     assert_eq!(decision(&node, &segment(tcp::SYN | 0xc0)), STEERED, "with the bits of RFC 3168");
@@ -191,7 +191,7 @@ fn new_connections_have_a_limit_of_their_own() {
 }
 
 #[test]
-fn a_syn_over_one_limit_costs_nothing_of_the_other() {
+fn a_syn_over_one_limit_is_not_charged_to_the_other() {
     let syn = segment(tcp::SYN);
     let tables = [
         (Port::with_limit(1_000, 10).and_connections(1_000, 1), Verdict::DropOverConnectionLimit),
@@ -210,12 +210,12 @@ fn a_syn_over_one_limit_costs_nothing_of_the_other() {
 }
 
 #[test]
-fn on_a_closed_port_everything_for_us_is_dropped_and_everything_else_passes() {
+fn a_closed_port_drops_frames_for_the_service_and_passes_others() {
     let node = Node::new();
     node.port.set(Port::closed());
     for (source, protocol) in [(GUEST, protocol::TCP), (Mac([2; 6]), protocol::TCP), (GUEST, protocol::UDP)] {
         let dropped = Decision::Drop(Verdict::DropGuarded);
-        assert_eq!(decision(&node, &frame(source, protocol)), dropped, "even if somebody is registered");
+        assert_eq!(decision(&node, &frame(source, protocol)), dropped, "even for a registered sender");
     }
     let mut elsewhere = frame(GUEST, protocol::TCP);
     elsewhere[33] = 1;
@@ -223,7 +223,7 @@ fn on_a_closed_port_everything_for_us_is_dropped_and_everything_else_passes() {
 }
 
 #[test]
-fn a_closed_port_reaches_the_next_hop_that_is_somebody_elses() {
+fn a_closed_port_still_reaches_a_foreign_next_hop() {
     let ask = |target: [u8; 4]| {
         let mut frame = Vec::from(frame(GUEST, 0));
         frame.resize(ethernet::HEADER + arp::LEN, 0);
@@ -252,7 +252,7 @@ impl Guests for Slots {
 }
 
 #[test]
-fn answers_go_to_the_guest_their_stamp_names() {
+fn answers_go_to_the_guest_in_their_stamp() {
     let to = |mac: Mac| {
         let mut frame = [0; 60];
         frame[..6].copy_from_slice(&mac.0);
@@ -262,8 +262,8 @@ fn answers_go_to_the_guest_their_stamp_names() {
         ("a live guest", stamp(7), Delivery::Deliver(7, GUEST)),
         ("an empty slot", stamp(6), Delivery::Drop(Verdict::HubDropNoGuest)),
         ("a slot out of range", stamp(u32::MAX), Delivery::Drop(Verdict::HubDropNoGuest)),
-        ("no stamp", GUEST, Delivery::Drop(Verdict::HubDropUnstamped)),
-        ("everybody", Mac::BROADCAST, Delivery::Drop(Verdict::HubDropUnstamped)),
+        ("not a stamp", GUEST, Delivery::Drop(Verdict::HubDropUnstamped)),
+        ("broadcast", Mac::BROADCAST, Delivery::Drop(Verdict::HubDropUnstamped)),
     ];
     for (name, mac, expected) in table {
         assert_eq!(deliver(&to(mac)[..], &Slots), expected, "{name}");
