@@ -11,13 +11,13 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use metadata_base::time::Now;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::slot_of;
 use metadata_user::afxdp::SocketStats;
 use metadata_user::link::{FrameSource, Link};
 use metadata_user::serve::Serve;
 use metadata_user::stack::{Stack, StackConfig, StackStats, Transmit};
-use metadata_user::time::Now;
 use metadata_user::worker::{Engine, Fair};
 use support::pattern::{Pattern, stack};
 use support::raw::Segment;

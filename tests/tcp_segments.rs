@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use metadata_base::addresses;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
-use metadata_user::addresses;
 use metadata_user::mtu::Mtus;
 use metadata_user::serve::Serve;
 use metadata_user::stack::{RECEIVE_BUFFER, StackConfig};

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use metadata_base::addresses;
+use metadata_user::dialect;
 use metadata_user::mailbox::Mailboxes;
 use metadata_user::record::Record;
 use metadata_user::serve::{Serve, ServeConfig};
@@ -12,7 +14,6 @@ use metadata_user::sink::Outbox;
 use metadata_user::stack::{Stack, StackConfig};
 use metadata_user::store::{self, Interner, Store};
 use metadata_user::token::Keyring;
-use metadata_user::{addresses, dialect};
 use serde_json::Value;
 use support::client::{Client, Habits};
 use support::pattern::Answered;

@@ -7,10 +7,10 @@ use std::process::ExitCode;
 
 use crate::dialect;
 use crate::feed::directory;
-use crate::port::PortName;
 use crate::record::values::{NicMac, Uuid};
 use crate::record::{Limits, Record, Step, Warning};
 use crate::store::{Endpoint, Host, Interner, Responses, Route, Vm};
+use metadata_base::port::PortName;
 
 /// What a check found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

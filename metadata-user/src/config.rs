@@ -23,28 +23,23 @@ use metadata_common::maps;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
-use crate::addresses;
 use crate::audit::AuditConfig;
 #[cfg(feature = "kubevirt")]
 use crate::feed::kubevirt;
-use crate::port::PortName;
 use crate::record;
 use crate::registry::MAX_RECORDS;
 use crate::room;
 use crate::sandbox;
 use crate::steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
+use metadata_base::addresses;
+use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
+use metadata_base::run::DEFAULT_RUN;
 
 /// Where state is kept unless the configuration says otherwise.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
 
 /// Where links and maps are pinned unless the configuration says otherwise: below the bpffs that systemd mounts.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
-
-/// Where sockets are kept unless the configuration says otherwise.
-pub const DEFAULT_RUN: &str = "/run/xdp-imds";
-
-/// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
-const MAX_IFNAME: usize = 15;
 
 /// What the agent runs with.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -436,16 +431,6 @@ impl Config {
 
 fn is_ifname_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
-}
-
-/// True for a name the kernel would take for an interface (`dev_valid_name` in net/core/dev.c).
-#[must_use]
-pub fn is_ifname(name: &str) -> bool {
-    !name.is_empty()
-        && name.len() <= MAX_IFNAME
-        && name != "."
-        && name != ".."
-        && !name.bytes().any(|b| b == b'/' || b == b':' || b.is_ascii_whitespace())
 }
 
 impl FromStr for PortSpec {

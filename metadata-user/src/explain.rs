@@ -8,15 +8,16 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, bail};
 
+use crate::dialect;
 use crate::feed::directory;
 use crate::http::parse::TARGET_MAX;
 use crate::http::target::normalise;
 use crate::http::{Headers, Method, Request, Response};
 use crate::record::Limits;
-use crate::stack::Connection;
 use crate::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
-use crate::time::Now;
-use crate::{addresses, dialect};
+use metadata_base::addresses;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 /// Most octets of a body that are printed.
 const SHOWN_OCTETS: usize = 8 << 10;

@@ -7,7 +7,6 @@
 //! clock.
 
 pub mod account;
-pub mod addresses;
 pub mod afxdp;
 pub mod agent;
 pub mod audit;
@@ -24,8 +23,6 @@ pub mod link;
 pub mod mailbox;
 pub mod metrics;
 pub mod mtu;
-pub mod port;
-mod private_file;
 pub mod recent;
 pub mod record;
 pub mod registry;
@@ -38,7 +35,6 @@ pub mod stack;
 pub mod status;
 pub mod steer;
 pub mod store;
-pub mod time;
 pub mod token;
 pub mod trace;
 #[cfg(feature = "kubevirt")]

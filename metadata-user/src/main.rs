@@ -7,15 +7,23 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use metadata_base::run::DEFAULT_RUN;
+use metadata_user::agent;
+use metadata_user::check;
 use metadata_user::config::{self, Config, PortSpec};
+use metadata_user::doctor;
+use metadata_user::explain;
+use metadata_user::export;
 use metadata_user::feed::libvirt::hook;
+use metadata_user::instances;
 use metadata_user::recent::Recent;
+use metadata_user::sandbox;
 use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::{self, Guarded, Mode, Released};
 use metadata_user::token::Keyring;
+use metadata_user::trace;
 #[cfg(feature = "kubevirt")]
 use metadata_user::webhook;
-use metadata_user::{agent, check, doctor, explain, export, instances, sandbox, trace};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -89,7 +97,7 @@ enum Verb {
         #[arg(value_name = "PORT|MAC|VM")]
         guest: Option<String>,
         /// The agent's directory of sockets.
-        #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN)]
+        #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
         run: PathBuf,
         /// Every port, not only those that are not attached.
         #[arg(long, conflicts_with = "guest")]

@@ -14,13 +14,14 @@ use std::time::Duration;
 use metadata_common::maps::Slot;
 
 use crate::account::{Account, Resource};
-use crate::addresses;
 use crate::audit::Tape;
 use crate::http::{Method, Request, Response, Status};
-use crate::stack::{Connection, Refused, Service};
+use crate::stack::{Refused, Service};
 use crate::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
 use crate::store::{Datasource, Entry, Host, Outcome, Parked, Responses, Store};
-use crate::time::Now;
+use metadata_base::addresses;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 pub use handing::{Handing, QUESTIONS, Question, Stage};
 pub use talk::Talk;

@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
-use crate::private_file;
 use crate::record::{Limits, Record};
 use crate::registry::{RecordId, Source};
+use metadata_state::private_file;
 
 /// The file's name in the state directory.
 pub const FILE: &str = "records.snapshot";

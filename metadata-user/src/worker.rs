@@ -49,11 +49,11 @@ use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap, Link, LinkStats, TapStats};
 use crate::sandbox::{Mode, SandboxError, Stage};
 use crate::stack::{Claims, SlotStats, Transmit};
-use crate::time::Now;
 use beat::LastBeat;
 pub use beat::{Heartbeat, SILENCE, Silence};
 use bell::Bell;
 pub use fair::{BATCH, FRESH_BURST, FRESH_EVERY, Fair, LOOK_AHEAD, QUANTUM, Turned, WAITING, WORK_PER_TURN};
+use metadata_base::time::Now;
 use told::Told;
 
 /// Segments of answers that the stack sends for one frame, timer or wake; the rest waits for its slot's next visit.

@@ -18,7 +18,10 @@ use support::record::Identity;
 use support::station::{Station, Talk, answer};
 use support::tap::Shape;
 
-use crate::{Attack, RECOVERY, SERVICE, withstand};
+use crate::Attack;
+use crate::RECOVERY;
+use crate::SERVICE;
+use crate::withstand;
 
 /// For a bomb to be poured out, and its answer to come: on a busy machine, all take their turns.
 const MOST: Duration = Duration::from_secs(60);

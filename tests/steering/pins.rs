@@ -1,10 +1,10 @@
 //! What is pinned outlives the agent: ports stay closed, and the next agent goes on where the last one was.
 
 use crate::node::{ALICE, BOB, ask, ask_for, config, delete, gets, gets_nothing, port, start_in, within};
+use metadata_base::port::PortName;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict;
-use metadata_user::port::PortName;
 use metadata_user::steer::{
     Adopt, By, Mode, PinsError, Released, SteerConfig, SteerError, Steering, release,
 };

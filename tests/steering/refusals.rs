@@ -1,10 +1,10 @@
 //! What cannot be done is refused with a reason, and leaves everything as it was.
 
 use crate::node::{ALICE, BOB, Node, ask, config, port, start_in};
+use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_SLOTS;
 use metadata_common::verdict::Verdict;
-use metadata_user::port::PortName;
 use metadata_user::steer::{Limits, SteerConfig, SteerError};
 use support::netns::Namespace;
 use support::privileged;

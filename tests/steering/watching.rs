@@ -1,7 +1,7 @@
 //! What happens in the kernel is told of: devices that come and go, and what the programs log.
 
 use crate::node::{ALICE, Node, ask, port};
-use metadata_user::port::PortName;
+use metadata_base::port::PortName;
 use metadata_user::steer::{Changed, Device, Found, LinkWatch, exists};
 use std::io;
 use std::sync::{Arc, Mutex};

@@ -4,7 +4,8 @@
 //! in a mount namespace, which the system itself does not see.
 
 use crate::image::binary::{TARGET, Tree};
-use crate::{shell, tools};
+use crate::shell;
+use crate::tools;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;

@@ -4,7 +4,8 @@
 //! every access out of bounds, to what is not initialised, through a pointer that may not be used any more, and
 //! every race.
 
-use crate::{fuzz, shell};
+use crate::fuzz;
+use crate::shell;
 use anyhow::{Result, bail};
 use std::process::{Command, Stdio};
 

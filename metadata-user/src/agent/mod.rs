@@ -36,7 +36,7 @@ use doors::{Asked, Opened};
 use endpoint::Keeper;
 pub use endpoint::{
     ANSWER_WITHIN, Ask, BODY_MAX, CONNECTIONS, Checked, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting,
-    Peer, QUEUE, Request, SOCKET, SocketError, TraceRefusal, TraceTarget, Traced, WAIT, WAIT_MOST, WAITS,
+    Peer, QUEUE, Request, SocketError, TraceRefusal, TraceTarget, Traced, WAIT, WAIT_MOST, WAITS,
 };
 use feeds::Feeds;
 pub use health::{Health, Trouble};

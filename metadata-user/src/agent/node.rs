@@ -28,7 +28,6 @@ use crate::audit::Collector;
 use crate::config::PortSpec;
 use crate::feed::contact::Contact;
 use crate::feed::{FeedError, FeedEvent};
-use crate::port::PortName;
 use crate::record::Record;
 use crate::registry::{Change, RecordId, Registry, Source};
 use crate::room::Room;
@@ -42,6 +41,7 @@ use instances::Registered;
 pub(in crate::agent) use instances::etag;
 pub use instances::{Clash, Tagged};
 use loads::Loads;
+use metadata_base::port::PortName;
 
 /// Everything the control side holds.
 pub struct Node {

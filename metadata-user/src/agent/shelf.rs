@@ -13,9 +13,9 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use tracing::warn;
 
-use crate::private_file;
 use crate::record::{Limits, Record};
 use crate::registry::{MAX_RECORDS, RecordId, Source};
+use metadata_state::private_file;
 
 /// The directory's name in the state directory.
 pub(super) const DIRECTORY: &str = "instances";

@@ -15,7 +15,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use tracing::warn;
 
 use super::AuditConfig;
-use crate::private_file::PRIVATE;
+use metadata_state::private_file::PRIVATE;
 
 /// Chunks of lines waiting to be written.
 pub const CHUNKS: usize = 64;

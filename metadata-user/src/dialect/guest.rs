@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::render;
 use crate::http::{Headers, Method, Request, Response, Target};
 use crate::record::Record;
-use crate::stack::Connection;
 use crate::store::{Interner, Outcome, Responses, Vm};
-use crate::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
 

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use super::render as render_for;
 use crate::http::{Headers, Method, Request, Response, Target};
 use crate::record::{RESERVED_KEYS, Record};
-use crate::stack::Connection;
 use crate::store::{Endpoint, Interner, Outcome, Responses, Vm};
-use crate::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
 /// When requests come: 2026-11-21T00:00:00Z.

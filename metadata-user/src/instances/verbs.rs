@@ -8,11 +8,11 @@ use anyhow::{Context as _, anyhow, bail};
 
 use super::client::{self, Conditions, Failure, is_name};
 use super::{Instance, Port};
-use crate::config;
 use crate::feed::directory;
 use crate::record::{Limits, Record};
 use crate::registry::Source;
 use crate::status::ClientError;
+use metadata_base::run::DEFAULT_RUN;
 
 /// How the verbs end.
 pub const EXIT: &str = "\
@@ -91,7 +91,7 @@ pub struct Rm {
 #[derive(clap::Args, Debug)]
 struct Asked {
     /// The agent's directory of sockets.
-    #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN)]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
     run: PathBuf,
     /// As JSON, for programs; problems too.
     #[arg(long)]

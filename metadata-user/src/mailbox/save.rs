@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::locked;
 use super::state::State;
-use crate::private_file;
+use metadata_state::private_file;
 
 /// Changes are gathered for this long, so that a guest cannot have its file written more often.
 const SAVE_PAUSE: Duration = Duration::from_millis(250);

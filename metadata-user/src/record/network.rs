@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::{Deserialize, Serialize};
 
 use super::values::{Cidr, Device, Domain, Id, Ip, Line, Mtu, Netns, NicMac, VlanId};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// `network`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]

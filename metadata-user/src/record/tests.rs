@@ -406,7 +406,8 @@ fn a_nic_may_name_its_port() {
     let text =
         edited("    role: public", "    role: public\n    port: {ifname: vnet3, netns: /proc/42/ns/net}");
     let (record, _) = Record::parse("r.yaml", &text).expect("a port is good");
-    let port = crate::port::PortName::from(record.network.nics[0].port.as_ref().expect("it was given"));
+    let port =
+        metadata_base::port::PortName::from(record.network.nics[0].port.as_ref().expect("it was given"));
     assert_eq!(port.to_string(), "vnet3 in /proc/42/ns/net");
     for bad in [
         "{ifname: a/b}",

@@ -23,9 +23,9 @@ use tokio::sync::mpsc;
 use super::{Answer, Answers, Origin};
 use crate::account::Account;
 use crate::http::Request;
-use crate::stack::Connection;
 use crate::store::{Host, Parked, Store};
-use crate::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 /// Questions that wait to be asked of the other agent, and those it has not answered. Further ones are held, and
 /// tried again.
@@ -199,7 +199,7 @@ mod tests {
     use super::{Answer, Answers as _, Connection, Handing, KEPT_FOR, QUESTIONS, Question, Stage};
     use crate::http::{Headers, Method, Request, Response, Status, Target};
     use crate::store::{Endpoint, Host, Methods, Outcome, Responses, Route, Store, Vm};
-    use crate::time::Now;
+    use metadata_base::time::Now;
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::sync::mpsc::Receiver;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use super::deliver::SinkError;
-use crate::private_file::PRIVATE;
+use metadata_state::private_file::PRIVATE;
 
 /// A file is not made larger than this, in octets (16 MiB): a guest that talks cannot fill the disk.
 pub const FILE_OCTETS: u64 = 16 << 20;

@@ -11,11 +11,12 @@ use super::emit::Header;
 use super::frame::Route;
 use super::handshake;
 use super::ledger::Ledger;
-use super::seam::{Connection, Service, Transmit};
+use super::seam::{Service, Transmit};
 use super::segment::{FIN, RST, SYN, Segment, before};
 use super::tcb::Tcb;
 use super::timewait::TimeWait;
-use crate::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 /// What comes with a segment.
 #[derive(Clone, Copy)]

@@ -13,7 +13,7 @@ use super::segment::{RST, Segment};
 use super::send::Outlet;
 use super::tcb::Tcb;
 use super::timewait::Numbers;
-use crate::time::Now;
+use metadata_base::time::Now;
 
 /// Exchange steps taken for one frame or timer: far more than a full receive buffer of the shortest
 /// requests asks for. What is left over is done on the next turn.

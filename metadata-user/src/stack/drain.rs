@@ -14,7 +14,7 @@ use super::emit::Header;
 use super::ledger::Ledger;
 use super::seam::{Exchange, Service, Transmit};
 use super::segment::{FIN, RST, Segment};
-use crate::time::Now;
+use metadata_base::time::Now;
 
 /// How long guests are served to their end by an agent that another has taken over from. Long enough for what
 /// is answered within a minute by any client's patience, and for 1 MiB at 40 KiB/s.

@@ -48,7 +48,7 @@ pub use config::{
 };
 pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};
-pub use seam::{Connection, Exchange, Refused, Service, Step, Transmit};
+pub use seam::{Exchange, Refused, Service, Step, Transmit};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;
@@ -68,7 +68,7 @@ use segment::Segment;
 use table::Table;
 use wheel::Wheel;
 
-use crate::time::Now;
+use metadata_base::time::Now;
 
 /// TCP for every guest behind one hub.
 pub struct Stack<S: Service, L = NoLedger> {

@@ -10,23 +10,13 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 /// Takes complete Ethernet frames towards the guest. A frame that cannot be sent is lost, as on any wire.
 pub trait Transmit {
     /// Sends one frame.
     fn send(&mut self, frame: &[u8]);
-}
-
-/// Who opened a connection, and to what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Connection {
-    /// The identity the kernel decided on.
-    pub slot: Slot,
-    /// The address and port the guest connected to.
-    pub local: (IpAddr, u16),
-    /// The guest's claimed address and port: for logs and dialect rules, never for identity.
-    pub remote: (IpAddr, u16),
 }
 
 /// Requests that a service refused because their VM takes more than its share.

@@ -12,7 +12,7 @@ use super::ledger::{Displaced, Ledger};
 use super::seam::{Service, Transmit};
 use super::send::Outlet;
 use super::timewait::{Numbers, TimeWait};
-use crate::time::Now;
+use metadata_base::time::Now;
 
 /// Times all waiting connections of a port get a turn because one of them stirred: once to see what it
 /// changed, and once more to see what they changed in turn. A stir after that is due [`STIR_AGAIN`] later, so

@@ -22,8 +22,8 @@ use super::pins::{self, LinkName, On, Pins};
 use super::ports::{Attached, look, place};
 use super::tables::Binding;
 use super::{SteerError, Steering, netlink, object};
-use crate::port::PortName;
 use aya::programs::links::FdLink;
+use metadata_base::port::PortName;
 
 /// How steering starts where another agent was, or is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use aya::programs::{Xdp, XdpMode, loaded_programs};
 
 use super::error::errno;
 use super::{SteerError, netlink};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// Why a program did not go on a device.
 pub(super) enum Refusal {

@@ -11,7 +11,7 @@ use metadata_common::maps::program;
 
 use super::ports::Attached;
 use super::{SteerError, Steering, mode, object};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// How answers get to the guest of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::io;
 
 use super::netns::MAX_NAMESPACES;
 use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE, REQUIRED_KERNEL};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// Why steering could not do what it was asked; nothing is left half done.
 #[derive(Debug, thiserror::Error)]

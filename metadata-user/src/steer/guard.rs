@@ -9,7 +9,7 @@ use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkLayer
 
 use super::netns::Netns;
 use super::{SteerError, Steering, hub, netlink, netns};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// Which taps are closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]

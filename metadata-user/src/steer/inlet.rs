@@ -32,7 +32,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::netns::{Netns, index_of};
 use super::{Meant, SteerError, netlink};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// The pod's end.
 pub const POD_END: &str = "imds0";
@@ -251,7 +251,7 @@ async fn routes(netlink: &Handle) -> Result<Vec<(IpAddr, RouteMessage)>, rtnetli
 #[cfg(test)]
 mod tests {
     use super::served;
-    use crate::addresses;
+    use metadata_base::addresses;
 
     #[test]
     fn an_inlet_serves_every_address_but_those_on_link_of_ipv6() {

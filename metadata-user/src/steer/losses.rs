@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::devstats::{self, Dropped};
 use super::netns::{self, Cookie};
 use super::{SteerError, Steering};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// Namespaces beside the agent's own that are looked into at once: 16 of 1,000 pods are two minutes for all.
 pub const NAMESPACES_AT_ONCE: usize = 16;

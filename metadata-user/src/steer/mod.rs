@@ -117,11 +117,11 @@ use std::sync::Arc;
 
 use crate::afxdp::AllSentTable;
 use crate::mtu::Mtus;
-use crate::port::PortName;
 use adopt::Left;
 use held::Held;
 use hub::Devices;
 use logs::Logs;
+use metadata_base::port::PortName;
 use netns::{Cookie, Netns};
 use object::Object;
 use pins::{LinkName, On, Pins};

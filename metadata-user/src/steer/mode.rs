@@ -24,7 +24,7 @@ use super::held::Held;
 use super::pins::On;
 use super::ports::Attached;
 use super::{SteerError, Steering, attach, netns};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// Time without much asked after which a guest counts as booted.
 pub const QUIET: Duration = Duration::from_secs(30);

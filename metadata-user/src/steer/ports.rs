@@ -10,7 +10,7 @@ use super::mode::{By, Programs};
 use super::netns::{Cookie, Netns};
 use super::tables::Binding;
 use super::{Device, Limits, SteerError, Steering, netlink, netns};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// What a port's name leads to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

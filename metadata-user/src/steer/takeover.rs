@@ -19,7 +19,7 @@ use super::pins::{LinkName, On};
 use super::ports::Attached;
 use super::tables::Binding;
 use super::{SteerError, Steering};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 impl Steering {
     /// Takes all ports over from the agent that still runs: those it has now, which may be others than at the start. What

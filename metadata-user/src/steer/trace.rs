@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::{SteerError, Steering, tables};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// Words of what one CPU keeps.
 const WORDS: usize = size_of::<Scratch>() / 8;

@@ -52,7 +52,7 @@ pub struct LinkWatch {
 }
 
 impl LinkWatch {
-    /// Watches a namespace, named as in [`PortName`](crate::port::PortName); `None` is the calling thread's.
+    /// Watches a namespace, named as in [`PortName`](metadata_base::port::PortName); `None` is the calling thread's.
     ///
     /// Call it inside a tokio runtime with I/O enabled. Look at the devices after this returns: what changed
     /// before is not told.

@@ -10,9 +10,9 @@ use crate::mailbox::{Mailbox, Wait};
 use crate::record::Record;
 use crate::record::vm::Sinks;
 use crate::sink::Outbox;
-use crate::stack::Connection;
-use crate::time::Now;
 use crate::token::Keyring;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 /// What a live answer may know of the VM beside what its dialect computed.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use crate::addresses;
+use metadata_base::addresses;
 
 /// Versions of OpenStack's tree, the newest last (nova, `api/metadata/base.py`). All have the same documents.
 pub const OPENSTACK_VERSIONS: [&str; 10] = [

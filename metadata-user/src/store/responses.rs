@@ -8,8 +8,8 @@ use super::guard::Guard;
 use super::live::{Call, Live, Outcome, Parked, Vm};
 use super::path::{Canonical, Host, hash};
 use crate::http::{Headers, Method, Request, Response, Status};
-use crate::stack::Connection;
-use crate::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 /// Levels above a path that are looked at for a route that takes all below it. No path served is deeper.
 const LEVELS: usize = 32;

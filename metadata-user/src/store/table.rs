@@ -10,7 +10,7 @@ use metadata_common::maps::{Port, Slot};
 
 use super::{RequestLimit, Responses};
 use crate::http::Request;
-use crate::stack::Connection;
+use metadata_base::connection::Connection;
 
 /// Most slots a table can be made for: 2²⁰ VMs (8 MiB of pointers).
 pub const MAX_SLOTS: u32 = 1 << 20;

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::{KEY_OCTETS, Key, Keys};
-use crate::private_file;
+use metadata_state::private_file;
 
 /// Most octets of a key file that are read; ours has about 200.
 const FILE_OCTETS: u64 = 4_096;

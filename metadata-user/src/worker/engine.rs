@@ -6,7 +6,7 @@ use metadata_common::maps::Slot;
 
 use super::{Engine, SEGMENTS_AT_ONCE};
 use crate::stack::{Claims, Ledger, Service, SlotStats, Stack, StackStats, Transmit};
-use crate::time::Now;
+use metadata_base::time::Now;
 
 impl<S, L> Engine for Stack<S, L>
 where

@@ -23,7 +23,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::link::{FrameSource, Link};
 use crate::stack::Transmit;
-use crate::time::Now;
+use metadata_base::time::Now;
 
 /// Frames received per turn at most while none waits: what may delay the engine's timers.
 pub const BATCH: usize = 64;

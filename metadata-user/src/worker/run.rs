@@ -13,7 +13,7 @@ use super::{
     NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, Turned, WorkerError, WorkerStats,
 };
 use crate::link::{FrameSource, HubTap, Link, LinkStats};
-use crate::time::Now;
+use metadata_base::time::Now;
 
 /// Keeps the calling thread on one CPU.
 pub(super) fn pin(cpu: usize) -> Result<(), Errno> {

@@ -14,7 +14,7 @@ use super::{
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap};
 use crate::stack::{Claims, SlotStats, Transmit};
-use crate::time::Now;
+use metadata_base::time::Now;
 
 /// Far more than anything here takes: reached only when something is wrong.
 const PATIENCE: Duration = Duration::from_secs(20);

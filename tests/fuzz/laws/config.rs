@@ -5,8 +5,9 @@
 use std::io::Write as _;
 use std::path::Path;
 
+use metadata_base::port::is_ifname;
 use metadata_common::maps;
-use metadata_user::config::{Config, ConfigError, is_ifname};
+use metadata_user::config::{Config, ConfigError};
 use metadata_user::record::Limits;
 use tempfile::NamedTempFile;
 

@@ -20,7 +20,8 @@ mod report;
 mod subject;
 mod wire;
 
-use crate::{shell, tools};
+use crate::shell;
+use crate::tools;
 use anyhow::{Result, ensure};
 use dialect::Dialect;
 use std::ffi::OsString;

@@ -15,9 +15,10 @@ mod pretended;
 mod report;
 mod site;
 
+use crate::shell;
 use crate::storm::guest::stall::Stalls;
 use crate::storm::{self, size};
-use crate::{shell, tools};
+use crate::tools;
 use anyhow::{Context as _, Result, ensure};
 use report::{Case, Report};
 use site::Site;

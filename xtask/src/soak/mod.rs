@@ -22,7 +22,8 @@ mod shared;
 mod steady;
 mod watch;
 
-use crate::{shell, tools};
+use crate::shell;
+use crate::tools;
 use anyhow::{Context as _, Result, bail, ensure};
 use node::{Ending, Guests, Node};
 use report::Report;

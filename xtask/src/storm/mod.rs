@@ -25,7 +25,8 @@ pub(crate) mod report;
 pub(crate) mod run;
 mod table;
 
-use crate::{shell, tools};
+use crate::shell;
+use crate::tools;
 use anyhow::{Context as _, Result, bail, ensure};
 use crawl::Dialect;
 use disturb::Event;

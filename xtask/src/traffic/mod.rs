@@ -8,7 +8,8 @@ mod frames;
 mod report;
 mod way;
 
-use crate::{shell, tools};
+use crate::shell;
+use crate::tools;
 use anyhow::{Context as _, Result, ensure};
 use frames::Kind;
 use report::{Report, Row};

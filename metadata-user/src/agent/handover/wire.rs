@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 
 use crate::http::{Method, Response, Status};
 use crate::serve::{Answer, Question};
-use crate::stack::Connection;
 use crate::store::Outcome;
+use metadata_base::connection::Connection;
 
 /// The protocol spoken here.
 pub(in crate::agent) const VERSION: u32 = 1;
@@ -331,8 +331,8 @@ mod tests {
     use super::{Asked, Giver, LINE_MAX, Taker, Told, Wire, WireError};
     use crate::http::{Method, Response, Status};
     use crate::serve::{Answer, Question};
-    use crate::stack::Connection;
     use crate::store::Outcome;
+    use metadata_base::connection::Connection;
     use std::time::Duration;
     use tokio::net::UnixStream;
 

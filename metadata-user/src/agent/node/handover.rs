@@ -9,13 +9,13 @@ use tracing::{debug, warn};
 
 use super::{IdentityName, Node};
 use crate::http::{Headers, Request, Response, Target};
-use crate::port::PortName;
 use crate::serve::{Answer, Answers as _, Question};
 use crate::stack::{self, StackStats};
 use crate::steer::{self, SteerError};
 use crate::store::Outcome;
-use crate::time::Now;
 use crate::worker::{ControlError, WorkerHandle};
+use metadata_base::port::PortName;
+use metadata_base::time::Now;
 
 /// A worker that claims its connections does so in the kernel's table.
 impl stack::Claims for steer::Claims {

@@ -12,7 +12,6 @@ use super::ports::{ABSENT, BY_CLASSIFIER};
 use super::{Node, Serves};
 use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
-use crate::port::PortName;
 use crate::recent;
 use crate::registry::{RecordId, Source, Standing};
 use crate::serve::{End, Reason, Tally};
@@ -23,6 +22,7 @@ use crate::status::{
     Status, Unanswered, Worker,
 };
 use crate::steer::{By, Way, inlet};
+use metadata_base::port::PortName;
 
 /// A guest, and what its worker will say it holds.
 pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);

@@ -12,10 +12,10 @@ use crate::http::{Headers, Method, Request, Response, Target};
 use crate::mailbox::Mailbox;
 use crate::record::Record;
 use crate::sink::{Outbox, WAITING_PER_VM};
-use crate::stack::Connection;
 use crate::store::{Interner, Outcome, Responses, Vm};
-use crate::time::Now;
 use crate::token::Keyring;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 const IMDS: &str = "169.254.169.254";

@@ -14,8 +14,8 @@ use crate::record::values::Timestamp;
 use crate::record::vm::Iam;
 use crate::record::{Dialect, Imdsv2, Record};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
-use crate::time::Now;
 use crate::token::Kind;
+use metadata_base::time::Now;
 
 const CREDENTIALS: &str = "/latest/meta-data/iam/security-credentials";
 /// How long credentials without an expiry are said to last, in seconds, as AWS's do: clients then ask again.

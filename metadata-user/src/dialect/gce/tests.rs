@@ -7,9 +7,9 @@ use crate::dialect::render;
 use crate::http::{Headers, Method, Request, Response, Target};
 use crate::mailbox::WAITS_PER_VM;
 use crate::record::Record;
-use crate::stack::Connection;
 use crate::store::{Interner, Outcome, Parked, Responses, Vm};
-use crate::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 const FLAVOUR: (&str, &str) = ("Metadata-Flavor", "Google");

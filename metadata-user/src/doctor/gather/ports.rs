@@ -6,8 +6,8 @@ use std::io;
 use super::super::facts::{Port, Records};
 use crate::config::Config;
 use crate::feed::{FeedError, directory};
-use crate::port::PortName;
 use crate::steer::probe::{device, search};
+use metadata_base::port::PortName;
 
 /// Refused records told, at most.
 const REFUSED_TOLD: usize = 3;

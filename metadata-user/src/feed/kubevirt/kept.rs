@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::Vmi;
-use crate::private_file;
+use metadata_state::private_file;
 
 /// The file's name in the state directory.
 pub const FILE: &str = "kubevirt.vmis";

@@ -5,7 +5,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::{Value, json};
 
 use super::{LibvirtError, NAMESPACE, XML_NODES, XML_OCTETS, instance};
-use crate::config::is_ifname;
+use metadata_base::port::is_ifname;
 
 /// Types of interfaces that are taps (libvirt, docs/formatdomain.rst "Network interfaces").
 const TAPS: [&str; 3] = ["network", "bridge", "ethernet"];

@@ -211,7 +211,7 @@ pub struct Pod {
     pub uid: PodUid,
     /// The launcher's process id.
     pub pid: u32,
-    /// The network namespace, as [`PortName::netns`](crate::port::PortName::netns) names it: `/proc/<pid>/ns/net`.
+    /// The network namespace, as [`PortName::netns`](metadata_base::port::PortName::netns) names it: `/proc/<pid>/ns/net`.
     pub netns: String,
     /// Devices by which guests can be reached, by name.
     pub taps: Vec<Tap>,

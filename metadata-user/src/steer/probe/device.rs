@@ -8,7 +8,7 @@ use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcOption};
 use super::super::netns::{self, Netns};
 use super::super::{SteerError, devstats, netlink};
 use super::Failure;
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// Classifiers named of one device at most.
 const FILTERS_TOLD: usize = 16;

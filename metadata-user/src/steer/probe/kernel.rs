@@ -19,7 +19,7 @@ use super::super::object::{self, Object};
 use super::super::{SteerConfig, Steering, mode, netns, tun};
 use super::Failure;
 use crate::afxdp::{Socket, SocketConfig};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// The least kernel that steering is made for: major and minor number.
 pub const KERNEL: (u32, u32) = (5, 15);

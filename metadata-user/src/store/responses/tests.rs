@@ -2,9 +2,9 @@ use std::sync::{Arc, LazyLock};
 
 use super::{Endpoint, Host, Live, Methods, Outcome, Responses, Route, Vm};
 use crate::http::{Headers, Method, Request, Response, Status, Target};
-use crate::stack::Connection;
 use crate::store::{Call, Condition, Guard};
-use crate::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 
 fn text(body: &'static str) -> Endpoint {
     Endpoint::Fixed(Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body))

@@ -1,6 +1,7 @@
 //! A peer's server processes: started inside a namespace, waited for until they answer, ended by their id.
 
-use crate::{shell, tools};
+use crate::shell;
+use crate::tools;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

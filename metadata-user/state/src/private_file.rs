@@ -6,7 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 /// The mode of files that hold secrets.
-pub(crate) const PRIVATE: u32 = 0o600;
+pub const PRIVATE: u32 = 0o600;
 
 /// Puts `contents` in the place of the file at `path`, whole or not at all: written aside with mode 0600,
 /// synced, renamed over it.
@@ -15,7 +15,7 @@ pub(crate) const PRIVATE: u32 = 0o600;
 ///
 /// # Errors
 /// The first of these steps that fails; the file is as it was before.
-pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace_for(path, contents, None)
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// As for [`replace`].
-pub(crate) fn replace_for(path: &Path, contents: &[u8], owner: Option<(u32, u32)>) -> io::Result<()> {
+pub fn replace_for(path: &Path, contents: &[u8], owner: Option<(u32, u32)>) -> io::Result<()> {
     replace_by(path, owner, |file| file.write_all(contents))
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn replace_for(path: &Path, contents: &[u8], owner: Option<(u32, u32)
 ///
 /// # Errors
 /// As for [`replace`].
-pub(crate) fn replace_by<T>(
+pub fn replace_by<T>(
     path: &Path,
     owner: Option<(u32, u32)>,
     write: impl FnOnce(&mut File) -> io::Result<T>,
@@ -53,7 +53,7 @@ pub(crate) fn replace_by<T>(
 }
 
 /// The directory `path` is in.
-pub(crate) fn directory(path: &Path) -> &Path {
+pub fn directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
+pub const MAX_IFNAME: usize = 15;
+
 /// A tap, by interface name and network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName {
@@ -27,4 +30,14 @@ impl fmt::Display for PortName {
             None => f.write_str(&self.ifname),
         }
     }
+}
+
+/// True for a name the kernel would take for an interface (`dev_valid_name` in net/core/dev.c).
+#[must_use]
+pub fn is_ifname(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= MAX_IFNAME
+        && name != "."
+        && name != ".."
+        && !name.bytes().any(|b| b == b'/' || b == b':' || b.is_ascii_whitespace())
 }

@@ -1,0 +1,3 @@
+//! State of the agent that outlives it: one file each, private, replaced whole or not at all.
+
+pub mod private_file;
