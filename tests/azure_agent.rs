@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use metadata_base::addresses;
+use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_user::dialect;
 use metadata_user::record::Record;
 use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::stack::{Stack, StackConfig};
 use metadata_user::store::{Interner, Store, Vm};
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};

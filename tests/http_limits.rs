@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_user::dialect;
 use metadata_user::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
 use metadata_user::http::{Response, Status};
 use metadata_user::record::Record;
 use metadata_user::serve::{PUT_HOLD, Serve, ServeConfig};
-use metadata_user::stack::{Stack, StackConfig};
 use metadata_user::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};

@@ -4,6 +4,7 @@
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_common::cookie::Key;
+use metadata_datapath::stack::{Exchange as _, Service as _, StackConfig, Step};
 use metadata_user::check;
 use metadata_user::config::Config;
 use metadata_user::dialect;
@@ -14,7 +15,6 @@ use metadata_user::mailbox::{Document, Mailbox};
 use metadata_user::record::{Limits, Record};
 use metadata_user::serve::{Serve, ServeConfig};
 use metadata_user::sink::Outbox;
-use metadata_user::stack::{Exchange as _, Service as _, StackConfig, Step};
 use metadata_user::steer::SteerConfig;
 use metadata_user::store::{Interner, Store, Vm};
 use serde_json::{Value, json};

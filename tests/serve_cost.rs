@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_base::connection::Connection;
+use metadata_datapath::stack::{Exchange as _, Service as _, Step};
 use metadata_user::dialect;
 use metadata_user::mailbox::Mailboxes;
 use metadata_user::record::Record;
 use metadata_user::serve::{Serve, ServeConfig};
 use metadata_user::sink::Outbox;
-use metadata_user::stack::{Exchange as _, Service as _, Step};
 use metadata_user::store::{Interner, Store, Vm};
 use metadata_user::token::Keyring;
 use support::typical;

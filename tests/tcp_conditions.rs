@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use metadata_user::mtu::Mtus;
-use metadata_user::stack::{Ledger, NARROW_FOR, Service, StackConfig};
+use metadata_datapath::mtu::Mtus;
+use metadata_datapath::stack::{Ledger, NARROW_FOR, Service, StackConfig};
 use support::client::{Client, Habits};
 use support::pattern::{octets, responses, stack};
 use support::wire::{Faults, World};

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use metadata_base::addresses;
+use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_user::dialect;
 use metadata_user::mailbox::Mailboxes;
 use metadata_user::record::Record;
 use metadata_user::serve::{Serve, ServeConfig};
 use metadata_user::sink::Outbox;
-use metadata_user::stack::{Stack, StackConfig};
 use metadata_user::store::{self, Interner, Store};
 use metadata_user::token::Keyring;
 use serde_json::Value;

@@ -27,7 +27,7 @@ pub const COMPUTED_PER_VM: usize = 4 << 20;
 /// Octets of computed answers that all guests of a worker may leave unread. A VM may have one answer beyond, so that
 /// others' unread answers cost it none.
 pub const COMPUTED_PER_WORKER: usize = 64 << 20;
-/// Computed answers below this are not counted: [`SEND_AHEAD`](crate::stack::SEND_AHEAD) limits what a connection
+/// Computed answers below this are not counted: [`SEND_AHEAD`](metadata_datapath::stack::SEND_AHEAD) limits what a connection
 /// has of them.
 pub const COMPUTED_FROM: usize = 4 << 10;
 

@@ -29,11 +29,11 @@ use crate::feed::kubevirt;
 use crate::record;
 use crate::registry::MAX_RECORDS;
 use crate::room;
-use crate::sandbox;
 use crate::steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 use metadata_base::addresses;
 use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
 use metadata_base::run::DEFAULT_RUN;
+use metadata_datapath::sandbox;
 
 /// Where state is kept unless the configuration says otherwise.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
@@ -116,6 +116,7 @@ pub struct Config {
     pub kubevirt: Option<kubevirt::Options>,
     /// Whether system calls and capabilities that serving does not take are given up ([`sandbox`]): `on` (default),
     /// `log`, which allows all and has the kernel log what `on` would refuse, or `off`.
+    #[serde(deserialize_with = "read_sandbox")]
     pub sandbox: sandbox::Mode,
 }
 
@@ -188,6 +189,33 @@ fn read_octets<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize
         Some(Written::Number(number)) => Ok(Some(number)),
         Some(Written::Text(text)) => octets(&text).map(Some).map_err(serde::de::Error::custom),
     }
+}
+
+/// The words for [`sandbox::Mode`].
+#[derive(Clone, Copy, Debug, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Sandbox {
+    /// What is not allowed fails.
+    On,
+    /// Everything is allowed, and what should not be is in the kernel's log (audit type 1326): to find out what a
+    /// filter lacks.
+    Log,
+    /// No filter, and no capability is given up.
+    Off,
+}
+
+impl From<Sandbox> for sandbox::Mode {
+    fn from(word: Sandbox) -> Self {
+        match word {
+            Sandbox::On => Self::On,
+            Sandbox::Log => Self::Log,
+            Sandbox::Off => Self::Off,
+        }
+    }
+}
+
+fn read_sandbox<'de, D: serde::Deserializer<'de>>(from: D) -> Result<sandbox::Mode, D::Error> {
+    Sandbox::deserialize(from).map(Into::into)
 }
 
 fn read_workers<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u32, D::Error> {

@@ -7,7 +7,6 @@
 //! clock.
 
 pub mod account;
-pub mod afxdp;
 pub mod agent;
 pub mod audit;
 pub mod check;
@@ -19,19 +18,15 @@ pub mod export;
 pub mod feed;
 pub mod http;
 pub mod instances;
-pub mod link;
 pub mod mailbox;
 pub mod metrics;
-pub mod mtu;
 pub mod recent;
 pub mod record;
 pub mod registry;
 pub mod room;
-pub mod sandbox;
 pub mod serve;
 pub mod sink;
 pub mod snapshot;
-pub mod stack;
 pub mod status;
 pub mod steer;
 pub mod store;
@@ -39,4 +34,3 @@ pub mod token;
 pub mod trace;
 #[cfg(feature = "kubevirt")]
 pub mod webhook;
-pub mod worker;

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_base::run::DEFAULT_RUN;
+use metadata_datapath::sandbox;
 use metadata_user::agent;
 use metadata_user::check;
 use metadata_user::config::{self, Config, PortSpec};
@@ -17,7 +18,6 @@ use metadata_user::export;
 use metadata_user::feed::libvirt::hook;
 use metadata_user::instances;
 use metadata_user::recent::Recent;
-use metadata_user::sandbox;
 use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::{self, Guarded, Mode, Released};
 use metadata_user::token::Keyring;
@@ -278,7 +278,7 @@ struct Serve {
     workers: Option<u32>,
     /// Whether the agent gives up what serving does not take of system calls and capabilities [default: on].
     #[arg(long, value_name = "MODE", value_enum)]
-    sandbox: Option<sandbox::Mode>,
+    sandbox: Option<config::Sandbox>,
 }
 
 impl Serve {
@@ -296,7 +296,7 @@ impl Serve {
         config.guard = this.guard.unwrap_or(config.guard);
         config.hub = this.hub.unwrap_or(config.hub);
         config.workers = this.workers.unwrap_or(config.workers);
-        config.sandbox = this.sandbox.unwrap_or(config.sandbox);
+        config.sandbox = this.sandbox.map_or(config.sandbox, Into::into);
         config.validate()?;
         anyhow::ensure!(
             config.has_records(),

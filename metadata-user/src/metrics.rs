@@ -24,7 +24,7 @@ use crate::serve::Tally;
 use crate::sink::SinkCounts;
 use crate::status::{ApiServer, Instances, PortState};
 use crate::steer::HubLosses;
-use crate::worker::WorkerStats;
+use metadata_datapath::worker::WorkerStats;
 
 pub use exposition::{Exposition, Kind};
 use hubs::Hubs;

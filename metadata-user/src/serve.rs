@@ -16,12 +16,12 @@ use metadata_common::maps::Slot;
 use crate::account::{Account, Resource};
 use crate::audit::Tape;
 use crate::http::{Method, Request, Response, Status};
-use crate::stack::{Refused, Service};
 use crate::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
 use crate::store::{Datasource, Entry, Host, Outcome, Parked, Responses, Store};
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
+use metadata_datapath::stack::{Refused, Service};
 
 pub use handing::{Handing, QUESTIONS, Question, Stage};
 pub use talk::Talk;
@@ -329,5 +329,5 @@ impl<A: Answers> Service for Serve<A> {
 /// A stack is made on the control side and moved to its worker's thread.
 const _: () = {
     const fn is_send<T: Send>() {}
-    is_send::<crate::stack::Stack<Serve>>();
+    is_send::<metadata_datapath::stack::Stack<Serve>>();
 };

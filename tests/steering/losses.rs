@@ -4,7 +4,7 @@ use super::node::{ALICE, BOB, Node, ask, config, gets, port, within};
 use metadata_base::port::PortName;
 use metadata_common::maps::ANSWER_LINK;
 use metadata_common::verdict::Verdict;
-use metadata_user::afxdp::{Queues, SocketConfig};
+use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_user::steer::{HUB_QUEUES, Limits, SteerConfig, Steering, Way};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

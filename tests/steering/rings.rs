@@ -9,7 +9,7 @@ use metadata_common::maps::{MAX_STEERED, RING_BYTES, RING_FRESH, RING_RECORDS};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
-use metadata_user::link::FrameSource as _;
+use metadata_datapath::link::FrameSource as _;
 use metadata_user::steer::{By, Limits, Mode, QUIET, Ring, SteerConfig, Steering};
 use std::time::{Duration, Instant};
 use support::frames::{self, SERVED_V4};

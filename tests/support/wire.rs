@@ -4,7 +4,7 @@
 
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
-use metadata_user::stack::{Ledger, NoLedger, Service, Stack, Transmit};
+use metadata_datapath::stack::{Ledger, NoLedger, Service, Stack, Transmit};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

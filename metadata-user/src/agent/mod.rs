@@ -52,11 +52,11 @@ use crate::audit::COLLECT_EVERY;
 use crate::config::Config;
 use crate::feed::FeedEvent;
 use crate::registry::{RecordId, Source};
-use crate::stack::SlotStats;
 use crate::status::{Guest, Held};
 use crate::steer::{Changed, LinkWatch, NetnsId, SteerError, forget_process};
 use handover::{End, Giver, Succession, Taking, hand_over};
 use leave::Left;
+use metadata_datapath::stack::SlotStats;
 
 /// Changes of links waiting for the agent, by namespace; a watch that is ahead of it waits.
 const LINK_QUEUE: usize = 64;

@@ -32,16 +32,16 @@ use crate::record::Record;
 use crate::registry::{Change, RecordId, Registry, Source};
 use crate::room::Room;
 use crate::serve::Tally;
-use crate::stack::StackStats;
 use crate::steer::{Changed, Steering};
 use crate::store::{Interner, Responses, Store};
-use crate::worker::{Heartbeat, WorkerHandle};
 use guard::Guard;
 use instances::Registered;
 pub(in crate::agent) use instances::etag;
 pub use instances::{Clash, Tagged};
 use loads::Loads;
 use metadata_base::port::PortName;
+use metadata_datapath::stack::StackStats;
+use metadata_datapath::worker::{Heartbeat, WorkerHandle};
 
 /// Everything the control side holds.
 pub struct Node {

@@ -17,18 +17,18 @@ use super::node::Node;
 use super::reload::Origin;
 use super::state::State;
 use super::{Ended, Started};
-use crate::afxdp::{Queues, SocketConfig};
 use crate::audit::Collector;
 use crate::config::Config;
 use crate::feed::libvirt;
-use crate::link::{Both, HubTap};
 use crate::room::Room;
-use crate::sandbox::Stage;
 use crate::serve::{Handing, Serve, ServeConfig};
-use crate::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
 use crate::steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
 use crate::store::Store;
-use crate::worker::{Worker, WorkerConfig, WorkerHandle};
+use metadata_datapath::afxdp::{Queues, SocketConfig};
+use metadata_datapath::link::{Both, HubTap};
+use metadata_datapath::sandbox::Stage;
+use metadata_datapath::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
+use metadata_datapath::worker::{Worker, WorkerConfig, WorkerHandle};
 
 /// Longest a file that is being written is waited for at the end.
 const LAST_WRITES: Duration = Duration::from_secs(5);

@@ -20,10 +20,10 @@ use crate::http::date::{self, Persistence};
 use crate::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
 use crate::http::target::{TargetError, normalise};
 use crate::http::{Method, Request, RequestError, Response, Status};
-use crate::stack::{Exchange, Step};
 use crate::store::{Outcome, Parked};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
+use metadata_datapath::stack::{Exchange, Step};
 
 /// Pieces most requests put in line: `100 Continue`, head, tail and body of the answer. A body of more than one
 /// piece makes the line longer.

@@ -115,13 +115,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::afxdp::AllSentTable;
-use crate::mtu::Mtus;
 use adopt::Left;
 use held::Held;
 use hub::Devices;
 use logs::Logs;
 use metadata_base::port::PortName;
+use metadata_datapath::afxdp::AllSentTable;
+use metadata_datapath::mtu::Mtus;
 use netns::{Cookie, Netns};
 use object::Object;
 use pins::{LinkName, On, Pins};

@@ -14,8 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::tables::Tables;
 use super::{HUBS_OF_A_SIDE, SteerError, Steering, mode, object, tables};
-use crate::afxdp::SocketStats;
-use crate::link::FrameSource;
+use metadata_datapath::afxdp::SocketStats;
+use metadata_datapath::link::FrameSource;
 
 /// The reading end of a hub's ring. It has one owner.
 pub struct Ring {

@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use super::{Claims, Counters, SteerError};
-use crate::afxdp::AllSentTable;
+use metadata_datapath::afxdp::AllSentTable;
 
 /// Of an update: only in the place of an entry (`BPF_EXIST` in linux/bpf.h).
 const BPF_EXIST: u64 = 2;

@@ -12,7 +12,7 @@ use crate::agent::node::Node;
 use crate::agent::{Stop, notify};
 use crate::audit::COLLECT_EVERY;
 use crate::serve::{Handing, Question, Stage};
-use crate::stack::DRAIN_LIMIT;
+use metadata_datapath::stack::DRAIN_LIMIT;
 
 /// How often to look how far workers are.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

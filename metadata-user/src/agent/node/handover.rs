@@ -10,12 +10,12 @@ use tracing::{debug, warn};
 use super::{IdentityName, Node};
 use crate::http::{Headers, Request, Response, Target};
 use crate::serve::{Answer, Answers as _, Question};
-use crate::stack::{self, StackStats};
 use crate::steer::{self, SteerError};
 use crate::store::Outcome;
-use crate::worker::{ControlError, WorkerHandle};
 use metadata_base::port::PortName;
 use metadata_base::time::Now;
+use metadata_datapath::stack::{self, StackStats};
+use metadata_datapath::worker::{ControlError, WorkerHandle};
 
 /// A worker that claims its connections does so in the kernel's table.
 impl stack::Claims for steer::Claims {

@@ -15,7 +15,6 @@ use crate::agent::slots::IdentityName;
 use crate::recent;
 use crate::registry::{RecordId, Source, Standing};
 use crate::serve::{End, Reason, Tally};
-use crate::stack::SlotStats;
 use crate::status::{
     About, ApiServer, Guest, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS,
     LISTED_GUESTS, LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed,
@@ -23,6 +22,7 @@ use crate::status::{
 };
 use crate::steer::{By, Way, inlet};
 use metadata_base::port::PortName;
+use metadata_datapath::stack::SlotStats;
 
 /// A guest, and what its worker will say it holds.
 pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);
@@ -327,7 +327,12 @@ impl Node {
             way: way_of(&who.port),
             held: None,
         };
-        let asked = slot.and_then(|slot| self.worker(slot).ok()?.look(slot).ok());
+        let asked = slot.and_then(|slot| {
+            let (reply, answer) = oneshot::channel();
+            // Whoever asked may have gone away by then.
+            self.worker(slot).ok()?.look(slot, |held| _ = reply.send(held)).ok()?;
+            Some(answer)
+        });
         (guest, asked)
     }
 }

@@ -18,8 +18,8 @@ use std::path::Path;
 use super::super::object::{self, Object};
 use super::super::{SteerConfig, Steering, mode, netns, tun};
 use super::Failure;
-use crate::afxdp::{Socket, SocketConfig};
 use metadata_base::port::PortName;
+use metadata_datapath::afxdp::{Socket, SocketConfig};
 
 /// The least kernel that steering is made for: major and minor number.
 pub const KERNEL: (u32, u32) = (5, 15);

@@ -43,7 +43,6 @@ use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::oneshot;
 
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap, Link, LinkStats, TapStats};
@@ -257,7 +256,7 @@ struct Shared<T> {
 }
 
 /// A slot to look at, and where to say what is held for it.
-type Look = (Slot, oneshot::Sender<SlotStats>);
+type Look = (Slot, Box<dyn FnOnce(SlotStats) + Send>);
 
 /// The worker's ends of its queues.
 #[derive(Debug)]
@@ -396,14 +395,17 @@ impl<T: Copy> WorkerHandle<T> {
         Some(self.shared.left.load(Ordering::Acquire)).filter(|left| *left != NOT_DRAINING)
     }
 
-    /// Asks what is held for `slot`; the answer comes after the worker's next turn, if it has one. Never waits.
+    /// Asks what is held for `slot`. The worker calls `reply` after its next turn, and drops it uncalled if it has none:
+    /// `reply` must not wait. Never waits.
     ///
     /// # Errors
-    /// [`ControlError`]; no answer will come then.
-    pub fn look(&self, slot: Slot) -> Result<oneshot::Receiver<SlotStats>, ControlError> {
-        let (reply, answer) = oneshot::channel();
-        self.tell(&self.look, (slot, reply))?;
-        Ok(answer)
+    /// [`ControlError`]; `reply` is not called then.
+    pub fn look(
+        &self,
+        slot: Slot,
+        reply: impl FnOnce(SlotStats) + Send + 'static,
+    ) -> Result<(), ControlError> {
+        self.tell(&self.look, (slot, Box::new(reply)))
     }
 
     /// The counters as last published: at most [`PUBLISH_EVERY`] old under load, [`MAX_SLEEP`] when idle.

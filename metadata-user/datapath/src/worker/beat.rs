@@ -47,7 +47,7 @@ impl Heartbeat {
     }
 
     /// The worker's thread is over.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.0.at.store(ENDED, Ordering::Relaxed);
     }
 

@@ -33,8 +33,7 @@ use std::io;
 use calls::Calls;
 
 /// Whether the fences stand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// What is not allowed fails.
     #[default]

@@ -196,7 +196,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
         for (slot, reply) in looks.try_iter().take(LOOK_QUEUE) {
             // Whoever asked may have lost patience.
-            let _ = reply.send(engine.look(slot));
+            reply(engine.look(slot));
         }
         if forgotten == CONTROL_BATCH || woken == CONTROL_BATCH {
             self.shared.told.keep();

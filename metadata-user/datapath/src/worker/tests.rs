@@ -386,8 +386,9 @@ fn what_is_held_for_a_slot_is_told_and_questions_beyond_the_queue_are_refused() 
     let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
     let mut asked = Vec::new();
     let refused = loop {
-        match bench.worker.look(asked.len() as Slot) {
-            Ok(answer) => asked.push(answer),
+        let (reply, answer) = channel();
+        match bench.worker.look(asked.len() as Slot, move |held| reply.send(held).expect("this test waits")) {
+            Ok(()) => asked.push(answer),
             Err(error) => break error,
         }
         assert!(asked.len() <= 2 * LOOK_QUEUE, "the queue has no end");
@@ -395,7 +396,7 @@ fn what_is_held_for_a_slot_is_told_and_questions_beyond_the_queue_are_refused() 
     assert_eq!((refused, asked.len() >= LOOK_QUEUE), (ControlError::Full, true));
     drop(open);
     for (slot, answer) in asked.into_iter().enumerate() {
-        let held = answer.blocking_recv().expect("an answer");
+        let held = answer.recv().expect("an answer");
         assert_eq!(held, SlotStats { connections: slot as u64, waiting: 0 });
     }
 }

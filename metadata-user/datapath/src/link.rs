@@ -26,7 +26,7 @@ pub const HEADER_LEN: usize = 14;
 /// the guest's port without a word (`xdp_ok_fwd_dev`, `net/core/filter.c`).
 pub const MAX_FRAME: usize = 1_500 + HEADER_LEN;
 
-/// Where frames come from: [`Socket`], [`Queues`], [`Ring`](crate::steer::Ring), [`Both`], or a pretended one in tests.
+/// Where frames come from: [`Socket`], [`Queues`], a ring that a classifier fills (`Ring` of `metadata-steer`), [`Both`], or a pretended one in tests.
 pub trait FrameSource: AsFd {
     /// Lends up to `max` frames to `f`, oldest first; returns how many. Never waits; the descriptor is
     /// readable when there is something to lend.

@@ -107,11 +107,3 @@ fn off_changes_nothing_and_log_refuses_nothing() {
     assert_eq!(free, Ok(false));
     assert_eq!(behind(Mode::Log, &ALL, rustix::thread::no_new_privs), Ok(true));
 }
-
-#[test]
-fn words_of_the_configuration_name_modes() {
-    for (text, mode) in [("on", Mode::On), ("log", Mode::Log), ("off", Mode::Off)] {
-        assert_eq!(serde_yaml::from_str::<Mode>(text).expect(text), mode);
-    }
-    assert!(serde_yaml::from_str::<Mode>("enforce").is_err());
-}

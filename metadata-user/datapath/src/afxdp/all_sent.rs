@@ -54,7 +54,7 @@ unsafe impl Send for AllSentTable {}
 
 impl AllSentTable {
     /// Maps the whole table from its descriptor: 2 MiB that the kernel holds anyway.
-    pub(crate) fn map(table: BorrowedFd<'_>) -> Result<Self, Errno> {
+    pub fn map(table: BorrowedFd<'_>) -> Result<Self, Errno> {
         Self::inside(Mapping::shared(table, 0, ALL_SENT as usize * size_of::<Cell>())?)
     }
 
@@ -64,7 +64,7 @@ impl AllSentTable {
     }
 
     /// Counts no connection as held: the agent that counted those is no more.
-    pub(crate) fn release_all(&self) {
+    pub fn release_all(&self) {
         for index in 0..ALL_SENT {
             self.place(index).held.store(0, Ordering::Release);
         }
