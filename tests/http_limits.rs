@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use metadata_content::dialect;
+use metadata_content::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
+use metadata_content::http::{Response, Status};
+use metadata_content::record::Record;
+use metadata_content::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_user::dialect;
-use metadata_user::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
-use metadata_user::http::{Response, Status};
-use metadata_user::record::Record;
 use metadata_user::serve::{PUT_HOLD, Serve, ServeConfig};
-use metadata_user::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
 use support::record::Identity;

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_base::connection::Connection;
+use metadata_content::dialect;
+use metadata_content::record::Record;
+use metadata_content::sink::Outbox;
+use metadata_content::store::{Interner, Store, Vm};
+use metadata_content::token::Keyring;
 use metadata_datapath::stack::{Exchange as _, Service as _, Step};
-use metadata_user::dialect;
-use metadata_user::mailbox::Mailboxes;
-use metadata_user::record::Record;
+use metadata_state::mailboxes::Mailboxes;
 use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::sink::Outbox;
-use metadata_user::store::{Interner, Store, Vm};
-use metadata_user::token::Keyring;
 use support::typical;
 use support::wire::at;
 

@@ -26,13 +26,13 @@ use tracing_subscriber::EnvFilter;
 use crate::audit::AuditConfig;
 #[cfg(feature = "kubevirt")]
 use crate::feed::kubevirt;
-use crate::record;
 use crate::registry::MAX_RECORDS;
 use crate::room;
 use crate::steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 use metadata_base::addresses;
 use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
 use metadata_base::run::DEFAULT_RUN;
+use metadata_content::record;
 use metadata_datapath::sandbox;
 
 /// Where state is kept unless the configuration says otherwise.

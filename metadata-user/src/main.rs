@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_base::run::DEFAULT_RUN;
 use metadata_datapath::sandbox;
+use metadata_state::token_file;
 use metadata_user::agent;
 use metadata_user::check;
 use metadata_user::config::{self, Config, PortSpec};
@@ -20,7 +21,6 @@ use metadata_user::instances;
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
 use metadata_user::steer::{self, Guarded, Mode, Released};
-use metadata_user::token::Keyring;
 use metadata_user::trace;
 #[cfg(feature = "kubevirt")]
 use metadata_user::webhook;
@@ -379,7 +379,7 @@ fn look(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Resul
 /// Prints a key file.
 fn token_key(after: Option<&Path>) -> anyhow::Result<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
-    println!("{}", Keyring::generate(after, now)?);
+    println!("{}", token_file::generate(after, now)?);
     Ok(())
 }
 

@@ -18,13 +18,13 @@ use std::time::Duration;
 
 use crate::agent::Reloads;
 use crate::audit::AuditCounts;
-use crate::mailbox::MailboxCounts;
 use crate::room::Usage;
 use crate::serve::Tally;
-use crate::sink::SinkCounts;
 use crate::status::{ApiServer, Instances, PortState};
 use crate::steer::HubLosses;
+use metadata_content::sink::SinkCounts;
 use metadata_datapath::worker::WorkerStats;
+use metadata_state::mailboxes::MailboxCounts;
 
 pub use exposition::{Exposition, Kind};
 use hubs::Hubs;

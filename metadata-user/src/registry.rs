@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use metadata_common::mac::Mac;
 
 use crate::feed::FeedEvent;
-use crate::record::Record;
-use crate::record::values::Uuid;
 use metadata_base::port::PortName;
+use metadata_content::record::Record;
+use metadata_content::record::values::Uuid;
 
 /// Most records of one source; those beyond are refused.
 pub const MAX_RECORDS: usize = 16_384;

@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::record::Record;
 use crate::registry::{RecordId, Source};
+use metadata_content::record::Record;
 use weight::Content;
 #[cfg(feature = "kubevirt")]
 pub(crate) use weight::length;

@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use metadata_common::maps::Slot;
 
-use crate::account::{Account, Resource};
 use crate::audit::Tape;
-use crate::http::{Method, Request, Response, Status};
-use crate::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use crate::store::{Datasource, Entry, Host, Outcome, Parked, Responses, Store};
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
+use metadata_content::account::{Account, Resource};
+use metadata_content::http::{Method, Request, Response, Status};
+use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
+use metadata_content::store::{Datasource, Entry, Host, Outcome, Parked, Responses, Store};
 use metadata_datapath::stack::{Refused, Service};
 
 pub use handing::{Handing, QUESTIONS, Question, Stage};

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
-use crate::record::{Limits, Record};
 use crate::registry::{RecordId, Source};
+use metadata_content::record::{Limits, Record};
 use metadata_state::private_file;
 
 /// The file's name in the state directory.
@@ -238,8 +238,8 @@ fn hex(digest: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{FILE, SnapshotError, Written, hex, read, write};
-    use crate::record::{Credential, Limits, Record};
     use crate::registry::{RecordId, Source};
+    use metadata_content::record::{Credential, Limits, Record};
     use sha2::{Digest as _, Sha256};
     use std::io::Cursor;
     use std::os::unix::fs::PermissionsExt as _;

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
+use metadata_content::http::{Method, Request, Response, Status};
+use metadata_content::store::Parked;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_user::http::{Method, Request, Response, Status};
 use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::store::Parked;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -12,9 +12,9 @@ use super::feeds;
 use crate::config::Config;
 use crate::feed::teller::Teller;
 use crate::feed::{FeedError, FeedEvent, directory};
-use crate::record::{Limits, Record};
 use crate::registry::{RecordId, Source};
 use crate::snapshot::{self, SnapshotError, Written};
+use metadata_content::record::{Limits, Record};
 
 /// How long records must have been quiet before they are kept.
 const SETTLE: Duration = Duration::from_secs(2);

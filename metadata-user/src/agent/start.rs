@@ -23,7 +23,7 @@ use crate::feed::libvirt;
 use crate::room::Room;
 use crate::serve::{Handing, Serve, ServeConfig};
 use crate::steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
-use crate::store::Store;
+use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_datapath::link::{Both, HubTap};
 use metadata_datapath::sandbox::Stage;

@@ -8,9 +8,9 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 
-use crate::http::{Method, Status};
-use crate::store::{Datasource, Responses};
 use metadata_base::connection::Connection;
+use metadata_content::http::{Method, Status};
+use metadata_content::store::{Datasource, Responses};
 
 /// Lines a worker may be ahead of the control side: some 50 ms of the busiest there is, in 1 MiB.
 pub const CAPACITY: usize = 4_096;

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::tape::{CAPACITY, Entry, PATH_MAX, Path, RESERVED, Tape};
 use super::{AuditConfig, AuditCounts, CHUNKS, Collector};
-use crate::http::{Method, Status};
-use crate::store::{Datasource, Responses, Vm};
 use metadata_base::connection::Connection;
+use metadata_content::http::{Method, Status};
+use metadata_content::store::{Datasource, Responses, Vm};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 /// Far more than anything here takes: reached only when something is wrong.

@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use metadata_common::mac::Mac;
 
-use crate::record::{Record, RecordError};
 use crate::room::NoRoom;
 use metadata_base::port::PortName;
+use metadata_content::record::{Record, RecordError};
 
 /// Why a feed cannot use a record, or anything at all.
 #[derive(Clone, Debug, thiserror::Error)]

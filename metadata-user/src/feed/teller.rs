@@ -8,9 +8,9 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use super::FeedEvent;
-use crate::record::Record;
 use crate::registry::{RecordId, Source};
 use crate::room::{NoRoom, Room};
+use metadata_content::record::Record;
 
 /// Octets of payloads that wait for the agent at most, however many events may; one record is always let in.
 pub const QUEUED_OCTETS: usize = 16 << 20;
@@ -135,8 +135,8 @@ fn octets(event: &FeedEvent) -> usize {
 mod tests {
     use super::{QUEUED_OCTETS, Teller};
     use crate::feed::FeedEvent;
-    use crate::record::Record;
     use futures_util::FutureExt as _;
+    use metadata_content::record::Record;
     use tokio::sync::mpsc;
 
     fn event(octets: usize) -> FeedEvent {

@@ -9,10 +9,10 @@ use anyhow::{Context as _, anyhow, bail};
 use super::client::{self, Conditions, Failure, is_name};
 use super::{Instance, Port};
 use crate::feed::directory;
-use crate::record::{Limits, Record};
 use crate::registry::Source;
 use crate::status::ClientError;
 use metadata_base::run::DEFAULT_RUN;
+use metadata_content::record::{Limits, Record};
 
 /// How the verbs end.
 pub const EXIT: &str = "\

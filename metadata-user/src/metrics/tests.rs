@@ -1,14 +1,14 @@
 use super::{Attaching, Errands, Exposition, Hub, Kind, Lag, Process, Reloads, Snapshot, render};
 use crate::audit::AuditCounts;
-use crate::mailbox::MailboxCounts;
 use crate::room::Usage;
 use crate::serve::Tally;
-use crate::sink::SinkCounts;
 use crate::status::{ApiServer, InstanceState, Instances, PortState};
 use crate::steer::HubLosses;
+use metadata_content::sink::SinkCounts;
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{LinkStats, TapStats};
 use metadata_datapath::worker::{LoopStats, WorkerStats};
+use metadata_state::mailboxes::MailboxCounts;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::{Change, Limits, RecordId, Registry, Source, Standing};
 use crate::feed::{FeedError, FeedEvent};
-use crate::record::Record;
+use metadata_content::record::Record;
 
 const A: &str = "7c0f1a52-3b5e-4d1a-9d2c-00000000000a";
 const B: &str = "7c0f1a52-3b5e-4d1a-9d2c-00000000000b";

@@ -1,6 +1,6 @@
 use super::{DEFAULT_OCTETS, LEAST_OCTETS, RESERVED_OCTETS, Room, WORKER_OCTETS, Weight, within};
-use crate::record::Record;
 use crate::registry::{RecordId, Source};
+use metadata_content::record::Record;
 
 /// A record with so many octets of user-data, of `letter`.
 fn record(letter: &str, octets: usize) -> Record {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use foldhash::fast::RandomState;
 use serde::Serialize;
 
-use crate::record::{Dialect, Record};
+use metadata_content::record::{Dialect, Record};
 
 /// Octets of a record and its responses, whatever is in it: routes, heads, tables, a slot, a mailbox.
 pub const RECORD_OCTETS: usize = 20 << 10;

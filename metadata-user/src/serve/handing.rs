@@ -21,11 +21,11 @@ use metadata_common::maps::Slot;
 use tokio::sync::mpsc;
 
 use super::{Answer, Answers, Origin};
-use crate::account::Account;
-use crate::http::Request;
-use crate::store::{Host, Parked, Store};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
+use metadata_content::account::Account;
+use metadata_content::http::Request;
+use metadata_content::store::{Host, Parked, Store};
 
 /// Questions that wait to be asked of the other agent, and those it has not answered. Further ones are held, and
 /// tried again.
@@ -54,7 +54,7 @@ pub struct Question {
     /// What tells this request from another on the connection.
     pub mark: u64,
     /// The method.
-    pub method: crate::http::Method,
+    pub method: metadata_content::http::Method,
     /// The normalised path.
     pub path: String,
     /// What followed the first `?`.
@@ -197,9 +197,9 @@ impl Answers for Handing {
 #[cfg(test)]
 mod tests {
     use super::{Answer, Answers as _, Connection, Handing, KEPT_FOR, QUESTIONS, Question, Stage};
-    use crate::http::{Headers, Method, Request, Response, Status, Target};
-    use crate::store::{Endpoint, Host, Methods, Outcome, Responses, Route, Store, Vm};
     use metadata_base::time::Now;
+    use metadata_content::http::{Headers, Method, Request, Response, Status, Target};
+    use metadata_content::store::{Endpoint, Host, Methods, Outcome, Responses, Route, Store, Vm};
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::sync::mpsc::Receiver;
@@ -210,8 +210,8 @@ mod tests {
     #[derive(Debug)]
     struct Note;
 
-    impl crate::store::Live for Note {
-        fn answer(&self, call: &crate::store::Call<'_>) -> Outcome {
+    impl metadata_content::store::Live for Note {
+        fn answer(&self, call: &metadata_content::store::Call<'_>) -> Outcome {
             if call.request.method == Method::Put {
                 call.vm.mailbox.set_attribute("a", "b", call.request.body).expect("room");
             }

@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use super::tally::{End, Reason, Wait};
 use super::{Answer, Answers, Origin, PUT_HOLD, Shared, hold};
-use crate::account::{Account, Tab};
 use crate::audit;
-use crate::http::body::{BodyReader, Framing};
-use crate::http::date::{self, Persistence};
-use crate::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
-use crate::http::target::{TargetError, normalise};
-use crate::http::{Method, Request, RequestError, Response, Status};
-use crate::store::{Outcome, Parked};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
+use metadata_content::account::{Account, Tab};
+use metadata_content::http::body::{BodyReader, Framing};
+use metadata_content::http::date::{self, Persistence};
+use metadata_content::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
+use metadata_content::http::target::{TargetError, normalise};
+use metadata_content::http::{Method, Request, RequestError, Response, Status};
+use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Step};
 
 /// Pieces most requests put in line: `100 Continue`, head, tail and body of the answer. A body of more than one

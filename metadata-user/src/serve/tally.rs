@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::http::Status;
-use crate::store::Datasource;
+use metadata_content::http::Status;
+use metadata_content::store::Datasource;
 
 /// Statuses that are counted one by one.
 const CODES: [u16; 21] =
@@ -250,8 +250,8 @@ impl Drop for Wait {
 #[cfg(test)]
 mod tests {
     use super::{BOUNDS_NS, End, Reason, Tally, Wait};
-    use crate::http::Status;
-    use crate::store::Datasource;
+    use metadata_content::http::Status;
+    use metadata_content::store::Datasource;
     use std::sync::Arc;
     use std::time::Duration;
 

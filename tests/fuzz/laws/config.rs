@@ -7,8 +7,8 @@ use std::path::Path;
 
 use metadata_base::port::is_ifname;
 use metadata_common::maps;
+use metadata_content::record::Limits;
 use metadata_user::config::{Config, ConfigError};
-use metadata_user::record::Limits;
 use tempfile::NamedTempFile;
 
 /// Longest text looked at: a configuration is a page.

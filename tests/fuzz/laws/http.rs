@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
+use metadata_content::http::body::BODY_MAX;
+use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
+use metadata_content::http::{Request, Response, Status};
+use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Service, Step};
-use metadata_user::http::body::BODY_MAX;
-use metadata_user::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
-use metadata_user::http::{Request, Response, Status};
 use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::store::{Outcome, Parked};
 
 /// Octets of empty lines before a request that are skipped.
 const LEADING_MAX: usize = 8;

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use metadata_user::record::Limits;
+use metadata_content::record::Limits;
 use metadata_user::snapshot::{self, SnapshotError};
 use sha2::{Digest as _, Sha256};
 

@@ -8,12 +8,12 @@ use metadata_common::maps::Slot;
 use tracing::{debug, warn};
 
 use super::{IdentityName, Node};
-use crate::http::{Headers, Request, Response, Target};
 use crate::serve::{Answer, Answers as _, Question};
 use crate::steer::{self, SteerError};
-use crate::store::Outcome;
 use metadata_base::port::PortName;
 use metadata_base::time::Now;
+use metadata_content::http::{Headers, Request, Response, Target};
+use metadata_content::store::Outcome;
 use metadata_datapath::stack::{self, StackStats};
 use metadata_datapath::worker::{ControlError, WorkerHandle};
 
@@ -189,7 +189,7 @@ impl Node {
                 self.wake(connection.slot);
                 Some(response)
             }
-            Answer::Unknown => Some(Response::error(crate::http::Status(404), &[])),
+            Answer::Unknown => Some(Response::error(metadata_content::http::Status(404), &[])),
             Answer::Known(Outcome::Park(_)) | Answer::NotYet | Answer::TooMany => None,
         }
     }

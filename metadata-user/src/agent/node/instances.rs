@@ -11,10 +11,10 @@ use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
 use crate::feed::FeedEvent;
 use crate::instances::{Instance, Name, PAGE, Page, Port, Vm};
-use crate::record::{Limits, Record};
 use crate::registry::{MAX_RECORDS, RecordId, Source, Standing};
 use crate::room::NoRoom;
 use crate::status::InstanceState;
+use metadata_content::record::{Limits, Record};
 
 /// What the node knows of records nobody tells again.
 #[derive(Debug)]

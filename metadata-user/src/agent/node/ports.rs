@@ -11,11 +11,11 @@ use tracing::{debug, info, warn};
 use super::status::spoken;
 use super::{Bound, Node, Rendered, Serves};
 use crate::agent::slots::IdentityName;
-use crate::dialect;
 use crate::registry::RecordId;
 use crate::steer::{Found, SteerError, Way};
-use crate::store::{Responses, SlotOutOfRange};
 use metadata_base::port::PortName;
+use metadata_content::dialect;
+use metadata_content::store::{Responses, SlotOutOfRange};
 use metadata_datapath::stack::StackStats;
 use metadata_datapath::worker::{ControlError, WorkerHandle};
 

@@ -12,8 +12,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::io as io_error;
 use crate::feed::FeedError;
-use crate::record::vm::Source;
-use crate::record::{CREDENTIAL_OCTETS, Credential, Limits, Record, Warning};
+use metadata_content::record::vm::Source;
+use metadata_content::record::{CREDENTIAL_OCTETS, Credential, Limits, Record, Warning};
 
 /// SHA-256 of a record's text and sources.
 pub(super) type Digest = [u8; 32];

@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::record::{Limits, Record};
 pub use load::{Loaded, files, load, names};
+use metadata_content::record::{Limits, Record};
 use watch::{Changes, Watch};
 
 use super::teller::{Freed, Teller};

@@ -12,9 +12,9 @@ use tokio::sync::mpsc;
 use super::{load, names, watch, watch_at_most};
 use crate::feed::teller::Teller;
 use crate::feed::{FeedError, FeedEvent};
-use crate::record::{Limits, Record};
 use crate::registry::{RecordId, Source};
 use crate::room::{Room, Weight};
+use metadata_content::record::{Limits, Record};
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 /// Long enough for any event that is to come.

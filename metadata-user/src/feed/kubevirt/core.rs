@@ -25,9 +25,9 @@ use super::translate::{Files, Problem, is_wanted, translate};
 use super::{Options, Vmi, VmiError};
 use crate::feed::pods::{PodEvent, PodUid, PodsError};
 use crate::feed::{FeedError, FeedEvent};
-use crate::record::{Limits, Record};
 use crate::room::NoRoom;
 use instance::Instance;
+use metadata_content::record::{Limits, Record};
 pub use report::{Reason, Report};
 
 /// Most VMIs of a node. More are refused one by one.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use super::core::Report;
-use crate::record::values::Timestamp;
+use metadata_content::record::values::Timestamp;
 
 /// Reports that wait to be written; more are left out.
 pub(super) const QUEUE: usize = 1_024;
@@ -65,7 +65,7 @@ fn event(report: &Report, node: &str, now: Option<Timestamp>) -> Option<Event> {
 mod tests {
     use super::{MESSAGE, event};
     use crate::feed::kubevirt::core::{Reason, Report};
-    use crate::record::values::Timestamp;
+    use metadata_content::record::values::Timestamp;
 
     fn report(message: String) -> Report {
         let (namespace, name, uid) = ("shop".into(), "web".into(), "u".into());

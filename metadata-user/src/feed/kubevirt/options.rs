@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::record::Serve;
+use metadata_content::record::Serve;
 
 /// The variable that names the node, as a DaemonSet sets it from `spec.nodeName`.
 pub const NODE_VARIABLE: &str = "NODE_NAME";

@@ -19,7 +19,7 @@ use crate::feed::contact::Contact;
 use crate::feed::pods::{Files, Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::feed::teller::{Freed, Teller};
 use crate::feed::{FeedError, FeedEvent};
-use crate::record::{Limits, Record};
+use metadata_content::record::{Limits, Record};
 
 /// Events of a watch that wait for the feed; a watch that is ahead of it waits.
 const QUEUE: usize = 256;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::domain::Domain;
 use super::merge::{merge, name_nics};
 use super::{DEFAULTS, LibvirtError, PAYLOADS, io_error};
-use crate::record::{Limits, USER_DATA_MAX};
+use metadata_content::record::{Limits, USER_DATA_MAX};
 
 /// Most octets of a file with a part of a record.
 pub const FILE_OCTETS: usize = Limits::DEFAULT.record_octets;

@@ -277,5 +277,5 @@ fn text_of<'a>(node: Node<'a, '_>, name: &'a str) -> Option<&'a str> {
 
 /// The beginning of a name, in one printable line.
 pub(super) fn shown(text: &str) -> String {
-    crate::record::values::excerpt(text)
+    metadata_content::record::values::excerpt(text)
 }

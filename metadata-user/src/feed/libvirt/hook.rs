@@ -18,8 +18,8 @@ use serde_json::Value;
 use super::domain::{self, Domain, Skipped, Taps};
 use super::syslog::{self, Log, Severity};
 use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_OCTETS, compose, io_error};
-use crate::record::{Limits, Record, Warning};
 use metadata_base::run::DEFAULT_RUN;
+use metadata_content::record::{Limits, Record, Warning};
 use metadata_state::private_file;
 
 /// Longest the hook may take: libvirt waits for it with the domain.

@@ -30,7 +30,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::record::RecordError;
+use metadata_content::record::RecordError;
 pub use watch::watch;
 
 /// The namespace of our element in a domain's `<metadata>`.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::compose;
 use super::domain::{Domain, Taps, uuid};
 use super::{DEFAULTS, NAMESPACE, XML_OCTETS};
-use crate::record::{Limits, Record};
+use metadata_content::record::{Limits, Record};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const NIC: &str = "<interface type='bridge'><mac address='52:54:00:00:00:01'/><source bridge='br0'/>\

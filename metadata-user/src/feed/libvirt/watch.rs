@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::feed::teller::Teller;
 use crate::feed::{FeedError, directory};
-use crate::record::Limits;
+use metadata_content::record::Limits;
 
 /// Watches the directory of the hook's records as [`directory::watch`] does. A record's key is its domain's UUID.
 ///
@@ -23,7 +23,7 @@ fn uuid(name: String) -> String {
 mod tests {
     use super::watch;
     use crate::feed::FeedEvent;
-    use crate::record::Limits;
+    use metadata_content::record::Limits;
     use std::time::Duration;
     use tokio::sync::mpsc;
     use tokio::time::timeout;

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::PodUid;
 use super::uid::is_volume;
-use crate::store::Interner;
+use metadata_content::store::Interner;
 
 /// Keys of a volume at most.
 pub const MAX_KEYS: usize = 256;

@@ -12,8 +12,8 @@ use super::answer::{bad_request, forbidden};
 use super::{PREFIX, WAIT, WAIT_MOST};
 use crate::agent::node::{Clash, Node, Tagged};
 use crate::instances::{Instance, NAME_MAX, Page, Problem, is_name};
-use crate::record::Record;
 use crate::registry::{RecordId, Source};
+use metadata_content::record::Record;
 
 /// A question to the control loop about instances, with where the answer goes.
 pub enum Ask {

@@ -20,11 +20,11 @@ use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
 use crate::instances::{Instance, NAME_MAX, Page, Port};
-use crate::record::Limits;
 use crate::registry::{RecordId, Source};
 use crate::room::NoRoom;
 use crate::status::{GuestState, InstanceState};
 use metadata_base::port::PortName;
+use metadata_content::record::Limits;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

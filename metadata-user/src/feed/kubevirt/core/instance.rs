@@ -11,8 +11,8 @@ use crate::feed::kubevirt::Vmi;
 use crate::feed::kubevirt::translate::{Outcome, Problem};
 use crate::feed::pods::{Pod, PodUid};
 use crate::feed::{FeedError, FeedEvent};
-use crate::record::Record;
 use metadata_base::port::PortName;
+use metadata_content::record::Record;
 
 /// What is known and has been told of it.
 pub(super) struct Instance {

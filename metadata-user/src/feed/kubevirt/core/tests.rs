@@ -11,10 +11,10 @@ use crate::feed::FeedEvent;
 use crate::feed::kubevirt::translate::Files;
 use crate::feed::kubevirt::{Options, Passt, Vmi};
 use crate::feed::pods::{Pod, PodEvent, PodNic, PodsError, Tap, TapKind};
-use crate::record::{Limits, Record};
 use crate::registry::{RecordId, Source};
 use crate::room::Room;
 use crate::steer::inlet;
+use metadata_content::record::{Limits, Record};
 
 /// Volumes by pod and name.
 type Disk = Arc<Mutex<BTreeMap<(String, String), Files>>>;

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use super::{Files, Problem};
 use crate::feed::kubevirt::vmi::{CloudInit, LocalRef, Vmi};
 use crate::feed::kubevirt::{Options, annotations};
-use crate::record::{USER_DATA_MAX, is_network_config, is_network_data};
+use metadata_content::record::{USER_DATA_MAX, is_network_config, is_network_data};
 
 /// Keys of custom metadata of one VM (VEP 100).
 pub const METADATA_KEYS: usize = 16;
@@ -307,7 +307,7 @@ fn custom(key: &str, value: &[u8]) -> Result<String, &'static str> {
     if key.is_empty() || key.len() > METADATA_CHARS || !key.bytes().all(named) {
         return Err("expected letters, digits, `.`, `_` and `-`");
     }
-    if crate::record::RESERVED_KEYS.contains(&key) {
+    if metadata_content::record::RESERVED_KEYS.contains(&key) {
         return Err("it is one that is given anyway");
     }
     let value = std::str::from_utf8(value).map_err(|_| "expected text")?;

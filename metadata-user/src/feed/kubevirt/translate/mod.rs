@@ -21,9 +21,9 @@ pub use problem::Problem;
 use super::annotations::{ENABLED, INSTANCE_TYPES};
 use super::{InstanceId, Options, Vmi};
 use crate::feed::pods::Pod;
-use crate::record::{Credential, Limits, Record, USER_DATA_MAX};
 use data::{Data, Network, Places, data};
 use metadata_base::port::PortName;
+use metadata_content::record::{Credential, Limits, Record, USER_DATA_MAX};
 use nics::{Nics, Served, nics};
 
 /// The files of one volume, by name.

@@ -10,7 +10,7 @@ use metadata_common::mac::Mac;
 use super::{Files, Outcome, Problem, Translation, is_wanted, translate};
 use crate::feed::kubevirt::{Options, Vmi};
 use crate::feed::pods::{Pod, PodNic, Tap, TapKind};
-use crate::record::{Limits, Record};
+use metadata_content::record::{Limits, Record};
 
 /// The address of all taps: 0e:00:00:00:00:01.
 const TAP_MAC: [u8; 6] = [0x0e, 0, 0, 0, 0, 1];
