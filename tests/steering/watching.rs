@@ -2,7 +2,10 @@
 
 use crate::node::{ALICE, Node, ask, port};
 use metadata_base::port::PortName;
-use metadata_user::steer::{Changed, Device, Found, LinkWatch, exists};
+use metadata_links::watch::Changed;
+use metadata_links::watch::Device;
+use metadata_links::watch::LinkWatch;
+use metadata_user::steer::{Found, exists};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

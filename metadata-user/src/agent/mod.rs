@@ -53,10 +53,14 @@ use crate::config::Config;
 use crate::feed::FeedEvent;
 use crate::registry::{RecordId, Source};
 use crate::status::{Guest, Held};
-use crate::steer::{Changed, LinkWatch, NetnsId, SteerError, forget_process};
+use crate::steer::SteerError;
 use handover::{End, Giver, Succession, Taking, hand_over};
 use leave::Left;
 use metadata_datapath::stack::SlotStats;
+use metadata_links::netns::NetnsId;
+use metadata_links::processes::forget as forget_process;
+use metadata_links::watch::Changed;
+use metadata_links::watch::LinkWatch;
 
 /// Changes of links waiting for the agent, by namespace; a watch that is ahead of it waits.
 const LINK_QUEUE: usize = 64;

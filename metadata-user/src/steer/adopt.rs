@@ -17,13 +17,14 @@ use super::attach::Refusal;
 use super::held::{Held, replace_tcx, replace_xdp};
 use super::losses::Looks;
 use super::mode::Programs;
-use super::netns::Cookie;
 use super::pins::{self, LinkName, On, Pins};
 use super::ports::{Attached, look, place};
 use super::tables::Binding;
-use super::{SteerError, Steering, netlink, object};
+use super::{SteerError, Steering, object};
 use aya::programs::links::FdLink;
 use metadata_base::port::PortName;
+use metadata_links::netlink;
+use metadata_links::netns::Cookie;
 
 /// How steering starts where another agent was, or is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

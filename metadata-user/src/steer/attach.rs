@@ -3,9 +3,10 @@
 use aya::programs::links::FdLink;
 use aya::programs::{Xdp, XdpMode, loaded_programs};
 
+use super::SteerError;
 use super::error::errno;
-use super::{SteerError, netlink};
 use metadata_base::port::PortName;
+use metadata_links::netlink;
 
 /// Why a program did not go on a device.
 pub(super) enum Refusal {

@@ -6,7 +6,7 @@ use rtnetlink::sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use std::io;
 
 use super::SteerError;
-use super::watch::attribute;
+use metadata_links::watch::attribute;
 
 /// Octets of answers the kernel gives at once, at most (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
 const ANSWER: usize = 32 << 10;

@@ -4,14 +4,17 @@ use metadata_common::maps::{MAX_PORTS, MAX_SERVED, MAX_SLOTS, Slot};
 use std::fmt;
 use std::io;
 
-use super::netns::MAX_NAMESPACES;
-use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE, REQUIRED_KERNEL};
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE};
 use metadata_base::port::PortName;
+use metadata_links::error::{LinkError, advice};
 
 /// Why steering could not do what it was asked; nothing is left half done.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SteerError {
+    /// Something about a device or a network namespace.
+    #[error(transparent)]
+    Link(#[from] LinkError),
     /// Something about the directory of pins.
     #[error(transparent)]
     Pins(#[from] super::PinsError),
@@ -47,43 +50,6 @@ pub enum SteerError {
         /// How many were configured.
         found: usize,
     },
-    /// The namespace cannot be opened.
-    #[error(
-        "cannot open network namespace `{name}`: {source}{}; expected a name under /run/netns or an absolute \
-         path such as /proc/4242/ns/net", of_another_user(.source)
-    )]
-    Namespace {
-        /// The namespace as it was named.
-        name: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The number of a process that has ended means another one by now.
-    #[error(
-        "network namespace `{name}` was that of another process, which has ended: its number was given to a new \
-         one; name the namespace of the VM as it runs now, or remove it from the record and the configuration"
-    )]
-    AnotherProcess {
-        /// The namespace as it was named.
-        name: String,
-    },
-    /// The namespace cannot be entered.
-    #[error("cannot enter network namespace `{name}`: {source}{}", advice(.source))]
-    Enter {
-        /// The namespace as it was named.
-        name: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// A device is alive under the name of the hub tap.
-    #[error(
-        "{name} is in use: another xdp-imds runs in this namespace with the same hub name; stop it, take over from \
-         it with --takeover, or give this one another hub name"
-    )]
-    HubInUse {
-        /// The hub tap's name.
-        name: String,
-    },
     /// A device of another kind bears a hub device's name.
     #[error(
         "expected no device named {name}, or a veth an earlier run left; found a {kind}; rename it or \
@@ -94,14 +60,6 @@ pub enum SteerError {
         name: String,
         /// The kind of device found.
         kind: String,
-    },
-    /// The kernel refused a device operation.
-    #[error("cannot {action}: {source}{}", advice(.source))]
-    Device {
-        /// What was tried, e.g. `create the veth pair imds-out and imds-in`.
-        action: String,
-        /// What the kernel said.
-        source: io::Error,
     },
     /// The object or one of its programs cannot be loaded.
     #[error("cannot load the eBPF {part}: {}{}", Chain(.source.as_ref()), advise(.source.as_ref()))]
@@ -207,20 +165,11 @@ pub enum SteerError {
     /// More ports than the table holds.
     #[error("{MAX_PORTS} ports are attached, as many as one node can own")]
     TooManyPorts,
-    /// More namespaces with ports than are numbered.
-    #[error("{MAX_NAMESPACES} network namespaces have ports, as many as one node can own")]
-    TooManyNamespaces,
-    /// A thread of its own for a namespace could not be had.
-    #[error("cannot start a thread: {source}; is the limit on tasks (ulimit -u, TasksMax) too low?")]
-    Thread {
-        /// What the kernel said.
-        source: io::Error,
-    },
 }
 
 impl SteerError {
     pub(super) fn device(action: impl Into<String>, source: io::Error) -> Self {
-        Self::Device { action: action.into(), source }
+        Self::Link(LinkError::device(action, source))
     }
 
     pub(super) fn load(
@@ -274,51 +223,14 @@ pub(super) fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     None
 }
 
-/// What it takes to follow `/proc/PID/ns/net` of a process of another user (ptrace(2), access mode checks).
-fn of_another_user(error: &io::Error) -> &'static str {
-    if error.kind() == io::ErrorKind::PermissionDenied {
-        " (another user's process takes CAP_SYS_PTRACE)"
-    } else {
-        ""
-    }
-}
-
 fn advise(error: &(dyn std::error::Error + 'static)) -> &'static str {
     errno(error).map_or("", |errno| advice(&io::Error::from_raw_os_error(errno)))
-}
-
-/// What to do about an errno that says more about the machine than about the call.
-fn advice(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => {
-            "; run as root, or with CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_SYS_ADMIN and CAP_IPC_LOCK, and see \
-             that no security module forbids bpf(2)"
-        }
-        Some(libc::EMFILE | libc::ENFILE) => {
-            "; raise the limit on open files (LimitNOFILE): each port needs 1 descriptor, each namespace 1"
-        }
-        Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ENOPROTOOPT) => REQUIRED_KERNEL,
-        Some(libc::ENOMEM) => "; free memory, or raise this service's memory limit",
-        _ => "",
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{SteerError, errno};
     use std::io;
-
-    #[test]
-    fn a_missing_privilege_is_explained() {
-        let error = SteerError::device("make a tap", io::Error::from_raw_os_error(libc::EPERM));
-        assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
-    }
-
-    #[test]
-    fn a_kernel_too_old_is_explained() {
-        let error = SteerError::device("make a bpffs", io::Error::from_raw_os_error(libc::ENOSYS));
-        assert!(error.to_string().contains("Linux 5.15"), "{error}");
-    }
 
     #[test]
     fn the_errno_is_found_below_other_errors() {

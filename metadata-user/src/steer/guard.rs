@@ -7,9 +7,11 @@
 use metadata_common::maps::MAX_HUBS;
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage};
 
-use super::netns::Netns;
-use super::{SteerError, Steering, hub, netlink, netns};
+use super::{SteerError, Steering, hub};
 use metadata_base::port::PortName;
+use metadata_links::netlink;
+use metadata_links::netns;
+use metadata_links::netns::Netns;
 
 /// Which taps are closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]

@@ -12,7 +12,11 @@ use std::os::fd::OwnedFd;
 
 use metadata_common::maps::MAX_HUBS;
 
-use super::{HUB_PREFIX_MAX, HUB_QUEUES, SteerError, netlink, netns, tun};
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, SteerError};
+use metadata_links::error::LinkError;
+use metadata_links::netlink;
+use metadata_links::netns;
+use metadata_links::tun;
 
 /// MTU of the hub's devices, octets. A redirect drops frames above the target's MTU, so it exceeds any
 /// guest's; a veth runs XDP natively up to a page less head and tail room, 3,506 octets on x86.
@@ -133,7 +137,7 @@ pub(super) fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), 
     numbers.try_for_each(|number| {
         let [.., tap] = names(prefix, number);
         match netns::index_of(&tap)? {
-            Some(_) => Err(SteerError::HubInUse { name: tap }),
+            Some(_) => Err(LinkError::HubInUse { name: tap }.into()),
             None => Ok(()),
         }
     })
@@ -159,7 +163,7 @@ fn remove_left_over(name: &str) -> Result<(), SteerError> {
         return Err(SteerError::NotOurs { name: name.into(), kind });
     }
     tracing::info!(device = name, "removing a hub device left by an earlier run");
-    netlink::delete(name, ifindex)
+    Ok(netlink::delete(name, ifindex)?)
 }
 
 /// The kernel's rules for names (`dev_valid_name`), with room for the longest suffix.

@@ -5,9 +5,9 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 use super::devstats::{self, Dropped};
-use super::netns::{self, Cookie};
 use super::{SteerError, Steering};
 use metadata_base::port::PortName;
+use metadata_links::netns::{self, Cookie};
 
 /// Namespaces beside the agent's own that are looked into at once: 16 of 1,000 pods are two minutes for all.
 pub const NAMESPACES_AT_ONCE: usize = 16;

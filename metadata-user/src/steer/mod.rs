@@ -23,14 +23,14 @@
 //! 3. [`Steering::bind`] lets one MAC speak on a port, as a slot: the way back first, the way in last.
 //!    [`Steering::unbind`] goes the other way round (`tables`).
 //! 4. [`Steering::detach`] frees the slots and gives the tap back. It also serves when the tap has gone,
-//!    which [`LinkWatch`] tells; a tap made anew under the same name is attached again.
+//!    which [`LinkWatch`](metadata_links::watch::LinkWatch) tells; a tap made anew under the same name is attached again.
 //!
 //! # What the kernel will not do
 //!
 //! - Say which namespace a frame came from: hence a stub in each namespace that says its
 //!   number and goes on in one `port` behind all (`stubs`).
 //! - Look up an interface index outside the caller's namespace: hence a thread that enters another namespace
-//!   for each attach and bind there (`netns`).
+//!   for each attach and bind there (`netns` of metadata-links).
 //! - Keep an attachment alive after its owner, unless it is pinned (`pins`): then ports stay closed when the agent
 //!   dies, however it dies, and the next one goes on with them (`adopt`). Without pins every guest's traffic goes on as if the
 //!   agent had never been there.
@@ -60,49 +60,38 @@ mod adopt;
 mod attach;
 mod bare;
 mod counters;
-mod devices;
 mod devstats;
 mod error;
 mod guard;
 mod handing;
 mod held;
 mod hub;
-pub mod inlet;
 mod logs;
 mod losses;
 mod mode;
-mod netlink;
-mod netns;
 mod object;
 mod pins;
 mod ports;
 pub mod probe;
-mod processes;
 mod rings;
 mod stubs;
 mod tables;
 mod takeover;
 mod trace;
-mod tun;
-mod watch;
 
 pub use adopt::{Adopt, BoundIdentity};
 pub use bare::Way;
 pub use counters::Counters;
-pub use devices::{DEVICES_MAX, LinkList, Seen};
 pub use error::SteerError;
 pub use guard::{Guarded, is_hub_tap};
 pub use handing::Claims;
 pub use hub::{HUB_MTU, HUBS_OF_A_SIDE, Hub, hub_queues};
 pub use losses::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
-pub use netns::{MAX_NAMESPACES, NetnsId};
 pub use pins::{PinsError, Released, release};
 pub use ports::{Found, exists};
-pub use processes::{Meant, forget as forget_process};
 pub use rings::Ring;
 pub use trace::{TraceError, Watch};
-pub use watch::{Changed, Device, LinkWatch};
 
 use aya::Ebpf;
 use metadata_common::cookie::Key;
@@ -122,7 +111,8 @@ use logs::Logs;
 use metadata_base::port::PortName;
 use metadata_datapath::afxdp::AllSentTable;
 use metadata_datapath::mtu::Mtus;
-use netns::{Cookie, Netns};
+use metadata_links::error::LinkError;
+use metadata_links::netns::{self, Cookie, Netns};
 use object::Object;
 use pins::{LinkName, On, Pins};
 use ports::Attached;
@@ -131,8 +121,6 @@ use trace::Traces;
 
 /// Octets a hub name may have: interface names have 15, and the longest suffix is `-out`.
 pub const HUB_PREFIX_MAX: usize = 11;
-
-const REQUIRED_KERNEL: &str = "; Linux 5.15 or later is needed, with XDP sockets, taps and veth";
 
 /// How much one port may send to the metadata service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
@@ -289,7 +277,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let removed = self.home.run(|| {
             self.devices.iter().for_each(Devices::remove);
-            Ok(())
+            Ok::<_, LinkError>(())
         });
         if let Err(error) = removed {
             tracing::warn!(%error, "the hub's devices stay behind; the next start removes them");

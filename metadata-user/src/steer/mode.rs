@@ -23,8 +23,9 @@ use super::attach::Refusal;
 use super::held::Held;
 use super::pins::On;
 use super::ports::Attached;
-use super::{SteerError, Steering, attach, netns};
+use super::{SteerError, Steering, attach};
 use metadata_base::port::PortName;
+use metadata_links::netns;
 
 /// Time without much asked after which a guest counts as booted.
 pub const QUIET: Duration = Duration::from_secs(30);

@@ -18,9 +18,10 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 
 use super::SteerError;
-use super::netns::{Cookie, MAX_NAMESPACES};
 use super::pins::{Pins, layout_of, pin_map};
 use super::stubs::{self, Stubs};
+use metadata_links::error::LinkError;
+use metadata_links::netns::{Cookie, MAX_NAMESPACES};
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
@@ -157,7 +158,7 @@ impl Object {
     pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<u32, SteerError> {
         let number = match self.instances.get(&cookie) {
             Some(instance) => instance.number,
-            None => self.free.pop().ok_or(SteerError::TooManyNamespaces)?,
+            None => self.free.pop().ok_or(LinkError::TooManyNamespaces)?,
         };
         self.count(cookie, number);
         Ok(NUMBERS[number])

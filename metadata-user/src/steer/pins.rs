@@ -24,7 +24,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::netns::Cookie;
+use metadata_links::netns::Cookie;
 
 /// The layout of what is pinned: names, and what maps and programs mean to each other.
 const VERSION: &str = "v1";

@@ -7,10 +7,14 @@ use std::sync::Arc;
 
 use super::losses::Looks;
 use super::mode::{By, Programs};
-use super::netns::{Cookie, Netns};
 use super::tables::Binding;
-use super::{Device, Limits, SteerError, Steering, netlink, netns};
+use super::{Limits, SteerError, Steering};
 use metadata_base::port::PortName;
+use metadata_links::error::LinkError;
+use metadata_links::netlink;
+use metadata_links::netns;
+use metadata_links::netns::{Cookie, Netns};
+use metadata_links::watch::Device;
 
 /// What a port's name leads to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +174,7 @@ impl Steering {
         let there = self.ports.iter().filter(|(port, _)| port.netns.as_deref() == netns);
         let there: HashMap<_, _> = there.map(|(port, attached)| (of(attached), port.clone())).collect();
         let Some(port) = there.values().next() else { return Ok(()) };
-        let list = || Ok((netns::cookie()?, netlink::list()?));
+        let list = || Ok::<_, LinkError>((netns::cookie()?, netlink::list()?));
         let (cookie, links) = self.netns_of(port)?.run(list)?;
         links.iter().try_for_each(|link| match there.get(&(cookie, link.header.index)) {
             Some(port) => self.fit(port, netlink::mtu_of(link)),
@@ -379,7 +383,7 @@ impl Steering {
     pub(super) fn netns_of(&self, port: &PortName) -> Result<Arc<Netns>, SteerError> {
         match &port.netns {
             None => Ok(Arc::clone(&self.devices.home)),
-            Some(name) => Netns::open(name).map(Arc::new),
+            Some(name) => Ok(Netns::open(name).map(Arc::new)?),
         }
     }
 }
@@ -414,9 +418,7 @@ pub(super) fn look(port: &PortName) -> Result<Option<(Option<Cookie>, u32)>, Ste
             let (cookie, ifindex) = netns.run(|| place(port))?;
             Ok(ifindex.map(|ifindex| (Some(cookie), ifindex)))
         }
-        Err(SteerError::Namespace { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Ok(None)
-        }
-        Err(error) => Err(error),
+        Err(LinkError::Namespace { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

@@ -20,9 +20,10 @@ use crate::status::{
     LISTED_GUESTS, LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed,
     Status, Unanswered, Worker,
 };
-use crate::steer::{By, Way, inlet};
+use crate::steer::{By, Way};
 use metadata_base::port::PortName;
 use metadata_datapath::stack::SlotStats;
+use metadata_links::inlet;
 
 /// A guest, and what its worker will say it holds.
 pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);

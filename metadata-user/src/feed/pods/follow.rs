@@ -16,7 +16,12 @@ use super::files::Wanted;
 use super::launcher::{self, Launcher};
 use super::tend::{Wished, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
-use crate::steer::{LinkList, LinkWatch, Meant, Seen, SteerError, inlet};
+use metadata_links::devices::LinkList;
+use metadata_links::devices::Seen;
+use metadata_links::error::LinkError;
+use metadata_links::inlet;
+use metadata_links::processes::Meant;
+use metadata_links::watch::LinkWatch;
 
 /// How long a launcher is looked for often, before its absence counts as a fault.
 pub const AT_FIRST: Duration = Duration::from_secs(10);
@@ -176,7 +181,7 @@ async fn tell_changes(
     }
 }
 
-fn look(mut list: LinkList) -> (LinkList, Result<Vec<Seen>, SteerError>) {
+fn look(mut list: LinkList) -> (LinkList, Result<Vec<Seen>, LinkError>) {
     let seen = list.look();
     (list, seen)
 }

@@ -24,7 +24,8 @@ use tokio::net::UnixStream;
 use super::cgroup::{self, Index};
 use super::volumes::directory;
 use super::{PodUid, VolumeError};
-use crate::steer::{Meant, SteerError};
+use metadata_links::error::LinkError;
+use metadata_links::processes::Meant;
 
 /// Where the launcher listens, below the pod's directory.
 const SOCKETS: &str = "volumes/kubernetes.io~empty-dir/sockets";
@@ -68,7 +69,7 @@ enum Reason {
     #[error("{0}")]
     Volume(#[from] VolumeError),
     #[error("{0}")]
-    Steer(#[from] SteerError),
+    Steer(#[from] LinkError),
     #[error("{action}: {source}")]
     Io { action: String, source: io::Error },
 }

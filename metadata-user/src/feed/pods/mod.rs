@@ -39,7 +39,7 @@ use files::Wanted;
 use follow::Means;
 use tend::{Wisher, wishes};
 
-use crate::steer::inlet;
+use metadata_links::inlet;
 
 pub use follow::AT_FIRST;
 pub use names::{NicNames, names_of};
@@ -68,7 +68,7 @@ impl Default for Places {
     }
 }
 
-/// What inlets are like ([`steer::inlet`](crate::steer::inlet)).
+/// What inlets are like ([`inlet`](metadata_links::inlet)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inlets {
     /// The metadata addresses.

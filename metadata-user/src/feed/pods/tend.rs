@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use super::follow::{Means, RETRY};
 use super::{Inlets, PodUid};
-use crate::steer::{Meant, inlet};
+use metadata_links::inlet;
+use metadata_links::processes::Meant;
 
 /// What is wished of a pod's inlet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,10 +5,11 @@ use futures_util::TryStreamExt as _;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
 use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcOption};
 
-use super::super::netns::{self, Netns};
-use super::super::{SteerError, devstats, netlink};
+use super::super::{SteerError, devstats};
 use super::Failure;
 use metadata_base::port::PortName;
+use metadata_links::netlink;
+use metadata_links::netns::{self, Netns};
 
 /// Classifiers named of one device at most.
 const FILTERS_TOLD: usize = 16;

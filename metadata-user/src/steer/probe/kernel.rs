@@ -16,10 +16,12 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use super::super::object::{self, Object};
-use super::super::{SteerConfig, Steering, mode, netns, tun};
+use super::super::{SteerConfig, SteerError, Steering, mode};
 use super::Failure;
 use metadata_base::port::PortName;
 use metadata_datapath::afxdp::{Socket, SocketConfig};
+use metadata_links::netns;
+use metadata_links::tun;
 
 /// The least kernel that steering is made for: major and minor number.
 pub const KERNEL: (u32, u32) = (5, 15);
@@ -111,7 +113,10 @@ fn known<T>(made: rustix::io::Result<T>) -> Result<bool, Failure> {
 /// The features that show on a device: a loopback that nobody else has.
 fn links() -> Vec<(Feature, Result<bool, Failure>)> {
     let mut found = Vec::new();
-    let mut ebpf = match netns::cookie().and_then(|home| Object::load(Key([0; 2]), 0, home, None, false)) {
+    let mut ebpf = match netns::cookie()
+        .map_err(SteerError::from)
+        .and_then(|home| Object::load(Key([0; 2]), 0, home, None, false))
+    {
         Ok((_, ebpf)) => ebpf,
         Err(error) => {
             let failure = Failure::from(error);

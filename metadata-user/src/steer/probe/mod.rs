@@ -16,6 +16,7 @@ use std::io;
 
 use super::SteerError;
 use super::error::{Chain, errno};
+use metadata_links::error::LinkError;
 
 /// Why something could not be had: what the kernel said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +54,12 @@ impl fmt::Display for Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Self { errno: error.raw_os_error(), text: error.to_string() }
+    }
+}
+
+impl From<LinkError> for Failure {
+    fn from(error: LinkError) -> Self {
+        Self::of(&error)
     }
 }
 

@@ -5,6 +5,7 @@ use aya::programs::links;
 use futures_util::TryStreamExt as _;
 use metadata_common::maps::name;
 use metadata_common::verdict::Verdict;
+use metadata_links::error::LinkError;
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
@@ -14,8 +15,10 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use super::super::{HUBS_OF_A_SIDE, SteerError, devstats, hub, netlink, netns, pins};
+use super::super::{HUBS_OF_A_SIDE, SteerError, devstats, hub, pins};
 use super::Failure;
+use metadata_links::netlink;
+use metadata_links::netns;
 
 /// Pinned links looked at, at most.
 const LINKS_SEEN: usize = 65_536;
@@ -96,7 +99,7 @@ pub fn address_uses(addresses: &[IpAddr]) -> Result<Vec<AddressUse>, Failure> {
 }
 
 /// The entry of the routing tables an address falls under.
-fn route(address: IpAddr) -> Result<RouteMessage, SteerError> {
+fn route(address: IpAddr) -> Result<RouteMessage, LinkError> {
     let mut question = match address {
         IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(v4, 32).build(),
         IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(v6, 128).build(),

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
-use super::super::netns::{self, Netns};
+use metadata_links::netns::{self, Netns};
 
 /// Network namespaces looked into at most.
 pub const NAMESPACES_SEARCHED: usize = 2_048;

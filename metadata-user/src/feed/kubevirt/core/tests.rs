@@ -13,8 +13,8 @@ use crate::feed::kubevirt::{Options, Passt, Vmi};
 use crate::feed::pods::{Pod, PodEvent, PodNic, PodsError, Tap, TapKind};
 use crate::registry::{RecordId, Source};
 use crate::room::Room;
-use crate::steer::inlet;
 use metadata_content::record::{Limits, Record};
+use metadata_links::inlet;
 
 /// Volumes by pod and name.
 type Disk = Arc<Mutex<BTreeMap<(String, String), Files>>>;

@@ -7,8 +7,8 @@ use super::names::{Names, names};
 use crate::feed::kubevirt::vmi::{Binding, Interface, Vmi};
 use crate::feed::kubevirt::{Options, Passt};
 use crate::feed::pods::{Pod, TapKind};
-use crate::steer::inlet;
 use metadata_base::port::PortName;
+use metadata_links::inlet;
 
 /// A NIC that is served.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,8 +30,10 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::netns::{Netns, index_of};
-use super::{Meant, SteerError, netlink};
+use crate::error::LinkError;
+use crate::netlink;
+use crate::netns::{Netns, index_of};
+use crate::processes::Meant;
 use metadata_base::port::PortName;
 
 /// The pod's end.
@@ -54,7 +56,7 @@ const LOOPBACK: &str = "lo";
 /// The namespace is gone, devices of other kinds have the inlet's names, or the kernel refuses one of the steps.
 /// What was made anew is removed then; an inlet that was there stays, so that it stays closed. IPv6 is left out where
 /// the namespace has none.
-pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), SteerError> {
+pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkError> {
     inside(process, || {
         let is_new = index_of(POD_END)?.or(index_of(PORT)?).is_none();
         if is_new {
@@ -74,7 +76,7 @@ pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), Steer
 ///
 /// # Errors
 /// The namespace is gone, or the kernel refuses.
-pub fn close(process: &Meant) -> Result<(), SteerError> {
+pub fn close(process: &Meant) -> Result<(), LinkError> {
     inside(process, remove)
 }
 
@@ -90,17 +92,17 @@ pub fn served(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     addresses.iter().copied().filter(move |address| !is_on_link(address))
 }
 
-fn inside(process: &Meant, visit: impl FnOnce() -> Result<(), SteerError> + Send) -> Result<(), SteerError> {
+fn inside(process: &Meant, visit: impl FnOnce() -> Result<(), LinkError> + Send) -> Result<(), LinkError> {
     let netns = Netns::of_process(process)?;
     if netns.is_here() {
         let source = io::Error::other("expected a namespace of its own, found the agent's");
-        return Err(SteerError::Namespace { name: process.name().into(), source });
+        return Err(LinkError::Namespace { name: process.name().into(), source });
     }
     netns.run(visit)
 }
 
 /// The indexes of both ends, which are there.
-fn find() -> Result<(u32, u32), SteerError> {
+fn find() -> Result<(u32, u32), LinkError> {
     let of = |name: &str| match index_of(name)? {
         None => Err(not_ours(&format!("no {name}"))),
         Some(ifindex) => match netlink::kind(name, ifindex)? {
@@ -111,12 +113,12 @@ fn find() -> Result<(u32, u32), SteerError> {
     Ok((of(POD_END)?, of(PORT)?))
 }
 
-fn not_ours(found: &str) -> SteerError {
+fn not_ours(found: &str) -> LinkError {
     let expected = format!("expected a veth pair of these names, or neither of them, found {found}");
-    SteerError::device(format!("make {POD_END} and {PORT}"), io::Error::other(expected))
+    LinkError::device(format!("make {POD_END} and {PORT}"), io::Error::other(expected))
 }
 
-fn make(pod_end: u32, port: u32, mac: Mac, addresses: &[IpAddr]) -> Result<(), SteerError> {
+fn make(pod_end: u32, port: u32, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkError> {
     netlink::quiet_and_up(PORT, port, MTU)?;
     bring_up(pod_end, mac)?;
     // Only of a device that is up the other end takes notice (veth_set_features, drivers/net/veth.c).
@@ -125,7 +127,7 @@ fn make(pod_end: u32, port: u32, mac: Mac, addresses: &[IpAddr]) -> Result<(), S
 }
 
 /// Has the pod's end send and receive without ARP, ND and addresses.
-fn bring_up(pod_end: u32, mac: Mac) -> Result<(), SteerError> {
+fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
     let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
     let silent = netlink::link(pod_end);
     let silent = silent.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
@@ -143,7 +145,7 @@ fn bring_up(pod_end: u32, mac: Mac) -> Result<(), SteerError> {
 }
 
 /// Routes these addresses to the inlet, and no others any more.
-fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), SteerError> {
+fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), LinkError> {
     netlink::talk(
         || format!("route the metadata addresses to {POD_END}"),
         async |netlink| {
@@ -170,7 +172,7 @@ fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), SteerError> 
 }
 
 /// Both ends go with one, and their routes with them. Devices of these names that are no inlet stay.
-fn remove() -> Result<(), SteerError> {
+fn remove() -> Result<(), LinkError> {
     let pod_end = find().ok().map(|(pod_end, _)| pod_end);
     netlink::talk(
         || "delete the rule of the inlet".into(),

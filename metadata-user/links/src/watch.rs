@@ -5,8 +5,8 @@ use std::future::poll_fn;
 use std::io;
 use tokio::runtime::Handle;
 
-use super::SteerError;
-use super::netns::{self, Cookie, Netns};
+use crate::error::LinkError;
+use crate::netns::{self, Cookie, Netns};
 
 /// `RTMGRP_LINK`: the multicast group of device changes (rtnetlink(7)).
 const LINKS: u32 = 1;
@@ -33,8 +33,10 @@ pub enum Changed {
 /// A device that came, went or changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    pub(super) cookie: Cookie,
-    pub(super) ifindex: u32,
+    /// The namespace it is in.
+    pub cookie: Cookie,
+    /// Its index there.
+    pub ifindex: u32,
     /// Its name, after a renaming the new one.
     pub name: String,
     /// It was deleted, or left the namespace.
@@ -62,14 +64,14 @@ impl LinkWatch {
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn open(netns: Option<&str>) -> Result<Self, SteerError> {
+    pub fn open(netns: Option<&str>) -> Result<Self, LinkError> {
         let netns = netns.map_or_else(Netns::own, Netns::open)?;
         let open = Self::opener();
         netns.run(open)
     }
 
     /// What opens a watch on the namespace of the thread it is called on. To be made inside a tokio runtime.
-    pub(super) fn opener() -> impl FnOnce() -> Result<Self, SteerError> + Send {
+    pub fn opener() -> impl FnOnce() -> Result<Self, LinkError> + Send {
         let runtime = Handle::current();
         let open = move || -> io::Result<TokioSocket> {
             let _inside = runtime.enter();
@@ -78,7 +80,7 @@ impl LinkWatch {
             Ok(socket)
         };
         move || {
-            let socket = open().map_err(|source| SteerError::device("watch devices", source))?;
+            let socket = open().map_err(|source| LinkError::device("watch devices", source))?;
             Ok(Self { socket, cookie: netns::cookie()? })
         }
     }
@@ -149,7 +151,7 @@ fn is_farewell(message: &[u8]) -> bool {
 }
 
 /// The value of an attribute of some, `struct nlattr` (netlink(7)), unless one before has an impossible length.
-pub(super) fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
+pub fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
     while let [a, b, c, d, ..] = *all {
         let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
         let value = all.get(4..len)?;
@@ -162,7 +164,7 @@ pub(super) fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
 }
 
 /// A value that is text, up to its terminator.
-pub(super) fn text(value: &[u8]) -> Option<String> {
+pub fn text(value: &[u8]) -> Option<String> {
     let text = value.split(|octet| *octet == 0).next()?;
     String::from_utf8(text.to_vec()).ok()
 }

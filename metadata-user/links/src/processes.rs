@@ -10,8 +10,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use super::SteerError;
-use super::netns::MAX_NAMESPACES;
+use crate::error::LinkError;
+use crate::netns::MAX_NAMESPACES;
 
 /// When the process started that a namespace is named by, by the namespace's name.
 static STARTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
@@ -39,16 +39,16 @@ impl Meant {
     /// # Errors
     /// Somebody still uses the name for the process that had the number before; that ends shortly after they hear
     /// of its end.
-    pub fn of(process: u32) -> Result<Option<Self>, SteerError> {
+    pub fn of(process: u32) -> Result<Option<Self>, LinkError> {
         let name = format!("/proc/{process}/ns/net");
         let Some(now) = started(process) else { return Ok(None) };
         let used = STARTS.lock().unwrap_or_else(PoisonError::into_inner).get(&name).copied();
         let mut meant = MEANT.lock().unwrap_or_else(PoisonError::into_inner);
         if used.or_else(|| meant.get(&name).map(|(first, _)| *first)).is_some_and(|first| first != now) {
-            return Err(SteerError::AnotherProcess { name });
+            return Err(LinkError::AnotherProcess { name });
         }
         if meant.len() >= MAX_NAMESPACES {
-            return Err(SteerError::TooManyNamespaces);
+            return Err(LinkError::TooManyNamespaces);
         }
         meant.entry(name.clone()).or_insert((now, 0)).1 += 1;
         Ok(Some(Self { name, process, started: now }))
@@ -61,9 +61,9 @@ impl Meant {
     }
 
     /// Fails once another process has the number.
-    pub(super) fn still(&self) -> Result<(), SteerError> {
+    pub fn still(&self) -> Result<(), LinkError> {
         match started(self.process) {
-            Some(now) if now != self.started => Err(SteerError::AnotherProcess { name: self.name.clone() }),
+            Some(now) if now != self.started => Err(LinkError::AnotherProcess { name: self.name.clone() }),
             _ => Ok(()),
         }
     }
@@ -85,17 +85,17 @@ impl Drop for Meant {
 ///
 /// # Errors
 /// The name means another process now. One that has ended is not looked at: then there is nothing to open.
-pub(super) fn unchanged(path: &Path, name: &str) -> Result<(), SteerError> {
+pub fn unchanged(path: &Path, name: &str) -> Result<(), LinkError> {
     let Some(now) = process(path).and_then(started) else { return Ok(()) };
     let meant = MEANT.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|(first, _)| *first);
     if meant.is_some_and(|first| first != now) {
-        return Err(SteerError::AnotherProcess { name: name.into() });
+        return Err(LinkError::AnotherProcess { name: name.into() });
     }
     let mut starts = STARTS.lock().unwrap_or_else(PoisonError::into_inner);
     match starts.get(name) {
-        Some(first) if *first != now => Err(SteerError::AnotherProcess { name: name.into() }),
+        Some(first) if *first != now => Err(LinkError::AnotherProcess { name: name.into() }),
         Some(_) => Ok(()),
-        None if starts.len() >= MAX_NAMESPACES => Err(SteerError::TooManyNamespaces),
+        None if starts.len() >= MAX_NAMESPACES => Err(LinkError::TooManyNamespaces),
         None => {
             starts.insert(name.into(), now);
             Ok(())
@@ -124,8 +124,13 @@ fn started(process: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MEANT, Meant, STARTS, forget, process, started, unchanged};
-    use crate::steer::SteerError;
+    use super::STARTS;
+    use super::forget;
+    use super::process;
+    use super::started;
+    use super::unchanged;
+    use super::{MEANT, Meant};
+    use crate::error::LinkError;
     use std::path::Path;
     use std::sync::PoisonError;
 
@@ -159,7 +164,7 @@ mod tests {
         let was = STARTS.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), 1);
         assert!(was.is_some());
         let error = unchanged(path, &name).expect_err("another");
-        assert!(matches!(error, SteerError::AnotherProcess { .. }), "{error}");
+        assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         forget(&name);
         unchanged(path, &name).expect("named anew");
         forget(&name);
@@ -192,9 +197,9 @@ mod tests {
         // As if the number had been given again.
         MEANT.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (1, 1));
         let error = unchanged(Path::new(&name), &name).expect_err("another");
-        assert!(matches!(error, SteerError::AnotherProcess { .. }), "{error}");
+        assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         let error = Meant::of(process.0.id()).expect_err("another");
-        assert!(matches!(error, SteerError::AnotherProcess { .. }), "{error}");
+        assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         drop(meant);
         unchanged(Path::new(&name), &name).expect("nothing is meant by it any more");
         forget(&name);
@@ -205,7 +210,7 @@ mod tests {
         let (process, name) = Sleeper::new();
         STARTS.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), 1);
         let error = Meant::of(process.0.id()).expect_err("in use");
-        assert!(matches!(error, SteerError::AnotherProcess { .. }), "{error}");
+        assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         forget(&name);
         let (first, second) = (Meant::of(process.0.id()), Meant::of(process.0.id()));
         drop(first.expect("free").expect("it runs"));

@@ -4,9 +4,11 @@ use metadata_common::mac::Mac;
 use rtnetlink::sys::{Socket, protocols::NETLINK_ROUTE};
 use std::io;
 
-use super::netns::Netns;
-use super::watch::{attribute, text};
-use super::{LinkWatch, Meant, SteerError};
+use crate::error::LinkError;
+use crate::netns::Netns;
+use crate::processes::Meant;
+use crate::watch::LinkWatch;
+use crate::watch::{attribute, text};
 
 /// Devices of a namespace that are looked at, at most; those behind are left out.
 pub const DEVICES_MAX: usize = 1_024;
@@ -64,11 +66,11 @@ impl LinkList {
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn open(process: &Meant) -> Result<(Self, LinkWatch), SteerError> {
+    pub fn open(process: &Meant) -> Result<(Self, LinkWatch), LinkError> {
         let netns = Netns::of_process(process)?;
         if netns.is_here() {
             let source = io::Error::other("expected a namespace of its own, found the agent's");
-            return Err(SteerError::Namespace { name: process.name().into(), source });
+            return Err(LinkError::Namespace { name: process.name().into(), source });
         }
         let watch = LinkWatch::opener();
         netns.run(|| {
@@ -77,7 +79,7 @@ impl LinkList {
                 socket.set_non_blocking(true)?;
                 Ok(socket)
             });
-            let socket = socket.map_err(|source| SteerError::device("list devices", source))?;
+            let socket = socket.map_err(|source| LinkError::device("list devices", source))?;
             Ok((Self { socket, asked: 0 }, watch()?))
         })
     }
@@ -86,8 +88,8 @@ impl LinkList {
     ///
     /// # Errors
     /// When the kernel does not answer; open another list then.
-    pub fn look(&mut self) -> Result<Vec<Seen>, SteerError> {
-        self.ask().map_err(|source| SteerError::device("list devices", source))
+    pub fn look(&mut self) -> Result<Vec<Seen>, LinkError> {
+        self.ask().map_err(|source| LinkError::device("list devices", source))
     }
 
     fn ask(&mut self) -> io::Result<Vec<Seen>> {

@@ -12,12 +12,17 @@ use rtnetlink::packet_route::link::{
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth};
 use std::io;
 
-use super::SteerError;
+use crate::error::LinkError;
 
-pub(super) fn talk<T: Send>(
+/// Runs one exchange over a netlink socket of its own, in the namespace of the calling thread, on a thread and runtime
+/// of its own: it may be called from anywhere, and blocks. `action` completes "cannot".
+///
+/// # Errors
+/// [`LinkError::Device`] with what the kernel answered.
+pub fn talk<T: Send>(
     action: impl FnOnce() -> String,
     exchange: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error> + Send,
-) -> Result<T, SteerError> {
+) -> Result<T, LinkError> {
     let attempt = || -> io::Result<T> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         runtime.block_on(async {
@@ -32,7 +37,7 @@ pub(super) fn talk<T: Send>(
         let thread = std::thread::Builder::new().name("netlink".into()).spawn_scoped(scope, attempt)?;
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    answer.map_err(|source| SteerError::device(action(), source))
+    answer.map_err(|source| LinkError::device(action(), source))
 }
 
 /// The errno of a netlink answer; other failures keep their text.
@@ -44,7 +49,7 @@ fn io_error(error: rtnetlink::Error) -> io::Error {
 }
 
 /// Creates a veth pair, both ends down. The inner end has this many receive queues.
-pub(super) fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), SteerError> {
+pub fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), LinkError> {
     // The kernel reads how many queues to have of either end, and how many to use of the outer end's request.
     let several = LinkAttribute::NumRxQueues(queues);
     let mut veth = LinkVeth::new(outer, inner).append_extra_attribute(several.clone()).build();
@@ -65,7 +70,7 @@ pub(super) fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), S
 
 /// Makes a device the host itself has nothing to say on (no ARP, no multicast, no IPv6 address of its own,
 /// hence no ND and no MLD), sets its MTU in octets, then brings it up.
-pub(super) fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), SteerError> {
+pub fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), LinkError> {
     // Both ways: the sysctl stops IPv6 on the device altogether, but is read-only in many containers.
     let sysctl = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
     if let Err(error) = std::fs::write(&sysctl, "1") {
@@ -87,27 +92,29 @@ pub(super) fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), Ste
     )
 }
 
-pub(super) fn link(ifindex: u32) -> LinkMessageBuilder<LinkUnspec> {
+/// A message about the device of this index.
+#[must_use]
+pub fn link(ifindex: u32) -> LinkMessageBuilder<LinkUnspec> {
     LinkUnspec::new_with_index(ifindex)
 }
 
 /// Deletes a device; one that is gone already is no error.
-pub(super) fn delete(name: &str, ifindex: u32) -> Result<(), SteerError> {
+pub fn delete(name: &str, ifindex: u32) -> Result<(), LinkError> {
     let outcome =
         talk(|| format!("delete {name}"), async |netlink| netlink.link().del(ifindex).execute().await);
     match outcome {
-        Err(SteerError::Device { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        Err(LinkError::Device { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         other => other,
     }
 }
 
 /// The MTU of a device in octets.
-pub(super) fn mtu(name: &str, ifindex: u32) -> Result<u32, SteerError> {
+pub fn mtu(name: &str, ifindex: u32) -> Result<u32, LinkError> {
     look(name, ifindex).map(|message| mtu_of(&message))
 }
 
 /// The MTU a message tells, 0 for none.
-pub(super) fn mtu_of(message: &LinkMessage) -> u32 {
+pub fn mtu_of(message: &LinkMessage) -> u32 {
     let mtu = message.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
@@ -116,12 +123,12 @@ pub(super) fn mtu_of(message: &LinkMessage) -> u32 {
 }
 
 /// The kind of a device (`veth`, `tap`, `bridge`…), `physical` when it has none.
-pub(super) fn kind(name: &str, ifindex: u32) -> Result<String, SteerError> {
+pub fn kind(name: &str, ifindex: u32) -> Result<String, LinkError> {
     kind_and_mtu(name, ifindex).map(|(kind, _)| kind)
 }
 
 /// The kind of a device as of [`kind`], and its MTU in octets.
-pub(super) fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), SteerError> {
+pub fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), LinkError> {
     let message = look(name, ifindex)?;
     let mtu = mtu_of(&message);
     let infos = message.attributes.iter().find_map(|attribute| match attribute {
@@ -142,13 +149,13 @@ pub(super) fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), St
 }
 
 /// What [`kind`] calls a veth.
-pub(super) const VETH: &str = "veth";
+pub const VETH: &str = "veth";
 
 /// What [`kind`] calls a tap.
-pub(super) const TUN: &str = "tap";
+pub const TUN: &str = "tap";
 
 /// Numbers of the XDP programs on a device.
-pub(super) fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, SteerError> {
+pub fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, LinkError> {
     let message = look(name, ifindex)?;
     let of_link = message.attributes.iter().filter_map(|attribute| match attribute {
         LinkAttribute::Xdp(entries) => Some(entries),
@@ -169,11 +176,19 @@ pub(super) fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, SteerEr
 }
 
 /// All devices.
-pub(super) fn list() -> Result<Vec<LinkMessage>, SteerError> {
+/// All devices of the calling thread's namespace.
+///
+/// # Errors
+/// [`LinkError::Device`] when the kernel does not list them.
+pub fn list() -> Result<Vec<LinkMessage>, LinkError> {
     talk(|| "list devices".into(), async |netlink| netlink.link().get().execute().try_collect().await)
 }
 
-pub(super) fn look(name: &str, ifindex: u32) -> Result<LinkMessage, SteerError> {
+/// The device of this name and index, as netlink describes it.
+///
+/// # Errors
+/// [`LinkError::Device`] when there is none, or the kernel does not say.
+pub fn look(name: &str, ifindex: u32) -> Result<LinkMessage, LinkError> {
     talk(
         || format!("look at {name}"),
         async |netlink| {

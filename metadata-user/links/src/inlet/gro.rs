@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixDatagram;
 
-use crate::steer::SteerError;
+use crate::error::LinkError;
 
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const ETHTOOL_SGRO: u32 = 0x2c;
@@ -18,7 +18,7 @@ struct Setting {
 }
 
 /// Turns it on for a device of the calling thread's namespace. `name` has at most 15 octets.
-pub(super) fn turn_on(name: &str) -> Result<(), SteerError> {
+pub(super) fn turn_on(name: &str) -> Result<(), LinkError> {
     let set = || -> io::Result<()> {
         let socket = UnixDatagram::unbound()?;
         let mut setting = Setting { command: ETHTOOL_SGRO, value: 1 };
@@ -33,5 +33,5 @@ pub(super) fn turn_on(name: &str) -> Result<(), SteerError> {
         let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     };
-    set().map_err(|source| SteerError::device(format!("turn GRO of {name} on"), source))
+    set().map_err(|source| LinkError::device(format!("turn GRO of {name} on"), source))
 }

@@ -13,34 +13,40 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::{Meant, SteerError, processes};
+use crate::error::LinkError;
+use crate::processes;
+use crate::processes::Meant;
 
 /// Namespaces with ports one node can own: with KubeVirt every VM has its own.
 pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;
 
 /// Where iproute2 keeps names of namespaces.
-pub(super) const RUN_NETNS: &str = "/run/netns";
+pub const RUN_NETNS: &str = "/run/netns";
 /// The calling thread's own, whatever its process's.
-pub(super) const OWN: &str = "/proc/thread-self/ns/net";
+pub const OWN: &str = "/proc/thread-self/ns/net";
 
 /// A namespace's number in this kernel: never used again, not even after the namespace has gone, and
 /// the same however the namespace is named. (The inode number of its file is used again.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Cookie(u64);
+pub struct Cookie(u64);
 
 impl Cookie {
-    pub(super) const fn number(self) -> u64 {
+    /// The number itself: for maps, and for names of pins.
+    #[must_use]
+    pub const fn number(self) -> u64 {
         self.0
     }
 
-    pub(super) const fn from_number(number: u64) -> Self {
+    /// The cookie whose number was read from a map or a pin's name.
+    #[must_use]
+    pub const fn from_number(number: u64) -> Self {
         Self(number)
     }
 }
 
 /// Which namespace a name leads to: device and inode number of its file, which one system call tells.
 ///
-/// Compare it only with that of a namespace still held, by a [`LinkWatch`](super::LinkWatch) say: once a
+/// Compare it only with that of a namespace still held, by a [`LinkWatch`](crate::watch::LinkWatch) say: once a
 /// namespace has gone its inode number is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetnsId {
@@ -53,8 +59,8 @@ impl NetnsId {
     ///
     /// # Errors
     /// When the namespace does not exist.
-    pub fn of(name: Option<&str>) -> Result<Self, SteerError> {
-        let failed = |source| SteerError::Namespace { name: name.unwrap_or("own").into(), source };
+    pub fn of(name: Option<&str>) -> Result<Self, LinkError> {
+        let failed = |source| LinkError::Namespace { name: name.unwrap_or("own").into(), source };
         let path = name.map_or_else(|| Some(OWN.into()), path_of);
         let path = path.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         name.map_or(Ok(()), |name| processes::unchanged(&path, name))?;
@@ -65,7 +71,7 @@ impl NetnsId {
 
 /// A network namespace, open.
 #[derive(Debug)]
-pub(super) struct Netns {
+pub struct Netns {
     file: File,
     name: String,
     id: NetnsId,
@@ -73,13 +79,13 @@ pub(super) struct Netns {
 
 impl Netns {
     /// The calling thread's namespace.
-    pub(super) fn own() -> Result<Self, SteerError> {
+    pub fn own() -> Result<Self, LinkError> {
         Self::open_path(Path::new(OWN), "own")
     }
 
     /// A namespace by name under `/run/netns` or by absolute path.
-    pub(super) fn open(name: &str) -> Result<Self, SteerError> {
-        let path = path_of(name).ok_or_else(|| SteerError::Namespace {
+    pub fn open(name: &str) -> Result<Self, LinkError> {
+        let path = path_of(name).ok_or_else(|| LinkError::Namespace {
             name: name.into(),
             source: io::ErrorKind::InvalidInput.into(),
         })?;
@@ -87,23 +93,23 @@ impl Netns {
     }
 
     /// That of a process that has been found. Others may go on using its name for one before it.
-    pub(super) fn of_process(process: &Meant) -> Result<Self, SteerError> {
+    pub fn of_process(process: &Meant) -> Result<Self, LinkError> {
         Self::open_if(Path::new(process.name()), process.name(), || process.still())
     }
 
-    fn open_path(path: &Path, name: &str) -> Result<Self, SteerError> {
+    fn open_path(path: &Path, name: &str) -> Result<Self, LinkError> {
         Self::open_if(path, name, || processes::unchanged(path, name))
     }
 
     fn open_if(
         path: &Path,
         name: &str,
-        unchanged: impl Fn() -> Result<(), SteerError>,
-    ) -> Result<Self, SteerError> {
+        unchanged: impl Fn() -> Result<(), LinkError>,
+    ) -> Result<Self, LinkError> {
         unchanged()?;
         // Non-blocking: a record may name a FIFO, which otherwise waits for a writer.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let failed = |source| SteerError::Namespace { name: name.into(), source };
+        let failed = |source| LinkError::Namespace { name: name.into(), source };
         let file = file.map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         // What was opened is the process's that was there before and is there still.
@@ -113,7 +119,7 @@ impl Netns {
     }
 
     /// True for the calling thread's.
-    pub(super) fn is_here(&self) -> bool {
+    pub fn is_here(&self) -> bool {
         NetnsId::of(None).is_ok_and(|here| here == self.id)
     }
 
@@ -123,23 +129,26 @@ impl Netns {
     /// A caller that is inside already needs no thread, and `visit` runs on its own: a thread costs ten times
     /// what the usual visit does, and on a busy node waits for its turn. A panic of `visit` goes on in the
     /// caller.
-    pub(super) fn run<T: Send>(
+    ///
+    /// # Errors
+    /// That of `visit`, and [`LinkError`] when there is no thread or it cannot enter.
+    pub fn run<T: Send, E: From<LinkError> + Send>(
         &self,
-        visit: impl FnOnce() -> Result<T, SteerError> + Send,
-    ) -> Result<T, SteerError> {
+        visit: impl FnOnce() -> Result<T, E> + Send,
+    ) -> Result<T, E> {
         if self.is_here() {
             return visit();
         }
         let inside = || {
             move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
-                .map_err(|errno| SteerError::Enter { name: self.name.clone(), source: errno.into() })?;
+                .map_err(|errno| LinkError::Enter { name: self.name.clone(), source: errno.into() })?;
             visit()
         };
         std::thread::scope(|scope| {
             std::thread::Builder::new()
                 .name("netns".into())
                 .spawn_scoped(scope, inside)
-                .map_err(|source| SteerError::Thread { source })?
+                .map_err(|source| LinkError::Thread { source })?
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
@@ -157,8 +166,8 @@ fn path_of(name: &str) -> Option<PathBuf> {
 }
 
 /// The cookie of the calling thread's namespace (`SO_NETNS_COOKIE`, Linux 5.14).
-pub(super) fn cookie() -> Result<Cookie, SteerError> {
-    let socket = any_socket().map_err(|source| SteerError::device("open a socket", source))?;
+pub fn cookie() -> Result<Cookie, LinkError> {
+    let socket = any_socket().map_err(|source| LinkError::device("open a socket", source))?;
     let mut cookie: u64 = 0;
     let mut len = size_of::<u64>() as libc::socklen_t;
     // SAFETY: the descriptor is open, and both pointers are to live variables of the size `len` states.
@@ -172,19 +181,19 @@ pub(super) fn cookie() -> Result<Cookie, SteerError> {
         )
     };
     if rc != 0 {
-        return Err(SteerError::device("tell namespaces apart by cookie", io::Error::last_os_error()));
+        return Err(LinkError::device("tell namespaces apart by cookie", io::Error::last_os_error()));
     }
     Ok(Cookie(cookie))
 }
 
 /// The interface index of a name in the calling thread's namespace, or `None` when there is no such device.
-pub(super) fn index_of(ifname: &str) -> Result<Option<u32>, SteerError> {
+pub fn index_of(ifname: &str) -> Result<Option<u32>, LinkError> {
     let find = || rustix::net::netdevice::name_to_index(any_socket()?, ifname).map_err(io::Error::from);
     match find() {
         Ok(ifindex) => Ok(Some(ifindex)),
         // A name too long for the kernel is no device's name: rustix says ENODEV for it too.
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-        Err(source) => Err(SteerError::device(format!("look up device {ifname}"), source)),
+        Err(source) => Err(LinkError::device(format!("look up device {ifname}"), source)),
     }
 }
 
@@ -195,7 +204,7 @@ fn any_socket() -> io::Result<std::os::fd::OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::{Netns, cookie, index_of, path_of};
-    use crate::steer::SteerError;
+    use crate::error::LinkError;
     use std::path::Path;
 
     #[test]
@@ -217,7 +226,7 @@ mod tests {
     #[test]
     fn a_namespace_that_is_not_there_says_what_was_expected() {
         let error = Netns::open("no-such-namespace-4242").expect_err("no such namespace");
-        assert!(matches!(error, SteerError::Namespace { .. }));
+        assert!(matches!(error, LinkError::Namespace { .. }));
         assert!(error.to_string().contains("/run/netns"), "{error}");
     }
 

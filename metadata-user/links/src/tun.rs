@@ -6,20 +6,20 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-use super::SteerError;
+use crate::error::LinkError;
 
 /// Makes tap `name` in the calling thread's namespace: one queue, no virtio header, non-blocking, gone with
 /// its descriptor. `name` has at most 15 octets.
 ///
 /// The device must not exist: the tap is also the lock by which two agents with one hub name notice each
 /// other, and since it dies with its process it is never left behind.
-pub(super) fn create(name: &str) -> Result<OwnedFd, SteerError> {
+pub fn create(name: &str) -> Result<OwnedFd, LinkError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
         .open("/dev/net/tun")
-        .map_err(|source| SteerError::device("open /dev/net/tun (`modprobe tun` may help)", source))?;
+        .map_err(|source| LinkError::device("open /dev/net/tun (`modprobe tun` may help)", source))?;
     // SAFETY: ifreq is plain data for which all zeroes is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last octet stays 0 whatever the length: the kernel reads a terminated string.
@@ -33,8 +33,8 @@ pub(super) fn create(name: &str) -> Result<OwnedFd, SteerError> {
     if rc < 0 {
         let source = io::Error::last_os_error();
         return Err(match source.raw_os_error() {
-            Some(libc::EBUSY) => SteerError::HubInUse { name: name.into() },
-            _ => SteerError::device(format!("create tap {name}"), source),
+            Some(libc::EBUSY) => LinkError::HubInUse { name: name.into() },
+            _ => LinkError::device(format!("create tap {name}"), source),
         });
     }
     Ok(file.into())
