@@ -28,12 +28,12 @@ use crate::audit::AuditConfig;
 use crate::feed::kubevirt;
 use crate::registry::MAX_RECORDS;
 use crate::room;
-use crate::steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 use metadata_base::addresses;
 use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record;
 use metadata_datapath::sandbox;
+use metadata_steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 
 /// Where state is kept unless the configuration says otherwise.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";

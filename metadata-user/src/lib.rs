@@ -23,7 +23,6 @@ pub mod room;
 pub mod serve;
 pub mod snapshot;
 pub mod status;
-pub mod steer;
 pub mod trace;
 #[cfg(feature = "kubevirt")]
 pub mod webhook;

@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use metadata_base::run::DEFAULT_RUN;
 use metadata_datapath::sandbox;
 use metadata_state::token_file;
+use metadata_steer::{Guarded, Mode, Released};
 use metadata_user::agent;
 use metadata_user::check;
 use metadata_user::config::{self, Config, PortSpec};
@@ -20,7 +21,6 @@ use metadata_user::feed::libvirt::hook;
 use metadata_user::instances;
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
-use metadata_user::steer::{self, Guarded, Mode, Released};
 use metadata_user::trace;
 #[cfg(feature = "kubevirt")]
 use metadata_user::webhook;
@@ -36,7 +36,7 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 #[derive(Parser)]
 #[command(name = "xdp-imds", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
-    /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_user::steer=debug`
+    /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_steer=debug`
     /// [default: `log` of the configuration, or info].
     #[arg(long, global = true, env = "XDP_IMDS_LOG", value_name = "FILTER", value_parser = filter)]
     log: Option<String>,
@@ -385,7 +385,7 @@ fn token_key(after: Option<&Path>) -> anyhow::Result<()> {
 
 /// Takes off what is pinned and says what that was.
 fn release(pins: &Path, force: bool) -> anyhow::Result<()> {
-    let Released { links, maps } = steer::release(pins, force)?;
+    let Released { links, maps } = metadata_steer::release(pins, force)?;
     match (links, maps) {
         (0, 0) => println!("nothing is pinned in {}", pins.display()),
         _ => println!("took {links} programs off their devices and forgot {maps} maps"),

@@ -21,10 +21,10 @@ use crate::audit::AuditCounts;
 use crate::room::Usage;
 use crate::serve::Tally;
 use crate::status::{ApiServer, Instances, PortState};
-use crate::steer::HubLosses;
 use metadata_content::sink::SinkCounts;
 use metadata_datapath::worker::WorkerStats;
 use metadata_state::mailboxes::MailboxCounts;
+use metadata_steer::HubLosses;
 
 pub use exposition::{Exposition, Kind};
 use hubs::Hubs;

@@ -5,7 +5,7 @@ use metadata_base::port::PortName;
 use metadata_common::maps::ANSWER_LINK;
 use metadata_common::verdict::Verdict;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
-use metadata_user::steer::{HUB_QUEUES, Limits, SteerConfig, Steering, Way};
+use metadata_steer::{HUB_QUEUES, Limits, SteerConfig, Steering, Way};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::netns::Namespace;

@@ -8,9 +8,7 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_STEERED;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::ethernet;
-use metadata_user::steer::{
-    By, LOOKS_AT_ONCE, Limits, Mode, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError,
-};
+use metadata_steer::{By, LOOKS_AT_ONCE, Limits, Mode, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::frames::{self, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6};

@@ -6,9 +6,7 @@ use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict;
 use metadata_links::error::LinkError;
-use metadata_user::steer::{
-    Adopt, By, Mode, PinsError, Released, SteerConfig, SteerError, Steering, release,
-};
+use metadata_steer::{Adopt, By, Mode, PinsError, Released, SteerConfig, SteerError, Steering, release};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 use support::bpffs::Bpffs;

@@ -6,7 +6,7 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_SLOTS;
 use metadata_common::verdict::Verdict;
 use metadata_links::error::LinkError;
-use metadata_user::steer::{Limits, SteerConfig, SteerError};
+use metadata_steer::{Limits, SteerConfig, SteerError};
 use support::netns::Namespace;
 use support::privileged;
 

@@ -10,7 +10,7 @@ use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 use metadata_datapath::link::FrameSource as _;
-use metadata_user::steer::{By, Limits, Mode, QUIET, Ring, SteerConfig, Steering};
+use metadata_steer::{By, Limits, Mode, QUIET, Ring, SteerConfig, Steering};
 use std::time::{Duration, Instant};
 use support::frames::{self, SERVED_V4};
 use support::netns::Namespace;

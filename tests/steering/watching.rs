@@ -5,7 +5,7 @@ use metadata_base::port::PortName;
 use metadata_links::watch::Changed;
 use metadata_links::watch::Device;
 use metadata_links::watch::LinkWatch;
-use metadata_user::steer::{Found, exists};
+use metadata_steer::{Found, exists};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -53,7 +53,6 @@ use crate::config::Config;
 use crate::feed::FeedEvent;
 use crate::registry::{RecordId, Source};
 use crate::status::{Guest, Held};
-use crate::steer::SteerError;
 use handover::{End, Giver, Succession, Taking, hand_over};
 use leave::Left;
 use metadata_datapath::stack::SlotStats;
@@ -61,6 +60,7 @@ use metadata_links::netns::NetnsId;
 use metadata_links::processes::forget as forget_process;
 use metadata_links::watch::Changed;
 use metadata_links::watch::LinkWatch;
+use metadata_steer::SteerError;
 
 /// Changes of links waiting for the agent, by namespace; a watch that is ahead of it waits.
 const LINK_QUEUE: usize = 64;

@@ -31,7 +31,6 @@ use crate::feed::{FeedError, FeedEvent};
 use crate::registry::{Change, RecordId, Registry, Source};
 use crate::room::Room;
 use crate::serve::Tally;
-use crate::steer::Steering;
 use guard::Guard;
 use instances::Registered;
 pub(in crate::agent) use instances::etag;
@@ -43,6 +42,7 @@ use metadata_content::store::{Interner, Responses, Store};
 use metadata_datapath::stack::StackStats;
 use metadata_datapath::worker::{Heartbeat, WorkerHandle};
 use metadata_links::watch::Changed;
+use metadata_steer::Steering;
 
 /// Everything the control side holds.
 pub struct Node {

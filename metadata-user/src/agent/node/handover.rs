@@ -9,24 +9,13 @@ use tracing::{debug, warn};
 
 use super::{IdentityName, Node};
 use crate::serve::{Answer, Answers as _, Question};
-use crate::steer::{self, SteerError};
 use metadata_base::port::PortName;
 use metadata_base::time::Now;
 use metadata_content::http::{Headers, Request, Response, Target};
 use metadata_content::store::Outcome;
-use metadata_datapath::stack::{self, StackStats};
+use metadata_datapath::stack::StackStats;
 use metadata_datapath::worker::{ControlError, WorkerHandle};
-
-/// A worker that claims its connections does so in the kernel's table.
-impl stack::Claims for steer::Claims {
-    fn claim(&mut self, flow: u64) {
-        steer::Claims::claim(self, flow);
-    }
-
-    fn renounce(&mut self, flow: u64) {
-        steer::Claims::renounce(self, flow);
-    }
-}
+use metadata_steer::SteerError;
 
 /// Those that are bound elsewhere than where they are `there`, or not at all.
 fn moved<'a>(

@@ -20,10 +20,10 @@ use crate::status::{
     LISTED_GUESTS, LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed,
     Status, Unanswered, Worker,
 };
-use crate::steer::{By, Way};
 use metadata_base::port::PortName;
 use metadata_datapath::stack::SlotStats;
 use metadata_links::inlet;
+use metadata_steer::{By, Way};
 
 /// A guest, and what its worker will say it holds.
 pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);

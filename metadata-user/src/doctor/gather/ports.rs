@@ -6,8 +6,8 @@ use std::io;
 use super::super::facts::{Port, Records};
 use crate::config::Config;
 use crate::feed::{FeedError, directory};
-use crate::steer::probe::{device, search};
 use metadata_base::port::PortName;
+use metadata_steer::probe::{device, search};
 
 /// Refused records told, at most.
 const REFUSED_TOLD: usize = 3;

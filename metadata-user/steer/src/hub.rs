@@ -176,7 +176,7 @@ pub(super) fn check_prefix(prefix: &str) -> Result<(), SteerError> {
 #[cfg(test)]
 mod tests {
     use super::{check_prefix, names};
-    use crate::steer::HUB_PREFIX_MAX;
+    use crate::HUB_PREFIX_MAX;
     use metadata_common::maps::MAX_HUBS;
     use std::collections::HashSet;
 

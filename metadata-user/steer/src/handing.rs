@@ -95,3 +95,14 @@ impl Steering {
         self.tables.set_agent(agent)
     }
 }
+
+/// A worker that claims its connections does so in the kernel's table.
+impl metadata_datapath::stack::Claims for Claims {
+    fn claim(&mut self, flow: u64) {
+        Claims::claim(self, flow);
+    }
+
+    fn renounce(&mut self, flow: u64) {
+        Claims::renounce(self, flow);
+    }
+}

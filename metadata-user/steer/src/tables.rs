@@ -439,7 +439,7 @@ fn guest_word(Guest { mac: [a, b, c, d, e, f], live }: Guest) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{check_served, guest_word, identity_key, port_words};
-    use crate::steer::SteerError;
+    use crate::SteerError;
     use metadata_common::mac::Mac;
     use metadata_common::maps::{Guest, IdentityKey, MAX_SERVED, Port, PortKey};
     use std::mem::offset_of;
