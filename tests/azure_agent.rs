@@ -13,7 +13,7 @@ use metadata_content::dialect;
 use metadata_content::record::Record;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_user::serve::{Serve, ServeConfig};
+use metadata_serve::{Serve, ServeConfig};
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;

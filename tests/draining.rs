@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use metadata_common::cookie::Flow;
 use metadata_datapath::stack::{Claims, DRAIN_LIMIT, Stack, StackConfig, Transmit};
-use metadata_user::serve::Serve;
+use metadata_serve::Serve;
 use smoltcp::wire::TcpControl::{Fin, None as Bare};
 use support::client::{CLIENT, Client, Habits, SERVICE};
 use support::pattern::{Answered, Pattern, octets, responses, stack};

@@ -18,7 +18,7 @@ use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{FrameSource, Link};
 use metadata_datapath::stack::{Stack, StackConfig, StackStats, Transmit};
 use metadata_datapath::worker::{Engine, Fair};
-use metadata_user::serve::Serve;
+use metadata_serve::Serve;
 use support::pattern::{Pattern, stack};
 use support::raw::Segment;
 use support::wire::{Sent, at};

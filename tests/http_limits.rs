@@ -10,7 +10,7 @@ use metadata_content::http::{Response, Status};
 use metadata_content::record::Record;
 use metadata_content::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_user::serve::{PUT_HOLD, Serve, ServeConfig};
+use metadata_serve::{PUT_HOLD, Serve, ServeConfig};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
 use support::record::Identity;

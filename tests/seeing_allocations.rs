@@ -10,9 +10,9 @@ use metadata_content::http::{Response, Status};
 use metadata_content::store::{Endpoint, Host, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Exchange as _, Service as _, Step};
 use metadata_datapath::worker::Heartbeat;
+use metadata_serve::audit::Tape;
+use metadata_serve::{Serve, ServeConfig};
 use metadata_user::agent::Health;
-use metadata_user::audit::Tape;
-use metadata_user::serve::{Serve, ServeConfig};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::wire::at;
 

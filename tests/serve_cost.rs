@@ -15,8 +15,8 @@ use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_content::token::Keyring;
 use metadata_datapath::stack::{Exchange as _, Service as _, Step};
+use metadata_serve::{Serve, ServeConfig};
 use metadata_state::mailboxes::Mailboxes;
-use metadata_user::serve::{Serve, ServeConfig};
 use support::typical;
 use support::wire::at;
 

@@ -10,7 +10,7 @@ use metadata_content::http::{Response, Status};
 use metadata_content::record::Record;
 use metadata_content::store::{Call, Endpoint, Host, Interner, Live, Outcome, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_user::serve::{Serve, ServeConfig};
+use metadata_serve::{Serve, ServeConfig};
 use serde_json::{Value, json};
 use smoltcp::wire::TcpControl::Rst;
 use std::sync::Arc;

@@ -23,7 +23,6 @@ use metadata_common::maps;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
-use crate::audit::AuditConfig;
 #[cfg(feature = "kubevirt")]
 use crate::feed::kubevirt;
 use crate::registry::MAX_RECORDS;
@@ -33,6 +32,7 @@ use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record;
 use metadata_datapath::sandbox;
+use metadata_serve::audit::AuditConfig;
 use metadata_steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 
 /// Where state is kept unless the configuration says otherwise.

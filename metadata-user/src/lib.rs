@@ -7,7 +7,6 @@
 //! clock.
 
 pub mod agent;
-pub mod audit;
 pub mod check;
 pub mod config;
 pub mod delivery;
@@ -20,7 +19,6 @@ pub mod metrics;
 pub mod recent;
 pub mod registry;
 pub mod room;
-pub mod serve;
 pub mod snapshot;
 pub mod status;
 pub mod trace;

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::agent::Reloads;
-use crate::audit::AuditCounts;
 use crate::room::Usage;
-use crate::serve::Tally;
 use crate::status::{ApiServer, Instances, PortState};
 use metadata_content::sink::SinkCounts;
 use metadata_datapath::worker::WorkerStats;
+use metadata_serve::Tally;
+use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;
 use metadata_steer::HubLosses;
 

@@ -6,7 +6,7 @@ use metadata_base::time::Now;
 use metadata_content::http::{Method, Request, Response, Status};
 use metadata_content::store::Parked;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
+use metadata_serve::{Answer, Answers, Serve, ServeConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -48,7 +48,6 @@ pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
 pub use start::{Entry, serve};
 pub use state::{Errands, State};
 
-use crate::audit::COLLECT_EVERY;
 use crate::config::Config;
 use crate::feed::FeedEvent;
 use crate::registry::{RecordId, Source};
@@ -60,6 +59,7 @@ use metadata_links::netns::NetnsId;
 use metadata_links::processes::forget as forget_process;
 use metadata_links::watch::Changed;
 use metadata_links::watch::LinkWatch;
+use metadata_serve::audit::COLLECT_EVERY;
 use metadata_steer::SteerError;
 
 /// Changes of links waiting for the agent, by namespace; a watch that is ahead of it waits.

@@ -24,13 +24,11 @@ use super::plan::{Plan, Records};
 use super::reload::Reloads;
 use super::slots::{IdentityName, Slots};
 use super::state::State;
-use crate::audit::Collector;
 use crate::config::PortSpec;
 use crate::feed::contact::Contact;
 use crate::feed::{FeedError, FeedEvent};
 use crate::registry::{Change, RecordId, Registry, Source};
 use crate::room::Room;
-use crate::serve::Tally;
 use guard::Guard;
 use instances::Registered;
 pub(in crate::agent) use instances::etag;
@@ -42,6 +40,8 @@ use metadata_content::store::{Interner, Responses, Store};
 use metadata_datapath::stack::StackStats;
 use metadata_datapath::worker::{Heartbeat, WorkerHandle};
 use metadata_links::watch::Changed;
+use metadata_serve::Tally;
+use metadata_serve::audit::Collector;
 use metadata_steer::Steering;
 
 /// Everything the control side holds.

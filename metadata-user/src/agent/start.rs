@@ -17,17 +17,17 @@ use super::node::Node;
 use super::reload::Origin;
 use super::state::State;
 use super::{Ended, Started};
-use crate::audit::Collector;
 use crate::config::Config;
 use crate::feed::libvirt;
 use crate::room::Room;
-use crate::serve::{Handing, Serve, ServeConfig};
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_datapath::link::{Both, HubTap};
 use metadata_datapath::sandbox::Stage;
 use metadata_datapath::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
 use metadata_datapath::worker::{Worker, WorkerConfig, WorkerHandle};
+use metadata_serve::audit::Collector;
+use metadata_serve::{Handing, Serve, ServeConfig};
 use metadata_steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
 
 /// Longest a file that is being written is waited for at the end.

@@ -1,12 +1,12 @@
 use super::{Attaching, Errands, Exposition, Hub, Kind, Lag, Process, Reloads, Snapshot, render};
-use crate::audit::AuditCounts;
 use crate::room::Usage;
-use crate::serve::Tally;
 use crate::status::{ApiServer, InstanceState, Instances, PortState};
 use metadata_content::sink::SinkCounts;
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{LinkStats, TapStats};
 use metadata_datapath::worker::{LoopStats, WorkerStats};
+use metadata_serve::Tally;
+use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;
 use metadata_steer::HubLosses;
 use std::collections::HashSet;

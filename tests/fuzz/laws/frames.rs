@@ -25,7 +25,7 @@ use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::afxdp::model::{Fate, Rig};
 use metadata_datapath::link::{FrameSource, HEADER_LEN, Link, MAX_FRAME};
 use metadata_datapath::stack::{Stack, StackConfig, StackStats};
-use metadata_user::serve::Serve;
+use metadata_serve::Serve;
 use smoltcp::wire::TcpControl;
 use support::checksum;
 use support::pattern::{self, Pattern};

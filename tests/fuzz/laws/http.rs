@@ -13,7 +13,7 @@ use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
 use metadata_content::http::{Request, Response, Status};
 use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Service, Step};
-use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
+use metadata_serve::{Answer, Answers, Serve, ServeConfig};
 
 /// Octets of empty lines before a request that are skipped.
 const LEADING_MAX: usize = 8;

@@ -8,13 +8,13 @@ use metadata_common::maps::Slot;
 use tracing::{debug, warn};
 
 use super::{IdentityName, Node};
-use crate::serve::{Answer, Answers as _, Question};
 use metadata_base::port::PortName;
 use metadata_base::time::Now;
 use metadata_content::http::{Headers, Request, Response, Target};
 use metadata_content::store::Outcome;
 use metadata_datapath::stack::StackStats;
 use metadata_datapath::worker::{ControlError, WorkerHandle};
+use metadata_serve::{Answer, Answers as _, Question};
 use metadata_steer::SteerError;
 
 /// Those that are bound elsewhere than where they are `there`, or not at all.

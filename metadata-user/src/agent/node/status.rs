@@ -14,7 +14,6 @@ use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
 use crate::recent;
 use crate::registry::{RecordId, Source, Standing};
-use crate::serve::{End, Reason, Tally};
 use crate::status::{
     About, ApiServer, Guest, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS,
     LISTED_GUESTS, LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed,
@@ -23,6 +22,7 @@ use crate::status::{
 use metadata_base::port::PortName;
 use metadata_datapath::stack::SlotStats;
 use metadata_links::inlet;
+use metadata_serve::{End, Reason, Tally};
 use metadata_steer::{By, Way};
 
 /// A guest, and what its worker will say it holds.

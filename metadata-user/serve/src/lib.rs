@@ -1,6 +1,7 @@
 //! What is said over a connection: which slot asks, what it is answered, and for how long it is asked to
 //! wait.
 
+pub mod audit;
 mod handing;
 mod talk;
 mod tally;
