@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::feed::directory;
 use metadata_base::port::PortName;
 use metadata_content::dialect;
 use metadata_content::record::values::{NicMac, Uuid};
 use metadata_content::record::{Limits, Record, Step, Warning};
 use metadata_content::store::{Endpoint, Host, Interner, Responses, Route, Vm};
+use metadata_feed::directory;
 
 /// What a check found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

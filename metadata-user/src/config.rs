@@ -23,15 +23,15 @@ use metadata_common::maps;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
-#[cfg(feature = "kubevirt")]
-use crate::feed::kubevirt;
-use crate::registry::MAX_RECORDS;
-use crate::room;
 use metadata_base::addresses;
 use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record;
 use metadata_datapath::sandbox;
+#[cfg(feature = "kubevirt")]
+use metadata_feed::kubevirt;
+use metadata_feed::registry::MAX_RECORDS;
+use metadata_feed::room;
 use metadata_serve::audit::AuditConfig;
 use metadata_steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 

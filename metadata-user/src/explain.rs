@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, bail};
 
-use crate::feed::directory;
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
@@ -18,6 +17,7 @@ use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
 use metadata_content::record::Limits;
 use metadata_content::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
+use metadata_feed::directory;
 
 /// Most octets of a body that are printed.
 const SHOWN_OCTETS: usize = 8 << 10;

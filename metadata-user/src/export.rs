@@ -15,7 +15,6 @@ use hadris_iso::sync::write::options::{CreationFeatures, IsoFormatOptions};
 use hadris_iso::sync::write::{InputEntry, InputTree, IsoImageWriter};
 use serde_json::{Map, Value};
 
-use crate::feed::directory;
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
@@ -24,6 +23,7 @@ use metadata_content::http::{Headers, Method, Request, Target};
 use metadata_content::record::{Limits, Record};
 use metadata_content::store::path::OPENSTACK_VERSIONS;
 use metadata_content::store::{Endpoint, Host, Interner, Outcome, Responses, Vm};
+use metadata_feed::directory;
 use metadata_state::private_file;
 
 /// A form of disk.

@@ -13,13 +13,9 @@ pub mod delivery;
 pub mod doctor;
 pub mod explain;
 pub mod export;
-pub mod feed;
 pub mod instances;
 pub mod metrics;
 pub mod recent;
-pub mod registry;
-pub mod room;
-pub mod snapshot;
 pub mod status;
 pub mod trace;
 #[cfg(feature = "kubevirt")]

@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::agent::Reloads;
-use crate::room::Usage;
 use crate::status::{ApiServer, Instances, PortState};
 use metadata_content::sink::SinkCounts;
 use metadata_datapath::worker::WorkerStats;
+use metadata_feed::room::Usage;
 use metadata_serve::Tally;
 use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;

@@ -2,9 +2,9 @@
 
 use crate::node::{MAC, Node, PATIENCE, allowed, follow, next, once, primary, run, uid};
 use metadata_base::port::PortName;
+use metadata_feed::pods::PodEvent;
 use metadata_links::processes::forget as forget_process;
 use metadata_steer::{Found, SteerConfig, Steering};
-use metadata_user::feed::pods::PodEvent;
 use std::sync::Arc;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument, arguments_with_pins};

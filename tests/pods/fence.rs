@@ -2,7 +2,7 @@
 
 use crate::node::{MAC, MOMENT, Node, PATIENCE, allowed, next, none, once, primary, run, uid};
 use metadata_datapath::sandbox::{Mode, Stage};
-use metadata_user::feed::pods::{Places, PodEvent, PodUid, Pods, VolumeError};
+use metadata_feed::pods::{Places, PodEvent, PodUid, Pods, VolumeError};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};

@@ -2,9 +2,9 @@
 
 use crate::node::{MOMENT, Node, PATIENCE, allowed, follow, next, none, quiet, run, uid};
 use metadata_base::port::PortName;
+use metadata_feed::pods::{PodEvent, Pods};
 use metadata_links::processes::forget as forget_process;
 use metadata_steer::exists;
-use metadata_user::feed::pods::{PodEvent, Pods};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

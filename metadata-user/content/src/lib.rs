@@ -12,5 +12,6 @@ pub mod http;
 pub mod mailbox;
 pub mod record;
 pub mod sink;
+pub mod source;
 pub mod store;
 pub mod token;

@@ -49,12 +49,13 @@ pub use start::{Entry, serve};
 pub use state::{Errands, State};
 
 use crate::config::Config;
-use crate::feed::FeedEvent;
-use crate::registry::{RecordId, Source};
 use crate::status::{Guest, Held};
 use handover::{End, Giver, Succession, Taking, hand_over};
 use leave::Left;
+use metadata_content::source::Source;
 use metadata_datapath::stack::SlotStats;
+use metadata_feed::FeedEvent;
+use metadata_feed::registry::RecordId;
 use metadata_links::netns::NetnsId;
 use metadata_links::processes::forget as forget_process;
 use metadata_links::watch::Changed;

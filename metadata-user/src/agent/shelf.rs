@@ -13,8 +13,9 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use tracing::warn;
 
-use crate::registry::{MAX_RECORDS, RecordId, Source};
 use metadata_content::record::{Limits, Record};
+use metadata_content::source::Source;
+use metadata_feed::registry::{MAX_RECORDS, RecordId};
 use metadata_state::private_file;
 
 /// The directory's name in the state directory.
@@ -130,8 +131,9 @@ fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
 #[cfg(test)]
 mod tests {
     use super::{DIRECTORY, Shelf};
-    use crate::registry::{RecordId, Source};
     use metadata_content::record::{Limits, Record};
+    use metadata_content::source::Source;
+    use metadata_feed::registry::RecordId;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 

@@ -1,10 +1,10 @@
 use super::{Attaching, Errands, Exposition, Hub, Kind, Lag, Process, Reloads, Snapshot, render};
-use crate::room::Usage;
 use crate::status::{ApiServer, InstanceState, Instances, PortState};
 use metadata_content::sink::SinkCounts;
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{LinkStats, TapStats};
 use metadata_datapath::worker::{LoopStats, WorkerStats};
+use metadata_feed::room::Usage;
 use metadata_serve::Tally;
 use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use metadata_content::dialect::render;
 use metadata_content::record::Limits;
 use metadata_content::store::{Interner, Vm};
-use metadata_user::feed::directory;
+use metadata_feed::directory;
 use serde_json::{Value, json};
 use std::path::Path;
 use support::guest::METADATA;

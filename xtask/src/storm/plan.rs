@@ -16,7 +16,7 @@ use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
 use metadata_content::record::{Limits, Record, USER_DATA_DEFAULT, USER_DATA_MAX};
 use metadata_content::store::{Interner, Outcome, Responses, Vm};
-use metadata_user::feed::directory;
+use metadata_feed::directory;
 use serde_json::json;
 use std::collections::HashMap;
 use std::fs::File;

@@ -11,12 +11,12 @@ use tracing::{debug, info, warn};
 use super::status::spoken;
 use super::{Bound, Node, Rendered, Serves};
 use crate::agent::slots::IdentityName;
-use crate::registry::RecordId;
 use metadata_base::port::PortName;
 use metadata_content::dialect;
 use metadata_content::store::{Responses, SlotOutOfRange};
 use metadata_datapath::stack::StackStats;
 use metadata_datapath::worker::{ControlError, WorkerHandle};
+use metadata_feed::registry::RecordId;
 use metadata_steer::{Found, SteerError, Way};
 
 /// What is said of a port whose interface is not there.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metadata_common::verdict::Verdict;
+use metadata_feed::contact::{Failing, Report};
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -13,14 +14,15 @@ use super::{Node, Serves};
 use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
 use crate::recent;
-use crate::registry::{RecordId, Source, Standing};
 use crate::status::{
     About, ApiServer, Guest, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS,
     LISTED_GUESTS, LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed,
     Status, Unanswered, Worker,
 };
 use metadata_base::port::PortName;
+use metadata_content::source::Source;
 use metadata_datapath::stack::SlotStats;
+use metadata_feed::registry::{RecordId, Standing};
 use metadata_links::inlet;
 use metadata_serve::{End, Reason, Tally};
 use metadata_steer::{By, Way};
@@ -95,7 +97,10 @@ impl Node {
 
     /// How the API server answers.
     pub(super) fn api_server(&self) -> Option<ApiServer> {
-        self.api_server.as_ref().map(|contact| contact.report(Instant::now()))
+        let Report { asked_for, answered, failing, failures } =
+            self.api_server.as_ref()?.report(Instant::now());
+        let failing = failing.map(|Failing { since, kind, reason }| Unanswered { since, kind, reason });
+        Some(ApiServer { asked_for, answered, failing, failures })
     }
 
     fn conflicts(&self) -> Vec<String> {

@@ -5,8 +5,8 @@ use std::io;
 
 use super::super::facts::{Port, Records};
 use crate::config::Config;
-use crate::feed::{FeedError, directory};
 use metadata_base::port::PortName;
+use metadata_feed::{FeedError, directory};
 use metadata_steer::probe::{device, search};
 
 /// Refused records told, at most.
