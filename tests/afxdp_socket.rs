@@ -7,13 +7,13 @@
 use aya::Ebpf;
 use aya::maps::XskMap;
 use aya::programs::{Xdp, xdp::XdpMode};
+use metadata_base::time::Now;
 use metadata_common::maps::{Slot, name, program};
 use metadata_common::stamp::stamp;
-use metadata_user::afxdp::{AfxdpError, Socket, SocketConfig, SocketStats};
-use metadata_user::link::HubTap;
-use metadata_user::stack::Transmit;
-use metadata_user::time::Now;
-use metadata_user::worker::{Engine, Worker, WorkerConfig};
+use metadata_datapath::afxdp::{AfxdpError, Socket, SocketConfig, SocketStats};
+use metadata_datapath::link::HubTap;
+use metadata_datapath::stack::Transmit;
+use metadata_datapath::worker::{Engine, Worker, WorkerConfig};
 use smoltcp::phy::{Device as _, Medium, RawSocket, RxToken as _, TxToken as _};
 use smoltcp::time::Instant as SmolInstant;
 use std::os::fd::AsFd as _;

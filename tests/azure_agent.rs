@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_user::record::Record;
-use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::stack::{Stack, StackConfig};
-use metadata_user::store::{Interner, Store, Vm};
-use metadata_user::{addresses, dialect};
+use metadata_base::addresses;
+use metadata_content::dialect;
+use metadata_content::record::Record;
+use metadata_content::store::{Interner, Store, Vm};
+use metadata_datapath::stack::{Stack, StackConfig};
+use metadata_serve::{Serve, ServeConfig};
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;

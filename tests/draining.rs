@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metadata_common::cookie::Flow;
-use metadata_user::serve::Serve;
-use metadata_user::stack::{Claims, DRAIN_LIMIT, Stack, StackConfig, Transmit};
+use metadata_datapath::stack::{Claims, DRAIN_LIMIT, Stack, StackConfig, Transmit};
+use metadata_serve::Serve;
 use smoltcp::wire::TcpControl::{Fin, None as Bare};
 use support::client::{CLIENT, Client, Habits, SERVICE};
 use support::pattern::{Answered, Pattern, octets, responses, stack};

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use metadata_user::stack::StackConfig;
+use metadata_datapath::stack::StackConfig;
 use support::client::{Client, Habits};
 use support::pattern::{Answered, responses, stack};
 use support::wire::{Faults, World};

@@ -12,7 +12,7 @@ use metadata_common::maps::{
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::{arp, ethernet, ipv6};
-use metadata_user::stack::StackConfig;
+use metadata_datapath::stack::StackConfig;
 use smoltcp::wire::TcpControl;
 use support::frames::{self, Both, GATEWAY, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6, SOLICITED};
 use support::ledger::Book;

@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_user::feed::FeedEvent;
-use metadata_user::feed::contact::Contact;
-use metadata_user::feed::kubevirt::{self, Feed, Launchers, Options, Pace, follow};
-use metadata_user::feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
-use metadata_user::record::{Limits, Record};
+use metadata_content::record::{Limits, Record};
+use metadata_feed::FeedEvent;
+use metadata_feed::contact::Contact;
+use metadata_feed::kubevirt::{self, Feed, Launchers, Options, Pace, follow};
+use metadata_feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
 use serde_json::{Value, json};
 use support::apiserver::ApiServer;
 use support::pod::{Kubelet, Plugin};

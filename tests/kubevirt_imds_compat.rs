@@ -2,13 +2,13 @@
 //! as the feed translates them, its paths and formats as guests ask for them. Where an answer is another one the table says
 //! why, and what makes it the same.
 
-use metadata_user::dialect::render;
-use metadata_user::feed::kubevirt::translate::{Files, Outcome, is_wanted, translate};
-use metadata_user::feed::kubevirt::{Options, Vmi};
-use metadata_user::feed::pods::{Pod, Tap, TapKind};
-use metadata_user::http::{Method, Response};
-use metadata_user::record::{Limits, Record};
-use metadata_user::store::{Interner, Responses, Vm};
+use metadata_content::dialect::render;
+use metadata_content::http::{Method, Response};
+use metadata_content::record::{Limits, Record};
+use metadata_content::store::{Interner, Responses, Vm};
+use metadata_feed::kubevirt::translate::{Files, Outcome, is_wanted, translate};
+use metadata_feed::kubevirt::{Options, Vmi};
+use metadata_feed::pods::{Pod, Tap, TapKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! The agent serves with a handful of capabilities and none besides, as root and as anybody; each of them is needed;
 //! and once it serves it keeps only those by which ports come and go, its workers none but one.
 
-use metadata_user::sandbox::{Mode, Stage};
+use metadata_datapath::sandbox::{Mode, Stage};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;

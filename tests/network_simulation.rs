@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use metadata_user::stack::StackConfig;
+use metadata_datapath::stack::StackConfig;
 use support::client::{Client, Habits};
 use support::network::{Fault, Network, Path, Station};
 use support::pattern::{octets, responses, stack};

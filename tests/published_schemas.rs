@@ -81,7 +81,7 @@ fn merge(into: &mut Value, patch: &Value) {
 
 #[test]
 fn the_feeds_tables_are_of_vmis_as_kubevirt_publishes_them() {
-    let fixtures = top().join("metadata-user/src/feed/kubevirt/translate/fixtures");
+    let fixtures = top().join("metadata-user/feed/src/kubevirt/translate/fixtures");
     let tables = documents(&fixtures.join("tables.yaml")).remove(0);
     let lines = |table: &str| tables[table].as_array().expect("a table").clone();
     let (bindings, sources, states) = (lines("bindings"), lines("sources"), lines("states"));
@@ -131,7 +131,7 @@ fn mappings(value: &Value, path: &str, found: &mut Vec<String>) {
 fn a_field_nobody_knows_is_refused_wherever_it_is() {
     let mut paths = Vec::new();
     files(&top().join("deploy"), &mut paths);
-    paths.push(top().join("metadata-user/src/feed/kubevirt/translate/fixtures/vmi.json"));
+    paths.push(top().join("metadata-user/feed/src/kubevirt/translate/fixtures/vmi.json"));
     let mut places = 0;
     // Templates of the chart are YAML only once they are rendered.
     for path in

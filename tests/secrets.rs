@@ -1,19 +1,22 @@
 //! What a record, a guest or the agent keeps secret is in no log, no error and no debug form, and in no file that
 //! others may read.
 
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 use metadata_common::cookie::Key;
+use metadata_content::dialect;
+use metadata_content::http::{Headers, Method, Request, Target};
+use metadata_content::mailbox::{Document, Mailbox};
+use metadata_content::record::{Limits, Record};
+use metadata_content::sink::Outbox;
+use metadata_content::store::{Interner, Store, Vm};
+use metadata_datapath::stack::{Exchange as _, Service as _, StackConfig, Step};
+use metadata_serve::{Serve, ServeConfig};
+use metadata_steer::SteerConfig;
+use metadata_user::check;
 use metadata_user::config::Config;
+use metadata_user::explain;
 use metadata_user::explain::Question;
-use metadata_user::http::{Headers, Method, Request, Target};
-use metadata_user::mailbox::{Document, Mailbox};
-use metadata_user::record::{Limits, Record};
-use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::sink::Outbox;
-use metadata_user::stack::{Connection, Exchange as _, Service as _, StackConfig, Step};
-use metadata_user::steer::SteerConfig;
-use metadata_user::store::{Interner, Store, Vm};
-use metadata_user::time::Now;
-use metadata_user::{check, dialect, explain};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::fs::{self, Permissions};

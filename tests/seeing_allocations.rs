@@ -5,13 +5,14 @@ use std::alloc::System;
 use std::sync::Arc;
 use std::time::Duration;
 
+use metadata_base::connection::Connection;
+use metadata_content::http::{Response, Status};
+use metadata_content::store::{Endpoint, Host, Responses, Route, Store, Vm};
+use metadata_datapath::stack::{Exchange as _, Service as _, Step};
+use metadata_datapath::worker::Heartbeat;
+use metadata_serve::audit::Tape;
+use metadata_serve::{Serve, ServeConfig};
 use metadata_user::agent::Health;
-use metadata_user::audit::Tape;
-use metadata_user::http::{Response, Status};
-use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::stack::{Connection, Exchange as _, Service as _, Step};
-use metadata_user::store::{Endpoint, Host, Responses, Route, Store, Vm};
-use metadata_user::worker::Heartbeat;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::wire::at;
 

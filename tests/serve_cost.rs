@@ -8,14 +8,15 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_user::dialect;
-use metadata_user::mailbox::Mailboxes;
-use metadata_user::record::Record;
-use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::sink::Outbox;
-use metadata_user::stack::{Connection, Exchange as _, Service as _, Step};
-use metadata_user::store::{Interner, Store, Vm};
-use metadata_user::token::Keyring;
+use metadata_base::connection::Connection;
+use metadata_content::dialect;
+use metadata_content::record::Record;
+use metadata_content::sink::Outbox;
+use metadata_content::store::{Interner, Store, Vm};
+use metadata_content::token::Keyring;
+use metadata_datapath::stack::{Exchange as _, Service as _, Step};
+use metadata_serve::{Serve, ServeConfig};
+use metadata_state::mailboxes::Mailboxes;
 use support::typical;
 use support::wire::at;
 
@@ -80,7 +81,7 @@ fn main() {
 }
 
 /// One connection with one request; octets of the answer.
-fn ask(serve: &mut Serve, slot: u32, now: metadata_user::time::Now, get: &[u8]) -> usize {
+fn ask(serve: &mut Serve, slot: u32, now: metadata_base::time::Now, get: &[u8]) -> usize {
     let connection =
         Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), 40_000) };
     let mut exchange = serve.open(now, connection);

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use metadata_user::dialect;
-use metadata_user::record::Record;
-use metadata_user::store::{Entry, Interner, RequestLimit, Responses, Store, Vm};
+use metadata_content::dialect;
+use metadata_content::record::Record;
+use metadata_content::store::{Entry, Interner, RequestLimit, Responses, Store, Vm};
 use support::question::Question;
 use support::record::Identity;
 use support::seed;

@@ -2,7 +2,7 @@
 
 use std::alloc::System;
 
-use metadata_user::stack::{StackConfig, Transmit};
+use metadata_datapath::stack::{StackConfig, Transmit};
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::pattern::stack;

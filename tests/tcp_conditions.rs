@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use metadata_user::mtu::Mtus;
-use metadata_user::stack::{Ledger, NARROW_FOR, Service, StackConfig};
+use metadata_datapath::mtu::Mtus;
+use metadata_datapath::stack::{Ledger, NARROW_FOR, Service, StackConfig};
 use support::client::{Client, Habits};
 use support::pattern::{octets, responses, stack};
 use support::wire::{Faults, World};
@@ -167,7 +167,7 @@ fn a_fifth_of_all_frames_lost_costs_half_of_all_guests_no_more_than_seconds() {
     assert!(median < 8.0, "half of all guests waited longer than {median:.1} s");
 }
 
-fn clean_world() -> World<metadata_user::serve::Serve<support::pattern::Pattern>> {
+fn clean_world() -> World<metadata_serve::Serve<support::pattern::Pattern>> {
     let (stack, _) = stack(StackConfig::default());
     World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0)
 }

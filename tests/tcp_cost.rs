@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_user::http::{Response, Status};
-use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::stack::{Stack, StackConfig, Transmit};
-use metadata_user::store::{Endpoint, Host, Responses, Route, Store, Vm};
+use metadata_content::http::{Response, Status};
+use metadata_content::store::{Endpoint, Host, Responses, Route, Store, Vm};
+use metadata_datapath::stack::{Stack, StackConfig, Transmit};
+use metadata_serve::{Serve, ServeConfig};
 use smoltcp::wire::TcpControl;
 use support::checksum;
 use support::raw::Segment;

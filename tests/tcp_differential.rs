@@ -14,7 +14,7 @@ mod script;
 
 use std::cell::Cell;
 
-use metadata_user::stack::NoLedger;
+use metadata_datapath::stack::NoLedger;
 use proptest::prelude::*;
 use proptest::test_runner::{TestError, TestRunner};
 use support::kernel::{Board, Kernel};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use metadata_common::mac::Mac;
-use metadata_user::stack::{StackConfig, StackStats};
+use metadata_datapath::stack::{StackConfig, StackStats};
 use smoltcp::wire::TcpControl;
 use support::checksum;
 use support::pattern::{responses, stack};

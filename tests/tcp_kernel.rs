@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_common::maps::AllSent;
-use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::stack::{Stack, StackConfig};
+use metadata_datapath::stack::{Stack, StackConfig};
+use metadata_serve::{Serve, ServeConfig};
 use smoltcp::wire::TcpControl::Fin;
 use support::client::{Client, Habits};
 use support::kernel::{Board, Kernel};

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
-use metadata_user::http::{Request, Response, Status};
-use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::stack::{Connection, Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
-use metadata_user::store::Parked;
-use metadata_user::time::Now;
+use metadata_content::http::{Request, Response, Status};
+use metadata_content::store::Parked;
+use metadata_datapath::stack::{Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
+use metadata_serve::{Answer, Answers, Serve, ServeConfig};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};

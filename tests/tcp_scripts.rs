@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use metadata_user::stack::StackConfig;
+use metadata_datapath::stack::StackConfig;
 use smoltcp::wire::TcpControl;
 use support::raw::{Raw, Reply, Segment};
 use support::toy::{self, Toy};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_common::maps::Slot;
-use metadata_user::afxdp::SocketStats;
-use metadata_user::link::{FrameSource, HubTap};
-use metadata_user::stack::StackConfig;
-use metadata_user::worker::{Worker, WorkerConfig};
+use metadata_datapath::afxdp::SocketStats;
+use metadata_datapath::link::{FrameSource, HubTap};
+use metadata_datapath::stack::StackConfig;
+use metadata_datapath::worker::{Worker, WorkerConfig};
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use support::raw::{FIN_ACK, Raw, Reply, Segment};
 use support::toy::{self, Board, Toy};

@@ -1,12 +1,12 @@
 //! `xdp-imds token-key`: nodes that are given one key take each other's tokens, also while it is changed, and the key is told
 //! nobody who does not ask for it.
 
+use metadata_content::dialect::render;
+use metadata_content::http::{Method, Status};
+use metadata_content::record::Record;
+use metadata_content::store::{Interner, Responses};
 use metadata_user::agent::State;
 use metadata_user::config::Config;
-use metadata_user::dialect::render;
-use metadata_user::http::{Method, Status};
-use metadata_user::record::Record;
-use metadata_user::store::{Interner, Responses};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn node(key: &Path) -> Result<Responses, String> {
     let config = Config { token_key: Some(key.to_owned()), state: None, ..Config::default() };
     let (state, _) = State::open(&config).map_err(|error| format!("{error:#}"))?;
     let (mut record, _) = Record::parse("a.json", &Identity::of(0).record(1)).expect("a record");
-    record.serve.imdsv2 = metadata_user::record::Imdsv2::Required;
+    record.serve.imdsv2 = metadata_content::record::Imdsv2::Required;
     Ok(render(&record, &mut Interner::new(), state.vm(&record)))
 }
 

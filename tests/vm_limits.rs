@@ -1,14 +1,16 @@
 //! What one VM may take of the agent has an end, which is counted, and at which only that VM is refused.
 
 use metadata_common::maps::Slot;
-use metadata_user::account::{BUFFERED_PER_VM, COMPUTED_PER_VM, CONNECTIONS_PER_VM, HELD_PER_VM, Resource};
-use metadata_user::dialect;
-use metadata_user::http::body::BODY_MAX;
-use metadata_user::http::{Response, Status};
-use metadata_user::record::Record;
-use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::stack::{Stack, StackConfig};
-use metadata_user::store::{Call, Endpoint, Host, Interner, Live, Outcome, Responses, Route, Store, Vm};
+use metadata_content::account::{
+    BUFFERED_PER_VM, COMPUTED_PER_VM, CONNECTIONS_PER_VM, HELD_PER_VM, Resource,
+};
+use metadata_content::dialect;
+use metadata_content::http::body::BODY_MAX;
+use metadata_content::http::{Response, Status};
+use metadata_content::record::Record;
+use metadata_content::store::{Call, Endpoint, Host, Interner, Live, Outcome, Responses, Route, Store, Vm};
+use metadata_datapath::stack::{Stack, StackConfig};
+use metadata_serve::{Serve, ServeConfig};
 use serde_json::{Value, json};
 use smoltcp::wire::TcpControl::Rst;
 use std::sync::Arc;

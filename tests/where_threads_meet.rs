@@ -7,16 +7,16 @@ mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 }
 
-#[path = "../metadata-user/src/afxdp/all_sent/cell.rs"]
+#[path = "../metadata-user/datapath/src/afxdp/all_sent/cell.rs"]
 mod cell;
-#[path = "../metadata-user/src/worker/told.rs"]
+#[path = "../metadata-user/datapath/src/worker/told.rs"]
 mod told;
 
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use metadata_common::maps::AllSent;
-use metadata_user::stack::{Displaced, Heard};
+use metadata_datapath::stack::{Displaced, Heard};
 
 use cell::Cell;
 use sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -74,7 +74,7 @@ impl<const N: usize> Queue<N> {
     }
 }
 
-/// The control side and a worker of [`metadata_user::worker`].
+/// The control side and a worker of [`metadata_datapath::worker`].
 #[derive(Debug)]
 struct Shared<const N: usize> {
     told: Told,

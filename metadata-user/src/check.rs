@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::dialect;
-use crate::feed::directory;
-use crate::port::PortName;
-use crate::record::values::{NicMac, Uuid};
-use crate::record::{Limits, Record, Step, Warning};
-use crate::store::{Endpoint, Host, Interner, Responses, Route, Vm};
+use metadata_base::port::PortName;
+use metadata_content::dialect;
+use metadata_content::record::values::{NicMac, Uuid};
+use metadata_content::record::{Limits, Record, Step, Warning};
+use metadata_content::store::{Endpoint, Host, Interner, Responses, Route, Vm};
+use metadata_feed::directory;
 
 /// What a check found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,7 +154,7 @@ impl Check<'_> {
 }
 
 /// The place of a field in a file; without position when it can no longer be read.
-fn place(path: &Path, field: &[Step]) -> crate::record::Place {
+fn place(path: &Path, field: &[Step]) -> metadata_content::record::Place {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     Record::locate(&path.to_string_lossy(), &text, field)
 }
@@ -248,7 +248,7 @@ fn print_paths(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{Findings, run};
-    use crate::record::Limits;
+    use metadata_content::record::Limits;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 

@@ -23,28 +23,23 @@ use metadata_common::maps;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
-use crate::addresses;
-use crate::audit::AuditConfig;
+use metadata_base::addresses;
+use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
+use metadata_base::run::DEFAULT_RUN;
+use metadata_content::record;
+use metadata_datapath::sandbox;
 #[cfg(feature = "kubevirt")]
-use crate::feed::kubevirt;
-use crate::port::PortName;
-use crate::record;
-use crate::registry::MAX_RECORDS;
-use crate::room;
-use crate::sandbox;
-use crate::steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
+use metadata_feed::kubevirt;
+use metadata_feed::registry::MAX_RECORDS;
+use metadata_feed::room;
+use metadata_serve::audit::AuditConfig;
+use metadata_steer::{Guarded, HUB_PREFIX_MAX, HUBS_OF_A_SIDE, Limits, Mode};
 
 /// Where state is kept unless the configuration says otherwise.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
 
 /// Where links and maps are pinned unless the configuration says otherwise: below the bpffs that systemd mounts.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
-
-/// Where sockets are kept unless the configuration says otherwise.
-pub const DEFAULT_RUN: &str = "/run/xdp-imds";
-
-/// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
-const MAX_IFNAME: usize = 15;
 
 /// What the agent runs with.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -121,6 +116,7 @@ pub struct Config {
     pub kubevirt: Option<kubevirt::Options>,
     /// Whether system calls and capabilities that serving does not take are given up ([`sandbox`]): `on` (default),
     /// `log`, which allows all and has the kernel log what `on` would refuse, or `off`.
+    #[serde(deserialize_with = "read_sandbox")]
     pub sandbox: sandbox::Mode,
 }
 
@@ -193,6 +189,33 @@ fn read_octets<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize
         Some(Written::Number(number)) => Ok(Some(number)),
         Some(Written::Text(text)) => octets(&text).map(Some).map_err(serde::de::Error::custom),
     }
+}
+
+/// The words for [`sandbox::Mode`].
+#[derive(Clone, Copy, Debug, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Sandbox {
+    /// What is not allowed fails.
+    On,
+    /// Everything is allowed, and what should not be is in the kernel's log (audit type 1326): to find out what a
+    /// filter lacks.
+    Log,
+    /// No filter, and no capability is given up.
+    Off,
+}
+
+impl From<Sandbox> for sandbox::Mode {
+    fn from(word: Sandbox) -> Self {
+        match word {
+            Sandbox::On => Self::On,
+            Sandbox::Log => Self::Log,
+            Sandbox::Off => Self::Off,
+        }
+    }
+}
+
+fn read_sandbox<'de, D: serde::Deserializer<'de>>(from: D) -> Result<sandbox::Mode, D::Error> {
+    Sandbox::deserialize(from).map(Into::into)
 }
 
 fn read_workers<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
@@ -436,16 +459,6 @@ impl Config {
 
 fn is_ifname_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
-}
-
-/// True for a name the kernel would take for an interface (`dev_valid_name` in net/core/dev.c).
-#[must_use]
-pub fn is_ifname(name: &str) -> bool {
-    !name.is_empty()
-        && name.len() <= MAX_IFNAME
-        && name != "."
-        && name != ".."
-        && !name.bytes().any(|b| b == b'/' || b == b':' || b.is_ascii_whitespace())
 }
 
 impl FromStr for PortSpec {

@@ -8,15 +8,16 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, bail};
 
-use crate::feed::directory;
-use crate::http::parse::TARGET_MAX;
-use crate::http::target::normalise;
-use crate::http::{Headers, Method, Request, Response};
-use crate::record::Limits;
-use crate::stack::Connection;
-use crate::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
-use crate::time::Now;
-use crate::{addresses, dialect};
+use metadata_base::addresses;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_content::dialect;
+use metadata_content::http::parse::TARGET_MAX;
+use metadata_content::http::target::normalise;
+use metadata_content::http::{Headers, Method, Request, Response};
+use metadata_content::record::Limits;
+use metadata_content::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
+use metadata_feed::directory;
 
 /// Most octets of a body that are printed.
 const SHOWN_OCTETS: usize = 8 << 10;
@@ -199,7 +200,7 @@ fn answer(response: &Response, method: Method, out: &mut dyn Write) -> anyhow::R
 #[cfg(test)]
 mod tests {
     use super::{Question, run};
-    use crate::record::Limits;
+    use metadata_content::record::Limits;
     use std::os::unix::fs::PermissionsExt as _;
 
     const FULL: &str = include_str!("../../tests/vectors/record.yaml");

@@ -15,14 +15,16 @@ use hadris_iso::sync::write::options::{CreationFeatures, IsoFormatOptions};
 use hadris_iso::sync::write::{InputEntry, InputTree, IsoImageWriter};
 use serde_json::{Map, Value};
 
-use crate::feed::directory;
-use crate::http::{Headers, Method, Request, Target};
-use crate::record::{Limits, Record};
-use crate::stack::Connection;
-use crate::store::path::OPENSTACK_VERSIONS;
-use crate::store::{Endpoint, Host, Interner, Outcome, Responses, Vm};
-use crate::time::Now;
-use crate::{addresses, dialect, private_file};
+use metadata_base::addresses;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_content::dialect;
+use metadata_content::http::{Headers, Method, Request, Target};
+use metadata_content::record::{Limits, Record};
+use metadata_content::store::path::OPENSTACK_VERSIONS;
+use metadata_content::store::{Endpoint, Host, Interner, Outcome, Responses, Vm};
+use metadata_feed::directory;
+use metadata_state::private_file;
 
 /// A form of disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 pub use client::{Failure, NAME_MAX, is_name, path_of};
 pub use verbs::{EXIT, Get, Ls, Register, Rm};
 
-use crate::registry::Source;
 use crate::status::{GuestState, InstanceState};
+use metadata_content::source::Source;
 
 /// Instances told of in one answer; the next answer goes on where it ends.
 pub const PAGE: usize = 512;

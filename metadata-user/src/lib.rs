@@ -6,41 +6,17 @@
 //! thread, the clock and the waiting; nothing from `link` inwards knows a file descriptor or reads a
 //! clock.
 
-pub mod account;
-pub mod addresses;
-pub mod afxdp;
 pub mod agent;
-pub mod audit;
 pub mod check;
 pub mod config;
-pub mod dialect;
+pub mod delivery;
 pub mod doctor;
 pub mod explain;
 pub mod export;
-pub mod feed;
-pub mod http;
 pub mod instances;
-pub mod link;
-pub mod mailbox;
 pub mod metrics;
-pub mod mtu;
-pub mod port;
-mod private_file;
 pub mod recent;
-pub mod record;
-pub mod registry;
-pub mod room;
-pub mod sandbox;
-pub mod serve;
-pub mod sink;
-pub mod snapshot;
-pub mod stack;
 pub mod status;
-pub mod steer;
-pub mod store;
-pub mod time;
-pub mod token;
 pub mod trace;
 #[cfg(feature = "kubevirt")]
 pub mod webhook;
-pub mod worker;

@@ -7,15 +7,23 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use metadata_base::run::DEFAULT_RUN;
+use metadata_datapath::sandbox;
+use metadata_feed::libvirt::hook;
+use metadata_state::token_file;
+use metadata_steer::{Guarded, Mode, Released};
+use metadata_user::agent;
+use metadata_user::check;
 use metadata_user::config::{self, Config, PortSpec};
-use metadata_user::feed::libvirt::hook;
+use metadata_user::doctor;
+use metadata_user::explain;
+use metadata_user::export;
+use metadata_user::instances;
 use metadata_user::recent::Recent;
 use metadata_user::status::{self, ClientError, Outcome};
-use metadata_user::steer::{self, Guarded, Mode, Released};
-use metadata_user::token::Keyring;
+use metadata_user::trace;
 #[cfg(feature = "kubevirt")]
 use metadata_user::webhook;
-use metadata_user::{agent, check, doctor, explain, export, instances, sandbox, trace};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -28,7 +36,7 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 #[derive(Parser)]
 #[command(name = "xdp-imds", version = build_id::VERSION, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
-    /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_user::steer=debug`
+    /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_steer=debug`
     /// [default: `log` of the configuration, or info].
     #[arg(long, global = true, env = "XDP_IMDS_LOG", value_name = "FILTER", value_parser = filter)]
     log: Option<String>,
@@ -89,7 +97,7 @@ enum Verb {
         #[arg(value_name = "PORT|MAC|VM")]
         guest: Option<String>,
         /// The agent's directory of sockets.
-        #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN)]
+        #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
         run: PathBuf,
         /// Every port, not only those that are not attached.
         #[arg(long, conflicts_with = "guest")]
@@ -270,7 +278,7 @@ struct Serve {
     workers: Option<u32>,
     /// Whether the agent gives up what serving does not take of system calls and capabilities [default: on].
     #[arg(long, value_name = "MODE", value_enum)]
-    sandbox: Option<sandbox::Mode>,
+    sandbox: Option<config::Sandbox>,
 }
 
 impl Serve {
@@ -288,7 +296,7 @@ impl Serve {
         config.guard = this.guard.unwrap_or(config.guard);
         config.hub = this.hub.unwrap_or(config.hub);
         config.workers = this.workers.unwrap_or(config.workers);
-        config.sandbox = this.sandbox.unwrap_or(config.sandbox);
+        config.sandbox = this.sandbox.map_or(config.sandbox, Into::into);
         config.validate()?;
         anyhow::ensure!(
             config.has_records(),
@@ -371,13 +379,13 @@ fn look(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Resul
 /// Prints a key file.
 fn token_key(after: Option<&Path>) -> anyhow::Result<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
-    println!("{}", Keyring::generate(after, now)?);
+    println!("{}", token_file::generate(after, now)?);
     Ok(())
 }
 
 /// Takes off what is pinned and says what that was.
 fn release(pins: &Path, force: bool) -> anyhow::Result<()> {
-    let Released { links, maps } = steer::release(pins, force)?;
+    let Released { links, maps } = metadata_steer::release(pins, force)?;
     match (links, maps) {
         (0, 0) => println!("nothing is pinned in {}", pins.display()),
         _ => println!("took {links} programs off their devices and forgot {maps} maps"),

@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::agent::Reloads;
-use crate::audit::AuditCounts;
-use crate::mailbox::MailboxCounts;
-use crate::room::Usage;
-use crate::serve::Tally;
-use crate::sink::SinkCounts;
 use crate::status::{ApiServer, Instances, PortState};
-use crate::steer::HubLosses;
-use crate::worker::WorkerStats;
+use metadata_content::sink::SinkCounts;
+use metadata_datapath::worker::WorkerStats;
+use metadata_feed::room::Usage;
+use metadata_serve::Tally;
+use metadata_serve::audit::AuditCounts;
+use metadata_state::mailboxes::MailboxCounts;
+use metadata_steer::HubLosses;
 
 pub use exposition::{Exposition, Kind};
 use hubs::Hubs;

@@ -1,8 +1,8 @@
 //! What may stand around a packet for a served address, and what is no IP at all.
 
+use metadata_base::addresses::SCALEWAY_NEXT_HOP;
 use metadata_common::verdict::Verdict::{self, *};
 use metadata_common::wire::{arp, ethernet, protocol};
-use metadata_user::addresses::SCALEWAY_NEXT_HOP;
 use support::arena::{Case, Kind, Outcome};
 use support::frames::{self, OTHER_V4, SERVED_V4, SERVED_V6, SOLICITED, with};
 

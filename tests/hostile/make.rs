@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use metadata_base::addresses;
 use metadata_common::mac::Mac;
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
-use metadata_user::addresses;
 use support::arena::ATTACKER;
 use support::record::Identity;
 use support::{checksum, frames};

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Result;
+use metadata_base::addresses;
 use metadata_common::mac::Mac;
 use metadata_common::wire::{arp, ethernet, ipv4, ipv6, protocol};
-use metadata_user::addresses;
 use smoltcp::wire::{Icmpv4Packet, Icmpv6Packet, IpAddress, Ipv4Packet, Ipv6Packet, TcpPacket};
 use support::agent::{self, Agent, PortArgument};
 use support::arena::{ATTACKER, Case, Scene};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_user::http::Method;
+use metadata_content::http::Method;
 use support::agent::PortArgument;
 use support::books;
 use support::privileged;

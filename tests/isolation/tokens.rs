@@ -1,7 +1,7 @@
 //! A token is good for the VM and the dialect it was made for, until it expires, to the last bit.
 
 use anyhow::{Result, ensure};
-use metadata_user::http::Method;
+use metadata_content::http::Method;
 use serde_json::json;
 use std::time::Duration;
 use support::agent::PortArgument;

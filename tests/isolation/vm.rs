@@ -197,7 +197,7 @@ pub(crate) fn tokens(station: &mut Station, seconds: u32) -> Result<Vec<(Questio
     TOKENS
         .iter()
         .map(|(host, field, path, age)| {
-            let put = Question::get(*path).by(metadata_user::http::Method::Put).at(*host);
+            let put = Question::get(*path).by(metadata_content::http::Method::Put).at(*host);
             let (status, body) = ask(station, &put.with(age, seconds.to_string()), &[])?;
             if status != 200 {
                 bail!("no token by {path}: {status}");

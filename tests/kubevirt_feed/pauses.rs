@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_user::feed::kubevirt::{self, Pace};
-use metadata_user::status::Unanswered;
+use metadata_feed::contact::Failing;
+use metadata_feed::kubevirt::{self, Pace};
 use serde_json::json;
 use support::apiserver::{ApiServer, Manner};
 use support::pod::Kubelet;
@@ -141,7 +141,7 @@ async fn a_history_that_is_gone_is_no_failure_and_everything_is_listed_at_once()
 }
 
 /// The first failure of a feed, as the contact reports it.
-async fn failing(node: &Node) -> Unanswered {
+async fn failing(node: &Node) -> Failing {
     let end = Instant::now() + PATIENCE;
     loop {
         let report = node.contact.report(std::time::Instant::now());
@@ -225,7 +225,10 @@ async fn the_contact_says_when_the_server_answered_last_and_why_it_does_not_now(
         assert!(now.failures[kind] > before, "{kind}: {now:?}");
         // A server that forgets what it has listed gives useful lists.
         let since = now.failing.as_ref().map_or(0.0, |failing| failing.since);
-        assert!(now.silence() >= since || manner == Manner::Expired, "{kind}: {now:?}");
+        assert!(
+            now.answered.unwrap_or(now.asked_for) >= since || manner == Manner::Expired,
+            "{kind}: {now:?}"
+        );
         server.behave(Manner::Well);
         until("its return", &|| report().failing.is_none()).await;
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_user::feed::pods::{NicNames, names_of};
+use metadata_feed::pods::{NicNames, names_of};
 use metadata_user::instances::Instance;
 use metadata_user::status::Status;
 use serde::de::DeserializeOwned;

@@ -6,9 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use metadata_user::addresses;
+use metadata_base::addresses;
+use metadata_links::inlet;
 use metadata_user::status::{GuestWay, PortState};
-use metadata_user::steer::inlet;
 use serde_json::{Value, json};
 use support::agent::Agent;
 use support::guest::{METADATA, curl_in};

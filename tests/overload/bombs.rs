@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_user::account::BUFFERED_PER_VM;
-use metadata_user::http::body::BODY_MAX;
-use metadata_user::http::parse::{FIELDS_MAX, TARGET_MAX};
-use metadata_user::mailbox::{ATTRIBUTE_OCTETS, ATTRIBUTES_OCTETS_PER_VM, ATTRIBUTES_PER_VM, WAITS_PER_VM};
+use metadata_content::account::BUFFERED_PER_VM;
+use metadata_content::http::body::BODY_MAX;
+use metadata_content::http::parse::{FIELDS_MAX, TARGET_MAX};
+use metadata_content::mailbox::{
+    ATTRIBUTE_OCTETS, ATTRIBUTES_OCTETS_PER_VM, ATTRIBUTES_PER_VM, WAITS_PER_VM,
+};
 use support::agent::Agent;
 use support::answers::PATHS;
 use support::arena::{ATTACKER, Arena, Scene, serves};
@@ -18,7 +20,10 @@ use support::record::Identity;
 use support::station::{Station, Talk, answer};
 use support::tap::Shape;
 
-use crate::{Attack, RECOVERY, SERVICE, withstand};
+use crate::Attack;
+use crate::RECOVERY;
+use crate::SERVICE;
+use crate::withstand;
 
 /// For a bomb to be poured out, and its answer to come: on a busy machine, all take their turns.
 const MOST: Duration = Duration::from_secs(60);

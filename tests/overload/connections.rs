@@ -11,7 +11,9 @@ use support::mob::Mob;
 use support::raw::Segment;
 use support::station::{Station, Talk, answer, get};
 
-use crate::{Attack, SERVICE, withstand};
+use crate::Attack;
+use crate::SERVICE;
+use crate::withstand;
 
 /// Connections one port may have (`StackConfig::connections_per_port`).
 const PER_PORT: usize = 128;

@@ -3,16 +3,18 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Result, ensure};
+use metadata_base::addresses::METADATA_LINK_LOCAL;
 use metadata_common::mac::Mac;
 use metadata_common::wire::{arp, ethernet, ipv4, protocol};
-use metadata_user::addresses::METADATA_LINK_LOCAL;
 use smoltcp::wire::TcpControl;
 use support::agent::Agent;
 use support::frames::{self, SERVED_V4, SERVED_V6, SOLICITED, with};
 use support::raw::Segment;
 use support::station::Station;
 
-use crate::{Attack, SERVICE, withstand};
+use crate::Attack;
+use crate::SERVICE;
+use crate::withstand;
 
 /// Frames of one flood: several buckets full.
 const FRAMES: usize = 20_000;

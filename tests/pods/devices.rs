@@ -2,7 +2,7 @@
 
 use crate::node::{MAC, Node, allowed, follow, next, once, primary, quiet, run, taps, uid};
 use metadata_common::mac::Mac;
-use metadata_user::feed::pods::{Pod, PodEvent, TapKind, names_of};
+use metadata_feed::pods::{Pod, PodEvent, TapKind, names_of};
 use support::pod::{Binding, How, PodNetwork};
 use support::tap::Shape;
 

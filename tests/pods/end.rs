@@ -1,9 +1,10 @@
 //! When a launcher ends its pod is gone, and its network namespace with it: nothing of the agent's keeps it.
 
 use crate::node::{MAC, Node, PATIENCE, allowed, follow, next, once, primary, run, uid};
-use metadata_user::feed::pods::PodEvent;
-use metadata_user::port::PortName;
-use metadata_user::steer::{Found, SteerConfig, Steering, forget_process};
+use metadata_base::port::PortName;
+use metadata_feed::pods::PodEvent;
+use metadata_links::processes::forget as forget_process;
+use metadata_steer::{Found, SteerConfig, Steering};
 use std::sync::Arc;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument, arguments_with_pins};

@@ -1,8 +1,8 @@
 //! All of it behind the agent's fence, with the capabilities a DaemonSet grants and none besides.
 
 use crate::node::{MAC, MOMENT, Node, PATIENCE, allowed, next, none, once, primary, run, uid};
-use metadata_user::feed::pods::{Places, PodEvent, PodUid, Pods, VolumeError};
-use metadata_user::sandbox::{Mode, Stage};
+use metadata_datapath::sandbox::{Mode, Stage};
+use metadata_feed::pods::{Places, PodEvent, PodUid, Pods, VolumeError};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};

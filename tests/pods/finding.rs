@@ -1,9 +1,10 @@
 //! The launcher of a pod is found, and nobody is taken for it.
 
 use crate::node::{MOMENT, Node, PATIENCE, allowed, follow, next, none, quiet, run, uid};
-use metadata_user::feed::pods::{PodEvent, Pods};
-use metadata_user::port::PortName;
-use metadata_user::steer::{exists, forget_process};
+use metadata_base::port::PortName;
+use metadata_feed::pods::{PodEvent, Pods};
+use metadata_links::processes::forget as forget_process;
+use metadata_steer::exists;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

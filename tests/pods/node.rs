@@ -1,7 +1,7 @@
 //! A node with pods on it, and what is told of them.
 
 use metadata_common::mac::Mac;
-use metadata_user::feed::pods::{NicNames, Places, Pod, PodEvent, PodUid, Pods, names_of};
+use metadata_feed::pods::{NicNames, Places, Pod, PodEvent, PodUid, Pods, names_of};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Clients that read whole trees by their listings.
 
-use metadata_user::http::{Response, Status};
-use metadata_user::store::Host;
+use metadata_content::http::{Response, Status};
+use metadata_content::store::Host;
 use proptest::prelude::*;
 use support::question::{Insider, quoted};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use metadata_user::record::Record;
+use metadata_content::record::Record;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;

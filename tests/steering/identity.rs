@@ -68,7 +68,7 @@ fn one_interface_index_in_two_namespaces_is_two_ports() {
     let mut node = Node::start();
     let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
     let ports = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
-    let indexes = ports.each_ref().map(|(_, name)| metadata_user::steer::exists(name).expect("a look-up"));
+    let indexes = ports.each_ref().map(|(_, name)| metadata_steer::exists(name).expect("a look-up"));
     assert!(indexes[0].is_some() && indexes[0] == indexes[1], "the test needs equal indexes: {indexes:?}");
     let [(first, first_name), (second, second_name)] = &ports;
     for name in [first_name, second_name] {

@@ -1,10 +1,10 @@
 //! Ports come and go while steering runs, and steering itself comes and goes without a trace.
 
 use crate::node::{ALICE, BOB, Node, ask, config, delete, gets, gets_nothing, port, start_in, within};
+use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict;
-use metadata_user::port::PortName;
-use metadata_user::steer::{Found, SteerError, exists};
+use metadata_steer::{Found, SteerError, exists};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::time::Duration;

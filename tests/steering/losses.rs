@@ -1,11 +1,11 @@
 //! Frames that a device has no room for, or does not take: each is counted, and the device is named.
 
 use super::node::{ALICE, BOB, Node, ask, config, gets, port, within};
+use metadata_base::port::PortName;
 use metadata_common::maps::ANSWER_LINK;
 use metadata_common::verdict::Verdict;
-use metadata_user::afxdp::{Queues, SocketConfig};
-use metadata_user::port::PortName;
-use metadata_user::steer::{HUB_QUEUES, Limits, SteerConfig, Steering, Way};
+use metadata_datapath::afxdp::{Queues, SocketConfig};
+use metadata_steer::{HUB_QUEUES, Limits, SteerConfig, Steering, Way};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::netns::Namespace;

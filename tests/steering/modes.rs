@@ -3,14 +3,12 @@
 use crate::node::{
     ALICE, BOB, Node, SERVED, ask, ask_for, config, gets, gets_nothing, port, start_in, within,
 };
+use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_STEERED;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::ethernet;
-use metadata_user::port::PortName;
-use metadata_user::steer::{
-    By, LOOKS_AT_ONCE, Limits, Mode, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError,
-};
+use metadata_steer::{By, LOOKS_AT_ONCE, Limits, Mode, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::frames::{self, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6};

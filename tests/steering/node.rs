@@ -1,10 +1,10 @@
 //! A node with steering on it, and what its guests send and get.
 
+use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
-use metadata_user::port::PortName;
-use metadata_user::steer::{Limits, Mode, SteerConfig, SteerError, Steering};
+use metadata_steer::{Limits, Mode, SteerConfig, SteerError, Steering};
 use std::fs::File;
 use std::io::Write as _;
 use std::time::{Duration, Instant};

@@ -1,13 +1,12 @@
 //! What is pinned outlives the agent: ports stay closed, and the next agent goes on where the last one was.
 
 use crate::node::{ALICE, BOB, ask, ask_for, config, delete, gets, gets_nothing, port, start_in, within};
+use metadata_base::port::PortName;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict;
-use metadata_user::port::PortName;
-use metadata_user::steer::{
-    Adopt, By, Mode, PinsError, Released, SteerConfig, SteerError, Steering, release,
-};
+use metadata_links::error::LinkError;
+use metadata_steer::{Adopt, By, Mode, PinsError, Released, SteerConfig, SteerError, Steering, release};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 use support::bpffs::Bpffs;
@@ -563,6 +562,6 @@ fn a_live_agent_on_the_other_side_is_an_error_that_names_takeover() {
     let ns = Namespace::new("steer").expect("a namespace");
     ns.ip("tuntap add imds-t32 mode tap").expect("a tap");
     let error = start_in(&ns, &config()).err().expect("a refusal");
-    assert!(matches!(error, SteerError::HubInUse { .. }), "{error}");
+    assert!(matches!(error, SteerError::Link(LinkError::HubInUse { .. })), "{error}");
     assert!(error.to_string().contains("--takeover"), "{error}");
 }

@@ -1,11 +1,12 @@
 //! What cannot be done is refused with a reason, and leaves everything as it was.
 
 use crate::node::{ALICE, BOB, Node, ask, config, port, start_in};
+use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_SLOTS;
 use metadata_common::verdict::Verdict;
-use metadata_user::port::PortName;
-use metadata_user::steer::{Limits, SteerConfig, SteerError};
+use metadata_links::error::LinkError;
+use metadata_steer::{Limits, SteerConfig, SteerError};
 use support::netns::Namespace;
 use support::privileged;
 
@@ -16,7 +17,7 @@ fn a_second_agent_with_one_hub_name_is_refused_and_the_first_goes_on() {
     }
     let mut node = Node::start();
     let error = start_in(&node.ns, &config()).err().expect("the hub name is in use");
-    assert!(matches!(error, SteerError::HubInUse { .. }), "{error}");
+    assert!(matches!(error, SteerError::Link(LinkError::HubInUse { .. })), "{error}");
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, ALICE, 0).expect("bound");
@@ -103,7 +104,7 @@ fn a_port_that_is_not_there_is_refused() {
     assert!(matches!(error, SteerError::PortGone { .. }), "{error}");
     let elsewhere = PortName { ifname: "tap0".into(), netns: Some("no-such-namespace".into()) };
     let error = node.steering.attach(&elsewhere).expect_err("no such namespace");
-    assert!(matches!(error, SteerError::Namespace { .. }), "{error}");
+    assert!(matches!(error, SteerError::Link(LinkError::Namespace { .. })), "{error}");
     assert_eq!(node.steering.ports().count(), 0);
 }
 

@@ -3,14 +3,14 @@
 use crate::node::{
     ALICE, BOB, Node, SERVED, ask, ask_for, config, gets, gets_nothing, port, start_in, within,
 };
+use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_STEERED, RING_BYTES, RING_FRESH, RING_RECORDS};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
-use metadata_user::link::FrameSource as _;
-use metadata_user::port::PortName;
-use metadata_user::steer::{By, Limits, Mode, QUIET, Ring, SteerConfig, Steering};
+use metadata_datapath::link::FrameSource as _;
+use metadata_steer::{By, Limits, Mode, QUIET, Ring, SteerConfig, Steering};
 use std::time::{Duration, Instant};
 use support::frames::{self, SERVED_V4};
 use support::netns::Namespace;

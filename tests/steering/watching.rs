@@ -1,8 +1,11 @@
 //! What happens in the kernel is told of: devices that come and go, and what the programs log.
 
 use crate::node::{ALICE, Node, ask, port};
-use metadata_user::port::PortName;
-use metadata_user::steer::{Changed, Device, Found, LinkWatch, exists};
+use metadata_base::port::PortName;
+use metadata_links::watch::Changed;
+use metadata_links::watch::Device;
+use metadata_links::watch::LinkWatch;
+use metadata_steer::{Found, exists};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

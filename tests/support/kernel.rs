@@ -5,7 +5,7 @@ use metadata_common::cookie::{Flow, Key};
 use metadata_common::maps::{ANSWER_TCP, AllSent, Slot};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
-use metadata_user::stack::{Displaced, Heard, Ledger, Transmit};
+use metadata_datapath::stack::{Displaced, Heard, Ledger, Transmit};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The table both sides write to.

@@ -22,7 +22,7 @@ const CALL: &str = "120";
 /// The hook as it is installed.
 pub const HOOK: &str = include_str!("../../deploy/libvirt/xdp-imds");
 /// Our namespace in a domain's metadata.
-pub const NAMESPACE: &str = metadata_user::feed::libvirt::NAMESPACE;
+pub const NAMESPACE: &str = metadata_feed::libvirt::NAMESPACE;
 
 /// What the daemon calls, and the Debian packages that is in.
 pub const TOOLS: &[(&str, &str)] = &[

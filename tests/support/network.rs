@@ -12,7 +12,7 @@
 
 use metadata_common::mac::Mac;
 use metadata_common::stamp::slot_of;
-use metadata_user::stack::{Service, Stack};
+use metadata_datapath::stack::{Service, Stack};
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::time::Duration;

@@ -1,11 +1,12 @@
 //! Answers whose every octet is known, for tests of what carries them.
 
 use bytes::Bytes;
-use metadata_user::http::{Method, Request, Response, Status};
-use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::stack::{Connection, Stack, StackConfig};
-use metadata_user::store::Parked;
-use metadata_user::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_content::http::{Method, Request, Response, Status};
+use metadata_content::store::Parked;
+use metadata_datapath::stack::{Stack, StackConfig};
+use metadata_serve::{Answer, Answers, Serve, ServeConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

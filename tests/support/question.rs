@@ -2,14 +2,14 @@
 
 use std::net::IpAddr;
 
-use metadata_user::addresses;
-use metadata_user::http::parse::TARGET_MAX;
-use metadata_user::http::target::{TargetError, normalise};
-use metadata_user::http::{Headers, Method, Request, Response, Status};
-use metadata_user::stack::Connection;
-use metadata_user::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_user::store::{Host, Outcome, Responses};
-use metadata_user::time::Now;
+use metadata_base::addresses;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_content::http::parse::TARGET_MAX;
+use metadata_content::http::target::{TargetError, normalise};
+use metadata_content::http::{Headers, Method, Request, Response, Status};
+use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
+use metadata_content::store::{Host, Outcome, Responses};
 
 /// When questions are asked, in Unix seconds: 2026-11-21T00:00:00Z.
 pub const NOW_UNIX: u64 = 1_795_219_200;

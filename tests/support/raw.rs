@@ -3,7 +3,7 @@
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
-use metadata_user::stack::{Ledger, NoLedger, Service, Stack};
+use metadata_datapath::stack::{Ledger, NoLedger, Service, Stack};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     IpAddress, IpProtocol, IpRepr, Ipv4Packet, Ipv6Packet, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber,

@@ -13,9 +13,10 @@
 //! When the guest closes its side, the exchange closes.
 
 use bytes::Bytes;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 use metadata_common::maps::Slot;
-use metadata_user::stack::{Connection, Exchange, Service, Stack, StackConfig, Step};
-use metadata_user::time::Now;
+use metadata_datapath::stack::{Exchange, Service, Stack, StackConfig, Step};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! The record of a VM as a node has thousands of: a name, keys, MACs, addresses and 300 octets of user-data of its
 //! own, and the 16 KiB of vendor-data all others have.
 
-use metadata_user::record::Dialect;
+use metadata_content::record::Dialect;
 use serde_json::{Value, json};
 
 const USER_DATA: usize = 300;

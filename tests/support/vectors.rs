@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyhow::{Context as _, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use metadata_user::http::Method;
+use metadata_content::http::Method;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -2,9 +2,9 @@
 //!
 //! Time is virtual and every fault is drawn from a seed, so a failure repeats exactly.
 
+use metadata_base::time::Now;
 use metadata_common::maps::Slot;
-use metadata_user::stack::{Ledger, NoLedger, Service, Stack, Transmit};
-use metadata_user::time::Now;
+use metadata_datapath::stack::{Ledger, NoLedger, Service, Stack, Transmit};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_user::serve::{Serve, ServeConfig};
-use metadata_user::stack::{Ledger, Stack, StackConfig};
+use metadata_datapath::stack::{Ledger, Stack, StackConfig};
+use metadata_serve::{Serve, ServeConfig};
 use support::kernel::Kernel;
 use support::pattern::Pattern;
 use support::raw::{Reply, Segment};

@@ -27,9 +27,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         bail!("{missing}");
     }
     let mut command = miri();
-    command
-        .args(["test", "--package", "metadata-user", "--no-default-features", "--lib", "--", ROOM])
-        .args(&args.words);
+    command.args(["test", "--package", "metadata-datapath", "--lib", "--", ROOM]).args(&args.words);
     let seed = std::env::var_os("XDP_IMDS_SEED").unwrap_or_else(|| "1".into());
     shell::run(command.env("MIRIFLAGS", FLAGS).env("XDP_IMDS_SEED", seed))
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use crate::metrics::{self, Lag};
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// Attachments the median is taken of: the last ones.
 const REMEMBERED: usize = 4_096;

@@ -9,11 +9,11 @@ use tokio::task::JoinSet;
 use super::keeping;
 use super::node::Node;
 use crate::config::Config;
-use crate::feed::teller::Teller;
-use crate::feed::{FeedEvent, directory, libvirt};
+use metadata_content::source::Source;
+use metadata_feed::teller::Teller;
+use metadata_feed::{FeedEvent, directory, libvirt};
 #[cfg(feature = "kubevirt")]
-use crate::feed::{kubevirt, pods::Inlets};
-use crate::registry::Source;
+use metadata_feed::{kubevirt, pods::Inlets};
 
 /// Events of one feed that wait for the agent; a feed that is ahead of it waits.
 pub(super) const FEED_QUEUE: usize = 1_024;
@@ -161,8 +161,8 @@ pub(super) fn away(config: &Config) -> BTreeMap<Source, String> {
 #[cfg(test)]
 mod tests {
     use super::{FEED_QUEUE, Feeds, Open, batch};
-    use crate::feed::FeedEvent;
-    use crate::registry::Source;
+    use metadata_content::source::Source;
+    use metadata_feed::FeedEvent;
     use tokio::sync::mpsc;
 
     #[test]

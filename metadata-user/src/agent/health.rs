@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::worker::{Heartbeat, Silence};
+use metadata_datapath::worker::{Heartbeat, Silence};
 
 /// What the probes look at. Shared between the control loop, which writes, and the doors, which read.
 #[derive(Debug, Default)]

@@ -10,11 +10,12 @@ use tracing::{debug, info, warn};
 
 use super::feeds;
 use crate::config::Config;
-use crate::feed::teller::Teller;
-use crate::feed::{FeedError, FeedEvent, directory};
-use crate::record::{Limits, Record};
-use crate::registry::{RecordId, Source};
-use crate::snapshot::{self, SnapshotError, Written};
+use metadata_content::record::{Limits, Record};
+use metadata_content::source::Source;
+use metadata_feed::registry::RecordId;
+use metadata_feed::snapshot::{self, SnapshotError, Written};
+use metadata_feed::teller::Teller;
+use metadata_feed::{FeedError, FeedEvent, directory};
 
 /// How long records must have been quiet before they are kept.
 const SETTLE: Duration = Duration::from_secs(2);

@@ -36,7 +36,7 @@ use doors::{Asked, Opened};
 use endpoint::Keeper;
 pub use endpoint::{
     ANSWER_WITHIN, Ask, BODY_MAX, CONNECTIONS, Checked, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting,
-    Peer, QUEUE, Request, SOCKET, SocketError, TraceRefusal, TraceTarget, Traced, WAIT, WAIT_MOST, WAITS,
+    Peer, QUEUE, Request, SocketError, TraceRefusal, TraceTarget, Traced, WAIT, WAIT_MOST, WAITS,
 };
 use feeds::Feeds;
 pub use health::{Health, Trouble};
@@ -48,15 +48,20 @@ pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
 pub use start::{Entry, serve};
 pub use state::{Errands, State};
 
-use crate::audit::COLLECT_EVERY;
 use crate::config::Config;
-use crate::feed::FeedEvent;
-use crate::registry::{RecordId, Source};
-use crate::stack::SlotStats;
 use crate::status::{Guest, Held};
-use crate::steer::{Changed, LinkWatch, NetnsId, SteerError, forget_process};
 use handover::{End, Giver, Succession, Taking, hand_over};
 use leave::Left;
+use metadata_content::source::Source;
+use metadata_datapath::stack::SlotStats;
+use metadata_feed::FeedEvent;
+use metadata_feed::registry::RecordId;
+use metadata_links::netns::NetnsId;
+use metadata_links::processes::forget as forget_process;
+use metadata_links::watch::Changed;
+use metadata_links::watch::LinkWatch;
+use metadata_serve::audit::COLLECT_EVERY;
+use metadata_steer::SteerError;
 
 /// Changes of links waiting for the agent, by namespace; a watch that is ahead of it waits.
 const LINK_QUEUE: usize = 64;

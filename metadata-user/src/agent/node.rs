@@ -24,24 +24,26 @@ use super::plan::{Plan, Records};
 use super::reload::Reloads;
 use super::slots::{IdentityName, Slots};
 use super::state::State;
-use crate::audit::Collector;
 use crate::config::PortSpec;
-use crate::feed::contact::Contact;
-use crate::feed::{FeedError, FeedEvent};
-use crate::port::PortName;
-use crate::record::Record;
-use crate::registry::{Change, RecordId, Registry, Source};
-use crate::room::Room;
-use crate::serve::Tally;
-use crate::stack::StackStats;
-use crate::steer::{Changed, Steering};
-use crate::store::{Interner, Responses, Store};
-use crate::worker::{Heartbeat, WorkerHandle};
 use guard::Guard;
 use instances::Registered;
 pub(in crate::agent) use instances::etag;
 pub use instances::{Clash, Tagged};
 use loads::Loads;
+use metadata_base::port::PortName;
+use metadata_content::record::Record;
+use metadata_content::source::Source;
+use metadata_content::store::{Interner, Responses, Store};
+use metadata_datapath::stack::StackStats;
+use metadata_datapath::worker::{Heartbeat, WorkerHandle};
+use metadata_feed::contact::Contact;
+use metadata_feed::registry::{Change, RecordId, Registry};
+use metadata_feed::room::Room;
+use metadata_feed::{FeedError, FeedEvent};
+use metadata_links::watch::Changed;
+use metadata_serve::Tally;
+use metadata_serve::audit::Collector;
+use metadata_steer::Steering;
 
 /// Everything the control side holds.
 pub struct Node {

@@ -10,9 +10,9 @@ use metadata_common::mac::Mac;
 
 use super::slots::IdentityName;
 use crate::config::PortSpec;
-use crate::port::PortName;
-use crate::record::Record;
-use crate::registry::RecordId;
+use metadata_base::port::PortName;
+use metadata_content::record::Record;
+use metadata_feed::registry::RecordId;
 
 /// Records in force.
 pub type Records = BTreeMap<RecordId, Arc<Record>>;
@@ -301,9 +301,10 @@ fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
 mod tests {
     use super::{Conflict, IdentityName, Plan, Records};
     use crate::config::PortSpec;
-    use crate::port::PortName;
-    use crate::record::Record;
-    use crate::registry::{RecordId, Source};
+    use metadata_base::port::PortName;
+    use metadata_content::record::Record;
+    use metadata_content::source::Source;
+    use metadata_feed::registry::RecordId;
     use std::collections::BTreeMap;
     use std::sync::Arc;
 

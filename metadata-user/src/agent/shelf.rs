@@ -13,9 +13,10 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use tracing::warn;
 
-use crate::private_file;
-use crate::record::{Limits, Record};
-use crate::registry::{MAX_RECORDS, RecordId, Source};
+use metadata_content::record::{Limits, Record};
+use metadata_content::source::Source;
+use metadata_feed::registry::{MAX_RECORDS, RecordId};
+use metadata_state::private_file;
 
 /// The directory's name in the state directory.
 pub(super) const DIRECTORY: &str = "instances";
@@ -130,8 +131,9 @@ fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
 #[cfg(test)]
 mod tests {
     use super::{DIRECTORY, Shelf};
-    use crate::record::{Limits, Record};
-    use crate::registry::{RecordId, Source};
+    use metadata_content::record::{Limits, Record};
+    use metadata_content::source::Source;
+    use metadata_feed::registry::RecordId;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
 
-use crate::port::PortName;
+use metadata_base::port::PortName;
 
 /// A MAC on a port: who a guest is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,7 +102,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
-    use crate::port::PortName;
+    use metadata_base::port::PortName;
     use metadata_common::mac::Mac;
     use std::time::Instant;
 

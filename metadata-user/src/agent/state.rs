@@ -11,13 +11,15 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::config::Config;
-use crate::mailbox::{self, Mailboxes, Saves};
+use crate::delivery::{self, Deliveries};
 use crate::metrics;
-use crate::record::Record;
-use crate::record::values::Uuid;
-use crate::sink::{self, Deliveries, Outbox};
-use crate::store::Vm;
-use crate::token::Keyring;
+use metadata_content::record::Record;
+use metadata_content::record::values::Uuid;
+use metadata_content::sink::Outbox;
+use metadata_content::store::Vm;
+use metadata_content::token::Keyring;
+use metadata_state::mailboxes::{self, Mailboxes, Saves};
+use metadata_state::token_file;
 
 /// The key file's name in the state directory.
 const KEY_FILE: &str = "token.key";
@@ -55,12 +57,12 @@ impl Errands {
     /// Starts them.
     pub fn start(self, tasks: &mut JoinSet<anyhow::Result<()>>) {
         tasks.spawn(async move {
-            sink::deliver(self.deliveries).await;
+            delivery::deliver(self.deliveries).await;
             Ok(())
         });
         if let Some(saves) = self.saves {
             tasks.spawn(async move {
-                mailbox::save(saves).await;
+                mailboxes::save(saves).await;
                 Ok(())
             });
         }
@@ -69,7 +71,7 @@ impl Errands {
 
 /// The keys others look after, if there are any yet.
 fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
-    let keyring = Keyring::given(path).context("reading `token_key` of the configuration")?;
+    let keyring = token_file::given(path).context("reading `token_key` of the configuration")?;
     if keyring.is_none() {
         info!(file = %path.display(), "no token key there: this node has one of its own");
     }
@@ -86,7 +88,7 @@ impl State {
     /// # Errors
     /// The directory or a file in it cannot be made, read or trusted.
     pub fn open(config: &Config) -> anyhow::Result<(Self, Errands)> {
-        let (outbox, deliveries) = sink::outbox();
+        let (outbox, deliveries) = delivery::outbox();
         let (keyring, key_file, mailboxes, saves) = match &config.state {
             Some(directory) => {
                 let hint =
@@ -94,7 +96,7 @@ impl State {
                 let (mailboxes, saves) =
                     Mailboxes::open(&directory.join(MAILBOXES), outbox.clone()).with_context(hint)?;
                 let key_file = directory.join(KEY_FILE);
-                let keyring = Keyring::open(&key_file, unix_now()).with_context(hint)?;
+                let keyring = token_file::open(&key_file, unix_now()).with_context(hint)?;
                 (keyring, Some(key_file), mailboxes, Some(saves))
             }
             None => (Keyring::ephemeral(), None, Mailboxes::in_memory(outbox.clone()), None),
@@ -140,7 +142,7 @@ impl State {
             self.rotate(path);
         }
         if let Some(path) = &self.given_key
-            && let Err(error) = self.keyring.follow(path)
+            && let Err(error) = token_file::follow(&self.keyring, path)
         {
             warn!("the token key stays as it is: {error}");
         }
@@ -159,7 +161,7 @@ impl State {
     }
 
     fn rotate(&self, path: &Path) {
-        match self.keyring.rotate_if_older(path, self.rotate_after, unix_now()) {
+        match token_file::rotate_if_older(&self.keyring, path, self.rotate_after, unix_now()) {
             Ok(true) => info!("a new token key; tokens of the last one stay good until they expire"),
             Ok(false) => {}
             Err(error) => warn!("the token key stays as it is: {error}"),
@@ -169,7 +171,7 @@ impl State {
     /// Reads keys and mailboxes again: another agent kept them until now.
     pub fn reload(&self) {
         if let Some(path) = &self.key_file
-            && let Err(error) = self.keyring.rotate_if_older(path, Duration::MAX, unix_now())
+            && let Err(error) = token_file::rotate_if_older(&self.keyring, path, Duration::MAX, unix_now())
         {
             warn!("the token key stays as it was when this agent began: {error}");
         }
@@ -188,7 +190,7 @@ impl State {
     }
 }
 
-fn warn_of<T>(result: Result<T, mailbox::MailboxError>) {
+fn warn_of<T>(result: Result<T, mailboxes::MailboxError>) {
     if let Err(error) = result {
         warn!("{error}");
     }

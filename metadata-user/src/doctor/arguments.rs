@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::Question;
 use crate::config::{self, Config, ConfigError, PortSpec};
-use crate::steer::Mode;
+use metadata_steer::Mode;
 
 /// What the exit codes mean.
 pub const EXIT: &str = "\

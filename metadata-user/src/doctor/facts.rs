@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::port::PortName;
-use crate::steer::Mode;
-use crate::steer::probe::{AddressUse, Device, Failure, Feature, PinnedLink, Search};
+use metadata_base::port::PortName;
+use metadata_steer::Mode;
+use metadata_steer::probe::{AddressUse, Device, Failure, Feature, PinnedLink, Search};
 
 /// Everything the checks look at.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 use super::{Form, run};
-use crate::record::Limits;
 use hadris_iso::sync::read::IsoImage;
+use metadata_content::record::Limits;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Cursor;

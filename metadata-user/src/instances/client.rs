@@ -7,8 +7,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
 use super::{Instance, Page, Problem};
-use crate::registry::Source;
 use crate::status::{ClientError, Question, Reply, ask};
+use metadata_content::source::Source;
 
 /// Octets of a name.
 pub const NAME_MAX: usize = 253;
@@ -171,7 +171,7 @@ fn strange(reply: &Reply) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::{NAME_MAX, is_name, path_of};
-    use crate::registry::Source;
+    use metadata_content::source::Source;
 
     #[test]
     fn a_name_is_a_path_and_never_leads_out_of_it() {

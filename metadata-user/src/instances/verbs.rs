@@ -8,11 +8,11 @@ use anyhow::{Context as _, anyhow, bail};
 
 use super::client::{self, Conditions, Failure, is_name};
 use super::{Instance, Port};
-use crate::config;
-use crate::feed::directory;
-use crate::record::{Limits, Record};
-use crate::registry::Source;
 use crate::status::ClientError;
+use metadata_base::run::DEFAULT_RUN;
+use metadata_content::record::{Limits, Record};
+use metadata_content::source::Source;
+use metadata_feed::directory;
 
 /// How the verbs end.
 pub const EXIT: &str = "\
@@ -48,12 +48,36 @@ pub struct Register {
     asked: Asked,
 }
 
+/// The words for a [`Source`].
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum SourceWord {
+    /// The local API: by the name in its URL.
+    Api,
+    /// A directory of files: by the file's name.
+    File,
+    /// A hypervisor's hook: by the VM's UUID.
+    Hook,
+    /// KubeVirt: by namespace and name.
+    Kubevirt,
+}
+
+impl From<SourceWord> for Source {
+    fn from(word: SourceWord) -> Self {
+        match word {
+            SourceWord::Api => Self::Api,
+            SourceWord::File => Self::File,
+            SourceWord::Hook => Self::Hook,
+            SourceWord::Kubevirt => Self::Kubevirt,
+        }
+    }
+}
+
 /// The options of `xdp-imds ls`.
 #[derive(clap::Args, Debug)]
 pub struct Ls {
     /// Only those of this source.
     #[arg(long, value_name = "SOURCE", value_enum)]
-    source: Option<Source>,
+    source: Option<SourceWord>,
     #[command(flatten)]
     asked: Asked,
 }
@@ -66,7 +90,7 @@ pub struct Get {
     name: String,
     /// Where it comes from.
     #[arg(long, value_name = "SOURCE", value_enum, default_value = "api")]
-    source: Source,
+    source: SourceWord,
     #[command(flatten)]
     asked: Asked,
 }
@@ -91,7 +115,7 @@ pub struct Rm {
 #[derive(clap::Args, Debug)]
 struct Asked {
     /// The agent's directory of sockets.
-    #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN)]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
     run: PathBuf,
     /// As JSON, for programs; problems too.
     #[arg(long)]
@@ -137,7 +161,7 @@ impl Ls {
     /// # Errors
     /// `out` takes nothing.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
-        let listed = client::list(&self.asked.run, self.source);
+        let listed = client::list(&self.asked.run, self.source.map(Into::into));
         self.asked.told(out, listed, |instances, out| table(instances, out))
     }
 }
@@ -148,7 +172,7 @@ impl Get {
     /// # Errors
     /// `out` takes nothing.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
-        let found = client::look(&self.asked.run, self.source, &self.name);
+        let found = client::look(&self.asked.run, self.source.into(), &self.name);
         self.asked.told(out, found, one)
     }
 }
@@ -287,8 +311,8 @@ fn ports(ports: &[Port], out: &mut dyn Write) -> io::Result<()> {
 mod tests {
     use super::{code, one, table};
     use crate::instances::{Failure, Instance, Name, Port, Problem, Vm};
-    use crate::registry::Source;
     use crate::status::{ClientError, GuestState, InstanceState};
+    use metadata_content::source::Source;
 
     fn instance() -> Instance {
         Instance {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Hub;
 use super::exposition::{Exposition, Kind, Seconds};
-use crate::worker::WorkerStats;
+use metadata_datapath::worker::WorkerStats;
 
 /// The hubs of a snapshot, with their numbers as text.
 pub(super) struct Hubs<'a, T> {

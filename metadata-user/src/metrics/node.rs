@@ -5,8 +5,8 @@ use metadata_common::verdict::Verdict;
 use super::exposition::{Exposition, Kind, Seconds};
 use super::{Attaching, Errands, LAG_BOUNDS, Snapshot};
 use crate::agent::Reloads;
-use crate::room::Usage;
 use crate::status::ApiServer;
+use metadata_feed::room::Usage;
 
 const NONE: [(&str, &str); 0] = [];
 

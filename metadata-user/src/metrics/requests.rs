@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exposition::{Exposition, Kind};
-use crate::audit::AuditCounts;
-use crate::serve::{BOUNDS_NS, End, Latencies, Reason, Tally};
+use metadata_serve::audit::AuditCounts;
+use metadata_serve::{BOUNDS_NS, End, Latencies, Reason, Tally};
 
 /// Answers by dialect and status, and how long they took.
 pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {

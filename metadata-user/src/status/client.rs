@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::agent::SOCKET;
+use metadata_base::run::SOCKET;
 
 /// Longest the agent may stand still.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -126,7 +126,7 @@ fn exchange(mut stream: UnixStream, question: &Question<'_>) -> io::Result<Vec<u
 #[cfg(test)]
 mod tests {
     use super::{ClientError, get};
-    use crate::agent::SOCKET;
+    use metadata_base::run::SOCKET;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
 

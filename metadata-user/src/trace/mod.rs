@@ -20,9 +20,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::agent::SOCKET;
-use crate::config;
 use capture::Capture;
+use metadata_base::run::{DEFAULT_RUN, SOCKET};
 use print::Tally;
 use wire::{Line, SCHEMA};
 
@@ -43,7 +42,7 @@ pub struct Arguments {
     #[arg(value_name = "PORT|MAC|VM")]
     target: String,
     /// The agent's directory of sockets.
-    #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN)]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
     run: PathBuf,
     /// Frames that are not for the metadata service too.
     #[arg(long)]

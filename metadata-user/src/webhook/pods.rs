@@ -12,7 +12,7 @@
 use serde_json::{Value, json};
 
 use super::rules::{Change, Judgement, Operation};
-use crate::feed::kubevirt::annotations;
+use metadata_feed::kubevirt::annotations;
 
 /// KubeVirt's label of launchers' pods, and its value.
 const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");

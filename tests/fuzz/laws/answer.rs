@@ -11,7 +11,7 @@ use metadata_common::classify::classify;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::{Fate, Verdict};
-use metadata_user::stack::StackConfig;
+use metadata_datapath::stack::StackConfig;
 use support::checksum;
 use support::frames::{Both, NEXT_HOP, SERVED_V4, SERVED_V6};
 use support::ledger::{Book, KEY};

@@ -5,9 +5,10 @@
 use std::io::Write as _;
 use std::path::Path;
 
+use metadata_base::port::is_ifname;
 use metadata_common::maps;
-use metadata_user::config::{Config, ConfigError, is_ifname};
-use metadata_user::record::Limits;
+use metadata_content::record::Limits;
+use metadata_user::config::{Config, ConfigError};
 use tempfile::NamedTempFile;
 
 /// Longest text looked at: a configuration is a page.

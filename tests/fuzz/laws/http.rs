@@ -6,13 +6,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metadata_user::http::body::BODY_MAX;
-use metadata_user::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
-use metadata_user::http::{Request, Response, Status};
-use metadata_user::serve::{Answer, Answers, Serve, ServeConfig};
-use metadata_user::stack::{Connection, Exchange, Service, Step};
-use metadata_user::store::{Outcome, Parked};
-use metadata_user::time::Now;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_content::http::body::BODY_MAX;
+use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
+use metadata_content::http::{Request, Response, Status};
+use metadata_content::store::{Outcome, Parked};
+use metadata_datapath::stack::{Exchange, Service, Step};
+use metadata_serve::{Answer, Answers, Serve, ServeConfig};
 
 /// Octets of empty lines before a request that are skipped.
 const LEADING_MAX: usize = 8;

@@ -2,10 +2,10 @@
 //!
 //! Shared by the fuzz target and the test that replays its corpus. An input is read as YAML and as JSON.
 
-use metadata_user::dialect;
-use metadata_user::http::Response;
-use metadata_user::record::Record;
-use metadata_user::store::{Interner, Vm};
+use metadata_content::dialect;
+use metadata_content::http::Response;
+use metadata_content::record::Record;
+use metadata_content::store::{Interner, Vm};
 use serde_json::Value;
 use support::question::{Insider, quoted};
 

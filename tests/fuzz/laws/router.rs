@@ -6,12 +6,13 @@
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
-use metadata_user::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
-use metadata_user::http::{Method, Response, body::BODY_MAX};
-use metadata_user::record::Record;
-use metadata_user::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_user::store::{Interner, Responses, Vm};
-use metadata_user::{addresses, dialect};
+use metadata_base::addresses;
+use metadata_content::dialect;
+use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
+use metadata_content::http::{Method, Response, body::BODY_MAX};
+use metadata_content::record::Record;
+use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
+use metadata_content::store::{Interner, Responses, Vm};
 use serde_json::{Value, json};
 use support::question::{Question, slashed};
 

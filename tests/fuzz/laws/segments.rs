@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use metadata_user::stack::{RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, StackConfig};
+use metadata_datapath::stack::{RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, StackConfig};
 use smoltcp::wire::TcpControl;
 use support::pattern::stack;
 use support::raw::{Raw, Reply, Segment};

@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use metadata_user::record::Limits;
-use metadata_user::snapshot::{self, SnapshotError};
+use metadata_content::record::Limits;
+use metadata_feed::snapshot::{self, SnapshotError};
 use sha2::{Digest as _, Sha256};
 
 /// Longest file looked at.

@@ -11,7 +11,7 @@
 //! | 9 | how many edits of three octets follow: where, what, 0 to overwrite, 1 to insert, 2 to take out, else a bit flipped |
 //! | others | after the edits: a token nobody made |
 
-use metadata_user::token::{Keyring, Kind, TOKEN_CHARS};
+use metadata_content::token::{Keyring, Kind, TOKEN_CHARS};
 
 const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
 /// Among them one that begins like another and the empty one: a name and what is signed before it must not run

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use metadata_common::mac::Mac;
-use metadata_user::feed::pods::NicNames;
+use metadata_feed::pods::NicNames;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

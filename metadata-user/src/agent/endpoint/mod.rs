@@ -41,7 +41,7 @@ pub use instances::{Ask, Checked, WAIT, WAIT_MOST, WAITS};
 pub(super) use listen::serve;
 pub use listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer};
 pub(super) use socket::make_run;
-pub use socket::{ControlSocket, SOCKET, SocketError};
+pub use socket::{ControlSocket, SocketError};
 pub use trace::{TraceRefusal, TraceTarget, Traced};
 
 /// Questions waiting for the control loop; further ones are answered 503.

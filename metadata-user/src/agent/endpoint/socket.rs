@@ -6,11 +6,10 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use metadata_base::run::SOCKET;
 use tokio::net::UnixListener;
 use tracing::warn;
 
-/// The control socket's name in the run directory.
-pub const SOCKET: &str = "control.sock";
 /// The run directory is for its owner alone.
 const DIRECTORY_MODE: u32 = 0o700;
 /// Or for a group too: what is made in it is the group's (inode(7), set-group-ID).
@@ -174,7 +173,8 @@ fn make_directory(path: &Path) -> Result<(), SocketError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ControlSocket, SOCKET, SocketError, gid_of, make_run};
+    use super::{ControlSocket, SocketError, gid_of, make_run};
+    use metadata_base::run::SOCKET;
     use std::fs;
     use std::os::unix::fs::MetadataExt as _;
     use std::os::unix::fs::PermissionsExt as _;

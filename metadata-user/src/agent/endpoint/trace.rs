@@ -23,9 +23,9 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::{Agent, Busy, JSON_LINES, Lasting, Peer, Request, TEXT};
-use crate::steer::Watch;
 use crate::trace::wire::{Frame, Line, SCHEMA, hexadecimal};
 use crate::trace::{message, sketch};
+use metadata_steer::Watch;
 
 /// Longest a trace may last; who wants to see more asks again.
 const TRACE_MOST: Duration = Duration::from_secs(3_600);

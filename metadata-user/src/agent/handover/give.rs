@@ -10,9 +10,9 @@ use super::wire::{Asked, Giver as Word, Taker, Wire, WireError};
 use super::{DRAINING_WITHIN, SERVING_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
 use crate::agent::{Stop, notify};
-use crate::audit::COLLECT_EVERY;
-use crate::serve::{Handing, Question, Stage};
-use crate::stack::DRAIN_LIMIT;
+use metadata_datapath::stack::DRAIN_LIMIT;
+use metadata_serve::audit::COLLECT_EVERY;
+use metadata_serve::{Handing, Question, Stage};
 
 /// How often to look how far workers are.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

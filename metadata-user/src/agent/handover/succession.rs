@@ -8,7 +8,7 @@ use tracing::warn;
 use super::{Heard, Taking};
 use crate::agent::doors::Opened;
 use crate::agent::node::Node;
-use crate::stack::Timeouts;
+use metadata_datapath::stack::Timeouts;
 
 /// Where a takeover of ours stands.
 #[derive(Default)]

@@ -11,8 +11,8 @@ use super::door::knock;
 use super::wire::{Giver, Taker, Told, VERSION, Wire, WireError};
 use super::{DRAINING_WITHIN, HELLO_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
-use crate::serve::Question;
-use crate::stack::DRAIN_LIMIT;
+use metadata_datapath::stack::DRAIN_LIMIT;
+use metadata_serve::Question;
 
 /// How long after the other agent should have gone it is waited for.
 const GRACE: Duration = Duration::from_secs(10);

@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-use crate::http::{Method, Response, Status};
-use crate::serve::{Answer, Question};
-use crate::stack::Connection;
-use crate::store::Outcome;
+use metadata_base::connection::Connection;
+use metadata_content::http::{Method, Response, Status};
+use metadata_content::store::Outcome;
+use metadata_serve::{Answer, Question};
 
 /// The protocol spoken here.
 pub(in crate::agent) const VERSION: u32 = 1;
@@ -329,10 +329,10 @@ impl Wire {
 #[cfg(test)]
 mod tests {
     use super::{Asked, Giver, LINE_MAX, Taker, Told, Wire, WireError};
-    use crate::http::{Method, Response, Status};
-    use crate::serve::{Answer, Question};
-    use crate::stack::Connection;
-    use crate::store::Outcome;
+    use metadata_base::connection::Connection;
+    use metadata_content::http::{Method, Response, Status};
+    use metadata_content::store::Outcome;
+    use metadata_serve::{Answer, Question};
     use std::time::Duration;
     use tokio::net::UnixStream;
 

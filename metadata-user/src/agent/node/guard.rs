@@ -9,8 +9,8 @@ use metadata_common::maps::MAX_PORTS;
 use tracing::{debug, info, warn};
 
 use super::Node;
-use crate::port::PortName;
-use crate::steer::{Found, Guarded, SteerError, is_hub_tap};
+use metadata_base::port::PortName;
+use metadata_steer::{Found, Guarded, SteerError, is_hub_tap};
 
 /// What is guarded, and how far.
 #[derive(Debug, Default)]

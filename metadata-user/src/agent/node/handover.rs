@@ -8,25 +8,14 @@ use metadata_common::maps::Slot;
 use tracing::{debug, warn};
 
 use super::{IdentityName, Node};
-use crate::http::{Headers, Request, Response, Target};
-use crate::port::PortName;
-use crate::serve::{Answer, Answers as _, Question};
-use crate::stack::{self, StackStats};
-use crate::steer::{self, SteerError};
-use crate::store::Outcome;
-use crate::time::Now;
-use crate::worker::{ControlError, WorkerHandle};
-
-/// A worker that claims its connections does so in the kernel's table.
-impl stack::Claims for steer::Claims {
-    fn claim(&mut self, flow: u64) {
-        steer::Claims::claim(self, flow);
-    }
-
-    fn renounce(&mut self, flow: u64) {
-        steer::Claims::renounce(self, flow);
-    }
-}
+use metadata_base::port::PortName;
+use metadata_base::time::Now;
+use metadata_content::http::{Headers, Request, Response, Target};
+use metadata_content::store::Outcome;
+use metadata_datapath::stack::StackStats;
+use metadata_datapath::worker::{ControlError, WorkerHandle};
+use metadata_serve::{Answer, Answers as _, Question};
+use metadata_steer::SteerError;
 
 /// Those that are bound elsewhere than where they are `there`, or not at all.
 fn moved<'a>(
@@ -189,7 +178,7 @@ impl Node {
                 self.wake(connection.slot);
                 Some(response)
             }
-            Answer::Unknown => Some(Response::error(crate::http::Status(404), &[])),
+            Answer::Unknown => Some(Response::error(metadata_content::http::Status(404), &[])),
             Answer::Known(Outcome::Park(_)) | Answer::NotYet | Answer::TooMany => None,
         }
     }

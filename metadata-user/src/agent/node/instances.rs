@@ -9,12 +9,13 @@ use super::Node;
 use super::status::spoken;
 use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
-use crate::feed::FeedEvent;
 use crate::instances::{Instance, Name, PAGE, Page, Port, Vm};
-use crate::record::{Limits, Record};
-use crate::registry::{MAX_RECORDS, RecordId, Source, Standing};
-use crate::room::NoRoom;
 use crate::status::InstanceState;
+use metadata_content::record::{Limits, Record};
+use metadata_content::source::Source;
+use metadata_feed::FeedEvent;
+use metadata_feed::registry::{MAX_RECORDS, RecordId, Standing};
+use metadata_feed::room::NoRoom;
 
 /// What the node knows of records nobody tells again.
 #[derive(Debug)]

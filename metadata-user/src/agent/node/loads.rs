@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::worker::LoopStats;
+use metadata_datapath::worker::LoopStats;
 
 /// Two looks at each worker's clock, a few seconds apart.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Loads {
 #[cfg(test)]
 mod tests {
     use super::Loads;
-    use crate::worker::LoopStats;
+    use metadata_datapath::worker::LoopStats;
     use std::time::Duration;
 
     #[test]

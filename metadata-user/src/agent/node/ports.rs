@@ -11,13 +11,13 @@ use tracing::{debug, info, warn};
 use super::status::spoken;
 use super::{Bound, Node, Rendered, Serves};
 use crate::agent::slots::IdentityName;
-use crate::dialect;
-use crate::port::PortName;
-use crate::registry::RecordId;
-use crate::stack::StackStats;
-use crate::steer::{Found, SteerError, Way};
-use crate::store::{Responses, SlotOutOfRange};
-use crate::worker::{ControlError, WorkerHandle};
+use metadata_base::port::PortName;
+use metadata_content::dialect;
+use metadata_content::store::{Responses, SlotOutOfRange};
+use metadata_datapath::stack::StackStats;
+use metadata_datapath::worker::{ControlError, WorkerHandle};
+use metadata_feed::registry::RecordId;
+use metadata_steer::{Found, SteerError, Way};
 
 /// What is said of a port whose interface is not there.
 pub(super) const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";

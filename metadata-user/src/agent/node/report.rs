@@ -4,8 +4,8 @@ use tracing::warn;
 
 use super::Node;
 use crate::metrics::{self, Hub, Process, Snapshot};
-use crate::steer::Counters;
-use crate::worker::WorkerHandle;
+use metadata_datapath::worker::WorkerHandle;
+use metadata_steer::Counters;
 
 impl Node {
     /// The exposition text of this moment.

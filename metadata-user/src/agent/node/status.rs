@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metadata_common::verdict::Verdict;
+use metadata_feed::contact::{Failing, Report};
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -12,17 +13,19 @@ use super::ports::{ABSENT, BY_CLASSIFIER};
 use super::{Node, Serves};
 use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
-use crate::port::PortName;
 use crate::recent;
-use crate::registry::{RecordId, Source, Standing};
-use crate::serve::{End, Reason, Tally};
-use crate::stack::SlotStats;
 use crate::status::{
     About, ApiServer, Guest, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS,
     LISTED_GUESTS, LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed,
     Status, Unanswered, Worker,
 };
-use crate::steer::{By, Way, inlet};
+use metadata_base::port::PortName;
+use metadata_content::source::Source;
+use metadata_datapath::stack::SlotStats;
+use metadata_feed::registry::{RecordId, Standing};
+use metadata_links::inlet;
+use metadata_serve::{End, Reason, Tally};
+use metadata_steer::{By, Way};
 
 /// A guest, and what its worker will say it holds.
 pub(in crate::agent) type Asked = (Guest, Option<oneshot::Receiver<SlotStats>>);
@@ -94,7 +97,10 @@ impl Node {
 
     /// How the API server answers.
     pub(super) fn api_server(&self) -> Option<ApiServer> {
-        self.api_server.as_ref().map(|contact| contact.report(Instant::now()))
+        let Report { asked_for, answered, failing, failures } =
+            self.api_server.as_ref()?.report(Instant::now());
+        let failing = failing.map(|Failing { since, kind, reason }| Unanswered { since, kind, reason });
+        Some(ApiServer { asked_for, answered, failing, failures })
     }
 
     fn conflicts(&self) -> Vec<String> {
@@ -336,7 +342,12 @@ impl Node {
             way: way_of(&who.port),
             held: None,
         };
-        let asked = slot.and_then(|slot| self.worker(slot).ok()?.look(slot).ok());
+        let asked = slot.and_then(|slot| {
+            let (reply, answer) = oneshot::channel();
+            // Whoever asked may have gone away by then.
+            self.worker(slot).ok()?.look(slot, |held| _ = reply.send(held)).ok()?;
+            Some(answer)
+        });
         (guest, asked)
     }
 }

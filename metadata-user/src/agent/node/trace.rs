@@ -7,8 +7,8 @@ use super::Node;
 use super::status::spoken;
 use crate::agent::endpoint::{TraceRefusal, TraceTarget, Traced};
 use crate::agent::slots::IdentityName;
-use crate::port::PortName;
-use crate::steer::TraceError;
+use metadata_base::port::PortName;
+use metadata_steer::TraceError;
 
 /// Ports or guests listed when a name means several, at most.
 const LISTED: usize = 4;

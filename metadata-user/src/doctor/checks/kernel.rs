@@ -2,8 +2,8 @@
 
 use super::super::{Check, Facts, Kernel};
 use super::privilege;
-use crate::steer::Mode;
-use crate::steer::probe::{Failure, Feature, KERNEL, TCX_KERNEL};
+use metadata_steer::Mode;
+use metadata_steer::probe::{Failure, Feature, KERNEL, TCX_KERNEL};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![version(&facts.kernel)];

@@ -2,7 +2,7 @@
 
 use super::super::{Check, Facts, Node};
 use super::count;
-use crate::steer::probe::AddressUse;
+use metadata_steer::probe::AddressUse;
 
 /// 2026-01-01: no clock that is right is earlier.
 const EARLIEST: u64 = 1_767_225_600;

@@ -4,9 +4,9 @@ use metadata_common::maps::program;
 
 use super::super::{Check, Facts, Port, Status};
 use super::count;
-use crate::port::PortName;
-use crate::steer::probe::{Device, Failure, Feature, Place, Program, Search};
-use crate::steer::{HUB_MTU, Mode};
+use metadata_base::port::PortName;
+use metadata_steer::probe::{Device, Failure, Feature, Place, Program, Search};
+use metadata_steer::{HUB_MTU, Mode};
 
 /// Frames a tap's ring should hold: eight connections with ten segments each under way (RFC 6928 §2), doubled for the
 /// guest's other traffic. The kernel's own number is 500 or 1,000.

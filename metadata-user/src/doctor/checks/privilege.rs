@@ -164,8 +164,9 @@ fn ipc_lock(facts: &Facts) -> Check {
 /// Another user's `/proc/PID/ns/net` cannot be followed without it.
 fn sys_ptrace(facts: &Facts) -> Check {
     let (check, name) = ("capability.sys_ptrace", "CAP_SYS_PTRACE");
-    let by_process =
-        |name: &crate::port::PortName| name.netns.as_deref().is_some_and(|netns| netns.starts_with("/proc/"));
+    let by_process = |name: &metadata_base::port::PortName| {
+        name.netns.as_deref().is_some_and(|netns| netns.starts_with("/proc/"))
+    };
     let ports = facts.ports.iter().filter(|port| by_process(&port.name));
     let refused = ports.clone().any(|port| matches!(&port.device, Err(failure) if failure.is_refusal()));
     match (has(facts, SYS_PTRACE), ports.count()) {

@@ -9,9 +9,9 @@ use super::super::facts::{
 };
 use super::super::{Check, Status};
 use super::all;
-use crate::port::PortName;
-use crate::steer::Mode;
-use crate::steer::probe::{AddressUse, Device, Failure, Feature, Program};
+use metadata_base::port::PortName;
+use metadata_steer::Mode;
+use metadata_steer::probe::{AddressUse, Device, Failure, Feature, Program};
 
 const ALL_CAPABILITIES: u64 = (1 << 41) - 1;
 const SYS_ADMIN: u64 = 1 << 21;

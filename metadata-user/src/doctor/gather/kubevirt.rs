@@ -5,7 +5,7 @@ use std::path::Path;
 use super::super::facts::Kubevirt;
 use super::room::directory;
 use crate::config::Config;
-use crate::feed::kubevirt::{access, node};
+use metadata_feed::kubevirt::{access, node};
 
 /// The feed's needs, if the configuration has it on.
 pub(super) fn kubevirt(config: &Config) -> Option<Kubevirt> {

@@ -10,9 +10,9 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::facts::{Facts, Kernel, Node, Wanted};
-use crate::afxdp::{Queues, SocketConfig};
 use crate::config::Config;
-use crate::steer::{SteerConfig, hub_queues, probe};
+use metadata_datapath::afxdp::{Queues, SocketConfig};
+use metadata_steer::{SteerConfig, hub_queues, probe};
 
 /// All there is to see for this configuration.
 pub(super) fn facts(config: &Config) -> Facts {

@@ -5,9 +5,9 @@ use std::io;
 
 use super::super::facts::{Port, Records};
 use crate::config::Config;
-use crate::feed::{FeedError, directory};
-use crate::port::PortName;
-use crate::steer::probe::{device, search};
+use metadata_base::port::PortName;
+use metadata_feed::{FeedError, directory};
+use metadata_steer::probe::{device, search};
 
 /// Refused records told, at most.
 const REFUSED_TOLD: usize = 3;

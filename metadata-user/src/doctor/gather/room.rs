@@ -10,7 +10,7 @@ use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
 use super::super::facts::{Directory, FileSystem, Found, Pins};
 use crate::config::Config;
-use crate::steer::probe::{Failure, pinned_links};
+use metadata_steer::probe::{Failure, pinned_links};
 
 /// `BPF_FS_MAGIC` (`linux/magic.h`).
 const BPFFS: u64 = 0xcafe_4a11;

@@ -182,7 +182,7 @@ impl Running for Serving<'_> {
         self.end()?;
         // The next round, or another subject, finds the taps as they were.
         match &self.agent.pins {
-            Some(bpffs) => metadata_user::steer::release(&bpffs.pins(), false).map(drop).map_err(Into::into),
+            Some(bpffs) => metadata_steer::release(&bpffs.pins(), false).map(drop).map_err(Into::into),
             None => Ok(()),
         }
     }

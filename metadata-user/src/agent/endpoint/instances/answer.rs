@@ -12,7 +12,7 @@ use super::WAITS;
 use super::conditions::Failed;
 use crate::agent::node::Clash;
 use crate::instances::{Instance, Name, Problem};
-use crate::registry::RecordId;
+use metadata_feed::registry::RecordId;
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 /// What kinds of problems begin with.

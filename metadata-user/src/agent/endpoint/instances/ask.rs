@@ -12,8 +12,9 @@ use super::answer::{bad_request, forbidden};
 use super::{PREFIX, WAIT, WAIT_MOST};
 use crate::agent::node::{Clash, Node, Tagged};
 use crate::instances::{Instance, NAME_MAX, Page, Problem, is_name};
-use crate::record::Record;
-use crate::registry::{RecordId, Source};
+use metadata_content::record::Record;
+use metadata_content::source::Source;
+use metadata_feed::registry::RecordId;
 
 /// A question to the control loop about instances, with where the answer goes.
 pub enum Ask {
@@ -229,8 +230,9 @@ fn timeout_of(text: &str) -> Result<Duration, Problem> {
 #[cfg(test)]
 mod tests {
     use super::{Asked, Wait, range, read};
-    use crate::registry::{RecordId, Source};
     use axum::http::{Method, Uri};
+    use metadata_content::source::Source;
+    use metadata_feed::registry::RecordId;
     use std::time::Duration;
 
     fn uri(text: &str) -> Uri {

@@ -4,7 +4,7 @@ use axum::http::{HeaderMap, header};
 
 use super::answer::{bad_request, none};
 use crate::instances::Problem;
-use crate::registry::RecordId;
+use metadata_feed::registry::RecordId;
 
 /// What must hold before something is done.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -88,8 +88,9 @@ fn tags(head: &HeaderMap, field: header::HeaderName) -> Result<Option<Tags>, Pro
 #[cfg(test)]
 mod tests {
     use super::Conditions;
-    use crate::registry::{RecordId, Source};
     use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+    use metadata_content::source::Source;
+    use metadata_feed::registry::RecordId;
 
     fn read(fields: &[(HeaderName, &'static str)]) -> Result<Conditions, u16> {
         let mut head = HeaderMap::new();

@@ -37,12 +37,12 @@ use crate::agent::node::{Tagged, etag};
 use crate::agent::shelf::Shelf;
 use crate::config::Config;
 use crate::instances::{Instance, Problem};
-use crate::record::Limits;
-use crate::registry::RecordId;
 use answer::{absent, busy, clash, json, not_attached, not_kept, precondition, too_many};
 pub use ask::{Ask, Checked};
 use ask::{Asked, Wait};
 use conditions::Conditions;
+use metadata_content::record::Limits;
+use metadata_feed::registry::RecordId;
 #[cfg(test)]
 use record::BODY_MAX;
 
@@ -245,7 +245,7 @@ impl Change {
     }
 }
 
-fn tag(record: &Arc<crate::record::Record>) -> Result<Tagged, Problem> {
+fn tag(record: &Arc<metadata_content::record::Record>) -> Result<Tagged, Problem> {
     let etag = etag(record).map_err(|error| not_kept(&error.into()))?;
     Ok(Tagged { record: Arc::clone(record), etag })
 }

@@ -10,7 +10,7 @@ use super::super::listen::Peer;
 use super::answer::{bad_request, forbidden, media_type, not_kept, record as refused, too_large};
 use super::blocking;
 use crate::instances::Problem;
-use crate::record::{Credential, Limits, Record, RecordError};
+use metadata_content::record::{Credential, Limits, Record, RecordError};
 
 /// Octets of a record in a request: three payloads and the files, all as large as they may be, in base64.
 pub(super) const BODY_MAX: usize = 8 << 20;
@@ -131,9 +131,9 @@ pub(super) fn shown(record: &Record) -> (Value, Vec<String>) {
 mod tests {
     use super::super::super::listen::Peer;
     use super::{BODY_MAX, is_json, parse, read, shown};
-    use crate::record::{Limits, Record};
     use axum::body::Body;
     use axum::http::{HeaderMap, HeaderValue, header};
+    use metadata_content::record::{Limits, Record};
     use serde_json::{Value, json};
 
     const FULL: &str = include_str!("../../../../../tests/vectors/record.yaml");

@@ -20,11 +20,12 @@ use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
 use crate::instances::{Instance, NAME_MAX, Page, Port};
-use crate::port::PortName;
-use crate::record::Limits;
-use crate::registry::{RecordId, Source};
-use crate::room::NoRoom;
 use crate::status::{GuestState, InstanceState};
+use metadata_base::port::PortName;
+use metadata_content::record::Limits;
+use metadata_content::source::Source;
+use metadata_feed::registry::RecordId;
+use metadata_feed::room::NoRoom;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -4,7 +4,7 @@ use super::super::super::facts::{Directory, Facts, FileSystem, Found, Pins, Reco
 use super::super::super::{Check, Status};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
-use crate::steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
+use metadata_steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
 
 #[test]
 fn places_for_pins_and_files_are_judged() {

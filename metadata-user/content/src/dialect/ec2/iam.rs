@@ -1,0 +1,117 @@
+//! The role of a VM, and its credentials.
+
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use super::super::sheet::TEXT;
+use super::super::tokens::UNPROXIED;
+use super::tree::Tree;
+use super::{REFUSED, TOKEN};
+use crate::dialect::json::json;
+use crate::http::{Response, Status};
+use crate::record::values::Timestamp;
+use crate::record::vm::Iam;
+use crate::record::{Dialect, Imdsv2, Record};
+use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
+use crate::token::Kind;
+use metadata_base::time::Now;
+
+const CREDENTIALS: &str = "/latest/meta-data/iam/security-credentials";
+/// How long credentials without an expiry are said to last, in seconds, as AWS's do: clients then ask again.
+const LASTING_SECONDS: i64 = 6 * 3_600;
+
+static WITH_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+    let condition = Condition::TokenNeeded { name: TOKEN, kind: Kind::Aws };
+    [UNPROXIED.clone(), Guard { condition, otherwise: REFUSED.clone() }]
+});
+static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+    let condition = Condition::TokenGood { name: TOKEN, kind: Kind::Aws };
+    [UNPROXIED.clone(), Guard { condition, otherwise: REFUSED.clone() }]
+});
+
+/// Adds `iam/`, for the guests of EC2 only.
+///
+/// Where there are no tokens and credentials need one, they are 401 and not listed.
+pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>) {
+    let serve = &record.serve;
+    let Some(iam) = record.credentials.iam.as_ref().filter(|_| serve.serves(Dialect::Ec2)) else { return };
+    let open = serve.imdsv1_credentials && serve.imdsv2 != Imdsv2::Required;
+    let guards: &[Guard] = if open { &*WITHOUT_TOKEN } else { &*WITH_TOKEN };
+    tree.text("/latest/meta-data/iam/info", info(record, iam).to_string());
+    if open || serve.imdsv2 != Imdsv2::Off {
+        tree.directory(CREDENTIALS, guards, iam.role.to_string());
+    } else {
+        let listing = tree.sheet().found(TEXT, iam.role.to_string());
+        tree.sheet().guarded(CREDENTIALS, guards, listing);
+    }
+    let path = format!("{CREDENTIALS}/{}", iam.role);
+    let sheet = tree.sheet();
+    match credentials(iam) {
+        None => {
+            let response = sheet.unread();
+            sheet.guarded(path, guards, response);
+        }
+        Some(document) if document.contains_key("Expiration") => {
+            let response = sheet.found(TEXT, Value::from(document).to_string());
+            sheet.guarded(path, guards, response);
+        }
+        Some(document) => sheet.live(path, Methods::READ, guards, Lasting { document }),
+    }
+}
+
+fn info(record: &Record, iam: &Iam) -> Value {
+    let account = &record.vm.project.account;
+    json!({
+        "Code": "Success",
+        "InstanceProfileArn": format!("arn:aws:iam::{account}:instance-profile/{}", iam.role),
+        "InstanceProfileId": record.instance_profile_id(iam),
+        "LastUpdated": iam.updated.as_ref().map_or(super::EPOCH, |time| time.as_str()),
+    })
+}
+
+/// The document of a role; `None` while its source cannot be read: that is 503, as clients of AWS then ask a few
+/// times more before they go on without. No crawler comes here.
+fn credentials(iam: &Iam) -> Option<Map<String, Value>> {
+    let (id, secret) = (iam.access_key_id.as_ref()?, iam.secret_access_key.as_ref()?);
+    let mut document = Map::new();
+    let mut own = |key: &str, value: &str| document.insert(key.to_owned(), value.into());
+    own("AccessKeyId", id.as_str());
+    own("Code", "Success");
+    own("LastUpdated", iam.updated.as_ref().map_or(super::EPOCH, |time| time.as_str()));
+    own("SecretAccessKey", secret.expose());
+    own("Token", iam.session_token.as_ref().map_or("", |token| token.expose()));
+    own("Type", "AWS-HMAC");
+    if let Some(expires) = &iam.expires {
+        own("Expiration", expires.as_str());
+    }
+    Some(document)
+}
+
+/// Credentials that do not expire: clients insist on a time when they do.
+struct Lasting {
+    document: Map<String, Value>,
+}
+
+impl std::fmt::Debug for Lasting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lasting(…)")
+    }
+}
+
+impl Live for Lasting {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let mut document = self.document.clone();
+        document.insert("Expiration".into(), in_a_while(call.now).into());
+        Response::new(Status(200), Some(TEXT), &[], Value::from(document).to_string()).into()
+    }
+
+    fn about(&self) -> &'static str {
+        "credentials, said to last six hours from now"
+    }
+}
+
+fn in_a_while(now: Now) -> String {
+    let seconds = i64::try_from(now.unix_seconds).unwrap_or(0).saturating_add(LASTING_SECONDS);
+    Timestamp::at(seconds).map_or_else(|| super::EPOCH.to_owned(), |time| time.as_str().to_owned())
+}

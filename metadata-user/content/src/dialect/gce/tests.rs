@@ -1,0 +1,449 @@
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::dialect::render;
+use crate::http::{Headers, Method, Request, Response, Target};
+use crate::mailbox::WAITS_PER_VM;
+use crate::record::Record;
+use crate::store::{Interner, Outcome, Parked, Responses, Vm};
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+
+const FULL: &str = include_str!("../../../../../tests/vectors/record.yaml");
+const FLAVOUR: (&str, &str) = ("Metadata-Flavor", "Google");
+const ROOT: &str = "/computeMetadata/v1";
+
+fn full() -> Value {
+    serde_yaml::from_str(FULL).expect("the full record is YAML")
+}
+
+/// A guest of one VM.
+struct Guest {
+    responses: Responses,
+    interner: Interner,
+    vm: Vm,
+}
+
+impl Guest {
+    fn of(record: &Value) -> Self {
+        let record = parse(record);
+        let vm = Vm::alone(record.vm.uuid.as_str());
+        let mut interner = Interner::new();
+        Self { responses: render(&record, &mut interner, vm.clone()), interner, vm }
+    }
+
+    /// The VM's record is another one now.
+    fn publish(&mut self, record: &Value) {
+        self.responses = render(&parse(record), &mut self.interner, self.vm.clone());
+    }
+
+    fn send(&self, at: u64, request: Request<'_>, parked: Option<&Parked>) -> Outcome {
+        let address: IpAddr = "169.254.169.254".parse().expect("an address");
+        let connection = Connection { slot: 0, local: (address, 80), remote: (address, 40_000) };
+        let now = Now { mono: Duration::from_secs(at), unix_seconds: at };
+        self.responses.answer(now, &connection, &request, parked)
+    }
+
+    fn ask_with(&self, fields: &[(&str, &str)], method: Method, target: &str, body: &[u8]) -> Response {
+        match self.outcome(fields, method, target, body) {
+            Outcome::Ready(response) | Outcome::Changed(response) => response,
+            Outcome::Park(_) => panic!("{target} waits"),
+        }
+    }
+
+    fn outcome(&self, fields: &[(&str, &str)], method: Method, target: &str, body: &[u8]) -> Outcome {
+        let headers: Vec<_> =
+            fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
+        let target = split(target);
+        self.send(0, Request { method, target, headers: Headers::new(&headers), body }, None)
+    }
+
+    /// A GET as clients of the cloud send it.
+    fn get(&self, below: &str) -> Response {
+        self.ask_with(&[FLAVOUR], Method::Get, &format!("{ROOT}{below}"), b"")
+    }
+
+    fn text(&self, below: &str) -> String {
+        let response = self.get(below);
+        assert_eq!(response.status().0, 200, "{below}");
+        String::from_utf8(response.body().to_bytes().to_vec()).expect("text")
+    }
+
+    fn json(&self, below: &str) -> Value {
+        let response = self.get(below);
+        assert_eq!(response.field("Content-Type"), Some("application/json"), "{below}");
+        serde_json::from_slice(&response.body().to_bytes()).expect("JSON")
+    }
+
+    /// A GET at a second, again when it was parked before.
+    fn wait(&self, at: u64, below: &str, parked: Option<&Parked>) -> Outcome {
+        let headers = [httparse::Header { name: FLAVOUR.0, value: FLAVOUR.1.as_bytes() }];
+        let target = format!("{ROOT}{below}");
+        let (target, headers) = (split(&target), Headers::new(&headers));
+        self.send(at, Request { method: Method::Get, target, headers, body: b"" }, parked)
+    }
+}
+
+fn parse(record: &Value) -> Record {
+    Record::parse("test.json", &record.to_string()).expect("a good record").0
+}
+
+fn split(target: &str) -> Target<'_> {
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    Target { path: if path == "/" { path } else { path.trim_end_matches('/') }, query }
+}
+
+fn parked(outcome: Outcome) -> Parked {
+    match outcome {
+        Outcome::Park(parked) => parked,
+        other => panic!("answered at once: {other:?}"),
+    }
+}
+
+fn answered(outcome: Outcome) -> Response {
+    match outcome {
+        Outcome::Ready(response) => response,
+        other => panic!("not answered: {other:?}"),
+    }
+}
+
+#[test]
+fn every_answer_has_the_flavour_whatever_it_is() {
+    let guest = Guest::of(&full());
+    let other = ("X-Forwarded-For", "");
+    let legacy = ("x-google-metadata-request", "True");
+    let no_value = ("Metadata-Flavor", "Microsoft");
+    for (fields, method, target, status) in [
+        (&[FLAVOUR][..], Method::Get, "/computeMetadata", 200),
+        (&[legacy], Method::Get, "/computeMetadata/v1/instance/id", 200),
+        (&[], Method::Get, "/computeMetadata/v1", 403),
+        (&[no_value], Method::Get, "/computeMetadata/v1", 403),
+        (&[FLAVOUR, other], Method::Get, "/computeMetadata/v1", 403),
+        (&[FLAVOUR], Method::Get, "/computeMetadata/v2", 404),
+        (&[FLAVOUR], Method::Get, "/computeMetadata/v1/instance/id/more", 404),
+        (&[FLAVOUR], Method::Get, "/computeMetadata/v1/instance/machineType", 404),
+        (&[FLAVOUR], Method::Put, "/computeMetadata/v1/instance/id", 405),
+        (&[FLAVOUR], Method::Put, "/computeMetadata/v1/instance/guest-attributes/ns", 405),
+        (&[FLAVOUR], Method::Post, "/computeMetadata/v1/instance/guest-attributes/ns/key", 405),
+        (&[FLAVOUR], Method::Other, "/computeMetadata/v1", 405),
+        (&[FLAVOUR], Method::Delete, "/computeMetadata/v1/instance/guest-attributes/ns/key", 404),
+    ] {
+        let answer = guest.ask_with(fields, method, target, b"");
+        assert_eq!(answer.status().0, status, "{method:?} {target}");
+        assert_eq!(answer.field("Metadata-Flavor"), Some("Google"), "{method:?} {target}");
+        assert_eq!(answer.field("Server"), Some("Metadata Server for VM"), "{method:?} {target}");
+        assert_eq!(answer.field("Allow").is_some(), status == 405, "{method:?} {target}");
+    }
+}
+
+#[test]
+fn values_come_in_the_form_asked_for() {
+    let mut record = full();
+    record["metadata"] = json!({ "camelCase": "a", "with-hyphen": "b" });
+    record["labels"] = json!(["web", "db"]);
+    let guest = Guest::of(&record);
+    for (below, body) in [
+        ("/", "instance/\noslogin/\nproject/\n"),
+        ("/instance/tags", "web\ndb\n"),
+        ("/instance/tags/?alt=json", r#"["web","db"]"#),
+        ("/instance/tags?recursive=TRUE", r#"["web","db"]"#),
+        ("/instance/remaining-cpu-time?alt=json", "-1"),
+        ("/instance/id?alt=TEXT", "12345"),
+        ("/instance/id?alt=xml", "12345"),
+        ("/instance/virtual-clock/drift-token", "0"),
+        ("/instance/network-interfaces/", "0/\n1/\n"),
+        ("/instance/network-interfaces/0/dns-servers", "10.0.2.3\n"),
+        ("/instance/network-interfaces/0/access-configs/0/external-ip", "203.0.113.7"),
+        ("/instance/network-interfaces/0/forwarded-ips/", ""),
+        ("/instance/disks/?recursive=true", "[]"),
+        ("/instance/attributes/", "camelCase\nssh-keys\nuser-data\nwith-hyphen\n"),
+        ("/instance/attributes/?alt=json", r#"["camelCase","ssh-keys","user-data","with-hyphen"]"#),
+        ("/instance/attributes/camelCase", "a"),
+        ("/instance/attributes/user-data", "#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n"),
+        ("/instance/service-accounts/", "default/\nweb@p1.local/\n"),
+        ("/instance/service-accounts/default/", "aliases\nemail\nidentity\nscopes\ntoken\n"),
+        ("/instance/service-accounts/web@p1.local/scopes", "cloud-platform\n"),
+        (
+            "/instance/scheduling/?recursive=true&alt=text",
+            "automatic-restart TRUE\non-host-maintenance MIGRATE\npreemptible FALSE\n",
+        ),
+        ("/oslogin/authenticate/", ""),
+        ("/project/numeric-project-id", "1"),
+    ] {
+        assert_eq!(guest.text(below), body, "{below}");
+    }
+}
+
+#[test]
+fn an_etag_stands_for_the_value_whatever_its_form() {
+    let mut record = full();
+    let guest = Guest::of(&record);
+    let etag = |guest: &Guest, below: &str| guest.get(below).field("ETag").expect("an ETag").to_owned();
+    let before = etag(&guest, "/instance/attributes");
+    assert!(before.len() == 16 && before.bytes().all(|b| b.is_ascii_hexdigit()), "{before}");
+    assert_eq!(before, etag(&guest, "/instance/attributes?recursive=true"));
+    assert_eq!(before, etag(&guest, "/instance/attributes?recursive=true&alt=text"));
+    record["labels"] = json!(["other"]);
+    record["user_data"] = json!({ "text": "long\n".repeat(2_000) });
+    let other = Guest::of(&record);
+    assert_ne!(before, etag(&other, "/instance/attributes"));
+    assert_eq!(etag(&guest, "/instance/zone"), etag(&other, "/instance/zone"));
+    assert_eq!(etag(&other, "/instance"), etag(&other, "/instance"), "hashed once");
+    assert_ne!(etag(&other, "/"), etag(&other, "/instance"));
+}
+
+#[test]
+fn what_is_not_there_is_an_empty_directory_and_not_an_error() {
+    let mut record = full();
+    for field in ["user_data", "ssh_keys", "metadata", "credentials", "labels", "image"] {
+        record.as_object_mut().expect("a mapping").remove(field);
+    }
+    record["network"] = json!({});
+    let guest = Guest::of(&record);
+    for below in ["/instance/attributes", "/project/attributes", "/instance/service-accounts"] {
+        assert_eq!(guest.json(&format!("{below}?recursive=True")), json!({}), "{below}");
+        assert_eq!(guest.text(below), "", "{below}");
+    }
+    assert_eq!(guest.text("/instance/image"), "");
+    assert_eq!(guest.json("/instance/network-interfaces?recursive=true"), json!([]));
+    for absent in ["", "/token", "/identity?audience=x", "/email"] {
+        assert_eq!(guest.get(&format!("/instance/service-accounts/default{absent}")).status().0, 404);
+    }
+}
+
+#[test]
+fn keys_name_their_users_and_generated_attributes_win() {
+    let mut record = full();
+    record["admin"] = json!({ "user": "alice" });
+    record["ssh_keys"] = json!([
+        { "name": "a", "key": "ssh-ed25519 AAAA a" },
+        { "name": "b", "key": "ssh-ed25519 BBBB b", "user": "bob" },
+    ]);
+    record["user_data"] = json!({ "base64": "AP8=" });
+    record["metadata"] = json!({ "user-data": "x", "user-data-encoding": "x", "ssh-keys": "x", "k": "v" });
+    let attributes = Guest::of(&record).json("/instance/attributes?recursive=true");
+    let wanted = json!({
+        "k": "v",
+        "ssh-keys": "alice:ssh-ed25519 AAAA a\nbob:ssh-ed25519 BBBB b",
+        "user-data": "AP8=",
+        "user-data-encoding": "base64",
+    });
+    assert_eq!(attributes, wanted);
+    record["user_data"] = json!({ "text": "plain\n" });
+    let attributes = Guest::of(&record).json("/instance/attributes?recursive=true");
+    assert_eq!(attributes.get("user-data-encoding"), None, "text needs none");
+}
+
+#[test]
+fn a_nic_without_ipv4_says_nothing_of_ipv4() {
+    let mut record = full();
+    record["network"] = json!({ "nics": [
+        { "id": "n0", "mac": "52:54:00:12:34:56",
+          "addresses": [{ "method": "static", "address": "2001:db8::15/64", "gateway": "fe80::1" }] },
+        { "id": "n1", "mac": "52:54:00:12:34:57", "addresses": [{ "method": "dhcp4" }] },
+        { "id": "v", "vlan": { "link": "n0", "id": 5 } },
+    ] });
+    let guest = Guest::of(&record);
+    let empty = "access-configs/\ndns-servers\nforwarded-ips/\nip-aliases/\n";
+    assert_eq!(
+        guest.text("/instance/network-interfaces/0"),
+        format!("{empty}ipv6s\nmac\ntarget-instance-ips/\n")
+    );
+    assert_eq!(guest.text("/instance/network-interfaces/0/ipv6s"), "2001:db8::15\n");
+    assert_eq!(guest.text("/instance/network-interfaces/1"), format!("{empty}mac\ntarget-instance-ips/\n"));
+    assert_eq!(
+        guest.get("/instance/network-interfaces/2").status().0,
+        404,
+        "the guest makes VLANs by itself"
+    );
+}
+
+#[test]
+fn text_user_data_is_held_once_for_all_dialects() {
+    let mut record = full();
+    record["user_data"] = json!({ "text": "line \"quoted\"\n".repeat(100) });
+    let guest = Guest::of(&record);
+    let raw = guest.ask_with(&[], Method::Get, "/v1/user-data", b"");
+    let attribute = guest.get("/instance/attributes/user-data");
+    assert_eq!(attribute.body().pieces()[0].as_ptr(), raw.body().pieces()[0].as_ptr());
+}
+
+#[test]
+fn while_user_data_is_unread_clients_ask_again() {
+    let mut record = full();
+    record["user_data"] = json!({ "source": { "file": "user-data" } });
+    let guest = Guest::of(&record);
+    for (below, status) in [
+        ("/?recursive=true", 503),
+        ("/instance/?recursive=true", 503),
+        ("/instance/attributes/?recursive=true", 503),
+        ("/instance/attributes/user-data", 503),
+        ("/instance/id", 200),
+        ("/instance/", 200),
+        ("/project/attributes/?recursive=true", 200),
+    ] {
+        let answer = guest.get(below);
+        assert_eq!(answer.status().0, status, "{below}");
+        assert_eq!(answer.field("Metadata-Flavor"), Some("Google"), "{below}");
+    }
+}
+
+#[test]
+fn a_token_says_how_long_it_lives_and_is_not_given_once_it_has_ended() {
+    let mut record = full();
+    record["credentials"]["service_account"]["token"]["expires"] = json!("1970-01-01T01:00:00Z");
+    let guest = Guest::of(&record);
+    let below = "/instance/service-accounts/web@p1.local/token";
+    for (at, left) in [(0, 3_600), (3_599, 1)] {
+        let answer = answered(guest.wait(at, below, None));
+        let token: Value = serde_json::from_slice(&answer.body().to_bytes()).expect("JSON");
+        let wanted =
+            json!({ "access_token": "eyJhbGciOiJub25lIn0.e30.", "expires_in": left, "token_type": "Bearer" });
+        assert_eq!(token, wanted);
+        assert_eq!(answer.field("Content-Type"), Some("application/json"));
+    }
+    for at in [3_600, 9_999] {
+        assert_eq!(answered(guest.wait(at, below, None)).status().0, 503);
+    }
+    let empty = guest.get("/instance/service-accounts/default/identity?audience=");
+    assert_eq!(empty.status().0, 400);
+}
+
+#[test]
+fn the_root_is_gces_when_the_record_says_so() {
+    let mut record = full();
+    let root = |record: &Value| Guest::of(record).ask_with(&[], Method::Get, "/", b"");
+    assert_eq!(root(&record).field("Metadata-Flavor"), None);
+    record["serve"]["gce_root"] = json!(true);
+    let answer = root(&record);
+    assert_eq!(answer.body().to_bytes(), "computeMetadata/\n");
+    assert_eq!(answer.field("Metadata-Flavor"), Some("Google"));
+}
+
+#[test]
+fn guest_attributes_are_read_back_until_they_are_deleted() {
+    let guest = Guest::of(&full());
+    let write = |method, below: &str, body: &[u8]| {
+        let outcome = guest.outcome(&[FLAVOUR], method, &format!("{ROOT}/instance{below}"), body);
+        match outcome {
+            Outcome::Changed(response) => (true, response.status().0),
+            Outcome::Ready(response) => (false, response.status().0),
+            Outcome::Park(_) => panic!("{below} waits"),
+        }
+    };
+    for (method, below, body, result) in [
+        (Method::Put, "/guest-attributes/a/x", &b"one"[..], (true, 200)),
+        (Method::Put, "/guest-attributes/a/y", b"two\n\xff", (true, 200)),
+        (Method::Put, "/guest-attributes/b/x", b"", (true, 200)),
+        (Method::Delete, "/guest-attributes/b/x", b"", (true, 200)),
+        (Method::Delete, "/guest-attributes/b/x", b"", (false, 404)),
+        (Method::Put, "/guest-attributes/a b/x", b"", (false, 400)),
+        (Method::Put, "/guest-attributes/a/big", &[0; (32 << 10) + 1], (false, 413)),
+    ] {
+        assert_eq!(write(method, below, body), result, "{method:?} {below}");
+    }
+    assert_eq!(guest.text("/instance/guest-attributes"), "a/\n");
+    assert_eq!(guest.text("/instance/guest-attributes/a/"), "x\ny\n");
+    assert_eq!(guest.text("/instance/guest-attributes/a/x?alt=json"), "\"one\"");
+    assert_eq!(guest.get("/instance/guest-attributes/a/y").body().to_bytes(), &b"two\n\xff"[..]);
+    assert_eq!(
+        guest.json("/instance/guest-attributes?recursive=true"),
+        json!({ "a": { "x": "one", "y": "two\n\u{fffd}" } })
+    );
+    for absent in ["/b", "/a/z", "/a/x/more"] {
+        assert_eq!(guest.get(&format!("/instance/guest-attributes{absent}")).status().0, 404, "{absent}");
+    }
+    for n in 0..62 {
+        assert_eq!(write(Method::Put, &format!("/guest-attributes/n/{n}"), b"").1, 200);
+    }
+    assert_eq!(write(Method::Put, "/guest-attributes/n/more", b"").1, 409, "64 are kept");
+}
+
+#[test]
+fn a_request_waits_until_its_value_changes() {
+    let mut record = full();
+    let mut guest = Guest::of(&record);
+    let below = "/instance/attributes/?recursive=true&wait_for_change=true&timeout_sec=60";
+    let etag = guest.get("/instance/attributes").field("ETag").expect("an ETag").to_owned();
+    let below = format!("{below}&last_etag={etag}");
+    let wait = parked(guest.wait(1, &below, None));
+    assert_eq!(wait.until, Duration::from_secs(61));
+    record["labels"] = json!(["other"]);
+    guest.publish(&record);
+    parked(guest.wait(2, &below, Some(&wait)));
+    record["metadata"] = json!({ "role": "db" });
+    guest.publish(&record);
+    let answer = answered(guest.wait(3, &below, Some(&wait)));
+    assert_ne!(answer.field("ETag"), Some(etag.as_str()));
+    answered(guest.wait(4, &below, None));
+}
+
+#[test]
+fn a_wait_ends_with_the_value_it_began_with_at_its_time() {
+    let guest = Guest::of(&full());
+    for (query, seconds) in [
+        ("", 60),
+        ("&timeout_sec=5", 5),
+        ("&timeout_sec=x", 60),
+        ("&timeout_sec=18446744073709551615", 3_600),
+    ] {
+        let below = format!("/instance/id?wait_for_change=TRUE{query}");
+        let wait = parked(guest.wait(10, &below, None));
+        assert_eq!(wait.until, Duration::from_secs(10 + seconds), "{query}");
+        parked(guest.wait(10 + seconds - 1, &below, Some(&wait)));
+        let answer = answered(guest.wait(10 + seconds, &below, Some(&wait)));
+        assert_eq!(answer.body().to_bytes(), "12345");
+    }
+    for seen in ["NONE", "0", "0000000000000000"] {
+        answered(guest.wait(0, &format!("/instance/id?wait_for_change=true&last_etag={seen}"), None));
+    }
+    answered(guest.wait(0, "/nothing?wait_for_change=true", None));
+}
+
+#[test]
+fn guests_wait_for_their_own_attributes() {
+    let guest = Guest::of(&full());
+    let put = |key: &str, body: &[u8]| {
+        let target = format!("{ROOT}/instance/guest-attributes/ns/{key}");
+        guest.ask_with(&[FLAVOUR], Method::Put, &target, body);
+    };
+    put("a", b"1");
+    let (all, one) = (
+        "/instance/guest-attributes/?recursive=true&wait_for_change=true",
+        "/instance/guest-attributes/ns/a?wait_for_change=true",
+    );
+    let (wait_all, wait_one) = (parked(guest.wait(0, all, None)), parked(guest.wait(0, one, None)));
+    put("a", b"1");
+    parked(guest.wait(1, all, Some(&wait_all)));
+    put("b", b"2");
+    answered(guest.wait(1, all, Some(&wait_all)));
+    parked(guest.wait(1, one, Some(&wait_one)));
+    put("a", b"3");
+    assert_eq!(answered(guest.wait(1, one, Some(&wait_one))).body().to_bytes(), "3");
+}
+
+#[test]
+fn one_wait_too_many_ends_the_oldest() {
+    let guest = Guest::of(&full());
+    let below = "/instance/id?wait_for_change=true";
+    let waits: Vec<Parked> = (0..WAITS_PER_VM).map(|_| parked(guest.wait(0, below, None))).collect();
+    parked(guest.wait(1, below, Some(&waits[0])));
+    let newest = parked(guest.wait(1, below, None));
+    assert_eq!(answered(guest.wait(1, below, Some(&waits[0]))).body().to_bytes(), "12345");
+    for wait in waits[1..].iter().chain([&newest]) {
+        parked(guest.wait(1, below, Some(wait)));
+    }
+}
+
+#[test]
+fn nothing_secret_is_in_the_debug_form() {
+    let mut record = full();
+    record["serve"]["dialects"] = json!(["gce"]);
+    let debug = format!("{:?}", Guest::of(&record).responses);
+    assert!(debug.contains("/computeMetadata"), "the routes are there");
+    for secret in ["eyJhbGciOiJub25lIn0", "runcmd"] {
+        assert!(!debug.contains(secret), "{secret}");
+    }
+}

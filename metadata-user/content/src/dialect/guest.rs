@@ -1,0 +1,128 @@
+//! A guest without a wire, for the tests of dialects: it asks its VM's responses and gets the answer.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::render;
+use crate::http::{Headers, Method, Request, Response, Target};
+use crate::record::Record;
+use crate::store::{Interner, Outcome, Responses, Vm};
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+
+const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
+
+/// When the guest asks, in Unix seconds: 2026-01-01.
+pub(super) const NOW: u64 = 1_767_225_600;
+
+/// The full record as a value, to change.
+pub(super) fn full() -> Value {
+    serde_yaml::from_str(FULL).expect("the full record is YAML")
+}
+
+/// The full record without what is optional.
+pub(super) fn bare() -> Value {
+    let mut record = full();
+    let members = record.as_object_mut().expect("a record is a mapping");
+    members.retain(|field, _| {
+        matches!(field.as_str(), "schema" | "generation" | "vm" | "hostname" | "placement")
+    });
+    record
+}
+
+/// Reads a record.
+pub(super) fn parsed(record: &Value) -> Record {
+    Record::parse("test.json", &record.to_string()).expect("a good record").0
+}
+
+/// The guest of one VM.
+pub(super) struct Guest {
+    responses: Responses,
+    pub(super) now: u64,
+}
+
+impl Guest {
+    pub(super) fn of(record: &Value) -> Self {
+        let record = parsed(record);
+        Self::with(&record, Vm::alone(record.vm.uuid.as_str()))
+    }
+
+    pub(super) fn with(record: &Record, vm: Vm) -> Self {
+        Self { responses: render(record, &mut Interner::new(), vm), now: NOW }
+    }
+
+    /// The guest of the same VM after its record has changed.
+    pub(super) fn changed(&self, record: &Value) -> Self {
+        Self::with(&parsed(record), self.responses.vm().clone())
+    }
+
+    /// Asks at an address and port.
+    pub(super) fn ask_at(
+        &self,
+        local: (&str, u16),
+        method: Method,
+        path: &str,
+        fields: &[(&str, &str)],
+    ) -> Response {
+        self.ask_query(local, method, Target { path, query: "" }, fields)
+    }
+
+    /// The same, with a query.
+    pub(super) fn ask_query(
+        &self,
+        local: (&str, u16),
+        method: Method,
+        target: Target<'_>,
+        fields: &[(&str, &str)],
+    ) -> Response {
+        let fields: Vec<_> =
+            fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
+        let path = target.path;
+        let request = Request { method, target, headers: Headers::new(&fields), body: b"" };
+        let address: IpAddr = local.0.parse().expect("an address");
+        let remote = ("10.0.2.15".parse().expect("an address"), 40_000);
+        let connection = Connection { slot: 0, local: (address, local.1), remote };
+        let now = Now { mono: Duration::ZERO, unix_seconds: self.now };
+        match self.responses.answer(now, &connection, &request, None) {
+            Outcome::Ready(response) | Outcome::Changed(response) => response,
+            Outcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
+        }
+    }
+
+    /// Asks at 169.254.169.254.
+    pub(super) fn ask(&self, method: Method, path: &str, fields: &[(&str, &str)]) -> Response {
+        self.ask_at(("169.254.169.254", 80), method, path, fields)
+    }
+
+    /// The status of a GET.
+    pub(super) fn status(&self, path: &str, fields: &[(&str, &str)]) -> u16 {
+        self.ask(Method::Get, path, fields).status().0
+    }
+
+    /// The text of a GET that is to succeed.
+    pub(super) fn text(&self, path: &str) -> String {
+        let response = self.ask(Method::Get, path, &[]);
+        assert_eq!(response.status().0, 200, "{path}");
+        text(&response)
+    }
+
+    pub(super) fn responses(&self) -> &Responses {
+        &self.responses
+    }
+}
+
+/// A body as text.
+pub(super) fn text(response: &Response) -> String {
+    String::from_utf8(response.body().to_bytes().to_vec()).expect("the body is text")
+}
+
+/// A NIC with a MAC of its own and these addresses.
+pub(super) fn nic(number: usize, addresses: &Value) -> Value {
+    json!({
+        "id": format!("n{number}"),
+        "mac": format!("52:54:00:00:00:{number:02x}"),
+        "addresses": addresses,
+    })
+}

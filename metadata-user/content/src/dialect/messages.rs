@@ -1,0 +1,82 @@
+//! What belongs to no cloud: where a guest may say that it has booted.
+//!
+//! cloud-init's `phone_home` and its webhook reporting post to any URL their configuration names; these two
+//! hand what comes on to the record's sinks. A guest is always thanked: what becomes of its message is not
+//! its business, and an error would only make it try again.
+
+use super::sheet::{Sheet, TEXT};
+use crate::http::{Method, Response, Status};
+use crate::sink::MessageKind;
+use crate::store::{Call, EVERY_DIALECT, Live, Methods, Outcome};
+
+const POST: Methods = Methods::of(&[Method::Post]);
+
+/// Adds the two paths, whichever dialects are served.
+pub(super) fn render(sheet: &mut Sheet<'_>) {
+    sheet.begin(EVERY_DIALECT);
+    sheet.live("/v1/phone-home", POST, &[], Message(MessageKind::PhoneHome));
+    sheet.live("/v1/events", POST, &[], Message(MessageKind::Event));
+}
+
+#[derive(Debug)]
+struct Message(MessageKind);
+
+impl Live for Message {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let body = call.request.body;
+        if body.len() > self.0.most_octets() {
+            return Response::error(Status(413), &[]).into();
+        }
+        call.vm.mailbox.tell(&call.vm.sinks, self.0, body, call.now.unix_seconds);
+        Response::new(Status(200), Some(TEXT), &[], "OK").into()
+    }
+
+    fn about(&self) -> &'static str {
+        match self.0 {
+            MessageKind::PhoneHome => "hands phone_home's form on, 16 KiB at most",
+            _ => "hands an event on",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use crate::dialect::tests::{ask_with, full, parse};
+    use crate::http::Method;
+    use crate::mailbox::Mailbox;
+    use crate::sink::unattended;
+    use crate::store::{Interner, Vm};
+    use crate::token::Keyring;
+
+    #[test]
+    fn messages_are_taken_whether_or_not_there_is_a_sink_for_them() {
+        let long = vec![b'x'; (16 << 10) + 1];
+        for (sinks, waiting) in
+            [(json!({"phone_home": "/nowhere/p", "events": "/nowhere/e"}), 3), (json!({}), 0)]
+        {
+            let mut record = full();
+            record["sinks"] = sinks;
+            let record = parse(&record);
+            let outbox = unattended();
+            let mailbox = Arc::new(Mailbox::new(record.vm.uuid.as_str(), &outbox));
+            let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
+            let responses = crate::dialect::render(&record, &mut Interner::new(), vm);
+            for (method, path, body, status) in [
+                (Method::Post, "/v1/phone-home", &b"hostname=web-1&fqdn=N%2FA"[..], 200),
+                (Method::Post, "/v1/phone-home", &long[..], 413),
+                (Method::Post, "/v1/events", &long[..], 200),
+                (Method::Post, "/v1/events", br#"{"name":"init-local"}"#, 200),
+                (Method::Get, "/v1/events", b"", 405),
+                (Method::Put, "/v1/phone-home", b"", 405),
+            ] {
+                let answer = ask_with(&responses, method, path, &[], body);
+                assert_eq!(answer.status().0, status, "{method:?} {path}");
+            }
+            assert_eq!(outbox.counts().waiting, waiting);
+        }
+    }
+}

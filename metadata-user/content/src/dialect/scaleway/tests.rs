@@ -1,0 +1,136 @@
+//! What the vectors do not show.
+
+use serde_json::{Value, json};
+
+use crate::dialect::render as render_for;
+use crate::dialect::tests::{ask_at, full, parse, render};
+use crate::http::{Method, Response};
+use crate::mailbox::Mailbox;
+use crate::sink;
+use crate::store::{Interner, Responses, Vm};
+
+const V4: &str = "169.254.42.42";
+
+fn rendered(record: &Value) -> Responses {
+    render(&parse(record), &mut Interner::new())
+}
+
+fn get(responses: &Responses, address: &str, source_port: u16, path: &str) -> Response {
+    ask_at((address, source_port), responses, Method::Get, path, &[], b"")
+}
+
+fn addresses(nic: Value) -> Value {
+    let mut record = full();
+    record["network"]["nics"] = json!([nic]);
+    let answer = get(&rendered(&record), "fd00:42::42", 40_000, "/conf");
+    let conf: Value = serde_json::from_slice(&answer.body().to_bytes()).expect("JSON");
+    conf["public_ips"].clone()
+}
+
+#[test]
+fn payloads_are_for_ports_below_1024_and_their_connections_are_closed_here() {
+    let responses = rendered(&full());
+    for path in ["/user_data", "/user_data/cloud-init", "/vendor_data", "/vendor_data/cloud-init"] {
+        for port in [1, 2, 1_023] {
+            let answer = get(&responses, V4, port, path);
+            assert_eq!((answer.status().0, answer.closes()), (200, true), "{path} from {port}");
+        }
+        for port in [1_024, 65_535] {
+            assert_eq!(get(&responses, V4, port, path).status().0, 403, "{path} from {port}");
+        }
+    }
+    let other = get(&responses, V4, 1, "/user_data/other");
+    assert_eq!((other.status().0, other.closes()), (404, true));
+    assert_eq!(get(&responses, "169.254.169.254", 1, "/user_data").status().0, 404);
+}
+
+#[test]
+fn payloads_without_a_text_form_are_empty_and_unread_ones_are_waited_for() {
+    let mut record = full();
+    let mut user_data = |payload: Value| {
+        record["user_data"] = payload;
+        let answer = get(&rendered(&record), V4, 1, "/user_data/cloud-init");
+        (answer.status().0, answer.closes(), answer.body().len())
+    };
+    assert_eq!(user_data(json!({"base64": "/wA="})), (200, true, 0));
+    assert_eq!(user_data(json!({"text": "x"})), (200, true, 1));
+    let (status, closes, _) = user_data(json!({"source": {"file": "user-data"}}));
+    assert_eq!((status, closes), (503, true));
+}
+
+#[test]
+fn the_lease_comes_first_and_other_addresses_have_their_own_prefix() {
+    let listed = addresses(json!({"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [
+        {"method": "static", "address": "198.51.100.9/24", "gateway": "198.51.100.1"},
+        {"method": "slaac", "address": "2001:db8::15/64", "gateway": "fe80::1"},
+        {"method": "static", "address": "2001:db8:1::15/64"},
+        {"method": "dhcp4", "address": "10.0.2.15/24", "gateway": "10.0.2.2", "public": "203.0.113.7"},
+        {"method": "dhcp6"},
+    ]}));
+    let entry = |address: &str, family: &str, gateway: &str, netmask: &str, mode: &str| {
+        json!({
+            "address": address, "dynamic": false, "family": family, "gateway": gateway,
+            "id": "eni-d4dd82cf2995e2454", "netmask": netmask, "provisioning_mode": mode,
+        })
+    };
+    let wanted = json!([
+        entry("10.0.2.15", "inet", "10.0.2.2", "32", "dhcp"),
+        entry("198.51.100.9", "inet", "198.51.100.1", "24", "manual"),
+        entry("2001:db8::15", "inet6", "fe80::1", "64", "slaac"),
+    ]);
+    assert_eq!(listed, wanted, "an IPv6 address without a gateway would be a route to nowhere");
+}
+
+#[test]
+fn a_state_is_told_to_the_operator_and_only_patch_sets_it() {
+    let mut record = full();
+    record["sinks"] = json!({"ready": "file:/var/log/guests.jsonl"});
+    let record = parse(&record);
+    let outbox = sink::unattended();
+    let uuid = record.vm.uuid.as_str();
+    let vm =
+        Vm { mailbox: Mailbox::new(uuid, &outbox).into(), sinks: record.sinks.clone(), ..Vm::alone(uuid) };
+    let responses = render_for(&record, &mut Interner::new(), vm);
+    let patch =
+        |method| ask_at((V4, 40_000), &responses, method, "/state", &[], br#"{"state_detail":"booted"}"#);
+    let answer = patch(Method::Patch);
+    assert_eq!((answer.status().0, answer.body().to_bytes().as_ref()), (200, &b"{}"[..]));
+    assert_eq!(outbox.counts().waiting, 1);
+    let refused = patch(Method::Get);
+    assert_eq!((refused.status().0, refused.field("Allow")), (405, Some("PATCH")));
+    assert_eq!(outbox.counts().waiting, 1);
+}
+
+#[test]
+fn addresses_have_their_old_names_too_except_to_cloud_init() {
+    let document = |record: &Value, agent: &str| -> Value {
+        let fields = [("User-Agent", agent)];
+        let answer = ask_at((V4, 40_000), &rendered(record), Method::Get, "/conf", &fields, b"");
+        serde_json::from_slice(&answer.body().to_bytes()).expect("JSON")
+    };
+    let v4 = json!({"method": "static", "address": "198.51.100.9/24"});
+    let nat = json!({"method": "static", "address": "10.0.2.15/24", "public": "203.0.113.7"});
+    let v6 = json!({"method": "static", "address": "2001:db8::15/64", "gateway": "fe80::1"});
+    let id = "eni-d4dd82cf2995e2454";
+    let six = json!({"address": "2001:db8::15", "gateway": "fe80::1", "netmask": "64"});
+    let public = |address: &str| json!({"address": address, "dynamic": false, "id": id});
+    for (addresses, role, members) in [
+        (json!([nat, v6]), "public", [json!("10.0.2.15"), public("203.0.113.7"), six]),
+        (json!([v4]), "public", [json!(null), public("198.51.100.9"), json!(null)]),
+        (json!([v4]), "private", [json!("198.51.100.9"), json!(null), json!(null)]),
+        (json!([{"method": "dhcp4"}]), "public", [json!(null), json!(null), json!(null)]),
+    ] {
+        let mut record = full();
+        record["network"]["nics"][0]["addresses"] = addresses;
+        record["network"]["nics"][0]["role"] = role.into();
+        let (mut others, mut cloud_init) =
+            (document(&record, "curl/7.88.1"), document(&record, "Cloud-Init/22.4.2"));
+        let names = ["private_ip", "public_ip", "ipv6"];
+        let take = |document: &mut Value| {
+            names.map(|name| document.as_object_mut().and_then(|members| members.remove(name)))
+        };
+        assert_eq!(take(&mut others), members.map(Some), "{record}");
+        assert_eq!(take(&mut cloud_init), [const { Some(Value::Null) }; 3]);
+        assert_eq!(cloud_init, others);
+    }
+}

@@ -1,0 +1,281 @@
+//! Credentials that are read from files beside the record, again whenever those change.
+//!
+//! What is wrong with such a file is told without a word of what is in it.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::parse::{Step, way};
+use super::values::{Line, Secret, Text as _, Timestamp};
+use super::vm::{Credentials, Iam, ManagedIdentity, Source, Token};
+
+/// Most octets of a file with a credential.
+pub const CREDENTIAL_OCTETS: usize = 65_536;
+
+/// Why what a source holds is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected {expected}, found {found}")]
+pub struct CredentialError {
+    expected: &'static str,
+    found: &'static str,
+}
+
+const KEYS: &str = "JSON with `AccessKeyId`, `SecretAccessKey`, `Token` and `Expiration` (RFC 3339)";
+const TOKEN: &str = "a token in one line";
+const IDENTITY: &str = "a JWT, or JSON with `access_token` and `expires_on` (Unix seconds)";
+const EXPIRY: &str = "a JWT with an `exp` claim";
+
+/// A credential that may have a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// `credentials.iam`: keys in the form AWS gives them.
+    Iam,
+    /// `credentials.service_account.token`: a token in one line.
+    ServiceAccount,
+    /// `credentials.managed_identity`: a JWT, or the JSON Azure gives it in.
+    ManagedIdentity,
+}
+
+impl Credential {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Iam, Self::ServiceAccount, Self::ManagedIdentity];
+
+    /// The file's name in the record.
+    #[must_use]
+    pub fn field(self) -> Vec<Step> {
+        match self {
+            Self::Iam => way!["credentials", "iam", "source", "file"].into(),
+            Self::ServiceAccount => way!["credentials", "service_account", "token", "source", "file"].into(),
+            Self::ManagedIdentity => way!["credentials", "managed_identity", "source", "file"].into(),
+        }
+    }
+}
+
+impl Credentials {
+    /// Where a credential is read.
+    #[must_use]
+    pub fn source(&self, credential: Credential) -> Option<&Source> {
+        match credential {
+            Credential::Iam => self.iam.as_ref()?.source.as_ref(),
+            Credential::ServiceAccount => self.service_account.as_ref()?.token.as_ref()?.source.as_ref(),
+            Credential::ManagedIdentity => self.managed_identity.as_ref()?.source.as_ref(),
+        }
+    }
+
+    /// Makes literals of what has been read from sources, for whoever keeps the record and not the files beside it.
+    pub(super) fn settle(&mut self) {
+        if let Some(iam) = self.iam.as_mut().filter(|iam| iam.secret_access_key.is_some()) {
+            iam.source = None;
+        }
+        let token = self.service_account.as_mut().and_then(|account| account.token.as_mut());
+        if let Some(token) = token.filter(|token| token.text.is_some()) {
+            token.source = None;
+        }
+        if let Some(identity) = self.managed_identity.as_mut().filter(|identity| identity.text.is_some()) {
+            identity.source = None;
+        }
+    }
+
+    /// Puts in what was read from a credential's source.
+    ///
+    /// # Errors
+    /// [`CredentialError`] when that is not in the credential's form; the credential then stays without it.
+    pub fn resolve(&mut self, credential: Credential, octets: &[u8]) -> Result<(), CredentialError> {
+        let account = self.service_account.as_mut().and_then(|account| account.token.as_mut());
+        match (credential, &mut self.iam, account, &mut self.managed_identity) {
+            (Credential::Iam, Some(iam), _, _) => keys(iam, octets),
+            (Credential::ServiceAccount, _, Some(token), _) => service_account(token, octets),
+            (Credential::ManagedIdentity, _, _, Some(identity)) => managed_identity(identity, octets),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What AWS calls credentials, from its metadata service, STS and `credential_process` alike.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Keys {
+    access_key_id: Line,
+    secret_access_key: Secret,
+    #[serde(alias = "SessionToken")]
+    token: Option<Secret>,
+    expiration: Option<Timestamp>,
+    last_updated: Option<Timestamp>,
+}
+
+fn keys(iam: &mut Iam, octets: &[u8]) -> Result<(), CredentialError> {
+    let keys: Keys = json(octets, KEYS)?;
+    iam.access_key_id = Some(keys.access_key_id);
+    iam.secret_access_key = Some(keys.secret_access_key);
+    iam.session_token = keys.token;
+    iam.expires = keys.expiration;
+    iam.updated = keys.last_updated;
+    Ok(())
+}
+
+fn service_account(token: &mut Token, octets: &[u8]) -> Result<(), CredentialError> {
+    let text = line(octets, TOKEN)?;
+    let expires = token.expires.clone().or_else(|| expiry(text.expose()));
+    token.expires =
+        Some(expires.ok_or(CredentialError { expected: EXPIRY, found: "none, and no `expires`" })?);
+    token.text = Some(text);
+    Ok(())
+}
+
+/// The answer of Azure's `identity/oauth2/token`; it writes numbers as strings.
+#[derive(Deserialize)]
+struct Identity {
+    access_token: Secret,
+    expires_on: Option<Value>,
+}
+
+fn managed_identity(identity: &mut ManagedIdentity, octets: &[u8]) -> Result<(), CredentialError> {
+    let (text, expires) = if octets.trim_ascii_start().starts_with(b"{") {
+        let read: Identity = json(octets, IDENTITY)?;
+        let seconds = read.expires_on.as_ref().and_then(|value| match value {
+            Value::String(digits) => digits.parse().ok(),
+            number => number.as_i64(),
+        });
+        (read.access_token, seconds.and_then(Timestamp::at))
+    } else {
+        (line(octets, IDENTITY)?, None)
+    };
+    let expires = expires.or_else(|| expiry(text.expose()));
+    let expires = expires.ok_or(CredentialError { expected: EXPIRY, found: "none, and no `expires_on`" })?;
+    (identity.text, identity.expires) = (Some(text), Some(expires));
+    Ok(())
+}
+
+/// Reads JSON. The parser's own words are kept back: they repeat what it found.
+fn json<T: DeserializeOwned>(octets: &[u8], expected: &'static str) -> Result<T, CredentialError> {
+    serde_json::from_slice(octets).map_err(|_| CredentialError { expected, found: "something else" })
+}
+
+/// A line of text without the newline it may end in.
+fn line(octets: &[u8], expected: &'static str) -> Result<Secret, CredentialError> {
+    let text = std::str::from_utf8(octets.trim_ascii()).ok();
+    let found = if octets.trim_ascii().is_empty() { "nothing" } else { "something else" };
+    text.and_then(Secret::read).ok_or(CredentialError { expected, found })
+}
+
+/// `exp` of a JWT (RFC 7519 §4.1.4). The signature is for those who are shown the token.
+fn expiry(jwt: &str) -> Option<Timestamp> {
+    let mut parts = jwt.split('.');
+    let (_, claims, _) = (parts.next()?, parts.next()?, parts.next()?);
+    let claims = URL_SAFE_NO_PAD.decode(claims.trim_end_matches('=')).ok()?;
+    let claims: Value = serde_json::from_slice(&claims).ok()?;
+    // A NumericDate may have a fraction, which is of no use to anybody.
+    let digits = claims.get("exp")?.to_string();
+    Timestamp::at(digits.split('.').next()?.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Credential, Timestamp, URL_SAFE_NO_PAD, expiry};
+    use crate::record::Record;
+    use crate::record::vm::Credentials;
+    use base64::Engine as _;
+
+    const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
+
+    /// The full record's credentials, each with a source; none is read yet.
+    fn sourced(expires: &str) -> Credentials {
+        let mut record: serde_json::Value = serde_yaml::from_str(FULL).expect("YAML");
+        let source = serde_json::json!({ "file": "secret" });
+        record["credentials"] = serde_json::json!({
+            "iam": { "role": "app", "source": source },
+            "service_account": { "name": "web", "token": { "source": source } },
+            "managed_identity": { "client_id": "c", "source": source },
+        });
+        if !expires.is_empty() {
+            record["credentials"]["service_account"]["token"]["expires"] = expires.into();
+        }
+        Record::parse("r.json", &record.to_string()).expect("a good record").0.credentials
+    }
+
+    fn jwt(claims: &str) -> String {
+        format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims))
+    }
+
+    #[test]
+    fn keys_are_taken_in_the_forms_aws_gives_them() {
+        let mut credentials = sourced("");
+        let forms = [
+            r#"{"Code":"Success","LastUpdated":"2026-01-01T00:00:00Z","Type":"AWS-HMAC","AccessKeyId":"A",
+                "SecretAccessKey":"s","Token":"t","Expiration":"2026-01-01T06:00:00Z"}"#,
+            r#"{"Version":1,"AccessKeyId":"A","SecretAccessKey":"s","SessionToken":"t",
+                "Expiration":"2026-01-01T06:00:00Z"}"#,
+        ];
+        for form in forms {
+            credentials.resolve(Credential::Iam, form.as_bytes()).expect(form);
+            let iam = credentials.iam.as_ref().expect("a role");
+            assert_eq!(iam.access_key_id.as_ref().map(|id| id.as_str()), Some("A"));
+            assert_eq!(iam.secret_access_key.as_ref().map(|key| key.expose()), Some("s"));
+            assert_eq!(iam.session_token.as_ref().map(|token| token.expose()), Some("t"));
+            assert_eq!(iam.expires.as_ref().map(Timestamp::as_str), Some("2026-01-01T06:00:00Z"));
+        }
+        assert!(credentials.iam.expect("a role").updated.is_none(), "nothing stays of the keys before");
+    }
+
+    #[test]
+    fn a_token_ends_when_it_says_or_when_the_record_does() {
+        let token = jwt(r#"{"exp":1767225600}"#);
+        for (expires, text, ends) in [
+            ("", token.as_str(), "2026-01-01T00:00:00Z"),
+            ("2030-01-01T00:00:00Z", token.as_str(), "2030-01-01T00:00:00Z"),
+            ("2030-01-01T00:00:00Z", "opaque", "2030-01-01T00:00:00Z"),
+        ] {
+            let mut credentials = sourced(expires);
+            credentials.resolve(Credential::ServiceAccount, format!("{text}\n").as_bytes()).expect(text);
+            let read = credentials.service_account.and_then(|account| account.token).expect("a token");
+            assert_eq!(read.text.as_ref().map(|secret| secret.expose()), Some(text));
+            assert_eq!(read.expires.as_ref().map(Timestamp::as_str), Some(ends));
+        }
+    }
+
+    #[test]
+    fn an_identity_is_a_jwt_or_what_azure_answers() {
+        let token = jwt(r#"{"exp":1767225600.75}"#);
+        let forms = [
+            format!(" {token}\n"),
+            format!(r#"{{"access_token":"{token}"}}"#),
+            r#"{"access_token":"opaque","expires_on":"1767225600","token_type":"Bearer"}"#.to_owned(),
+            r#"{"access_token":"opaque","expires_on":1767225600}"#.to_owned(),
+        ];
+        for form in forms {
+            let mut credentials = sourced("");
+            credentials.resolve(Credential::ManagedIdentity, form.as_bytes()).expect(&form);
+            let read = credentials.managed_identity.expect("an identity");
+            assert_eq!(read.expires.as_ref().map(Timestamp::unix_seconds), Some(1_767_225_600));
+            let text = read.text.expect("a text");
+            assert!(text.expose() == "opaque" || text.expose() == token);
+        }
+    }
+
+    #[test]
+    fn what_is_no_credential_is_refused_without_repeating_it() {
+        let secret = "hunter2";
+        for (credential, text) in [
+            (Credential::Iam, r#""hunter2""#),
+            (Credential::Iam, r#"{"AccessKeyId":"hunter2"}"#),
+            (Credential::Iam, r#"{"AccessKeyId":"A","SecretAccessKey":"s","Expiration":"hunter2"}"#),
+            (Credential::ServiceAccount, ""),
+            (Credential::ServiceAccount, "hunter2"),
+            (Credential::ServiceAccount, "hunter2\nhunter2"),
+            (Credential::ManagedIdentity, "hunter2"),
+            (Credential::ManagedIdentity, r#"{"access_token":"hunter2"}"#),
+        ] {
+            let mut credentials = sourced("");
+            let before = credentials.clone();
+            let error = credentials.resolve(credential, text.as_bytes()).expect_err(text);
+            assert_eq!(credentials, before, "{text}");
+            assert!(!format!("{error} {error:?} {credentials:?}").contains(secret), "{text}: {error}");
+        }
+        for token in ["", "a.b.c", "..", "a.e30.c", &jwt(r#"{"exp":"soon"}"#), &jwt(r#"{"exp":1e300}"#)] {
+            assert!(expiry(token).is_none(), "{token}");
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! Records that are taken, records that are refused, and what the refusal says.
+
+use proptest::prelude::*;
+
+use super::values::Cidr;
+use super::{Limits, Record, RecordError, Role, USER_DATA_DEFAULT};
+
+/// A full record.
+const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
+
+fn edited(from: &str, to: &str) -> String {
+    assert!(FULL.contains(from), "`{from}` is not in the record");
+    FULL.replacen(from, to, 1)
+}
+
+fn full() -> Record {
+    Record::parse("full.yaml", FULL).expect("the full record is good").0
+}
+
+/// The full record, written as JSON.
+fn json() -> String {
+    let value: serde_json::Value = serde_yaml::from_str(FULL).expect("the full record is YAML");
+    serde_json::to_string_pretty(&value).expect("a value can be written")
+}
+
+#[test]
+fn the_full_record_is_taken_without_a_warning() {
+    let (record, warnings) = Record::parse("full.yaml", FULL).expect("the full record is good");
+    assert_eq!(warnings, []);
+    assert_eq!(record.hostname.fqdn(), "web-1.example.internal");
+    assert_eq!(
+        (record.role(0), record.role(1), record.role(2)),
+        (Role::Public, Role::Private, Role::Private)
+    );
+}
+
+#[test]
+fn json_and_yaml_read_as_the_same_record() {
+    let (record, _) = Record::parse("full.json", &json()).expect("the full record is good as JSON");
+    assert_eq!(record, full());
+    let astral = json().replacen("\"name\": \"web-1\"", r#""name": "\ud83d\ude80""#, 1);
+    let (record, _) = Record::parse("full.json", &astral).expect("JSON escapes characters by surrogates");
+    assert_eq!(record.vm.name.as_str(), "🚀");
+}
+
+#[test]
+fn refusals_say_where_what_was_expected_and_what_came() {
+    const VENDOR: &str = "vendor_data: {text: \"#cloud-config\\n{}\\n\"}";
+    let cases = [
+        (
+            "schema: vmrecord/1",
+            "schema: vmrecord/2",
+            "r.yaml:1:9: schema: unknown variant `vmrecord/2`, expected",
+        ),
+        ("schema: vmrecord/1\n", "", "r.yaml:1:1: missing field `schema`"),
+        ("generation: 7", "generation: -7", "r.yaml:2:13: generation: invalid type: integer `-7`"),
+        (
+            "  name: web-1",
+            "  nmae: web-1",
+            "r.yaml:5:3: vm.nmae: unknown field `nmae`, expected one of `uuid`, `name`",
+        ),
+        ("  name: web-1", "  name: web-1\n  name: web-2", "r.yaml:4:3: vm: duplicate field `name`"),
+        ("vm:", "vm: 3\nx:", "r.yaml:3:5: vm: invalid type: integer `3`, expected a mapping"),
+        ("short: web-1", "short: web_1", "r.yaml:11:19: hostname.short: expected a host name label"),
+        (
+            "52:54:00:12:34:56",
+            "52:54:00:12:34",
+            "r.yaml:27:10: network.nics[0].mac: expected the MAC address",
+        ),
+        (
+            "52:54:00:12:34:56",
+            "01:54:00:12:34:56",
+            "r.yaml:27:10: network.nics[0].mac: expected the MAC address",
+        ),
+        (
+            "52:54:00:12:34:57",
+            "52:54:00:12:34:56",
+            "r.yaml:35:10: network.nics[1].mac: expected each MAC once",
+        ),
+        ("id: n1", "id: n0", "r.yaml:33:9: network.nics[1].id: expected each id once"),
+        (
+            "\"000000000000\"",
+            "12",
+            "r.yaml:10:41: vm.project.account: expected an account number of 12 digits",
+        ),
+        (
+            "mtu: 1500",
+            "mtu: 65536",
+            "r.yaml:28:10: network.nics[0].mtu: expected an MTU from 68 to 65535 octets, found",
+        ),
+        (
+            "10.0.2.15/24",
+            "10.0.2.15",
+            "r.yaml:32:32: network.nics[0].addresses[0].address: expected an address with",
+        ),
+        (
+            "10.0.2.15/24",
+            "2001:db8::1/64",
+            "r.yaml:32:32: network.nics[0].addresses[0].address: expected an IPv4",
+        ),
+        (
+            "hop_limit: 1",
+            "hop_limit: 65",
+            "r.yaml:50:14: serve.hop_limit: expected a hop limit from 1 to 64, found 65",
+        ),
+        (
+            "absent_seed: 204",
+            "absent_seed: 200",
+            "r.yaml:51:16: serve.absent_seed: expected 204 or 404, found 200",
+        ),
+        (
+            "absent_seed: 204",
+            "dialects: [lxd]",
+            "r.yaml:51:14: serve.dialects[0]: unknown variant `lxd`, expected one",
+        ),
+        ("AQEBAQ", "A?", "r.yaml:43:23: random_seed.base64: expected standard base64 with padding"),
+        (VENDOR, "vendor_data: {}", "r.yaml:20:14: vendor_data: expected exactly one of"),
+        (
+            VENDOR,
+            "vendor_data: {text: a, base64: YQ==}",
+            "r.yaml:20:14: vendor_data: expected exactly one of",
+        ),
+        (
+            VENDOR,
+            "vendor_data: {source: {file: ../x}}",
+            "r.yaml:20:30: vendor_data.source.file: expected a path relative",
+        ),
+        (
+            VENDOR,
+            "vendor_data: {source: {file: /x}}",
+            "r.yaml:20:30: vendor_data.source.file: expected a path relative",
+        ),
+        (
+            "{role: web}",
+            "{role: web, role: db}",
+            "r.yaml:41:11: metadata: expected each key once, found `role` twice",
+        ),
+        (
+            "metadata: {role: web}",
+            "sinks: {ready: http://127.0.0.1/}",
+            "r.yaml:41:16: sinks.ready: expected `file:` or `unix:` and an absolute path",
+        ),
+        ("{role: web}", "{ro le: web}", "r.yaml:41:19: metadata.ro le: expected a key of"),
+        (
+            "2030-01-01",
+            "2030-13-01",
+            "r.yaml:45:115: credentials.iam.expires: expected a time as in RFC 3339",
+        ),
+        ("name: default,", "name: a=b,", "r.yaml:18:10: ssh_keys[0].name: expected a key name"),
+        (
+            "  nics:",
+            "  mode: raw\n  nics:",
+            "r.yaml:22:3: network.raw: expected `raw` with mode raw, found none; write",
+        ),
+        (
+            "  nics:",
+            "  mode: raw\n  network_data: {links: [], networks: []}\n  nics:",
+            "r.yaml:25:17: network.network_data: expected a JSON object with lists `links` and `networks`",
+        ),
+        (
+            "  nics:",
+            "  mode: raw\n  network_data: \"links: [{id: a}]\"\n  nics:",
+            "r.yaml:25:17: network.network_data: expected a JSON object with lists `links` and `networks`",
+        ),
+    ];
+    for (from, to, wanted) in cases {
+        let refused = Record::parse("r.yaml", &edited(from, to)).expect_err(to).to_string();
+        assert!(refused.starts_with(wanted), "{to}\nwanted {wanted}\ngot    {refused}");
+    }
+}
+
+#[test]
+fn refusals_of_json_carry_lines_too() {
+    for (from, to, wanted) in [
+        ("52:54:00:12:34:56", "x", "r.json:58:18: network.nics[0].mac: expected the MAC"),
+        (
+            "52:54:00:12:34:57",
+            "52:54:00:12:34:56",
+            "r.json:72:34: network.nics[1].mac: expected each MAC once",
+        ),
+        ("\"name\": \"eth0\"", "\"nmae\": 1", "r.json:60:14: network.nics[0].nmae: unknown field"),
+        ("{", "{,", "r.json:1:2: key must be a string"),
+    ] {
+        let refused = Record::parse("r.json", &json().replacen(from, to, 1)).expect_err(to).to_string();
+        assert!(refused.starts_with(wanted), "{to}\nwanted {wanted}\ngot    {refused}");
+    }
+}
+
+#[test]
+fn what_is_probably_not_meant_is_warned_of_at_its_place() {
+    const VENDOR: &str = "text: \"#cloud-config\\n{}\\n\"";
+    const SECOND: &str = "- {method: static, address: 192.168.7.5/24}";
+    for (from, to, wanted) in [
+        ("imdsv2: optional", "imdsv2: required", "r.yaml:49:11: serve.imdsv2: protects nothing"),
+        (VENDOR, "text: abcd", "r.yaml:20:21: vendor_data.text: the text is also valid base64"),
+        ("{role: web}", "{region: x}", "r.yaml:41:20: metadata.region: NoCloud's meta-data has a key"),
+        (
+            VENDOR,
+            "base64: /wA=",
+            "r.yaml:20:14: vendor_data: neither UTF-8 nor gzip: empty in the documents of",
+        ),
+        (
+            "vendor_data: {text",
+            "vendor_data2: {base64: /wA=}\nvendor_data: {text",
+            "r.yaml:20:15: vendor_data2: neither UTF-8 nor gzip: empty in the documents of OpenStack,",
+        ),
+        ("{role: web}", "{user_data: x}", "r.yaml:41:23: metadata.user_data: Oracle's metadata has a key"),
+        (SECOND, "  []", "r.yaml:33:5: network.nics[1]: no addresses"),
+        ("  nics:", "  raw: {version: 2}\n  nics:", "r.yaml:24:8: network.raw: not used"),
+        ("  nics:", "  network_data: {}\n  nics:", "r.yaml:24:17: network.network_data: not used"),
+        ("    name: eth1\n", "", "r.yaml:33:5: network.nics[1]: no `name`"),
+        ("absent_seed: 204", "dialects: []", "r.yaml:51:13: serve.dialects: an empty list"),
+        ("absent_seed: 204", "limits: {conns: 257}", "r.yaml:51:19: serve.limits.conns: more than its NICs"),
+        ("{role: web}", "{_index: x}", "r.yaml:41:20: metadata._index: not served as an instance tag by ec2"),
+        (
+            "{role: web}",
+            "{role: \"a\\nb\"}",
+            "r.yaml:41:18: metadata.role: not served as an instance tag by ec2",
+        ),
+    ] {
+        let (_, warnings) = Record::parse("r.yaml", &edited(from, to)).expect(to);
+        let texts: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+        assert!(texts.len() == 1 && texts[0].starts_with(wanted), "{to}\nwanted {wanted}\ngot    {texts:?}");
+    }
+}
+
+#[test]
+fn a_key_that_no_path_can_end_in_is_warned_of_where_it_is_left_out() {
+    for (key, left_out) in [(".", true), ("..", true), ("...", false), (".a", false)] {
+        let (_, warnings) =
+            Record::parse("r.yaml", &edited("{role: web}", &format!("{{{key}: x}}"))).expect(key);
+        let texts: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+        let said = texts.iter().any(|text| text.contains("left out of GCE's attributes"));
+        assert_eq!(said, left_out, "{key}: {texts:?}");
+    }
+}
+
+#[test]
+fn credentials_have_files_beside_the_record_and_roles_a_name_for_a_path() {
+    const TOKEN: &str = "{text: eyJhbGciOiJub25lIn0.e30., expires: \"2030-01-01T00:00:00Z\"}";
+    let (_, warnings) =
+        Record::parse("r.yaml", &edited(TOKEN, "{source: {file: sa/token}}")).expect("a source");
+    assert_eq!(warnings, []);
+    for (from, to, wanted) in [
+        (
+            TOKEN,
+            "{source: {file: ../token}}",
+            "credentials.service_account.token.source.file: expected a path",
+        ),
+        ("role: app", "role: a/b", "credentials.iam.role: expected a role name"),
+        ("role: app", "role: ..", "credentials.iam.role: expected a role name"),
+    ] {
+        let refused = Record::parse("r.yaml", &edited(from, to)).expect_err(to).to_string();
+        assert!(refused.contains(wanted), "{refused}");
+    }
+}
+
+#[test]
+fn a_network_is_its_address_without_the_hosts_bits() {
+    for (text, network, mask) in [
+        ("192.0.2.77/26", "192.0.2.64/26", "255.255.255.192"),
+        ("192.0.2.77/32", "192.0.2.77/32", "255.255.255.255"),
+        ("192.0.2.77/0", "0.0.0.0/0", "0.0.0.0"),
+        ("2001:db8::ff/120", "2001:db8::/120", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00"),
+        ("2001:db8::ff/0", "::/0", "::"),
+    ] {
+        let cidr: Cidr = serde_yaml::from_str(text).expect("a network");
+        assert_eq!((cidr.network().to_string(), cidr.netmask().to_string()), (network.into(), mask.into()));
+    }
+}
+
+#[test]
+fn every_limit_is_kept_and_named() {
+    let many = |line: &str, n: usize| line.repeat(n);
+    let key = "- {name: k, key: ssh-ed25519 AAAA}\n";
+    let nics: String = (0..33)
+        .map(|n| {
+            format!("  - {{id: x{n}, mac: \"52:54:00:00:00:{n:02x}\", addresses: [{{method: dhcp4}}]}}\n")
+        })
+        .collect();
+    let metadata: String = (0..17).map(|n| format!("k{n}: v, ")).collect();
+    let cases = [
+        ("  nics:\n", format!("  nics:\n{nics}"), "at most 32 NICs, found 35"),
+        ("ssh_keys:\n", format!("ssh_keys:\n{}", many(key, 128)), "at most 128 keys, found 129"),
+        ("[web]", format!("[{}]", many("a, ", 65)), "at most 64 labels, found 65"),
+        ("[10.0.2.3]", format!("[{}]", many("10.0.2.3, ", 17)), "at most 16 resolvers, found 17"),
+        ("[example.internal]", format!("[{}]", many("a.b, ", 17)), "at most 16 search domains, found 17"),
+        ("{role: web}", format!("{{{metadata}}}"), "at most 16 keys, found 17"),
+        ("{role: web}", format!("{{k: {}}}", many("é", 257)), "at most 256 characters, found 257"),
+        (
+            "- {method: static, address: 192.168.7.5/24}",
+            many("- {method: dhcp4}\n    ", 33),
+            "at most 32 addresses, found 33",
+        ),
+        (
+            "    role: private",
+            format!("    routes:\n{}", many("    - {to: 10.0.0.0/8, via: 10.0.0.1}\n", 65)),
+            "at most 64 routes, found 65",
+        ),
+        (
+            "labels:",
+            format!("disks: [{}]\nlabels:", many("{type: d, bus: b, address: a}, ", 65)),
+            "at most 64 disks",
+        ),
+        (
+            "labels:",
+            format!("files: [{}]\nlabels:", many("{path: /x, base64: YQ==}, ", 65)),
+            "at most 64 files",
+        ),
+        (
+            "labels:",
+            format!("files: [{{path: /x, base64: {}}}]\nlabels:", many("AAAA", 349_526)),
+            "at most 1048576 octets in all files",
+        ),
+        (
+            "{text: \"#cloud-config\\n{}\\n\"}",
+            format!("{{text: \"{}\"}}", many("x", 65_537)),
+            "at most 65536 octets, found 65537",
+        ),
+        ("hop_limit: 1", "limits: {user_data: 1048577}".into(), "at most 1048576 octets, found 1048577"),
+        (
+            "short: web-1, domain: example.internal",
+            format!("short: w, domain: {}x", many("a.", 126)),
+            "at most 253",
+        ),
+    ];
+    for (from, to, wanted) in cases {
+        let refused = Record::parse("r.yaml", &edited(from, &to)).expect_err(wanted).to_string();
+        assert!(refused.contains(wanted), "wanted {wanted}\ngot {refused}");
+    }
+    let limits = Limits { record_octets: FULL.len() - 1, ..Limits::default() };
+    let refused = Record::parse_within(&limits, "r.yaml", FULL);
+    assert!(matches!(refused, Err(RecordError::TooLarge { found, .. }) if found == FULL.len()));
+}
+
+#[test]
+fn user_data_may_grow_to_the_records_own_limit() {
+    let large = "x".repeat(200_000);
+    let text = edited("{text: \"#cloud-config\\n{}\\n\"}", &format!("{{text: \"{large}\\n\"}}"));
+    assert!(large.len() > usize::try_from(USER_DATA_DEFAULT).expect("it fits"));
+    assert!(Record::parse("r.yaml", &text).is_err());
+    let raised = text.replacen("hop_limit: 1", "limits: {user_data: 1048576}", 1);
+    assert!(Record::parse("r.yaml", &raised).is_ok());
+}
+
+#[test]
+fn secrets_appear_neither_in_debug_output_nor_in_refusals() {
+    let text = edited("admin: {user: alice}", "admin: {user: alice, password: hunter2}");
+    let (record, _) = Record::parse("r.yaml", &text).expect("a password is good");
+    let debug = format!("{record:?}");
+    for secret in ["hunter2", "sk-example", "st-example", "eyJhbGciOiJub25lIn0", "runcmd"] {
+        assert!(!debug.contains(secret), "{secret} is in the debug output");
+    }
+    let refused = Record::parse("r.yaml", &edited("{user: alice}", "{password: \"hunter2\\0\"}"));
+    assert!(!refused.expect_err("a NUL is no password").to_string().contains("hunter2"));
+}
+
+#[test]
+fn a_secret_of_the_wrong_type_is_not_in_the_refusal() {
+    let record = |field: &str| format!("schema: vmrecord/1\n{field}\n");
+    for (field, says) in [
+        ("user_data: \"hunter2, expected \\\"x\\\" \"", "user_data: invalid type: string, expected "),
+        ("vendor_data: hunter2", "vendor_data: invalid type: string, expected "),
+        ("random_seed: [hunter2]", "random_seed: invalid type: sequence, expected "),
+        ("admin: hunter2", "admin: invalid type: string, expected "),
+        ("credentials: {iam: hunter2}", "credentials.iam: invalid type: string, expected "),
+    ] {
+        for text in [record(field), format!("{{{}}}", record(field).trim().replace('\n', ", "))] {
+            let said = Record::parse("r.yaml", &text).expect_err(field).to_string();
+            assert!(said.contains(says), "{field}: {said}");
+            assert!(!said.contains("hunter2"), "{field}: {said}");
+        }
+    }
+}
+
+#[test]
+fn derived_ids_match_their_published_values() {
+    let text = FULL
+        .replace("  ec2_id: i-0f5e8a1b2c3d4e5f6\n  numeric_id: 12345\n", "")
+        .replace("id: ami-00000001", "id: debian-13");
+    let (record, _) = Record::parse("derived.yaml", &text).expect("ids may be left out");
+    assert_eq!(record.ec2_id(), "i-f86efda6b48bc89cd");
+    assert_eq!(record.reservation_id(), "r-f86efda6b48bc89cd");
+    assert_eq!(record.ami_id().as_deref(), Some("ami-6a6db9d3e470d4239"));
+    assert_eq!(record.numeric_id(), 2_865_880_650_114_801);
+    assert_eq!(record.network.nics[0].eni_id().as_deref(), Some("eni-d4dd82cf2995e2454"));
+    assert_eq!(record.network.nics[0].subnet_id().as_deref(), Some("subnet-0cf8aa895e4511bb3"));
+    assert_eq!(record.vpc_id(), "vpc-ab907125a170e040f");
+    assert_eq!(record.region_code(), "LOC");
+    assert_eq!(record.gce_zone(), "projects/1/zones/local-a");
+    assert_eq!(record.gce_machine_type(), "projects/1/machineTypes/std.small");
+    assert_eq!(record.ocid(), "ocid1.instance.oc1..7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d");
+}
+
+#[test]
+fn given_ids_win_over_derived_ones() {
+    let record = full();
+    assert_eq!(record.ec2_id(), "i-0f5e8a1b2c3d4e5f6");
+    assert_eq!(record.numeric_id(), 12_345);
+    assert_eq!(record.ami_id().as_deref(), Some("ami-00000001"));
+    assert_eq!(record.instance_id(), "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d");
+}
+
+#[test]
+fn a_nic_may_name_its_port() {
+    let text =
+        edited("    role: public", "    role: public\n    port: {ifname: vnet3, netns: /proc/42/ns/net}");
+    let (record, _) = Record::parse("r.yaml", &text).expect("a port is good");
+    let port =
+        metadata_base::port::PortName::from(record.network.nics[0].port.as_ref().expect("it was given"));
+    assert_eq!(port.to_string(), "vnet3 in /proc/42/ns/net");
+    for bad in [
+        "{ifname: a/b}",
+        "{ifname: abcdefghijklmnop}",
+        "{ifname: a, netns: b/c}",
+        "{netns: a}",
+        "{ifname: ..}",
+    ] {
+        let text = edited("    role: public", &format!("    port: {bad}"));
+        assert!(Record::parse("r.yaml", &text).is_err(), "{bad} was taken");
+    }
+}
+
+proptest! {
+    #[test]
+    fn mangled_text_is_refused_or_taken_and_never_panics(
+        edits in prop::collection::vec((0..FULL.len(), any::<u8>(), 0_usize..40), 1..12),
+        json_name in any::<bool>(),
+    ) {
+        let mut octets = if json_name { json().into_bytes() } else { FULL.as_bytes().to_vec() };
+        for (at, octet, cut) in edits {
+            let at = at.min(octets.len() - 1);
+            octets[at] = octet;
+            octets.drain(at..(at + cut).min(octets.len() - 1).max(at));
+        }
+        let name = if json_name { "mangled.json" } else { "mangled.yaml" };
+        if let Err(error) = Record::parse(name, &String::from_utf8_lossy(&octets)) {
+            prop_assert!(error.to_string().starts_with("mangled."));
+        }
+    }
+}

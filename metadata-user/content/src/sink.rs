@@ -1,0 +1,212 @@
+//! Messages from guests to their operators.
+//!
+//! A guest says that it is ready, phones home, reports progress or posts its password; the VM's record names
+//! where that goes. The packet path hands a message over and is done: it knows no receiver, waits for
+//! none, and a message there is no room for is counted. `delivery` of the agent takes it from there.
+//!
+//! Each message is one JSON object: `{"vm", "name", "kind", "time", "body"}`.
+
+mod message;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use bytes::Bytes;
+
+use crate::record::Sink;
+use crate::record::vm::Sinks;
+pub use message::Message;
+
+/// Most messages of all VMs that wait for delivery.
+pub const WAITING: usize = 1_024;
+/// Most messages of one VM that wait for delivery.
+pub const WAITING_PER_VM: usize = 64;
+
+/// What a guest says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageKind {
+    /// It is ready (Azure's health report, Scaleway's state): `sinks.ready`.
+    Ready,
+    /// cloud-init's `phone_home`, a form (`application/x-www-form-urlencoded`): `sinks.phone_home`.
+    PhoneHome,
+    /// A progress event of cloud-init or MAAS: `sinks.events`.
+    Event,
+    /// The password it chose: `sinks.password`.
+    Password,
+}
+
+impl MessageKind {
+    /// Its name in the message's JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::PhoneHome => "phone_home",
+            Self::Event => "event",
+            Self::Password => "password",
+        }
+    }
+
+    /// The largest body, in octets; a larger one is a counted drop.
+    #[must_use]
+    pub const fn most_octets(self) -> usize {
+        match self {
+            Self::PhoneHome => 16 << 10,
+            Self::Ready | Self::Event | Self::Password => 64 << 10,
+        }
+    }
+
+    fn sink(self, sinks: &Sinks) -> Option<&Sink> {
+        match self {
+            Self::Ready => sinks.ready.as_ref(),
+            Self::PhoneHome => sinks.phone_home.as_ref(),
+            Self::Event => sinks.events.as_ref(),
+            Self::Password => sinks.password.as_ref(),
+        }
+    }
+}
+
+/// What became of messages, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SinkCounts {
+    /// Taken by their sinks.
+    pub delivered: u64,
+    /// Refused by their sinks, or their sinks were not there.
+    pub failed: u64,
+    /// Not handed over: too large, or too many were waiting.
+    pub dropped: u64,
+    /// Waiting now.
+    pub waiting: u64,
+    /// Parked requests that were ended for a newer one of the same VM.
+    pub waits_ended: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    delivered: AtomicU64,
+    failed: AtomicU64,
+    dropped: AtomicU64,
+    waits_ended: AtomicU64,
+    waiting: AtomicUsize,
+}
+
+type HandOver = dyn Fn(Box<Message>) -> bool + Send + Sync;
+
+/// Where messages are handed over. Clones are the same outbox.
+#[derive(Clone)]
+pub struct Outbox {
+    hand_over: Arc<HandOver>,
+    counters: Arc<Counters>,
+}
+
+impl fmt::Debug for Outbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox").field("counters", &self.counters).finish_non_exhaustive()
+    }
+}
+
+impl Outbox {
+    /// An outbox that calls `hand_over` with each message, of which at most [`WAITING`], and [`WAITING_PER_VM`] of one
+    /// VM, are there at once. It must not wait; when it returns false the message is a counted drop.
+    #[must_use]
+    pub fn new(hand_over: impl Fn(Box<Message>) -> bool + Send + Sync + 'static) -> Self {
+        Self { hand_over: Arc::new(hand_over), counters: Arc::default() }
+    }
+
+    /// An outbox nobody empties, for where there is no agent: each message is a counted drop.
+    #[must_use]
+    pub fn detached() -> Self {
+        Self::new(|_| false)
+    }
+
+    /// What became of messages.
+    #[must_use]
+    pub fn counts(&self) -> SinkCounts {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        SinkCounts {
+            delivered: of(&counters.delivered),
+            failed: of(&counters.failed),
+            dropped: of(&counters.dropped),
+            waiting: counters.waiting.load(Ordering::Relaxed) as u64,
+            waits_ended: of(&counters.waits_ended),
+        }
+    }
+
+    /// This outbox for one VM, with a bound of its own.
+    #[must_use]
+    pub(crate) fn for_vm(&self, vm: &str) -> VmOutbox {
+        VmOutbox { outbox: self.clone(), vm: vm.into(), waiting: Arc::default() }
+    }
+}
+
+/// An [`Outbox`] for one VM.
+#[derive(Debug)]
+pub(crate) struct VmOutbox {
+    outbox: Outbox,
+    vm: Arc<str>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl VmOutbox {
+    /// Hands over one message; without a sink for it, nothing happens.
+    pub(crate) fn tell(&self, sinks: &Sinks, kind: MessageKind, name: Arc<str>, body: &[u8], now_unix: u64) {
+        let Some(sink) = kind.sink(sinks) else { return };
+        let counters = &self.outbox.counters;
+        let place = Some(()).filter(|()| body.len() <= kind.most_octets());
+        let place = place.and_then(|()| Place::take(counters, &self.waiting));
+        let sent = place.map(|place| {
+            let (sink, vm, body) = (sink.clone(), Arc::clone(&self.vm), Bytes::copy_from_slice(body));
+            let message = Message { sink, vm, name, kind, time_unix: now_unix, body, place };
+            (self.outbox.hand_over)(Box::new(message))
+        });
+        if sent != Some(true) {
+            counters.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn count_ended_wait(&self) {
+        self.outbox.counters.waits_ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// One place among the messages that wait, free again when dropped.
+#[derive(Debug)]
+struct Place {
+    counters: Arc<Counters>,
+    of_vm: Arc<AtomicUsize>,
+}
+
+impl Place {
+    fn take(counters: &Arc<Counters>, of_vm: &Arc<AtomicUsize>) -> Option<Self> {
+        take_below(of_vm, WAITING_PER_VM)?;
+        if take_below(&counters.waiting, WAITING).is_none() {
+            of_vm.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Self { counters: Arc::clone(counters), of_vm: Arc::clone(of_vm) })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.of_vm.fetch_sub(1, Ordering::Relaxed);
+        self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn take_below(count: &AtomicUsize, limit: usize) -> Option<usize> {
+    let more = |n| if n < limit { Some(n + 1) } else { None };
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()
+}
+
+/// An outbox whose messages nobody takes, though there is room for them.
+#[cfg(test)]
+pub(crate) fn unattended() -> Outbox {
+    let waiting = std::sync::Mutex::new(Vec::new());
+    Outbox::new(move |message| {
+        waiting.lock().expect("sound").push(message);
+        true
+    })
+}

@@ -1,0 +1,240 @@
+//! From the address asked and the path to the place where routes are looked up.
+//!
+//! The address comes first, then the path (several clouds use one path for different things on different
+//! addresses). Trees that exist once per version are looked up once, under `latest`.
+
+use std::net::IpAddr;
+
+use metadata_base::addresses;
+
+/// Versions of OpenStack's tree, the newest last (nova, `api/metadata/base.py`). All have the same documents.
+pub const OPENSTACK_VERSIONS: [&str; 10] = [
+    "2012-08-10",
+    "2013-04-04",
+    "2013-10-17",
+    "2015-10-15",
+    "2016-06-30",
+    "2016-10-06",
+    "2017-02-22",
+    "2018-08-27",
+    "2020-10-14",
+    "2025-04-04",
+];
+
+/// The port of CloudStack's password server.
+pub const PASSWORD_PORT: u16 = 8080;
+/// The port of the wireserver's address at which WALinuxAgent looks for the host's plug-in (`hostplugin.py`).
+pub const HOST_PLUGIN_PORT: u16 = 32_526;
+
+/// What a guest has connected to: each has routes of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Host {
+    /// 169.254.169.254 and its IPv6 sisters: everything that is not below.
+    #[default]
+    Metadata,
+    /// 168.63.129.16, Azure's wireserver.
+    Wireserver,
+    /// 169.254.42.42 and fd00:42::42.
+    Scaleway,
+    /// 100.100.100.200.
+    AliYun,
+    /// Port 8080, the password server of CloudStack and Exoscale.
+    Password,
+    /// 168.63.129.16 port 32526, the host's plug-in of Azure's agent.
+    HostPlugin,
+}
+
+impl Host {
+    /// Every one.
+    pub const ALL: [Self; 6] =
+        [Self::Metadata, Self::Wireserver, Self::Scaleway, Self::AliYun, Self::Password, Self::HostPlugin];
+
+    /// The host at an address and port.
+    #[must_use]
+    pub fn at((address, port): (IpAddr, u16)) -> Self {
+        match address {
+            _ if port == PASSWORD_PORT => Self::Password,
+            IpAddr::V4(addresses::AZURE_WIRESERVER) if port == HOST_PLUGIN_PORT => Self::HostPlugin,
+            IpAddr::V4(addresses::AZURE_WIRESERVER) => Self::Wireserver,
+            IpAddr::V4(addresses::ALIYUN) => Self::AliYun,
+            IpAddr::V4(addresses::SCALEWAY) | IpAddr::V6(addresses::SCALEWAY_V6) => Self::Scaleway,
+            _ => Self::Metadata,
+        }
+    }
+
+    /// What a person would write into a URL for it.
+    #[must_use]
+    pub fn authority(self) -> &'static str {
+        match self {
+            Self::Metadata => "169.254.169.254",
+            Self::Wireserver => "168.63.129.16",
+            Self::Scaleway => "169.254.42.42",
+            Self::AliYun => "100.100.100.200",
+            Self::Password => "169.254.169.254:8080",
+            Self::HostPlugin => "168.63.129.16:32526",
+        }
+    }
+
+    pub(super) fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// A path to look up, in two parts so that replacing a version copies nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Canonical<'a> {
+    head: &'static str,
+    tail: &'a str,
+}
+
+impl<'a> Canonical<'a> {
+    /// The place of a normalised path (`/`, or `/a/b` without a trailing slash).
+    #[must_use]
+    pub fn of(host: Host, path: &'a str) -> Self {
+        let as_it_is = Self { head: "", tail: path };
+        match host {
+            Host::Metadata => {
+                if let Some(rest) = below(path, "/openstack") {
+                    return match first(rest) {
+                        Some((version, tail)) if OPENSTACK_VERSIONS.contains(&version) => {
+                            Self { head: "/openstack/latest", tail }
+                        }
+                        _ => as_it_is,
+                    };
+                }
+                // Nova and others serve EC2's tree a second time below /ec2.
+                dated(below(path, "/ec2").unwrap_or(path))
+            }
+            Host::AliYun => dated(path),
+            Host::Wireserver | Host::Scaleway | Host::Password | Host::HostPlugin => as_it_is,
+        }
+    }
+
+    /// True when this is a route's path.
+    pub(super) fn is(&self, route: &str) -> bool {
+        route.strip_prefix(self.head).is_some_and(|tail| tail == self.tail)
+    }
+
+    /// What a route is looked up by.
+    pub(super) fn hash(&self) -> u32 {
+        hash([self.head, self.tail])
+    }
+
+    /// The path one level up, and how many octets of the tail lie below it; `None` at the root.
+    pub(super) fn parent(&self) -> Option<Self> {
+        match self.tail.rfind('/') {
+            Some(0) if self.head.is_empty() && self.tail.len() == 1 => None,
+            Some(0) if self.head.is_empty() => Some(Self { head: "", tail: "/" }),
+            Some(at) => Some(Self { tail: &self.tail[..at], ..*self }),
+            None => None,
+        }
+    }
+
+    /// What of the whole path lies below `self`, which is one of its ancestors or itself.
+    pub(super) fn rest_of(&self, whole: &Canonical<'a>) -> &'a str {
+        if self.head.is_empty() && self.tail == "/" {
+            return if whole.tail == "/" { "" } else { whole.tail };
+        }
+        &whole.tail[self.tail.len()..]
+    }
+}
+
+/// FNV-1a of a path in parts: the same wherever it is cut.
+pub(super) fn hash<'p>(parts: impl IntoIterator<Item = &'p str>) -> u32 {
+    let octets = parts.into_iter().flat_map(str::bytes);
+    octets.fold(0x811c_9dc5, |hash, octet| (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193))
+}
+
+/// `/2021-03-23/x`, `/1.0/x` and `/latest/x` are one tree; the version by itself lists it.
+fn dated(path: &str) -> Canonical<'_> {
+    match first(path) {
+        Some((version, tail)) if version == "latest" || version == "1.0" || is_date(version) => {
+            Canonical { head: "/latest", tail }
+        }
+        _ if path.is_empty() => Canonical { head: "", tail: "/" },
+        _ => Canonical { head: "", tail: path },
+    }
+}
+
+/// What follows `prefix` where `path` is it or below it.
+fn below<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
+    path.strip_prefix(prefix).filter(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The first segment of `/a/b`, and what follows it.
+fn first(path: &str) -> Option<(&str, &str)> {
+    let path = path.strip_prefix('/')?;
+    Some(path.split_at(path.find('/').unwrap_or(path.len())))
+}
+
+/// `YYYY-MM-DD`, any digits: every date is taken for a version, as EC2's clients name many.
+fn is_date(segment: &str) -> bool {
+    segment.len() == 10
+        && segment.bytes().enumerate().all(|(at, octet)| match at {
+            4 | 7 => octet == b'-',
+            _ => octet.is_ascii_digit(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Canonical, Host, OPENSTACK_VERSIONS, hash};
+
+    #[test]
+    fn versions_are_one_tree_and_nothing_else_is() {
+        for (host, path, canonical) in [
+            (Host::Metadata, "/", "/"),
+            (Host::Metadata, "/latest", "/latest"),
+            (Host::Metadata, "/latest/user-data", "/latest/user-data"),
+            (Host::Metadata, "/1.0/user-data", "/latest/user-data"),
+            (Host::Metadata, "/2009-04-04", "/latest"),
+            (Host::Metadata, "/2009-04-04/meta-data/ami-id", "/latest/meta-data/ami-id"),
+            (Host::Metadata, "/2009-4-04/user-data", "/2009-4-04/user-data"),
+            (Host::Metadata, "/ec2", "/"),
+            (Host::Metadata, "/ec2/2009-04-04/user-data", "/latest/user-data"),
+            (Host::Metadata, "/ec2x/latest", "/ec2x/latest"),
+            (Host::Metadata, "/openstack", "/openstack"),
+            (Host::Metadata, "/openstack/latest/user_data", "/openstack/latest/user_data"),
+            (Host::Metadata, "/openstack/2018-08-27/user_data", "/openstack/latest/user_data"),
+            (Host::Metadata, "/openstack/2018-08-27", "/openstack/latest"),
+            (Host::Metadata, "/openstack/1999-01-01/user_data", "/openstack/1999-01-01/user_data"),
+            (Host::AliYun, "/2016-01-01/meta-data/all", "/latest/meta-data/all"),
+            (Host::Scaleway, "/2016-01-01", "/2016-01-01"),
+            (Host::Password, "/1.0", "/1.0"),
+        ] {
+            assert!(Canonical::of(host, path).is(canonical), "{path} at {host:?}");
+        }
+        assert!(OPENSTACK_VERSIONS.is_sorted());
+    }
+
+    #[test]
+    fn a_path_is_its_text_and_hashes_as_it() {
+        let texts = ["/", "/l", "/latest", "/latest/a", "/latest0", "/latest/meta-data", "/z", "/openstack"];
+        for path in ["/2009-04-04/meta-data", "/latest", "/x", "/openstack/latest"] {
+            let canonical = Canonical::of(Host::Metadata, path);
+            let whole = format!("{}{}", canonical.head, canonical.tail);
+            assert_eq!(canonical.hash(), hash([whole.as_str()]), "{whole}");
+            for text in texts {
+                assert_eq!(canonical.is(text), whole == text, "{whole} and {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn ancestors_lead_to_the_root_and_say_what_is_below_them() {
+        let whole = Canonical::of(Host::Metadata, "/2009-04-04/a/b");
+        let mut rests = Vec::new();
+        let mut at = Some(whole);
+        while let Some(here) = at {
+            rests.push(here.rest_of(&whole));
+            at = here.parent();
+        }
+        assert_eq!(rests, ["", "/b", "/a/b"]);
+        let whole = Canonical::of(Host::Password, "/1.0/x");
+        let up = whole.parent().expect("/1.0");
+        let root = up.parent().expect("/");
+        assert_eq!((up.rest_of(&whole), root.rest_of(&whole)), ("/x", "/1.0/x"));
+        assert_eq!(root.parent(), None);
+        assert_eq!(root.rest_of(&root), "");
+    }
+}

@@ -1,0 +1,231 @@
+//! The table of slots.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use metadata_common::bucket::take;
+use metadata_common::maps::{Port, Slot};
+
+use super::{RequestLimit, Responses};
+use crate::http::Request;
+use metadata_base::connection::Connection;
+
+/// Most slots a table can be made for: 2²⁰ VMs (8 MiB of pointers).
+pub const MAX_SLOTS: u32 = 1 << 20;
+
+/// What is known about a slot.
+#[derive(Clone, Debug)]
+pub enum Entry {
+    /// No VM has this slot: answer 404 at once.
+    Unknown,
+    /// The VM is known and its record has not arrived: hold the request, then answer 503.
+    Expected,
+    /// Ready to answer.
+    Ready(Arc<Responses>),
+}
+
+/// A slot beyond the end of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("slot {slot} is beyond the table of {slots} slots; start the agent with room for more VMs")]
+pub struct SlotOutOfRange {
+    /// The slot asked for.
+    pub slot: Slot,
+    /// How many slots the table has, counted from 0.
+    pub slots: u32,
+}
+
+#[derive(Debug)]
+enum Held {
+    Expected,
+    Ready(Arc<Responses>),
+}
+
+/// Slot to responses. Shared by reference between the control side, which writes, and the workers, which
+/// read without locks.
+#[derive(Debug)]
+pub struct Store {
+    table: Box<[ArcSwapOption<Held>]>,
+    /// Per slot, the state of its token bucket: when it will be full again, in nanoseconds of `Now::mono`.
+    /// Kept when a record is replaced, so that a change of record is no way round the limit.
+    buckets: Box<[AtomicU64]>,
+}
+
+impl Store {
+    /// A table of `slots` unknown slots, [`MAX_SLOTS`] at most.
+    #[must_use]
+    pub fn new(slots: u32) -> Self {
+        let slots = slots.min(MAX_SLOTS);
+        Self {
+            table: (0..slots).map(|_| ArcSwapOption::empty()).collect(),
+            buckets: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        u32::try_from(self.table.len()).unwrap_or(MAX_SLOTS)
+    }
+
+    /// Answers for `slot` from now on with `responses`.
+    ///
+    /// # Errors
+    /// [`SlotOutOfRange`] when the table has no such slot.
+    pub fn publish(&self, slot: Slot, responses: Arc<Responses>) -> Result<(), SlotOutOfRange> {
+        self.set(slot, Some(Held::Ready(responses)))
+    }
+
+    /// Marks `slot` as a VM whose record is still to come. Replaces what was published before.
+    ///
+    /// # Errors
+    /// [`SlotOutOfRange`] when the table has no such slot.
+    pub fn expect(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
+        self.set(slot, Some(Held::Expected))
+    }
+
+    /// Takes one request's credit from the token bucket of `slot`; false when it is empty. Never waits.
+    ///
+    /// Only the worker that serves a slot asks, so nobody races for the credit.
+    #[must_use]
+    pub fn admit(&self, slot: Slot, limit: RequestLimit, now: Duration) -> bool {
+        let Some(bucket) = usize::try_from(slot).ok().and_then(|index| self.buckets.get(index)) else {
+            return false;
+        };
+        let full_at_ns = bucket.load(Ordering::Relaxed);
+        let port = Port { full_at_ns, ..Port::with_limit(limit.per_second, limit.burst) };
+        let taken = take(port, u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
+        taken.inspect(|full_at_ns| bucket.store(*full_at_ns, Ordering::Relaxed)).is_some()
+    }
+
+    /// Forgets `slot`, and what its guest has asked.
+    ///
+    /// # Errors
+    /// [`SlotOutOfRange`] when the table has no such slot.
+    pub fn withdraw(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
+        self.set(slot, None)?;
+        if let Some(bucket) = usize::try_from(slot).ok().and_then(|index| self.buckets.get(index)) {
+            bucket.store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// True when what a slot is asked has been computed beforehand. Never waits.
+    #[must_use]
+    pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
+        match self.get(connection.slot) {
+            Entry::Ready(responses) => responses.is_fixed(connection, request),
+            Entry::Expected => false,
+            Entry::Unknown => true,
+        }
+    }
+
+    /// What `slot` holds now; [`Entry::Unknown`] beyond the end of the table. Never waits.
+    #[must_use]
+    pub fn get(&self, slot: Slot) -> Entry {
+        let Some(cell) = usize::try_from(slot).ok().and_then(|index| self.table.get(index)) else {
+            return Entry::Unknown;
+        };
+        match cell.load().as_deref() {
+            None => Entry::Unknown,
+            Some(Held::Expected) => Entry::Expected,
+            Some(Held::Ready(responses)) => Entry::Ready(Arc::clone(responses)),
+        }
+    }
+
+    fn set(&self, slot: Slot, held: Option<Held>) -> Result<(), SlotOutOfRange> {
+        let cell = usize::try_from(slot).ok().and_then(|index| self.table.get(index));
+        let cell = cell.ok_or(SlotOutOfRange { slot, slots: self.slots() })?;
+        cell.store(held.map(Arc::new));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
+    use crate::store::{RequestLimit, Responses, Vm};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    fn some() -> Arc<Responses> {
+        Arc::new(Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d")).build())
+    }
+
+    #[test]
+    fn a_slot_goes_from_unknown_to_expected_to_ready_and_back() {
+        let store = Store::new(2);
+        assert!(matches!(store.get(1), Entry::Unknown));
+        store.expect(1).expect("slot 1 exists");
+        assert!(matches!(store.get(1), Entry::Expected));
+        let responses = some();
+        store.publish(1, Arc::clone(&responses)).expect("slot 1 exists");
+        assert!(matches!(store.get(1), Entry::Ready(found) if Arc::ptr_eq(&found, &responses)));
+        assert!(matches!(store.get(0), Entry::Unknown), "a neighbour saw the change");
+        store.withdraw(1).expect("slot 1 exists");
+        assert!(matches!(store.get(1), Entry::Unknown));
+    }
+
+    #[test]
+    fn slots_beyond_the_table_are_refused_to_writers_and_unknown_to_readers() {
+        let store = Store::new(2);
+        let refused = SlotOutOfRange { slot: 2, slots: 2 };
+        assert_eq!(store.publish(2, some()), Err(refused));
+        assert_eq!(store.expect(2), Err(refused));
+        assert_eq!(store.withdraw(2), Err(refused));
+        assert!(matches!(store.get(2), Entry::Unknown));
+        assert!(matches!(store.get(u32::MAX), Entry::Unknown));
+        assert_eq!(Store::new(u32::MAX).slots(), MAX_SLOTS);
+    }
+
+    #[test]
+    fn a_slot_asks_its_burst_at_once_and_its_rate_after_that() {
+        let store = Store::new(2);
+        let limit = RequestLimit { per_second: 100, burst: 400 };
+        let admitted = |slot, at| (0..1_000).filter(|_| store.admit(slot, limit, at)).count();
+        assert_eq!(admitted(0, Duration::from_secs(9)), 400);
+        assert_eq!(admitted(1, Duration::from_secs(9)), 400, "a neighbour has a bucket of its own");
+        assert_eq!(admitted(0, Duration::from_secs(10)), 100);
+        store.withdraw(0).expect("slot 0 exists");
+        assert_eq!(admitted(0, Duration::from_secs(10)), 400, "the next guest starts afresh");
+        assert!(!store.admit(2, limit, Duration::ZERO), "no such slot");
+    }
+
+    #[test]
+    fn an_exchange_keeps_the_responses_it_started_with() {
+        let store = Store::new(1);
+        let before = some();
+        store.publish(0, Arc::clone(&before)).expect("slot 0 exists");
+        let Entry::Ready(held) = store.get(0) else { panic!("slot 0 was published") };
+        store.publish(0, some()).expect("slot 0 exists");
+        assert!(Arc::ptr_eq(&held, &before));
+        drop(held);
+        assert_eq!(Arc::strong_count(&before), 1, "the store still holds what was replaced");
+    }
+
+    #[test]
+    fn readers_see_either_record_while_a_writer_swaps_them() {
+        const SWAPS: usize = 2_000;
+        let store = Store::new(1);
+        let records = [some(), some()];
+        store.publish(0, Arc::clone(&records[0])).expect("slot 0 exists");
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut reads = 0_usize;
+                while !done.load(Ordering::Acquire) || reads == 0 {
+                    let Entry::Ready(found) = store.get(0) else { panic!("the slot was emptied") };
+                    assert!(records.iter().any(|r| Arc::ptr_eq(r, &found)));
+                    reads += 1;
+                }
+            });
+            for swap in 0..SWAPS {
+                store.publish(0, Arc::clone(&records[swap % 2])).expect("slot 0 exists");
+            }
+            done.store(true, Ordering::Release);
+            reader.join().expect("the reader saw only published records");
+        });
+    }
+}

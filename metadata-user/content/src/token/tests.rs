@@ -1,0 +1,105 @@
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use proptest::prelude::*;
+
+use super::{Keyring, Keys, Kind, TOKEN_CHARS};
+
+const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+const OTHER_VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3e";
+const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
+const NOW: u64 = 1_790_000_000;
+
+#[test]
+fn a_token_has_the_form_that_is_written_down() {
+    let token = Keyring::ephemeral().mint(Kind::AliYun, VM, 60, NOW);
+    assert_eq!(token.len(), TOKEN_CHARS);
+    let octets = STANDARD.decode(&token).expect("base64");
+    assert_eq!(octets.len(), 42);
+    assert_eq!(octets[..2], [1, 2]);
+    assert_eq!(octets[2..10], (NOW + 60).to_be_bytes());
+    assert!(token.bytes().all(|b| b.is_ascii_graphic()));
+}
+
+#[test]
+fn a_token_made_elsewhere_by_the_written_form_is_taken() {
+    // Made with Python's hmac: the key is the octets 0 to 31, the nonce 1 to 8, the end NOW + 60.
+    const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    const TOKEN: &[u8; TOKEN_CHARS] = b"AQMAAAAAarE7vAECAwQFBgcICNh7cL9xTgVOVBvj7TiD6OBCKx0GG7SZ";
+    let text =
+        format!(r#"{{"form":"xdp-imds token keys 1","since_unix":{NOW},"current":"{KEY}","previous":null}}"#);
+    let keyring = Keyring::with(Keys::parse(text.as_bytes()).expect("keys"));
+    assert!(keyring.verify(Kind::Akamai, VM, TOKEN, NOW + 59));
+    assert!(!keyring.verify(Kind::Akamai, VM, TOKEN, NOW + 60));
+}
+
+#[test]
+fn no_two_tokens_are_alike() {
+    let keyring = Keyring::ephemeral();
+    let tokens: std::collections::HashSet<_> =
+        (0..1_000).map(|_| keyring.mint(Kind::Aws, VM, 60, NOW)).collect();
+    assert_eq!(tokens.len(), 1_000);
+}
+
+#[test]
+fn no_token_outlives_the_longest_life_of_its_kind() {
+    let keyring = Keyring::ephemeral();
+    for kind in KINDS {
+        let token = keyring.mint(kind, VM, u32::MAX, NOW);
+        let end = NOW + u64::from(kind.longest_ttl_seconds());
+        assert!(keyring.verify(kind, VM, token.as_bytes(), end - 1), "{kind:?}");
+        assert!(!keyring.verify(kind, VM, token.as_bytes(), end), "{kind:?}");
+    }
+}
+
+#[test]
+fn anything_but_a_token_is_refused() {
+    let keyring = Keyring::ephemeral();
+    let token = keyring.mint(Kind::Aws, VM, 60, NOW);
+    let zeros = "A".repeat(TOKEN_CHARS);
+    let longer = format!("{token}\n");
+    for wrong in ["", &token[1..], &token[..55], &longer, &zeros, &"é".repeat(28)] {
+        assert!(!keyring.verify(Kind::Aws, VM, wrong.as_bytes(), NOW), "{wrong:?}");
+    }
+    assert!(!Keyring::ephemeral().verify(Kind::Aws, VM, token.as_bytes(), NOW), "a key of its own");
+}
+
+proptest! {
+    #[test]
+    fn a_token_holds_for_its_vm_and_kind_until_it_ends(
+        kind in 0_usize..3, other in 1_usize..3, ttl in 1_u32..=21_600, now in 0_u64..1 << 40, late in 0_u64..1 << 40,
+    ) {
+        let keyring = Keyring::ephemeral();
+        let (kind, other) = (KINDS[kind], KINDS[(kind + other) % 3]);
+        let token = keyring.mint(kind, VM, ttl, now);
+        let end = now + u64::from(ttl);
+        prop_assert!(keyring.verify(kind, VM, token.as_bytes(), now));
+        prop_assert!(keyring.verify(kind, VM, token.as_bytes(), end - 1));
+        prop_assert!(!keyring.verify(kind, VM, token.as_bytes(), end + late));
+        prop_assert!(!keyring.verify(other, VM, token.as_bytes(), now));
+        prop_assert!(!keyring.verify(kind, OTHER_VM, token.as_bytes(), now));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_refused(kind in 0_usize..3, ttl in 1_u32..=21_600) {
+        let keyring = Keyring::ephemeral();
+        let kind = KINDS[kind];
+        let token = keyring.mint(kind, VM, ttl, NOW).into_bytes();
+        for bit in 0..token.len() * 8 {
+            let mut flipped = token.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(!keyring.verify(kind, VM, &flipped, NOW), "bit {bit} of the text");
+        }
+        let octets = STANDARD.decode(&token).expect("base64");
+        for bit in 0..octets.len() * 8 {
+            let mut flipped = octets.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(!keyring.verify(kind, VM, STANDARD.encode(flipped).as_bytes(), NOW), "bit {bit}");
+        }
+    }
+}
+
+#[test]
+fn no_key_is_shown() {
+    let keyring = Keyring::ephemeral();
+    assert_eq!(format!("{keyring:?}"), "Keyring(…)");
+}

@@ -1,0 +1,49 @@
+//! The text of a key file: JSON with the current key, when it began, and the key before it.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use super::{KEY_OCTETS, Key, Keys};
+
+const FORM: &str = "xdp-imds token keys 1";
+
+/// What the file says. No `Debug`: these are the keys.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    form: String,
+    since_unix: u64,
+    current: String,
+    previous: Option<String>,
+}
+
+impl Keys {
+    /// The keys of a key file's text; `None` for anything else.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let text: Text = serde_json::from_slice(text).ok().filter(|text: &Text| text.form == FORM)?;
+        let previous = match &text.previous {
+            Some(previous) => Some(key(previous)?),
+            None => None,
+        };
+        Some(Self { current: key(&text.current)?, since_unix: text.since_unix, previous })
+    }
+
+    /// What a file of these keys says, which is as secret as they are.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let text = Text {
+            form: FORM.to_owned(),
+            since_unix: self.since_unix,
+            current: STANDARD.encode(self.current.octets),
+            previous: self.previous.as_ref().map(|key| STANDARD.encode(key.octets)),
+        };
+        serde_json::to_string(&text).expect("strings and numbers are JSON")
+    }
+}
+
+fn key(text: &str) -> Option<Key> {
+    let octets: [u8; KEY_OCTETS] = STANDARD.decode(text).ok()?.try_into().ok()?;
+    Some(Key::new(octets))
+}

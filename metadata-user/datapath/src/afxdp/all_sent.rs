@@ -1,0 +1,259 @@
+//! What connections have said, in memory shared with the kernel's `port` program (`ALL_SENT`).
+//!
+//! User space posts a connection on which all is sent; the kernel then hears the guest's acknowledgement and its
+//! FIN in its place. Two connections may fall on one entry: the later takes it, what was heard of the earlier is
+//! read just before, and its segments come to user space again.
+//!
+//! Neither side waits for the other. An entry loses its name before its numbers are written and has it after, so the
+//! kernel can match a connection's name with another's numbers only within a load or two of a change, and then
+//! only a segment that has exactly these; see [`AllSent`] for why nothing comes of it.
+#![expect(unsafe_code, reason = "entries lie in memory shared with the kernel")]
+
+use metadata_common::cookie::Flow;
+use metadata_common::maps::{ALL_SENT, AllSent};
+use rustix::io::Errno;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use super::sys::Mapping;
+use crate::stack::{Displaced, Heard, Ledger};
+use cell::Cell;
+
+mod cell;
+/// What `cell` is made of: a model of it is made of something else.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+}
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<Cell>() == size_of::<AllSent>());
+    assert!(offset_of!(Cell, flow) == offset_of!(AllSent, flow));
+    assert!(offset_of!(Cell, sent) == offset_of!(AllSent, sent));
+    assert!(offset_of!(Cell, received) == offset_of!(AllSent, received));
+    assert!(offset_of!(Cell, finished) == offset_of!(AllSent, finished));
+    assert!(offset_of!(Cell, opened) == offset_of!(AllSent, opened));
+    assert!(offset_of!(Cell, held) == offset_of!(AllSent, held));
+    assert!(offset_of!(Cell, acknowledged) == offset_of!(AllSent, acknowledged));
+    assert!(offset_of!(Cell, closed) == offset_of!(AllSent, closed));
+};
+
+/// The table, mapped. Each worker has a mapping of its own; all show the same memory.
+///
+/// Posting and looking touch one cache line and make no system call.
+#[derive(Debug)]
+pub struct AllSentTable {
+    cells: NonNull<Cell>,
+    /// Owned so that `cells` lives as long as it is used.
+    _memory: Mapping,
+}
+
+// SAFETY: the address points into the mapping owned beside it, which moves along, and a cell consists of atomics.
+unsafe impl Send for AllSentTable {}
+
+impl AllSentTable {
+    /// Maps the whole table from its descriptor: 2 MiB that the kernel holds anyway.
+    pub fn map(table: BorrowedFd<'_>) -> Result<Self, Errno> {
+        Self::inside(Mapping::shared(table, 0, ALL_SENT as usize * size_of::<Cell>())?)
+    }
+
+    fn inside(memory: Mapping) -> Result<Self, Errno> {
+        let cells = memory.at(0, ALL_SENT as usize).ok_or(Errno::FAULT)?;
+        Ok(Self { cells, _memory: memory })
+    }
+
+    /// Counts no connection as held: the agent that counted those is no more.
+    pub fn release_all(&self) {
+        for index in 0..ALL_SENT {
+            self.place(index).held.store(0, Ordering::Release);
+        }
+    }
+
+    fn cell(&self, flow: Flow) -> &Cell {
+        self.place(flow.index())
+    }
+
+    fn place(&self, index: u32) -> &Cell {
+        let index = (index & (ALL_SENT - 1)) as usize;
+        // SAFETY: the index is below ALL_SENT, and `inside` found that many cells, aligned, in the mapping.
+        let cell = unsafe { self.cells.add(index) };
+        // SAFETY: as above; the mapping lives as long as `self`, all its octets are initialised, and both sides
+        // access them as integers that are written whole.
+        unsafe { cell.as_ref() }
+    }
+}
+
+impl Ledger for AllSentTable {
+    fn hold(&mut self, flow: Flow) {
+        self.cell(flow).hold();
+    }
+
+    fn release(&mut self, flow: Flow) {
+        self.cell(flow).withdraw(flow.number());
+        self.cell(flow).release();
+    }
+
+    fn is_opened(&self, flow: Flow) -> bool {
+        self.cell(flow).is_opened(flow.mark())
+    }
+
+    fn post(&mut self, flow: Flow, entry: AllSent) -> Option<Displaced> {
+        self.cell(flow).post(entry)
+    }
+
+    fn look(&self, flow: Flow) -> Option<Heard> {
+        self.cell(flow).look(flow.number())
+    }
+
+    fn withdraw(&mut self, flow: Flow) {
+        self.cell(flow).withdraw(flow.number());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ALL_SENT, AllSent, AllSentTable, Cell, Displaced, Heard, Ledger as _, Mapping};
+    use metadata_common::cookie::{Flow, Key};
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    fn table() -> AllSentTable {
+        let memory = Mapping::anonymous(ALL_SENT as usize * size_of::<Cell>()).expect("two MiB");
+        AllSentTable::inside(memory).expect("all entries")
+    }
+
+    fn flow(port: u32) -> Flow {
+        Flow::v4(&Key([1, 2]), 3, [10, 0, 0, 1], [169, 254, 169, 254], port.to_be_bytes())
+    }
+
+    fn entry(flow: Flow) -> AllSent {
+        AllSent {
+            flow: flow.number(),
+            sent: 7,
+            received: 9,
+            finished: 1,
+            acknowledged: 6,
+            closed: 5,
+            ..AllSent::default()
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_too_small_is_refused() {
+        let memory = Mapping::anonymous((ALL_SENT as usize - 1) * size_of::<Cell>()).expect("memory");
+        assert!(AllSentTable::inside(memory).is_err());
+    }
+
+    #[test]
+    fn every_flow_has_the_place_the_kernel_looks_at() {
+        let mut table = table();
+        for port in 0..if cfg!(miri) { 20 } else { 1_000 } {
+            table.post(flow(port), entry(flow(port)));
+            // SAFETY: the index is below ALL_SENT, and the mapping has as many entries.
+            let place = unsafe { table.cells.add(flow(port).index() as usize) };
+            // SAFETY: inside the mapping, which lives; this test is alone with it.
+            let found = unsafe { place.cast::<AllSent>().read() };
+            assert_eq!(found, entry(flow(port)));
+        }
+    }
+
+    #[test]
+    fn what_was_posted_is_looked_at_as_the_kernel_left_it() {
+        let mut table = table();
+        assert_eq!(table.look(flow(1)), None);
+        table.post(flow(1), entry(flow(1)));
+        assert_eq!(table.look(flow(1)), Some(Heard { acknowledged: 6, closed: 5 }));
+        table.cell(flow(1)).acknowledged.store(7, Ordering::Relaxed);
+        assert_eq!(table.look(flow(1)), Some(Heard { acknowledged: 7, closed: 5 }));
+        table.cell(flow(1)).closed.store(7, Ordering::Relaxed);
+        assert_eq!(table.look(flow(1)), Some(Heard { acknowledged: 7, closed: 7 }));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it looks through thousands of flows for two with one place")]
+    fn an_entry_withdrawn_says_nothing_and_is_not_taken_from_another() {
+        let mut table = table();
+        let other = (2..).map(flow).find(|other| other.index() == flow(1).index()).expect("a collision");
+        table.post(flow(1), entry(flow(1)));
+        table.withdraw(other);
+        assert!(table.look(flow(1)).is_some());
+        table.cell(flow(1)).closed.store(7, Ordering::Relaxed);
+        assert_eq!(table.post(flow(1), entry(flow(1))), None, "it takes its own place");
+        table.cell(flow(1)).closed.store(7, Ordering::Relaxed);
+        let heard = Heard { acknowledged: 6, closed: 7 };
+        assert_eq!(table.post(other, entry(other)), Some(Displaced { flow: flow(1).number(), heard }));
+        assert_eq!(table.look(flow(1)), None);
+        assert!(table.look(other).is_some());
+        table.withdraw(other);
+        assert_eq!(table.look(other), None);
+    }
+
+    #[test]
+    fn connections_held_are_counted_by_place_and_released_one_by_one() {
+        let mut table = table();
+        table.hold(flow(1));
+        table.hold(flow(1));
+        table.post(flow(1), entry(flow(1)));
+        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 2, "posting leaves the count");
+        table.release(flow(1));
+        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 1);
+        assert_eq!(table.look(flow(1)), None, "what is released is withdrawn");
+        table.release_all();
+        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_syn_is_known_by_its_flow_until_a_connection_begins() {
+        let mut table = table();
+        assert!(!table.is_opened(flow(1)));
+        table.cell(flow(1)).opened.store(flow(1).mark(), Ordering::Relaxed);
+        assert!(table.is_opened(flow(1)));
+        table.hold(flow(1));
+        assert!(!table.is_opened(flow(1)));
+    }
+
+    /// Waits until `count` have come here `round` times.
+    fn meet(met: &AtomicU32, round: u32, count: u32) {
+        met.fetch_add(1, Ordering::SeqCst);
+        for turn in 0_u64.. {
+            if met.load(Ordering::SeqCst) >= round * count {
+                return;
+            }
+            // Whom we wait for may need our CPU.
+            if turn % 1_000 == 999 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "as above; loom tries every order of it")]
+    fn of_two_workers_that_post_at_once_an_entry_holds_one_or_none() {
+        const ROUNDS: u32 = if cfg!(miri) { 20 } else { 100_000 };
+        let first = table();
+        let other = (2..).map(flow).find(|other| other.index() == flow(1).index()).expect("a collision");
+        let (met, mixed) = (AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for (flow, number) in [(flow(1), 1), (other, 2)] {
+                let memory = Mapping::anonymous(size_of::<Cell>()).expect("a page");
+                let mut worker = AllSentTable { cells: first.cells, _memory: memory };
+                let (met, mixed) = (&met, &mixed);
+                scope.spawn(move || {
+                    let numbers =
+                        AllSent { sent: number, received: number, finished: number as u16, ..entry(flow) };
+                    for round in 0..ROUNDS {
+                        meet(met, 2 * round + 1, 2);
+                        worker.post(flow, numbers);
+                        meet(met, 2 * round + 2, 2);
+                        let cell = worker.cell(flow);
+                        let fields = [&cell.sent, &cell.received].map(|field| field.load(Ordering::SeqCst));
+                        let finished = cell.finished.load(Ordering::SeqCst).into();
+                        let is_ours = [fields[0], fields[1], finished] == [number; 3];
+                        if cell.flow.load(Ordering::SeqCst) == flow.number() && !is_ours {
+                            mixed.fetch_add(1, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(mixed.into_inner(), 0, "entries with the name of one and the numbers of both");
+    }
+}

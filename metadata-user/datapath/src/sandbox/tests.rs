@@ -1,0 +1,109 @@
+use super::{Mode, Stage};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, socket};
+use rustix::process::getppid;
+use rustix::thread::{CapabilitySet, capabilities};
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+
+/// Runs on a thread of its own behind a fence, so that the other tests are outside.
+fn behind<T: Send>(mode: Mode, stages: &[Stage], probe: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let inside = move || {
+            stages.iter().for_each(|stage| mode.enter(*stage).expect("a fence"));
+            probe()
+        };
+        scope.spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn errno<T>(done: std::io::Result<T>) -> Option<i32> {
+    done.err().and_then(|error| error.raw_os_error())
+}
+
+const ALL: [Stage; 3] = [Stage::Start, Stage::Serve, Stage::Work];
+
+#[test]
+fn a_thread_that_answers_guests_opens_nothing() {
+    let refused = behind(Mode::On, &ALL, || {
+        [
+            ("open to read", errno(File::open("/proc/self/maps"))),
+            ("open to write", errno(File::create("/tmp/xdp-imds-never-made"))),
+            ("listen", errno(TcpListener::bind("127.0.0.1:0"))),
+            ("connect", errno(UnixStream::connect("/run/none"))),
+            ("look at a file", errno(std::fs::metadata("/proc/self/ns/net"))),
+            ("a thread", errno(std::thread::Builder::new().spawn(|| ()))),
+            ("make a directory", errno(std::fs::create_dir("/tmp/xdp-imds-never-made"))),
+        ]
+    });
+    for (what, errno) in refused {
+        assert_eq!(errno, Some(libc::EPERM), "{what}");
+    }
+    assert!(!std::path::Path::new("/tmp/xdp-imds-never-made").exists());
+}
+
+#[test]
+fn a_thread_that_answers_guests_can_do_what_a_turn_takes() {
+    let (said, mut heard) = std::io::pipe().map(|(heard, said)| (said, heard)).expect("a pipe");
+    let outcome = behind(Mode::On, &ALL, move || {
+        use std::io::{Read as _, Write as _};
+        let mut said = said;
+        let mut octets = vec![0; 4 << 20];
+        said.write_all(b"frame")?;
+        drop(said);
+        let length = heard.read(&mut octets)?;
+        std::thread::sleep(std::time::Duration::from_micros(1));
+        // What a contained fault does: unwinding, and a report of it.
+        let fault = std::panic::catch_unwind(|| panic!("expected by this test"));
+        let map: std::collections::HashMap<u8, u8> = (0..9).map(|n| (n, n)).collect();
+        std::io::Result::Ok((length, fault.is_err(), map.len()))
+    });
+    assert_eq!(outcome.expect("reads and writes"), (5, true, 9));
+}
+
+#[test]
+fn the_control_side_starts_threads_but_mounts_nothing_and_leaves_no_namespace() {
+    let outcome = behind(Mode::On, &ALL[..2], || {
+        let thread = std::thread::Builder::new().spawn(|| 7).map(|thread| thread.join().ok());
+        let xdp = socket(AddressFamily::from_raw(44), SocketType::RAW, None);
+        let packet = socket(AddressFamily::PACKET, SocketType::RAW, None);
+        let mount = rustix::mount::fsopen("tmpfs", rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC);
+        let listener = TcpListener::bind("127.0.0.1:0").is_ok();
+        (thread.ok().flatten(), xdp.err(), packet.err(), mount.err(), listener, getppid().is_some())
+    });
+    let refused = Some(Errno::PERM);
+    assert_eq!(outcome, (Some(7), refused, refused, refused, true, true));
+}
+
+#[test]
+fn capabilities_are_given_up_step_by_step() {
+    let before = capabilities(None).expect("the capabilities").permitted;
+    for (stages, kept) in
+        [(&ALL[..1], before), (&ALL[..2], before & super::SERVE), (&ALL, before & super::WORK)]
+    {
+        let after = behind(Mode::On, stages, || capabilities(None));
+        // The strictest stage may not even ask.
+        if stages.len() < ALL.len() {
+            let after = after.expect("the capabilities");
+            assert_eq!(
+                (after.permitted, after.effective & !kept),
+                (kept, CapabilitySet::empty()),
+                "{stages:?}"
+            );
+        } else {
+            assert_eq!(after.err(), Some(Errno::PERM));
+        }
+    }
+    assert_eq!(capabilities(None).expect("the capabilities").permitted, before, "the others keep theirs");
+}
+
+#[test]
+fn off_changes_nothing_and_log_refuses_nothing() {
+    for mode in [Mode::Off, Mode::Log] {
+        assert!(behind(mode, &ALL, || File::open("/proc/self/maps").is_ok()), "{mode:?}");
+    }
+    let free = behind(Mode::Off, &ALL, rustix::thread::no_new_privs);
+    assert_eq!(free, Ok(false));
+    assert_eq!(behind(Mode::Log, &ALL, rustix::thread::no_new_privs), Ok(true));
+}

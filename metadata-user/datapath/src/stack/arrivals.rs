@@ -1,0 +1,205 @@
+//! Whom a segment is for: a connection, one that closed lately, or nobody yet.
+
+use metadata_common::cookie::{Abilities, Check, Flow, check};
+use metadata_common::maps::Slot;
+use std::time::Duration;
+
+use super::Stack;
+use super::config::RECEIVE_BUFFER;
+use super::connection::{Cause, Conn};
+use super::emit::Header;
+use super::frame::Route;
+use super::handshake;
+use super::ledger::Ledger;
+use super::seam::{Service, Transmit};
+use super::segment::{FIN, RST, SYN, Segment, before};
+use super::tcb::Tcb;
+use super::timewait::TimeWait;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+
+/// What comes with a segment.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    pub(super) now: Now,
+    pub(super) slot: Slot,
+    pub(super) route: Route,
+    pub(super) flow: Flow,
+}
+
+impl<S: Service, L: Ledger> Stack<S, L> {
+    /// Takes one segment.
+    pub(super) fn segment(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        if segment.opens() {
+            return self.handshake(source, segment, out);
+        }
+        if let Some(at) = self.table.find(source.flow.number()) {
+            return self.held(source, at, segment, out);
+        }
+        match self.table.wait(source.flow.number()) {
+            Some(wait) if wait.until > source.now.mono => self.closed(source, wait, segment, out),
+            Some(_) => {
+                self.forget_wait(source.slot, source.flow);
+                self.unknown(source, segment, out);
+            }
+            None => self.unknown(source, segment, out),
+        }
+    }
+
+    /// A SYN: answered from what it says. If its four-tuple has a connection, which its guest must have forgotten, or
+    /// the SYN is late, the answer's number is not that connection's: so the first segment of a new connection is
+    /// never taken for one of the old.
+    fn handshake(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        if !self.service.listens(source.slot, segment.tuple.local) {
+            return self.refuse(source, segment, out);
+        }
+        if let Some(wait) = self.table.wait_mut(source.flow) {
+            wait.reopened = true;
+        }
+        let key = &self.config.cookie_key;
+        let held = self.table.find(source.flow.number()).and_then(|at| self.table.get(at));
+        let taken = held.map(|conn| conn.tcb.initial.1);
+        let largest =
+            handshake::largest_segment(segment.tuple.remote.0.is_ipv4(), self.config.mtus.get(source.slot));
+        let number = handshake::number(key, source.flow, largest, segment, taken);
+        self.workshop.send(out, |frame| handshake::answer(number, largest, segment, source.route, frame));
+        self.stats.handshakes += 1;
+    }
+
+    /// What the numbers of a segment say, and the initial ones if it is a connection's first.
+    fn check(&self, flow: Flow, segment: &Segment<'_>) -> Option<(Check, (u32, u32))> {
+        let ack = segment.ack.filter(|_| !segment.has(SYN | RST))?;
+        let initial = (segment.seq.wrapping_sub(1), ack.wrapping_sub(1));
+        Some((check(&self.config.cookie_key, flow, segment.seq, ack), initial))
+    }
+
+    /// A segment of a four-tuple with a connection: mostly its own, now and then the first of a new one, whose
+    /// guest has forgotten the old. Nobody but the guest can speak on its port, so it is believed.
+    fn held(&mut self, source: Source, at: u32, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        let Some(conn) = self.table.get_mut(at) else { return };
+        // Two flows with one number: the other one has to wait.
+        if conn.slot != source.slot || conn.tcb.tuple != segment.tuple {
+            return;
+        }
+        if conn.tcb.expects(segment) {
+            conn.tcb.route = source.route;
+            return self.turn_and_stir(source.now, at, Cause::Segment(segment), out);
+        }
+        let numbers = conn.numbers();
+        match self.check(source.flow, segment).filter(|_| !numbers.cover(segment)) {
+            Some((Check::First(abilities), _)) => {
+                if segment.length() > 0 {
+                    self.stats.superseded += 1;
+                    self.bury(source.now.mono, at);
+                    self.begin(source, segment, abilities, out);
+                }
+            }
+            _ => self.turn_and_stir(source.now, at, Cause::Segment(segment), out),
+        }
+    }
+
+    /// A segment of a four-tuple in TIME-WAIT.
+    fn closed(&mut self, source: Source, wait: TimeWait, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        // RST is ignored in this state (RFC 1337 §3), a bare ACK needs no answer.
+        if segment.length() == 0 || segment.has(RST) {
+            return;
+        }
+        if let Some((Check::First(abilities), initial)) = self.check(source.flow, segment) {
+            let is_repeated = wait.numbers.initial == initial;
+            let is_new = self.ledger.is_opened(source.flow)
+                || wait.gives_way(source.now.mono, self.config.timeouts.time_wait);
+            if is_repeated && !is_new && !segment.payload.is_empty() {
+                // An echo needs no answer. A guest that begins anew with the same numbers, and whose SYN we missed,
+                // would take one for an acknowledgement of its request; without, it sends that again.
+                return;
+            }
+            if is_new && is_repeated || !wait.numbers.cover(segment) {
+                self.stats.time_wait_reused += 1;
+                self.forget_wait(source.slot, source.flow);
+                return self.begin(source, segment, abilities, out);
+            }
+        }
+        if segment.has(FIN)
+            && let Some(wait) = self.table.wait_mut(source.flow)
+        {
+            wait.until = source.now.mono + self.config.timeouts.time_wait;
+        }
+        let (next, ack) = wait.numbers.next;
+        // The guest may not have received our FIN: the kernel sent it, and its frame may be lost. Without it an answer to
+        // a late segment would acknowledge the guest's FIN, and the guest would never ask for ours again.
+        let is_fin_missing = segment.ack.is_none_or(|ack| before(ack, next));
+        let (seq, flags) = if is_fin_missing { (next.wrapping_sub(1), FIN) } else { (next, 0) };
+        let window = RECEIVE_BUFFER as u16;
+        let answer = Header { seq, ack: Some(ack), flags, window, options: &[] };
+        self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
+    }
+
+    /// A segment of a four-tuple of which nothing is known but what its numbers say.
+    fn unknown(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        if let Some(port) = self.ports.get_mut(source.slot) {
+            port.heard = source.now.mono;
+        }
+        let listens = self.service.listens(source.slot, segment.tuple.local);
+        match self.check(source.flow, segment).filter(|_| listens) {
+            // The end of a handshake: something will follow.
+            Some((Check::First(_) | Check::Later, _)) if segment.length() == 0 => {}
+            Some((Check::First(abilities), _)) => self.begin(source, segment, abilities, out),
+            Some((Check::Later, _)) => self.early(source, segment, out),
+            Some((Check::Foreign, _)) | None if self.spares && listens => {
+                self.leave_alone(source, segment, out)
+            }
+            Some((Check::Foreign, _)) | None => self.refuse(source, segment, out),
+        }
+    }
+
+    /// A segment that comes before its connection's first, or after its connection was forgotten.
+    fn early(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        let Source { now, flow, .. } = source;
+        // Another agent may hold it while one hands its guests over to the other.
+        let is_ours = self.config.resets_forgotten && !self.spares && self.draining.is_none();
+        if is_ours && self.forgotten.is_certain(now.mono, flow, segment.seq) {
+            self.stats.forgotten += 1;
+            return self.refuse(source, segment, out);
+        }
+        self.stats.dropped_early += 1;
+    }
+
+    /// Makes a connection of its first segment, if there is room.
+    fn begin(&mut self, source: Source, segment: &Segment<'_>, abilities: Abilities, out: &mut dyn Transmit) {
+        let Source { now, slot, route, flow } = source;
+        if self.turns_away(now, flow.number()) || !self.has_room(now.mono, slot, out) {
+            return;
+        }
+        self.forget_wait(slot, flow);
+        let (local, remote) = (segment.tuple.local, segment.tuple.remote);
+        let mut exchange = self.service.open(now, Connection { slot, local, remote });
+        self.claim(now, flow.number(), &mut exchange);
+        let largest = self.largest_segment(now.mono, slot, remote.0.is_ipv4());
+        let port = self.ports.get_or_make(slot, now.mono);
+        let tcb = Tcb::new(segment, abilities, largest, route, now.mono);
+        self.ledger.hold(flow);
+        let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
+        port.conns.push(at);
+        self.held.set(slot, port.conns.len());
+        self.stats.accepted += 1;
+        self.turn_and_stir(now, at, Cause::Segment(segment), out);
+    }
+
+    /// Octets of payload a segment to a slot's guest has at most: what its device's MTU leaves, and less where longer
+    /// ones were lost lately.
+    pub(super) fn largest_segment(&self, now: Duration, slot: Slot, is_ipv4: bool) -> u16 {
+        if self.ports.get(slot).is_some_and(|port| port.is_narrow(now)) {
+            return handshake::safe_segment(is_ipv4);
+        }
+        handshake::largest_segment(is_ipv4, self.config.mtus.get(slot))
+    }
+
+    fn refuse(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        // A reset is never answered.
+        if !segment.has(RST) {
+            let answer = Header::refusal(segment);
+            self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
+            self.stats.unmatched += 1;
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! ARP, neighbour discovery, IP and TCP for every port of a hub: no clock, no file descriptor.
+//!
+//! ```text
+//! frame ── frame: Ethernet, whose address, what kind ──┬── ARP, ND, echo ──────────── answer
+//!                                                      ├── SYN ─ handshake ────────── answer, and forget
+//!                                                      └── segment ─ its flow ┬─ table: a connection ─ turn
+//!                                                                             ├─ timewait ─ answer
+//!                                                                             └─ its numbers ─ begin, or RST
+//!
+//! turn ── receive: what is new in it ── connection: Exchange ── send: segments ── ledger: all sent
+//! ```
+//!
+//! A responder and nothing else: it opens no connection, and holds none before a guest says something. A SYN
+//! is answered with a number that says all there is to know ([`metadata_common::cookie`]), by the kernel or
+//! here; the first segment with something in it brings the number back. So half-open connections do not
+//! exist, and every limit is met, and counted, by first segments. Nothing received is kept but what an
+//! exchange does not take at once, nothing sent is copied but into frames. A guest's silence costs nothing:
+//! [`Stack::step`] touches the connections that are due and no others.
+
+mod arrivals;
+mod checksum;
+mod config;
+mod connection;
+mod drain;
+mod emit;
+mod forgotten;
+mod frame;
+mod handshake;
+mod ledger;
+mod lists;
+mod outbox;
+mod port;
+mod receive;
+mod recovery;
+mod seam;
+mod segment;
+mod send;
+mod stats;
+mod table;
+mod tcb;
+mod timewait;
+mod turns;
+mod wheel;
+
+pub use config::{
+    CONNECTIONS, MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD,
+    SHARE, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT, Timeouts,
+};
+pub use drain::{Claims, DRAIN_LIMIT};
+pub use ledger::{Displaced, Heard, Ledger, NoLedger};
+pub use seam::{Exchange, Refused, Service, Step, Transmit};
+pub use stats::{SlotStats, StackStats};
+
+use metadata_common::maps::Slot;
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv6Addr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use arrivals::Source;
+use drain::Draining;
+use emit::Workshop;
+use forgotten::Forgotten;
+use frame::{Drop, Inbound, Route};
+use lists::{Lists, Ranks};
+use port::Ports;
+use segment::Segment;
+use table::Table;
+use wheel::Wheel;
+
+use metadata_base::time::Now;
+
+/// TCP for every guest behind one hub.
+pub struct Stack<S: Service, L = NoLedger> {
+    config: StackConfig,
+    service: S,
+    ledger: L,
+    workshop: Workshop,
+    ports: Ports,
+    table: Table<S::Exchange>,
+    /// A timer for each connection, and after them one for each port.
+    wheel: Wheel,
+    /// The connection looked at next when room is to be made.
+    sweep: u32,
+    /// Slots by connections.
+    held: Ranks,
+    /// Slots by idle connections, and the idle connections of each slot, the longest idle first.
+    idle: Ranks,
+    idlers: Lists,
+    /// Connections of which only the guest's FIN is missing.
+    lingering: usize,
+    /// The connections of each slot whose output is put off, and slots that have some and were not asked for yet.
+    owed: Lists,
+    owing: VecDeque<Slot>,
+    draining: Option<Draining>,
+    /// What is not known here may be another agent's.
+    spares: bool,
+    forgotten: Forgotten,
+    stats: StackStats,
+}
+
+impl<S: Service> Stack<S> {
+    /// A stack that serves `service` on the configured addresses. Ports and connections are made when a
+    /// guest first speaks.
+    pub fn new(config: StackConfig, service: S) -> Self {
+        Self::with_ledger(config, service, NoLedger)
+    }
+}
+
+impl<S: Service, L: Ledger> Stack<S, L> {
+    /// The same, with a kernel that hears acknowledgements in its place.
+    pub fn with_ledger(config: StackConfig, service: S, ledger: L) -> Self {
+        let waits = TIME_WAITS.min(config.ports * TIME_WAITS_PER_PORT);
+        Self {
+            workshop: Workshop::new(),
+            ports: Ports::new(config.slots, config.ports),
+            table: Table::new(config.connections, waits),
+            wheel: Wheel::new(config.connections + config.slots as usize),
+            sweep: 0,
+            held: Ranks::new(config.slots as usize, config.connections_per_port),
+            idle: Ranks::new(config.slots as usize, config.connections_per_port),
+            idlers: Lists::new(config.slots as usize, config.connections),
+            lingering: 0,
+            owed: Lists::new(config.slots as usize, config.connections),
+            owing: VecDeque::new(),
+            draining: None,
+            spares: false,
+            forgotten: Forgotten::new(),
+            stats: StackStats::default(),
+            config,
+            service,
+            ledger,
+        }
+    }
+
+    /// Takes one Ethernet frame of a guest and sends whatever follows from it.
+    ///
+    /// The frame's source address is where answers go; `slot` is who it is from.
+    pub fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
+        self.stats.received += 1;
+        if !self.ports.admits(slot) {
+            self.stats.dropped_slot += 1;
+            return;
+        }
+        let taken = catch_unwind(AssertUnwindSafe(|| self.take(now, slot, frame, out)));
+        self.contain(slot, taken);
+    }
+
+    /// A fault of ours costs the slot that met it, not the node: what it held is let go, so nothing
+    /// half-changed is looked at again.
+    fn contain(&mut self, slot: Slot, outcome: std::thread::Result<()>) {
+        if outcome.is_err() {
+            self.stats.faults += 1;
+            self.forget(slot);
+        }
+    }
+
+    fn take(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
+        let done = match frame::parse(frame, &self.config.served) {
+            Err(reason) => Err(reason),
+            Ok((route, Inbound::Arp(arp))) => self.arp(arp, route, out),
+            Ok((route, Inbound::Solicitation { source, target })) => {
+                self.solicited(source, target, route, out)
+            }
+            Ok((route, Inbound::Echo { source, destination, icmp })) => {
+                self.echo(source, destination, icmp, route, out);
+                Ok(())
+            }
+            Ok((route, Inbound::Segment { source, destination, tcp })) => {
+                Segment::read(source, destination, tcp).map(|segment| {
+                    let flow = segment.tuple.flow(&self.config.cookie_key, slot);
+                    self.segment(Source { now, slot, route, flow }, &segment, out);
+                })
+            }
+        };
+        if let Err(reason) = done {
+            self.count(reason);
+        }
+    }
+
+    /// Gives every connection of a slot that waits ([`Step::Wait`]) a turn: something it may wait for has
+    /// changed. Costs one turn for each.
+    pub fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
+        let woken = catch_unwind(AssertUnwindSafe(|| self.stir(now, slot, out)));
+        self.contain(slot, woken);
+    }
+
+    /// All frames of a turn have been received, and what was due done, which took so long.
+    pub fn turned(&mut self, turn: Duration) {
+        self.service.turned(turn);
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> StackStats {
+        StackStats {
+            sent: self.workshop.sent,
+            ports: self.ports.held() as u64,
+            connections: self.table.held() as u64,
+            refused: self.service.refused(),
+            ..self.stats
+        }
+    }
+
+    /// What is held for a slot; nothing for one that has not spoken lately.
+    #[must_use]
+    pub fn look(&self, slot: Slot) -> SlotStats {
+        let held = self.ports.get(slot).map(|port| &port.conns[..]).unwrap_or_default();
+        let waits = |at: &&u32| self.table.get(**at).is_some_and(|conn| conn.holds_a_request());
+        SlotStats { connections: held.len() as u64, waiting: held.iter().filter(waits).count() as u64 }
+    }
+
+    /// Four-tuples remembered in TIME-WAIT.
+    #[must_use]
+    pub fn time_waits(&self) -> usize {
+        self.table.waits()
+    }
+
+    fn count(&mut self, reason: Drop) {
+        let counter = match reason {
+            Drop::Malformed => &mut self.stats.dropped_malformed,
+            Drop::Checksum => &mut self.stats.dropped_checksum,
+            Drop::Address => &mut self.stats.dropped_address,
+            Drop::Fragment => &mut self.stats.dropped_fragment,
+            Drop::Protocol => &mut self.stats.dropped_protocol,
+        };
+        *counter += 1;
+    }
+
+    fn arp(&mut self, arp: &[u8], route: Route, out: &mut dyn Transmit) -> Result<(), Drop> {
+        let config = &self.config;
+        let is_ours = |v4| config.served.contains(&IpAddr::V4(v4)) || config.arp_only.contains(&v4);
+        if let Some(answer) = frame::answer_arp(arp, is_ours)? {
+            self.workshop.send(out, |frame| answer.emit(route.to, frame));
+            self.stats.arp_answered += 1;
+        }
+        Ok(())
+    }
+
+    fn solicited(
+        &mut self,
+        source: Ipv6Addr,
+        target: Ipv6Addr,
+        route: Route,
+        out: &mut dyn Transmit,
+    ) -> Result<(), Drop> {
+        if !self.config.served.contains(&IpAddr::V6(target)) {
+            return Err(Drop::Address);
+        }
+        self.workshop.send(out, |frame| frame::answer_solicitation(source, target, route.to, frame));
+        self.stats.neighbours_answered += 1;
+        Ok(())
+    }
+
+    fn echo(&mut self, source: IpAddr, to: IpAddr, icmp: &[u8], route: Route, out: &mut dyn Transmit) {
+        if emit::fits_echo(source, icmp) {
+            self.workshop.send(out, |frame| emit::echo(source, to, icmp, route, frame));
+            self.stats.echoes_answered += 1;
+        }
+    }
+}

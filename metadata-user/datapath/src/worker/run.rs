@@ -1,0 +1,298 @@
+//! The worker's thread.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::num::NonZeroU64;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::{
+    BUSY, CONTROL_BATCH, Engine, Fair, Inbox, LEFT_EVERY, LOOK_QUEUE, LoopStats, MAX_SLEEP, NAP,
+    NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, Turned, WorkerError, WorkerStats,
+};
+use crate::link::{FrameSource, HubTap, Link, LinkStats};
+use metadata_base::time::Now;
+
+/// Keeps the calling thread on one CPU.
+pub(super) fn pin(cpu: usize) -> Result<(), Errno> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(Errno::INVAL);
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+}
+
+/// Both clocks. The calendar's is read once a second: it says nothing finer, and reading it costs as much as
+/// looking for a frame.
+#[derive(Debug)]
+struct Clock {
+    start: Instant,
+    unix_seconds: u64,
+    /// By `Now::mono`: when `unix_seconds` is to be read again.
+    stale: Duration,
+}
+
+impl Clock {
+    fn new(start: Instant) -> Self {
+        Self { start, unix_seconds: 0, stale: Duration::ZERO }
+    }
+
+    fn now(&mut self) -> Now {
+        let mono = self.start.elapsed();
+        if mono >= self.stale {
+            // A clock set before 1970 is as good as unset.
+            let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.unix_seconds = unix.as_secs();
+            self.stale = mono + Duration::from_secs(1) - Duration::from_nanos(unix.subsec_nanos().into());
+        }
+        Now { mono, unix_seconds: self.unix_seconds }
+    }
+}
+
+/// How many frames come.
+#[derive(Debug, Default)]
+struct Pace {
+    /// By `Now::mono`: since when they are counted.
+    since: Duration,
+    frames: usize,
+    is_busy: bool,
+}
+
+impl Pace {
+    fn count(&mut self, now: Duration, frames: usize) {
+        self.frames += frames;
+        if now >= self.since + PACE {
+            self.is_busy = self.frames >= BUSY;
+            (self.since, self.frames) = (now, 0);
+        }
+    }
+}
+
+/// The state of a running worker.
+pub(super) struct Run<S, E: Engine> {
+    link: Link<S>,
+    tap: HubTap,
+    engine: E,
+    fair: Fair,
+    shared: Arc<Shared<E::Stats>>,
+    inbox: Inbox,
+    /// By `Now::mono`: when to find out what is left to drain; `None` while nothing drains.
+    count_at: Option<Duration>,
+    spin: Duration,
+    clock: Clock,
+    pace: Pace,
+    stats: LoopStats,
+    /// By `Now::mono`: when there was work last, and when counters were published last.
+    worked: Duration,
+    published: Option<Duration>,
+}
+
+impl<S: FrameSource, E: Engine> Run<S, E> {
+    pub(super) fn new(
+        link: Link<S>,
+        tap: HubTap,
+        engine: E,
+        shared: Arc<Shared<E::Stats>>,
+        inbox: Inbox,
+        spin: Duration,
+    ) -> Self {
+        let (clock, pace) = (Clock::new(shared.beat.start()), Pace::default());
+        let (stats, worked) = (LoopStats::default(), Duration::ZERO);
+        Self {
+            link,
+            tap,
+            engine,
+            fair: Fair::default(),
+            shared,
+            inbox,
+            count_at: None,
+            spin,
+            clock,
+            pace,
+            stats,
+            worked,
+            published: None,
+        }
+    }
+
+    /// Turns until told to stop.
+    pub(super) fn run(mut self) -> Result<(), WorkerError> {
+        // The usual slack of 50 µs would double a nap. Without the right to change it naps are longer.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let mut now = self.clock.now();
+        // Relaxed: the flag carries nothing but itself; what was rung after it wakes the poll.
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let (deadline, after) = self.turn(now);
+            let fresh = after.mono > now.mono;
+            now = after;
+            if self.published.is_none_or(|at| now.mono >= at + PUBLISH_EVERY) {
+                self.publish(now);
+            }
+            let sleep = deadline.map_or(MAX_SLEEP, |at| at.saturating_sub(now.mono)).min(MAX_SLEEP);
+            if sleep.is_zero() || now.mono < self.worked + self.spin {
+                std::hint::spin_loop();
+                if !fresh {
+                    now = self.clock.now();
+                }
+                continue;
+            }
+            if self.pace.is_busy {
+                now = self.nap(now, sleep.min(NAP));
+                continue;
+            }
+            self.publish(now);
+            let overdue = self.published.is_none();
+            now = self.sleep(now, if overdue { sleep.min(PUBLISH_EVERY) } else { sleep })?;
+        }
+        self.publish(now);
+        Ok(())
+    }
+
+    /// Every step once; returns the engine's next deadline, and the time after where something came.
+    fn turn(&mut self, now: Now) -> (Option<Duration>, Now) {
+        let (forgotten, woken) = self.listen(now);
+        let Self { link, tap, engine, fair, .. } = self;
+        let Turned { received, work, more, due: deadline } = fair.turn(now, link, engine, tap);
+        self.pace.count(now.mono, received);
+        self.stats.turns += 1;
+        self.stats.forgotten += forgotten as u64;
+        self.stats.woken += woken as u64;
+        self.stats.full_batches += u64::from(more);
+        let busy = received + woken > 0 || work > 0;
+        // An idle turn is not worth a look at the clock.
+        let after = if busy { self.clock.now() } else { now };
+        self.engine.turned(after.mono.saturating_sub(now.mono));
+        if busy || forgotten > 0 {
+            self.worked = now.mono;
+        }
+        // More may be waiting than one turn takes: no sleep before a turn that found less.
+        let more = more || forgotten == CONTROL_BATCH || woken == CONTROL_BATCH;
+        if more {
+            return (Some(now.mono), after);
+        }
+        let count_at = self.count(now);
+        (deadline.into_iter().chain(count_at).min(), after)
+    }
+
+    /// Does what the control side has asked for; how many slots it has forgotten and woken.
+    fn listen(&mut self, now: Now) -> (usize, usize) {
+        // Whoever tells writes the message first, so it is there once this is seen.
+        if !self.shared.told.take() {
+            return (0, 0);
+        }
+        for _ in 0..ORDERS {
+            let Ok(order) = self.inbox.orders.try_recv() else { break };
+            self.obey(now, order);
+        }
+        let Self { tap, engine, fair, inbox: Inbox { forgets, wakes, looks, .. }, .. } = self;
+        let forget = |slot| {
+            fair.forget(slot);
+            engine.forget(slot);
+        };
+        let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(forget).count();
+        let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
+        for (slot, reply) in looks.try_iter().take(LOOK_QUEUE) {
+            // Whoever asked may have lost patience.
+            reply(engine.look(slot));
+        }
+        if forgotten == CONTROL_BATCH || woken == CONTROL_BATCH {
+            self.shared.told.keep();
+        }
+        (forgotten, woken)
+    }
+
+    fn obey(&mut self, now: Now, order: Order) {
+        match order {
+            Order::Drain(limit, claims) => {
+                self.engine.drain(now, limit, claims);
+                self.count_at = Some(now.mono);
+                // All is claimed. Something may be in the ring still, so nothing is over yet.
+                self.say_left(self.engine.left().max(1));
+            }
+            Order::Resume => {
+                self.engine.resume();
+                self.count_at = None;
+                self.shared.left.store(NOT_DRAINING, Ordering::Relaxed);
+            }
+            Order::Spare(spare) => self.engine.spare_unknown(spare),
+        }
+    }
+
+    /// Says what is left to drain, when it is time to: after a turn that has taken all frames there were, or it might
+    /// say nothing is left with the first of something in the ring. Returns when it is time again.
+    fn count(&mut self, now: Now) -> Option<Duration> {
+        let at = self.count_at?;
+        if at > now.mono {
+            return Some(at);
+        }
+        self.say_left(self.engine.left());
+        self.count_at = Some(now.mono + LEFT_EVERY);
+        self.count_at
+    }
+
+    fn say_left(&self, left: usize) {
+        // Release: the claims come first.
+        self.shared.left.store(left as u64, Ordering::Release);
+    }
+
+    /// Lets frames gather, deaf to them for a moment: returns the time after.
+    fn nap(&mut self, before: Now, long: Duration) -> Now {
+        std::thread::sleep(long);
+        let after = self.clock.now();
+        self.stats.naps += 1;
+        self.stats.slept += after.mono.saturating_sub(before.mono);
+        after
+    }
+
+    /// Waits for a frame, the bell, or the time to pass; returns the time after.
+    fn sleep(&mut self, before: Now, longest: Duration) -> Result<Now, WorkerError> {
+        // At most MAX_SLEEP, so the conversion cannot fail; if it could, not sleeping would be right.
+        let timeout = Timespec::try_from(longest).unwrap_or_default();
+        let mut fds =
+            [PollFd::new(self.link.source(), PollFlags::IN), PollFd::new(&self.shared.bell, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(WorkerError::Poll(errno)),
+        }
+        let [source, bell] = fds.map(|fd| fd.revents());
+        if source.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            return Err(WorkerError::SourceGone);
+        }
+        if bell.contains(PollFlags::IN) {
+            self.shared.bell.hear();
+        }
+        let after = self.clock.now();
+        self.stats.sleeps += 1;
+        self.stats.slept += after.mono.saturating_sub(before.mono);
+        Ok(after)
+    }
+
+    /// Gives a sign of life, and refreshes the snapshot unless it is being read: then `published` is `None` and
+    /// it stays due.
+    fn publish(&mut self, now: Now) {
+        self.shared.beat.beat(now.mono);
+        self.stats.elapsed = now.mono;
+        let mut snapshot = match self.shared.stats.try_lock() {
+            Ok(snapshot) => snapshot,
+            // A reader panicked while copying; the snapshot is overwritten as a whole anyway.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.published = None;
+                return;
+            }
+        };
+        // Where the kernel does not tell, its last figures stand.
+        let socket = self.link.source().stats().unwrap_or(snapshot.socket);
+        *snapshot = WorkerStats {
+            turns: self.stats,
+            socket,
+            link: LinkStats { over_share: self.fair.dropped(), ..self.link.stats() },
+            tap: self.tap.stats(),
+            engine: self.engine.stats(),
+        };
+        self.published = Some(now.mono);
+    }
+}

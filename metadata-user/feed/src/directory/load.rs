@@ -1,0 +1,222 @@
+//! One file, and the files its record names.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Component, Path, PathBuf};
+
+use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
+
+use super::io as io_error;
+use crate::FeedError;
+use metadata_content::record::vm::Source;
+use metadata_content::record::{CREDENTIAL_OCTETS, Credential, Limits, Record, Warning};
+
+/// SHA-256 of a record's text and sources.
+pub(super) type Digest = [u8; 32];
+
+/// Group may read, nobody else anything: these bits are more.
+const TOO_OPEN: u32 = 0o027;
+
+/// What is hashed for a credential that cannot be read: no length of a file.
+const ABSENT: [u8; 8] = [0xff; 8];
+
+/// What became of one file.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The record with its payloads and credentials read, and its warnings; or why it cannot be used.
+    pub record: Result<(Record, Vec<Warning>), FeedError>,
+    /// The file's permissions where they are more open than 0640, or those of one of its sources.
+    pub open_mode: Option<u32>,
+    /// Names in the directory that its sources begin with.
+    pub(super) sources: BTreeSet<String>,
+    /// Directories below it that its sources are in, relative to it.
+    pub(super) below: BTreeSet<PathBuf>,
+    /// Of all that was read; `None` when not all could be.
+    pub(super) digest: Option<Digest>,
+}
+
+/// True for names of records: `*.yaml`, `*.yml`, `*.json`, not hidden. Editors' copies have other endings.
+pub(super) fn is_record(name: &str) -> bool {
+    let ending = Path::new(name).extension().and_then(OsStr::to_str);
+    !name.starts_with('.') && matches!(ending, Some("yaml" | "yml" | "json"))
+}
+
+/// The names of the records in a directory.
+///
+/// # Errors
+/// [`FeedError::Io`] when the directory cannot be read.
+pub fn names(dir: &Path) -> Result<BTreeSet<String>, FeedError> {
+    let unreadable = |error| io_error(dir, "a directory that can be read", error);
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        names.extend(entry.file_name().into_string().ok().filter(|name| is_record(name)));
+    }
+    Ok(names)
+}
+
+/// The directory and the names of records: those in a directory, or the one file `path` is.
+///
+/// # Errors
+/// The directory cannot be read, or the file's name is no text.
+pub fn files(path: &Path) -> Result<(PathBuf, Vec<String>), FeedError> {
+    if !path.is_file() {
+        return Ok((path.to_owned(), names(path)?.into_iter().collect()));
+    }
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| {
+        io_error(path, "a file name in UTF-8", io::Error::from(io::ErrorKind::InvalidFilename))
+    })?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((dir.to_owned(), vec![name.to_owned()]))
+}
+
+/// Reads the record `name` in `dir`, which must keep to `limits`, and the files it names; `None` when there is
+/// no such file.
+#[must_use]
+pub fn load(dir: &Path, name: &str, limits: &Limits) -> Option<Loaded> {
+    let path = dir.join(name);
+    let mut loaded = Loading {
+        dir,
+        open_mode: None,
+        sources: BTreeSet::new(),
+        below: BTreeSet::new(),
+        hash: Sha256::new(),
+        whole: true,
+    };
+    let record = match loaded.read(&path, limits.record_octets) {
+        // A directory that has gone says nothing about its records.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && dir.is_dir() => return None,
+        Err(error) => {
+            loaded.whole = false;
+            Err(io_error(&path, "a file that can be read", error))
+        }
+        Ok(octets) => loaded.parse(&path, octets, limits),
+    };
+    let digest = loaded.whole.then(|| loaded.hash.clone().finalize().into());
+    let Loading { open_mode, sources, below, .. } = loaded;
+    Some(Loaded { record, open_mode, sources, below, digest })
+}
+
+struct Loading<'a> {
+    dir: &'a Path,
+    open_mode: Option<u32>,
+    sources: BTreeSet<String>,
+    below: BTreeSet<PathBuf>,
+    hash: Sha256,
+    whole: bool,
+}
+
+impl Loading<'_> {
+    /// Reads at most one octet more than `limit`: the caller then knows that it was too much.
+    fn read(&mut self, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+        // A pipe in the directory must not stop the feed: open without waiting, then look what it is.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        self.look_at(&metadata);
+        let mut octets = Vec::new();
+        File::take(file, u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1))
+            .read_to_end(&mut octets)?;
+        // The length first, so that no two sequences of files have one hash.
+        self.hash.update(octets.len().to_be_bytes());
+        self.hash.update(&octets);
+        Ok(octets)
+    }
+
+    fn look_at(&mut self, metadata: &Metadata) {
+        let mode = metadata.permissions().mode() & 0o7777;
+        if mode & TOO_OPEN != 0 {
+            self.open_mode = Some(mode);
+        }
+    }
+
+    fn parse(
+        &mut self,
+        path: &Path,
+        octets: Vec<u8>,
+        limits: &Limits,
+    ) -> Result<(Record, Vec<Warning>), FeedError> {
+        let text = String::from_utf8(octets).map_err(|error| FeedError::Content {
+            path: path.to_owned(),
+            expected: "UTF-8 text".into(),
+            found: format!("another octet at {}", error.utf8_error().valid_up_to()),
+            remedy: "save it as UTF-8; put binary user-data into `base64` or a file named by `source`",
+        })?;
+        let name = path.to_string_lossy();
+        let (mut record, mut warnings) = Record::parse_within(limits, &name, &text)?;
+        let cap = usize::try_from(record.serve.limits.user_data).unwrap_or(usize::MAX);
+        for (field, payload) in record.payloads_mut() {
+            let Some(payload) = payload else { continue };
+            let Some(source) = payload.source().cloned() else { continue };
+            let read = self.resolve(field, &source, cap);
+            self.whole &= read.is_ok();
+            payload.resolve(read?);
+        }
+        for credential in Credential::ALL {
+            if let Err(problem) = self.credential(&mut record, credential) {
+                let place = Record::locate(&name, &text, &credential.field());
+                let message =
+                    format!("{problem}; until that is put right the VM is told that there is no credential");
+                warnings.push(Warning { place, message });
+            }
+        }
+        Ok((record, warnings))
+    }
+
+    /// Reads a credential. One that cannot be had is no reason to keep a VM from booting: it is hashed as
+    /// absent, so that the record is told again when it is there, and not before.
+    fn credential(&mut self, record: &mut Record, credential: Credential) -> Result<(), String> {
+        let Some(source) = record.credentials.source(credential).cloned() else { return Ok(()) };
+        match self.resolve("a credential", &source, CREDENTIAL_OCTETS) {
+            Ok(octets) => record
+                .credentials
+                .resolve(credential, &octets)
+                .map_err(|error| format!("{}: {error}", self.dir.join(&source.file).display())),
+            Err(error) => {
+                self.hash.update(ABSENT);
+                Err(error.to_string())
+            }
+        }
+    }
+
+    /// Reads a source. Links are followed, but not out of the directory: a record must not be able to show
+    /// a guest some other file of the node.
+    fn resolve(&mut self, field: &str, source: &Source, cap: usize) -> Result<Bytes, FeedError> {
+        let first = source.file.components().find_map(|part| match part {
+            Component::Normal(name) => name.to_str().map(str::to_owned),
+            _ => None,
+        });
+        self.sources.extend(first);
+        let above = source.file.ancestors().skip(1).filter(|above| above.components().next().is_some());
+        self.below.extend(above.map(Path::to_owned));
+        let path = self.dir.join(&source.file);
+        let unreadable =
+            |error| io_error(&path, "a file that can be read, named by a record's `source`", error);
+        let real = path.canonicalize().map_err(unreadable)?;
+        if !real.starts_with(self.dir.canonicalize().map_err(unreadable)?) {
+            return Err(FeedError::Content {
+                path,
+                expected: "a file inside the record's directory".into(),
+                found: format!("a link to {}", real.display()),
+                remedy: "put the file itself beside the record",
+            });
+        }
+        let octets = self.read(&real, cap).map_err(unreadable)?;
+        if octets.len() > cap {
+            return Err(FeedError::Content {
+                path,
+                expected: format!("at most {cap} octets of {field}"),
+                found: "more".into(),
+                remedy: "shrink it; for user-data gzip (cloud-init takes it) or serve.limits.user_data helps",
+            });
+        }
+        Ok(octets.into())
+    }
+}

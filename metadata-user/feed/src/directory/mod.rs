@@ -1,0 +1,257 @@
+//! Records as files in a directory, one VM a file.
+//!
+//! Every `*.yaml`, `*.yml` and `*.json` that does not begin with a dot is a record, its file name the key.
+//! Writers should write elsewhere in the same file system and rename; a file written in place is read when
+//! it is closed. A record's `source` names a file beside it or in a directory below, and is read again when
+//! that changes: also when all files of a directory are changed at once, as Kubernetes does with a mounted
+//! token. A file that cannot be used leaves the last good record in force; a directory that vanishes leaves
+//! all of them, until it is back. A credential that cannot be read is left out of its record, with a warning.
+//!
+//! Nothing is kept of the records but a digest, so that what has not changed is not told twice.
+
+mod load;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use load::{Loaded, files, load, names};
+use metadata_content::record::{Limits, Record};
+use watch::{Changes, Watch};
+
+use super::teller::{Freed, Teller};
+use super::{FeedError, FeedEvent};
+
+/// Most records in a directory. More are refused one by one, those later in the alphabet first.
+pub const MAX_RECORDS: usize = 16_384;
+/// How long to gather changes after the first one: editors replace a file in several steps.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How long to wait before looking again for a directory that cannot be read.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Watches `dir` and tells what is in it, until the receiver goes. Records beyond `limits` are refused.
+///
+/// Tells all records first, then [`FeedEvent::Synced`], then changes. After a lost kernel queue or a new
+/// directory in the old one's place it compares everything and tells `Synced` again.
+///
+/// # Errors
+/// [`FeedError::Io`] when the directory cannot be watched or read at the start. Later, the feed waits for
+/// it to come back.
+pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
+    watch_at_most(MAX_RECORDS, dir, limits, tx.into()).await
+}
+
+async fn watch_at_most(limit: usize, dir: PathBuf, limits: Limits, tx: Teller) -> Result<(), FeedError> {
+    let watch = Watch::open(&dir)?;
+    let freed = tx.freed();
+    let (known, crowded_out) = (BTreeMap::new(), BTreeMap::new());
+    let mut feed = Directory { dir, limits, tx, freed, watch, limit, known, crowded_out };
+    let mut told = feed.scan().await?;
+    while told.is_ok() {
+        let changes = tokio::select! {
+            () = feed.tx.closed() => break,
+            () = feed.freed.wait() => {
+                told = feed.try_again().await;
+                continue;
+            }
+            changes = feed.watch.changed(SETTLE) => changes,
+        };
+        told = match changes {
+            Ok(changes) if !changes.gone && !changes.all => feed.apply(&changes).await,
+            Ok(changes) if !changes.gone => match feed.scan().await {
+                Ok(told) => told,
+                Err(error) => feed.return_of(Some(error)).await,
+            },
+            Ok(_) => feed.return_of(None).await,
+            Err(error) => feed.return_of(Some(error)).await,
+        };
+    }
+    Ok(())
+}
+
+/// The receiver has gone: there is nobody to tell.
+struct Gone;
+
+/// What is remembered of one record.
+#[derive(Default)]
+struct Known {
+    /// Of its text and sources, when they were last told.
+    digest: Option<load::Digest>,
+    /// Names in the directory that its sources begin with.
+    sources: BTreeSet<String>,
+    /// True once its permissions have been complained about.
+    complained: bool,
+}
+
+struct Directory {
+    dir: PathBuf,
+    /// What one record may hold.
+    limits: Limits,
+    tx: Teller,
+    freed: Freed,
+    watch: Watch,
+    /// Most records that are told of.
+    limit: usize,
+    known: BTreeMap<String, Known>,
+    /// Records for which there is no memory, and the octets they lack.
+    crowded_out: BTreeMap<String, usize>,
+}
+
+impl Directory {
+    /// Compares the whole directory with what is known.
+    async fn scan(&mut self) -> Result<Result<(), Gone>, FeedError> {
+        let dir = self.dir.clone();
+        let names = blocking(move || names(&dir)).await?;
+        Ok(self.told(names).await)
+    }
+
+    async fn told(&mut self, names: BTreeSet<String>) -> Result<(), Gone> {
+        let gone: Vec<String> = self.known.keys().filter(|key| !names.contains(*key)).cloned().collect();
+        for key in gone {
+            self.remove(key).await?;
+        }
+        for name in names {
+            self.refresh(name).await?;
+        }
+        self.tell(FeedEvent::Synced).await
+    }
+
+    async fn apply(&mut self, changes: &Changes) -> Result<(), Gone> {
+        let sources = |name: &String| changes.names.contains(name);
+        let dependent = self.known.iter().filter(|(_, known)| known.sources.iter().any(sources));
+        let mut names: BTreeSet<String> = dependent.map(|(key, _)| key.clone()).collect();
+        names.extend(changes.names.iter().filter(|name| load::is_record(name)).cloned());
+        for name in names {
+            self.refresh(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads those records again for which there may be memory now.
+    async fn try_again(&mut self) -> Result<(), Gone> {
+        for (name, wants) in self.crowded_out.clone() {
+            if wants <= self.tx.free() {
+                self.refresh(name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the directory can be watched and read again, then compares everything.
+    async fn return_of(&mut self, error: Option<FeedError>) -> Result<(), Gone> {
+        let dir = self.dir.display();
+        match error {
+            Some(error) => tracing::warn!("{error}; its records stay in force until it can be read again"),
+            None => tracing::warn!("{dir} was moved or deleted; its records stay in force until it is back"),
+        }
+        loop {
+            if let Ok(opened) = Watch::open(&self.dir) {
+                self.watch = opened;
+                if let Ok(told) = self.scan().await {
+                    return told;
+                }
+            }
+            tokio::select! {
+                () = self.tx.closed() => return Err(Gone),
+                () = tokio::time::sleep(RETRY) => {}
+            }
+        }
+    }
+
+    /// Reads one record and tells what has become of it.
+    async fn refresh(&mut self, name: String) -> Result<(), Gone> {
+        let full = self.known.len() >= self.limit && !self.known.contains_key(&name);
+        let Some(loaded) = self.load(&name).await else {
+            return self.remove(name).await;
+        };
+        if full {
+            let error = FeedError::Content {
+                path: self.dir.join(&name),
+                expected: format!("at most {} records in a directory", self.limit),
+                found: "one more".into(),
+                remedy: "remove the records of VMs that are not on this node",
+            };
+            return self.tell(FeedEvent::Rejected { key: name, error }).await;
+        }
+        let known = self.known.entry(name.clone()).or_default();
+        known.sources = loaded.sources;
+        if let Some(mode) = loaded.open_mode.filter(|_| !known.complained) {
+            known.complained = true;
+            let path = self.dir.join(&name);
+            tracing::warn!("{} has mode {mode:04o}: records hold secrets; chmod 0640", path.display());
+        }
+        if loaded.digest.is_some() && known.digest == loaded.digest {
+            return Ok(());
+        }
+        known.digest = loaded.digest;
+        let event = match loaded.record {
+            Ok((record, warnings)) => {
+                for warning in warnings {
+                    tracing::warn!("{warning}");
+                }
+                self.admitted(name, record)
+            }
+            Err(error) => FeedEvent::Rejected { key: name, error },
+        };
+        self.tell(event).await
+    }
+
+    /// Takes room for a record. One that there is none for is not known, so that it is read again.
+    fn admitted(&mut self, name: String, record: Record) -> FeedEvent {
+        match self.tx.admit(&name, &record) {
+            Ok(()) => {
+                self.crowded_out.remove(&name);
+                FeedEvent::Upsert { key: name, record: record.into() }
+            }
+            Err(no_room) => {
+                self.known.entry(name.clone()).or_default().digest = None;
+                self.crowded_out.insert(name.clone(), no_room.wants);
+                FeedEvent::Rejected { key: name, error: FeedError::Room(no_room) }
+            }
+        }
+    }
+
+    /// Reads a record with the directories watched that its sources are in.
+    async fn load(&mut self, name: &str) -> Option<Loaded> {
+        let (dir, limits) = (&self.dir, &self.limits);
+        let read = || {
+            let (dir, key, limits) = (dir.clone(), name.to_owned(), limits.clone());
+            blocking(move || load(&dir, &key, &limits))
+        };
+        let loaded = read().await?;
+        if self.watch.follow(&loaded.below) {
+            return read().await;
+        }
+        Some(loaded)
+    }
+
+    async fn remove(&mut self, key: String) -> Result<(), Gone> {
+        self.crowded_out.remove(&key);
+        match self.known.remove(&key) {
+            Some(_) => self.tell(FeedEvent::Remove { key }).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn tell(&self, event: FeedEvent) -> Result<(), Gone> {
+        self.tx.tell(event).await.map_err(|_| Gone)
+    }
+}
+
+/// Runs file system work where it may wait.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        // The task is never cancelled: what is left is its panic.
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// An I/O error with its path.
+fn io(path: &Path, expected: &'static str, error: std::io::Error) -> FeedError {
+    FeedError::Io { path: path.to_owned(), expected, error: error.into() }
+}

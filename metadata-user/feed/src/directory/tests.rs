@@ -1,0 +1,471 @@
+//! What a directory tells.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use super::{load, names, watch, watch_at_most};
+use crate::registry::RecordId;
+use crate::room::{Room, Weight};
+use crate::teller::Teller;
+use crate::{FeedError, FeedEvent};
+use metadata_content::record::{Limits, Record};
+use metadata_content::source::Source;
+
+const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
+/// Long enough for any event that is to come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn named(name: &str) -> String {
+    FULL.replacen("name: web-1", &format!("name: {name}"), 1)
+}
+
+/// Puts a file in place the way writers should: written elsewhere, renamed.
+fn put(dir: &Path, name: &str, text: &str) {
+    let draft = dir.join(format!(".{name}.draft"));
+    fs::write(&draft, text).expect("the draft is written");
+    fs::rename(draft, dir.join(name)).expect("the draft is renamed");
+}
+
+struct Feed {
+    events: mpsc::Receiver<FeedEvent>,
+}
+
+impl Feed {
+    fn start(dir: &Path) -> Self {
+        let (tx, events) = mpsc::channel(4);
+        tokio::spawn(watch(dir.to_owned(), Limits::DEFAULT, tx));
+        Self { events }
+    }
+
+    /// The next event in short: `+key=vm name`, `-key`, `!key`, `.`.
+    async fn next(&mut self) -> String {
+        let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
+        match event.expect("the feed runs") {
+            FeedEvent::Upsert { key, record } => format!("+{key}={}", record.vm.name),
+            FeedEvent::Remove { key } => format!("-{key}"),
+            FeedEvent::Rejected { key, .. } => format!("!{key}"),
+            FeedEvent::Expect { key, .. } => panic!("{key} is expected, and a file is there or not"),
+            FeedEvent::Synced => ".".into(),
+        }
+    }
+
+    async fn expect(&mut self, wanted: &[&str]) {
+        for wanted in wanted {
+            assert_eq!(self.next().await, *wanted);
+        }
+    }
+}
+
+fn dir() -> TempDir {
+    tempfile::tempdir().expect("a directory is made")
+}
+
+#[tokio::test]
+async fn what_is_there_is_told_before_synced_and_what_is_no_record_is_not() {
+    let dir = dir();
+    for name in ["b.yaml", "a.json.yml", ".hidden.yaml", "c.yaml~", "c.yaml.swp", "#c.yaml#", "README"] {
+        put(dir.path(), name, &named("vm"));
+    }
+    put(dir.path(), "z.yaml", "schema: 1\n");
+    fs::create_dir(dir.path().join("d")).expect("a directory is made");
+    Feed::start(dir.path()).expect(&["+a.json.yml=vm", "+b.yaml=vm", "!z.yaml", "."]).await;
+}
+
+#[tokio::test]
+async fn changes_are_told_however_they_are_written() {
+    let dir = dir();
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["."]).await;
+    put(dir.path(), "a.yaml", &named("renamed"));
+    feed.expect(&["+a.yaml=renamed"]).await;
+    fs::write(dir.path().join("a.yaml"), named("in-place")).expect("the record is written");
+    feed.expect(&["+a.yaml=in-place"]).await;
+    fs::rename(dir.path().join("a.yaml"), dir.path().join("b.yaml")).expect("the record is renamed");
+    feed.expect(&["-a.yaml", "+b.yaml=in-place"]).await;
+    fs::remove_file(dir.path().join("b.yaml")).expect("the record is removed");
+    feed.expect(&["-b.yaml"]).await;
+    let elsewhere = tempfile::NamedTempFile::new().expect("a file is made");
+    fs::write(elsewhere.path(), named("linked")).expect("the record is written");
+    symlink(elsewhere.path(), dir.path().join("l.yaml")).expect("a link is made");
+    feed.expect(&["+l.yaml=linked"]).await;
+}
+
+#[tokio::test]
+async fn a_record_written_in_place_is_told_whole_however_slowly_it_is_written() {
+    use std::io::Write as _;
+    let dir = dir();
+    put(dir.path(), "a.yaml", &named("before"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=before", "."]).await;
+    // Half of it is a good record too, of a VM without user-data.
+    let text = named("after");
+    let (half, rest) = text.split_at(text.find("user_data:").expect("the full record has user-data"));
+    Record::parse("half.yaml", half).expect("half of it is a good record");
+    let mut file = fs::File::create(dir.path().join("a.yaml")).expect("the record is truncated");
+    file.write_all(half.as_bytes()).expect("half of it is written");
+    put(dir.path(), "b.yaml", &named("other"));
+    feed.expect(&["+b.yaml=other"]).await;
+    file.write_all(rest.as_bytes()).expect("the rest is written");
+    drop(file);
+    let event = tokio::time::timeout(PATIENCE, feed.events.recv()).await.expect("an event comes");
+    let Some(FeedEvent::Upsert { key, record }) = event else { panic!("{event:?}") };
+    assert_eq!((key.as_str(), record.vm.name.as_str()), ("a.yaml", "after"));
+    assert!(record.user_data.is_some() && record.serve.dialects.is_none());
+}
+
+#[tokio::test]
+async fn a_bad_file_is_rejected_and_takes_nothing_back() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", &named("good"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=good", "."]).await;
+    put(dir.path(), "a.yaml", "schema: [");
+    feed.expect(&["!a.yaml"]).await;
+    fs::write(dir.path().join("a.yaml"), [0xff, 0xfe]).expect("the record is written");
+    feed.expect(&["!a.yaml"]).await;
+    put(dir.path(), "a.yaml", &named("mended"));
+    feed.expect(&["+a.yaml=mended"]).await;
+}
+
+#[tokio::test]
+async fn what_has_not_changed_is_not_told_again() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", &named("same"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=same", "."]).await;
+    put(dir.path(), "a.yaml", &named("same"));
+    put(dir.path(), "b.yaml", &named("other"));
+    feed.expect(&["+b.yaml=other"]).await;
+}
+
+#[tokio::test]
+async fn a_directory_put_in_the_old_ones_place_is_compared_with_it() {
+    let parent = dir();
+    let (live, next) = (parent.path().join("live"), parent.path().join("next"));
+    for (dir, names) in [(&live, ["gone", "kept"]), (&next, ["kept", "new"])] {
+        fs::create_dir(dir).expect("a directory is made");
+        for name in names {
+            put(dir, &format!("{name}.yaml"), &named(name));
+        }
+    }
+    let mut feed = Feed::start(&live);
+    feed.expect(&["+gone.yaml=gone", "+kept.yaml=kept", "."]).await;
+    fs::rename(&live, parent.path().join("old")).expect("the directory is moved");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(feed.events.try_recv().is_err(), "records are withdrawn while the directory is away");
+    fs::rename(&next, &live).expect("the other directory is moved");
+    feed.expect(&["-gone.yaml", "+new.yaml=new", "."]).await;
+    put(&live, "later.yaml", &named("later"));
+    feed.expect(&["+later.yaml=later"]).await;
+}
+
+#[tokio::test]
+async fn a_deleted_directory_is_found_again_when_it_is_made_again() {
+    let parent = dir();
+    let live = parent.path().join("live");
+    fs::create_dir(&live).expect("a directory is made");
+    put(&live, "a.yaml", &named("before"));
+    let mut feed = Feed::start(&live);
+    feed.expect(&["+a.yaml=before", "."]).await;
+    fs::rename(live.join("a.yaml"), parent.path().join("a.yaml")).expect("the record is moved out");
+    feed.expect(&["-a.yaml"]).await;
+    fs::remove_dir(&live).expect("the directory is removed");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    fs::create_dir(&live).expect("a directory is made");
+    put(&live, "a.yaml", &named("after"));
+    feed.expect(&["+a.yaml=after", "."]).await;
+}
+
+#[tokio::test]
+async fn a_mounted_config_map_is_reread_when_kubernetes_swaps_its_data() {
+    let dir = dir();
+    for version in ["1", "2"] {
+        let data = dir.path().join(format!("..{version}"));
+        fs::create_dir(&data).expect("a directory is made");
+        fs::write(data.join("a.yaml"), named(&format!("v{version}"))).expect("a record is written");
+    }
+    symlink("..1", dir.path().join("..data")).expect("a link is made");
+    symlink("..data/a.yaml", dir.path().join("a.yaml")).expect("a link is made");
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=v1", "."]).await;
+    symlink("..2", dir.path().join("..data_tmp")).expect("a link is made");
+    fs::rename(dir.path().join("..data_tmp"), dir.path().join("..data")).expect("the link is renamed");
+    feed.expect(&["+a.yaml=v2", "."]).await;
+}
+
+/// A record whose user-data is read from a file.
+fn sourced(file: &str) -> String {
+    let inline = "user_data: {text: \"#cloud-config\\nruncmd:\\n- [touch, /run/ud-ok]\\n\"}";
+    assert!(FULL.contains(inline), "the record has changed");
+    FULL.replacen(inline, &format!("user_data: {{source: {{file: {file}}}}}"), 1)
+}
+
+#[tokio::test]
+async fn user_data_is_read_from_its_file_and_again_when_that_changes() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", &sourced("a.user-data"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["!a.yaml", "."]).await;
+    for octets in [b"\0\xff\x01".as_slice(), b"two"] {
+        fs::write(dir.path().join("a.user-data"), octets).expect("user-data is written");
+        let event = tokio::time::timeout(PATIENCE, feed.events.recv()).await.expect("an event comes");
+        let Some(FeedEvent::Upsert { record, .. }) = event else { panic!("{event:?}") };
+        let payload = record.user_data.as_ref().expect("user-data is there");
+        assert_eq!(payload.bytes().as_deref(), Some(octets));
+    }
+}
+
+/// The full record with a service account's token, and a role's keys, in files.
+fn with_credentials(token: &str, keys: &str) -> String {
+    let mut record: serde_json::Value = serde_yaml::from_str(FULL).expect("the record is YAML");
+    record["credentials"] = serde_json::json!({
+        "iam": { "role": "app", "source": { "file": keys } },
+        "service_account": { "name": "web", "token": {
+            "source": { "file": token }, "expires": "2030-01-01T00:00:00Z",
+        } },
+    });
+    record.to_string()
+}
+
+/// Puts a token into a directory, as Kubernetes does: the files of a volume change all at once.
+fn rotate(volume: &Path, round: usize, token: &str) {
+    let (data, draft) = (format!("..{round}"), volume.join("..data_tmp"));
+    fs::create_dir_all(volume.join(&data)).expect("a directory is made");
+    fs::write(volume.join(&data).join("token"), token).expect("a token is written");
+    symlink(&data, &draft).expect("a link is made");
+    fs::rename(draft, volume.join("..data")).expect("the link is renamed");
+    if !volume.join("token").exists() {
+        symlink("..data/token", volume.join("token")).expect("a link is made");
+    }
+}
+
+impl Feed {
+    /// The token of the next record that is told.
+    async fn token(&mut self) -> Option<String> {
+        loop {
+            let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
+            let record = match event.expect("the feed runs") {
+                FeedEvent::Upsert { record, .. } => record,
+                FeedEvent::Synced => continue,
+                other => panic!("{other:?}"),
+            };
+            let account = record.credentials.service_account.as_ref().expect("an account");
+            let token = account.token.as_ref().expect("a token");
+            return token.text.as_ref().map(|text| text.expose().to_owned());
+        }
+    }
+
+    /// The token, once it is this.
+    async fn until_token(&mut self, wanted: Option<&str>) {
+        while self.token().await.as_deref() != wanted {}
+    }
+}
+
+#[tokio::test]
+async fn a_token_is_read_again_when_kubernetes_rotates_it() {
+    let dir = dir();
+    let volume = dir.path().join("volumes").join("sa");
+    put(dir.path(), "a.json", &with_credentials("volumes/sa/token", "keys"));
+    let mut feed = Feed::start(dir.path());
+    assert_eq!(feed.token().await, None, "the VM is served without");
+    for round in 0..3 {
+        let token = format!("token-{round}");
+        rotate(&volume, round, &token);
+        feed.until_token(Some(&token)).await;
+    }
+    fs::rename(&volume, dir.path().join("volumes").join("gone")).expect("the volume is renamed");
+    feed.until_token(None).await;
+    rotate(&volume, 9, "back");
+    feed.until_token(Some("back")).await;
+    fs::remove_dir_all(dir.path().join("volumes")).expect("the volumes are removed");
+    feed.until_token(None).await;
+    rotate(&volume, 0, "again");
+    feed.until_token(Some("again")).await;
+}
+
+#[tokio::test]
+async fn a_credential_that_cannot_be_read_is_told_of_once() {
+    let dir = dir();
+    put(dir.path(), "a.json", &with_credentials("token", "keys"));
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.json=web-1", "."]).await;
+    put(dir.path(), "a.json", &with_credentials("token", "keys"));
+    put(dir.path(), "b.yaml", FULL);
+    feed.expect(&["+b.yaml=web-1"]).await;
+    put(dir.path(), "keys", "no JSON");
+    feed.expect(&["+a.json=web-1"]).await;
+}
+
+#[test]
+fn a_warning_names_the_credentials_file_and_not_what_is_in_it() {
+    let (dir, outside) = (dir(), dir());
+    fs::write(outside.path().join("secret"), "hunter2").expect("a file is written");
+    symlink(outside.path().join("secret"), dir.path().join("token")).expect("a link is made");
+    put(dir.path(), "keys", r#"{"AccessKeyId": "hunter2", "SecretAccessKey": ["hunter2"]}"#);
+    put(dir.path(), "a.json", &with_credentials("token", "keys"));
+    let loaded = load(dir.path(), "a.json", &Limits::DEFAULT).expect("the record is there");
+    let (record, warnings) = loaded.record.expect("the record is served");
+    assert!(record.credentials.iam.expect("a role").access_key_id.is_none());
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    let [keys, token] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(
+        keys.contains("credentials.iam.source.file") && keys.contains("/keys: expected JSON with"),
+        "{keys}"
+    );
+    assert!(token.contains("credentials.service_account.token.source.file"), "{token}");
+    assert!(token.contains("expected a file inside the record's directory"), "{token}");
+    assert!(warnings.iter().all(|warning| !warning.contains("hunter2")), "{warnings:?}");
+}
+
+#[test]
+fn a_source_cannot_show_other_files_of_the_node() {
+    let (dir, outside) = (dir(), dir());
+    fs::write(outside.path().join("secret"), "secret").expect("a file is written");
+    symlink(outside.path().join("secret"), dir.path().join("link")).expect("a link is made");
+    symlink(outside.path(), dir.path().join("way")).expect("a link is made");
+    for file in ["link", "way/secret", "../secret", "/etc/hostname"] {
+        put(dir.path(), "a.yaml", &sourced(file));
+        let loaded = load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there");
+        let error = loaded.record.expect_err(file).to_string();
+        assert!(error.contains("inside"), "{file}: {error}");
+    }
+}
+
+#[test]
+fn what_is_too_large_or_no_file_is_refused_by_name() {
+    let dir = dir();
+    let refusal = |name: &str| {
+        let loaded = load(dir.path(), name, &Limits::DEFAULT).expect("the file is there");
+        loaded.record.expect_err("it is refused").to_string()
+    };
+    put(dir.path(), "large.yaml", &"#".repeat((4 << 20) + 1));
+    assert!(refusal("large.yaml").contains("at most 4194304 octets"), "{}", refusal("large.yaml"));
+    put(dir.path(), "a.yaml", &sourced("big"));
+    fs::write(dir.path().join("big"), vec![b'x'; 65_537]).expect("user-data is written");
+    assert!(refusal("a.yaml").contains("at most 65536 octets of user_data"), "{}", refusal("a.yaml"));
+    fs::write(dir.path().join("big"), vec![b'x'; 65_536]).expect("user-data is written");
+    assert!(load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there").record.is_ok());
+    fs::create_dir(dir.path().join("d.yaml")).expect("a directory is made");
+    assert!(refusal("d.yaml").contains("not a regular file"), "{}", refusal("d.yaml"));
+    assert!(load(dir.path(), "none.yaml", &Limits::DEFAULT).is_none());
+}
+
+#[test]
+fn modes_more_open_than_0640_are_noticed() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", FULL);
+    for (mode, open) in
+        [(0o600, None), (0o640, None), (0o400, None), (0o644, Some(0o644)), (0o660, Some(0o660))]
+    {
+        let path = dir.path().join("a.yaml");
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("the mode is set");
+        assert_eq!(
+            load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there").open_mode,
+            open,
+            "{mode:o}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn records_beyond_the_limit_are_refused_and_the_others_served() {
+    let dir = dir();
+    for name in ["a.yaml", "b.yaml", "c.yaml"] {
+        put(dir.path(), name, FULL);
+    }
+    let (tx, events) = mpsc::channel(4);
+    tokio::spawn(watch_at_most(2, dir.path().to_owned(), Limits::DEFAULT, tx.into()));
+    let mut feed = Feed { events };
+    feed.expect(&["+a.yaml=web-1", "+b.yaml=web-1", "!c.yaml", "."]).await;
+}
+
+#[tokio::test]
+async fn a_directory_that_is_not_there_is_an_error_at_the_start() {
+    let missing = dir().path().join("missing");
+    let (tx, _events) = mpsc::channel(4);
+    let error = watch(missing.clone(), Limits::DEFAULT, tx).await.expect_err("there is nothing to watch");
+    assert!(matches!(&error, FeedError::Io { path, .. } if *path == missing), "{error}");
+    assert!(names(&missing).is_err());
+}
+
+#[tokio::test]
+async fn the_feed_ends_when_nobody_listens() {
+    let dir = dir();
+    let (tx, mut events) = mpsc::channel(4);
+    let feed = tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, tx));
+    assert!(matches!(events.recv().await, Some(FeedEvent::Synced)));
+    drop(events);
+    let ended = tokio::time::timeout(PATIENCE, feed).await.expect("it ends").expect("it does not panic");
+    assert!(ended.is_ok());
+}
+
+/// A record of a VM with user-data of its own.
+fn large(name: &str, octets: usize) -> String {
+    let user_data = name.repeat(octets / name.len());
+    format!(
+        "schema: vmrecord/1\ngeneration: 1\nvm: {{uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: {name}, \
+         project: {{id: p, number: 1, account: '000000000000'}}}}\nhostname: {{short: {name}}}\n\
+         placement: {{region: r, zone: z}}\nuser_data: {{text: '{user_data}'}}\n"
+    )
+}
+
+#[tokio::test]
+async fn a_record_without_memory_is_refused_and_comes_when_another_goes() {
+    const LARGE: usize = 50_000;
+    let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;
+    let room = Room::new(Weight::of(&parsed).alone() * 3 / 2);
+    let dir = dir();
+    put(dir.path(), "a.yaml", &large("a", LARGE));
+    put(dir.path(), "b.yaml", &large("b", LARGE));
+    let (tx, events) = mpsc::channel(4);
+    let teller = Teller::new(tx, Arc::clone(&room), Source::File);
+    tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, teller));
+    let mut feed = Feed { events };
+    feed.expect(&["+a.yaml=a", "!b.yaml", "."]).await;
+    fs::remove_file(dir.path().join("a.yaml")).expect("removed");
+    feed.expect(&["-a.yaml"]).await;
+    room.give_back(&RecordId::new(Source::File, "a.yaml"));
+    feed.expect(&["+b.yaml=b"]).await;
+    // A larger version of what is served is refused, and the smaller one that follows is not.
+    put(dir.path(), "b.yaml", &large("b", 4 * LARGE / 3 + LARGE));
+    feed.expect(&["!b.yaml"]).await;
+    put(dir.path(), "b.yaml", &large("b", LARGE / 2));
+    feed.expect(&["+b.yaml=b"]).await;
+}
+
+#[tokio::test]
+async fn of_many_records_without_memory_one_comes_for_each_that_goes() {
+    const LARGE: usize = 50_000;
+    const SERVED: usize = 4;
+    let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;
+    let room = Room::new(Weight::of(&parsed).alone() * SERVED + 1_000);
+    let dir = dir();
+    let names: Vec<String> = ('a'..='h').map(String::from).collect();
+    for name in &names {
+        put(dir.path(), &format!("{name}.yaml"), &large(name, LARGE));
+    }
+    let (tx, events) = mpsc::channel(16);
+    tokio::spawn(watch(
+        dir.path().to_owned(),
+        Limits::DEFAULT,
+        Teller::new(tx, Arc::clone(&room), Source::File),
+    ));
+    let mut feed = Feed { events };
+    for name in &names[..SERVED] {
+        feed.expect(&[&format!("+{name}.yaml={name}")]).await;
+    }
+    for name in &names[SERVED..] {
+        feed.expect(&[&format!("!{name}.yaml")]).await;
+    }
+    feed.expect(&["."]).await;
+    for (gone, comes) in names[..SERVED].iter().zip(&names[SERVED..]) {
+        room.give_back(&RecordId::new(Source::File, &format!("{gone}.yaml")));
+        feed.expect(&[&format!("+{comes}.yaml={comes}")]).await;
+    }
+}

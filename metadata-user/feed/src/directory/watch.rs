@@ -1,0 +1,214 @@
+//! inotify(7) on one directory, and on those below it that records name files in.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
+
+use super::io as io_error;
+use crate::FeedError;
+
+/// Octets of events read at once.
+const BUFFER_OCTETS: usize = 16 << 10;
+/// Names gathered before it is cheaper to look at the whole directory.
+const MAX_NAMES: usize = 1_024;
+/// Events taken in a row before what was gathered is handled.
+const MAX_EVENTS: usize = 4_096;
+/// Most directories below that are watched. Files in further ones are read again only with their record.
+const MAX_BELOW: usize = 4_096;
+/// What the feed wants of the directory.
+const WATCHED: &str = "a directory that can be watched";
+/// What Kubernetes renames when it changes all files of a mounted Secret or ConfigMap at once.
+const KUBERNETES_DATA: &str = "..data";
+
+/// What has happened to a directory.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Names that were written, renamed or deleted.
+    pub(super) names: BTreeSet<String>,
+    /// Anything may have changed.
+    pub(super) all: bool,
+    /// The directory itself has gone.
+    pub(super) gone: bool,
+}
+
+impl Changes {
+    fn is_empty(&self) -> bool {
+        !self.all && !self.gone && self.names.is_empty()
+    }
+}
+
+pub(super) struct Watch {
+    dir: PathBuf,
+    events: EventStream<Vec<u8>>,
+    root: WatchDescriptor,
+    /// Directories below, relative to it.
+    below: BTreeMap<PathBuf, WatchDescriptor>,
+    /// The same by watch.
+    by_watch: HashMap<WatchDescriptor, PathBuf>,
+    /// What has been gathered since changes were last reported.
+    gathered: Changes,
+}
+
+impl Watch {
+    /// Starts watching. Open the watch before reading the directory, and nothing is missed between.
+    pub(super) fn open(dir: &Path) -> Result<Self, FeedError> {
+        let unwatched = |error| io_error(dir, WATCHED, error);
+        let inotify = Inotify::init().map_err(unwatched)?;
+        let root = inotify.watches().add(dir, mask()).map_err(unwatched)?;
+        let events = inotify.into_event_stream(vec![0; BUFFER_OCTETS]).map_err(unwatched)?;
+        let (below, by_watch) = (BTreeMap::new(), HashMap::new());
+        Ok(Self { dir: dir.to_owned(), events, root, below, by_watch, gathered: Changes::default() })
+    }
+
+    /// Watches directories below, too; true when one is new: what is in it may have changed before.
+    ///
+    /// One that cannot be watched is left out: what is in it cannot be read either, and when it comes its
+    /// name changes in the directory above.
+    pub(super) fn follow(&mut self, below: &BTreeSet<PathBuf>) -> bool {
+        let mut new = false;
+        for path in below {
+            if self.below.contains_key(path) || self.below.len() >= MAX_BELOW {
+                continue;
+            }
+            // A directory may have two names: the watch is then one, and told of by the first.
+            let added = self.events.watches().add(self.dir.join(path), mask()).ok();
+            let added = added.filter(|watch| *watch != self.root && !self.by_watch.contains_key(watch));
+            if let Some(watch) = added {
+                self.by_watch.insert(watch.clone(), path.clone());
+                self.below.insert(path.clone(), watch);
+                new = true;
+            }
+        }
+        new
+    }
+
+    /// Waits for changes, and after the first one for `settle` longer. A wait that is dropped loses nothing.
+    pub(super) async fn changed(&mut self, settle: Duration) -> Result<Changes, FeedError> {
+        while self.gathered.is_empty() {
+            let event = self.events.next().await;
+            self.take(event)?;
+        }
+        tokio::time::sleep(settle).await;
+        for _ in 0..MAX_EVENTS {
+            match self.events.next().now_or_never() {
+                Some(event) => self.take(event)?,
+                None => break,
+            }
+        }
+        Ok(std::mem::take(&mut self.gathered))
+    }
+
+    fn take(&mut self, event: Option<io::Result<EventOwned>>) -> Result<(), FeedError> {
+        let changes = &mut self.gathered;
+        let event = event.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
+        let event = event.map_err(|error| io_error(&self.dir, WATCHED, error))?;
+        match self.by_watch.get(&event.wd) {
+            Some(path) => {
+                // Whatever has happened there: the records that name files there are read again.
+                let first = path.components().next().and_then(|part| part.as_os_str().to_str());
+                changes.names.extend(first.map(str::to_owned));
+                if event.mask.intersects(EventMask::IGNORED | EventMask::MOVE_SELF) {
+                    self.forget(&event);
+                }
+            }
+            None if event.wd == self.root || event.mask.contains(EventMask::Q_OVERFLOW) => {
+                note(&self.dir, event.mask, event.name.as_deref(), changes);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// A directory below has gone, or has another name.
+    fn forget(&mut self, event: &EventOwned) {
+        if let Some(path) = self.by_watch.remove(&event.wd) {
+            self.below.remove(&path);
+        }
+        if !event.mask.contains(EventMask::IGNORED) {
+            // Fails for a watch the kernel has ended meanwhile.
+            self.events.watches().remove(event.wd.clone()).ok();
+        }
+    }
+}
+
+fn mask() -> WatchMask {
+    WatchMask::CLOSE_WRITE
+        | WatchMask::MOVED_TO
+        | WatchMask::MOVED_FROM
+        | WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR
+}
+
+fn note(dir: &Path, mask: EventMask, name: Option<&OsStr>, changes: &mut Changes) {
+    if mask
+        .intersects(EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED | EventMask::UNMOUNT)
+    {
+        changes.gone = true;
+    }
+    if mask.contains(EventMask::Q_OVERFLOW) {
+        changes.all = true;
+    }
+    let Some(name) = name.and_then(OsStr::to_str) else { return };
+    // A file that is just being written says so again when it is closed; links and directories never do.
+    let made = mask.contains(EventMask::CREATE) && !mask.contains(EventMask::ISDIR);
+    if made && !is_link(&dir.join(name)) {
+        return;
+    }
+    changes.all |= name == KUBERNETES_DATA || changes.names.len() >= MAX_NAMES;
+    changes.names.insert(name.to_owned());
+}
+
+fn is_link(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Changes, MAX_NAMES, note};
+    use inotify::EventMask;
+    use std::ffi::OsStr;
+    use std::path::Path;
+
+    fn noted(events: &[(EventMask, &str)]) -> Changes {
+        let mut changes = Changes::default();
+        for (mask, name) in events {
+            let name = (!name.is_empty()).then(|| OsStr::new(*name));
+            note(Path::new("/nonexistent"), *mask, name, &mut changes);
+        }
+        changes
+    }
+
+    #[test]
+    fn a_lost_queue_means_that_anything_may_have_changed() {
+        assert!(noted(&[(EventMask::Q_OVERFLOW, "")]).all);
+        assert!(!noted(&[(EventMask::CLOSE_WRITE, "a.yaml")]).all);
+    }
+
+    #[test]
+    fn more_names_than_are_gathered_mean_the_whole_directory() {
+        let names: Vec<String> = (0..=MAX_NAMES).map(|n| format!("{n}.yaml")).collect();
+        let events: Vec<_> = names.iter().map(|name| (EventMask::MOVED_TO, name.as_str())).collect();
+        assert!(!noted(&events[..MAX_NAMES]).all);
+        assert!(noted(&events).all);
+    }
+
+    #[test]
+    fn a_file_that_is_only_being_created_is_not_read_yet() {
+        assert!(noted(&[(EventMask::CREATE, "a.yaml")]).names.is_empty());
+    }
+
+    #[test]
+    fn a_directory_that_goes_is_noticed_however_it_goes() {
+        let masks = [EventMask::DELETE_SELF, EventMask::MOVE_SELF, EventMask::UNMOUNT, EventMask::IGNORED];
+        assert!(masks.iter().all(|mask| noted(&[(*mask, "")]).gone));
+    }
+}

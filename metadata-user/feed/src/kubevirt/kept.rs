@@ -1,0 +1,114 @@
+//! The VMIs that were known last, in one file, for a start while the API server is away.
+//!
+//! It is as secret as user-data in VMIs is, has mode 0600, and is replaced whole. Where a pod is, and what its Secrets
+//! hold, is not in it: that is found anew on the node.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::Vmi;
+use metadata_state::private_file;
+
+/// The file's name in the state directory.
+pub const FILE: &str = "kubevirt.vmis";
+
+/// Octets of the file at most. VMIs beyond are left out, those later in the alphabet first.
+const MAX_OCTETS: usize = 64 << 20;
+
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    #[serde(rename = "xdp-imds-vmis")]
+    version: u32,
+}
+
+/// The file's text: a line that says what it is, then a VMI a line.
+pub(super) fn encode<'a>(vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
+    encode_within(MAX_OCTETS, vmis)
+}
+
+fn encode_within<'a>(limit: usize, vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
+    let mut octets = serde_json::to_vec(&Head { version: VERSION })?;
+    octets.push(b'\n');
+    for vmi in vmis {
+        let line = serde_json::to_vec(vmi)?;
+        if octets.len() + line.len() + 1 > limit {
+            continue;
+        }
+        octets.extend(line);
+        octets.push(b'\n');
+    }
+    Ok(octets)
+}
+
+/// Puts the text in the place of the file.
+pub(super) fn write(path: &Path, octets: &[u8]) -> io::Result<()> {
+    private_file::replace(path, octets)
+}
+
+/// Reads the file; nothing when there is none.
+///
+/// # Errors
+/// It cannot be read, or is of another kind. A line that is no VMI is left out: the API server will say it again.
+pub(super) fn read(path: &Path) -> io::Result<Vec<Vmi>> {
+    let mut octets = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(MAX_OCTETS as u64).read_to_end(&mut octets)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut lines = octets.split(|octet| *octet == b'\n');
+    let head = lines.next().and_then(|line| serde_json::from_slice::<Head>(line).ok());
+    if head.is_none_or(|head| head.version != VERSION) {
+        return Err(io::Error::other("expected a list of VMIs that this version has written"));
+    }
+    Ok(lines.filter(|line| !line.is_empty()).filter_map(|line| Vmi::read(line).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FILE, encode, encode_within, read, write};
+    use crate::kubevirt::Vmi;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn vmis() -> Vec<Vmi> {
+        let vmi = include_bytes!("translate/fixtures/vmi.json");
+        let first = Vmi::read(vmi).expect("a VMI");
+        let mut second = first.clone();
+        second.metadata.name = "web-2".into();
+        vec![first, second]
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again_and_private() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(FILE);
+        assert!(read(&path).expect("no file is no fault").is_empty());
+        write(&path, &encode(vmis().iter()).expect("JSON")).expect("a file");
+        assert_eq!(read(&path).expect("a list"), vmis());
+        assert_eq!(path.metadata().expect("a file").permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_file_that_is_cut_or_of_another_kind_gives_what_is_whole() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(FILE);
+        let whole = encode(vmis().iter()).expect("JSON");
+        write(&path, &whole[..whole.len() - 10]).expect("a file");
+        assert_eq!(read(&path).expect("a list"), vmis()[..1]);
+        for other in [&b""[..], b"{}", b"{\"xdp-imds-vmis\":2}\n"] {
+            write(&path, other).expect("a file");
+            read(&path).expect_err("another kind");
+        }
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_left_out() {
+        let one = encode(vmis()[..1].iter()).expect("JSON");
+        assert_eq!(encode_within(one.len(), vmis().iter()).expect("JSON"), one);
+    }
+}

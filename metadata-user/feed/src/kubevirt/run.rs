@@ -1,0 +1,378 @@
+//! Joins the watches, the pods, the hook and the clock with the core.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use metadata_common::mac::Mac;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::core::{Action, Core, Origin, Read};
+use super::hook::{self, Call, Point};
+use super::watch::{Heard, Watch};
+use super::{NODE_VARIABLE, Options, Pace, client, events, kept};
+use crate::contact::Contact;
+use crate::pods::{Files, Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
+use crate::teller::{Freed, Teller};
+use crate::{FeedError, FeedEvent};
+use metadata_content::record::{Limits, Record};
+
+/// Events of a watch that wait for the feed; a watch that is ahead of it waits.
+const QUEUE: usize = 256;
+/// Longest time at a start that the agent waits for the API server's list: it serves what was kept by then.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time that it waits for launchers to be looked for after that. Once all it knows has been told, taps that an agent
+/// before left closed and nobody names are let go: too early would open them.
+const LOOKS: Duration = Duration::from_secs(60);
+/// How long VMIs must have been quiet before they are kept.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// What a feed is made of.
+pub struct Feed {
+    /// `kubevirt` of the configuration.
+    pub options: Options,
+    /// What a record may hold.
+    pub limits: Limits,
+    /// The file where VMIs are kept for a start without the API server ([`KEPT`](super::KEPT) in the state directory).
+    pub kept: Option<PathBuf>,
+    /// The pods' volumes.
+    pub volumes: Volumes,
+    /// Who finds launchers.
+    pub launchers: Box<dyn Launchers>,
+    /// What it tells.
+    pub told: mpsc::Receiver<(PodUid, PodEvent)>,
+    /// Calls of the node hook.
+    pub hook: mpsc::Receiver<Call>,
+    /// How often the API server may be asked.
+    pub pace: Pace,
+    /// Where the feed reports how the API server answers.
+    pub contact: Arc<Contact>,
+}
+
+/// Whoever finds the launchers of pods; [`Pods`] does.
+pub trait Launchers: Send {
+    /// Follows a pod, and these of its volumes.
+    ///
+    /// # Errors
+    /// There are too many.
+    fn watch(&mut self, pod: &PodUid, volumes: BTreeSet<String>) -> Result<(), PodsError>;
+
+    /// Has a pod have an inlet whose frames come from this MAC, or none. Nothing where there is nobody to make one.
+    fn inlet(&mut self, _pod: &PodUid, _mac: Option<Mac>) {}
+
+    /// Follows it no more.
+    fn forget(&mut self, pod: &PodUid);
+}
+
+impl Launchers for Pods {
+    fn watch(&mut self, pod: &PodUid, volumes: BTreeSet<String>) -> Result<(), PodsError> {
+        Self::watch(self, pod, volumes)
+    }
+
+    fn inlet(&mut self, pod: &PodUid, mac: Option<Mac>) {
+        Self::inlet(self, pod, mac);
+    }
+
+    fn forget(&mut self, pod: &PodUid) {
+        Self::forget(self, pod);
+    }
+}
+
+/// Tells of the VMs of this node, with all that takes: the API server, the pods, the hook.
+///
+/// # Errors
+/// As for [`follow`]; kubelet's directory has none of pods, volumes cannot be watched, or the hook's socket cannot be had.
+pub async fn serve(
+    (options, inlets): (Options, Inlets),
+    limits: Limits,
+    state: Option<&Path>,
+    contact: Arc<Contact>,
+    tx: impl Into<Teller>,
+) -> Result<(), FeedError> {
+    let places = places(&options)?;
+    let (calls, hook) = mpsc::channel(hook::CALLS);
+    let mut doors = JoinSet::new();
+    if let Some(path) = &options.hook {
+        doors.spawn(hook::serve(hook::open(path)?, calls));
+    }
+    let volumes = Volumes::new(&places.pods);
+    let (pods, told) =
+        Pods::start_with(places, inlets).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
+    let kept = state.map(|state| state.join(kept::FILE));
+    let (launchers, pace) = (Box::new(pods), Pace::DEFAULT);
+    follow(Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact }, tx).await
+}
+
+/// Where pods are looked for. Without kubelet's directory of pods no VM could be served.
+fn places(options: &Options) -> Result<Places, FeedError> {
+    let pods = options.pods();
+    let found = match std::fs::metadata(&pods) {
+        Ok(found) if found.is_dir() => return Ok(Places { pods, cgroups: options.cgroups.clone() }),
+        Ok(_) => "something else".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(FeedError::Vm {
+        reason: format!(
+            "kubevirt.kubelet: expected kubelet's directory of pods at {}, found: {found}; name kubelet's root directory as \
+             the agent sees it",
+            pods.display()
+        ),
+    })
+}
+
+/// The contact of this feed's watches, which have asked for nothing yet.
+#[must_use]
+pub fn contact() -> Arc<Contact> {
+    Arc::new(Contact::new(Origin::WATCHES.map(Origin::name), std::time::Instant::now()))
+}
+
+/// The node's name.
+///
+/// # Errors
+/// Neither the configuration nor the environment has it.
+pub fn node(options: &Options) -> Result<String, FeedError> {
+    let named = options.node.clone().or_else(|| std::env::var(NODE_VARIABLE).ok());
+    named.filter(|name| !name.is_empty()).ok_or_else(|| FeedError::Vm {
+        reason: format!(
+            "expected the node's name in kubevirt.node or the variable {NODE_VARIABLE}, found none"
+        ),
+    })
+}
+
+/// Runs the feed until the receiver goes.
+///
+/// # Errors
+/// The node has no name, or there is no way to the API server that could be tried. A server that does not answer is
+/// no error.
+pub async fn follow(feed: Feed, tx: impl Into<Teller>) -> Result<(), FeedError> {
+    let tx = tx.into();
+    let Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact } = feed;
+    let node = node(&options)?;
+    let volumes = Arc::new(volumes);
+    let mut tasks = JoinSet::new();
+    let (heard_tx, heard) = mpsc::channel(QUEUE);
+    let (reports, to_write) = mpsc::channel(events::QUEUE);
+    let mut unlisted = BTreeSet::new();
+    if options.watch {
+        let client = client::open(&options).await?;
+        for origin in Origin::WATCHES {
+            unlisted.insert(origin);
+            let (contact, heard) = (Arc::clone(&contact), heard_tx.clone());
+            tasks.spawn(Watch::new((origin, &node), client.clone(), pace, contact, heard).follow());
+        }
+        if options.events {
+            tasks.spawn(events::write(client, node.clone(), to_write));
+        }
+    }
+    let read: Read = Box::new(move |uid, volume| match volumes.read(uid, volume) {
+        Ok(files) => Ok(files.map(Files::into_map)),
+        Err(error) => Err(error.to_string()),
+    });
+    let admitting = tx.clone();
+    let admit = Box::new(move |key: &str, record: &Record| admitting.admit(key, record));
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let generation = u64::try_from(since.as_millis()).unwrap_or(0);
+    let now = Instant::now();
+    let mut run = Run {
+        core: Core::new(node, options, limits, generation, read).admitting(admit),
+        freed: tx.freed(),
+        tx,
+        reports,
+        launchers,
+        unlisted,
+        waiting: Vec::new(),
+        synced: false,
+        patience: now + PATIENCE,
+        kept,
+        keep_at: None,
+        keeping: None,
+    };
+    run.restore();
+    // Held, so that a feed without watches does not take their silence for their end.
+    let _heard_tx = heard_tx;
+    run.turn(heard, told, hook).await;
+    Ok(())
+}
+
+struct Run {
+    core: Core,
+    tx: Teller,
+    freed: Freed,
+    reports: mpsc::Sender<super::core::Report>,
+    launchers: Box<dyn Launchers>,
+    /// Watches that have not listed anything yet.
+    unlisted: BTreeSet<Origin>,
+    /// Calls of the hook that wait, [`hook::CALLS`] at most.
+    waiting: Vec<(String, oneshot::Sender<()>)>,
+    synced: bool,
+    /// When [`FeedEvent::Synced`] is told at the latest.
+    patience: Instant,
+    kept: Option<PathBuf>,
+    keep_at: Option<Instant>,
+    keeping: Option<JoinHandle<()>>,
+}
+
+/// The receiver has gone: there is nobody to tell.
+struct Gone;
+
+impl Run {
+    /// Begins with the VMIs that an agent before knew.
+    fn restore(&mut self) {
+        let Some(path) = &self.kept else { return };
+        match kept::read(path) {
+            Ok(vmis) => {
+                let now = std::time::Instant::now();
+                vmis.into_iter().for_each(|vmi| self.core.applied(Origin::Kept, vmi, now));
+                self.core.has_changed();
+            }
+            Err(error) => {
+                warn!("{}: {error}; VMs are served once the API server has named them", path.display())
+            }
+        }
+    }
+
+    async fn turn(
+        &mut self,
+        mut heard: mpsc::Receiver<Heard>,
+        mut pods: mpsc::Receiver<(PodUid, PodEvent)>,
+        mut hook: mpsc::Receiver<Call>,
+    ) {
+        let tx = self.tx.clone();
+        loop {
+            if self.act().await.is_err() {
+                return;
+            }
+            let due = self.due();
+            tokio::select! {
+                () = tx.closed() => return,
+                () = self.freed.wait() => self.core.freed(self.tx.free(), Instant::now().into_std()),
+                Some(heard) = heard.recv() => self.hear(heard),
+                told = pods.recv() => match told {
+                    Some((uid, event)) => self.core.pod(&uid, event, Instant::now().into_std()),
+                    None => return,
+                },
+                Some(call) = hook.recv() => self.call(call),
+                () = tokio::time::sleep_until(due) => self.core.tick(Instant::now().into_std()),
+            }
+        }
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        let now = Instant::now().into_std();
+        match heard {
+            Heard::Applied(origin, vmi) => self.core.applied(origin, *vmi, now),
+            Heard::Gone(origin, key) => self.core.gone(origin, &key, now),
+            Heard::Unreadable(key, error) => self.core.unreadable(&key, &error),
+            Heard::Listed(origin, keys) => {
+                self.core.listed(origin, &keys, now);
+                self.unlisted.remove(&origin);
+                if self.unlisted.is_empty() {
+                    // Both have named all there is: what is only kept is gone.
+                    self.core.listed(Origin::Kept, &BTreeSet::new(), now);
+                }
+            }
+            Heard::Back(origin) => info!(watch = origin.name(), "the API server is back"),
+            Heard::HistoryGone(origin) => {
+                info!(watch = origin.name(), "the API server's history is gone: everything is listed anew");
+            }
+            Heard::Failed { origin, failure, first: true } => {
+                warn!(
+                    watch = origin.name(),
+                    "the API server cannot be used, VMs are served as they were: {failure}"
+                );
+            }
+            Heard::Failed { origin, failure, first: false } => debug!(watch = origin.name(), "{failure}"),
+        }
+    }
+
+    fn call(&mut self, Call { vmi, point, done }: Call) {
+        let now = Instant::now().into_std();
+        let key = vmi.key();
+        match point {
+            Point::Starts | Point::Comes => self.core.applied(Origin::Hook, *vmi, now),
+            Point::Stopped => self.core.gone(Origin::Hook, &key, now),
+        }
+        self.waiting.push((key, done));
+    }
+
+    /// Does what the core asks for.
+    async fn act(&mut self) -> Result<(), Gone> {
+        let mut actions = VecDeque::from(self.core.actions());
+        while let Some(action) = actions.pop_front() {
+            match action {
+                Action::Tell(event) => self.tx.tell(event).await.map_err(|_| Gone)?,
+                Action::Watch(uid, volumes) => {
+                    if let Err(error) = self.launchers.watch(&uid, volumes) {
+                        self.core.unfollowed(&uid, &error, Instant::now().into_std());
+                        actions.extend(self.core.actions());
+                    }
+                }
+                Action::Inlet(uid, mac) => self.launchers.inlet(&uid, mac),
+                Action::Leave(uid) => self.launchers.forget(&uid),
+                Action::Report(report) => {
+                    // Nobody reads them, or too many wait: both are no fault.
+                    _ = self.reports.try_send(report);
+                }
+            }
+        }
+        let core = &self.core;
+        for (_, done) in self.waiting.extract_if(.., |(key, done)| !core.awaits(key) || done.is_closed()) {
+            _ = done.send(());
+        }
+        self.sync().await?;
+        self.keep();
+        Ok(())
+    }
+
+    /// Says once that everything there was at the start has been told.
+    async fn sync(&mut self) -> Result<(), Gone> {
+        let now = Instant::now();
+        let listed = self.unlisted.is_empty() || now >= self.patience;
+        let looked = self.core.is_settled() || now >= self.patience + LOOKS;
+        if !self.synced && listed && looked {
+            self.synced = true;
+            self.tx.tell(FeedEvent::Synced).await.map_err(|_| Gone)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the VMIs down when they have changed and are quiet.
+    fn keep(&mut self) {
+        if self.core.has_changed() && self.kept.is_some() {
+            self.keep_at.get_or_insert_with(|| Instant::now() + SETTLE);
+        }
+        let busy = self.keeping.as_ref().is_some_and(|keeping| !keeping.is_finished());
+        let Some(path) =
+            self.kept.clone().filter(|_| !busy && self.keep_at.is_some_and(|at| at <= Instant::now()))
+        else {
+            return;
+        };
+        self.keep_at = None;
+        match kept::encode(self.core.vmis()) {
+            Ok(octets) => {
+                self.keeping = Some(tokio::task::spawn_blocking(move || {
+                    if let Err(error) = kept::write(&path, &octets) {
+                        warn!("VMIs are not kept in {}: {error}", path.display());
+                    }
+                }));
+            }
+            Err(error) => warn!("VMIs are not kept: {error}"),
+        }
+    }
+
+    /// When to look again, should nothing happen.
+    fn due(&self) -> Instant {
+        let core = self.core.deadline().map(Instant::from_std);
+        // A write that is still under way is looked after when it may be over.
+        let keep = self.keep_at.map(|at| at.max(Instant::now() + Duration::from_millis(100)));
+        let patience = [self.patience, self.patience + LOOKS]
+            .into_iter()
+            .find(|at| !self.synced && *at > Instant::now());
+        let far = Instant::now() + Duration::from_secs(3_600);
+        [core, keep, patience].into_iter().flatten().fold(far, Instant::min)
+    }
+}

@@ -1,0 +1,331 @@
+//! What a VM is told, from its VMI and the volumes kubelet has mounted for its pod.
+//!
+//! Each Secret is read where its pod has it, so that the agent needs no right to read Secrets. The names of the volumes
+//! are KubeVirt's (`pkg/virt-controller/services/rendervolumes.go`), and those of [`annotations`] for what only
+//! annotations name.
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+
+use super::{Files, Problem};
+use crate::kubevirt::vmi::{CloudInit, LocalRef, Vmi};
+use crate::kubevirt::{Options, annotations};
+use metadata_content::record::{USER_DATA_MAX, is_network_config, is_network_data};
+
+/// Keys of custom metadata of one VM (VEP 100).
+pub const METADATA_KEYS: usize = 16;
+/// Characters of one value of it (VEP 100).
+pub const METADATA_CHARS: usize = 256;
+
+/// Keys of an annotated Secret or ConfigMap, in the order they are tried.
+const USER_KEYS: [&str; 3] = ["user-data", "userdata", "userData"];
+const VENDOR_KEYS: [&str; 3] = ["vendor-data", "vendordata", "vendorData"];
+
+/// What has been found.
+#[derive(Default, PartialEq)]
+pub(super) struct Data {
+    pub(super) user: Option<Bytes>,
+    pub(super) vendor: Option<Bytes>,
+    pub(super) network: Option<Network>,
+    pub(super) keys: Vec<String>,
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) token: Option<Bytes>,
+}
+
+/// A network document, as text. The form decides which it is: KubeVirt looks into neither, and puts it on either disk.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Network {
+    /// cloud-init's network-config.
+    Config(String),
+    /// OpenStack's `network_data.json`.
+    Data(String),
+}
+
+/// The places data comes from.
+pub(super) struct Places<'a> {
+    pub(super) vmi: &'a Vmi,
+    pub(super) read: &'a dyn Fn(&str) -> Result<Option<Files>, String>,
+    pub(super) options: &'a Options,
+}
+
+/// Reads all there is.
+pub(super) fn data(places: &Places<'_>, problems: &mut Vec<Problem>) -> Data {
+    // The first counts, as in KubeVirt (ReadCloudInitVolumeDataSource).
+    let mut volumes = places.vmi.spec.volumes.iter();
+    let cloud_init = volumes.find_map(|volume| Some((volume.name.as_str(), volume.cloud_init()?)));
+    let mut taken = |found: Found| {
+        found.unwrap_or_else(|problem| {
+            problems.push(problem);
+            None
+        })
+    };
+    let user = taken(places.user_data(cloud_init));
+    let vendor = taken(places.vendor_data());
+    let network = taken(places.network_data(cloud_init));
+    let has_network = network.is_some();
+    let network = network.as_deref().and_then(in_form);
+    if has_network && network.is_none() {
+        problems.push(Problem::NetworkForm);
+    }
+    let keys = places.public_keys(problems);
+    let metadata = places.metadata(cloud_init, problems);
+    Data { user, vendor, network, keys, metadata, token: places.token() }
+}
+
+/// A payload that may be absent.
+type Found = Result<Option<Bytes>, Problem>;
+
+impl Places<'_> {
+    /// What a volume of the pod holds.
+    fn files(&self, field: &'static str, volume: &str) -> Result<Files, Problem> {
+        let volume = || volume.to_owned();
+        match (self.read)(&volume()) {
+            Ok(Some(files)) => Ok(files),
+            Ok(None) => Err(Problem::Volume { field, volume: volume() }),
+            Err(reason) => Err(Problem::Unreadable { field, volume: volume(), reason }),
+        }
+    }
+
+    /// An annotation's text, then what an annotation names, then the cloud-init volume's.
+    fn user_data(&self, cloud_init: Option<(&str, &CloudInit)>) -> Found {
+        let named = [annotations::USER_DATA_SECRET, annotations::USER_DATA_CONFIGMAP];
+        let annotated = self.annotated("user-data", annotations::USER_DATA, named, &USER_KEYS)?;
+        if annotated.is_some() {
+            return Ok(annotated);
+        }
+        let Some((volume, cloud_init)) = cloud_init else { return Ok(None) };
+        self.cloud_init(&CloudInitField {
+            field: "userData",
+            base64_field: "userDataBase64",
+            inline: cloud_init.user_data.as_deref(),
+            base64: cloud_init.user_data_base64.as_deref(),
+            secret: cloud_init.secret_ref.as_ref(),
+            volume: format!("{volume}-udata"),
+            keys: &["userdata", "userData"],
+        })
+    }
+
+    fn vendor_data(&self) -> Found {
+        let named = [annotations::VENDOR_DATA_SECRET, annotations::VENDOR_DATA_CONFIGMAP];
+        let annotated = self.annotated("vendor-data", annotations::VENDOR_DATA, named, &VENDOR_KEYS)?;
+        Ok(annotated.or_else(|| self.options.vendor_data.clone().map(Bytes::from)))
+    }
+
+    fn network_data(&self, cloud_init: Option<(&str, &CloudInit)>) -> Found {
+        let Some((volume, cloud_init)) = cloud_init else { return Ok(None) };
+        self.cloud_init(&CloudInitField {
+            field: "networkData",
+            base64_field: "networkDataBase64",
+            inline: cloud_init.network_data.as_deref(),
+            base64: cloud_init.network_data_base64.as_deref(),
+            secret: cloud_init.network_data_secret_ref.as_ref(),
+            volume: format!("{volume}-ndata"),
+            keys: &["networkdata", "networkData"],
+        })
+    }
+
+    /// What annotations say of a payload: text, or the name of a Secret or ConfigMap that the pod has as a volume.
+    fn annotated(
+        &self,
+        field: &'static str,
+        inline: &str,
+        named: [&str; 2],
+        keys: &'static [&'static str; 3],
+    ) -> Found {
+        if let Some(text) = self.vmi.annotation(inline) {
+            return bounded(field, text.to_owned().into()).map(Some);
+        }
+        if named.iter().all(|name| self.vmi.annotation(name).is_none()) {
+            return Ok(None);
+        }
+        let volume = annotations::volume(field);
+        let files = self.files(field, &volume)?;
+        match first(&files, keys) {
+            Some(octets) => bounded(field, octets).map(Some),
+            None => Err(Problem::Key { field, volume, keys: words(keys) }),
+        }
+    }
+
+    /// A Secret wins over what stands in the VMI.
+    fn cloud_init(&self, from: &CloudInitField<'_>) -> Found {
+        let field = from.field;
+        // Plain text first, as in KubeVirt (readRawOrBase64Data).
+        let inline = match (from.inline, from.base64) {
+            (Some(text), _) if !text.is_empty() => Some(Bytes::from(text.to_owned())),
+            (_, Some(packed)) if !packed.is_empty() => {
+                let octets = STANDARD.decode(packed.trim_ascii());
+                Some(octets.map_err(|_| Problem::Base64 { field: from.base64_field })?.into())
+            }
+            _ => None,
+        };
+        if from.secret.is_none_or(|secret| secret.name.is_empty()) {
+            return inline.map(|octets| bounded(field, octets)).transpose();
+        }
+        let volume = from.volume.clone();
+        let files = self.files(field, &volume)?;
+        match first(&files, from.keys).or(inline) {
+            Some(octets) => bounded(field, octets).map(Some),
+            None => Err(Problem::Key { field, volume, keys: words(from.keys) }),
+        }
+    }
+
+    /// The keys of all Secrets in the order of the VMI, each line one.
+    fn public_keys(&self, problems: &mut Vec<Problem>) -> Vec<String> {
+        let credentials = self.vmi.spec.access_credentials.iter();
+        let by_metadata = credentials.filter_map(|credential| credential.ssh_public_key.as_ref());
+        let by_metadata = by_metadata.filter(|key| key.propagation_method.is_by_metadata());
+        let mut keys = Vec::new();
+        for secret in by_metadata.filter_map(|key| key.source.secret.as_ref()) {
+            let secret = &secret.secret_name;
+            let volume = credential_volume(secret);
+            let files = self.files("accessCredentials", &volume).unwrap_or_else(|problem| {
+                problems.push(problem);
+                Files::new()
+            });
+            for (file, octets) in files.iter().filter(|(file, _)| !file.starts_with("..")) {
+                match std::str::from_utf8(octets) {
+                    Ok(text) => keys.extend(lines(text)),
+                    Err(_) => {
+                        problems.push(Problem::PublicKey { secret: secret.clone(), file: file.clone() });
+                    }
+                }
+            }
+        }
+        keys
+    }
+
+    /// Custom metadata: the VMI's, over it the Secret's. What cannot be served is left out and told.
+    fn metadata(
+        &self,
+        cloud_init: Option<(&str, &CloudInit)>,
+        problems: &mut Vec<Problem>,
+    ) -> BTreeMap<String, String> {
+        let Some((volume, cloud_init)) = cloud_init else { return BTreeMap::new() };
+        let mut all: BTreeMap<String, Bytes> =
+            cloud_init.meta_data.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+        if cloud_init.meta_data_secret_ref.as_ref().is_some_and(|secret| !secret.name.is_empty()) {
+            let volume = format!("{volume}-mdata");
+            match self.files("metaDataSecretRef", &volume) {
+                Ok(files) => all.extend(files.into_iter().filter(|(key, _)| !key.starts_with(".."))),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        let mut kept = BTreeMap::new();
+        for (key, value) in all {
+            match custom(&key, &value) {
+                _ if kept.len() == METADATA_KEYS => {
+                    problems.push(Problem::Metadata { key, reason: "16 keys are the most" });
+                }
+                Ok(value) => _ = kept.insert(key, value),
+                Err(reason) => problems.push(Problem::Metadata { key, reason }),
+            }
+        }
+        kept
+    }
+
+    /// The service account's token. It comes when kubelet has fetched it, and is no condition for anything else.
+    fn token(&self) -> Option<Bytes> {
+        self.options.tokens.iter().find_map(|place| {
+            let (volume, file) = place.split_once('/')?;
+            (self.read)(volume).ok().flatten()?.remove(file)
+        })
+    }
+}
+
+/// A field of a cloud-init volume in its three forms.
+struct CloudInitField<'a> {
+    field: &'static str,
+    base64_field: &'static str,
+    inline: Option<&'a str>,
+    base64: Option<&'a str>,
+    secret: Option<&'a LocalRef>,
+    volume: String,
+    keys: &'static [&'static str],
+}
+
+/// The volume of an access credential's Secret. Names of up to 51 octets have been used as they are ever since; KubeVirt
+/// after 1.9 shortens longer ones, with which no pod could be made before (SanitizeAccessCredentialVolumeName).
+fn credential_volume(secret: &str) -> String {
+    const SUFFIX: &str = "access-cred";
+    /// A DNS label's (RFC 1123 §2.1).
+    const OCTETS: usize = 63;
+    let name = format!("{secret}-{SUFFIX}");
+    // Two hyphens and the eight digits of FNV-1a's 32 bits (RFC 9923) beside the suffix.
+    match secret.get(..OCTETS - SUFFIX.len() - 10) {
+        Some(start) if name.len() > OCTETS => {
+            let hash = secret
+                .bytes()
+                .fold(0x811c_9dc5_u32, |hash, octet| (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193));
+            format!("{start}-{hash:08x}-{SUFFIX}")
+        }
+        _ => name,
+    }
+}
+
+fn first(files: &Files, keys: &[&str]) -> Option<Bytes> {
+    keys.iter().find_map(|key| files.get(*key)).cloned()
+}
+
+fn words(keys: &[&str]) -> &'static str {
+    match keys {
+        ["userdata", ..] => "`userdata` or `userData`",
+        ["networkdata", ..] => "`networkdata` or `networkData`",
+        ["vendor-data", ..] => "`vendor-data`, `vendordata` or `vendorData`",
+        _ => "`user-data`, `userdata` or `userData`",
+    }
+}
+
+fn bounded(field: &'static str, octets: Bytes) -> Result<Bytes, Problem> {
+    let limit = USER_DATA_MAX as usize;
+    match octets.len() {
+        found if found > limit => Err(Problem::TooLarge { field, limit, found }),
+        _ => Ok(octets),
+    }
+}
+
+/// Text that clients take for a network document.
+fn in_form(octets: &[u8]) -> Option<Network> {
+    let text = std::str::from_utf8(octets).ok()?;
+    match text.into() {
+        value if is_network_config(&value) => Some(Network::Config(text.to_owned())),
+        value if is_network_data(&value) => Some(Network::Data(text.to_owned())),
+        _ => None,
+    }
+}
+
+fn lines(text: &str) -> impl Iterator<Item = String> {
+    let lines = text.lines().map(str::trim);
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned)
+}
+
+/// A custom key's value, if it can be served.
+fn custom(key: &str, value: &[u8]) -> Result<String, &'static str> {
+    let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    if key.is_empty() || key.len() > METADATA_CHARS || !key.bytes().all(named) {
+        return Err("expected letters, digits, `.`, `_` and `-`");
+    }
+    if metadata_content::record::RESERVED_KEYS.contains(&key) {
+        return Err("it is one that is given anyway");
+    }
+    let value = std::str::from_utf8(value).map_err(|_| "expected text")?;
+    match value.chars().count() {
+        0..=METADATA_CHARS => Ok(value.to_owned()),
+        _ => Err("256 characters are the most"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::credential_volume;
+
+    #[test]
+    fn a_credentials_volume_has_kubevirts_name_however_long_the_secrets_is() {
+        let long = format!("team-a-{}", "x".repeat(50));
+        assert_eq!(credential_volume("bob"), "bob-access-cred");
+        assert_eq!(credential_volume(&long[..51]), format!("{}-access-cred", &long[..51]));
+        assert_eq!(credential_volume(&long), format!("{}-b3f91219-access-cred", &long[..42]));
+    }
+}

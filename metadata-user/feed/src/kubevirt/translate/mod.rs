@@ -1,0 +1,221 @@
+//! From a VMI and its pod to what is told the agent. Nothing here reads anything but through its arguments.
+
+mod data;
+mod names;
+mod nics;
+mod problem;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use metadata_common::mac::Mac;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+pub use data::{METADATA_CHARS, METADATA_KEYS};
+pub use problem::Problem;
+
+use super::annotations::{ENABLED, INSTANCE_TYPES};
+use super::{InstanceId, Options, Vmi};
+use crate::pods::Pod;
+use data::{Data, Network, Places, data};
+use metadata_base::port::PortName;
+use metadata_content::record::{Credential, Limits, Record, USER_DATA_MAX};
+use nics::{Nics, Served, nics};
+
+/// The files of one volume, by name.
+pub type Files = BTreeMap<String, Bytes>;
+
+/// The service account of a pod that names none.
+const DEFAULT_ACCOUNT: &str = "default";
+/// Longest host name, in octets (RFC 1123 §2.1); KubeVirt cuts there as well.
+const HOSTNAME_OCTETS: usize = 63;
+
+/// What a VMI comes to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Translation {
+    /// What can be told.
+    pub outcome: Outcome,
+    /// What cannot be served, or not yet.
+    pub problems: Vec<Problem>,
+    /// The pod is to have an inlet, whose frames come from this MAC.
+    pub inlet: Option<Mac>,
+}
+
+/// What can be told of a VMI.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Everything is there. Its generation is 0: who tells it knows what was told before.
+    Record(Box<Record>),
+    /// It is known who will ask, and not yet with what to answer.
+    Expect(Vec<(PortName, Mac)>),
+    /// There is no NIC that can be served.
+    Unserved,
+}
+
+/// True for a VMI that is to be served at all.
+#[must_use]
+pub fn is_wanted(vmi: &Vmi, options: &Options) -> bool {
+    let named = options.namespaces.is_empty() || options.namespaces.contains(&vmi.metadata.namespace);
+    let enabled = vmi.annotation(ENABLED).map(str::trim);
+    let enabled = if options.opt_in { enabled == Some("true") } else { enabled != Some("false") };
+    named && enabled && !vmi.is_final()
+}
+
+/// Makes the record of a VMI in a pod. `read` gives the files of one of the pod's volumes, `None` while it has none of
+/// that name, and an error in words that repeat nothing of what is in it.
+#[must_use]
+pub fn translate(
+    vmi: &Vmi,
+    pod: &Pod,
+    read: &dyn Fn(&str) -> Result<Option<Files>, String>,
+    options: &Options,
+    limits: &Limits,
+) -> Translation {
+    let mut problems = Vec::new();
+    let Nics { served: nics, inlet } = nics(vmi, pod, options, &mut problems);
+    if nics.is_empty() {
+        return Translation { outcome: Outcome::Unserved, problems, inlet };
+    }
+    let found = data(&Places { vmi, read, options }, &mut problems);
+    let record = match problems.iter().any(Problem::withholds) {
+        true => None,
+        false => match record(vmi, &nics, found, options, limits, &mut problems) {
+            Ok(record) => Some(record),
+            Err(reason) => {
+                problems.push(Problem::Record(reason));
+                None
+            }
+        },
+    };
+    let outcome = match record {
+        Some(record) => Outcome::Record(Box::new(record)),
+        None => Outcome::Expect(nics.into_iter().map(|nic| (nic.port, nic.mac)).collect()),
+    };
+    Translation { outcome, problems, inlet }
+}
+
+/// Puts a record together. It is read as one from a file is, so that it keeps to the same rules.
+fn record(
+    vmi: &Vmi,
+    nics: &[Served],
+    mut found: Data,
+    options: &Options,
+    limits: &Limits,
+    problems: &mut Vec<Problem>,
+) -> Result<Record, String> {
+    let (user, vendor, token) = (found.user.take(), found.vendor.take(), found.token.take());
+    let document = document(vmi, nics, found, options, token.is_some());
+    let (mut record, _) =
+        Record::parse_within(limits, "vmi.json", &document.to_string()).map_err(|error| error.to_string())?;
+    (record.user_data, record.vendor_data) = (user.map(Into::into), vendor.map(Into::into));
+    record.serve = options.serve.clone();
+    // A Secret may be as large as this, and KubeVirt takes it whole.
+    record.serve.limits.user_data = USER_DATA_MAX;
+    if let Some(token) = token
+        && record.credentials.resolve(Credential::ServiceAccount, &token).is_err()
+    {
+        problems.push(Problem::Token);
+        record.credentials.service_account.iter_mut().for_each(|account| account.token = None);
+    }
+    Ok(record)
+}
+
+/// The record's document, without payloads.
+fn document(vmi: &Vmi, nics: &[Served], found: Data, options: &Options, with_token: bool) -> Value {
+    let (meta, spec) = (&vmi.metadata, &vmi.spec);
+    let number = tenant(&meta.namespace);
+    let mut document = json!({
+        "schema": "vmrecord/1",
+        "generation": 0,
+        "vm": {
+            "uuid": uuid(vmi),
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "project": { "id": meta.namespace, "number": number, "account": format!("{number:012}") },
+        },
+        "hostname": { "short": hostname(vmi) },
+        "placement": { "region": options.region, "zone": options.zone },
+        "network": network(nics, found.network),
+        "metadata": found.metadata,
+        "credentials": { "service_account": account(vmi, with_token) },
+    });
+    if options.instance_id == InstanceId::NamespaceName {
+        let id = format!("{}-{}", meta.namespace, meta.name);
+        document["vm"]["instance_id"] = id.into();
+    }
+    let mut add = |key: &str, value: Value| document[key] = value;
+    if let Some(kind) = INSTANCE_TYPES.iter().find_map(|name| vmi.annotation(name)) {
+        add("instance_type", kind.into());
+    }
+    if let Some(arch) = spec.architecture.as_deref().filter(|arch| !arch.is_empty()) {
+        add("arch", kernel_name(arch).into());
+    }
+    // Named by their places, as KubeVirt does.
+    let keys = found.keys.into_iter().enumerate();
+    add("ssh_keys", keys.map(|(n, key)| json!({ "name": n.to_string(), "key": key })).collect());
+    document
+}
+
+/// The firmware's UUID. One that KubeVirt leaves to chance cannot be known; the VMI's own then stands for it.
+fn uuid(vmi: &Vmi) -> &str {
+    vmi.spec.domain.firmware.uuid.as_deref().filter(|uuid| !uuid.is_empty()).unwrap_or(&vmi.metadata.uid)
+}
+
+/// The host name KubeVirt gives (SanitizeHostname): the VMI's as it is, or the first label of its name, cut. A hyphen that
+/// ends what was cut is left out: no host name ends with one.
+fn hostname(vmi: &Vmi) -> &str {
+    let given = vmi.spec.hostname.as_deref().filter(|name| !name.is_empty());
+    let label = vmi.metadata.name.split('.').next().unwrap_or_default();
+    given.unwrap_or_else(|| label.get(..HOSTNAME_OCTETS).unwrap_or(label).trim_end_matches('-'))
+}
+
+/// A namespace as a number of twelve digits, for clouds whose projects have one.
+fn tenant(namespace: &str) -> u64 {
+    let hash: [u8; 32] = Sha256::digest(namespace).into();
+    hash.iter().take(8).fold(0_u64, |number, byte| number << 8 | u64::from(*byte)) % 1_000_000_000_000
+}
+
+/// What `uname -m` says on an architecture that Go calls otherwise.
+fn kernel_name(arch: &str) -> &str {
+    match arch {
+        "amd64" => "x86_64",
+        "arm64" => "aarch64",
+        other => other,
+    }
+}
+
+fn network(nics: &[Served], given: Option<Network>) -> Value {
+    let nic = |nic: &Served| {
+        json!({
+            "id": nic.name,
+            "mac": nic.mac.to_string(),
+            "addresses": [{ "method": "dhcp4" }],
+            "port": { "ifname": nic.port.ifname, "netns": nic.port.netns },
+        })
+    };
+    // Without a document of its own the guest does what it does on KubeVirt: DHCP on its first NIC.
+    let mode = if given.is_some() { "raw" } else { "none" };
+    let (raw, data) = match given {
+        Some(Network::Config(text)) => (Some(text), None),
+        Some(Network::Data(text)) => (None, Some(text)),
+        None => (None, None),
+    };
+    json!({ "mode": mode, "raw": raw, "network_data": data, "nics": nics.iter().map(nic).collect::<Vec<_>>() })
+}
+
+/// The service account of the VMI, with a place for its token where there is one.
+fn account(vmi: &Vmi, with_token: bool) -> Value {
+    let volumes = vmi.spec.volumes.iter().filter_map(|volume| volume.service_account.as_ref());
+    let volumes = volumes.map(|account| account.service_account_name.as_str());
+    let named = vmi.spec.service_account_name.as_deref().into_iter().chain(volumes);
+    let name = named.filter(|name| !name.is_empty()).chain([DEFAULT_ACCOUNT]).next();
+    let mut account = json!({ "name": name });
+    if with_token {
+        account["token"] = json!({ "source": { "file": "token" } });
+    }
+    account
+}

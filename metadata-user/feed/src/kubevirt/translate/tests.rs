@@ -1,0 +1,374 @@
+//! Tables: bindings, sources of data and states of a migration, each with each; and whole VMIs with their records.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use metadata_common::mac::Mac;
+
+use super::{Files, Outcome, Problem, Translation, is_wanted, translate};
+use crate::kubevirt::{Options, Vmi};
+use crate::pods::{Pod, PodNic, Tap, TapKind};
+use metadata_content::record::{Limits, Record};
+
+/// The address of all taps: 0e:00:00:00:00:01.
+const TAP_MAC: [u8; 6] = [0x0e, 0, 0, 0, 0, 1];
+
+/// One line of a table: what it adds to a VMI, its pod and the pod's volumes, and what comes of that.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    name: String,
+    /// Merged into the VMI (RFC 7386).
+    #[serde(default)]
+    vmi: Value,
+    #[serde(default)]
+    pod: Option<PodForm>,
+    #[serde(default)]
+    files: BTreeMap<String, BTreeMap<String, String>>,
+    /// Merged into the options.
+    #[serde(default)]
+    options: Value,
+    /// Merged into what the record is to be. `null` takes it away.
+    #[serde(default)]
+    record: Value,
+    /// True when requests are to wait.
+    #[serde(default)]
+    awaited: bool,
+    /// True when nothing is served.
+    #[serde(default)]
+    unserved: bool,
+    /// Words of each problem, in order.
+    #[serde(default)]
+    problems: Vec<String>,
+}
+
+/// A pod in few words.
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PodForm {
+    uid: Option<String>,
+    pid: Option<u32>,
+    taps: Option<Vec<String>>,
+    macvtaps: Vec<String>,
+    nics: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tables {
+    base: Line,
+    bindings: Vec<Line>,
+    sources: Vec<Line>,
+    states: Vec<Line>,
+}
+
+fn tables() -> Tables {
+    let text = include_str!("fixtures/tables.yaml");
+    serde_yaml::from_str(text).expect("the tables are YAML")
+}
+
+/// RFC 7386.
+fn merge(into: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        if !patch.is_null() {
+            *into = patch.clone();
+        }
+        return;
+    };
+    if !into.is_object() {
+        *into = json!({});
+    }
+    for (key, value) in patch {
+        match value {
+            Value::Null => _ = into.as_object_mut().expect("an object").remove(key),
+            value => merge(&mut into[key], value),
+        }
+    }
+}
+
+/// A case: several lines on top of each other.
+fn joined(lines: &[&Line]) -> Line {
+    let mut case = lines[0].clone();
+    for line in &lines[1..] {
+        case.name = format!("{} / {}", case.name, line.name);
+        merge(&mut case.vmi, &line.vmi);
+        merge(&mut case.options, &line.options);
+        merge(&mut case.record, &line.record);
+        case.files.extend(line.files.clone());
+        case.awaited |= line.awaited;
+        case.unserved |= line.unserved;
+        case.problems.extend(line.problems.clone());
+        let (pod, more) = (case.pod.get_or_insert_default(), line.pod.clone().unwrap_or_default());
+        pod.uid = more.uid.or(pod.uid.take());
+        pod.pid = more.pid.or(pod.pid);
+        pod.taps = more.taps.or(pod.taps.take());
+        pod.macvtaps.extend(more.macvtaps);
+        pod.nics.extend(more.nics);
+    }
+    case
+}
+
+impl PodForm {
+    fn pod(&self) -> Pod {
+        let pid = self.pid.unwrap_or(42);
+        let tap =
+            |kind| move |name: &String| Tap { ifname: name.clone(), kind, mac: Mac(TAP_MAC), queues: 1 };
+        let taps = self.taps.iter().flatten().map(tap(TapKind::Tap));
+        let nic = |(name, mac): (&String, &String)| PodNic {
+            name: name.clone(),
+            kind: "veth".into(),
+            mac: mac.parse().expect("a MAC"),
+        };
+        Pod {
+            uid: self.uid.as_deref().unwrap_or("p").parse().expect("a uid"),
+            pid,
+            netns: format!("/proc/{pid}/ns/net"),
+            taps: taps.chain(self.macvtaps.iter().map(tap(TapKind::Macvtap))).collect(),
+            nics: self.nics.iter().map(nic).collect(),
+        }
+    }
+}
+
+fn run(case: &Line) -> Translation {
+    let vmi = Vmi::from_value(case.vmi.clone()).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+    let options: Options = match &case.options {
+        Value::Null => Options::default(),
+        options => serde_json::from_value(options.clone()).expect("options"),
+    };
+    let read = |volume: &str| {
+        let files = case.files.get(volume);
+        let files = files.map(|files| files.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect());
+        Ok(files) as Result<Option<Files>, String>
+    };
+    let pod = case.pod.as_ref().expect("a pod").pod();
+    assert!(is_wanted(&vmi, &options), "{}", case.name);
+    translate(&vmi, &pod, &read, &options, &Limits::DEFAULT)
+}
+
+/// The record in the words of a table: payloads as text, what is null or empty left out.
+fn shown(record: &Record) -> Value {
+    let mut shown: Value = serde_json::from_str(&record.to_json().expect("JSON")).expect("JSON");
+    for (name, payload) in record.payloads() {
+        shown[name] = payload
+            .and_then(|payload| payload.bytes())
+            .map_or(Value::Null, |octets| String::from_utf8_lossy(&octets).into_owned().into());
+    }
+    shown["serve"] = Value::Null;
+    strip(&mut shown);
+    shown
+}
+
+fn strip(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(strip);
+            fields.retain(|_, value| !value.is_null() && *value != json!({}) && *value != json!([]));
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip),
+        _ => {}
+    }
+}
+
+fn check(case: &Line) {
+    let Translation { outcome, problems, .. } = run(case);
+    let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    let matches = said.len() == case.problems.len()
+        && said.iter().zip(&case.problems).all(|(said, words)| said.contains(words));
+    assert!(matches, "{}: said {said:#?}, expected {:#?}", case.name, case.problems);
+    let mut wanted = case.record.clone();
+    strip(&mut wanted);
+    match outcome {
+        Outcome::Unserved => assert!(case.unserved, "{}: unserved", case.name),
+        Outcome::Expect(identities) => {
+            assert!(case.awaited && !case.unserved, "{}: waits for {problems:?}", case.name);
+            let nics = wanted["network"]["nics"].as_array().expect("NICs");
+            let named =
+                |nic: &Value| [&nic["port"]["ifname"], &nic["port"]["netns"], &nic["mac"]].map(Value::clone);
+            let found = identities.iter().map(|(port, mac)| {
+                [port.ifname.clone(), port.netns.clone().unwrap_or_default(), mac.to_string()]
+                    .map(Value::from)
+            });
+            assert!(found.eq(nics.iter().map(named)), "{}: {identities:?}", case.name);
+        }
+        Outcome::Record(record) => {
+            assert!(!case.awaited && !case.unserved, "{}: a record", case.name);
+            let found = shown(&record);
+            assert_eq!(found, wanted, "{}: {found:#}", case.name);
+            // What is kept of it reads back.
+            let kept = record.to_json().expect("JSON");
+            Record::parse("kept.json", &kept).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        }
+    }
+}
+
+#[test]
+fn every_binding_takes_every_source_in_every_state() {
+    let Tables { base, bindings, sources, states } = tables();
+    let mut cases = 0;
+    for binding in &bindings {
+        for source in &sources {
+            for state in &states {
+                let mut case = joined(&[&base, binding, source, state]);
+                if binding.unserved {
+                    // Nobody can ask, so nothing is looked for.
+                    case.problems.clone_from(&binding.problems);
+                }
+                check(&case);
+                cases += 1;
+            }
+        }
+    }
+    assert!(cases >= 300, "{cases} cases");
+}
+
+/// OVN-Kubernetes' binding plugin for primary user-defined networks: the pod's first NIC is the cluster's, which the guest
+/// has no part in; its own is the one that the status names.
+#[test]
+fn l2bridge_on_a_primary_user_defined_network_is_served_on_its_managed_tap() {
+    let case = "
+        name: l2bridge
+        vmi:
+          spec:
+            networks: [{name: default, pod: {}}]
+            domain: {devices: {interfaces: [{name: default, binding: {name: l2bridge}}]}}
+          status: {interfaces: [{name: default, podInterfaceName: ovn-udn1}]}
+        pod:
+          taps: [tap0]
+          nics: {eth0: '0a:58:0a:80:00:05', ovn-udn1: '0a:58:0a:80:00:07', ovn-udn1-nic: '72:00:00:00:00:03'}
+        record:
+          network:
+            nics:
+            - id: default
+              mac: 0a:58:0a:80:00:07
+              addresses: [{method: dhcp4}]
+              port: {ifname: tap0, netns: /proc/42/ns/net}
+        ";
+    check(&joined(&[&tables().base, &serde_yaml::from_str(case).expect("YAML")]));
+}
+
+#[test]
+fn options_say_who_is_served() {
+    let wanted = |annotation: &str, options: Value| {
+        let mut vmi = json!({"metadata": {"name": "a", "namespace": "n"}});
+        if !annotation.is_empty() {
+            vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": annotation});
+        }
+        let options: Options = serde_json::from_value(options).expect("options");
+        is_wanted(&Vmi::from_value(vmi).expect("a VMI"), &options)
+    };
+    let cases = [
+        ("", json!({}), true),
+        ("true", json!({}), true),
+        ("false", json!({}), false),
+        ("", json!({"opt_in": true}), false),
+        ("true", json!({"opt_in": true}), true),
+        ("yes", json!({"opt_in": true}), false),
+        ("", json!({"namespaces": ["n"]}), true),
+        ("true", json!({"namespaces": ["m"]}), false),
+    ];
+    for (annotation, options, served) in cases {
+        assert_eq!(wanted(annotation, options.clone()), served, "{annotation} {options}");
+    }
+}
+
+/// The base with a change, and what is said of it.
+fn with(vmi: Value, files: &[(&str, &str, &str)], options: Value) -> Translation {
+    let Tables { base, bindings, .. } = tables();
+    let files = files.iter().map(|(volume, file, text)| {
+        (volume.to_string(), BTreeMap::from([(file.to_string(), text.to_string())]))
+    });
+    let line = Line {
+        vmi,
+        files: files.collect(),
+        options,
+        name: "change".into(),
+        record: Value::Null,
+        pod: None,
+        awaited: false,
+        unserved: false,
+        problems: Vec::new(),
+    };
+    run(&joined(&[&base, &bindings[0], &line]))
+}
+
+fn record(translation: Translation) -> Record {
+    match translation.outcome {
+        Outcome::Record(record) => *record,
+        outcome => panic!("{outcome:?}: {:?}", translation.problems),
+    }
+}
+
+#[test]
+fn custom_keys_keep_to_their_limits_and_what_is_left_out_is_told() {
+    let many: BTreeMap<String, String> = (0..17).map(|n| (format!("k{n:02}"), "v".repeat(256))).collect();
+    let cases = [
+        (json!({"instance-id": "i", "good": "v"}), vec!["instance-id"], 1),
+        (json!({"a b": "v", "good": "v"}), vec!["a b"], 1),
+        (json!({"long": "v".repeat(257)}), vec!["long"], 0),
+        (json!(many), vec!["k16"], 16),
+    ];
+    for (given, left_out, kept) in cases {
+        let volumes = json!([{"name": "ci", "cloudInitNoCloud": {"userData": "u", "metaData": given}}]);
+        let translation = with(json!({"spec": {"volumes": volumes}}), &[], json!({}));
+        let told: Vec<_> = translation
+            .problems
+            .iter()
+            .map(|problem| match problem {
+                Problem::Metadata { key, .. } => key.as_str(),
+                other => panic!("{other}"),
+            })
+            .collect();
+        assert_eq!(told, left_out, "{given}");
+        assert_eq!(record(translation).metadata.0.len(), kept, "{given}");
+    }
+}
+
+#[test]
+fn a_payload_larger_than_a_secret_can_be_is_withheld() {
+    let volumes = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
+    for (octets, served) in [(1 << 20, true), ((1 << 20) + 1, false)] {
+        let text = "x".repeat(octets);
+        let vmi = json!({"spec": {"volumes": volumes}});
+        let translation = with(vmi, &[("ci-udata", "userdata", &text)], json!({}));
+        assert_eq!(matches!(translation.outcome, Outcome::Record(_)), served, "{octets}");
+        assert_eq!(translation.problems.is_empty(), served, "{octets}");
+    }
+}
+
+#[test]
+fn host_names_are_kubevirts() {
+    let long = "x".repeat(70);
+    let cases = [
+        (json!({"metadata": {"name": "web.example"}}), "web"),
+        (json!({"metadata": {"name": "web"}, "spec": {"hostname": "other"}}), "other"),
+        (json!({"metadata": {"name": long}}), &long[..63]),
+    ];
+    for (vmi, name) in cases {
+        assert_eq!(record(with(vmi.clone(), &[], json!({}))).hostname.short.as_str(), name, "{vmi}");
+    }
+}
+
+#[test]
+fn a_firmware_without_uuid_leaves_the_vmis_own() {
+    let record = record(with(json!({"spec": {"domain": {"firmware": null}}}), &[], json!({})));
+    assert_eq!(record.vm.uuid.as_str(), "b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10");
+}
+
+#[test]
+fn nothing_said_repeats_a_secret() {
+    let secret = "hunter2";
+    let volumes = json!([{"name": "ci", "cloudInitNoCloud": {
+        "userDataBase64": "hunter2!", "networkData": "hunter2", "metaData": {"k": "hunter2".repeat(99)},
+    }}]);
+    let credentials = json!([{"sshPublicKey": {"source": {"secret": {"secretName": "s"}},
+        "propagationMethod": {"noCloud": {}}}}]);
+    let vmi = json!({"spec": {"volumes": volumes, "accessCredentials": credentials}});
+    let files = [("imds-token", "token", secret), ("s-access-cred", "k", "hunter2\u{7}")];
+    let translation = with(vmi, &files, json!({}));
+    assert!(translation.problems.len() >= 3, "{:?}", translation.problems);
+    for problem in &translation.problems {
+        assert!(!format!("{problem} {problem:?}").contains(secret), "{problem:?}");
+    }
+}

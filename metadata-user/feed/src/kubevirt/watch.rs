@@ -1,0 +1,337 @@
+//! The two watches of the API server.
+//!
+//! VMIs have no field that a watch could select, so labels do: that of the node a VMI runs on, and that of the node it
+//! migrates to. A list gives the VMIs there are, and a watch what changes after it. The server ends a watch after a
+//! while; another goes on from the last version. When the server no longer has that version (410), or the list is old,
+//! everything is listed anew. Until a list is finished nothing is taken away from anybody.
+//!
+//! kube-runtime's `watcher` is not used: it reports the start of a list, before any answer, like a success; it begins a
+//! watch that ended at once anew without a pause; and it keeps to itself when the server answered last.
+
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, WatchEvent, WatchParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::core::Origin;
+use super::pace::{Pace, Pauses, between};
+use super::vmi::{NODE_LABEL, TARGET_LABEL};
+use super::{Vmi, VmiError, client};
+use crate::contact::{Contact, Failure, FailureKind};
+use crate::room;
+
+/// Objects of a page of a list at most.
+const PAGE: u32 = 500;
+/// Objects of the first page: nobody knows yet how large they are.
+const FIRST_PAGE: u32 = 32;
+/// Octets that a page should have; the next one is asked for by the size of the last. Parsed, they take three times that.
+const PAGE_OCTETS: usize = 4 << 20;
+/// Longest wait for a page of a list, or for the start of a watch.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How much later than asked for the server may end a watch before it counts as silent.
+const OVERDUE: Duration = Duration::from_secs(10);
+
+/// What a watch tells.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// A VMI is there, or another than it was.
+    Applied(Origin, Box<Vmi>),
+    /// One is not of this watch any more.
+    Gone(Origin, String),
+    /// All there were at some moment have been told; these.
+    Listed(Origin, BTreeSet<String>),
+    /// One cannot be read.
+    Unreadable(String, VmiError),
+    /// The watch works again after failures.
+    Back(Origin),
+    /// The server no longer has the version the watch was to go on from. A list follows at once.
+    HistoryGone(Origin),
+    /// A request failed.
+    Failed {
+        /// The watch.
+        origin: Origin,
+        /// Why.
+        failure: Failure,
+        /// True for the first of a row of failures.
+        first: bool,
+    },
+}
+
+/// One of the two watches.
+pub(super) struct Watch {
+    origin: Origin,
+    api: Api<DynamicObject>,
+    selector: String,
+    pace: Pace,
+    contact: Arc<Contact>,
+    heard: mpsc::Sender<Heard>,
+}
+
+/// Why a list or a watch has ended.
+enum End {
+    /// The server has closed the watch.
+    Closed,
+    /// It is time for another list.
+    Relist,
+    /// A request failed.
+    Failed(Failure),
+    /// The feed has ended.
+    Unheard,
+}
+
+impl From<Failure> for End {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl Watch {
+    /// The watch of a node's VMIs that `origin` names.
+    pub(super) fn new(
+        (origin, node): (Origin, &str),
+        client: Client,
+        pace: Pace,
+        contact: Arc<Contact>,
+        heard: mpsc::Sender<Heard>,
+    ) -> Self {
+        let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance");
+        let resource = ApiResource::from_gvk_with_plural(&kind, "virtualmachineinstances");
+        let label = if origin == Origin::Coming { TARGET_LABEL } else { NODE_LABEL };
+        let api = Api::all_with(client, &resource);
+        Self { origin, api, selector: format!("{label}={node}"), pace, contact, heard }
+    }
+
+    /// Reports the VMIs until the feed ends.
+    pub(super) async fn follow(self) {
+        let mut pauses = Pauses::new(self.pace);
+        let mut version = None;
+        let mut relist = Instant::now();
+        loop {
+            if Instant::now() >= relist {
+                version = None;
+            }
+            let listing = version.is_none();
+            let end = match &mut version {
+                Some(version) => self.watch(version, relist, &mut pauses).await,
+                None => match self.list().await {
+                    Ok(listed) => {
+                        version = Some(listed);
+                        pauses.listed();
+                        relist = Instant::now() + self.pace.relist.mul_f64(0.9 + 0.2 * rand::random::<f64>());
+                        continue;
+                    }
+                    Err(end) => end,
+                },
+            };
+            let pause = match end {
+                End::Unheard => return,
+                End::Relist => Duration::ZERO,
+                End::Closed => pauses.ended(),
+                End::Failed(failure) => {
+                    // What cannot be read would come again with each watch from the same version.
+                    if matches!(failure.kind, FailureKind::Gone | FailureKind::Unreadable) {
+                        version = None;
+                    }
+                    let Some(pause) = self.failed(failure, listing, &mut pauses).await else { return };
+                    pause
+                }
+            };
+            sleep(pause).await;
+        }
+    }
+
+    /// Lists all VMIs, page by page. Returns the version after which a watch continues.
+    async fn list(&self) -> Result<String, End> {
+        let mut listed = BTreeSet::new();
+        let mut params = ListParams::default().labels(&self.selector).limit(FIRST_PAGE);
+        loop {
+            let page = answer(self.api.list(&params)).await?;
+            self.contact.answered(self.origin.name(), Instant::now().into_std());
+            let octets: usize = page.items.iter().map(room::length).sum();
+            params.limit = Some(next_page(page.items.len(), octets));
+            for object in page.items {
+                listed.insert(key(&object));
+                self.tell(applied(self.origin, object)).await?;
+            }
+            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_none() {
+                let version = versioned(page.metadata.resource_version)?;
+                self.tell(Heard::Listed(self.origin, listed)).await?;
+                return Ok(version);
+            }
+        }
+    }
+
+    /// Reports what changes after a version, and moves the version on.
+    async fn watch(&self, version: &mut String, relist: Instant, pauses: &mut Pauses) -> End {
+        match self.changes(version, relist, pauses).await {
+            Ok(end) | Err(end) => end,
+        }
+    }
+
+    async fn changes(&self, version: &mut String, relist: Instant, pauses: &mut Pauses) -> Result<End, End> {
+        // Agents that began together do not ask for the next watch together.
+        let open = between(self.pace.watch, self.pace.watch.mul_f64(1.1));
+        let seconds = u32::try_from(open.as_secs()).unwrap_or(u32::MAX).max(1);
+        let params = WatchParams::default().labels(&self.selector).timeout(seconds);
+        let mut events = pin!(answer(self.api.watch(&params, version)).await?);
+        let begun = Instant::now();
+        let silent = begun + Duration::from_secs(seconds.into()) + OVERDUE;
+        let lasts = begun + self.pace.short;
+        let mut works = false;
+        loop {
+            let until = if works { silent } else { lasts.min(silent) }.min(relist);
+            // An answer that only begins is not useful: a server that suffers accepts watches and drops them.
+            let event = match timeout_at(until, events.next()).await {
+                Ok(Some(event)) => event.map_err(|error| client::failure(&error))?,
+                Ok(None) if works || begun.elapsed() >= self.pace.short => {
+                    self.works(pauses).await?;
+                    return Ok(End::Closed);
+                }
+                Ok(None) => return Err(cut_short(begun.elapsed()).into()),
+                Err(_) if Instant::now() >= relist => return Ok(End::Relist),
+                Err(_) if Instant::now() >= silent => return Err(silence(begun.elapsed()).into()),
+                Err(_) => {
+                    works = true;
+                    self.works(pauses).await?;
+                    continue;
+                }
+            };
+            let (now_at, told) = understand(self.origin, event)?;
+            *version = now_at;
+            works = true;
+            self.works(pauses).await?;
+            if let Some(told) = told {
+                self.tell(told).await?;
+            }
+        }
+    }
+
+    /// The watch works.
+    async fn works(&self, pauses: &mut Pauses) -> Result<(), End> {
+        pauses.works();
+        if self.contact.works(self.origin.name(), Instant::now().into_std()) {
+            self.tell(Heard::Back(self.origin)).await?;
+        }
+        Ok(())
+    }
+
+    /// Reports a failure. Returns the pause after it, or nothing when the feed has ended.
+    async fn failed(&self, failure: Failure, listing: bool, pauses: &mut Pauses) -> Option<Duration> {
+        let pause = match failure.kind {
+            FailureKind::Gone => pauses.history_is_gone(),
+            _ if listing => Some(pauses.list_failed()),
+            _ => Some(pauses.watch_failed()),
+        };
+        let told = match pause {
+            None => {
+                self.contact.history_is_gone();
+                Heard::HistoryGone(self.origin)
+            }
+            Some(_) => {
+                let now = Instant::now().into_std();
+                let first = self.contact.failed(self.origin.name(), failure.clone(), now);
+                Heard::Failed { origin: self.origin, failure, first }
+            }
+        };
+        self.tell(told).await.ok()?;
+        Some(pause.unwrap_or_default())
+    }
+
+    async fn tell(&self, told: Heard) -> Result<(), End> {
+        self.heard.send(told).await.map_err(|_| End::Unheard)
+    }
+}
+
+/// Objects of the page after one of so many objects and octets.
+fn next_page(objects: usize, octets: usize) -> u32 {
+    let each = octets.checked_div(objects).unwrap_or(0).max(1);
+    u32::try_from(PAGE_OCTETS / each).unwrap_or(PAGE).clamp(1, PAGE)
+}
+
+/// The answer to a request, if it comes in time.
+async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
+    match timeout(ANSWER, request).await {
+        Ok(answer) => answer.map_err(|error| client::failure(&error)),
+        Err(_) => Err(silence(ANSWER)),
+    }
+}
+
+fn silence(time: Duration) -> Failure {
+    let reason = format!("no answer within {} s", time.as_secs());
+    Failure { kind: FailureKind::Unreachable, reason }
+}
+
+fn cut_short(time: Duration) -> Failure {
+    let reason = format!("the server ended the watch after {} ms without an event", time.as_millis());
+    Failure { kind: FailureKind::CutShort, reason }
+}
+
+/// A version, which everything that the API server gives has.
+fn versioned(version: Option<String>) -> Result<String, Failure> {
+    version.filter(|version| !version.is_empty()).ok_or_else(|| {
+        let reason = "expected a resourceVersion, found none".into();
+        Failure { kind: FailureKind::Unreadable, reason }
+    })
+}
+
+/// The version after an event, and what it means for the feed; a bookmark means nothing else.
+fn understand(origin: Origin, event: WatchEvent<DynamicObject>) -> Result<(String, Option<Heard>), Failure> {
+    let at = |object: &DynamicObject| versioned(object.metadata.resource_version.clone());
+    Ok(match event {
+        WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+            (at(&object)?, Some(applied(origin, object)))
+        }
+        WatchEvent::Deleted(object) => (at(&object)?, Some(Heard::Gone(origin, key(&object)))),
+        WatchEvent::Bookmark(mark) => (versioned(Some(mark.metadata.resource_version))?, None),
+        WatchEvent::Error(status) => return Err(client::refused(&status)),
+    })
+}
+
+fn key(object: &DynamicObject) -> String {
+    let meta = &object.metadata;
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    format!("{}/{}", text(&meta.namespace), text(&meta.name))
+}
+
+fn applied(origin: Origin, mut object: DynamicObject) -> Heard {
+    let key = key(&object);
+    let meta = &object.metadata;
+    let vmi = Vmi::from_value(json!({
+        "metadata": {
+            "name": meta.name, "namespace": meta.namespace, "uid": meta.uid,
+            "labels": meta.labels, "annotations": meta.annotations,
+        },
+        "spec": object.data["spec"].take(),
+        "status": object.data.get_mut("status").map(serde_json::Value::take).unwrap_or_else(|| json!({})),
+    }));
+    match vmi {
+        Ok(vmi) => Heard::Applied(origin, Box::new(vmi)),
+        Err(error) => Heard::Unreadable(key, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PAGE, PAGE_OCTETS, next_page};
+
+    #[test]
+    fn the_next_page_is_as_long_as_its_objects_are_small() {
+        for (objects, octets, expected) in [
+            (0, 0, PAGE),
+            (32, 32 * 1_000, PAGE),
+            (32, PAGE_OCTETS, 32),
+            (500, 10 * PAGE_OCTETS, 50),
+            (1, 2 * PAGE_OCTETS, 1),
+        ] {
+            assert_eq!(next_page(objects, octets), expected, "{objects} objects of {octets} octets");
+        }
+    }
+}

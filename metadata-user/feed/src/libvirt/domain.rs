@@ -1,0 +1,281 @@
+//! A domain's XML, as far as a record is made of it.
+
+use metadata_common::mac::Mac;
+use roxmltree::{Document, Node, ParsingOptions};
+use serde_json::{Value, json};
+
+use super::{LibvirtError, NAMESPACE, XML_NODES, XML_OCTETS, instance};
+use metadata_base::port::is_ifname;
+
+/// Types of interfaces that are taps (libvirt, docs/formatdomain.rst "Network interfaces").
+const TAPS: [&str; 3] = ["network", "bridge", "ethernet"];
+
+/// How names begin that libvirt makes and will make anew (`VIR_NET_GENERATED_VNET_PREFIX` and its kind in
+/// src/util/virnetdev.h): where the domain is not on this host yet, they are those of other taps.
+const GENERATED: [&str; 4] = ["vnet", "macvtap", "macvlan", "vif"];
+
+/// What is known of a domain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Domain {
+    /// Its name.
+    pub name: String,
+    /// Its UUID, in lower case.
+    pub uuid: String,
+    /// Its architecture.
+    pub arch: Option<String>,
+    /// What its firmware shows, in the words of a record's `serve.smbios`.
+    pub smbios: Option<&'static str>,
+    /// Its interfaces that are taps.
+    pub interfaces: Vec<Interface>,
+    /// Those that are not, and why.
+    pub skipped: Vec<Skipped>,
+    /// What its metadata says, as a part of a record.
+    pub instance: Option<Value>,
+}
+
+/// An interface that is a tap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its place among all interfaces, from 0.
+    pub index: usize,
+    /// The guest's MAC.
+    pub mac: Mac,
+    /// The tap, when it has a name yet.
+    pub tap: Option<String>,
+    /// MTU in octets, where the domain says.
+    pub mtu: Option<u32>,
+    /// Libvirt's network, or the bridge.
+    pub network: Option<String>,
+}
+
+/// An interface that cannot be served, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its MAC or place.
+    pub interface: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Whether the taps of a domain have their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taps {
+    /// They are there.
+    Made,
+    /// They are to be made: only names that the domain's author gave are good.
+    ToBeMade,
+}
+
+impl Domain {
+    /// Reads what libvirt writes to a hook.
+    ///
+    /// # Errors
+    /// It is too large, no XML, or no domain; or our element in its metadata is not as [`instance`] says.
+    pub fn parse(octets: &[u8], taps: Taps) -> Result<Self, LibvirtError> {
+        let document = document(text(octets)?)?;
+        let domain = document.root_element();
+        let (name, uuid) = identity(domain)?;
+        let mut interfaces = Vec::new();
+        let mut skipped = Vec::new();
+        let devices = child(domain, "devices");
+        let found = devices.iter().flat_map(|devices| children(*devices, "interface"));
+        for (index, node) in found.enumerate() {
+            match interface(index, node, taps) {
+                Ok(interface) => interfaces.push(interface),
+                Err(other) => skipped.push(other),
+            }
+        }
+        Ok(Self {
+            name,
+            uuid,
+            arch: child(domain, "os")
+                .and_then(|os| child(os, "type"))
+                .and_then(|kind| kind.attribute("arch"))
+                .map(str::to_owned),
+            smbios: smbios(domain),
+            interfaces,
+            skipped,
+            instance: ours(domain)?.map(instance::read).transpose()?,
+        })
+    }
+
+    /// What follows from the domain alone, as a part of a record.
+    #[must_use]
+    pub fn implied(&self) -> Value {
+        let nics: Vec<_> = self.interfaces.iter().map(Interface::nic).collect();
+        let mut record = json!({
+            "vm": {
+                "name": self.name,
+                "project": {"id": "libvirt", "number": 0, "account": "000000000000"},
+            },
+            "hostname": {"short": label(&self.name)},
+            "placement": {"region": "local", "zone": "local-a"},
+            "network": {"nics": nics},
+        });
+        if let Some(arch) = &self.arch {
+            record["arch"] = json!(arch);
+        }
+        if let Some(smbios) = self.smbios {
+            record["serve"] = json!({"smbios": smbios});
+        }
+        record
+    }
+}
+
+/// The UUID of a domain, whatever else its XML says.
+///
+/// # Errors
+/// It is too large, no XML, or no domain.
+pub fn uuid(octets: &[u8]) -> Result<String, LibvirtError> {
+    Ok(identity(document(text(octets)?)?.root_element())?.1)
+}
+
+impl Interface {
+    fn nic(&self) -> Value {
+        let mut nic = json!({"id": format!("n{}", self.index), "mac": self.mac.to_string()});
+        let fields = [
+            ("port", self.tap.as_ref().map(|tap| json!({"ifname": tap}))),
+            ("mtu", self.mtu.map(|mtu| json!(mtu))),
+            ("network_id", self.network.as_ref().map(|network| json!(network))),
+        ];
+        for (field, value) in fields {
+            if let Some(value) = value {
+                nic[field] = value;
+            }
+        }
+        nic
+    }
+}
+
+fn text(octets: &[u8]) -> Result<&str, LibvirtError> {
+    if octets.len() > XML_OCTETS {
+        return Err(xml(format_args!("at most {XML_OCTETS} octets"), "more"));
+    }
+    std::str::from_utf8(octets)
+        .map_err(|error| xml("UTF-8", format_args!("another octet at {}", error.valid_up_to())))
+}
+
+/// Document types are refused, and with them all entities but XML's own five.
+fn document(text: &str) -> Result<Document<'_>, LibvirtError> {
+    let options = ParsingOptions { allow_dtd: false, nodes_limit: XML_NODES, ..ParsingOptions::default() };
+    Document::parse_with_options(text, options)
+        .map_err(|error| xml("a well-formed document without a document type", error))
+}
+
+/// Name and UUID.
+fn identity(domain: Node<'_, '_>) -> Result<(String, String), LibvirtError> {
+    if !domain.has_tag_name("domain") {
+        return Err(xml("a <domain>", format_args!("<{}>", shown(domain.tag_name().name()))));
+    }
+    let name = text_of(domain, "name").ok_or_else(|| xml("a <name> in <domain>", "none"))?;
+    let uuid = text_of(domain, "uuid").ok_or_else(|| xml("a <uuid> in <domain>", "none"))?;
+    let uuid = uuid.to_ascii_lowercase();
+    if !is_uuid(&uuid) {
+        return Err(xml("a UUID in <uuid>", shown(&uuid)));
+    }
+    Ok((name.to_owned(), uuid))
+}
+
+fn interface(index: usize, node: Node<'_, '_>, taps: Taps) -> Result<Interface, Skipped> {
+    let attribute = |element: &'static str, name| child(node, element)?.attribute(name);
+    let address = attribute("mac", "address");
+    let skipped = |reason: String| {
+        let interface = address.map_or_else(|| format!("interface {index}"), shown);
+        Skipped { interface, reason }
+    };
+    let kind = node.attribute("type").unwrap_or_default();
+    if !TAPS.contains(&kind) {
+        return Err(skipped(format!("type `{}` has no tap on this host", shown(kind))));
+    }
+    let mac = address.and_then(|text| text.parse::<Mac>().ok()).filter(|mac| !mac.is_group());
+    let Some(mac) = mac else { return Err(skipped("expected the MAC of one station".into())) };
+    let named = attribute("target", "dev");
+    if let Some(name) = named.filter(|name| !is_ifname(name)) {
+        return Err(skipped(format!("expected the name of a tap, found `{}`", shown(name))));
+    }
+    let is_known =
+        |name: &&str| taps == Taps::Made || !GENERATED.iter().any(|prefix| name.starts_with(prefix));
+    Ok(Interface {
+        index,
+        mac,
+        tap: named.filter(is_known).map(str::to_owned),
+        mtu: attribute("mtu", "size").and_then(|size| size.parse().ok()),
+        network: attribute("source", "network").or_else(|| attribute("source", "bridge")).map(str::to_owned),
+    })
+}
+
+/// What the firmware shows, where a record has a word for it: cloud-init's `ds-identify` looks at the same fields.
+fn smbios(domain: Node<'_, '_>) -> Option<&'static str> {
+    let tables = children(domain, "sysinfo").find(|node| node.attribute("type") == Some("smbios"))?;
+    let entry = |table: &'static str, name: &'static str| {
+        let entries = child(tables, table).into_iter().flat_map(|table| children(table, "entry"));
+        let mut named = entries.filter(|entry| entry.attribute("name") == Some(name));
+        named.next().and_then(|entry| entry.text()).unwrap_or_default().to_owned()
+    };
+    let serial = entry("system", "serial");
+    let is_nova = |text: &str| matches!(text, "OpenStack Nova" | "OpenStack Compute");
+    match () {
+        () if serial.contains("ds=nocloud-net") => Some("nocloud-net"),
+        () if serial.contains("ds=nocloud") => Some("nocloud"),
+        () if is_nova(&entry("system", "product")) || is_nova(&entry("chassis", "asset")) => {
+            Some("openstack")
+        }
+        () if entry("system", "manufacturer") == "Amazon EC2" => Some("ec2"),
+        () => None,
+    }
+}
+
+/// Our element in the metadata.
+fn ours<'a, 'i>(domain: Node<'a, 'i>) -> Result<Option<Node<'a, 'i>>, LibvirtError> {
+    let elements = child(domain, "metadata").into_iter().flat_map(|metadata| metadata.children());
+    let mut ours = elements.filter(|node| node.tag_name().namespace() == Some(NAMESPACE));
+    let found = ours.next();
+    match (found, ours.next()) {
+        (Some(node), None) if node.tag_name().name() == "instance" => Ok(Some(node)),
+        (None, _) => Ok(None),
+        (Some(node), second) => {
+            let name = shown(second.unwrap_or(node).tag_name().name());
+            Err(instance::wrong(
+                second.unwrap_or(node),
+                "one <instance> of our namespace",
+                format_args!("<{name}>"),
+            ))
+        }
+    }
+}
+
+/// A host name of a domain's name: its first part, with hyphens for what no host name has.
+fn label(name: &str) -> String {
+    let first = name.split('.').next().unwrap_or_default();
+    let letters = first.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let label: String = letters.skip_while(|c| *c == '-').take(63).collect();
+    let label = label.trim_end_matches('-');
+    if label.is_empty() { "vm".into() } else { label.into() }
+}
+
+fn is_uuid(text: &str) -> bool {
+    let groups = text.split('-').map(str::len);
+    groups.eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
+}
+
+fn xml(expected: impl ToString, found: impl ToString) -> LibvirtError {
+    LibvirtError::Xml { expected: expected.to_string(), found: found.to_string() }
+}
+
+/// The first child element of this name; libvirt's own have no namespace.
+fn child<'a, 'i>(node: Node<'a, 'i>, name: &'a str) -> Option<Node<'a, 'i>> {
+    node.children().find(|child| child.has_tag_name(name))
+}
+
+fn children<'a, 'i>(node: Node<'a, 'i>, name: &'a str) -> impl Iterator<Item = Node<'a, 'i>> {
+    node.children().filter(move |child| child.has_tag_name(name))
+}
+
+fn text_of<'a>(node: Node<'a, '_>, name: &'a str) -> Option<&'a str> {
+    child(node, name)?.text().map(str::trim).filter(|text| !text.is_empty())
+}
+
+/// The beginning of a name, in one printable line.
+pub(super) fn shown(text: &str) -> String {
+    metadata_content::record::values::excerpt(text)
+}

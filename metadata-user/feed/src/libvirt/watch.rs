@@ -1,0 +1,51 @@
+//! The agent's side: the directory that the hook writes to.
+
+use std::path::PathBuf;
+
+use crate::teller::Teller;
+use crate::{FeedError, directory};
+use metadata_content::record::Limits;
+
+/// Watches the directory of the hook's records as [`directory::watch`] does. A record's key is its domain's UUID.
+///
+/// # Errors
+/// As for [`directory::watch`].
+pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
+    directory::watch(dir, limits, tx.into().named(uuid)).await
+}
+
+/// A file's name less the ending.
+fn uuid(name: String) -> String {
+    name.rsplit_once('.').map_or(name.clone(), |(uuid, _)| uuid.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::watch;
+    use crate::FeedEvent;
+    use metadata_content::record::Limits;
+    use std::time::Duration;
+    use tokio::sync::mpsc;
+    use tokio::time::timeout;
+
+    const LONG: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn records_go_by_the_uuid_of_their_domain_until_nobody_listens() {
+        let room = tempfile::tempdir().expect("a directory");
+        let uuid = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+        let path = room.path().join(format!("{uuid}.json"));
+        std::fs::write(&path, "{}").expect("written");
+        let (tx, mut events) = mpsc::channel(8);
+        let watching = tokio::spawn(watch(room.path().to_owned(), Limits::DEFAULT, tx));
+        let mut next = async || timeout(LONG, events.recv()).await.expect("in time").expect("an event");
+        let refused = next().await;
+        assert!(matches!(&refused, FeedEvent::Rejected { key, .. } if key == uuid), "{refused:?}");
+        assert!(matches!(next().await, FeedEvent::Synced));
+        std::fs::remove_file(&path).expect("removed");
+        let removed = next().await;
+        assert!(matches!(&removed, FeedEvent::Remove { key } if key == uuid), "{removed:?}");
+        drop(events);
+        timeout(LONG, watching).await.expect("in time").expect("no panic").expect("a good end");
+    }
+}

@@ -1,0 +1,212 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Change, Limits, RecordId, Registry, Source, Standing};
+use crate::{FeedError, FeedEvent};
+use metadata_content::record::Record;
+
+const A: &str = "7c0f1a52-3b5e-4d1a-9d2c-00000000000a";
+const B: &str = "7c0f1a52-3b5e-4d1a-9d2c-00000000000b";
+
+fn record(vm: &str, generation: u64) -> Arc<Record> {
+    let text = format!(
+        "schema: vmrecord/1\ngeneration: {generation}\nvm: {{uuid: {vm}, name: web, \
+         project: {{id: p, number: 1, account: '000000000000'}}}}\nhostname: {{short: web}}\n\
+         placement: {{region: r, zone: z}}\n"
+    );
+    Arc::new(Record::parse("test", &text).expect("a record").0)
+}
+
+fn upsert(key: &str, vm: &str, generation: u64) -> FeedEvent {
+    FeedEvent::Upsert { key: key.into(), record: record(vm, generation) }
+}
+
+fn remove(key: &str) -> FeedEvent {
+    FeedEvent::Remove { key: key.into() }
+}
+
+fn rejected(key: &str) -> FeedEvent {
+    let error = FeedError::Content {
+        path: key.into(),
+        expected: "a record".into(),
+        found: "none".into(),
+        remedy: "write one",
+    };
+    FeedEvent::Rejected { key: key.into(), error }
+}
+
+fn id(source: Source, key: &str) -> RecordId {
+    RecordId::new(source, key)
+}
+
+/// Changes as words: `+api/a 1`, `-api/a`.
+fn words(changes: &[Change]) -> Vec<String> {
+    let word = |change: &Change| match change {
+        Change::Put(id, record) => format!("+{id} {}", record.generation),
+        Change::Expect(id, identities) => format!("?{id} {}", identities.len()),
+        Change::Drop(id) => format!("-{id}"),
+    };
+    changes.iter().map(word).collect()
+}
+
+#[test]
+fn what_is_expected_waits_for_its_record_and_takes_nothing_from_a_good_one() {
+    let mut registry = Registry::default();
+    let expect = |key: &str| FeedEvent::Expect { key: key.into(), identities: Vec::new() };
+    let steps: [(Source, FeedEvent, &[&str]); 8] = [
+        (Source::Kubevirt, expect("ns/a"), &["?kubevirt/ns/a 0"]),
+        (Source::Kubevirt, upsert("ns/a", A, 1), &["+kubevirt/ns/a 1"]),
+        (Source::Kubevirt, expect("ns/a"), &[]),
+        (Source::Kubevirt, expect("ns/b"), &["?kubevirt/ns/b 0"]),
+        (Source::Kubevirt, remove("ns/b"), &["-kubevirt/ns/b"]),
+        (Source::Api, upsert("b", B, 2), &["+api/b 2"]),
+        (Source::Kubevirt, expect("ns/b"), &["?kubevirt/ns/b 0"]),
+        // Its ports are those of the record that counts.
+        (Source::Kubevirt, upsert("ns/b", B, 3), &["-kubevirt/ns/b"]),
+    ];
+    for (n, (source, event, expected)) in steps.into_iter().enumerate() {
+        assert_eq!(words(&registry.apply(source, event)), expected, "step {n}");
+    }
+}
+
+#[test]
+fn of_records_of_one_vm_those_of_the_highest_source_are_in_force() {
+    let mut registry = Registry::default();
+    let steps: [(Source, FeedEvent, &[&str]); 9] = [
+        (Source::Kubevirt, upsert("ns/a", A, 1), &["+kubevirt/ns/a 1"]),
+        (Source::Api, upsert("a", A, 2), &["-kubevirt/ns/a", "+api/a 2"]),
+        (Source::File, upsert("a.yaml", A, 3), &[]),
+        (Source::Kubevirt, upsert("ns/a", A, 4), &[]),
+        (Source::Api, upsert("a", A, 5), &["+api/a 5"]),
+        (Source::Api, upsert("a", A, 5), &[]),
+        (Source::Api, remove("a"), &["-api/a", "+a.yaml 3"]),
+        (Source::File, remove("a.yaml"), &["-a.yaml", "+kubevirt/ns/a 4"]),
+        (Source::Kubevirt, remove("ns/a"), &["-kubevirt/ns/a"]),
+    ];
+    for (n, (source, event, expected)) in steps.into_iter().enumerate() {
+        assert_eq!(words(&registry.apply(source, event)), expected, "step {n}");
+    }
+    assert_eq!(registry.ids().count(), 0);
+}
+
+#[test]
+fn a_vm_that_is_there_twice_by_one_source_is_in_force_twice() {
+    let mut registry = Registry::default();
+    for key in ["ns/a@1", "ns/a@2"] {
+        let changes = registry.apply(Source::Kubevirt, upsert(key, A, 1));
+        assert_eq!(words(&changes), [format!("+kubevirt/{key} 1")]);
+    }
+    let changes = registry.apply(Source::Hook, upsert(A, A, 2));
+    let expected = ["-kubevirt/ns/a@1", "-kubevirt/ns/a@2", &format!("+hook/{A} 2")];
+    assert_eq!(words(&changes), expected);
+}
+
+#[test]
+fn a_record_that_becomes_another_vms_leaves_its_place_to_who_waited() {
+    let mut registry = Registry::default();
+    registry.apply(Source::File, upsert("a.yaml", A, 1));
+    registry.apply(Source::File, upsert("b.yaml", B, 2));
+    registry.apply(Source::Api, upsert("x", A, 3));
+    let changes = registry.apply(Source::Api, upsert("x", B, 4));
+    assert_eq!(words(&changes), ["-b.yaml", "+api/x 4", "+a.yaml 1"]);
+}
+
+#[test]
+fn a_record_that_is_refused_leaves_the_last_good_one() {
+    let mut registry = Registry::default();
+    registry.apply(Source::File, upsert("a.yaml", A, 1));
+    let (good, bad) = (id(Source::File, "a.yaml"), id(Source::File, "b.yaml"));
+    for key in ["a.yaml", "b.yaml"] {
+        assert_eq!(registry.apply(Source::File, rejected(key)), []);
+    }
+    assert_eq!(registry.standing(&good), Some(Standing::InForce));
+    assert!(registry.refusal(&good).is_some_and(|reason| reason.contains("expected a record")));
+    assert_eq!(registry.standing(&bad), Some(Standing::Rejected));
+    assert_eq!((registry.refusals(), registry.refused().count()), (2, 2));
+    assert_eq!(words(&registry.apply(Source::File, upsert("a.yaml", A, 1))), [""; 0], "as it was");
+    assert_eq!(words(&registry.apply(Source::File, upsert("b.yaml", B, 1))), ["+b.yaml 1"]);
+    assert_eq!((registry.refusals(), registry.refused().count()), (2, 0));
+}
+
+#[test]
+fn who_waits_says_for_whom() {
+    let mut registry = Registry::default();
+    registry.apply(Source::Kubevirt, upsert("ns/a", A, 1));
+    registry.apply(Source::File, upsert("a.yaml", A, 1));
+    let standing = |key| registry.standing(&key);
+    assert_eq!(standing(id(Source::File, "a.yaml")), Some(Standing::InForce));
+    let by = id(Source::File, "a.yaml");
+    assert_eq!(standing(id(Source::Kubevirt, "ns/a")), Some(Standing::Shadowed { by }));
+    assert_eq!(standing(id(Source::Kubevirt, "a.yaml")), None);
+}
+
+#[test]
+fn what_a_source_that_begins_anew_does_not_tell_of_goes_with_its_last_word() {
+    let mut registry = Registry::default();
+    for key in ["a.yaml", "b.yaml"] {
+        registry.apply(Source::File, upsert(key, if key == "a.yaml" { A } else { B }, 1));
+    }
+    registry.apply(Source::File, rejected("c.yaml"));
+    registry.apply(Source::Api, upsert("x", A, 1));
+    assert_eq!(registry.apply(Source::File, FeedEvent::Synced), [], "nothing began anew");
+    registry.begin(Source::File);
+    // A file that cannot be used leaves the last good record.
+    registry.apply(Source::File, rejected("b.yaml"));
+    registry.apply(Source::File, upsert("d.yaml", A, 1));
+    assert_eq!(registry.apply(Source::Api, FeedEvent::Synced), [], "another's word");
+    assert_eq!(registry.apply(Source::File, FeedEvent::Synced), [], "a.yaml was not in force");
+    let left: Vec<_> = registry.ids().map(RecordId::to_string).collect();
+    assert_eq!(left, ["api/x", "b.yaml", "d.yaml"]);
+}
+
+#[test]
+fn more_than_a_source_may_have_is_refused_and_other_sources_have_room() {
+    let mut registry = Registry { limits: Limits { records: 2, refused: 1 }, ..Registry::default() };
+    for (key, changes) in [("a", 1), ("b", 1), ("c", 0), ("d", 0)] {
+        assert_eq!(registry.apply(Source::Api, upsert(key, A, 1)).len(), changes, "{key}");
+    }
+    let refused: Vec<_> = registry.refused().map(|(id, _)| id.to_string()).collect();
+    assert_eq!((refused, registry.refusals()), (vec!["api/c".to_owned()], 2), "one more is only counted");
+    assert_eq!(registry.apply(Source::Api, upsert("a", A, 2)).len(), 1, "what is there may change");
+    assert_eq!(registry.apply(Source::Hook, upsert("e", B, 1)).len(), 1);
+    registry.apply(Source::Api, remove("a"));
+    assert_eq!(registry.apply(Source::Api, upsert("c", B, 3)).len(), 2, "it shadows the hook's");
+    assert_eq!(registry.refused().count(), 0);
+    assert_eq!((registry.count(Source::Api), registry.count(Source::Hook)), (2, 1));
+}
+
+/// Whatever comes in whatever order, what is in force is what the rule says of all there is.
+#[test]
+fn changes_add_up_to_what_the_rule_says() {
+    let mut rng = fastrand::Rng::with_seed(11);
+    for _ in 0..200 {
+        let mut registry = Registry::default();
+        let mut all = BTreeMap::new();
+        let mut in_force = BTreeMap::new();
+        for generation in 0..40 {
+            let source = Source::ALL[rng.usize(..4)];
+            let (key, vm) = (["a", "b", "c"][rng.usize(..3)], [A, B][rng.usize(..2)]);
+            let event = if rng.u8(..4) == 0 {
+                all.remove(&id(source, key));
+                remove(key)
+            } else {
+                all.insert(id(source, key), (vm, generation));
+                upsert(key, vm, generation)
+            };
+            for change in registry.apply(source, event) {
+                match change {
+                    Change::Put(id, record) => drop(in_force.insert(id, record.generation)),
+                    Change::Drop(id) => assert!(in_force.remove(&id).is_some(), "{id} was not in force"),
+                    Change::Expect(id, _) => panic!("{id} is expected, and nobody said so"),
+                }
+            }
+            let highest = |vm: &str| all.iter().find(|(_, (of, _))| *of == vm).map(|(id, _)| id.source);
+            let expected: BTreeMap<_, _> = all
+                .iter()
+                .filter(|(id, (vm, _))| highest(vm) == Some(id.source))
+                .map(|(id, (_, generation))| (id.clone(), *generation))
+                .collect();
+            assert_eq!(in_force, expected);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+use super::{DEFAULT_OCTETS, LEAST_OCTETS, RESERVED_OCTETS, Room, WORKER_OCTETS, Weight, within};
+use crate::registry::RecordId;
+use metadata_content::record::Record;
+use metadata_content::source::Source;
+
+/// A record with so many octets of user-data, of `letter`.
+fn record(letter: &str, octets: usize) -> Record {
+    let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: a, \
+                project: {id: p, number: 1, account: '000000000000'}}\nhostname: {short: a}\n\
+                placement: {region: r, zone: z}\nserve: {limits: {user_data: 1048576}}\n";
+    let mut record = Record::parse("a", text).expect("a good record").0;
+    record.user_data = Some(bytes::Bytes::from(letter.repeat(octets)).into());
+    record
+}
+
+fn id(key: &str) -> RecordId {
+    RecordId::new(Source::Kubevirt, key)
+}
+
+const LARGE: usize = 100_000;
+
+#[test]
+fn a_record_beyond_the_limit_is_refused_with_its_size_and_the_setting() {
+    let large = record("a", LARGE);
+    let room = Room::new(Weight::of(&large).alone() + 1_000);
+    room.take(&id("a"), &large).expect("there is room for one");
+    let refused = room.take(&id("b"), &record("b", LARGE)).expect_err("there is room for one");
+    assert_eq!(room.usage().refusals, 1);
+    let text = refused.to_string();
+    for said in ["record_memory", "KiB of memory", "are taken"] {
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
+fn a_record_that_has_grown_too_much_keeps_its_former_room() {
+    let small = record("a", 1_000);
+    let room = Room::new(Weight::of(&small).alone() + 1_000);
+    room.take(&id("a"), &small).expect("room");
+    let before = room.usage().used;
+    room.take(&id("a"), &record("a", LARGE)).expect_err("no room");
+    assert_eq!(room.usage().used, before);
+    room.take(&id("a"), &small).expect("the former version is there");
+}
+
+#[test]
+fn what_records_have_in_common_is_counted_once() {
+    let (first, other) = (record("a", LARGE), record("b", LARGE));
+    let room = Room::new(usize::MAX);
+    for key in ["a", "b", "c"] {
+        room.take(&id(key), &first).expect("room");
+    }
+    let weight = Weight::of(&first);
+    assert_eq!(room.usage().used, weight.alone() + 2 * weight.own());
+    room.take(&id("c"), &other).expect("room");
+    assert_eq!(room.usage().used, 2 * weight.alone() + weight.own());
+    for key in ["a", "b", "c"] {
+        room.give_back(&id(key));
+    }
+    assert_eq!(room.usage().used, 0);
+}
+
+#[test]
+fn room_that_is_freed_is_announced_once_there_is_enough() {
+    let large = record("a", LARGE);
+    let room = Room::new(Weight::of(&large).alone() + 1_000);
+    let freed = room.freed();
+    room.take(&id("small"), &record("s", 10)).expect("room");
+    room.take(&id("large"), &large).expect_err("no room beside the small one");
+    room.take(&id("other"), &record("o", LARGE - 1_000)).expect_err("nor for this");
+    assert!(!freed.has_changed().expect("the room is there"));
+    room.give_back(&id("small"));
+    assert!(freed.has_changed().expect("the room is there"));
+    room.take(&id("large"), &large).expect("there is room now");
+    // It is announced each time: whoever was passed over hears of the next.
+    let freed = room.freed();
+    room.give_back(&id("large"));
+    assert!(freed.has_changed().expect("the room is there"));
+}
+
+#[test]
+fn what_is_on_its_way_stays_until_its_feed_ends() {
+    let room = Room::new(usize::MAX);
+    let (there, comes) = (record("a", 10), record("b", 10));
+    room.take(&id("there"), &there).expect("room");
+    room.arrive(&id("there"), &there).expect("room");
+    room.take(&id("comes"), &comes).expect("room");
+    let both = room.usage().used;
+    room.keep_only(Source::Kubevirt, |_| false);
+    assert!(room.usage().used > 0 && room.usage().used < both, "what is on its way stays");
+    room.forget_pending(Source::Kubevirt);
+    assert_eq!(room.usage().used, 0);
+}
+
+#[test]
+fn a_lower_limit_takes_nothing_away() {
+    let large = record("a", LARGE);
+    let room = Room::new(usize::MAX);
+    room.take(&id("a"), &large).expect("room");
+    room.set_limit(1);
+    room.take(&id("a"), &record("a", LARGE / 2)).expect("it shrinks");
+    room.take(&id("b"), &record("b", 1)).expect_err("no room");
+}
+
+#[test]
+fn room_for_records_is_what_the_control_group_leaves() {
+    let rest = |limit: usize, workers: usize| {
+        let rest = limit - RESERVED_OCTETS - WORKER_OCTETS * workers;
+        rest - rest / 8
+    };
+    for (limit, workers, expected) in [
+        (None, 1, DEFAULT_OCTETS),
+        (Some(512 << 20), 1, rest(512 << 20, 1)),
+        (Some(4_usize << 30), 4, rest(4 << 30, 4)),
+        (Some(64 << 20), 1, LEAST_OCTETS),
+        (Some(0), 32, LEAST_OCTETS),
+    ] {
+        assert_eq!(
+            within(limit.map(|limit| limit as u64), workers),
+            expected,
+            "{limit:?}, {workers} workers"
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! What a record takes of memory once it is rendered, by an upper estimate.
+
+use std::hash::BuildHasher as _;
+use std::io;
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use foldhash::fast::RandomState;
+use serde::Serialize;
+
+use metadata_content::record::{Dialect, Record};
+
+/// Octets of a record and its responses, whatever is in it: routes, heads, tables, a slot, a mailbox.
+pub const RECORD_OCTETS: usize = 20 << 10;
+/// How often the text of a record (JSON, without payloads) is held: as the record, and in documents of the dialects.
+pub const TEXT_FACTOR: usize = 10;
+/// Octets for the allocations of a payload beside what is in it.
+const CONTENT_OCTETS: usize = 512;
+
+/// Dialects with a document that has user-data and vendor-data as a JSON string.
+const AS_TEXT: [Dialect; 4] = [Dialect::DigitalOcean, Dialect::UpCloud, Dialect::Vultr, Dialect::Nwcs];
+/// Dialects that have them as base64, which they share; [`Dialect::Gce`] only what is no text.
+const AS_BASE64: [Dialect; 3] = [Dialect::Azure, Dialect::Oracle, Dialect::Akamai];
+/// Dialects with vendor-data in a document of their own.
+const WITH_VENDOR_DATA: [Dialect; 2] = [Dialect::OpenStack, Dialect::Hetzner];
+/// Octets around gzip where only text can be.
+const WRAPPING: usize = 128;
+
+/// Tells contents apart by a hash that no guest can foresee. Two alike by chance would be counted once.
+static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::default);
+
+/// Octets that several records may have in common, by their hash and length.
+pub(super) type Content = (u64, usize);
+
+/// What a record takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weight {
+    own: usize,
+    contents: Vec<(Content, usize)>,
+}
+
+impl Weight {
+    /// Of a record whose payloads have been read.
+    #[must_use]
+    pub fn of(record: &Record) -> Self {
+        let mut text = record.clone();
+        let mut contents = Vec::new();
+        for payload in [&mut text.user_data, &mut text.vendor_data, &mut text.vendor_data2] {
+            let octets = payload.take().and_then(|payload| payload.bytes());
+            contents.extend(octets.map(|octets| (octets, true)));
+        }
+        contents.extend(text.files.iter_mut().map(|file| (std::mem::take(&mut file.base64.0), false)));
+        let mut seen = Vec::with_capacity(contents.len());
+        for (octets, in_documents) in contents {
+            let content = (HASHER.hash_one(&octets[..]), octets.len());
+            if seen.iter().all(|(other, _)| *other != content) {
+                seen.push((content, taken(&octets, in_documents, record)));
+            }
+        }
+        let own = RECORD_OCTETS + TEXT_FACTOR * length(&text);
+        Self { own, contents: seen }
+    }
+
+    /// Octets that no other record shares.
+    #[must_use]
+    pub fn own(&self) -> usize {
+        self.own
+    }
+
+    /// All of it, for a record that shares nothing.
+    #[must_use]
+    pub fn alone(&self) -> usize {
+        self.own + self.contents.iter().map(|(_, octets)| octets).sum::<usize>()
+    }
+
+    pub(super) fn contents(&self) -> &[(Content, usize)] {
+        &self.contents
+    }
+}
+
+/// What a payload takes: as it is, and as dialects write it into their documents. User-data and vendor-data that are the
+/// same octets are one content, so either may be what is written.
+fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
+    let mut taken = octets.len() + CONTENT_OCTETS;
+    if !in_documents {
+        return taken;
+    }
+    let serves = |dialects: &[Dialect]| dialects.iter().any(|dialect| record.serve.serves(*dialect));
+    let mut add = |dialects: &[Dialect], octets: usize| taken += if serves(dialects) { octets } else { 0 };
+    let encoded = as_base64(octets.len());
+    if std::str::from_utf8(octets).is_ok() {
+        let json = escaped(octets);
+        add(&[&AS_TEXT[..], &WITH_VENDOR_DATA, &[Dialect::Gce]].concat(), json);
+        add(&[&AS_BASE64[..], &[Dialect::CloudCix]].concat(), encoded);
+    } else {
+        let wrapped = encoded + WRAPPING;
+        add(&[&AS_BASE64[..], &[Dialect::Gce]].concat(), encoded);
+        add(&[&AS_TEXT[..], &WITH_VENDOR_DATA].concat(), wrapped);
+        add(&[Dialect::Scaleway], wrapped);
+        add(&[Dialect::CloudCix], as_base64(wrapped));
+    }
+    taken
+}
+
+/// Length in a JSON string.
+fn escaped(octets: &[u8]) -> usize {
+    let written = |octet: &u8| match octet {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    octets.iter().map(written).sum()
+}
+
+fn as_base64(octets: usize) -> usize {
+    octets.div_ceil(3) * 4
+}
+
+/// Length as JSON, without the JSON.
+pub(crate) fn length(value: &impl Serialize) -> usize {
+    struct Count(usize);
+    impl io::Write for Count {
+        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+            self.0 += octets.len();
+            Ok(octets.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // Fails for a path that is no UTF-8, after most of it: what is missing is short.
+    _ = serde_json::to_writer(&mut count, value);
+    count.0
+}

@@ -1,0 +1,353 @@
+//! The last good records, in one file, for a start while their source is away.
+//!
+//! ```text
+//!  {"xdp-imds":"records","version":1}
+//!  {"source":"file","key":"web-1.yaml","record":{"schema":"vmrecord/1", …}}     one line a record
+//!  {"records":1,"sha256":"…"}                                   of all octets before this line
+//! ```
+//!
+//! A line without a source, or with one we do not know, is a file's: earlier agents wrote none.
+//!
+//! Payloads and credentials are inside, so the file needs none beside it, is as secret as the records, and has mode
+//! 0600. It is replaced whole. One that is not exactly as written is not used at all.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read as _, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+
+use crate::registry::RecordId;
+use metadata_content::record::{Limits, Record};
+use metadata_content::source::Source;
+use metadata_state::private_file;
+
+/// The file's name in the state directory.
+pub const FILE: &str = "records.snapshot";
+
+/// Octets of the file at most: 16,384 records of 16 KiB. Records beyond are left out, those later in the alphabet first.
+pub const MAX_OCTETS: usize = 256 << 20;
+
+const KIND: &str = "records";
+const VERSION: u32 = 1;
+
+/// Octets of the last line at most.
+const TAIL: usize = 128;
+
+/// Why a snapshot cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// There is none.
+    #[error("there is no {}", path.display())]
+    Absent {
+        /// Where it would be.
+        path: PathBuf,
+    },
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The file is not as it was written. Never a word of what is in it.
+    #[error("{} is damaged: expected {expected}; it is written anew once records are read", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What was not there.
+        expected: &'static str,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    #[serde(rename = "xdp-imds")]
+    kind: String,
+    version: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line<'a> {
+    #[serde(default)]
+    source: Option<String>,
+    key: String,
+    #[serde(borrow)]
+    record: &'a RawValue,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Tail {
+    records: usize,
+    sha256: String,
+}
+
+/// What [`write()`] wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Records in the file.
+    pub records: usize,
+    /// Records for which there was no room.
+    pub left_out: usize,
+}
+
+/// Puts records in the place of the snapshot at `path`.
+///
+/// # Errors
+/// The file cannot be written; the one before is still there.
+pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Written> {
+    private_file::replace_by(path, None, |file| encode(records, MAX_OCTETS, BufWriter::new(file)))
+}
+
+/// Reads the snapshot at `path`. A record beyond `limits` is left out, with a warning in the log.
+///
+/// # Errors
+/// [`SnapshotError`] when there is none or it is not whole.
+pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
+    let unreadable = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => SnapshotError::Absent { path: path.into() },
+        _ => SnapshotError::Io { path: path.into(), source },
+    };
+    let file = BufReader::new(File::open(path).map_err(unreadable)?);
+    match decode(file, limits).map_err(unreadable)? {
+        Ok(records) => Ok(records),
+        Err(expected) => Err(SnapshotError::Damaged { path: path.into(), expected }),
+    }
+}
+
+/// Counts and digests what is written. A snapshot may be as large as all records are: it is never in memory as a whole.
+struct Digesting<W> {
+    out: W,
+    octets: usize,
+    hash: Sha256,
+}
+
+impl<W: Write> Digesting<W> {
+    fn line(&mut self, line: &[u8]) -> io::Result<()> {
+        for piece in [line, b"\n"] {
+            self.out.write_all(piece)?;
+            self.hash.update(piece);
+            self.octets += piece.len();
+        }
+        Ok(())
+    }
+}
+
+fn encode(records: &[(RecordId, Arc<Record>)], limit: usize, out: impl Write) -> io::Result<Written> {
+    let mut sorted: Vec<_> = records.iter().collect();
+    sorted.sort_unstable_by_key(|(id, _)| id);
+    let mut out = Digesting { out, octets: 0, hash: Sha256::new() };
+    out.line(&serde_json::to_vec(&Head { kind: KIND.into(), version: VERSION })?)?;
+    let mut written = Written { records: 0, left_out: 0 };
+    for (RecordId { source, key }, record) in sorted {
+        let record = RawValue::from_string(record.to_json()?)?;
+        let line = serde_json::to_vec(&Line {
+            source: Some(source.name().into()),
+            key: key.as_ref().into(),
+            record: &record,
+        })?;
+        if out.octets + line.len() + 1 + TAIL > limit {
+            written.left_out += 1;
+            continue;
+        }
+        out.line(&line)?;
+        written.records += 1;
+    }
+    let tail = Tail { records: written.records, sha256: hex(&out.hash.clone().finalize()) };
+    out.line(&serde_json::to_vec(&tail)?)?;
+    out.out.flush()?;
+    Ok(written)
+}
+
+/// Reads line by line: first whether it is whole, then the records.
+fn decode(
+    mut file: impl BufRead + Seek,
+    limits: &Limits,
+) -> io::Result<Result<Vec<(RecordId, Record)>, &'static str>> {
+    if let Err(expected) = is_whole(&mut file)? {
+        return Ok(Err(expected));
+    }
+    file.rewind()?;
+    let (mut records, mut line) = (Vec::new(), Vec::new());
+    next_line(&mut file, &mut line)?;
+    while next_line(&mut file, &mut line)? && !file.fill_buf()?.is_empty() {
+        if line.len() <= 1 {
+            continue;
+        }
+        let Ok(Line { source, key, record }) = serde_json::from_slice(&line) else {
+            return Ok(Err("a record in each line"));
+        };
+        // Payloads read from files beside the record do not count as its text, and are inside here.
+        let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
+        match Record::parse_within(&within, "snapshot.json", record.get()) {
+            Ok((record, _)) => {
+                let source = source.as_deref().and_then(Source::of).unwrap_or_default();
+                records.push((RecordId::new(source, &key), record));
+            }
+            Err(error) => tracing::warn!(record = key, "left out of the snapshot: {error}"),
+        }
+    }
+    Ok(Ok(records))
+}
+
+/// Compares a file with its last line.
+fn is_whole(file: &mut impl BufRead) -> io::Result<Result<(), &'static str>> {
+    let (mut hash, mut octets, mut lines) = (Sha256::new(), 0, 0);
+    let (mut line, mut last) = (Vec::new(), Vec::new());
+    while next_line(file, &mut line)? {
+        octets += line.len();
+        if octets > MAX_OCTETS {
+            return Ok(Err("at most 256 MiB"));
+        }
+        if !last.is_empty() {
+            let head = || serde_json::from_slice::<Head>(&last).ok();
+            if lines == 0 && head().is_none_or(|head| head.kind != KIND || head.version != VERSION) {
+                return Ok(Err("records of version 1"));
+            }
+            hash.update(&last);
+            lines += usize::from(last != b"\n");
+        }
+        std::mem::swap(&mut line, &mut last);
+    }
+    if !last.ends_with(b"\n") || lines == 0 {
+        return Ok(Err("a last line"));
+    }
+    let Ok(tail) = serde_json::from_slice::<Tail>(&last) else {
+        return Ok(Err("a last line with its digest"));
+    };
+    Ok(match tail.sha256 == hex(&hash.finalize()) && lines == tail.records + 1 {
+        true => Ok(()),
+        false => Err("the digest in its last line"),
+    })
+}
+
+/// Reads a line with its end; false when there is none. One that is longer than a snapshot may be is cut.
+fn next_line(file: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    file.take(MAX_OCTETS as u64 + 1).read_until(b'\n', line)?;
+    Ok(!line.is_empty())
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|octet| format!("{octet:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FILE, SnapshotError, Written, hex, read, write};
+    use crate::registry::RecordId;
+    use metadata_content::record::{Credential, Limits, Record};
+    use metadata_content::source::Source;
+    use sha2::{Digest as _, Sha256};
+    use std::io::Cursor;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::Arc;
+
+    fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> (Vec<u8>, Written) {
+        let mut octets = Vec::new();
+        let written = super::encode(records, limit, &mut octets).expect("encoded");
+        (octets, written)
+    }
+
+    fn decode(octets: &[u8]) -> Result<Vec<(RecordId, Record)>, &'static str> {
+        super::decode(Cursor::new(octets), &Limits::DEFAULT).expect("memory is read")
+    }
+
+    fn record(name: &str) -> Record {
+        let text = format!(
+            r#"{{"schema": "vmrecord/1", "generation": 7,
+              "vm": {{"uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", "name": "{name}",
+                     "project": {{"id": "p1", "number": 1, "account": "000000000000"}}}},
+              "hostname": {{"short": "{name}"}}, "placement": {{"region": "local", "zone": "local-a"}},
+              "admin": {{"user": "root", "password": "correct horse"}},
+              "user_data": {{"text": "über\u0000\n"}}, "vendor_data": {{"base64": "AAEC/w=="}},
+              "serve": {{"absent_seed": 404, "hop_limit": 3}}, "metadata": {{"a": "b"}},
+              "credentials": {{"iam": {{"role": "r", "source": {{"file": "keys.json"}}}}}},
+              "sinks": {{"ready": "unix:/run/s.sock:/x"}},
+              "network": {{"nics": [{{"id": "n0", "name": "eth0", "mac": "52:54:00:12:34:56",
+                "port": {{"ifname": "vnet0"}}, "mtu": 1500,
+                "addresses": [{{"method": "static", "address": "192.0.2.5/24", "gateway": "192.0.2.1"}}]}}]}}}}"#
+        );
+        let (mut record, _) = Record::parse("test.json", &text).expect("a record");
+        let keys = br#"{"AccessKeyId": "AK", "SecretAccessKey": "SK", "Token": "TK", "Expiration": "2030-01-01T00:00:00Z"}"#;
+        record.credentials.resolve(Credential::Iam, keys).expect("keys");
+        record
+    }
+
+    fn records(names: &[&str]) -> Vec<(RecordId, Arc<Record>)> {
+        let id = |name| RecordId::new(Source::File, &format!("{name}.yaml"));
+        names.iter().map(|name| (id(name), Arc::new(record(name)))).collect()
+    }
+
+    #[test]
+    fn what_is_written_reads_back_without_the_files_beside_it() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join(FILE);
+        let written = write(&path, &records(&["b", "a"])).expect("written");
+        assert_eq!(written, Written { records: 2, left_out: 0 });
+        let mode = std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o600);
+        let found = read(&path, &Limits::DEFAULT).expect("read");
+        assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
+        let (mut expected, found) = (record("a"), &found[0].1);
+        expected.credentials.iam.as_mut().expect("it has one").source = None;
+        assert_eq!(*found, expected);
+    }
+
+    #[test]
+    fn a_snapshot_with_any_octet_changed_or_cut_is_not_used() {
+        let (octets, _) = encode(&records(&["a", "b"]), usize::MAX);
+        assert_eq!(decode(&octets).map(|found| found.len()), Ok(2));
+        for at in 0..octets.len() {
+            let mut spoilt = octets.clone();
+            spoilt[at] ^= 0x01;
+            assert!(decode(&spoilt).is_err(), "octet {at}");
+            assert!(decode(&octets[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_room_is_left_out_and_counted() {
+        let all = records(&["a", "b", "c"]);
+        let (whole, _) = encode(&all, usize::MAX);
+        let (octets, written) = encode(&all, whole.len() - 10);
+        assert_eq!(written, Written { records: 2, left_out: 1 });
+        assert!(octets.len() < whole.len());
+        let found = decode(&octets).expect("whole");
+        assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
+    }
+
+    #[test]
+    fn sources_are_kept_and_what_names_none_is_a_files() {
+        let kept = [(RecordId::new(Source::Kubevirt, "ns/vm"), Arc::new(record("vm")))];
+        let (octets, _) = encode(&kept, usize::MAX);
+        let read = |octets: &[u8]| decode(octets).expect("whole")[0].0.clone();
+        assert_eq!(read(&octets), kept[0].0);
+        let text = String::from_utf8(octets).expect("text");
+        for (now, earlier) in [(r#""source":"kubevirt","#, ""), ("kubevirt", "carrier-pigeon")] {
+            let text = text.replace(now, earlier);
+            let (body, _) = text.trim_end().rsplit_once('\n').expect("lines");
+            let body = format!("{body}\n");
+            let digest = hex(&Sha256::digest(body.as_bytes()));
+            let tail = format!("{{\"records\":1,\"sha256\":\"{digest}\"}}\n");
+            assert_eq!(read((body + &tail).as_bytes()), RecordId::new(Source::File, "ns/vm"), "{earlier}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_snapshot_is_told_without_what_is_in_it() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join(FILE);
+        assert!(matches!(read(&path, &Limits::DEFAULT), Err(SnapshotError::Absent { .. })));
+        for text in ["", "correct horse", "correct horse\n{}\n", "\n\n"] {
+            std::fs::write(&path, text).expect("written");
+            let error = read(&path, &Limits::DEFAULT).expect_err(text);
+            assert!(matches!(error, SnapshotError::Damaged { .. }), "{error}");
+            assert!(!error.to_string().contains("horse"), "{error}");
+        }
+    }
+}

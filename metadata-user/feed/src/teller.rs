@@ -1,0 +1,180 @@
+//! The way of a feed's events to the agent.
+//!
+//! A feed asks for room before it reports a record, and drops a record for which there is none: whoever is refused costs
+//! nothing. What waits for the agent is limited in octets as well as in events.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+use super::FeedEvent;
+use crate::registry::RecordId;
+use crate::room::{NoRoom, Room};
+use metadata_content::record::Record;
+use metadata_content::source::Source;
+
+/// Octets of payloads that wait for the agent at most, however many events may; one record is always let in.
+pub const QUEUED_OCTETS: usize = 16 << 20;
+
+/// Where a feed reports.
+#[derive(Clone)]
+pub struct Teller {
+    tx: mpsc::Sender<FeedEvent>,
+    /// The room of all records, and whose records these are; `None` admits all.
+    room: Option<(Arc<Room>, Source)>,
+    /// The agent's name of a record, from the feed's.
+    name: fn(String) -> String,
+}
+
+impl From<mpsc::Sender<FeedEvent>> for Teller {
+    /// One that admits every record.
+    fn from(tx: mpsc::Sender<FeedEvent>) -> Self {
+        Self { tx, room: None, name: |key| key }
+    }
+}
+
+/// Nobody listens any more.
+#[derive(Debug)]
+pub struct Unheard;
+
+/// Waits for room.
+pub struct Freed(Option<watch::Receiver<u64>>);
+
+impl Teller {
+    /// Reports records of a source, as far as there is room.
+    #[must_use]
+    pub fn new(tx: mpsc::Sender<FeedEvent>, room: Arc<Room>, source: Source) -> Self {
+        Self { room: Some((room, source)), ..tx.into() }
+    }
+
+    /// The same with other names of records.
+    #[must_use]
+    pub fn named(self, name: fn(String) -> String) -> Self {
+        Self { name, ..self }
+    }
+
+    /// Takes room for a record in the place of its former version.
+    ///
+    /// # Errors
+    /// [`NoRoom`]: the record must be reported as rejected, and its former version stays.
+    pub fn admit(&self, key: &str, record: &Record) -> Result<(), NoRoom> {
+        let Some((room, source)) = &self.room else { return Ok(()) };
+        room.take(&RecordId::new(*source, &(self.name)(key.to_owned())), record)
+    }
+
+    /// Octets of memory that are free.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.room.as_ref().map_or(usize::MAX, |(room, _)| room.free())
+    }
+
+    /// What waits for room.
+    #[must_use]
+    pub fn freed(&self) -> Freed {
+        Freed(self.room.as_ref().map(|(room, _)| room.freed()))
+    }
+
+    /// Reports an event once there is a place for it.
+    ///
+    /// # Errors
+    /// [`Unheard`]: the agent has ended, or has another feed in the place of this one.
+    pub async fn tell(&self, event: FeedEvent) -> Result<(), Unheard> {
+        let places = self.tx.max_capacity();
+        let most = QUEUED_OCTETS.checked_div(octets(&event)).unwrap_or(places).clamp(1, places);
+        // As many places must be free as leave room for events of this size alone.
+        let mut permits = self.tx.reserve_many(places - most + 1).await.map_err(|_| Unheard)?;
+        let permit = permits.next().ok_or(Unheard)?;
+        permit.send(self.renamed(event));
+        Ok(())
+    }
+
+    /// Waits until nobody listens.
+    pub async fn closed(&self) {
+        self.tx.closed().await;
+    }
+
+    /// True when nobody listens.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.tx.is_closed()
+    }
+
+    fn renamed(&self, event: FeedEvent) -> FeedEvent {
+        let name = self.name;
+        match event {
+            FeedEvent::Upsert { key, record } => FeedEvent::Upsert { key: name(key), record },
+            FeedEvent::Expect { key, identities } => FeedEvent::Expect { key: name(key), identities },
+            FeedEvent::Remove { key } => FeedEvent::Remove { key: name(key) },
+            FeedEvent::Rejected { key, error } => FeedEvent::Rejected { key: name(key), error },
+            FeedEvent::Synced => FeedEvent::Synced,
+        }
+    }
+}
+
+impl Freed {
+    /// Ends when there may be room for a record that was refused; never where every record is admitted.
+    pub async fn wait(&mut self) {
+        let changed = match &mut self.0 {
+            Some(freed) => freed.changed().await.is_ok(),
+            None => false,
+        };
+        if !changed {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Octets of an event's payloads.
+fn octets(event: &FeedEvent) -> usize {
+    let FeedEvent::Upsert { record, .. } = event else { return 0 };
+    let payloads =
+        record.payloads().into_iter().filter_map(|(_, payload)| payload).map(|payload| payload.len());
+    payloads.chain(record.files.iter().map(|file| file.base64.0.len())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{QUEUED_OCTETS, Teller};
+    use crate::FeedEvent;
+    use futures_util::FutureExt as _;
+    use metadata_content::record::Record;
+    use tokio::sync::mpsc;
+
+    fn event(octets: usize) -> FeedEvent {
+        let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: a, \
+                    project: {id: p, number: 1, account: '000000000000'}}\nhostname: {short: a}\n\
+                    placement: {region: r, zone: z}\n";
+        let mut record = Record::parse("a", text).expect("a good record").0;
+        record.user_data = Some(bytes::Bytes::from(vec![b'x'; octets]).into());
+        FeedEvent::Upsert { key: "a".into(), record: record.into() }
+    }
+
+    #[test]
+    fn events_wait_when_their_octets_fill_the_queue() {
+        const PLACES: usize = 1_024;
+        for (octets, waits_after) in [
+            (0, PLACES),
+            (QUEUED_OCTETS / PLACES, PLACES),
+            (1 << 20, QUEUED_OCTETS >> 20),
+            (QUEUED_OCTETS * 2, 1),
+        ] {
+            let (tx, mut events) = mpsc::channel(PLACES);
+            let teller = Teller::from(tx);
+            for n in 0..waits_after {
+                assert!(
+                    teller.tell(event(octets)).now_or_never().is_some(),
+                    "event {n} of {octets} octets waits"
+                );
+            }
+            assert!(
+                teller.tell(event(octets)).now_or_never().is_none(),
+                "{octets} octets: there is no limit"
+            );
+            assert!(events.try_recv().is_ok());
+            assert!(
+                teller.tell(event(octets)).now_or_never().is_some(),
+                "{octets} octets: its place is free"
+            );
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! An inlet: the way in for a pod whose guest has no tap, because passt stands for it.
+//!
+//! passt opens a socket in the pod's namespace to where the guest connects. An inlet is a veth pair in that namespace
+//! and routes of the metadata addresses to it. What any socket of the pod sends there arrives at the pair's other
+//! end, which is attached as a tap is: the same stack, limits and counters, and the namespace is the identity.
+//!
+//! ```text
+//!  guest ── passt ── connect() ── rule, routes ── imds0 ══ imds0-port ── `port` ── hub
+//! ```
+//!
+//! A listening socket on the addresses would not do. passt forwards every port by default, and so holds port 80 of
+//! every address (`--tcp-ports all`, which KubeVirt's generatePasstPortForward asks for): a listener that comes later
+//! gets EADDRINUSE, and one that comes earlier takes port 80 from the guest.
+//!
+//! - Routes stand in a table of their own, behind a rule for what the namespace itself sends (`iif lo`). What arrives
+//!   by the pod's network is never routed to the inlet, also where the pod forwards.
+//! - passt connects to IPv6 link-local addresses by the pod's NIC (`tcp_conn_from_tap`), so these are left out.
+//! - Neither end has ARP, ND or an address: the pod's sockets speak with the pod's addresses.
+//! - The pod's end has GRO, without which the other takes no redirected frames.
+
+mod gro;
+
+use futures_util::TryStreamExt as _;
+use metadata_common::mac::Mac;
+use rtnetlink::packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute};
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteScope};
+use rtnetlink::packet_route::rule::{RuleAction, RuleMessage};
+use rtnetlink::{Handle, RouteMessageBuilder};
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::error::LinkError;
+use crate::netlink;
+use crate::netns::{Netns, index_of};
+use crate::processes::Meant;
+use metadata_base::port::PortName;
+
+/// The pod's end.
+pub const POD_END: &str = "imds0";
+/// The end that is attached.
+pub const PORT: &str = "imds0-port";
+/// The routing table of the inlet's routes: `imds` in ASCII, which nobody else has by chance.
+const TABLE: u32 = 0x696d_6473;
+/// The rule's place: after the local table's (0), before the main table's (32,766).
+const PRIORITY: u32 = 169;
+/// Octets of an IP packet, as on Ethernet.
+const MTU: u32 = 1_500;
+/// What the namespace itself sends counts as come in by its loopback.
+const LOOPBACK: &str = "lo";
+
+/// Makes the inlet of a process's namespace, or makes right what is there. Frames from it have this source MAC.
+/// Blocks meanwhile.
+///
+/// # Errors
+/// The namespace is gone, devices of other kinds have the inlet's names, or the kernel refuses one of the steps.
+/// What was made anew is removed then; an inlet that was there stays, so that it stays closed. IPv6 is left out where
+/// the namespace has none.
+pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkError> {
+    inside(process, || {
+        let is_new = index_of(POD_END)?.or(index_of(PORT)?).is_none();
+        if is_new {
+            netlink::create_veth(POD_END, PORT, 1)?;
+        }
+        let (pod_end, port) = find()?;
+        make(pod_end, port, mac, addresses).inspect_err(|_| {
+            if is_new {
+                // The error that matters is the first.
+                _ = remove();
+            }
+        })
+    })
+}
+
+/// Removes the inlet of a process's namespace, if there is one.
+///
+/// # Errors
+/// The namespace is gone, or the kernel refuses.
+pub fn close(process: &Meant) -> Result<(), LinkError> {
+    inside(process, remove)
+}
+
+/// True for the port of an inlet.
+#[must_use]
+pub fn is_inlet(port: &PortName) -> bool {
+    port.netns.is_some() && port.ifname == PORT
+}
+
+/// The metadata addresses that an inlet serves.
+pub fn served(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
+    let is_on_link = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    addresses.iter().copied().filter(move |address| !is_on_link(address))
+}
+
+fn inside(process: &Meant, visit: impl FnOnce() -> Result<(), LinkError> + Send) -> Result<(), LinkError> {
+    let netns = Netns::of_process(process)?;
+    if netns.is_here() {
+        let source = io::Error::other("expected a namespace of its own, found the agent's");
+        return Err(LinkError::Namespace { name: process.name().into(), source });
+    }
+    netns.run(visit)
+}
+
+/// The indexes of both ends, which are there.
+fn find() -> Result<(u32, u32), LinkError> {
+    let of = |name: &str| match index_of(name)? {
+        None => Err(not_ours(&format!("no {name}"))),
+        Some(ifindex) => match netlink::kind(name, ifindex)? {
+            kind if kind == netlink::VETH => Ok(ifindex),
+            kind => Err(not_ours(&format!("a {kind} named {name}"))),
+        },
+    };
+    Ok((of(POD_END)?, of(PORT)?))
+}
+
+fn not_ours(found: &str) -> LinkError {
+    let expected = format!("expected a veth pair of these names, or neither of them, found {found}");
+    LinkError::device(format!("make {POD_END} and {PORT}"), io::Error::other(expected))
+}
+
+fn make(pod_end: u32, port: u32, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkError> {
+    netlink::quiet_and_up(PORT, port, MTU)?;
+    bring_up(pod_end, mac)?;
+    // Only of a device that is up the other end takes notice (veth_set_features, drivers/net/veth.c).
+    gro::turn_on(POD_END)?;
+    route_all(pod_end, &served(addresses).collect())
+}
+
+/// Has the pod's end send and receive without ARP, ND and addresses.
+fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
+    let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+    let silent = netlink::link(pod_end);
+    let silent = silent.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
+    let up = netlink::link(pod_end).arp(false).mtu(MTU).address(mac.0.to_vec()).up().build();
+    netlink::talk(
+        || format!("bring {POD_END} up with the MAC {mac}"),
+        async |netlink| {
+            // A kernel without IPv6 has no such attribute, and nothing to silence.
+            if let Err(error) = netlink.link().set(silent).execute().await {
+                tracing::debug!("no IPv6 address generation to turn off: {error}");
+            }
+            netlink.link().set(up).execute().await
+        },
+    )
+}
+
+/// Routes these addresses to the inlet, and no others any more.
+fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), LinkError> {
+    netlink::talk(
+        || format!("route the metadata addresses to {POD_END}"),
+        async |netlink| {
+            for address in wanted {
+                let added = netlink.route().add(route(*address, pod_end)?).replace().execute().await;
+                tolerate(added, *address, "an address is not routed")?;
+            }
+            for (address, stale) in routes(&netlink).await? {
+                if !wanted.contains(&address) {
+                    netlink.route().del(stale).execute().await?;
+                }
+            }
+            for family in FAMILIES {
+                let mut request = netlink.rule().add();
+                *request.message_mut() = rule(family);
+                match request.execute().await {
+                    Err(error) if is(&error, libc::EEXIST) => {}
+                    other => tolerate(other, family, "the rule is not made")?,
+                }
+            }
+            Ok(())
+        },
+    )
+}
+
+/// Both ends go with one, and their routes with them. Devices of these names that are no inlet stay.
+fn remove() -> Result<(), LinkError> {
+    let pod_end = find().ok().map(|(pod_end, _)| pod_end);
+    netlink::talk(
+        || "delete the rule of the inlet".into(),
+        async |netlink| {
+            for family in FAMILIES {
+                match netlink.rule().del(rule(family)).execute().await {
+                    Err(error) if is(&error, libc::ENOENT) => {}
+                    other => tolerate(other, family, "the rule is not deleted")?,
+                }
+            }
+            Ok(())
+        },
+    )?;
+    pod_end.map_or(Ok(()), |ifindex| netlink::delete(POD_END, ifindex))
+}
+
+/// One of either family.
+const FAMILIES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+
+/// A namespace may have no IPv6; then nobody there asks by it.
+fn tolerate(done: Result<(), rtnetlink::Error>, of: IpAddr, what: &str) -> Result<(), rtnetlink::Error> {
+    match done {
+        Err(error) if of.is_ipv6() => {
+            tracing::debug!(%of, "{what}: {error}");
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn is(error: &rtnetlink::Error, errno: i32) -> bool {
+    matches!(error, rtnetlink::Error::NetlinkError(message) if message.to_io().raw_os_error() == Some(errno))
+}
+
+/// What the namespace itself sends asks the inlet's table first.
+fn rule(family: IpAddr) -> RuleMessage {
+    use rtnetlink::packet_route::AddressFamily;
+    use rtnetlink::packet_route::rule::RuleAttribute;
+    let mut rule = RuleMessage::default();
+    rule.header.family = if family.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    rule.header.action = RuleAction::ToTable;
+    rule.attributes = vec![
+        RuleAttribute::Iifname(LOOPBACK.into()),
+        RuleAttribute::Priority(PRIORITY),
+        RuleAttribute::Table(TABLE),
+    ];
+    rule
+}
+
+fn route(address: IpAddr, ifindex: u32) -> Result<RouteMessage, rtnetlink::Error> {
+    let (length, scope) =
+        if address.is_ipv4() { (32, RouteScope::Link) } else { (128, RouteScope::Universe) };
+    let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(address, length);
+    let route = route.map_err(|_| rtnetlink::Error::RequestFailed)?;
+    Ok(route.output_interface(ifindex).table_id(TABLE).scope(scope).build())
+}
+
+/// The routes of the inlet's table, by where they lead.
+async fn routes(netlink: &Handle) -> Result<Vec<(IpAddr, RouteMessage)>, rtnetlink::Error> {
+    let mut found = Vec::new();
+    for question in
+        [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()]
+    {
+        let mut all = std::pin::pin!(netlink.route().get(question).execute());
+        while let Some(route) = all.try_next().await? {
+            let is_ours = route.attributes.contains(&RouteAttribute::Table(TABLE));
+            let leads = route.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+                RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+                _ => None,
+            });
+            found.extend(leads.filter(|_| is_ours).map(|address| (address, route)));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::served;
+    use metadata_base::addresses;
+
+    #[test]
+    fn an_inlet_serves_every_address_but_those_on_link_of_ipv6() {
+        let left_out: Vec<_> = addresses::ALL
+            .into_iter()
+            .filter(|address| !served(&addresses::ALL).any(|s| s == *address))
+            .collect();
+        assert_eq!(left_out, [std::net::IpAddr::V6(addresses::METADATA_LINK_LOCAL)]);
+    }
+}

@@ -1,0 +1,199 @@
+//! rtnetlink, asked and answered: create, change, look at and delete devices in the calling thread's
+//! namespace.
+//!
+//! Each call brings its own small runtime and socket, and a thread for them, since the caller's may be in a
+//! tokio runtime already. A thread starts in the namespace of the one that starts it.
+
+use futures_util::TryStreamExt as _;
+use rtnetlink::packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo,
+    LinkMessage, LinkXdp,
+};
+use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth};
+use std::io;
+
+use crate::error::LinkError;
+
+/// Runs one exchange over a netlink socket of its own, in the namespace of the calling thread, on a thread and runtime
+/// of its own: it may be called from anywhere, and blocks. `action` completes "cannot".
+///
+/// # Errors
+/// [`LinkError::Device`] with what the kernel answered.
+pub fn talk<T: Send>(
+    action: impl FnOnce() -> String,
+    exchange: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error> + Send,
+) -> Result<T, LinkError> {
+    let attempt = || -> io::Result<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        runtime.block_on(async {
+            let (connection, handle, _) = rtnetlink::new_connection()?;
+            let connection = tokio::spawn(connection);
+            let answer = exchange(handle).await.map_err(io_error);
+            connection.abort();
+            answer
+        })
+    };
+    let answer = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("netlink".into()).spawn_scoped(scope, attempt)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    answer.map_err(|source| LinkError::device(action(), source))
+}
+
+/// The errno of a netlink answer; other failures keep their text.
+fn io_error(error: rtnetlink::Error) -> io::Error {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.to_io(),
+        other => io::Error::other(other),
+    }
+}
+
+/// Creates a veth pair, both ends down. The inner end has this many receive queues.
+pub fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), LinkError> {
+    // The kernel reads how many queues to have of either end, and how many to use of the outer end's request.
+    let several = LinkAttribute::NumRxQueues(queues);
+    let mut veth = LinkVeth::new(outer, inner).append_extra_attribute(several.clone()).build();
+    let infos = veth.attributes.iter_mut().filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    for info in infos.flatten() {
+        if let LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))) = info {
+            peer.attributes.push(several.clone());
+        }
+    }
+    talk(
+        || format!("create the veth pair {outer} and {inner} with {queues} receive queues"),
+        async |netlink| netlink.link().add(veth).execute().await,
+    )
+}
+
+/// Makes a device the host itself has nothing to say on (no ARP, no multicast, no IPv6 address of its own,
+/// hence no ND and no MLD), sets its MTU in octets, then brings it up.
+pub fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), LinkError> {
+    // Both ways: the sysctl stops IPv6 on the device altogether, but is read-only in many containers.
+    let sysctl = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+    if let Err(error) = std::fs::write(&sysctl, "1") {
+        tracing::debug!(device = name, %error, "IPv6 stays enabled on a hub device, without an address");
+    }
+    let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+    let quiet = link(ifindex).arp(false).multicast(false).mtu(mtu).build();
+    let silent = link(ifindex).append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
+    talk(
+        || format!("configure {name} with an MTU of {mtu} octets and bring it up"),
+        async |netlink| {
+            netlink.link().set(quiet).execute().await?;
+            // A kernel without IPv6 has no such attribute, and nothing to silence.
+            if let Err(error) = netlink.link().set(silent).execute().await {
+                tracing::debug!(device = name, %error, "no IPv6 address generation to turn off");
+            }
+            netlink.link().set(link(ifindex).up().build()).execute().await
+        },
+    )
+}
+
+/// A message about the device of this index.
+#[must_use]
+pub fn link(ifindex: u32) -> LinkMessageBuilder<LinkUnspec> {
+    LinkUnspec::new_with_index(ifindex)
+}
+
+/// Deletes a device; one that is gone already is no error.
+pub fn delete(name: &str, ifindex: u32) -> Result<(), LinkError> {
+    let outcome =
+        talk(|| format!("delete {name}"), async |netlink| netlink.link().del(ifindex).execute().await);
+    match outcome {
+        Err(LinkError::Device { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        other => other,
+    }
+}
+
+/// The MTU of a device in octets.
+pub fn mtu(name: &str, ifindex: u32) -> Result<u32, LinkError> {
+    look(name, ifindex).map(|message| mtu_of(&message))
+}
+
+/// The MTU a message tells, 0 for none.
+pub fn mtu_of(message: &LinkMessage) -> u32 {
+    let mtu = message.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    });
+    mtu.unwrap_or(0)
+}
+
+/// The kind of a device (`veth`, `tap`, `bridge`…), `physical` when it has none.
+pub fn kind(name: &str, ifindex: u32) -> Result<String, LinkError> {
+    kind_and_mtu(name, ifindex).map(|(kind, _)| kind)
+}
+
+/// The kind of a device as of [`kind`], and its MTU in octets.
+pub fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), LinkError> {
+    let message = look(name, ifindex)?;
+    let mtu = mtu_of(&message);
+    let infos = message.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    let kind = infos.into_iter().flatten().find_map(|info| match info {
+        LinkInfo::Kind(kind) => Some(kind),
+        _ => None,
+    });
+    let kind = match kind {
+        Some(InfoKind::Veth) => VETH.into(),
+        Some(InfoKind::Tun) => TUN.into(),
+        Some(kind) => kind.to_string(),
+        None => "physical device".into(),
+    };
+    Ok((kind, mtu))
+}
+
+/// What [`kind`] calls a veth.
+pub const VETH: &str = "veth";
+
+/// What [`kind`] calls a tap.
+pub const TUN: &str = "tap";
+
+/// Numbers of the XDP programs on a device.
+pub fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, LinkError> {
+    let message = look(name, ifindex)?;
+    let of_link = message.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::Xdp(entries) => Some(entries),
+        _ => None,
+    });
+    let mut ids: Vec<u32> = of_link
+        .flatten()
+        .filter_map(|entry| match entry {
+            LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) => {
+                Some(*id)
+            }
+            _ => None,
+        })
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+/// All devices.
+/// All devices of the calling thread's namespace.
+///
+/// # Errors
+/// [`LinkError::Device`] when the kernel does not list them.
+pub fn list() -> Result<Vec<LinkMessage>, LinkError> {
+    talk(|| "list devices".into(), async |netlink| netlink.link().get().execute().try_collect().await)
+}
+
+/// The device of this name and index, as netlink describes it.
+///
+/// # Errors
+/// [`LinkError::Device`] when there is none, or the kernel does not say.
+pub fn look(name: &str, ifindex: u32) -> Result<LinkMessage, LinkError> {
+    talk(
+        || format!("look at {name}"),
+        async |netlink| {
+            let mut answer = std::pin::pin!(netlink.link().get().match_index(ifindex).execute());
+            answer.try_next().await?.ok_or(rtnetlink::Error::RequestFailed)
+        },
+    )
+}

@@ -1,0 +1,244 @@
+//! Network namespaces: opened by name, entered on a thread of their own, told apart by their cookie.
+//!
+//! A thread is started for each visit to another namespace than the caller's and ends with it, so that no
+//! thread of the agent is ever in the wrong namespace. No namespace but the agent's own is held open longer than a visit: a held namespace
+//! would outlive the pod it belongs to, tap and all.
+#![expect(unsafe_code, reason = "the namespace cookie is read by getsockopt, which rustix lacks")]
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::error::LinkError;
+use crate::processes;
+use crate::processes::Meant;
+
+/// Namespaces with ports one node can own: with KubeVirt every VM has its own.
+pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;
+
+/// Where iproute2 keeps names of namespaces.
+pub const RUN_NETNS: &str = "/run/netns";
+/// The calling thread's own, whatever its process's.
+pub const OWN: &str = "/proc/thread-self/ns/net";
+
+/// A namespace's number in this kernel: never used again, not even after the namespace has gone, and
+/// the same however the namespace is named. (The inode number of its file is used again.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cookie(u64);
+
+impl Cookie {
+    /// The number itself: for maps, and for names of pins.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The cookie whose number was read from a map or a pin's name.
+    #[must_use]
+    pub const fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+/// Which namespace a name leads to: device and inode number of its file, which one system call tells.
+///
+/// Compare it only with that of a namespace still held, by a [`LinkWatch`](crate::watch::LinkWatch) say: once a
+/// namespace has gone its inode number is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetnsId {
+    device: u64,
+    inode: u64,
+}
+
+impl NetnsId {
+    /// That of a namespace by name, or of the calling thread's own.
+    ///
+    /// # Errors
+    /// When the namespace does not exist.
+    pub fn of(name: Option<&str>) -> Result<Self, LinkError> {
+        let failed = |source| LinkError::Namespace { name: name.unwrap_or("own").into(), source };
+        let path = name.map_or_else(|| Some(OWN.into()), path_of);
+        let path = path.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        name.map_or(Ok(()), |name| processes::unchanged(&path, name))?;
+        let file = std::fs::metadata(path).map_err(failed)?;
+        Ok(Self { device: file.dev(), inode: file.ino() })
+    }
+}
+
+/// A network namespace, open.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+    name: String,
+    id: NetnsId,
+}
+
+impl Netns {
+    /// The calling thread's namespace.
+    pub fn own() -> Result<Self, LinkError> {
+        Self::open_path(Path::new(OWN), "own")
+    }
+
+    /// A namespace by name under `/run/netns` or by absolute path.
+    pub fn open(name: &str) -> Result<Self, LinkError> {
+        let path = path_of(name).ok_or_else(|| LinkError::Namespace {
+            name: name.into(),
+            source: io::ErrorKind::InvalidInput.into(),
+        })?;
+        Self::open_path(&path, name)
+    }
+
+    /// That of a process that has been found. Others may go on using its name for one before it.
+    pub fn of_process(process: &Meant) -> Result<Self, LinkError> {
+        Self::open_if(Path::new(process.name()), process.name(), || process.still())
+    }
+
+    fn open_path(path: &Path, name: &str) -> Result<Self, LinkError> {
+        Self::open_if(path, name, || processes::unchanged(path, name))
+    }
+
+    fn open_if(
+        path: &Path,
+        name: &str,
+        unchanged: impl Fn() -> Result<(), LinkError>,
+    ) -> Result<Self, LinkError> {
+        unchanged()?;
+        // Non-blocking: a record may name a FIFO, which otherwise waits for a writer.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let failed = |source| LinkError::Namespace { name: name.into(), source };
+        let file = file.map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        // What was opened is the process's that was there before and is there still.
+        unchanged()?;
+        let id = NetnsId { device: found.dev(), inode: found.ino() };
+        Ok(Self { file, name: name.into(), id })
+    }
+
+    /// True for the calling thread's.
+    pub fn is_here(&self) -> bool {
+        NetnsId::of(None).is_ok_and(|here| here == self.id)
+    }
+
+    /// Runs `visit` on a thread of its own inside this namespace. What is looked up or opened there belongs
+    /// to the namespace: interface indexes, sockets, netlink, `/proc/sys/net`.
+    ///
+    /// A caller that is inside already needs no thread, and `visit` runs on its own: a thread costs ten times
+    /// what the usual visit does, and on a busy node waits for its turn. A panic of `visit` goes on in the
+    /// caller.
+    ///
+    /// # Errors
+    /// That of `visit`, and [`LinkError`] when there is no thread or it cannot enter.
+    pub fn run<T: Send, E: From<LinkError> + Send>(
+        &self,
+        visit: impl FnOnce() -> Result<T, E> + Send,
+    ) -> Result<T, E> {
+        if self.is_here() {
+            return visit();
+        }
+        let inside = || {
+            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
+                .map_err(|errno| LinkError::Enter { name: self.name.clone(), source: errno.into() })?;
+            visit()
+        };
+        std::thread::scope(|scope| {
+            std::thread::Builder::new()
+                .name("netns".into())
+                .spawn_scoped(scope, inside)
+                .map_err(|source| LinkError::Thread { source })?
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+/// Where a namespace's file is: `None` for a name that is neither a plain file name nor an absolute path.
+fn path_of(name: &str) -> Option<PathBuf> {
+    let path = Path::new(name);
+    if path.is_absolute() {
+        return Some(path.into());
+    }
+    // A relative path would depend on the working directory, and `..` would leave the directory of names.
+    (path.file_name().is_some_and(|file| file == name)).then(|| Path::new(RUN_NETNS).join(name))
+}
+
+/// The cookie of the calling thread's namespace (`SO_NETNS_COOKIE`, Linux 5.14).
+pub fn cookie() -> Result<Cookie, LinkError> {
+    let socket = any_socket().map_err(|source| LinkError::device("open a socket", source))?;
+    let mut cookie: u64 = 0;
+    let mut len = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and both pointers are to live variables of the size `len` states.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    if rc != 0 {
+        return Err(LinkError::device("tell namespaces apart by cookie", io::Error::last_os_error()));
+    }
+    Ok(Cookie(cookie))
+}
+
+/// The interface index of a name in the calling thread's namespace, or `None` when there is no such device.
+pub fn index_of(ifname: &str) -> Result<Option<u32>, LinkError> {
+    let find = || rustix::net::netdevice::name_to_index(any_socket()?, ifname).map_err(io::Error::from);
+    match find() {
+        Ok(ifindex) => Ok(Some(ifindex)),
+        // A name too long for the kernel is no device's name: rustix says ENODEV for it too.
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        Err(source) => Err(LinkError::device(format!("look up device {ifname}"), source)),
+    }
+}
+
+fn any_socket() -> io::Result<std::os::fd::OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Netns, cookie, index_of, path_of};
+    use crate::error::LinkError;
+    use std::path::Path;
+
+    #[test]
+    fn names_and_absolute_paths_lead_to_a_file() {
+        for (name, path) in [
+            ("vm-4242", Some("/run/netns/vm-4242")),
+            ("/proc/4242/ns/net", Some("/proc/4242/ns/net")),
+            ("", None),
+            (".", None),
+            ("..", None),
+            ("a/b", None),
+            ("../../proc/1/ns/net", None),
+            ("a/", None),
+        ] {
+            assert_eq!(path_of(name).as_deref(), path.map(Path::new), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_is_not_there_says_what_was_expected() {
+        let error = Netns::open("no-such-namespace-4242").expect_err("no such namespace");
+        assert!(matches!(error, LinkError::Namespace { .. }));
+        assert!(error.to_string().contains("/run/netns"), "{error}");
+    }
+
+    #[test]
+    fn a_cookie_stays_the_same() {
+        assert_eq!(cookie().expect("a cookie"), cookie().expect("a cookie"));
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_has_no_index() {
+        for name in ["no-such-device", "a-name-much-longer-than-fifteen-octets"] {
+            assert_eq!(index_of(name).expect("a look-up"), None, "{name}");
+        }
+    }
+}

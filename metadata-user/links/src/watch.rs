@@ -1,0 +1,234 @@
+//! Tells when devices of a namespace come, go or change: a deleted tap raises no event on its sockets.
+
+use rtnetlink::sys::{AsyncSocket as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
+use std::future::poll_fn;
+use std::io;
+use tokio::runtime::Handle;
+
+use crate::error::LinkError;
+use crate::netns::{self, Cookie, Netns};
+
+/// `RTMGRP_LINK`: the multicast group of device changes (rtnetlink(7)).
+const LINKS: u32 = 1;
+/// Messages read for one change at most: a storm of changes is one change, and the rest is the next.
+const MESSAGES_AT_ONCE: usize = 256;
+/// Without the two bits that say how a value is written (linux/netlink.h).
+const NLA_TYPE_MASK: u16 = 0x3fff;
+/// Octets read of a message: its heads, the name, which comes first, and the MTU, soon after, fit amply.
+const MESSAGE: usize = 256;
+/// Where `struct ifinfomsg` begins: behind `struct nlmsghdr` (netlink(7)).
+const IFINFO: usize = 16;
+/// Where attributes begin: behind it.
+const ATTRIBUTES: usize = IFINFO + 16;
+
+/// What a [`LinkWatch`] saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// These devices came, went or changed; a device may be among them twice.
+    Devices(Vec<Device>),
+    /// More than could be read: look at all devices.
+    Unknown,
+}
+
+/// A device that came, went or changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The namespace it is in.
+    pub cookie: Cookie,
+    /// Its index there.
+    pub ifindex: u32,
+    /// Its name, after a renaming the new one.
+    pub name: String,
+    /// It was deleted, or left the namespace.
+    pub gone: bool,
+    /// Octets of the longest IP packet it takes, where that is told.
+    pub mtu: Option<u32>,
+}
+
+/// A watch on the devices of one namespace.
+///
+/// Holding it keeps the namespace alive: drop it when the VM it was opened for goes.
+pub struct LinkWatch {
+    socket: TokioSocket,
+    cookie: Cookie,
+}
+
+impl LinkWatch {
+    /// Watches a namespace, named as in [`PortName`](metadata_base::port::PortName); `None` is the calling thread's.
+    ///
+    /// Call it inside a tokio runtime with I/O enabled. Look at the devices after this returns: what changed
+    /// before is not told.
+    ///
+    /// # Errors
+    /// When the namespace cannot be opened or entered (`CAP_SYS_ADMIN`), or there are no descriptors left.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn open(netns: Option<&str>) -> Result<Self, LinkError> {
+        let netns = netns.map_or_else(Netns::own, Netns::open)?;
+        let open = Self::opener();
+        netns.run(open)
+    }
+
+    /// What opens a watch on the namespace of the thread it is called on. To be made inside a tokio runtime.
+    pub fn opener() -> impl FnOnce() -> Result<Self, LinkError> + Send {
+        let runtime = Handle::current();
+        let open = move || -> io::Result<TokioSocket> {
+            let _inside = runtime.enter();
+            let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+            socket.socket_mut().bind(&SocketAddr::new(0, LINKS))?;
+            Ok(socket)
+        };
+        move || {
+            let socket = open().map_err(|source| LinkError::device("watch devices", source))?;
+            Ok(Self { socket, cookie: netns::cookie()? })
+        }
+    }
+
+    /// Waits until devices came, went or changed, and says which; steering's own attaching counts as a change
+    /// too. Cancel safe.
+    ///
+    /// # Errors
+    /// When the kernel refuses to read on; the watch is of no more use then.
+    pub async fn changed(&mut self) -> io::Result<Changed> {
+        let mut message = [0; MESSAGE];
+        let first = poll_fn(|context| {
+            let mut space = message.as_mut_slice();
+            self.socket.poll_recv(context, &mut space)
+        });
+        let first = first.await.map(drop);
+        let mut devices = Vec::new();
+        let mut known = self.take(first, &message, &mut devices)?;
+        for _ in 1..MESSAGES_AT_ONCE {
+            message.fill(0);
+            match self.socket.socket_ref().recv(&mut message.as_mut_slice(), 0) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                more => known &= self.take(more.map(drop), &message, &mut devices)?,
+            }
+        }
+        Ok(if known { Changed::Devices(devices) } else { Changed::Unknown })
+    }
+
+    /// Notes the device a message is about; false when it does not say, or when messages were lost.
+    fn take(&self, read: io::Result<()>, message: &[u8], devices: &mut Vec<Device>) -> io::Result<bool> {
+        match read {
+            // More came than the socket holds.
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
+            Err(error) => Err(error),
+            Ok(()) => {
+                let device = about(message).map(|(ifindex, name)| {
+                    let gone = is_farewell(message);
+                    Device { cookie: self.cookie, ifindex, name, gone, mtu: mtu(message) }
+                });
+                let found = device.is_some();
+                devices.extend(device);
+                Ok(found)
+            }
+        }
+    }
+}
+
+/// The MTU of the device a message is about. One of a bridge about its port tells the bridge's family, and the same.
+fn mtu(message: &[u8]) -> Option<u32> {
+    let mtu = attribute(message.get(ATTRIBUTES..)?, libc::IFLA_MTU)?;
+    Some(u32::from_ne_bytes(mtu.try_into().ok()?))
+}
+
+/// Index and name of the device a message is about: `struct nlmsghdr`, `struct ifinfomsg`, attributes
+/// (netlink(7), rtnetlink(7)).
+fn about(message: &[u8]) -> Option<(u32, String)> {
+    let index = message.get(IFINFO + 4..IFINFO + 8)?;
+    let index = u32::from_ne_bytes(index.try_into().ok()?);
+    let name = attribute(message.get(ATTRIBUTES..)?, libc::IFLA_IFNAME)?;
+    text(name).map(|name| (index, name))
+}
+
+/// True when a message says that a device is no more. A bridge says the same of a device that leaves it, as a message
+/// of its own family.
+fn is_farewell(message: &[u8]) -> bool {
+    message.get(4..6) == Some(libc::RTM_DELLINK.to_ne_bytes().as_slice())
+        && message.get(IFINFO) == Some(&(libc::AF_UNSPEC as u8))
+}
+
+/// The value of an attribute of some, `struct nlattr` (netlink(7)), unless one before has an impossible length.
+pub fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
+    while let [a, b, c, d, ..] = *all {
+        let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
+        let value = all.get(4..len)?;
+        if kind & NLA_TYPE_MASK == wanted {
+            return Some(value);
+        }
+        all = all.get(len.next_multiple_of(4)..)?;
+    }
+    None
+}
+
+/// A value that is text, up to its terminator.
+pub fn text(value: &[u8]) -> Option<String> {
+    let text = value.split(|octet| *octet == 0).next()?;
+    String::from_utf8(text.to_vec()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MESSAGE, about, is_farewell, mtu};
+
+    fn message(attributes: &[u8]) -> [u8; MESSAGE] {
+        let mut message = [0; MESSAGE];
+        message[20..24].copy_from_slice(&7_u32.to_ne_bytes());
+        message[32..][..attributes.len()].copy_from_slice(attributes);
+        message
+    }
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let len = u16::try_from(4 + value.len()).expect("short");
+        let mut all = [len.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        all.extend(value);
+        all.resize(all.len().next_multiple_of(4), 0);
+        all
+    }
+
+    #[test]
+    fn a_message_names_its_device_wherever_the_name_stands() {
+        let name = attribute(libc::IFLA_IFNAME, b"tap7\0");
+        for before in [vec![], attribute(1, b"odd"), attribute(4, &[0; 4])] {
+            assert_eq!(about(&message(&[before, name.clone()].concat())), Some((7, "tap7".into())));
+        }
+    }
+
+    #[test]
+    fn a_message_tells_the_mtu_if_it_has_one() {
+        let name = attribute(libc::IFLA_IFNAME, b"tap7\0");
+        let size = attribute(libc::IFLA_MTU, &1_450_u32.to_ne_bytes());
+        for (attributes, found) in
+            [(vec![], None), (name.clone(), None), ([name, size].concat(), Some(1_450))]
+        {
+            assert_eq!(mtu(&message(&attributes)), found);
+        }
+        assert_eq!(mtu(&message(&attribute(libc::IFLA_MTU, &[5, 0xaa]))), None, "of the wrong length");
+    }
+
+    #[test]
+    fn a_device_that_leaves_its_bridge_is_not_gone() {
+        for (kind, family, is_gone) in [
+            (libc::RTM_DELLINK, libc::AF_UNSPEC, true),
+            (libc::RTM_DELLINK, libc::AF_BRIDGE, false),
+            (libc::RTM_NEWLINK, libc::AF_UNSPEC, false),
+        ] {
+            let mut message = message(&attribute(libc::IFLA_IFNAME, b"tap7\0"));
+            message[4..6].copy_from_slice(&kind.to_ne_bytes());
+            message[16] = family as u8;
+            assert_eq!(is_farewell(&message), is_gone, "message {kind} of family {family}");
+        }
+    }
+
+    #[test]
+    fn a_message_without_a_name_or_with_impossible_lengths_says_nothing() {
+        for attributes in
+            [vec![], attribute(1, b"x"), vec![2, 0, 3, 0], vec![255, 255, 3, 0], vec![3, 0, 9, 0]]
+        {
+            assert_eq!(about(&message(&attributes)), None, "{attributes:?}");
+        }
+        assert_eq!(about(&[0; 20]), None);
+    }
+}

@@ -1,0 +1,243 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::tape::{CAPACITY, Entry, PATH_MAX, Path, RESERVED, Tape};
+use super::{AuditConfig, AuditCounts, CHUNKS, Collector};
+use metadata_base::connection::Connection;
+use metadata_content::http::{Method, Status};
+use metadata_content::store::{Datasource, Responses, Vm};
+
+const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+/// Far more than anything here takes: reached only when something is wrong.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn entry(slot: u32, status: u16) -> Entry {
+    let connection =
+        Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), 4_711) };
+    Entry {
+        took: Duration::from_millis(2),
+        method: Method::Get,
+        path: Path::of("/latest/user-data?token=hunter2"),
+        datasource: Datasource::named("ec2"),
+        status: Status(status),
+        bytes: 42,
+        ..Entry::of(&connection, 1_700_000_000)
+    }
+}
+
+fn file(room: &tempfile::TempDir) -> PathBuf {
+    room.path().join("audit.log")
+}
+
+fn to(path: &FilePath) -> AuditConfig {
+    AuditConfig { to: Some(path.into()), ..AuditConfig::default() }
+}
+
+fn open(config: &AuditConfig) -> (Collector, Arc<Tape>) {
+    let collector = Collector::open(config, 1).expect("a log").expect("one is wanted");
+    let tape = collector.tape(0).expect("a tape");
+    (collector, tape)
+}
+
+fn lines(path: &FilePath) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_line_says_who_asked_for_what_and_how_it_ended() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mut collector, tape) = open(&to(&file(&room)));
+    collector.is_now(7, "tap0".into(), "52:54:00:00:00:01".into(), Some((UUID, "web")));
+    let responses = Some(Arc::new(Responses::builder(Vm::alone(UUID)).build()));
+    tape.note(Entry { responses, ..entry(7, 200) });
+    drop(collector);
+    let expected = serde_json::json!({
+        "time": "2023-11-14T22:13:20Z", "vm": UUID, "name": "web", "port": "tap0", "mac": "52:54:00:00:00:01",
+        "client": "10.0.0.1:4711", "server": "169.254.169.254:80", "dialect": "ec2", "method": "GET",
+        "path": "/latest/user-data", "status": 200, "bytes": 42, "us": 2_000,
+    });
+    assert_eq!(lines(&file(&room)), [expected]);
+    let mode = fs::metadata(file(&room)).expect("a file").permissions().mode() & 0o777;
+    assert_eq!(mode, 0o600);
+}
+
+#[test]
+fn an_answer_belongs_to_whom_it_was_given_even_if_the_slot_is_anothers_by_now() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mut collector, tape) = open(&to(&file(&room)));
+    let other = "00000000-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+    collector.is_now(7, "tap0".into(), "52:54:00:00:00:01".into(), Some((UUID, "web")));
+    tape.note(entry(7, 200));
+    // Written down before the slot changes hands.
+    collector.is_now(7, "tap1".into(), "52:54:00:00:00:02".into(), Some((other, "db")));
+    // Still from the responses of the one before.
+    let responses = Some(Arc::new(Responses::builder(Vm::alone(UUID)).build()));
+    tape.note(Entry { responses, ..entry(7, 200) });
+    tape.note(entry(8, 404));
+    drop(collector);
+    let lines = lines(&file(&room));
+    let of = |line: &Value| ["vm", "name", "port"].map(|field| line[field].as_str().map(str::to_owned));
+    let some = |texts: [&str; 3]| texts.map(|text| Some(text.to_owned()));
+    assert_eq!(of(&lines[0]), some([UUID, "web", "tap0"]));
+    assert_eq!(of(&lines[1]), [Some(UUID.to_owned()), None, Some("tap1".to_owned())], "no other VM's name");
+    assert_eq!(of(&lines[2]), [None, None, None], "of a slot nobody has");
+}
+
+#[test]
+fn an_answer_of_its_own_turn_takes_as_long_as_the_turn() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mut collector, tape) = open(&to(&file(&room)));
+    tape.note(Entry { took: Duration::ZERO, ..entry(1, 200) });
+    collector.collect();
+    assert_eq!(collector.counts().written, 0, "its turn is not over");
+    tape.turned(Duration::from_micros(33));
+    tape.turned(Duration::from_micros(44));
+    drop(collector);
+    assert_eq!(lines(&file(&room)).iter().map(|line| line["us"].as_u64()).collect::<Vec<_>>(), [Some(33)]);
+}
+
+#[test]
+fn a_path_is_kept_without_what_may_be_secret_and_within_its_limit() {
+    let long = format!("/{}", "a".repeat(2 * PATH_MAX));
+    let cases = [
+        ("/latest?x=hunter2", "/latest"),
+        ("/latest#hunter2", "/latest"),
+        ("http://user:hunter2@169.254.169.254/x?y", "/x"),
+        ("http://user:hunter2@169.254.169.254", ""),
+        ("http://user:hunter2@169.254.169.254?q", ""),
+        ("/a%0ab", "/a%0ab"),
+        ("*", "*"),
+        (long.as_str(), &long[..PATH_MAX]),
+    ];
+    for (target, expected) in cases {
+        assert_eq!(Path::of(target).as_str(), expected, "{target}");
+    }
+}
+
+#[test]
+fn under_load_good_answers_are_sampled_for_each_vm_and_errors_all_kept() {
+    let room = tempfile::tempdir().expect("a directory");
+    let config = AuditConfig { sample: 10, ..to(&file(&room)) };
+    let (collector, tape) = open(&config);
+    (0..CAPACITY / 2).for_each(|_| tape.note(entry(1, 200)));
+    for _ in 0..100 {
+        for (slot, status) in [(2, 200), (3, 200), (3, 404)] {
+            tape.note(Entry { bytes: slot.into(), ..entry(slot, status) });
+        }
+    }
+    drop(collector);
+    let lines = lines(&file(&room));
+    let of = |slot: u64, status: u16, sampled: Option<u64>| {
+        let wanted = |line: &&Value| {
+            line["bytes"] == slot && line["status"] == status && line["sampled"].as_u64() == sampled
+        };
+        lines.iter().filter(wanted).count()
+    };
+    assert_eq!([of(2, 200, Some(10)), of(3, 200, Some(10)), of(3, 404, None)], [10, 10, 100]);
+    assert_eq!(lines.len(), CAPACITY / 2 + 120, "a line that stands for more says so");
+}
+
+#[test]
+fn a_full_tape_drops_good_answers_first_and_counts_them() {
+    let config = AuditConfig { sample: 1, ..to(FilePath::new("/dev/null")) };
+    let (mut collector, tape) = open(&config);
+    (0..2 * CAPACITY).for_each(|_| tape.note(entry(1, 200)));
+    let good = (CAPACITY - RESERVED) as u64;
+    let dropped = 2 * CAPACITY as u64 - good;
+    assert_eq!(collector.counts().queue_full, dropped);
+    (0..RESERVED).for_each(|_| tape.note(entry(1, 503)));
+    assert_eq!(collector.counts().queue_full, dropped, "errors have room of their own");
+    tape.note(entry(1, 503));
+    collector.collect();
+    until("all that had room is written", || collector.counts().written == CAPACITY as u64);
+    assert_eq!(collector.counts().queue_full, dropped + 1);
+}
+
+#[test]
+fn a_disk_that_is_full_costs_lines_and_nothing_else() {
+    let (mut collector, tape) = open(&to(FilePath::new("/dev/full")));
+    for _ in 0..2 {
+        tape.note(entry(1, 200));
+        collector.collect();
+    }
+    until("the failures are counted", || collector.counts().write_failed == 2);
+    let expected = AuditCounts { write_failed: 2, ..AuditCounts::default() };
+    assert_eq!(collector.counts(), expected);
+}
+
+#[test]
+fn a_disk_that_stands_still_holds_up_nobody() {
+    let room = tempfile::tempdir().expect("a directory");
+    let pipe = room.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
+    let reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).expect("an end nobody reads");
+    let (mut collector, tape) = open(&to(&pipe));
+    // Each chunk is as large as can be, so that the pipe is full soon and then the queue.
+    let begun = Instant::now();
+    for _ in 0..CHUNKS + 4 {
+        (0..CAPACITY / 4).for_each(|_| tape.note(entry(1, 200)));
+        collector.collect();
+    }
+    assert!(collector.counts().queue_full > 0, "{:?}", collector.counts());
+    drop(collector);
+    assert!(begun.elapsed() < PATIENCE, "the end waited for the disk");
+    drop(reader);
+}
+
+#[test]
+fn a_file_that_is_full_is_begun_anew_and_so_many_old_ones_kept() {
+    let room = tempfile::tempdir().expect("a directory");
+    let path = file(&room);
+    let config = AuditConfig { max_megabytes: 1, keep: 2, ..to(&path) };
+    let (mut collector, tape) = open(&config);
+    let mut noted = 0;
+    // A line has some 200 octets: about five files.
+    while noted < 25_000 {
+        (0..500).for_each(|_| tape.note(entry(1, 200)));
+        noted += 500;
+        collector.collect();
+        until("the lines are written", || collector.counts().written == noted);
+    }
+    let size = |suffix: &str| fs::metadata(format!("{}{suffix}", path.display())).map(|file| file.len());
+    for suffix in [".1", ".2"] {
+        let size = size(suffix).expect("an old file");
+        assert!((1 << 20..(1 << 20) + 200_000).contains(&size), "{suffix}: {size}");
+    }
+    assert!(size(".3").is_err() && size("").expect("the present one") < (1 << 20) + 200_000);
+}
+
+#[test]
+fn a_file_renamed_by_others_is_opened_anew_when_they_say_so() {
+    let room = tempfile::tempdir().expect("a directory");
+    let path = file(&room);
+    let (mut collector, tape) = open(&to(&path));
+    let mut write = |total: u64, reopen: bool| {
+        if reopen {
+            collector.reopen();
+        }
+        tape.note(entry(1, 200));
+        collector.collect();
+        until("a line is written", || collector.counts().written == total);
+    };
+    write(1, false);
+    let moved = room.path().join("moved");
+    fs::rename(&path, &moved).expect("renamed");
+    write(2, false);
+    assert_eq!((lines(&moved).len(), path.exists()), (2, false));
+    write(3, true);
+    assert_eq!((lines(&moved).len(), lines(&path).len()), (2, 1));
+}

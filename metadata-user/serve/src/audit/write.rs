@@ -1,0 +1,223 @@
+//! The thread that writes lines, so that a slow disk holds up nobody.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use rustix::fs::{OFlags, fcntl_setfl};
+use tracing::warn;
+
+use super::AuditConfig;
+use metadata_state::private_file::PRIVATE;
+
+/// Chunks of lines waiting to be written.
+pub const CHUNKS: usize = 64;
+/// Longest the end of the agent waits for lines to be written.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// What stands for standard error.
+const STDERR: &str = "stderr";
+
+/// Where lines go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Standard error.
+    Stderr,
+    /// A file.
+    File {
+        /// Its place.
+        path: PathBuf,
+        /// Octets after which it is begun anew, if that is for us to do.
+        limit: Option<u64>,
+        /// Old ones kept.
+        keep: u32,
+    },
+}
+
+impl Target {
+    /// What the configuration says; `None` for no log.
+    #[must_use]
+    pub fn of(config: &AuditConfig) -> Option<Self> {
+        let path = config.to.clone()?;
+        if path == Path::new(STDERR) {
+            return Some(Self::Stderr);
+        }
+        let limit = Some(u64::from(config.max_megabytes) << 20).filter(|limit| *limit > 0);
+        Some(Self::File { path, limit, keep: config.keep })
+    }
+
+    fn open(&self) -> io::Result<Sink> {
+        let Self::File { path, .. } = self else {
+            return Ok(Sink { file: None, size: 0, torn: false });
+        };
+        // A pipe without a reader is an error, not a wait for one; what is open may be waited for, here.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file =
+            OpenOptions::new().append(true).create(true).mode(PRIVATE).custom_flags(flags).open(path)?;
+        fcntl_setfl(&file, OFlags::APPEND)?;
+        let metadata = file.metadata()?;
+        if metadata.is_file() && metadata.permissions().mode() & 0o777 != PRIVATE {
+            file.set_permissions(Permissions::from_mode(PRIVATE))?;
+        }
+        Ok(Sink { size: if metadata.is_file() { metadata.len() } else { 0 }, file: Some(file), torn: false })
+    }
+
+    /// Renames the file, and each old one to the next number; the last goes.
+    fn rotate(&self) -> io::Result<()> {
+        let Self::File { path, keep, .. } = self else { return Ok(()) };
+        let numbered = |number: u32| {
+            let mut name = path.clone().into_os_string();
+            name.push(format!(".{number}"));
+            PathBuf::from(name)
+        };
+        if *keep == 0 {
+            return fs::remove_file(path);
+        }
+        for number in (1..*keep).rev() {
+            match fs::rename(numbered(number), numbered(number + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        fs::rename(path, numbered(1))
+    }
+
+    fn is_full(&self, size: u64) -> bool {
+        matches!(self, Self::File { limit: Some(limit), .. } if size >= *limit)
+    }
+}
+
+/// What is written to now.
+struct Sink {
+    /// None for standard error.
+    file: Option<File>,
+    size: u64,
+    /// The last line was cut off.
+    torn: bool,
+}
+
+impl Sink {
+    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        if std::mem::replace(&mut self.torn, true) {
+            self.put(b"\n")?;
+        }
+        self.put(lines)?;
+        self.torn = false;
+        self.size += lines.len() as u64;
+        Ok(())
+    }
+
+    fn put(&mut self, octets: &[u8]) -> io::Result<()> {
+        match &mut self.file {
+            Some(file) => file.write_all(octets),
+            None => io::stderr().lock().write_all(octets),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    written: AtomicU64,
+    failed: AtomicU64,
+    reopen: AtomicBool,
+}
+
+/// The control side's end of the thread.
+#[derive(Debug)]
+pub(super) struct Writer {
+    /// None once the end has begun.
+    chunks: Option<SyncSender<(Vec<u8>, u64)>>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Opens the target, and starts the thread.
+    pub(super) fn start(target: Target) -> anyhow::Result<Self> {
+        let sink = target.open().with_context(|| format!("opening the audit log {target:?}"))?;
+        let (chunks, lines) = sync_channel(CHUNKS);
+        let shared = Arc::new(Shared::default());
+        let its = Arc::clone(&shared);
+        let body = move || Pen { target, sink: Some(sink), shared: its, ails: false }.run(&lines);
+        let thread = std::thread::Builder::new().name("imds-audit".into()).spawn(body)?;
+        Ok(Self { chunks: Some(chunks), shared, thread: Some(thread) })
+    }
+
+    /// Has lines written; false when too many wait already. Never waits.
+    pub(super) fn write(&self, chunk: Vec<u8>, lines: u64) -> bool {
+        self.chunks.as_ref().is_some_and(|chunks| chunks.try_send((chunk, lines)).is_ok())
+    }
+
+    pub(super) fn reopen(&self) {
+        self.shared.reopen.store(true, Ordering::Relaxed);
+    }
+
+    /// Lines written, and lines that could not be.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.shared.written.load(Ordering::Relaxed), self.shared.failed.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.chunks = None;
+        let Some(thread) = self.thread.take() else { return };
+        let begun = Instant::now();
+        while !thread.is_finished() && begun.elapsed() < LAST_WORDS {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if thread.is_finished() {
+            // A panic there has been reported by itself.
+            let _ = thread.join();
+        } else {
+            warn!("the last lines of the audit log are not written: the disk stands still");
+        }
+    }
+}
+
+/// The thread's state.
+struct Pen {
+    target: Target,
+    /// None when it has to be opened.
+    sink: Option<Sink>,
+    shared: Arc<Shared>,
+    /// The last write failed, which has been told.
+    ails: bool,
+}
+
+impl Pen {
+    fn run(mut self, chunks: &Receiver<(Vec<u8>, u64)>) {
+        for (chunk, lines) in chunks {
+            let outcome = self.write(&chunk);
+            let counter = if outcome.is_ok() { &self.shared.written } else { &self.shared.failed };
+            counter.fetch_add(lines, Ordering::Relaxed);
+            if let Err(error) = &outcome
+                && !self.ails
+            {
+                warn!("the audit log is not written, its lines are dropped: {error}");
+            }
+            self.ails = outcome.is_err();
+        }
+    }
+
+    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        if self.shared.reopen.swap(false, Ordering::Relaxed) {
+            self.sink = None;
+        }
+        if self.sink.as_ref().is_some_and(|sink| self.target.is_full(sink.size)) {
+            self.target.rotate()?;
+            self.sink = None;
+        }
+        let sink = match &mut self.sink {
+            Some(sink) => sink,
+            none => none.insert(self.target.open()?),
+        };
+        sink.write(lines)
+    }
+}

@@ -1,0 +1,357 @@
+//! Answers of a node that another agent takes over: what guests have written is that one's from a moment on, and so
+//! are the answers that depend on it.
+//!
+//! | | a document | what is live, or not known here |
+//! |---|---|---|
+//! | [`Stage::Here`] | answered | answered |
+//! | [`Stage::Frozen`] | answered | held |
+//! | [`Stage::Away`] | answered | asked of the other agent ([`Question`]), and held meanwhile |
+//!
+//! So a write reaches one of the two, never both or none, and whoever writes here and reads there finds what was
+//! written.
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use metadata_common::maps::Slot;
+use tokio::sync::mpsc;
+
+use super::{Answer, Answers, Origin};
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_content::account::Account;
+use metadata_content::http::Request;
+use metadata_content::store::{Host, Parked, Store};
+
+/// Questions that wait to be asked of the other agent, and those it has not answered. Further ones are held, and
+/// tried again.
+pub const QUESTIONS: usize = 1_024;
+
+/// How long an answer waits for whoever asked, who may have gone: looked for only when there is no more room.
+const KEPT_FOR: Duration = Duration::from_secs(5);
+
+/// Where answers come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// This agent has all of them.
+    Here = 0,
+    /// What guests have written is on its way.
+    Frozen = 1,
+    /// The other agent has it.
+    Away = 2,
+}
+
+/// A request to be answered by the other agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Who asks, from where.
+    pub connection: Connection,
+    /// What tells this request from another on the connection.
+    pub mark: u64,
+    /// The method.
+    pub method: metadata_content::http::Method,
+    /// The normalised path.
+    pub path: String,
+    /// What followed the first `?`.
+    pub query: String,
+    /// The header fields.
+    pub headers: Vec<(String, Vec<u8>)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Question {
+    fn of(connection: &Connection, mark: u64, request: &Request<'_>) -> Self {
+        let headers = request.headers.iter().map(|(name, value)| (name.to_owned(), value.to_vec()));
+        Self {
+            connection: *connection,
+            mark,
+            method: request.method,
+            path: request.target.path.to_owned(),
+            query: request.target.query.to_owned(),
+            headers: headers.collect(),
+            body: request.body.to_vec(),
+        }
+    }
+}
+
+/// A question that was asked, and its answer once it is here.
+#[derive(Debug)]
+struct Asked {
+    mark: u64,
+    at: Duration,
+    answer: Option<Answer>,
+}
+
+/// A store's answers, here or elsewhere.
+#[derive(Debug)]
+pub struct Handing {
+    store: Arc<Store>,
+    stage: AtomicU8,
+    asked: Mutex<HashMap<Connection, Asked>>,
+    questions: mpsc::Sender<Question>,
+}
+
+impl Handing {
+    /// All answers are the store's. The receiver gets the questions asked in [`Stage::Away`].
+    #[must_use]
+    pub fn new(store: Arc<Store>) -> (Arc<Self>, mpsc::Receiver<Question>) {
+        let (questions, receiver) = mpsc::channel(QUESTIONS);
+        let stage = AtomicU8::new(Stage::Here as u8);
+        (Arc::new(Self { store, stage, asked: Mutex::default(), questions }), receiver)
+    }
+
+    /// From now on answers come from there. What is held looks again by itself.
+    pub fn set(&self, stage: Stage) {
+        // Release: what the control side did before, as saving what guests wrote, is done when a worker sees this.
+        self.stage.store(stage as u8, Ordering::Release);
+    }
+
+    /// The other agent has answered; `None` when it had nothing to say yet. Returns the slot whose request waits.
+    pub fn answered(&self, connection: &Connection, mark: u64, answer: Option<Answer>) -> Option<Slot> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = asked.get_mut(connection).filter(|asked| asked.mark == mark)?;
+        match answer {
+            Some(answer) => waits.answer = Some(answer),
+            None => _ = asked.remove(connection),
+        }
+        Some(connection.slot)
+    }
+
+    /// True for what may be answered here whatever has become of the rest.
+    fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
+        self.store.is_fixed(connection, request)
+    }
+
+    fn ask(&self, now: Now, connection: &Connection, request: &Request<'_>) -> Answer {
+        let mark = mark(request);
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.get(connection).is_some_and(|asked| asked.mark == mark) {
+            let is_here = |asked: &Asked| asked.answer.is_some();
+            return match asked.get(connection).is_some_and(is_here) {
+                true => asked.remove(connection).and_then(|asked| asked.answer).unwrap_or(Answer::NotYet),
+                false => Answer::NotYet,
+            };
+        }
+        // A connection asks one thing at a time, so what it asked before has been given up.
+        asked.remove(connection);
+        if asked.len() >= QUESTIONS {
+            asked.retain(|_, asked| asked.answer.is_none() || now.mono < asked.at + KEPT_FOR);
+        }
+        if asked.len() < QUESTIONS && self.questions.try_send(Question::of(connection, mark, request)).is_ok()
+        {
+            asked.insert(*connection, Asked { mark, at: now.mono, answer: None });
+        }
+        Answer::NotYet
+    }
+}
+
+/// Tells one request of a connection from another.
+fn mark(request: &Request<'_>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (request.method, request.target.path, request.target.query, request.body).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Answers for Handing {
+    fn account(&self, slot: Slot) -> Option<Arc<Account>> {
+        self.store.account(slot)
+    }
+
+    fn opens(&self, slot: Slot, host: Host) -> bool {
+        self.store.opens(slot, host)
+    }
+
+    fn answer(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> Answer {
+        self.answer_of(now, connection, request, parked).0
+    }
+
+    fn answer_of(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Answer, Origin) {
+        // Acquire: see `set`.
+        let stage = self.stage.load(Ordering::Acquire);
+        if stage == Stage::Here as u8 || self.is_fixed(connection, request) {
+            return self.store.answer_of(now, connection, request, parked);
+        }
+        let is_frozen = stage == Stage::Frozen as u8;
+        (if is_frozen { Answer::NotYet } else { self.ask(now, connection, request) }, Origin::NONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer, Answers as _, Connection, Handing, KEPT_FOR, QUESTIONS, Question, Stage};
+    use metadata_base::time::Now;
+    use metadata_content::http::{Headers, Method, Request, Response, Status, Target};
+    use metadata_content::store::{Endpoint, Host, Methods, Outcome, Responses, Route, Store, Vm};
+    use std::sync::Arc;
+    use std::time::Duration;
+    use tokio::sync::mpsc::Receiver;
+
+    const NOW: Now = Now { mono: Duration::ZERO, unix_seconds: 0 };
+
+    /// Says what its VM has written under one name, and writes what it is sent.
+    #[derive(Debug)]
+    struct Note;
+
+    impl metadata_content::store::Live for Note {
+        fn answer(&self, call: &metadata_content::store::Call<'_>) -> Outcome {
+            if call.request.method == Method::Put {
+                call.vm.mailbox.set_attribute("a", "b", call.request.body).expect("room");
+            }
+            let said = call.vm.mailbox.attribute("a", "b").unwrap_or_default();
+            Response::new(Status(200), None, &[], said).into()
+        }
+
+        fn about(&self) -> &'static str {
+            "a note"
+        }
+    }
+
+    fn node() -> (Arc<Handing>, Receiver<Question>) {
+        let mut responses = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+        let fixed = Response::new(Status(200), None, &[], "fixed");
+        responses.add(Host::Metadata, "/fixed", Route::new("test", Endpoint::Fixed(fixed)));
+        let live = Route::new("test", Endpoint::Live(Arc::new(Note)));
+        responses.add(Host::Metadata, "/live", live.methods(Methods::of(&[Method::Get, Method::Put])));
+        let store = Store::new(2);
+        store.publish(0, Arc::new(responses.build())).expect("slot 0");
+        store.expect(1).expect("slot 1");
+        Handing::new(Arc::new(store))
+    }
+
+    fn from(slot: u32, port: u16) -> Connection {
+        Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), port) }
+    }
+
+    fn ask(
+        node: &Handing,
+        connection: Connection,
+        method: Method,
+        path: &str,
+        body: &[u8],
+    ) -> Option<Vec<u8>> {
+        ask_at(node, NOW, connection, method, path, body)
+    }
+
+    fn ask_at(
+        node: &Handing,
+        now: Now,
+        connection: Connection,
+        method: Method,
+        path: &str,
+        body: &[u8],
+    ) -> Option<Vec<u8>> {
+        let request =
+            Request { method, target: Target { path, query: "" }, headers: Headers::new(&[]), body };
+        match node.answer(now, &connection, &request, None) {
+            Answer::Known(Outcome::Ready(response)) => Some(response.body().to_bytes().to_vec()),
+            Answer::NotYet => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn documents_are_answered_at_every_stage_and_what_is_live_is_held_from_the_moment_it_is_frozen() {
+        let (node, mut questions) = node();
+        for stage in [Stage::Here, Stage::Frozen, Stage::Away] {
+            node.set(stage);
+            assert_eq!(ask(&node, from(0, 1), Method::Get, "/fixed", b"").as_deref(), Some(&b"fixed"[..]));
+            let live = ask(&node, from(0, 2), Method::Get, "/live", b"");
+            assert_eq!(live.is_some(), stage == Stage::Here, "{stage:?}");
+            assert_eq!(questions.try_recv().is_ok(), stage == Stage::Away, "{stage:?}");
+        }
+        node.set(Stage::Here);
+        assert!(ask(&node, from(0, 2), Method::Get, "/live", b"").is_some(), "it stays after all");
+    }
+
+    #[test]
+    fn a_write_that_is_held_is_not_done_here() {
+        let (node, mut questions) = node();
+        node.set(Stage::Frozen);
+        assert_eq!(ask(&node, from(0, 1), Method::Put, "/live", b"late"), None);
+        node.set(Stage::Away);
+        assert_eq!(ask(&node, from(0, 1), Method::Put, "/live", b"late"), None);
+        assert_eq!(questions.try_recv().expect("a question").body, b"late");
+        node.set(Stage::Here);
+        assert_eq!(ask(&node, from(0, 2), Method::Get, "/live", b"").as_deref(), Some(&b""[..]));
+    }
+
+    #[test]
+    fn a_question_is_asked_once_and_answered_to_whoever_asked_it() {
+        let (node, mut questions) = node();
+        node.set(Stage::Away);
+        for _ in 0..3 {
+            assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b""), None);
+        }
+        let question = questions.try_recv().expect("a question");
+        assert!(questions.try_recv().is_err(), "once");
+        let answer = || Some(Answer::Known(Response::new(Status(200), None, &[], "told").into()));
+        assert_eq!(node.answered(&from(0, 9), question.mark, answer()), None, "nobody asked there");
+        assert_eq!(node.answered(&question.connection, question.mark + 1, answer()), None, "another request");
+        assert_eq!(node.answered(&question.connection, question.mark, answer()), Some(0));
+        assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b"").as_deref(), Some(&b"told"[..]));
+        assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b""), None, "the next one is asked anew");
+        assert!(questions.try_recv().is_ok());
+    }
+
+    #[test]
+    fn what_the_other_agent_cannot_say_yet_is_asked_again() {
+        let (node, mut questions) = node();
+        node.set(Stage::Away);
+        assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None, "the record is not here");
+        let question = questions.try_recv().expect("a question");
+        assert_eq!(node.answered(&question.connection, question.mark, None), Some(1));
+        assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None);
+        assert!(questions.try_recv().is_ok(), "asked again");
+    }
+
+    #[test]
+    fn answers_to_guests_that_have_gone_leave_room_for_others_questions() {
+        let (node, mut questions) = node();
+        node.set(Stage::Away);
+        for port in 0..QUESTIONS as u16 {
+            assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
+        }
+        while let Ok(question) = questions.try_recv() {
+            let answer = Answer::Known(Response::new(Status(200), None, &[], "told").into());
+            node.answered(&question.connection, question.mark, Some(answer));
+        }
+        let late = from(0, QUESTIONS as u16);
+        assert_eq!(ask(&node, late, Method::Get, "/live", b""), None);
+        assert!(questions.try_recv().is_err(), "they may still look");
+        let later = Now { mono: NOW.mono + KEPT_FOR, ..NOW };
+        assert_eq!(ask_at(&node, later, late, Method::Get, "/live", b""), None);
+        assert_eq!(questions.try_recv().expect("a question").connection, late);
+    }
+
+    #[test]
+    fn questions_beyond_the_limit_are_held_and_asked_when_there_is_room() {
+        let (node, mut questions) = node();
+        node.set(Stage::Away);
+        for port in 0..=QUESTIONS as u16 {
+            assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
+        }
+        let first = questions.try_recv().expect("a question");
+        assert_eq!(std::iter::from_fn(|| questions.try_recv().ok()).count(), QUESTIONS - 1);
+        node.answered(&first.connection, first.mark, None);
+        assert_eq!(ask(&node, from(0, QUESTIONS as u16), Method::Get, "/live", b""), None);
+        assert!(questions.try_recv().is_ok());
+    }
+}

@@ -1,0 +1,334 @@
+//! What is said over a connection: which slot asks, what it is answered, and for how long it is asked to
+//! wait.
+
+pub mod audit;
+mod handing;
+mod talk;
+mod tally;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use metadata_common::maps::Slot;
+
+use crate::audit::Tape;
+use metadata_base::addresses;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_content::account::{Account, Resource};
+use metadata_content::http::{Method, Request, Response, Status};
+use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
+use metadata_content::store::{Datasource, Entry, Host, Outcome, Parked, Responses, Store};
+use metadata_datapath::stack::{Refused, Service};
+
+pub use handing::{Handing, QUESTIONS, Question, Stage};
+pub use talk::Talk;
+pub use tally::{BOUNDS_NS, End, Latencies, Reason, Tally};
+
+/// What there is to say to a request.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// What its VM's record says.
+    Known(Outcome),
+    /// The slot is known, but its record is not here yet.
+    NotYet,
+    /// The slot has asked more often than it may.
+    TooMany,
+    /// Nothing is known of the slot.
+    Unknown,
+}
+
+/// Whose an answer is, for those who count and write down.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// The dialect.
+    pub datasource: Datasource,
+    /// The VM's responses, where there are any.
+    pub responses: Option<Arc<Responses>>,
+}
+
+impl Origin {
+    /// Nobody's.
+    pub const NONE: Self = Self { datasource: Datasource::NONE, responses: None };
+}
+
+/// Where answers come from.
+pub trait Answers {
+    /// The answer to one request. Must not wait. A request that was parked is asked again with what it was
+    /// parked with.
+    fn answer(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> Answer;
+
+    /// The account of a slot's VM; `None` when the VM is not known.
+    fn account(&self, _slot: Slot) -> Option<Arc<Account>> {
+        None
+    }
+
+    /// True when a slot may connect to a host that is there for VMs of one dialect alone.
+    fn opens(&self, _slot: Slot, _host: Host) -> bool {
+        true
+    }
+
+    /// The same as [`answer`](Self::answer), and whose it is.
+    fn answer_of(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Answer, Origin) {
+        (self.answer(now, connection, request, parked), Origin::NONE)
+    }
+}
+
+impl Answers for Store {
+    fn account(&self, slot: Slot) -> Option<Arc<Account>> {
+        match self.get(slot) {
+            Entry::Ready(responses) => Some(Arc::clone(responses.vm().mailbox.account())),
+            Entry::Expected | Entry::Unknown => None,
+        }
+    }
+
+    /// A record that is still to come may be of any dialect.
+    fn opens(&self, slot: Slot, host: Host) -> bool {
+        match self.get(slot) {
+            Entry::Ready(responses) => responses.has(host),
+            Entry::Expected => true,
+            Entry::Unknown => false,
+        }
+    }
+
+    fn answer(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> Answer {
+        self.answer_of(now, connection, request, parked).0
+    }
+
+    fn answer_of(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Answer, Origin) {
+        let slot = connection.slot;
+        match self.get(slot) {
+            Entry::Ready(responses) => {
+                // Never a token's PUT: a client that is refused there gives up its datasource for good. A
+                // request that was parked has been counted.
+                let free = request.method == Method::Put || parked.is_some();
+                let (answer, datasource) = if free || self.admit(slot, responses.limit(), now.mono) {
+                    let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
+                    (Answer::Known(outcome), datasource)
+                } else {
+                    (Answer::TooMany, Datasource::NONE)
+                };
+                (answer, Origin { datasource, responses: Some(responses) })
+            }
+            Entry::Expected => (Answer::NotYet, Origin::NONE),
+            Entry::Unknown => (Answer::Unknown, Origin::NONE),
+        }
+    }
+}
+
+/// The port of every dialect, on every address served.
+const HTTP: u16 = 80;
+/// The only addresses [`PASSWORD_PORT`] is open on.
+const PASSWORD_SERVERS: [IpAddr; 2] =
+    [IpAddr::V4(addresses::METADATA), IpAddr::V6(addresses::METADATA_LINK_LOCAL)];
+
+/// How patiently to serve.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// From the first octet of a request to the end of its head.
+    pub head_timeout: Duration,
+    /// From the end of a head to the end of the body.
+    pub body_timeout: Duration,
+    /// Between two requests.
+    pub idle_timeout: Duration,
+    /// How often a request that waits for its record or its turn looks again.
+    pub look_again: Duration,
+}
+
+impl Default for ServeConfig {
+    fn default() -> Self {
+        Self {
+            head_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(75),
+            look_again: Duration::from_millis(50),
+        }
+    }
+}
+
+/// How long a request may wait for its record, or for its turn: a little less than the clients of its path
+/// wait for an answer. `path` is normalised.
+#[must_use]
+pub fn hold(path: &str) -> Duration {
+    Duration::from_millis(match path {
+        "/metadata/v1.json" => 1500,
+        _ if path.starts_with("/hetzner") => 1500,
+        _ if path.starts_with("/openstack") => 8000,
+        _ => 4000,
+    })
+}
+
+/// How long a PUT may wait for its record, with no answer after that: clients of EC2's token take any error
+/// for the end of their datasource, and silence for a reason to try again.
+pub const PUT_HOLD: Duration = Duration::from_secs(45);
+
+/// Methods answered somewhere, for `OPTIONS *`.
+const ALLOW: &str = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT";
+
+/// What all exchanges of one service share.
+#[derive(Debug)]
+struct Shared<A> {
+    answers: Arc<A>,
+    config: ServeConfig,
+    /// Answers that depend on nothing, rendered once.
+    errors: Vec<Response>,
+    not_ready: Response,
+    too_many: Response,
+    options: Response,
+    tally: Arc<Tally>,
+    tape: Option<Arc<Tape>>,
+    /// What the worker keeps for all VMs.
+    account: Arc<Account>,
+    refused: Counters,
+}
+
+/// What was refused, see [`Refused`].
+#[derive(Debug, Default)]
+struct Counters {
+    held: AtomicU64,
+    buffered: AtomicU64,
+    computed: AtomicU64,
+}
+
+impl<A> Shared<A> {
+    fn new(answers: Arc<A>, config: ServeConfig, tape: Option<Arc<Tape>>) -> Self {
+        let errors = [400, 404, 408, 413, 414, 417, 431, 501, 505];
+        Self {
+            answers,
+            config,
+            errors: errors.into_iter().map(|status| Response::error(Status(status), &[])).collect(),
+            not_ready: Response::error(Status(503), &[("Retry-After", "1")]),
+            too_many: Response::error(Status(429), &[("Retry-After", "1")]),
+            options: Response::new(Status(204), None, &[("Allow", ALLOW)], bytes::Bytes::new()),
+            account: Arc::new(Account::of_worker()),
+            refused: Counters::default(),
+            tally: Arc::default(),
+            tape,
+        }
+    }
+
+    fn error(&self, status: Status) -> Response {
+        let rendered = self.errors.iter().find(|response| response.status() == status);
+        rendered.cloned().unwrap_or_else(|| Response::error(status, &[]))
+    }
+}
+
+/// The metadata service, as the stack sees it.
+#[derive(Debug)]
+pub struct Serve<A = Store> {
+    shared: Arc<Shared<A>>,
+    /// Accounts of slots whose VM is not known, while they have connections.
+    strangers: HashMap<Slot, Weak<Account>>,
+}
+
+/// From this many accounts of strangers on, those without a connection are cleared away.
+const STRANGERS: usize = 64;
+
+impl<A: Answers> Serve<A> {
+    /// A service that answers from `answers`.
+    #[must_use]
+    pub fn new(answers: Arc<A>, config: ServeConfig) -> Self {
+        Self::audited(answers, config, None)
+    }
+
+    /// The same, which notes on the tape what it answers.
+    #[must_use]
+    pub fn audited(answers: Arc<A>, config: ServeConfig, tape: Option<Arc<Tape>>) -> Self {
+        Self { shared: Arc::new(Shared::new(answers, config, tape)), strangers: HashMap::new() }
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn tally(&self) -> Arc<Tally> {
+        Arc::clone(&self.shared.tally)
+    }
+}
+
+impl<A: Answers> Serve<A> {
+    fn account(&mut self, slot: Slot) -> Arc<Account> {
+        if let Some(account) = self.shared.answers.account(slot) {
+            return account;
+        }
+        if let Some(account) = self.strangers.get(&slot).and_then(Weak::upgrade) {
+            return account;
+        }
+        // A clearing halves the work of the next or pays for itself: at most one in as many as are kept.
+        if self.strangers.len() >= STRANGERS && self.strangers.len() == self.strangers.capacity() {
+            self.strangers.retain(|_, account| account.strong_count() > 0);
+        }
+        let account = Arc::default();
+        self.strangers.insert(slot, Arc::downgrade(&account));
+        account
+    }
+}
+
+impl<A: Answers> Service for Serve<A> {
+    type Exchange = Talk<A>;
+
+    fn listens(&self, slot: Slot, (address, port): (IpAddr, u16)) -> bool {
+        match port {
+            HTTP => true,
+            PASSWORD_PORT => PASSWORD_SERVERS.contains(&address),
+            HOST_PLUGIN_PORT => {
+                address == addresses::AZURE_WIRESERVER && self.shared.answers.opens(slot, Host::HostPlugin)
+            }
+            _ => false,
+        }
+    }
+
+    fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {
+        let account = self.account(connection.slot);
+        Talk::new(Arc::clone(&self.shared), account, connection, now)
+    }
+
+    fn admits(&self, slot: Slot) -> bool {
+        self.shared.answers.account(slot).is_none_or(|vm| vm.has_room(Resource::Connections, 1))
+    }
+
+    fn refused(&self) -> Refused {
+        let Counters { held, buffered, computed } = &self.shared.refused;
+        let [held, buffered, computed] =
+            [held, buffered, computed].map(|count| count.load(Ordering::Relaxed));
+        Refused { held, buffered, computed }
+    }
+
+    fn turned(&mut self, turn: Duration) {
+        self.shared.tally.turned(turn);
+        if let Some(tape) = &self.shared.tape {
+            tape.turned(turn);
+        }
+    }
+}
+
+/// A stack is made on the control side and moved to its worker's thread.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<metadata_datapath::stack::Stack<Serve>>();
+};

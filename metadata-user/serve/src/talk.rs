@@ -1,0 +1,542 @@
+//! One connection's requests and answers, one after the other.
+//!
+//! A request is parsed where it was received when it came in one piece without a body, as nearly all do;
+//! else it is gathered first. While an answer is on its way nothing more is read, so a client that
+//! pipelines fills its own send buffer and not our memory.
+
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::tally::{End, Reason, Wait};
+use super::{Answer, Answers, Origin, PUT_HOLD, Shared, hold};
+use crate::audit;
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_content::account::{Account, Tab};
+use metadata_content::http::body::{BodyReader, Framing};
+use metadata_content::http::date::{self, Persistence};
+use metadata_content::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
+use metadata_content::http::target::{TargetError, normalise};
+use metadata_content::http::{Method, Request, RequestError, Response, Status};
+use metadata_content::store::{Outcome, Parked};
+use metadata_datapath::stack::{Exchange, Step};
+
+/// Pieces most requests put in line: `100 Continue`, head, tail and body of the answer. A body of more than one
+/// piece makes the line longer.
+const PIECES: usize = 4;
+
+/// How long a connection on which something was said lately stays open for one more request when the service
+/// leaves: a client in the middle of its questions asks the next within this, and hears with the answer that it is
+/// the last. Closing at once would meet such a question half way (RFC 9112 §9.5).
+const LAST_CALL: Duration = Duration::from_millis(250);
+/// Capacity of a head's buffer that is kept for the next request of a connection that may stay idle.
+const HEAD_KEPT: usize = 2 * 1024;
+
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+#[derive(Debug)]
+enum Phase {
+    /// Between requests, or in the middle of a head.
+    Head,
+    /// The head is in `head`, the body on its way.
+    Body(BodyReader),
+    /// A complete request whose record is not here yet, or whose turn has not come.
+    Held { look_at: Duration, give_up: Duration },
+    /// A complete request that waits for a change.
+    Parked(Parked),
+    /// The last answer has been given.
+    Over,
+}
+
+/// What was found to say to a complete request.
+enum Said {
+    Answer(Response),
+    /// Nothing yet, why, how long it may wait in all, and what is said then: without anything the connection ends.
+    Hold(Reason, Duration, Option<Response>),
+    /// Nothing until something changes.
+    Park(Parked),
+}
+
+/// `OPTIONS *`: about the server, not about a path (RFC 9110 §9.3.7).
+fn asks_for_options(head: &Head<'_>) -> bool {
+    head.method == Method::Options && head.target == "*"
+}
+
+/// The exchange over one connection.
+pub struct Talk<A> {
+    shared: Arc<Shared<A>>,
+    connection: Connection,
+    phase: Phase,
+    scanner: Scanner,
+    head: Vec<u8>,
+    body: Vec<u8>,
+    /// Pieces not yet handed over.
+    pieces: VecDeque<Bytes>,
+    /// The hop limit of the answer being said.
+    hop_limit: Option<u8>,
+    /// An answer changed something that other requests of the slot may wait for.
+    stirs: bool,
+    /// When the request that is being answered was complete (`Now::mono`), and its wait if it has to.
+    asked: Duration,
+    wait: Option<Wait>,
+    /// When patience with the client ends.
+    deadline: Duration,
+    /// The client has closed its side.
+    ended: bool,
+    /// More has been received behind the request that is being answered.
+    more: bool,
+    /// The service leaves, and begins no answer after this.
+    leaves_by: Option<Duration>,
+    /// What it holds of its VM's account.
+    tab: Tab,
+}
+
+impl<A> fmt::Debug for Talk<A> {
+    /// Where it stands, and nothing of what was said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { connection, phase, head, body, .. } = self;
+        let mut shown = f.debug_struct("Talk");
+        shown.field("connection", connection).field("phase", phase);
+        shown.field("head_octets", &head.len()).field("body_octets", &body.len()).finish_non_exhaustive()
+    }
+}
+
+impl<A: Answers> Talk<A> {
+    pub(super) fn new(
+        shared: Arc<Shared<A>>,
+        account: Arc<Account>,
+        connection: Connection,
+        now: Now,
+    ) -> Self {
+        let deadline = now.mono + shared.config.head_timeout;
+        let tab = Tab::open(account, Arc::clone(&shared.account));
+        Self {
+            shared,
+            connection,
+            tab,
+            phase: Phase::Head,
+            scanner: Scanner::default(),
+            head: Vec::new(),
+            body: Vec::new(),
+            pieces: VecDeque::with_capacity(PIECES),
+            hop_limit: None,
+            stirs: false,
+            asked: now.mono,
+            wait: None,
+            deadline,
+            ended: false,
+            more: false,
+            leaves_by: None,
+        }
+    }
+
+    /// Puts an answer in line and gets ready for the next request, or for the end.
+    fn say(&mut self, now: Now, response: &Response, without_body: bool, persistence: Persistence) {
+        // What has been asked already is answered; then this is the last.
+        let leaves = self.leaves_by.is_some_and(|by| !self.more || by <= now.mono);
+        let persistence = if response.closes() || leaves { Persistence::Close } else { persistence };
+        self.hop_limit = response.hop_limit();
+        self.pieces.push_back(response.head().clone());
+        self.pieces.push_back(date::tail(now.unix_seconds, persistence));
+        if !without_body && !response.body().is_empty() {
+            self.pieces.extend(response.body().pieces().iter().cloned());
+        }
+        self.tab.let_go();
+        if self.head.capacity() > HEAD_KEPT {
+            self.head = Vec::new();
+        }
+        self.head.clear();
+        // Up to 64 KiB: not kept for a connection that may stay idle.
+        self.body = Vec::new();
+        self.tab.buffer(0);
+        self.scanner = Scanner::default();
+        self.phase = if persistence == Persistence::Close { Phase::Over } else { Phase::Head };
+    }
+
+    /// Counts what is about to be said, and notes it where that is wanted.
+    fn note(&mut self, now: Now, response: &Response, about: (Method, &str), origin: Origin) {
+        if let Some(wait) = self.wait.take() {
+            let expired = matches!(&self.phase, Phase::Held { give_up, .. } if *give_up <= now.mono)
+                && matches!(response.status(), Status(429 | 503));
+            wait.end(if expired { End::Expired } else { End::Released });
+        }
+        let took = now.mono.saturating_sub(self.asked);
+        self.shared.tally.answered(origin.datasource, response.status(), took);
+        if let Some(tape) = &self.shared.tape {
+            self.write_down(tape, now, took, response, about, origin);
+        }
+    }
+
+    /// Apart, so that its frame of the stack is not everybody's.
+    #[inline(never)]
+    fn write_down(
+        &self,
+        tape: &audit::Tape,
+        now: Now,
+        took: Duration,
+        response: &Response,
+        (method, target): (Method, &str),
+        origin: Origin,
+    ) {
+        let bytes = if method == Method::Head { 0 } else { response.body().len() as u64 };
+        tape.note(audit::Entry {
+            took,
+            method,
+            path: audit::Path::of(target),
+            datasource: origin.datasource,
+            status: response.status(),
+            bytes,
+            responses: origin.responses,
+            ..audit::Entry::of(&self.connection, now.unix_seconds)
+        });
+    }
+
+    /// A complete request waits from now on, if it does not wait already.
+    fn wait_for(&mut self, reason: Reason) {
+        if self.wait.as_ref().is_none_or(|wait| !wait.is_for(reason)) {
+            let former = self.wait.replace(Wait::begin(&self.shared.tally, reason));
+            former.into_iter().for_each(|wait| wait.end(End::Released));
+        }
+    }
+
+    /// Answers a request that is none. Where the next one would start is not known, so this is the last.
+    fn refuse(&mut self, now: Now, error: RequestError, without_body: bool) {
+        let response = self.shared.error(error.status());
+        if !self.is_waiting() {
+            self.asked = now.mono;
+        }
+        self.note(now, &response, (Method::Other, ""), Origin::NONE);
+        self.say(now, &response, without_body, Persistence::Close);
+    }
+
+    /// Takes octets of a head; returns how many.
+    fn take_head(&mut self, now: Now, octets: &[u8]) -> usize {
+        let before = self.head.len();
+        if before == 0 {
+            match self.scanner.advance(octets) {
+                Ok(Some(length)) => {
+                    self.more = length < octets.len();
+                    self.complete_head(now, &octets[..length]);
+                    return length;
+                }
+                Ok(None) => {
+                    let deadline = now.mono + self.shared.config.head_timeout;
+                    self.deadline = self.leaves_by.map_or(deadline, |by| by.min(deadline));
+                    self.head.extend_from_slice(octets);
+                }
+                Err(error) => self.refuse(now, error, is_head_request(octets)),
+            }
+            return octets.len();
+        }
+        let mut head = std::mem::take(&mut self.head);
+        head.extend_from_slice(octets);
+        let scanned = self.scanner.advance(&head);
+        let mut taken = octets.len();
+        if let Ok(Some(length)) = scanned {
+            taken = length - before;
+            self.more = taken < octets.len();
+            head.truncate(length);
+            self.complete_head(now, &head);
+        }
+        // Given back for its capacity, and for its content while the head is incomplete.
+        if matches!(scanned, Ok(Some(_))) && self.head.is_empty() {
+            head.clear();
+            self.head = head;
+        } else if !matches!(scanned, Ok(Some(_))) {
+            self.head = head;
+        }
+        if let Err(error) = scanned {
+            self.refuse(now, error, is_head_request(&self.head));
+        }
+        taken
+    }
+
+    /// A head is complete: answers it, or makes ready for its body.
+    fn complete_head(&mut self, now: Now, octets: &[u8]) {
+        let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
+        if let Err(error) = Head::parse(octets, &mut fields).and_then(|head| self.start(now, &head, octets)) {
+            self.refuse(now, error, is_head_request(octets));
+        }
+    }
+
+    fn start(&mut self, now: Now, head: &Head<'_>, octets: &[u8]) -> Result<(), RequestError> {
+        let framing = Framing::of(&head.headers, head.is_1_1)?;
+        let waits = head.expects_continue()?;
+        if framing == Framing::Absent {
+            return self.attempt(now, head, &[], octets);
+        }
+        // A target that can name nothing is refused before its body is asked for.
+        if !asks_for_options(head) {
+            let mut buffer = [0; TARGET_MAX];
+            if normalise(head.target, &mut buffer) == Err(TargetError::Malformed) {
+                return Err(RequestError::Target);
+            }
+        }
+        if waits {
+            self.pieces.push_back(Bytes::from_static(CONTINUE));
+        }
+        let keep = !matches!(head.method, Method::Get | Method::Head);
+        self.phase = Phase::Body(BodyReader::new(framing, keep));
+        self.deadline = now.mono + self.shared.config.body_timeout;
+        self.head.extend_from_slice(octets);
+        Ok(())
+    }
+
+    /// Tries to answer a complete request; keeps it while it has to wait.
+    fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], octets: &[u8]) -> Result<(), RequestError> {
+        if !self.is_waiting() {
+            self.asked = now.mono;
+        }
+        let (said, origin) = self.find(now, head, body)?;
+        let crowded = matches!(said, Said::Hold(..)) && !self.tab.hold();
+        let response = match (said, &self.phase) {
+            (Said::Answer(response), _) => self.charged(response),
+            (Said::Hold(_, _, at_last), _) if crowded => {
+                self.shared.refused.held.fetch_add(1, Ordering::Relaxed);
+                let Some(response) = at_last else {
+                    self.wait.take().into_iter().for_each(|wait| wait.end(End::Expired));
+                    self.phase = Phase::Over;
+                    return Ok(());
+                };
+                response
+            }
+            (Said::Hold(_, _, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
+                let Some(response) = at_last else {
+                    self.wait.take().into_iter().for_each(|wait| wait.end(End::Expired));
+                    self.phase = Phase::Over;
+                    return Ok(());
+                };
+                response
+            }
+            (Said::Park(mut parked), _) => {
+                if self.leaves_by.is_some() {
+                    parked.until = parked.until.min(now.mono);
+                }
+                self.phase = Phase::Parked(parked);
+                self.wait_for(Reason::Change);
+                if self.head.is_empty() {
+                    self.head.extend_from_slice(octets);
+                }
+                return Ok(());
+            }
+            (Said::Hold(reason, patience, _), phase) => {
+                let give_up = match phase {
+                    Phase::Held { give_up, .. } => *give_up,
+                    _ => now.mono + patience,
+                };
+                let give_up = self.leaves_by.map_or(give_up, |by| by.min(give_up));
+                let look_at = give_up.min(now.mono + self.shared.config.look_again);
+                self.phase = Phase::Held { look_at, give_up };
+                self.wait_for(reason);
+                if self.head.is_empty() {
+                    self.head.extend_from_slice(octets);
+                }
+                return Ok(());
+            }
+        };
+        let persistence = match (head.keeps_alive(), head.is_1_1) {
+            (false, _) => Persistence::Close,
+            (true, true) => Persistence::Implied,
+            (true, false) => Persistence::KeepAlive,
+        };
+        self.note(now, &response, (head.method, head.target), origin);
+        self.say(now, &response, head.method == Method::Head, persistence);
+        Ok(())
+    }
+
+    /// An answer on its VM's account, if it was computed for this request; another when the VM has too many of them
+    /// that it does not read.
+    fn charged(&self, response: Response) -> Response {
+        response.charged(|octets| self.tab.charge(octets)).unwrap_or_else(|| {
+            self.shared.refused.computed.fetch_add(1, Ordering::Relaxed);
+            self.shared.not_ready.clone()
+        })
+    }
+
+    /// Accounts for what is kept of a request; refuses the request when its VM has too much of that.
+    fn keep(&mut self, now: Now) {
+        if !self.tab.buffer(self.head.len() + self.body.len()) {
+            self.shared.refused.buffered.fetch_add(1, Ordering::Relaxed);
+            let response = self.shared.not_ready.clone();
+            self.asked = now.mono;
+            self.note(now, &response, (Method::Other, ""), Origin::NONE);
+            self.say(now, &response, false, Persistence::Close);
+        }
+    }
+
+    fn find(&mut self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<(Said, Origin), RequestError> {
+        if asks_for_options(head) {
+            return Ok((Said::Answer(self.shared.options.clone()), Origin::NONE));
+        }
+        let mut buffer = [0; TARGET_MAX];
+        let target = match normalise(head.target, &mut buffer) {
+            Ok(target) => target,
+            Err(TargetError::NotText) => {
+                return Ok((Said::Answer(self.shared.error(Status(404))), Origin::NONE));
+            }
+            Err(TargetError::Malformed) => return Err(RequestError::Target),
+        };
+        let request = Request { method: head.method, target, headers: head.headers, body };
+        let parked = match &self.phase {
+            Phase::Parked(parked) => Some(parked),
+            _ => None,
+        };
+        let patience = hold(target.path);
+        let (answer, origin) = self.shared.answers.answer_of(now, &self.connection, &request, parked);
+        let said = match answer {
+            Answer::Known(Outcome::Ready(response)) => Said::Answer(response),
+            Answer::Known(Outcome::Changed(response)) => {
+                self.stirs = true;
+                Said::Answer(response)
+            }
+            Answer::Known(Outcome::Park(parked)) => {
+                // A new wait may have ended another.
+                self.stirs |= !matches!(self.phase, Phase::Parked(_));
+                Said::Park(parked)
+            }
+            Answer::Unknown => Said::Answer(self.shared.error(Status(404))),
+            Answer::NotYet if head.method == Method::Put => Said::Hold(Reason::Record, PUT_HOLD, None),
+            Answer::NotYet => Said::Hold(Reason::Record, patience, Some(self.shared.not_ready.clone())),
+            Answer::TooMany => Said::Hold(Reason::Rate, patience, Some(self.shared.too_many.clone())),
+        };
+        Ok((said, origin))
+    }
+
+    /// Tries to answer the request gathered in `head` and `body`.
+    fn attempt_gathered(&mut self, now: Now) {
+        let (octets, body) = (std::mem::take(&mut self.head), std::mem::take(&mut self.body));
+        let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
+        let done = Head::parse(&octets, &mut fields).and_then(|head| self.attempt(now, &head, &body, &[]));
+        match done {
+            Err(error) => self.refuse(now, error, is_head_request(&octets)),
+            Ok(()) if self.is_waiting() => (self.head, self.body) = (octets, body),
+            Ok(()) => {}
+        }
+    }
+
+    /// Takes octets of a body; returns how many.
+    fn take_body(&mut self, now: Now, octets: &[u8]) -> usize {
+        let Phase::Body(reader) = &mut self.phase else { return 0 };
+        match reader.take(octets, &mut self.body) {
+            Ok(taken) => {
+                if reader.is_done() {
+                    self.more = taken < octets.len();
+                    self.attempt_gathered(now);
+                }
+                taken
+            }
+            Err(error) => {
+                self.refuse(now, error, is_head_request(&self.head));
+                octets.len()
+            }
+        }
+    }
+
+    fn is_saying(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
+    /// What to do with nothing left to say.
+    fn listen(&mut self, now: Now) -> Step {
+        let overdue = now.mono >= self.deadline;
+        match &self.phase {
+            Phase::Over => return Step::Close,
+            // Whoever has gone needs no answer about what changes.
+            Phase::Parked(_) if self.ended => return Step::Close,
+            Phase::Held { .. } | Phase::Parked(_) => self.attempt_gathered(now),
+            Phase::Head if self.head.is_empty() && (self.ended || overdue) => return Step::Close,
+            Phase::Head | Phase::Body(_) if self.ended || overdue => {
+                let error = if self.ended { RequestError::Truncated } else { RequestError::Timeout };
+                self.refuse(now, error, is_head_request(&self.head));
+            }
+            Phase::Head | Phase::Body(_) => return Step::Wait { until: Some(self.deadline) },
+        }
+        match &self.phase {
+            Phase::Held { look_at, .. } => Step::Wait { until: Some(*look_at) },
+            Phase::Parked(parked) => Step::Wait { until: Some(parked.until) },
+            Phase::Over if !self.is_saying() => Step::Close,
+            _ => self.speak(now),
+        }
+    }
+
+    /// How long the connection may stay open with nothing asked.
+    fn idle_limit(&self) -> Duration {
+        if self.leaves_by.is_some() { LAST_CALL } else { self.shared.config.idle_timeout }
+    }
+
+    /// Hands over the next piece.
+    fn speak(&mut self, now: Now) -> Step {
+        let piece = self.pieces.pop_front().unwrap_or_default();
+        if self.pieces.is_empty() && matches!(self.phase, Phase::Head) {
+            self.deadline = now.mono + self.idle_limit();
+        }
+        match self.hop_limit {
+            Some(hop_limit) => Step::SendWithin { bytes: piece, hop_limit },
+            None => Step::Send(piece),
+        }
+    }
+}
+
+impl<A: Answers> Exchange for Talk<A> {
+    fn receive(&mut self, now: Now, bytes: &[u8]) -> usize {
+        if self.is_saying() {
+            return 0;
+        }
+        let taken = match self.phase {
+            Phase::Head => self.take_head(now, bytes),
+            Phase::Body(_) => self.take_body(now, bytes),
+            Phase::Held { .. } | Phase::Parked(_) | Phase::Over => return 0,
+        };
+        // Most requests have been answered by now.
+        if !self.is_saying() {
+            self.keep(now);
+        }
+        taken
+    }
+
+    fn finish(&mut self, _: Now) {
+        self.ended = true;
+    }
+
+    fn next(&mut self, now: Now) -> Step {
+        if self.is_saying() { self.speak(now) } else { self.listen(now) }
+    }
+
+    fn drain(&mut self, now: Now, until: Duration) {
+        let idle_since = self.deadline.saturating_sub(self.idle_limit());
+        self.leaves_by = Some(until);
+        match &mut self.phase {
+            Phase::Parked(parked) => parked.until = parked.until.min(now.mono),
+            Phase::Held { give_up, .. } => *give_up = until.min(*give_up),
+            Phase::Head if self.head.is_empty() => {
+                self.deadline = self.deadline.min(idle_since + LAST_CALL).min(until);
+            }
+            Phase::Head | Phase::Body(_) => self.deadline = self.deadline.min(until),
+            Phase::Over => {}
+        }
+    }
+
+    fn resume(&mut self) {
+        let idle_since = self.deadline.saturating_sub(self.idle_limit());
+        self.leaves_by = None;
+        if self.is_idle() {
+            self.deadline = idle_since + self.idle_limit();
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Head) && self.head.is_empty() && !self.is_saying() && !self.stirs
+    }
+
+    fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Held { .. } | Phase::Parked(_))
+    }
+
+    fn stirs(&mut self) -> bool {
+        std::mem::take(&mut self.stirs)
+    }
+}

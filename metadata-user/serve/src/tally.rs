@@ -1,0 +1,297 @@
+//! What has been answered, by whom, with what and how fast.
+//!
+//! One worker writes, anybody reads, and nobody waits: every count is an atomic that is loaded and stored, never
+//! locked, so counting costs what an increment costs. Counts are read one after the other, and what a reader sees of
+//! two may be a moment apart.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use metadata_content::http::Status;
+use metadata_content::store::Datasource;
+
+/// Statuses that are counted one by one.
+const CODES: [u16; 21] =
+    [200, 201, 204, 400, 401, 403, 404, 405, 408, 409, 410, 413, 414, 415, 417, 429, 431, 500, 501, 503, 505];
+/// All statuses below are looked up in a table.
+const CODES_END: usize = 512;
+
+/// From status to its place among [`CODES`]; one beyond them for any other.
+static PLACES: [u8; CODES_END] = {
+    let mut places = [CODES.len() as u8; CODES_END];
+    let mut place = 0;
+    while place < CODES.len() {
+        places[CODES[place] as usize] = place as u8;
+        place += 1;
+    }
+    places
+};
+
+/// Upper bounds of the histogram's buckets, in nanoseconds: 50 µs to 1 s.
+pub const BOUNDS_NS: [u64; 14] = [
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+];
+
+/// Why a complete request waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Its VM's record has not arrived.
+    Record,
+    /// Its VM asks more often than it may.
+    Rate,
+    /// It asks to be told of a change.
+    Change,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Record, Self::Rate, Self::Change];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Record => "record",
+            Self::Rate => "rate",
+            Self::Change => "change",
+        }
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// What it waited for came.
+    Released,
+    /// It did not come in time: the guest was told to try again, or nothing.
+    Expired,
+    /// The connection ended first.
+    Left,
+}
+
+impl End {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Released, Self::Expired, Self::Left];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Expired => "expired",
+            Self::Left => "left",
+        }
+    }
+}
+
+/// The counts of one worker.
+#[derive(Debug)]
+pub struct Tally {
+    answers: [[AtomicU64; CODES.len() + 1]; Datasource::COUNT],
+    buckets: [AtomicU64; BOUNDS_NS.len() + 1],
+    total_ns: AtomicU64,
+    /// Answers of the present turn, which has not ended.
+    fresh: AtomicU64,
+    waiting: [AtomicU64; Reason::ALL.len()],
+    ended: [[AtomicU64; End::ALL.len()]; Reason::ALL.len()],
+}
+
+/// Counts one or more; the caller is the only one who writes.
+#[inline]
+fn add(count: &AtomicU64, more: u64) {
+    // Relaxed: a count stands for itself. No read-modify-write: nobody else writes.
+    count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+fn zeroes<const N: usize>() -> [AtomicU64; N] {
+    std::array::from_fn(|_| AtomicU64::new(0))
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            answers: std::array::from_fn(|_| zeroes()),
+            buckets: zeroes(),
+            total_ns: AtomicU64::new(0),
+            fresh: AtomicU64::new(0),
+            waiting: zeroes(),
+            ended: std::array::from_fn(|_| zeroes()),
+        }
+    }
+}
+
+impl Tally {
+    /// An answer was handed to TCP, so long after the turn that received the last octet of its request began. What was
+    /// answered in that same turn took as long as the turn, which is known when it is [`over`](Self::turned).
+    #[inline]
+    pub(super) fn answered(&self, datasource: Datasource, status: Status, waited: Duration) {
+        let place = PLACES.get(usize::from(status.0)).map_or(CODES.len(), |place| usize::from(*place));
+        add(&self.answers[datasource.index()][place], 1);
+        if waited.is_zero() {
+            add(&self.fresh, 1);
+        } else {
+            self.took(1, waited);
+        }
+    }
+
+    /// A turn took so long.
+    #[inline]
+    pub(super) fn turned(&self, turn: Duration) {
+        let fresh = self.fresh.load(Ordering::Relaxed);
+        if fresh > 0 {
+            self.fresh.store(0, Ordering::Relaxed);
+            self.took(fresh, turn);
+        }
+    }
+
+    fn took(&self, answers: u64, each: Duration) {
+        let ns = u64::try_from(each.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS_NS.iter().position(|bound| ns <= *bound).unwrap_or(BOUNDS_NS.len());
+        add(&self.buckets[bucket], answers);
+        add(&self.total_ns, ns.saturating_mul(answers));
+    }
+
+    /// How many answers were given, where it is not 0: of which dialect, with which status (0 for an unusual one).
+    pub fn answers(&self) -> impl Iterator<Item = (Datasource, u16, u64)> {
+        Datasource::all().flat_map(|datasource| {
+            let codes = CODES.into_iter().chain([0]);
+            let counts = self.answers[datasource.index()].iter().map(|count| count.load(Ordering::Relaxed));
+            codes
+                .zip(counts)
+                .filter(|(_, count)| *count > 0)
+                .map(move |(code, count)| (datasource, code, count))
+        })
+    }
+
+    /// How many answers took how long: up to each of [`BOUNDS_NS`] and no less than the one before, and more.
+    #[must_use]
+    pub fn latencies(&self) -> Latencies {
+        Latencies {
+            buckets: std::array::from_fn(|at| self.buckets[at].load(Ordering::Relaxed)),
+            total: Duration::from_nanos(self.total_ns.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Requests that wait now.
+    #[must_use]
+    pub fn waiting(&self, reason: Reason) -> u64 {
+        self.waiting[reason as usize].load(Ordering::Relaxed)
+    }
+
+    /// Waits that have ended.
+    #[must_use]
+    pub fn ended(&self, reason: Reason, end: End) -> u64 {
+        self.ended[reason as usize][end as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// A histogram of answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latencies {
+    /// Answers by bucket, the last without bound.
+    pub buckets: [u64; BOUNDS_NS.len() + 1],
+    /// What all of them took.
+    pub total: Duration,
+}
+
+impl std::ops::Add for Latencies {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let buckets = std::array::from_fn(|at| self.buckets[at] + other.buckets[at]);
+        Self { buckets, total: self.total + other.total }
+    }
+}
+
+/// A request that waits, counted from its beginning to its end, whatever that is.
+#[derive(Debug)]
+pub(super) struct Wait {
+    tally: Arc<Tally>,
+    reason: Reason,
+    end: End,
+}
+
+impl Wait {
+    pub(super) fn begin(tally: &Arc<Tally>, reason: Reason) -> Self {
+        add(&tally.waiting[reason as usize], 1);
+        Self { tally: Arc::clone(tally), reason, end: End::Left }
+    }
+
+    pub(super) fn is_for(&self, reason: Reason) -> bool {
+        self.reason == reason
+    }
+
+    pub(super) fn end(mut self, end: End) {
+        self.end = end;
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        add(&self.tally.waiting[self.reason as usize], u64::MAX);
+        add(&self.tally.ended[self.reason as usize][self.end as usize], 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BOUNDS_NS, End, Reason, Tally, Wait};
+    use metadata_content::http::Status;
+    use metadata_content::store::Datasource;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[test]
+    fn answers_are_counted_by_dialect_and_status() {
+        let tally = Tally::default();
+        let ec2 = Datasource::named("ec2");
+        for (datasource, status) in [(ec2, 200), (ec2, 200), (ec2, 404), (Datasource::NONE, 418), (ec2, 999)]
+        {
+            tally.answered(datasource, Status(status), Duration::ZERO);
+        }
+        let counted: Vec<_> = tally.answers().collect();
+        assert_eq!(counted, [(Datasource::NONE, 0, 1), (ec2, 200, 2), (ec2, 404, 1), (ec2, 0, 1)]);
+    }
+
+    #[test]
+    fn an_answer_takes_as_long_as_its_wait_or_its_turn() {
+        let tally = Tally::default();
+        let said = |waited| tally.answered(Datasource::ANY, Status(200), waited);
+        said(Duration::from_secs(8));
+        said(Duration::ZERO);
+        said(Duration::ZERO);
+        assert_eq!(tally.latencies().buckets.iter().sum::<u64>(), 1, "the turn is not over");
+        tally.turned(Duration::from_nanos(BOUNDS_NS[1]));
+        tally.turned(Duration::from_secs(1));
+        let latencies = tally.latencies();
+        assert_eq!((latencies.buckets[1], latencies.buckets[BOUNDS_NS.len()]), (2, 1));
+        assert_eq!(latencies.total, Duration::from_secs(8) + 2 * Duration::from_nanos(BOUNDS_NS[1]));
+    }
+
+    #[test]
+    fn a_wait_is_counted_once_however_it_ends() {
+        let tally = Arc::new(Tally::default());
+        let [released, expired, left] = [(); 3].map(|()| Wait::begin(&tally, Reason::Record));
+        assert_eq!((tally.waiting(Reason::Record), tally.waiting(Reason::Change)), (3, 0));
+        released.end(End::Released);
+        expired.end(End::Expired);
+        drop(left);
+        assert_eq!(tally.waiting(Reason::Record), 0);
+        assert_eq!(End::ALL.map(|end| tally.ended(Reason::Record, end)), [1, 1, 1]);
+        assert_eq!(End::ALL.map(|end| tally.ended(Reason::Rate, end)), [0, 0, 0]);
+    }
+}

@@ -1,0 +1,231 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::*;
+use metadata_content::mailbox::{
+    ATTRIBUTE_NAME_CHARS, ATTRIBUTES_OCTETS_PER_VM, ATTRIBUTES_PER_VM, DOCUMENT_OCTETS, Document,
+    PASSWORD_OCTETS,
+};
+
+const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+const RECORD: &str = include_str!("../../../../tests/vectors/record.yaml");
+
+fn uuid() -> Uuid {
+    serde_json::from_value(UUID.into()).expect("a UUID")
+}
+
+fn open(directory: &Path) -> (Mailboxes, Saves) {
+    Mailboxes::open(directory, Outbox::detached()).expect("a state directory")
+}
+
+/// What an agent that starts now finds for the VM.
+fn found_after_restart(directory: &Path) -> Arc<Mailbox> {
+    open(directory).0.get(&uuid())
+}
+
+/// Sets one of everything.
+fn fill(mailbox: &Mailbox) {
+    mailbox.note_record("web", Some("secret"));
+    mailbox.take_password();
+    mailbox.post_password(b"posted").expect("the first");
+    mailbox.set_attribute("ns", "key", &[0, 255]).expect("small");
+    mailbox.store_document(Document::AppCustomStatus, b"{}").expect("small");
+}
+
+fn assert_filled(mailbox: &Mailbox) {
+    assert!(mailbox.password_taken());
+    assert_eq!(mailbox.posted_password(), "posted");
+    assert_eq!(mailbox.attribute("ns", "key").as_deref(), Some([0, 255].as_slice()));
+    assert_eq!(mailbox.document(Document::AppCustomStatus).as_deref(), Some(b"{}".as_slice()));
+}
+
+fn assert_empty(mailbox: &Mailbox) {
+    assert!(!mailbox.password_taken());
+    assert_eq!(mailbox.posted_password(), "");
+    assert_eq!(mailbox.attributes(), []);
+    assert_eq!(mailbox.document(Document::AppCustomStatus), None);
+}
+
+#[test]
+fn all_slots_of_a_vm_share_a_mailbox_that_outlives_a_new_record() {
+    let (record, _) = Record::parse("record.yaml", RECORD).expect("a good record");
+    let mailboxes = Mailboxes::in_memory(Outbox::detached());
+    let first = mailboxes.for_record(&record);
+    first.take_password();
+    let again = mailboxes.for_record(&record);
+    assert!(Arc::ptr_eq(&first, &again));
+    assert!(again.password_taken());
+    mailboxes.forget(&record.vm.uuid).expect("nothing on disk");
+    assert!(!mailboxes.for_record(&record).password_taken(), "the next VM of that UUID begins anew");
+}
+
+#[tokio::test]
+async fn what_a_vm_wrote_survives_a_restart_in_a_private_file() {
+    let room = tempfile::tempdir().expect("a directory");
+    let directory = room.path().join("mailboxes");
+    let (mailboxes, saves) = open(&directory);
+    let mailbox = mailboxes.get(&uuid());
+    fill(&mailbox);
+    // The saver ends when nobody can change anything any more.
+    drop((mailbox, mailboxes));
+    save(saves).await;
+    let file = directory.join(format!("{UUID}.json"));
+    assert_eq!(fs::metadata(&file).expect("saved").permissions().mode() & 0o7777, 0o600);
+    assert_eq!(fs::metadata(&directory).expect("made").permissions().mode() & 0o7777, 0o700);
+    let text = fs::read_to_string(&file).expect("text");
+    assert!(!text.contains("secret"), "the record's password is in the file");
+    let found = found_after_restart(&directory);
+    assert_filled(&found);
+    found.note_record("web", Some("secret"));
+    assert!(found.password_taken(), "the record still has the password that was taken");
+    found.note_record("web", Some("changed"));
+    assert!(!found.password_taken(), "the record's password changed while no agent ran");
+}
+
+#[test]
+fn the_end_of_the_agent_saves_what_the_saver_has_not() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, saves) = open(room.path());
+    drop(saves);
+    fill(&mailboxes.get(&uuid()));
+    mailboxes.save_all();
+    assert_eq!(mailboxes.counts(), MailboxCounts::default());
+    assert_filled(&found_after_restart(room.path()));
+}
+
+#[test]
+fn a_vm_that_wrote_nothing_has_no_file() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, _saves) = open(room.path());
+    mailboxes.get(&uuid()).note_record("web", Some("secret"));
+    mailboxes.save_all();
+    assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 0);
+}
+
+#[test]
+fn a_guest_that_keeps_writing_is_in_the_queue_once() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, mut saves) = open(room.path());
+    let mailbox = mailboxes.get(&uuid());
+    for n in 0..1_000 {
+        mailbox.set_attribute("ns", "key", &[n as u8]).expect("small");
+    }
+    assert!(saves.queue.try_recv().is_ok());
+    assert!(saves.queue.try_recv().is_err(), "it is queued a second time");
+}
+
+#[test]
+fn a_change_during_a_save_is_saved_by_the_next() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, mut saves) = open(room.path());
+    let mailbox = mailboxes.get(&uuid());
+    mailbox.set_attribute("ns", "key", b"before").expect("small");
+    saves.queue.try_recv().map(|kept| write(&kept)).expect("queued").expect("saved");
+    mailbox.set_attribute("ns", "key", b"after").expect("small");
+    saves.queue.try_recv().map(|kept| write(&kept)).expect("queued again").expect("saved");
+    let found = found_after_restart(room.path());
+    assert_eq!(found.attribute("ns", "key").as_deref(), Some(b"after".as_slice()));
+}
+
+#[test]
+fn a_forgotten_vm_leaves_no_file_though_a_slot_still_writes() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, mut saves) = open(room.path());
+    let mailbox = mailboxes.get(&uuid());
+    fill(&mailbox);
+    mailboxes.save_all();
+    mailboxes.forget(&uuid()).expect("removed");
+    mailbox.set_attribute("ns", "late", b"v").expect("small");
+    while let Ok(kept) = saves.queue.try_recv() {
+        write(&kept).expect("nothing to do");
+    }
+    assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 0);
+    assert_empty(&mailboxes.get(&uuid()));
+}
+
+#[test]
+fn files_of_vms_that_went_away_are_swept_and_no_others() {
+    let room = tempfile::tempdir().expect("a directory");
+    let name = |n: u32, end: &str| format!("7c0f1a52-3b5e-4d1a-9d2c-{n:012x}{end}");
+    for file in [&name(1, ".json"), &name(2, ".json"), &name(3, ".json.bad"), &name(4, ".txt"), "notes.json"]
+    {
+        fs::write(room.path().join(file), "{}").expect("written");
+    }
+    let (mailboxes, _saves) = open(room.path());
+    assert_eq!(mailboxes.sweep(|vm| vm == name(1, "")).expect("swept"), 2);
+    let mut left: Vec<_> = fs::read_dir(room.path())
+        .expect("listed")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+        .collect();
+    left.sort();
+    assert_eq!(left, [name(1, ".json"), name(4, ".txt"), "notes.json".to_owned()]);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_put_aside_and_the_vm_begins_anew() {
+    for (case, text) in [
+        ("no JSON", "posted".to_owned()),
+        ("another version", r#"{"version":2}"#.to_owned()),
+        ("too large", " ".repeat((4 << 20) + 1)),
+    ] {
+        let room = tempfile::tempdir().expect("a directory");
+        let file = room.path().join(format!("{UUID}.json"));
+        fs::write(&file, &text).expect("written");
+        let (mailboxes, _saves) = open(room.path());
+        let mailbox = mailboxes.get(&uuid());
+        assert_empty(&mailbox);
+        assert_eq!(mailboxes.counts().loads_failed, 1, "{case}");
+        let aside = fs::read_to_string(file.with_extension("json.bad")).expect("put aside");
+        assert_eq!(aside, text, "{case}");
+        fill(&mailbox);
+        mailboxes.save_all();
+        assert_filled(&found_after_restart(room.path()));
+    }
+}
+
+#[test]
+fn a_full_mailbox_fits_the_file_that_is_read() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, _saves) = open(room.path());
+    let mailbox = mailboxes.get(&uuid());
+    let longest = |n: usize| format!("{n:0>ATTRIBUTE_NAME_CHARS$}");
+    for n in 0..ATTRIBUTES_PER_VM {
+        let value = [255; ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTES_PER_VM - 2 * ATTRIBUTE_NAME_CHARS];
+        let set = mailbox.set_attribute(&longest(n), &longest(n), &value);
+        set.expect("within the bounds");
+    }
+    for document in [Document::Kubeconfig, Document::AppCustomStatus] {
+        mailbox.store_document(document, &[255; DOCUMENT_OCTETS]).expect("within the bounds");
+    }
+    mailbox.post_password(&[255; PASSWORD_OCTETS]).expect("within the bounds");
+    mailboxes.save_all();
+    let found = found_after_restart(room.path());
+    assert_eq!(found.attributes(), mailbox.attributes());
+}
+
+#[test]
+fn a_disk_that_refuses_is_counted_and_the_guest_keeps_its_answer() {
+    let room = tempfile::tempdir().expect("a directory");
+    let directory = room.path().join("mailboxes");
+    let (mailboxes, _saves) = open(&directory);
+    let mailbox = mailboxes.get(&uuid());
+    fill(&mailbox);
+    fs::remove_dir(&directory).expect("removed");
+    mailboxes.save_all();
+    assert_eq!(mailboxes.counts().saves_failed, 1);
+    assert_filled(&mailbox);
+    fs::create_dir(&directory).expect("made again");
+    mailboxes.save_all();
+    assert_filled(&found_after_restart(&directory));
+}
+
+#[test]
+fn a_state_directory_that_is_none_is_refused() {
+    let room = tempfile::tempdir().expect("a directory");
+    let file = room.path().join("file");
+    fs::write(&file, "").expect("written");
+    let error = Mailboxes::open(&file, Outbox::detached()).expect_err("a file is no directory");
+    assert!(error.to_string().contains("check the state directory"), "{error}");
+}

@@ -1,0 +1,112 @@
+//! Files that only the agent's user may read.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, fchown};
+use std::path::{Path, PathBuf};
+
+/// The mode of files that hold secrets.
+pub const PRIVATE: u32 = 0o600;
+
+/// Puts `contents` in the place of the file at `path`, whole or not at all: written aside with mode 0600,
+/// synced, renamed over it.
+///
+/// Two writers of one path must take turns; what a writer that died left aside is removed.
+///
+/// # Errors
+/// The first of these steps that fails; the file is as it was before.
+pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace_for(path, contents, None)
+}
+
+/// As [`replace`], for another user and group, where one is given.
+///
+/// # Errors
+/// As for [`replace`].
+pub fn replace_for(path: &Path, contents: &[u8], owner: Option<(u32, u32)>) -> io::Result<()> {
+    replace_by(path, owner, |file| file.write_all(contents))
+}
+
+/// As [`replace_for`], with contents that are written piece by piece.
+///
+/// # Errors
+/// As for [`replace`].
+pub fn replace_by<T>(
+    path: &Path,
+    owner: Option<(u32, u32)>,
+    write: impl FnOnce(&mut File) -> io::Result<T>,
+) -> io::Result<T> {
+    let aside = aside(path)?;
+    match fs::remove_file(&aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let written =
+        write_new(&aside, owner, write).and_then(|written| fs::rename(&aside, path).map(|()| written));
+    if written.is_err() {
+        // The error that matters is the first one.
+        let _ = fs::remove_file(&aside);
+        return written;
+    }
+    File::open(directory(path))?.sync_all()?;
+    written
+}
+
+/// The directory `path` is in.
+pub fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn aside(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
+    let mut aside = std::ffi::OsString::from(".");
+    aside.push(name);
+    aside.push(".new");
+    Ok(path.with_file_name(aside))
+}
+
+fn write_new<T>(
+    path: &Path,
+    owner: Option<(u32, u32)>,
+    write: impl FnOnce(&mut File) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(path)?;
+    if let Some((user, group)) = owner {
+        fchown(&file, Some(user), Some(group))?;
+    }
+    let written = write(&mut file)?;
+    file.sync_all()?;
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::replace;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_file_is_replaced_whole_private_and_over_what_a_dead_writer_left() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("keys");
+        fs::write(room.path().join(".keys.new"), "half").expect("written");
+        for contents in ["first", "second"] {
+            replace(&path, contents.as_bytes()).expect("replaced");
+            assert_eq!(fs::read_to_string(&path).expect("read"), contents);
+            assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o7777, 0o600);
+        }
+        assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 1, "something was left aside");
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_nothing_behind() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("keys");
+        fs::create_dir(&path).expect("a directory in the way");
+        replace(&path, b"x").expect_err("a directory cannot be replaced by a file");
+        assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 1);
+    }
+}

@@ -1,0 +1,152 @@
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use metadata_content::token::{Keyring, Kind, SHORTEST_ROTATION};
+
+use super::{KeyError, follow, generate, given, rotate_if_older};
+
+const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
+const NOW: u64 = 1_790_000_000;
+const MONTH: Duration = Duration::from_secs(30 * 86_400);
+
+fn room() -> (tempfile::TempDir, PathBuf) {
+    let room = tempfile::tempdir().expect("a directory");
+    let path = room.path().join("token-keys");
+    (room, path)
+}
+
+fn open(path: &std::path::Path) -> Keyring {
+    super::open(path, NOW).expect("keys")
+}
+
+#[test]
+fn tokens_survive_a_restart() {
+    let (_room, path) = room();
+    let token = open(&path).mint(Kind::Aws, VM, 60, NOW);
+    assert!(open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW));
+    assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o7777, 0o600);
+}
+
+#[test]
+fn a_former_key_counts_for_one_longest_life_also_across_a_restart() {
+    let (_room, path) = room();
+    let keyring = open(&path);
+    let later = NOW + MONTH.as_secs();
+    let end_of_month = |kind| (kind, keyring.mint(kind, VM, 86_400, later));
+    let tokens = KINDS.map(end_of_month);
+    assert!(!rotate_if_older(&keyring, &path, MONTH, later - 1).expect("not yet due"));
+    assert!(rotate_if_older(&keyring, &path, MONTH, later).expect("due"));
+    let reopened = open(&path);
+    for (kind, token) in &tokens {
+        let end = later + u64::from(kind.longest_ttl_seconds());
+        for ring in [&keyring, &reopened] {
+            assert!(ring.verify(*kind, VM, token.as_bytes(), end - 1), "{kind:?}");
+            assert!(!ring.verify(*kind, VM, token.as_bytes(), end), "{kind:?}");
+            let fresh = ring.mint(*kind, VM, 60, later);
+            assert!(keyring.verify(*kind, VM, fresh.as_bytes(), later), "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_former_key_is_worth_nothing_after_the_overlap() {
+    let (_room, path) = room();
+    let keyring = open(&path);
+    let rotated = NOW + MONTH.as_secs();
+    let end = rotated + u64::from(Kind::Aws.longest_ttl_seconds());
+    // As one who learnt the former key would: signed with it, good for long after it was given up.
+    let stolen = keyring.mint(Kind::Aws, VM, 21_600, end);
+    assert!(rotate_if_older(&keyring, &path, MONTH, rotated).expect("due"));
+    assert!(keyring.verify(Kind::Aws, VM, stolen.as_bytes(), end - 1));
+    assert!(!keyring.verify(Kind::Aws, VM, stolen.as_bytes(), end));
+}
+
+#[test]
+fn a_second_rotation_waits_until_no_token_of_the_first_key_can_live() {
+    let (_room, path) = room();
+    let keyring = open(&path);
+    let day = SHORTEST_ROTATION.as_secs();
+    assert!(!rotate_if_older(&keyring, &path, Duration::ZERO, NOW + day - 1).expect("not yet due"));
+    assert!(rotate_if_older(&keyring, &path, Duration::ZERO, NOW + day).expect("due"));
+}
+
+#[test]
+fn an_agent_takes_over_the_key_another_one_began() {
+    let (_room, path) = room();
+    let (one, other) = (open(&path), open(&path));
+    let later = NOW + MONTH.as_secs();
+    assert!(rotate_if_older(&one, &path, MONTH, later).expect("due"));
+    assert!(!rotate_if_older(&other, &path, MONTH, later).expect("done by the other"));
+    let token = one.mint(Kind::Aws, VM, 60, later);
+    assert!(other.verify(Kind::Aws, VM, token.as_bytes(), later));
+}
+
+#[test]
+fn a_removed_key_file_ends_all_tokens() {
+    let (_room, path) = room();
+    let keyring = open(&path);
+    let token = keyring.mint(Kind::Aws, VM, 60, NOW);
+    fs::remove_file(&path).expect("removed");
+    assert!(rotate_if_older(&keyring, &path, MONTH, NOW).expect("made anew"));
+    assert!(!keyring.verify(Kind::Aws, VM, token.as_bytes(), NOW));
+}
+
+#[test]
+fn a_key_file_open_to_others_is_refused_with_the_way_out() {
+    let (_room, path) = room();
+    drop(open(&path));
+    for mode in [0o640, 0o604, 0o620, 0o666] {
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("changed");
+        let error = super::open(&path, NOW).expect_err("open to others");
+        assert!(matches!(error, KeyError::Exposed { mode: found, .. } if found == mode), "{error}");
+        assert!(error.to_string().contains("remove it"), "{error}");
+    }
+}
+
+#[test]
+fn a_malformed_key_file_is_refused_and_left_alone() {
+    let (_room, path) = room();
+    drop(open(&path));
+    let good = fs::read_to_string(&path).expect("read");
+    let cases = [
+        ("empty", String::new()),
+        ("cut", good[..good.len() - 2].to_owned()),
+        ("another form", good.replace("keys 1", "keys 2")),
+        ("a short key", good.replacen("\"current\":\"", "\"current\":\"AAAA", 1)),
+        ("an unknown field", good.replacen('{', "{\"more\":1,", 1)),
+        ("endless", " ".repeat(10_000) + &good),
+    ];
+    for (case, text) in cases {
+        fs::write(&path, &text).expect("written");
+        let error = super::open(&path, NOW).expect_err(case);
+        assert!(matches!(error, KeyError::Malformed { .. }), "{case}: {error}");
+        assert_eq!(fs::read_to_string(&path).expect("read"), text, "{case}");
+    }
+}
+
+#[test]
+fn agents_with_a_file_of_others_take_each_others_tokens_and_its_next_key() {
+    let (_room, path) = room();
+    assert!(given(&path).expect("no file is no error").is_none());
+    let give = |text: &str| {
+        fs::write(&path, text).expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(0o400)).expect("a mode");
+    };
+    give(&generate(None, NOW).expect("a key"));
+    let [here, there] = [0, 1].map(|_| given(&path).expect("a key file").expect("keys"));
+    let token = here.mint(Kind::Aws, VM, 3_600, NOW);
+    assert!(there.verify(Kind::Aws, VM, token.as_bytes(), NOW));
+    let next = generate(Some(&path), NOW).expect("a key after the other");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("a mode");
+    give(&next);
+    follow(&there, &path).expect("the next key");
+    assert!(there.verify(Kind::Aws, VM, token.as_bytes(), NOW), "a token of the former key");
+    let newer = there.mint(Kind::Aws, VM, 3_600, NOW);
+    assert!(!here.verify(Kind::Aws, VM, newer.as_bytes(), NOW), "the key is another");
+    fs::remove_file(&path).expect("removed");
+    follow(&there, &path).expect("it stays as it was");
+    assert!(there.verify(Kind::Aws, VM, newer.as_bytes(), NOW));
+}

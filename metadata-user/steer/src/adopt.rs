@@ -1,0 +1,470 @@
+//! Going on with what another agent left, or still has.
+//!
+//! *Left*: the agent that made the pins has ended, however. Its maps become ours (or, if their layout differs,
+//! ours take their place before anything else), and each port it left stays closed, nobody's yet, until
+//! [`Steering::attach`] names it. Frames of those bound on it come in meanwhile ([`Steering::left_on`]). Then its
+//! programs are replaced in place, and what was bound on it keeps its slot if [`Steering::bind`] asks for that one. Ports that nobody names go with [`Steering::give_up_left`].
+//!
+//! Where the agent that made the pins still runs, its ports are found in the same way but nothing of them is changed:
+//! see `takeover`.
+
+use metadata_common::mac::Mac;
+use metadata_common::maps::{Agent, Identity, MAX_SLOTS, PortKey, Slot};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+
+use super::attach::Refusal;
+use super::held::{Held, replace_tcx, replace_xdp};
+use super::losses::Looks;
+use super::mode::Programs;
+use super::pins::{self, LinkName, On, Pins};
+use super::ports::{Attached, look, place};
+use super::tables::Binding;
+use super::{SteerError, Steering, object};
+use aya::programs::links::FdLink;
+use metadata_base::port::PortName;
+use metadata_links::netlink;
+use metadata_links::netns::Cookie;
+
+/// How steering starts where another agent was, or is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Adopt {
+    /// No other agent runs on these pins; one that does is an error. What one has left is gone on with.
+    #[default]
+    Alone,
+    /// Another agent runs on these pins, on the other side, and is taken over from.
+    TakeOver {
+        /// The side that is free: 0 or 1.
+        side: u32,
+    },
+}
+
+impl Adopt {
+    /// The side hubs are made on.
+    #[must_use]
+    pub fn side(self) -> u32 {
+        match self {
+            Self::Alone => 0,
+            Self::TakeOver { side } => side,
+        }
+    }
+}
+
+/// A MAC on a device, and what it is known as: an entry of the kernel's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BoundIdentity {
+    /// The namespace's number in the tables.
+    pub netns: u32,
+    /// The namespace's cookie (`SO_NETNS_COOKIE`).
+    pub cookie: u64,
+    /// Interface index within it.
+    pub ifindex: u32,
+    /// Who speaks there.
+    pub mac: Mac,
+    /// As whom.
+    pub slot: Slot,
+}
+
+/// A port an agent before left, which has not been named yet.
+pub(super) struct Left {
+    pub(super) netns: u32,
+    pub(super) links: Vec<On>,
+    pub(super) slots: BTreeMap<Mac, Slot>,
+}
+
+/// Where a port is.
+pub(super) type Place = (Cookie, u32);
+
+impl Steering {
+    /// True while there are ports of an agent before that nobody has named.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    /// All that is bound, on ports that have been named and on those an agent before left.
+    #[must_use]
+    pub fn identities(&self) -> Vec<BoundIdentity> {
+        let bound = |cookie: Cookie, netns, ifindex, slots: &BTreeMap<Mac, Slot>| {
+            let cookie = cookie.number();
+            let each = slots.iter().map(move |(mac, slot)| (*mac, *slot)).collect::<Vec<_>>();
+            each.into_iter().map(move |(mac, slot)| BoundIdentity { netns, cookie, ifindex, mac, slot })
+        };
+        let named = self
+            .ports
+            .values()
+            .flat_map(|Attached { cookie, key, slots, .. }| bound(*cookie, key.netns, key.ifindex, slots));
+        let left = self
+            .left
+            .iter()
+            .flat_map(|((cookie, ifindex), left)| bound(*cookie, left.netns, *ifindex, &left.slots));
+        named.chain(left).collect()
+    }
+
+    /// Who may speak on a port, as whom.
+    #[must_use]
+    pub fn bound_on(&self, port: &PortName) -> Vec<(Mac, Slot)> {
+        let slots = self.ports.get(port).map(|attached| &attached.slots);
+        slots.into_iter().flatten().map(|(mac, slot)| (*mac, *slot)).collect()
+    }
+
+    /// Who an agent before bound on a port that is not attached yet, and as whom: their frames come in all the same.
+    /// Empty when nothing was left there, and while another agent has the ports.
+    ///
+    /// # Errors
+    /// When the port's namespace cannot be entered, or its device has gone meanwhile.
+    pub fn left_on(&mut self, port: &PortName) -> Result<Vec<(Mac, Slot)>, SteerError> {
+        if self.left.is_empty() || self.taking_over {
+            return Ok(Vec::new());
+        }
+        self.visit(port, |steering| {
+            let (cookie, ifindex) = place(port)?;
+            let left = ifindex.and_then(|index| Some((index, steering.left.get(&(cookie, index))?)));
+            let Some((ifindex, left)) = left else { return Ok(Vec::new()) };
+            let mtu = netlink::mtu(&port.ifname, ifindex)?;
+            left.slots.values().for_each(|slot| steering.mtus.set(*slot, mtu));
+            Ok(left.slots.iter().map(|(mac, slot)| (*mac, *slot)).collect())
+        })
+    }
+
+    /// Gives up the ports an agent before left and nobody has named, but for those that are `wanted` and could not be
+    /// attached yet, and frees their slots, which are returned. Their taps, if they still exist, are then as if there never
+    /// was an agent.
+    ///
+    /// # Errors
+    /// When it cannot be told where a wanted port is: nothing is given up then.
+    pub fn give_up_left<'a>(
+        &mut self,
+        wanted: impl IntoIterator<Item = &'a PortName>,
+    ) -> Result<Vec<Slot>, SteerError> {
+        let mut freed = Vec::new();
+        if self.taking_over || self.left.is_empty() {
+            return Ok(freed);
+        }
+        let home = self.home;
+        let place = |(cookie, ifindex): (Option<Cookie>, u32)| (cookie.unwrap_or(home), ifindex);
+        let wanted = wanted.into_iter().map(|port| Ok(self.devices.home.run(|| look(port))?.map(place)));
+        let wanted = wanted.collect::<Result<HashSet<_>, SteerError>>()?;
+        for ((cookie, ifindex), left) in
+            self.left.extract_if(.., |place, _| !wanted.contains(&Some(*place))).collect::<Vec<_>>()
+        {
+            freed.extend(left.slots.values());
+            self.forget(cookie, ifindex, left);
+        }
+        Ok(freed)
+    }
+
+    fn forget(&mut self, cookie: Cookie, ifindex: u32, left: Left) {
+        let key = PortKey { netns: left.netns, ifindex };
+        for on in left.links {
+            if let Some(Err(error)) = self.pin_of(on, cookie, key).as_deref().map(pins::unpin) {
+                tracing::warn!("a program stays on a device that nobody names: {error}");
+            }
+        }
+        let unbound = left.slots.into_iter().map(|(mac, slot)| Binding { slot, port: key, mac, hub: 0 });
+        let unbound = unbound.map(|binding| self.tables.unbind(binding)).collect::<Vec<_>>();
+        for error in unbound.into_iter().chain([self.tables.remove_port(key)]).filter_map(Result::err) {
+            tracing::warn!("clearing what an agent before left: {error}");
+        }
+        self.object.release(cookie);
+        tracing::info!(
+            ifindex,
+            netns = format!("{:x}", cookie.number()),
+            "gave up a port that an agent before left"
+        );
+    }
+
+    /// Where a program's link is pinned, if links are.
+    pub(super) fn pin_of(&self, on: On, cookie: Cookie, key: PortKey) -> Option<std::path::PathBuf> {
+        let name = LinkName { on, netns: key.netns, cookie, ifindex: key.ifindex };
+        self.pins.as_ref().map(|pins| pins.link(name))
+    }
+
+    /// Has the link pinned at `path` run our program.
+    fn replace(&mut self, on: On, cookie: Cookie, path: &Path) -> Result<FdLink, Refusal> {
+        match on {
+            On::Tcx => replace_tcx(path, self.object.classifier(cookie).map_err(Refusal::of)?),
+            On::Xdp | On::Hub => replace_xdp(path, self.object.port(cookie).map_err(Refusal::of)?),
+        }
+    }
+
+    /// Makes a port that an agent before left ours by name; called in its namespace. On an error it stays as it was,
+    /// closed and unnamed.
+    pub(super) fn claim(
+        &mut self,
+        port: &PortName,
+        cookie: Cookie,
+        ifindex: u32,
+        left: Left,
+        closed: bool,
+    ) -> Result<Attached, SteerError> {
+        let key = PortKey { netns: left.netns, ifindex };
+        match self.claim_inside(port, cookie, key, &left, closed) {
+            Ok((programs, mtu)) => {
+                left.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
+                let bound = left.slots.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac)));
+                self.bound.extend(bound);
+                tracing::debug!(%port, identities = left.slots.len(), "went on with what an agent before left");
+                let closed = self.tables.is_closed(key);
+                Ok(Attached {
+                    cookie,
+                    key,
+                    slots: left.slots,
+                    programs,
+                    closed,
+                    gone: false,
+                    looks: Looks::new(ifindex),
+                    mtu,
+                })
+            }
+            Err(error) => {
+                self.left.insert((cookie, ifindex), left);
+                Err(error)
+            }
+        }
+    }
+
+    fn claim_inside(
+        &mut self,
+        port: &PortName,
+        cookie: Cookie,
+        key: PortKey,
+        left: &Left,
+        closed: bool,
+    ) -> Result<(Programs, u32), SteerError> {
+        let mut programs = Programs::none();
+        if self.taking_over {
+            for on in &left.links {
+                let pin = self.pin_of(*on, cookie, key);
+                programs.put(*on, pin.map(Held::open).transpose()?);
+                // Still the other agent's, which may take it off.
+                programs.leave_to_pins();
+                // Loaded now, so that taking over takes no time.
+                match on {
+                    On::Tcx => drop(self.object.classifier(cookie)?),
+                    On::Xdp | On::Hub => drop(self.object.port(cookie)?),
+                }
+            }
+            return Ok((programs, netlink::mtu(&port.ifname, key.ifindex)?));
+        }
+        let mtu = self.enter(port, key, closed)?;
+        self.update(port, cookie, key, &left.links, &mut programs)?;
+        self.take_from_other_versions(port, cookie, key, &mut programs)?;
+        self.equip(port, cookie, key, &mut programs)?;
+        Ok((programs, mtu))
+    }
+
+    /// Replaces the programs of pinned links by ours.
+    pub(super) fn update(
+        &mut self,
+        port: &PortName,
+        cookie: Cookie,
+        key: PortKey,
+        links: &[On],
+        programs: &mut Programs,
+    ) -> Result<(), SteerError> {
+        for on in links {
+            let Some(path) = self.pin_of(*on, cookie, key) else { continue };
+            match self.replace(*on, cookie, &path) {
+                Ok(link) => programs.put(*on, Some(Held::replaced(link, path))),
+                // The device has gone, and another has its index.
+                Err(Refusal::Gone) => pins::unpin(&path)?,
+                Err(refusal) => return Err(refusal.about(on.name(), port, key.ifindex)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over links that another version of the agent has pinned on a port's device: the programs become ours in
+    /// place, and so do the pins.
+    pub(super) fn take_from_other_versions(
+        &mut self,
+        port: &PortName,
+        cookie: Cookie,
+        key: PortKey,
+        programs: &mut Programs,
+    ) -> Result<(), SteerError> {
+        let foreign = self.pins.as_ref().map(|pins| pins.foreign(cookie, key.ifindex)).unwrap_or_default();
+        for (version, on, path) in foreign {
+            match self.replace(on, cookie, &path) {
+                Ok(link) => {
+                    programs.put(on, Some(Held::new(link, self.pin_of(on, cookie, key))?));
+                    pins::unpin(&path)?;
+                    tracing::info!(%port, version, "took the port over from another version");
+                }
+                Err(Refusal::Gone) => pins::unpin(&path)?,
+                Err(_) => {
+                    let holder = format!(
+                        "the program that {} keeps there (`xdp-imds release` of version {version} takes it off)",
+                        path.display()
+                    );
+                    return Err(SteerError::Occupied { port: port.clone(), holder });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is pinned, at the start.
+pub(super) struct Found {
+    links: Vec<LinkName>,
+    /// Whether the maps can be gone on with, and if not why.
+    pub(super) maps: Result<(), String>,
+}
+
+impl Found {
+    /// Looks at what is pinned.
+    pub(super) fn look(pins: Option<&Pins>) -> Result<Self, SteerError> {
+        let Some(pins) = pins else { return Ok(Self { links: Vec::new(), maps: Err("no pins".into()) }) };
+        let others = pins.other_versions();
+        if !others.is_empty() {
+            tracing::warn!(?others, "other versions have pins here; they are left alone");
+        }
+        Ok(Self { links: pins.links()?, maps: object::compare(pins) })
+    }
+}
+
+impl Steering {
+    /// Goes on with what is pinned; called once the hubs are ready, before anything is attached.
+    pub(super) fn adopt(&mut self, found: Found) -> Result<(), SteerError> {
+        if self.pins.is_none() {
+            return Ok(());
+        }
+        let is_fresh = found.maps.is_err();
+        self.note_links(&found.links);
+        if self.left.keys().any(|(cookie, _)| *cookie != self.home) {
+            self.object.share()?;
+        }
+        if self.left.iter().any(|((cookie, _), left)| *cookie != self.home && left.links.contains(&On::Tcx)) {
+            self.object.share_classifier()?;
+        }
+        if self.taking_over {
+            return self.note_identities().map(drop);
+        }
+        if is_fresh {
+            self.replace_left(found.maps.err().unwrap_or_default())?;
+        } else {
+            let strays = self.note_identities()?;
+            self.sweep_tables(strays)?;
+            self.rehub_left()?;
+            if !self.left.is_empty() {
+                tracing::info!(ports = self.left.len(), "going on with what an agent before left");
+            }
+        }
+        self.tables.set_agent(Agent { key: self.key, side: self.side.into(), reserved: 0 })
+    }
+
+    /// Notes whose the links are that are pinned.
+    fn note_links(&mut self, links: &[LinkName]) {
+        for name @ LinkName { on, ifindex, .. } in links.iter().copied() {
+            let Some(path) = self.pins.as_ref().map(|pins| pins.link(name)) else { return };
+            // The hubs of an agent that runs are its own; one that has ended has none any more.
+            let stale = match on {
+                On::Hub => !self.taking_over && !self.hubs.iter().any(|hub| hub.inner_ifindex == ifindex),
+                On::Xdp | On::Tcx => !self.note_link(name),
+            };
+            if stale {
+                tracing::debug!(link = %name, "removing a pin nobody can go on with");
+                if let Err(error) = pins::unpin(&path) {
+                    tracing::warn!("{error}");
+                }
+            }
+        }
+    }
+
+    /// Notes a link on a port; false when its namespace's number is another's.
+    pub(super) fn note_link(&mut self, LinkName { on, netns, cookie, ifindex }: LinkName) -> bool {
+        match self.left.get_mut(&(cookie, ifindex)) {
+            Some(left) if left.netns == netns => left.links.push(on),
+            Some(_) => return false,
+            None if self.object.acquire_as(cookie, netns) => {
+                let left = Left { netns, links: vec![on], slots: BTreeMap::new() };
+                self.left.insert((cookie, ifindex), left);
+            }
+            None => return false,
+        }
+        true
+    }
+
+    /// Notes who is bound on the ports left; returns what is bound nowhere.
+    pub(super) fn note_identities(&mut self) -> Result<Vec<Binding>, SteerError> {
+        let places: HashMap<PortKey, Place> = self
+            .left
+            .iter()
+            .map(|(place, left)| (PortKey { netns: left.netns, ifindex: place.1 }, *place))
+            .collect();
+        let mut seen = HashSet::new();
+        let mut strays = Vec::new();
+        for (port, mac, Identity { slot, hub, .. }) in self.tables.identities()? {
+            let left = places.get(&port).and_then(|place| self.left.get_mut(place));
+            match left {
+                Some(left) if slot < MAX_SLOTS && seen.insert(slot) => drop(left.slots.insert(mac, slot)),
+                _ => strays.push(Binding { slot, port, mac, hub }),
+            }
+        }
+        Ok(strays)
+    }
+
+    /// Clears tables of what belongs to no port that is left: the tap went while no agent ran.
+    fn sweep_tables(&mut self, strays: Vec<Binding>) -> Result<(), SteerError> {
+        for stray in strays {
+            self.tables.unbind(stray)?;
+        }
+        let keys: HashSet<_> = self
+            .left
+            .iter()
+            .map(|((_, ifindex), left)| PortKey { netns: left.netns, ifindex: *ifindex })
+            .collect();
+        let entered = self.tables.ports()?;
+        for key in entered.iter().filter(|key| !keys.contains(key)) {
+            self.tables.remove_port(*key)?;
+        }
+        for key in keys.iter().filter(|key| !entered.contains(key)) {
+            self.tables.add_port(*key, self.limited())?;
+        }
+        self.tables.clear_claims()
+    }
+
+    /// Sends what comes from ports that are left to hubs that exist.
+    fn rehub_left(&mut self) -> Result<(), SteerError> {
+        for ((_, ifindex), left) in &self.left {
+            let port = PortKey { netns: left.netns, ifindex: *ifindex };
+            for (mac, slot) in &left.slots {
+                let hub = self.hub_of(*slot);
+                self.tables.redirect(Binding { slot: *slot, port, mac: *mac, hub }, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The maps pinned are of no use. Has the ports that are left run our programs, with maps in which nobody is bound, and
+    /// then pins these maps in place of the others: the ports are closed all the time.
+    fn replace_left(&mut self, reason: String) -> Result<(), SteerError> {
+        if !self.left.is_empty() {
+            tracing::warn!(
+                ports = self.left.len(),
+                "the maps an agent before left are replaced; connections and slots begin anew: {reason}"
+            );
+        }
+        let places: Vec<(Place, u32, Vec<On>)> =
+            self.left.iter().map(|(place, left)| (*place, left.netns, left.links.clone())).collect();
+        for ((cookie, ifindex), netns, links) in places {
+            let key = PortKey { netns, ifindex };
+            self.tables.add_port(key, self.limited())?;
+            for on in links {
+                let Some(path) = self.pin_of(on, cookie, key) else { continue };
+                match self.replace(on, cookie, &path) {
+                    Ok(_) => {}
+                    Err(Refusal::Gone) => pins::unpin(&path)?,
+                    Err(refusal) => {
+                        let error =
+                            refusal.about(on.name(), &PortName::local(format!("#{ifindex}")), ifindex);
+                        tracing::warn!("a port stays closed as an agent before left it: {error}");
+                    }
+                }
+            }
+        }
+        self.pins.as_ref().map_or(Ok(()), |pins| self.object.pin_maps(pins))
+    }
+}

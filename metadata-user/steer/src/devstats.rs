@@ -1,0 +1,249 @@
+//! What the kernel says of devices by number: frames refused (rtnetlink) and what redirected frames they take
+//! (the generic netlink family `netdev`, Linux 6.3). Asked in the calling thread's namespace.
+
+use rtnetlink::sys::Socket;
+use rtnetlink::sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
+use std::io;
+
+use super::SteerError;
+use metadata_links::watch::attribute;
+
+/// Octets of answers the kernel gives at once, at most (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
+const ANSWER: usize = 32 << 10;
+/// Answers read for one question at most: some 100 devices fit one.
+const ANSWERS: usize = 1_024;
+
+/// `struct nlmsghdr` (netlink(7)).
+const HEAD: usize = 16;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+/// `NLM_F_REQUEST`; and with `NLM_F_ROOT` and `NLM_F_MATCH`: all of them.
+const REQUEST: u16 = 1;
+const DUMP: u16 = 0x301;
+
+/// `struct if_stats_msg`: family, padding, interface index, mask of what is wanted (linux/if_link.h, Linux 4.7).
+const IF_STATS: usize = 12;
+const RTM_NEWSTATS: u16 = 92;
+const RTM_GETSTATS: u16 = 94;
+const IFLA_STATS_LINK_64: u16 = 1;
+/// Where `tx_dropped` stands in `struct rtnl_link_stats64`: the eighth of its numbers.
+const TX_DROPPED: usize = 7 * 8;
+/// Where `rx_dropped` stands in it: the seventh.
+const RX_DROPPED: usize = 6 * 8;
+
+/// `struct genlmsghdr`: command, version, padding (linux/genetlink.h).
+const GENL: usize = 4;
+const GENL_ID_CTRL: u16 = 16;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+/// linux/netdev.h.
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+/// `NETDEV_XDP_ACT_NDO_XMIT`: the device takes frames that are redirected to it.
+const NDO_XMIT: u64 = 4;
+
+/// Frames a device did not take, since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Dropped {
+    /// On their way out by it, to its reader or its peer.
+    pub(super) tx: u64,
+    /// Come in by it.
+    pub(super) rx: u64,
+}
+
+/// Frames dropped at every device of the namespace, by interface index.
+pub(super) fn dropped() -> Result<Vec<(u32, Dropped)>, SteerError> {
+    let mut found = Vec::new();
+    let mut body = [0; IF_STATS];
+    body[8..].copy_from_slice(&1_u32.to_ne_bytes());
+    let mut ask = || -> io::Result<()> {
+        let socket = open(NETLINK_ROUTE)?;
+        exchange(&socket, RTM_GETSTATS, DUMP, &body, |kind, body| {
+            found.extend((kind == RTM_NEWSTATS).then(|| statistics(body)).flatten());
+        })
+    };
+    ask().map_err(|source| SteerError::device("read the counters of devices", source))?;
+    Ok(found)
+}
+
+fn statistics(body: &[u8]) -> Option<(u32, Dropped)> {
+    let ifindex = u32::from_ne_bytes(body.get(4..8)?.try_into().ok()?);
+    let all = attribute(body.get(IF_STATS..)?, IFLA_STATS_LINK_64)?;
+    let at = |place: usize| Some(u64::from_ne_bytes(all.get(place..place + 8)?.try_into().ok()?));
+    Some((ifindex, Dropped { tx: at(TX_DROPPED)?, rx: at(RX_DROPPED)? }))
+}
+
+/// Every device of the namespace, and whether frames can be redirected to it; none on a kernel that does not say.
+pub(super) fn all_takers() -> Vec<(u32, bool)> {
+    ask_netdev(None).unwrap_or_default()
+}
+
+/// Whether frames can be redirected to a device; `None` on a kernel that does not say.
+pub(super) fn takes_redirected(ifindex: u32) -> Option<bool> {
+    let found = ask_netdev(Some(ifindex)).ok()?;
+    found.into_iter().find_map(|(index, takes)| (index == ifindex).then_some(takes))
+}
+
+fn ask_netdev(ifindex: Option<u32>) -> io::Result<Vec<(u32, bool)>> {
+    let socket = open(NETLINK_GENERIC)?;
+    let mut family = None;
+    let question = general(CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_NAME, b"netdev\0");
+    exchange(&socket, GENL_ID_CTRL, REQUEST, &question, |_, body| {
+        let id = body.get(GENL..).and_then(|all| attribute(all, CTRL_ATTR_FAMILY_ID));
+        family = id.and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes).or(family);
+    })?;
+    let family = family.ok_or(io::ErrorKind::NotFound)?;
+    let mut found = Vec::new();
+    let take = |_, body: &[u8]| found.extend(features(body));
+    match ifindex {
+        None => exchange(&socket, family, DUMP, &[NETDEV_CMD_DEV_GET, 1, 0, 0], take)?,
+        Some(ifindex) => {
+            let question = general(NETDEV_CMD_DEV_GET, NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
+            exchange(&socket, family, REQUEST, &question, take)?;
+        }
+    }
+    Ok(found)
+}
+
+fn features(body: &[u8]) -> Option<(u32, bool)> {
+    let all = body.get(GENL..)?;
+    let ifindex = u32::from_ne_bytes(attribute(all, NETDEV_A_DEV_IFINDEX)?.try_into().ok()?);
+    let features = u64::from_ne_bytes(attribute(all, NETDEV_A_DEV_XDP_FEATURES)?.try_into().ok()?);
+    Some((ifindex, features & NDO_XMIT != 0))
+}
+
+/// A question of generic netlink with one attribute.
+fn general(command: u8, kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut body = vec![command, 1, 0, 0];
+    // The longest value has seven octets.
+    let length = (4 + value.len()) as u16;
+    body.extend(length.to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+    body
+}
+
+fn open(protocol: isize) -> io::Result<Socket> {
+    let socket = Socket::new(protocol)?;
+    // The kernel has answered before the question's system call returns.
+    socket.set_non_blocking(true)?;
+    Ok(socket)
+}
+
+/// Asks, and gives the kind and the body of each message of the answer to `each`.
+fn exchange(
+    socket: &Socket,
+    kind: u16,
+    flags: u16,
+    body: &[u8],
+    mut each: impl FnMut(u16, &[u8]),
+) -> io::Result<()> {
+    let mut question = Vec::with_capacity(HEAD + body.len());
+    // A question has a few dozen octets.
+    question.extend(((HEAD + body.len()) as u32).to_ne_bytes());
+    question.extend([kind.to_ne_bytes(), flags.to_ne_bytes()].concat());
+    question.extend([0; 8]);
+    question.extend(body);
+    socket.send(&question, 0)?;
+    let mut answer = Vec::with_capacity(ANSWER);
+    for _ in 0..ANSWERS {
+        answer.clear();
+        socket.recv(&mut answer, 0)?;
+        if read(&answer, &mut each)? || flags == REQUEST {
+            return Ok(());
+        }
+    }
+    Err(io::Error::other("more devices than can be looked at"))
+}
+
+/// Reads the messages of an answer; true when it was the last.
+fn read(mut answer: &[u8], each: &mut impl FnMut(u16, &[u8])) -> io::Result<bool> {
+    let short = || io::Error::from(io::ErrorKind::UnexpectedEof);
+    while let Some(head) = answer.get(..HEAD) {
+        let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        let body = answer.get(HEAD..length).ok_or_else(short)?;
+        match u16::from_ne_bytes([head[4], head[5]]) {
+            NLMSG_DONE => return Ok(true),
+            NLMSG_ERROR => {
+                let errno = body.first_chunk().map_or(0, |errno| i32::from_ne_bytes(*errno));
+                return Err(io::Error::from_raw_os_error(errno.wrapping_neg()));
+            }
+            kind => each(kind, body),
+        }
+        answer = answer.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        Dropped, NLMSG_DONE, NLMSG_ERROR, RTM_NEWSTATS, dropped, features, general, read, statistics,
+    };
+
+    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(16 + body.len()).expect("short");
+        let mut all = length.to_ne_bytes().to_vec();
+        all.extend([kind.to_ne_bytes(), [0; 2]].concat());
+        all.extend([0; 8]);
+        all.extend(body);
+        all
+    }
+
+    fn counters(ifindex: u32, rx: u64, tx: u64) -> Vec<u8> {
+        let mut body = vec![0; 12];
+        body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        body.extend([196_u16.to_ne_bytes(), 1_u16.to_ne_bytes()].concat());
+        body.extend((0..24_u64).flat_map(|n| match n {
+            6 => rx.to_ne_bytes(),
+            7 => tx.to_ne_bytes(),
+            other => other.to_ne_bytes(),
+        }));
+        body
+    }
+
+    #[test]
+    fn drops_are_read_from_where_the_kernel_writes_them() {
+        let answer =
+            [message(RTM_NEWSTATS, &counters(7, 3, 9)), message(RTM_NEWSTATS, &counters(8, 0, 1))].concat();
+        let mut found = Vec::new();
+        let last = read(&answer, &mut |_, body| found.extend(statistics(body))).expect("messages");
+        assert!(!last);
+        assert_eq!(found, [(7, Dropped { tx: 9, rx: 3 }), (8, Dropped { tx: 1, rx: 0 })]);
+    }
+
+    #[test]
+    fn an_answer_cut_short_is_an_error_and_never_a_panic() {
+        let answer = message(RTM_NEWSTATS, &counters(7, 3, 9));
+        for length in 0..answer.len() {
+            let read = read(&answer[..length], &mut |_, body| _ = statistics(body));
+            assert_eq!(read.is_err(), length >= 16, "{length}");
+        }
+        for length in 0..answer.len() - 16 {
+            assert!(statistics(&answer[16..][..length]).is_none(), "{length}");
+        }
+        assert!(read(&message(NLMSG_DONE, &[]), &mut |_, _| ()).is_ok_and(|last| last));
+        let refused =
+            read(&message(NLMSG_ERROR, &(-2_i32).to_ne_bytes()), &mut |_, _| ()).expect_err("ENOENT");
+        assert_eq!(refused.raw_os_error(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn a_device_takes_redirected_frames_if_its_features_say_so() {
+        for (bits, takes) in [(0x23_u64, false), (0x67, true), (0x7, true), (0, false)] {
+            let mut body = general(1, 1, &9_u32.to_ne_bytes());
+            body.extend([12_u16.to_ne_bytes(), 3_u16.to_ne_bytes()].concat());
+            body.extend(bits.to_ne_bytes());
+            assert_eq!(features(&body), Some((9, takes)), "{bits:#x}");
+            assert_eq!(features(&body[..body.len() - 1]), None);
+        }
+    }
+
+    #[test]
+    fn the_loopback_has_counters() {
+        assert!(dropped().expect("counters").iter().any(|(ifindex, _)| *ifindex == 1));
+    }
+}

@@ -1,0 +1,247 @@
+//! What can go wrong in steering, and what its reader can do about it.
+
+use metadata_common::maps::{MAX_PORTS, MAX_SERVED, MAX_SLOTS, Slot};
+use std::fmt;
+use std::io;
+
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE};
+use metadata_base::port::PortName;
+use metadata_links::error::{LinkError, advice};
+
+/// Why steering could not do what it was asked; nothing is left half done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SteerError {
+    /// Something about a device or a network namespace.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// Something about the directory of pins.
+    #[error(transparent)]
+    Pins(#[from] super::PinsError),
+    /// Ports belong to the agent that this one takes over from, which may still change them.
+    #[error("{port} is not changed while another agent is taken over from; it is tried again after that")]
+    TakingOver {
+        /// The port.
+        port: PortName,
+    },
+    /// Only what is pinned can be taken over.
+    #[error("cannot take over without pins: give both agents the same --pins, or stop the other one first")]
+    TakeOverWithoutPins,
+    /// There are two sides to take over between.
+    #[error("expected side 0 or 1, found {found}")]
+    Side {
+        /// The side asked for.
+        found: u32,
+    },
+    /// The hub prefix makes no interface name.
+    #[error(
+        "expected a hub name of 1 to {HUB_PREFIX_MAX} octets without spaces, `/` and `:`, found `{found}`; \
+         interface names have at most 15"
+    )]
+    HubName {
+        /// The prefix as configured.
+        found: String,
+    },
+    /// More served addresses of one family than the table holds.
+    #[error("expected at most {MAX_SERVED} served IPv{family} addresses, found {found}; serve fewer")]
+    TooManyServed {
+        /// 4 or 6.
+        family: u8,
+        /// How many were configured.
+        found: usize,
+    },
+    /// A device of another kind bears a hub device's name.
+    #[error(
+        "expected no device named {name}, or a veth an earlier run left; found a {kind}; rename it or \
+         choose another hub name"
+    )]
+    NotOurs {
+        /// The name both want.
+        name: String,
+        /// The kind of device found.
+        kind: String,
+    },
+    /// The object or one of its programs cannot be loaded.
+    #[error("cannot load the eBPF {part}: {}{}", Chain(.source.as_ref()), advise(.source.as_ref()))]
+    Load {
+        /// `object`, or `program` and its name.
+        part: String,
+        /// What the kernel or the loader said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A program cannot be attached.
+    #[error(
+        "cannot attach XDP program `{program}` to {device}: {}{}",
+        Chain(.source.as_ref()), advise(.source.as_ref())
+    )]
+    Attach {
+        /// The program's name in the object.
+        program: &'static str,
+        /// The device.
+        device: String,
+        /// What the kernel said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Another XDP program is on the port.
+    #[error(
+        "cannot attach to {port}: {holder} is attached to it already, and a device carries one XDP program; \
+         stop its owner (another xdp-imds perhaps; `xdp-imds release` takes off what one has left pinned), or find it with `bpftool net` and remove it with `ip \
+         link set dev {} xdp off`", .port.ifname
+    )]
+    Occupied {
+        /// The port.
+        port: PortName,
+        /// The program found there, by name, number and mode, as far as the kernel tells.
+        holder: String,
+    },
+    /// A map operation failed.
+    #[error("cannot {action} in map {map}: {}{}", Chain(.source.as_ref()), advise(.source.as_ref()))]
+    Map {
+        /// The map's name in the object.
+        map: &'static str,
+        /// What was tried.
+        action: String,
+        /// What the kernel said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The classifier needs what this kernel has not.
+    #[error("steering by tcx needs Linux 6.6 or later; set `steer: auto` or `steer: xdp`")]
+    NoTcx,
+    /// The classifier cannot reach the hub from there.
+    #[error(
+        "cannot steer {port} by tcx: out of another network namespace that takes a ring, which this kernel did not \
+         give (the log says why); set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`"
+    )]
+    TcxElsewhere {
+        /// The port.
+        port: PortName,
+    },
+    /// The port's device does not exist, or is no longer the one that was attached.
+    #[error("expected a device {port}, found {found}; attach it again once it exists")]
+    PortGone {
+        /// The port.
+        port: PortName,
+        /// What is there instead.
+        found: String,
+    },
+    /// One device under two names.
+    #[error("{port} is the same device as {other}, which is attached already; name it one way only")]
+    SamePort {
+        /// The port as it was named now.
+        port: PortName,
+        /// The port as it was named before.
+        other: PortName,
+    },
+    /// The port is not attached.
+    #[error("{port} is not attached; attach it before binding a guest to it")]
+    NotAttached {
+        /// The port.
+        port: PortName,
+    },
+    /// No queue, or too many.
+    #[error("expected 1 to {HUB_QUEUES} receive queues of a hub, found {found}")]
+    Queues {
+        /// How many were asked for.
+        found: u32,
+    },
+    /// No hub, or too many.
+    #[error("expected 1 to {HUBS_OF_A_SIDE} hubs, found {found}; `workers` says how many")]
+    Hubs {
+        /// How many were asked for.
+        found: u32,
+    },
+    /// The slot number is beyond the tables.
+    #[error("expected a slot below {MAX_SLOTS}, found {slot}; this node is full")]
+    Slot {
+        /// The slot.
+        slot: Slot,
+    },
+    /// A group address cannot be a guest's own.
+    #[error("expected a guest's own MAC address, found the group address {mac}; correct the VM's record")]
+    GroupMac {
+        /// The address.
+        mac: metadata_common::mac::Mac,
+    },
+    /// More ports than the table holds.
+    #[error("{MAX_PORTS} ports are attached, as many as one node can own")]
+    TooManyPorts,
+}
+
+impl SteerError {
+    pub(super) fn device(action: impl Into<String>, source: io::Error) -> Self {
+        Self::Link(LinkError::device(action, source))
+    }
+
+    pub(super) fn load(
+        part: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Load { part: part.into(), source: source.into() }
+    }
+
+    pub(super) fn map(
+        map: &'static str,
+        action: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Map { map, action: action.into(), source: source.into() }
+    }
+}
+
+/// Shows an error and its causes on one line, each once: the loader's errors keep the errno two deep.
+pub(super) struct Chain<'a>(pub(super) &'a (dyn std::error::Error + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.0.to_string();
+        let mut next = self.0.source();
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            if !shown.contains(&text) {
+                shown = format!("{shown}: {text}");
+            }
+            next = cause.source();
+        }
+        f.write_str(&shown)
+    }
+}
+
+/// The errno somewhere in a chain of causes.
+pub(super) fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        let found = cause
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::raw_os_error)
+            // aya's netlink error hides its cause but tells the number.
+            .or_else(|| cause.downcast_ref::<aya::sys::NetlinkError>()?.raw_os_error());
+        if found.is_some() {
+            return found;
+        }
+        next = cause.source();
+    }
+    None
+}
+
+fn advise(error: &(dyn std::error::Error + 'static)) -> &'static str {
+    errno(error).map_or("", |errno| advice(&io::Error::from_raw_os_error(errno)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SteerError, errno};
+    use std::io;
+
+    #[test]
+    fn the_errno_is_found_below_other_errors() {
+        let cause = aya::sys::SyscallError {
+            call: "bpf_link_create",
+            io_error: io::Error::from_raw_os_error(libc::EBUSY),
+        };
+        let error = aya::programs::ProgramError::SyscallError(cause);
+        assert_eq!(errno(&error), Some(libc::EBUSY));
+        let error = SteerError::load("object", error);
+        assert!(error.to_string().contains("bpf_link_create"), "{error}");
+        assert_eq!(error.to_string().matches("os error 16").count(), 1, "{error}");
+    }
+}

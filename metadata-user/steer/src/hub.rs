@@ -1,0 +1,200 @@
+//! The hub's devices: a veth pair on the way in, a tap on the way out.
+//!
+//! ```text
+//!  ports ══ XDP redirect ══▶ PREFIX-out │ PREFIX-in ── XDP `socket` ──▶ AF_XDP
+//!  ports ◀══ XDP redirect ══ `hub` XDP ── PREFIX-tap ◀── write() of one frame
+//! ```
+
+use metadata_common::maps::MAX_STEERED;
+use metadata_common::wire::ethernet;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use metadata_common::maps::MAX_HUBS;
+
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, SteerError};
+use metadata_links::error::LinkError;
+use metadata_links::netlink;
+use metadata_links::netns;
+use metadata_links::tun;
+
+/// MTU of the hub's devices, octets. A redirect drops frames above the target's MTU, so it exceeds any
+/// guest's; a veth runs XDP natively up to a page less head and tail room, 3,506 octets on x86.
+pub const HUB_MTU: u32 = MAX_STEERED - ethernet::HEADER as u32;
+
+/// Hubs of one agent. Those of a node are numbered through, and an agent has one side of the numbers: 0 to 31 or 32 to
+/// 63. The one that takes over from it has the other.
+pub const HUBS_OF_A_SIDE: u32 = MAX_HUBS / 2;
+
+/// Receive queues an agent gives each hub: one for each CPU this process may use, up to [`HUB_QUEUES`].
+#[must_use]
+pub fn hub_queues() -> u32 {
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+    cpus.clamp(1, HUB_QUEUES)
+}
+
+/// The inner end of the hub's veth pair: where the AF_XDP socket is bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hub {
+    /// Its number, from 0.
+    pub number: u32,
+    /// Interface index of the inner end, in the namespace steering was started in.
+    pub inner_ifindex: u32,
+    /// Name of the inner end.
+    pub inner_name: String,
+    /// The receive queues steered frames arrive on, counted from 0, each with a ring of the veth and a socket of its
+    /// own: the kernel picks the one numbered as the sender's CPU, modulo their number.
+    pub queues: u32,
+}
+
+/// The devices of one hub. They go with [`Devices::remove`]; the tap also when its descriptor is closed.
+#[derive(Debug)]
+pub(super) struct Devices {
+    pub(super) outer: Device,
+    pub(super) inner: Device,
+    pub(super) tap: Device,
+}
+
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) ifindex: u32,
+}
+
+impl Device {
+    fn find(name: String) -> Result<Self, SteerError> {
+        match netns::index_of(&name)? {
+            Some(ifindex) => Ok(Self { name, ifindex }),
+            None => {
+                let gone = std::io::Error::from_raw_os_error(libc::ENODEV);
+                Err(SteerError::device(format!("find {name}, which was just made"), gone))
+            }
+        }
+    }
+
+    /// On the way out there is nobody left to act on an error but the reader of the log.
+    fn remove(&self) {
+        if let Err(error) = netlink::delete(&self.name, self.ifindex) {
+            tracing::warn!(%error, "a hub device stays behind; the next start removes it");
+        }
+    }
+}
+
+impl Devices {
+    /// Makes the devices of hub `number` in the calling thread's namespace, all up but carrying nothing yet.
+    ///
+    /// A veth pair left by an agent that was killed is replaced. On an error nothing is left.
+    pub(super) fn create(prefix: &str, number: u32, queues: u32) -> Result<(Self, OwnedFd), SteerError> {
+        check_prefix(prefix)?;
+        let [outer, inner, name] = names(prefix, number);
+        // The tap first: a live agent holds it, and then nothing of that agent's may be touched.
+        let fd = tun::create(&name)?;
+        let tap = Device::find(name)?;
+        // Closing the descriptor would do, but not at once if a child process is just being started.
+        let (outer, inner) = Self::create_veth(outer, inner, queues).inspect_err(|_| tap.remove())?;
+        let devices = Self { outer, inner, tap };
+        devices.bring_up().inspect_err(|_| devices.remove())?;
+        Ok((devices, fd))
+    }
+
+    fn create_veth(outer: String, inner: String, queues: u32) -> Result<(Device, Device), SteerError> {
+        for end in [&outer, &inner] {
+            remove_left_over(end)?;
+        }
+        netlink::create_veth(&outer, &inner, queues)?;
+        let outer = Device::find(outer)?;
+        let inner = Device::find(inner).inspect_err(|_| outer.remove())?;
+        Ok((outer, inner))
+    }
+
+    fn bring_up(&self) -> Result<(), SteerError> {
+        for Device { name, ifindex } in [&self.outer, &self.inner, &self.tap] {
+            netlink::quiet_and_up(name, *ifindex, HUB_MTU)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the devices; called in the namespace they were made in.
+    pub(super) fn remove(&self) {
+        // One end takes the other with it.
+        for device in [&self.outer, &self.tap] {
+            device.remove();
+        }
+    }
+}
+
+/// The names of a hub's devices: outer and inner end, tap. Those of the first say what they are; the others
+/// have a number in the same four octets.
+pub(super) fn names(prefix: &str, number: u32) -> [String; 3] {
+    match number {
+        0 => ["out", "in", "tap"].map(|end| format!("{prefix}-{end}")),
+        n => ["o", "i", "t"].map(|end| format!("{prefix}-{end}{n}")),
+    }
+}
+
+/// Fails when an agent has a hub of these numbers: only a live one holds the tap.
+pub(super) fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), SteerError> {
+    numbers.try_for_each(|number| {
+        let [.., tap] = names(prefix, number);
+        match netns::index_of(&tap)? {
+            Some(_) => Err(LinkError::HubInUse { name: tap }.into()),
+            None => Ok(()),
+        }
+    })
+}
+
+/// Removes what an agent with hubs of these numbers left when it was killed. To be called once it is known that no
+/// other agent has them.
+pub(super) fn remove_left_over_hubs(prefix: &str, numbers: Range<u32>) -> Result<(), SteerError> {
+    for [outer, ..] in numbers.map(|number| names(prefix, number)) {
+        if let Some(ifindex) = netns::index_of(&outer)?
+            && netlink::kind(&outer, ifindex)? == netlink::VETH
+        {
+            netlink::delete(&outer, ifindex)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_left_over(name: &str) -> Result<(), SteerError> {
+    let Some(ifindex) = netns::index_of(name)? else { return Ok(()) };
+    let kind = netlink::kind(name, ifindex)?;
+    if kind != netlink::VETH {
+        return Err(SteerError::NotOurs { name: name.into(), kind });
+    }
+    tracing::info!(device = name, "removing a hub device left by an earlier run");
+    Ok(netlink::delete(name, ifindex)?)
+}
+
+/// The kernel's rules for names (`dev_valid_name`), with room for the longest suffix.
+pub(super) fn check_prefix(prefix: &str) -> Result<(), SteerError> {
+    let fits = (1..=HUB_PREFIX_MAX).contains(&prefix.len());
+    let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '%');
+    if fits && !prefix.contains(bad) { Ok(()) } else { Err(SteerError::HubName { found: prefix.into() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check_prefix, names};
+    use crate::HUB_PREFIX_MAX;
+    use metadata_common::maps::MAX_HUBS;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_hub_has_names_of_its_own_that_the_kernel_takes() {
+        let prefix = "x".repeat(HUB_PREFIX_MAX);
+        let all: HashSet<String> = (0..MAX_HUBS).flat_map(|number| names(&prefix, number)).collect();
+        assert_eq!(all.len(), 3 * MAX_HUBS as usize);
+        assert!(all.iter().all(|name| name.len() <= 15), "{all:?}");
+    }
+
+    #[test]
+    fn a_hub_name_leaves_room_for_its_suffix() {
+        for good in ["imds", "i", "elevenbytes"] {
+            assert!(check_prefix(good).is_ok(), "{good}");
+        }
+        for bad in ["", "twelve-bytes", "a b", "a/b", "a:b", "a\0b", "a%d"] {
+            assert!(check_prefix(bad).is_err(), "{bad:?}");
+        }
+    }
+}

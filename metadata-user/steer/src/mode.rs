@@ -1,0 +1,396 @@
+//! Which program looks at a port's frames: the XDP program, the classifier, or each in its time.
+//!
+//! XDP is the cheaper way to the service, but makes every frame of many segments pay: the kernel copies all of
+//! it into one piece first. The classifier costs such a frame next to nothing (`cargo xtask traffic`). So by
+//! default a port has XDP while its guest boots and the classifier alone once it is quiet.
+//!
+//! No frame is lost or let through in between: the classifier goes on before XDP comes off, and stays. While
+//! both are on, XDP sees a frame first and takes what is ours; what passes is counted by either.
+//!
+//! The classifier redirects by interface index within one namespace, and what redirects across (a device map)
+//! is for XDP only. So out of other namespaces than the hub's it hands frames to the worker by a ring (`rings`). That
+//! costs the worker a copy, and is for the few frames of a quiet guest: one that asks much gets XDP as everywhere.
+
+use aya::programs::links::FdLink;
+use aya::programs::tc::TcAttachOptions;
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp};
+use aya::util::KernelVersion;
+use metadata_common::maps::{PortKey, program};
+use std::ops::Bound::{Excluded, Unbounded};
+use std::time::{Duration, Instant};
+
+use super::attach::Refusal;
+use super::held::Held;
+use super::pins::On;
+use super::ports::Attached;
+use super::{SteerError, Steering, attach};
+use metadata_base::port::PortName;
+use metadata_links::netns;
+
+/// Time without much asked after which a guest counts as booted.
+pub const QUIET: Duration = Duration::from_secs(30);
+/// Frames for the service, a second since the last look, that count as booting: a poll of what one has already takes
+/// about ten, the shortest boot over thirty.
+pub const BUSY: u64 = 32;
+/// Ports looked at in one call of [`Steering::follow_guests`], so that its cost does not grow with the node: about
+/// 0.3 ms, 0.6 µs each.
+pub const LOOKS_AT_ONCE: usize = 512;
+/// Ports switched in one call, which blocks meanwhile: a port's first classifier waits for an RCU grace period, some
+/// 15 ms. A port keeps its classifier, so later switches take a fraction of a millisecond.
+pub const SWITCHES_AT_ONCE: usize = 8;
+
+/// By which program ports are steered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// The XDP program: cheapest for the service, dearest for guests that send bulk.
+    Xdp,
+    /// The classifier: costs guests' bulk traffic least. Linux 6.6.
+    Tcx,
+    /// XDP while a guest asks much (it boots), the classifier alone once it is quiet. Where there can be no
+    /// classifier, XDP.
+    #[default]
+    Auto,
+}
+
+/// What is on one port at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The XDP program, perhaps with the classifier behind it.
+    Xdp,
+    /// The classifier alone.
+    Tcx,
+}
+
+/// The programs on one port. Dropped without pins they come off; with pins they stay.
+pub(super) struct Programs {
+    pub(super) xdp: Option<Held>,
+    pub(super) tcx: Option<Held>,
+    watch: Watch,
+}
+
+/// What was last seen of a port.
+struct Watch {
+    steered: u64,
+    looked: Option<Instant>,
+    since: Option<Instant>,
+    /// A switch failed, and the log says so. It is tried again, but not told again.
+    told: bool,
+}
+
+impl Programs {
+    pub(super) fn none() -> Self {
+        Self { xdp: None, tcx: None, watch: Watch::new() }
+    }
+
+    /// Notes what is on the port.
+    pub(super) fn put(&mut self, on: On, held: Option<Held>) {
+        match on {
+            On::Tcx => self.tcx = held,
+            On::Xdp | On::Hub => self.xdp = held,
+        }
+    }
+
+    /// What is on the port.
+    pub(super) fn on(&self) -> Vec<On> {
+        let xdp = self.xdp.as_ref().map(|_| On::Xdp);
+        xdp.into_iter().chain(self.tcx.as_ref().map(|_| On::Tcx)).collect()
+    }
+
+    /// True when nothing is on the port.
+    pub(super) fn is_none(&self) -> bool {
+        self.xdp.is_none() && self.tcx.is_none()
+    }
+
+    /// Leaves what is pinned to its pins.
+    pub(super) fn leave_to_pins(&mut self) {
+        [&mut self.xdp, &mut self.tcx].into_iter().flatten().for_each(Held::leave_to_pin);
+    }
+
+    /// Takes them off the port.
+    pub(super) fn take_off(self) {
+        [self.xdp, self.tcx].into_iter().flatten().for_each(Held::take_off);
+    }
+
+    pub(super) fn by(&self) -> By {
+        if self.xdp.is_some() { By::Xdp } else { By::Tcx }
+    }
+}
+
+impl Watch {
+    fn new() -> Self {
+        Self { steered: 0, looked: None, since: None, told: false }
+    }
+
+    /// What a port that is steered `by` should be steered by, after `steered` frames in all.
+    fn look(&mut self, by: By, steered: u64, now: Instant) -> By {
+        let more = steered.wrapping_sub(self.steered);
+        self.steered = steered;
+        let seconds = now.saturating_duration_since(self.looked.replace(now).unwrap_or(now)).as_secs().max(1);
+        if more >= BUSY.saturating_mul(seconds) {
+            self.since = Some(now);
+            return By::Xdp;
+        }
+        let quiet = now.saturating_duration_since(*self.since.get_or_insert(now));
+        if quiet >= QUIET { By::Tcx } else { by }
+    }
+}
+
+/// Refuses a mode this kernel cannot have.
+pub(super) fn check(mode: Mode) -> Result<(), SteerError> {
+    if mode == Mode::Tcx && !has_tcx() { Err(SteerError::NoTcx) } else { Ok(()) }
+}
+
+/// True for kernels with tcx links (6.6: e420bed02507).
+pub(super) fn has_tcx() -> bool {
+    KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 6, 0))
+}
+
+/// Puts the classifier where a device's frames enter the network stack of the calling thread's namespace,
+/// before all others that are there.
+pub(super) fn attach_tcx(
+    program: &mut SchedClassifier,
+    name: &'static str,
+    port: &PortName,
+) -> Result<FdLink, SteerError> {
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| SteerError::Attach {
+        program: name,
+        device: port.to_string(),
+        source,
+    };
+    let options = TcAttachOptions::TcxOrder(LinkOrder::first());
+    let id = program
+        .attach_with_options(&port.ifname, TcAttachType::Ingress, options)
+        .map_err(|error| failed(error.into()))?;
+    let link = program.take_link(id).map_err(|error| failed(error.into()))?;
+    link.try_into().map_err(|error: aya::programs::links::LinkError| failed(error.into()))
+}
+
+/// Fails when another agent's classifier is on the port: two would share the guest's frames.
+pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
+    if !has_tcx() {
+        return Ok(());
+    }
+    // What cannot be asked is not held against the port: attaching says more.
+    let Ok((_, programs)) = SchedClassifier::query_tcx(&port.ifname, TcAttachType::Ingress) else {
+        return Ok(());
+    };
+    let ours = [program::PORT_TCX, program::PORT_TCX_STUB];
+    let name_of =
+        |info: &aya::programs::ProgramInfo| ours.into_iter().find(|name| info.name_as_str() == Some(name));
+    match programs.iter().find_map(|info| Some((name_of(info)?, info.id()))) {
+        Some((name, id)) => Err(SteerError::Occupied {
+            port: port.clone(),
+            holder: format!("classifier `{name}` (number {id})"),
+        }),
+        None => Ok(()),
+    }
+}
+
+impl Steering {
+    /// Puts on a port what the mode wants and takes off what it does not; called in the port's namespace. What an agent
+    /// before left there goes only once there is something in its place.
+    pub(super) fn equip(
+        &mut self,
+        port: &PortName,
+        cookie: netns::Cookie,
+        key: PortKey,
+        programs: &mut Programs,
+    ) -> Result<(), SteerError> {
+        if programs.is_none() {
+            check_vacant(port)?;
+        }
+        let (wants_xdp, wants_tcx) = match self.mode {
+            Mode::Auto => (programs.is_none(), false),
+            Mode::Xdp => (true, false),
+            Mode::Tcx => (false, true),
+        };
+        if wants_tcx && programs.tcx.is_none() {
+            programs.tcx = Some(self.put_tcx(port, cookie, key)?);
+        }
+        if wants_xdp && programs.xdp.is_none() {
+            programs.xdp = Some(self.put_xdp(port, cookie, key)?);
+        }
+        let surplus = match self.mode {
+            Mode::Auto => None,
+            Mode::Xdp => programs.tcx.take(),
+            Mode::Tcx => programs.xdp.take(),
+        };
+        surplus.into_iter().for_each(Held::take_off);
+        Ok(())
+    }
+
+    fn put_xdp(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
+        let pin = self.pin_of(On::Xdp, cookie, key);
+        let xdp: &mut Xdp = self.object.port(cookie)?;
+        let link = attach::native_or_generic(xdp, key.ifindex, port)
+            .map_err(|refusal: Refusal| refusal.about(program::PORT, port, key.ifindex))?;
+        Ok(Held::new(link, pin)?)
+    }
+
+    fn put_tcx(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
+        if !self.takes_classifier(cookie) {
+            return Err(SteerError::TcxElsewhere { port: port.clone() });
+        }
+        let pin = self.pin_of(On::Tcx, cookie, key);
+        Ok(Held::new(attach_tcx(self.object.classifier(cookie)?, program::PORT_TCX, port)?, pin)?)
+    }
+
+    /// Which program steers a port now; `None` for a port that is not attached.
+    #[must_use]
+    pub fn steered_by(&self, port: &PortName) -> Option<By> {
+        self.ports.get(port).map(|attached| attached.programs.by())
+    }
+
+    /// True for namespaces out of which a classifier reaches the hub.
+    fn takes_classifier(&self, cookie: netns::Cookie) -> bool {
+        cookie == self.home || self.has_rings
+    }
+
+    /// Has a port steered by XDP or by the classifier alone, without losing a
+    /// frame or letting one through. [`Steering::follow_guests`] may switch it again.
+    ///
+    /// # Errors
+    /// When the port is not attached, its tap or its namespace has gone, or the kernel refuses. The port is steered as
+    /// before then.
+    pub fn switch(&mut self, port: &PortName, to: By) -> Result<(), SteerError> {
+        self.visit(port, |steering| steering.switch_inside(port, to))
+    }
+
+    fn switch_inside(&mut self, port: &PortName, to: By) -> Result<(), SteerError> {
+        if self.taking_over {
+            return Err(SteerError::TakingOver { port: port.clone() });
+        }
+        let Some(attached) = self.ports.get(port) else {
+            return Err(SteerError::NotAttached { port: port.clone() });
+        };
+        if attached.programs.by() == to {
+            return Ok(());
+        }
+        let (cookie, key) = (attached.cookie, attached.key);
+        let has_tcx = attached.programs.tcx.is_some();
+        let PortKey { ifindex, .. } = key;
+        if netns::cookie()? != cookie || netns::index_of(&port.ifname)? != Some(ifindex) {
+            return Err(SteerError::PortGone { port: port.clone(), found: "another device or none".into() });
+        }
+        let put = match to {
+            By::Xdp => Some(self.put_xdp(port, cookie, key)?),
+            By::Tcx if has_tcx => None,
+            By::Tcx => Some(self.put_tcx(port, cookie, key)?),
+        };
+        if let Some(Attached { programs, .. }) = self.ports.get_mut(port) {
+            match to {
+                By::Xdp => programs.xdp = put,
+                By::Tcx => {
+                    programs.tcx = put.or(programs.tcx.take());
+                    programs.xdp.take().into_iter().for_each(Held::take_off);
+                }
+            }
+        }
+        let has_xdp = |attached: &Attached| attached.cookie == cookie && attached.programs.xdp.is_some();
+        if !self.ports.values().any(has_xdp) {
+            self.object.unload_stub(cookie);
+        }
+        tracing::debug!(%port, by = ?to, "switched");
+        Ok(())
+    }
+
+    /// Looks at the next [`LOOKS_AT_ONCE`] ports and switches those whose guests have booted, or boot again;
+    /// [`SWITCHES_AT_ONCE`] at most. Call it every second or two; does nothing unless the mode is
+    /// [`Mode::Auto`] and the kernel has tcx. A port that cannot be switched is warned of once and tried again.
+    pub fn follow_guests(&mut self, now: Instant) {
+        if self.mode != Mode::Auto || !has_tcx() || self.taking_over {
+            return;
+        }
+        let due = self.due(now);
+        if due.is_empty() {
+            return;
+        }
+        for (port, to) in due {
+            let Err(error) = self.switch(&port, to) else { continue };
+            if let Some(attached) = self.ports.get_mut(&port)
+                && !std::mem::replace(&mut attached.programs.watch.told, true)
+            {
+                tracing::warn!("{port} is steered as before: {error}");
+            }
+        }
+    }
+
+    /// The ports to switch, among those next to look at.
+    fn due(&mut self, now: Instant) -> Vec<(PortName, By)> {
+        let after = self.looked_at.take().map_or(Unbounded, Excluded);
+        let (home, has_rings) = (self.home, self.has_rings);
+        let mut due = Vec::new();
+        for (looks, (name, attached)) in self.ports.range_mut((after, Unbounded)).enumerate() {
+            if looks == LOOKS_AT_ONCE || due.len() == SWITCHES_AT_ONCE {
+                break;
+            }
+            self.looked_at = Some(name.clone());
+            let stays = attached.cookie != home && !has_rings;
+            let by = attached.programs.by();
+            let Some(steered) = (!stays).then(|| self.tables.steered(attached.key)).flatten() else {
+                continue;
+            };
+            let to = attached.programs.watch.look(by, steered, now);
+            if to != by {
+                due.push((name.clone(), to));
+            }
+        }
+        if self.ports.last_key_value().map(|(name, _)| name) == self.looked_at.as_ref() {
+            self.looked_at = None;
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BUSY, By, Mode, QUIET, Watch};
+    use std::time::{Duration, Instant};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_guest_that_is_quiet_has_booted() {
+        let (mut watch, start) = (Watch::new(), Instant::now());
+        assert_eq!(watch.look(By::Xdp, 40, start), By::Xdp);
+        assert_eq!(watch.look(By::Xdp, 40, start + QUIET - SECOND), By::Xdp);
+        assert_eq!(watch.look(By::Xdp, 40 + BUSY, start + QUIET), By::Xdp, "it asked meanwhile");
+        for second in 1..30 {
+            let (asked, at) = (40 + BUSY + u64::from(second) * 10, QUIET + SECOND * second);
+            assert_eq!(watch.look(By::Xdp, asked, start + at), By::Xdp, "{second}");
+        }
+        assert_eq!(watch.look(By::Xdp, 370, start + QUIET * 2), By::Tcx, "polling is quiet");
+    }
+
+    #[test]
+    fn a_guest_that_never_asked_is_quiet_as_well() {
+        let (mut watch, start) = (Watch::new(), Instant::now());
+        assert_eq!(watch.look(By::Xdp, 0, start), By::Xdp);
+        assert_eq!(watch.look(By::Xdp, 0, start + QUIET), By::Tcx);
+    }
+
+    #[test]
+    fn polling_is_no_boot_and_asking_much_is() {
+        let (mut watch, start) = (Watch::new(), Instant::now());
+        assert_eq!(watch.look(By::Tcx, BUSY - 1, start), By::Tcx);
+        assert_eq!(watch.look(By::Tcx, 2 * BUSY - 2, start + SECOND), By::Tcx);
+        assert_eq!(watch.look(By::Tcx, 3 * BUSY - 2, start + SECOND * 2), By::Xdp);
+        assert_eq!(watch.look(By::Xdp, 3 * BUSY - 2, start + QUIET), By::Xdp, "quiet counts from then on");
+        assert_eq!(watch.look(By::Tcx, 6 * BUSY, start + QUIET + SECOND * 8), By::Tcx, "it is a rate");
+    }
+
+    #[test]
+    fn a_count_that_wraps_is_only_more() {
+        let mut watch = Watch { steered: u64::MAX, ..Watch::new() };
+        assert_eq!(watch.look(By::Tcx, BUSY - 1, Instant::now()), By::Xdp);
+    }
+
+    #[test]
+    fn modes_have_the_names_of_the_configuration() {
+        for (text, mode) in [("xdp", Mode::Xdp), ("tcx", Mode::Tcx), ("auto", Mode::Auto)] {
+            assert_eq!(serde_yaml::from_str::<Mode>(text).ok(), Some(mode));
+        }
+        assert_eq!(Mode::default(), Mode::Auto);
+    }
+}

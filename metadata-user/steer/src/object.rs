@@ -1,0 +1,426 @@
+//! The eBPF object: loaded once for the hub, and its `port` program for the agent's own namespace and for all others.
+//!
+//! A frame tells the interface it came in by, but not the namespace, and interface indexes repeat. So the agent's own
+//! namespace has an instance that is told its number by the constant `NETNS`, and every other a stub that says its number
+//! to one instance behind all of them (`stubs`); all share one set of maps. The loader shares maps by pinning only, hence a bpffs: one that is mounted
+//! nowhere, reached through its descriptor, and gone with the process even if that is killed. What outlives
+//! the process is pinned a second time (`pins`), which nobody else can take from under a running agent.
+
+use aya::programs::{SchedClassifier, Xdp};
+use aya::{Ebpf, EbpfLoader};
+use aya_obj::programs::XdpAttachType;
+use metadata_common::cookie::Key;
+use metadata_common::maps::{IN_FRONT, RING_BYTES, name, program};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+
+use super::SteerError;
+use super::pins::{Pins, layout_of, pin_map};
+use super::stubs::{self, Stubs};
+use metadata_links::error::LinkError;
+use metadata_links::netns::{Cookie, MAX_NAMESPACES};
+
+/// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
+
+/// Maps all instances share: every one of the objects' but their constants and the ring that each hub has of its own.
+const SHARED: [&str; 23] = [
+    name::PORTS,
+    name::IDENTITIES,
+    name::GUESTS,
+    name::GUEST_DEVICES,
+    name::BARE_DEVICES,
+    name::HUBS,
+    name::HUB_DEVICES,
+    name::SOCKETS,
+    name::SERVED_V4,
+    name::SERVED_V6,
+    name::LAST_OCTETS,
+    name::ALL_SENT,
+    name::DRAINING,
+    name::AGENT,
+    name::COUNTERS,
+    name::TRACE,
+    name::TRACE_PASSING,
+    name::EVENTS,
+    name::TRACED,
+    name::PORT_PROGRAMS,
+    name::PORT_CLASSIFIERS,
+    name::RINGS,
+    // The ring of the kernel side's log, as aya-log calls it.
+    "AYA_LOGS",
+];
+
+/// Shared maps that no other agent goes on with: what is logged and reported is the agent's that loaded the program.
+const OWN: [&str; 4] = [name::TRACE, name::EVENTS, name::TRACED, "AYA_LOGS"];
+
+/// Maps that outlive the agent.
+pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
+    SHARED.into_iter().filter(|name| !OWN.contains(name))
+}
+
+/// Octets of the ring of an instance that is no hub's: a page, which goes as soon as the program is loaded.
+const NO_RING: u32 = 4_096;
+
+/// The number of the instance that has no ports.
+const HUB_INSTANCE: usize = 0;
+
+/// Every number a namespace can have, each where the loader can refer to it for as long as it likes.
+pub(super) static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
+    let mut numbers = [0; MAX_NAMESPACES + 1];
+    let mut n = 0;
+    while n < numbers.len() {
+        numbers[n] = n as u32;
+        n += 1;
+    }
+    numbers
+};
+
+/// In the place of a number: that of each frame's stub.
+static BEHIND_STUBS: u32 = IN_FRONT;
+
+/// The loader and the instances it has made.
+pub(super) struct Object {
+    /// Kept because making one parses the kernel's own type information, which takes longer than a load.
+    loader: EbpfLoader<'static>,
+    pins: Private,
+    stubs: Stubs,
+    /// The agent's own namespace.
+    home: Cookie,
+    /// Another agent has the ports: its program stays behind the stubs.
+    taking_over: bool,
+    instances: BTreeMap<Cookie, Instance>,
+    free: Vec<usize>,
+}
+
+/// The programs for one namespace.
+struct Instance {
+    number: usize,
+    /// `port`, or a stub. Loaded when the first port wants it.
+    program: Option<Xdp>,
+    /// Loaded when the first port wants it.
+    classifier: Option<SchedClassifier>,
+    ports: usize,
+}
+
+impl Object {
+    /// Loads the object for a hub, the first; the maps are in what is returned beside it: those of an agent before,
+    /// if there are any to go on with. That agent runs still if this one is `taking_over`.
+    pub(super) fn load(
+        key: Key,
+        hub: u32,
+        home: Cookie,
+        adopted: Option<&Pins>,
+        taking_over: bool,
+    ) -> Result<(Self, Ebpf), SteerError> {
+        let pins = Private::create()?;
+        if let Some(adopted) = adopted {
+            for map in lasting() {
+                pin_map(&adopted.map(map), &pins.path(map))?;
+            }
+        }
+        let mut loader = EbpfLoader::new();
+        // The loader refers to it for as long as it likes: sixteen octets each time steering starts.
+        let key: &'static [u64; 2] = Box::leak(Box::new(key.0));
+        loader.override_global(name::COOKIE_KEY, key, true);
+        for map in SHARED {
+            loader.map_pin_path(map, pins.path(map));
+        }
+        let stubs = Stubs::prepare(&pins)?;
+        let free = (HUB_INSTANCE + 1..NUMBERS.len()).rev().collect();
+        let instances = BTreeMap::new();
+        let mut object = Self { loader, pins, stubs, home, taking_over, instances, free };
+        let hub = object.hub(hub)?;
+        Ok((object, hub))
+    }
+
+    /// The object once more, for the devices of a hub; it shares its maps, but for the hub's ring, with all other instances.
+    pub(super) fn hub(&mut self, hub: u32) -> Result<Ebpf, SteerError> {
+        let number = NUMBERS.get(hub as usize).unwrap_or(&NUMBERS[0]);
+        // The first hub's number is what the object says anyway.
+        self.loader.override_global(name::HUB, number, hub > 0);
+        self.instantiate(&NUMBERS[HUB_INSTANCE], RING_BYTES)
+    }
+
+    fn instantiate(&mut self, number: &'static u32, ring: u32) -> Result<Ebpf, SteerError> {
+        self.loader
+            .override_global(name::NETNS, number, true)
+            .map_max_entries(name::RING, ring)
+            .load(OBJECT)
+            .map_err(|source| SteerError::load("object", source))
+    }
+
+    /// Counts one more port in a namespace; returns the namespace's number.
+    ///
+    /// Pair it with [`Object::release`], also when the port then comes to nothing.
+    pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<u32, SteerError> {
+        let number = match self.instances.get(&cookie) {
+            Some(instance) => instance.number,
+            None => self.free.pop().ok_or(LinkError::TooManyNamespaces)?,
+        };
+        self.count(cookie, number);
+        Ok(NUMBERS[number])
+    }
+
+    /// Loads the program behind all stubs, unless it is: the kernel takes a tenth of a second to check it. From now on it
+    /// sees the frames of stubs that an agent before has left; while that agent runs, when the ports are
+    /// [taken over](Object::take_over).
+    pub(super) fn share(&mut self) -> Result<(), SteerError> {
+        if !self.stubs.has_shared() {
+            let program = self.port_program(&BEHIND_STUBS)?;
+            self.stubs.share(program);
+        }
+        if self.taking_over { Ok(()) } else { self.stubs.offer() }
+    }
+
+    /// As [`Object::share`], for classifiers.
+    pub(super) fn share_classifier(&mut self) -> Result<(), SteerError> {
+        if !self.stubs.has_shared_classifier() {
+            let classifier = self.port_classifier(&BEHIND_STUBS)?;
+            self.stubs.share_classifier(classifier);
+        }
+        if self.taking_over { Ok(()) } else { self.stubs.offer() }
+    }
+
+    /// Puts our programs behind all stubs.
+    pub(super) fn take_over(&mut self) -> Result<(), SteerError> {
+        self.taking_over = false;
+        self.stubs.offer()
+    }
+
+    /// Counts one more port in a namespace that an agent before gave this number. False when it cannot have it.
+    pub(super) fn acquire_as(&mut self, cookie: Cookie, number: u32) -> bool {
+        let number = number as usize;
+        match self.instances.get(&cookie) {
+            Some(instance) if instance.number != number => return false,
+            Some(_) => {}
+            None => match self.free.iter().rposition(|free| *free == number) {
+                Some(at) => drop(self.free.swap_remove(at)),
+                None => return false,
+            },
+        }
+        self.count(cookie, number);
+        true
+    }
+
+    fn count(&mut self, cookie: Cookie, number: usize) {
+        let new = || Instance { number, program: None, classifier: None, ports: 0 };
+        self.instances.entry(cookie).or_insert_with(new).ports += 1;
+    }
+
+    /// The program for XDP of a namespace with ports: `port`, or a stub with `port` behind it.
+    pub(super) fn port(&mut self, cookie: Cookie) -> Result<&mut Xdp, SteerError> {
+        let Instance { number, program, .. } = self.instance(cookie)?;
+        if program.is_none() {
+            let number = *number;
+            let loaded = if cookie == self.home {
+                self.port_program(&NUMBERS[number])?
+            } else {
+                self.share()?;
+                self.stubs.stub(number, &self.pins)?
+            };
+            self.instance(cookie)?.program = Some(loaded);
+        }
+        let loaded = self.instance(cookie)?.program.as_mut();
+        loaded.ok_or_else(|| SteerError::load(program::PORT, "it was not kept"))
+    }
+
+    /// The classifier of a namespace with ports: `port_tcx`, or a stub with `port_tcx` behind it.
+    pub(super) fn classifier(&mut self, cookie: Cookie) -> Result<&mut SchedClassifier, SteerError> {
+        let Instance { number, classifier, .. } = self.instance(cookie)?;
+        if classifier.is_none() {
+            let number = *number;
+            let loaded = if cookie == self.home {
+                self.port_classifier(&NUMBERS[number])?
+            } else {
+                self.share_classifier()?;
+                self.stubs.classifier(number, &self.pins)?
+            };
+            self.instance(cookie)?.classifier = Some(loaded);
+        }
+        let loaded = self.instance(cookie)?.classifier.as_mut();
+        loaded.ok_or_else(|| SteerError::load(program::PORT_TCX, "it was not kept"))
+    }
+
+    /// Unloads a namespace's stub of XDP, which takes half of what the namespace costs, until a port wants it again.
+    pub(super) fn unload_stub(&mut self, cookie: Cookie) {
+        if cookie != self.home
+            && let Some(instance) = self.instances.get_mut(&cookie)
+        {
+            instance.program = None;
+        }
+    }
+
+    fn instance(&mut self, cookie: Cookie) -> Result<&mut Instance, SteerError> {
+        let absent = || SteerError::load(program::PORT, "the namespace has no ports");
+        self.instances.get_mut(&cookie).ok_or_else(absent)
+    }
+
+    /// Counts one port less; with the last of a namespace its instance goes.
+    pub(super) fn release(&mut self, cookie: Cookie) {
+        let Some(instance) = self.instances.get_mut(&cookie) else { return };
+        instance.ports -= 1;
+        if instance.ports > 0 {
+            return;
+        }
+        if let Some(Instance { number, .. }) = self.instances.remove(&cookie) {
+            self.free.push(number);
+        }
+    }
+
+    fn port_program(&mut self, number: &'static u32) -> Result<Xdp, SteerError> {
+        let mut ebpf = self.instantiate(number, NO_RING)?;
+        keep_program(&mut ebpf, program::PORT, &self.pins)
+    }
+
+    /// As [`Object::port_program`], for the classifier.
+    fn port_classifier(&mut self, number: &'static u32) -> Result<SchedClassifier, SteerError> {
+        let mut ebpf = self.instantiate(number, NO_RING)?;
+        keep_classifier(&mut ebpf, program::PORT_TCX, &self.pins)
+    }
+}
+
+/// Loads a program and keeps nothing else: the loader's own copy of the object and its descriptors of the maps would cost
+/// every namespace a hundredfold.
+pub(super) fn keep_program(ebpf: &mut Ebpf, name: &'static str, pins: &Private) -> Result<Xdp, SteerError> {
+    let loaded = load_program(ebpf, name)?;
+    let path = pins.path(name);
+    let failed = |source| SteerError::load(format!("program {name}"), source);
+    loaded.pin(&path).map_err(|source| SteerError::load("program's pin", source))?;
+    let program = Xdp::from_pin(&path, XdpAttachType::Interface).map_err(failed);
+    std::fs::remove_file(&path).map_err(|source| SteerError::device("remove the program's pin", source))?;
+    program
+}
+
+/// As [`keep_program`], for a classifier.
+pub(super) fn keep_classifier(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    pins: &Private,
+) -> Result<SchedClassifier, SteerError> {
+    let loaded = load_classifier(ebpf, name)?;
+    let path = pins.path(name);
+    let failed = |source| SteerError::load(format!("program {name}"), source);
+    loaded.pin(&path).map_err(|source| SteerError::load("classifier's pin", source))?;
+    let classifier = SchedClassifier::from_pin(&path).map_err(failed);
+    std::fs::remove_file(&path)
+        .map_err(|source| SteerError::device("remove the classifier's pin", source))?;
+    classifier
+}
+
+/// Loads one program into the kernel.
+pub(super) fn load_program<'e>(ebpf: &'e mut Ebpf, name: &'static str) -> Result<&'e mut Xdp, SteerError> {
+    let part = || format!("program {name}");
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
+    let program: &mut Xdp = program.try_into().map_err(|source| SteerError::load(part(), source))?;
+    program.load().map_err(|source| SteerError::load(part(), source))?;
+    Ok(program)
+}
+
+/// As [`load_program`], for a classifier.
+pub(super) fn load_classifier<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &'static str,
+) -> Result<&'e mut SchedClassifier, SteerError> {
+    let part = || format!("program {name}");
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
+    let program: &mut SchedClassifier =
+        program.try_into().map_err(|source| SteerError::load(part(), source))?;
+    program.load().map_err(|source| SteerError::load(part(), source))?;
+    Ok(program)
+}
+
+impl Object {
+    /// Pins the maps for agents to come, in place of those there.
+    pub(super) fn pin_maps(&self, pins: &Pins) -> Result<(), SteerError> {
+        lasting().try_for_each(|map| Ok(pin_map(&self.pins.path(map), &pins.map(map))?))
+    }
+}
+
+/// Says in what the maps pinned there differ from the object's, if they do.
+pub(super) fn compare(pins: &Pins) -> Result<(), String> {
+    let parse = |object| aya_obj::Object::parse(object).map_err(|error| error.to_string());
+    let (object, stub) = (parse(OBJECT)?, parse(stubs::OBJECT)?);
+    for name in lasting() {
+        let map = object.maps.get(name).or_else(|| stub.maps.get(name));
+        let map = map.ok_or_else(|| format!("no object has a map {name}"))?;
+        let expected = [map.map_type(), map.key_size(), map.value_size(), map.max_entries()];
+        let found = layout_of(&pins.map(name)).map_err(|error| error.to_string())?;
+        if found != expected {
+            return Err(format!(
+                "expected {name} of kind, key octets, value octets and entries {expected:?}, found {found:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A bpffs of our own.
+pub(super) struct Private(OwnedFd);
+
+impl Private {
+    fn create() -> Result<Self, SteerError> {
+        let mount = || -> io::Result<OwnedFd> {
+            let bpffs = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            fsconfig_create(&bpffs)?;
+            Ok(fsmount(&bpffs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC)?)
+        };
+        mount().map(Self).map_err(|source| SteerError::device("make a private bpffs", source))
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NUMBERS, OBJECT, SHARED};
+    use metadata_common::maps::name;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_map_of_the_objects_but_their_constants_and_a_hubs_ring_is_shared() {
+        let objects = [OBJECT, super::stubs::OBJECT]
+            .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
+        let names = objects.iter().flat_map(|object| object.maps.keys().map(String::as_str));
+        let maps: BTreeSet<&str> = names.filter(|map| !map.starts_with('.')).collect();
+        assert_eq!(maps, SHARED.into_iter().chain([name::RING]).collect());
+    }
+
+    #[test]
+    fn both_objects_define_the_maps_of_stubs_alike() {
+        let [object, stubs] = [OBJECT, super::stubs::OBJECT]
+            .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
+        let of_stubs = stubs.maps.keys().map(String::as_str).filter(|map| !map.starts_with('.'));
+        assert_eq!(of_stubs.collect::<BTreeSet<_>>(), name::OF_STUBS.into());
+        let layout =
+            |map: &aya_obj::Map| (map.map_type(), map.key_size(), map.value_size(), map.max_entries());
+        for (name, map) in stubs.maps.iter().filter(|(name, _)| name::OF_STUBS.contains(&name.as_str())) {
+            assert!(object.maps.get(name).is_none_or(|other| layout(other) == layout(map)), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_object_can_be_told_its_namespace_its_hub_and_the_key() {
+        let mut object = aya_obj::Object::parse(OBJECT).expect("the embedded object parses");
+        let number = NUMBERS[7].to_ne_bytes();
+        let constants = [
+            (name::NETNS, (number.as_slice(), true)),
+            (name::HUB, (number.as_slice(), true)),
+            (name::COOKIE_KEY, (&[7; 16][..], true)),
+        ];
+        let told = object.patch_map_data(constants.into());
+        assert!(told.is_ok(), "{told:?}");
+    }
+
+    #[test]
+    fn every_namespace_has_a_number_of_its_own() {
+        assert!((0..).zip(NUMBERS).all(|(n, number): (u32, u32)| n == number));
+    }
+}

@@ -1,0 +1,467 @@
+//! What stays in the kernel when the agent ends: links and maps, pinned on a bpffs.
+//!
+//! ```text
+//!  PINS/v1/maps/IDENTITIES …                    every map the programs share, by its name in the object
+//!  PINS/v1/links/port-3-1a2b-17                 a program on a device: program, number and cookie (hex) of the
+//!                                               namespace, interface index
+//! ```
+//!
+//! A link that is pinned keeps its program on the device whoever dies; the next agent opens it and replaces the
+//! program in place (`BPF_LINK_UPDATE`), so a port is never open in between. Files are made with mode 0600,
+//! directories with 0700. `v1` is the layout of all this: an agent of another layout has a directory of its
+//! own and leaves this one alone, but for links on a port it wants.
+//!
+//! The directory `v1` is locked (flock(2)): shared by every agent that runs on it, two of them during a
+//! takeover, and exclusively by whoever starts alone or takes everything off.
+
+use aya::maps::{MapData, MapInfo};
+use aya::programs::links::{FdLink, PinnedLink};
+use rustix::fs::{FlockOperation, StatFs, flock, statfs};
+use std::fmt;
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use metadata_links::netns::Cookie;
+
+/// The layout of what is pinned: names, and what maps and programs mean to each other.
+const VERSION: &str = "v1";
+/// `BPF_FS_MAGIC` (include/uapi/linux/magic.h).
+const BPF_FS: u32 = 0xcafe_4a11;
+/// Links read from one directory: four for each port, and then something else is wrong.
+const MAX_LINKS: usize = 4 * metadata_common::maps::MAX_PORTS as usize;
+
+/// Why pins cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PinsError {
+    /// The directory is on no bpffs.
+    #[error(
+        "expected {} on a bpffs, found another file system or nothing: `mount -t bpf bpf /sys/fs/bpf`, or pin nothing \
+         with --no-pins, and every port is open while no agent runs", path.display()
+    )]
+    NoBpffs {
+        /// The configured directory.
+        path: PathBuf,
+    },
+    /// Others may write to the directory.
+    #[error(
+        "expected {} to belong to this user and to be writable for no one else, found owner {owner} and mode {mode:o}; \
+         `chmod 0700` it if it is yours, or choose another with --pins", path.display()
+    )]
+    Exposed {
+        /// The configured directory.
+        path: PathBuf,
+        /// Who owns it.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// Another agent runs on these pins.
+    #[error(
+        "another xdp-imds runs with the pins in {}: stop it, take over from it with --takeover, or give this one --pins \
+         and --run of its own", path.display()
+    )]
+    InUse {
+        /// The configured directory.
+        path: PathBuf,
+    },
+    /// Something is done to the pins by an agent that starts, or by `xdp-imds release`.
+    #[error("{} is locked by an agent that starts or by `xdp-imds release`; try again", path.display())]
+    Busy {
+        /// The configured directory.
+        path: PathBuf,
+    },
+    /// There is nothing to take over.
+    #[error("cannot take over what is pinned in {}: {reason}; start without --takeover", path.display())]
+    NothingToTakeOver {
+        /// The configured directory.
+        path: PathBuf,
+        /// What is missing or different.
+        reason: String,
+    },
+    /// A file or directory there.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A pinned object.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Object {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the kernel said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// What a pinned link holds on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum On {
+    /// `port`, on a tap.
+    Xdp,
+    /// `port_tcx`, on a tap.
+    Tcx,
+    /// `socket`, on the inner end of a hub: without it a frame steered while no agent runs would enter the
+    /// network stack of the host.
+    Hub,
+}
+
+impl On {
+    const ALL: [Self; 3] = [Self::Xdp, Self::Tcx, Self::Hub];
+
+    pub(super) fn name(self) -> &'static str {
+        use metadata_common::maps::program;
+        match self {
+            Self::Xdp => program::PORT,
+            Self::Tcx => program::PORT_TCX,
+            Self::Hub => program::SOCKET,
+        }
+    }
+}
+
+/// The name of a pinned link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct LinkName {
+    pub(super) on: On,
+    /// The number of the namespace in the maps' keys.
+    pub(super) netns: u32,
+    pub(super) cookie: Cookie,
+    pub(super) ifindex: u32,
+}
+
+impl fmt::Display for LinkName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { on, netns, cookie, ifindex } = self;
+        write!(f, "{}-{netns}-{:x}-{ifindex}", on.name(), cookie.number())
+    }
+}
+
+impl LinkName {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('-');
+        let program = parts.next()?;
+        let on = On::ALL.into_iter().find(|on| on.name() == program)?;
+        let netns = parts.next()?.parse().ok()?;
+        let cookie = Cookie::from_number(u64::from_str_radix(parts.next()?, 16).ok()?);
+        let name = Self { on, netns, cookie, ifindex: parts.next()?.parse().ok()? };
+        // One link, one name: not `+3` for `3`.
+        (parts.next().is_none() && name.to_string() == text).then_some(name)
+    }
+}
+
+/// The directory of one version's pins, locked.
+pub(super) struct Pins {
+    /// As configured.
+    pins: PathBuf,
+    /// Held open for its lock.
+    lock: File,
+}
+
+impl Pins {
+    /// Opens the directory for an agent that starts, made if need be. `alone`: nobody else may be there.
+    pub(super) fn open(pins: &Path, alone: bool) -> Result<Self, PinsError> {
+        check_bpffs(pins)?;
+        for directory in [pins.into(), pins.join(VERSION), links_of(pins), maps_of(pins)] {
+            make(&directory)?;
+        }
+        check_private(pins)?;
+        let lock = lock(pins, if alone { FlockOperation::NonBlockingLockExclusive } else { SHARED })?;
+        let in_use = |pins: &Path| match alone {
+            true => PinsError::InUse { path: pins.into() },
+            false => PinsError::Busy { path: pins.into() },
+        };
+        Ok(Self { lock: lock.ok_or_else(|| in_use(pins))?, pins: pins.into() })
+    }
+
+    /// From now on another agent may join, to take over.
+    pub(super) fn share(&self) -> Result<(), PinsError> {
+        flock(&self.lock, SHARED).map_err(|source| PinsError::io("lock", &self.pins, source.into()))
+    }
+
+    /// Where a link is pinned, or is to be.
+    pub(super) fn link(&self, name: LinkName) -> PathBuf {
+        links_of(&self.pins).join(name.to_string())
+    }
+
+    /// Where a map is pinned, or is to be.
+    pub(super) fn map(&self, name: &str) -> PathBuf {
+        map_of(&self.pins, name)
+    }
+
+    /// The links that are pinned, sorted. What else lies there is named in the log and left.
+    pub(super) fn links(&self) -> Result<Vec<LinkName>, PinsError> {
+        let mut names = Vec::new();
+        for file in list(&links_of(&self.pins))?.into_iter().take(MAX_LINKS) {
+            match file.to_str().and_then(LinkName::parse) {
+                Some(name) => names.push(name),
+                None => {
+                    tracing::warn!(file = %file.display(), "not a link of this version's; it is left alone")
+                }
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Links other versions of the agent have pinned on a device, and the version of each.
+    pub(super) fn foreign(&self, cookie: Cookie, ifindex: u32) -> Vec<(String, On, PathBuf)> {
+        let mut found = Vec::new();
+        for version in self.other_versions() {
+            let links = self.pins.join(&version).join("links");
+            for file in list(&links).unwrap_or_default().into_iter().take(MAX_LINKS) {
+                if let Some(name) = file.to_str().and_then(LinkName::parse)
+                    && (name.cookie, name.ifindex) == (cookie, ifindex)
+                {
+                    found.push((version.clone(), name.on, links.join(file)));
+                }
+            }
+        }
+        found
+    }
+
+    /// Directories of other versions, as they are called.
+    pub(super) fn other_versions(&self) -> Vec<String> {
+        let names = list(&self.pins).unwrap_or_default().into_iter();
+        names.filter_map(|name| name.into_string().ok()).filter(|name| name != VERSION).collect()
+    }
+
+    /// Error of a takeover that cannot be.
+    pub(super) fn nothing_to_take_over(&self, reason: String) -> PinsError {
+        PinsError::NothingToTakeOver { path: self.pins.clone(), reason }
+    }
+}
+
+impl PinsError {
+    fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.into(), source }
+    }
+
+    fn object(
+        action: &'static str,
+        path: &Path,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Object { action, path: path.into(), source: source.into() }
+    }
+}
+
+/// What [`release`] took off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    /// Programs taken off devices.
+    pub links: usize,
+    /// Maps forgotten.
+    pub maps: usize,
+}
+
+/// Takes off all that agents of this version have pinned: taps are then as if there never was one. Nothing there is
+/// no error.
+///
+/// # Errors
+/// When an agent runs on these pins, unless `force`; what cannot be removed.
+pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
+    let mut released = Released::default();
+    if !pins.join(VERSION).exists() {
+        return Ok(released);
+    }
+    check_bpffs(pins)?;
+    let held = lock(pins, FlockOperation::NonBlockingLockExclusive)?;
+    if held.is_none() && !force {
+        return Err(PinsError::InUse { path: pins.into() });
+    }
+    // Links first: a program whose maps are gone from here still works, an open port is what release is for.
+    for (directory, count) in [(links_of(pins), &mut released.links), (maps_of(pins), &mut released.maps)] {
+        for file in list(&directory)? {
+            unpin(&directory.join(file))?;
+            *count += 1;
+        }
+        remove_directory(&directory)?;
+    }
+    remove_directory(&pins.join(VERSION))?;
+    drop(held);
+    // Other versions may have theirs there, or it is the mount point.
+    let _ = std::fs::remove_dir(pins);
+    Ok(released)
+}
+
+/// Where a map is pinned in a configured directory.
+pub(super) fn map_of(pins: &Path, name: &str) -> PathBuf {
+    maps_of(pins).join(name)
+}
+
+fn links_of(pins: &Path) -> PathBuf {
+    pins.join(VERSION).join("links")
+}
+
+fn maps_of(pins: &Path) -> PathBuf {
+    pins.join(VERSION).join("maps")
+}
+
+const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
+
+/// How often a lock is tried that somebody else has, and the pause in between: an agent that is just ending lets go of
+/// it, and so does a process just being started, which has it until it is another program.
+const LOCK_ATTEMPTS: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Locks the directory of this version; `None` when somebody else has it.
+fn lock(pins: &Path, how: FlockOperation) -> Result<Option<File>, PinsError> {
+    let directory = pins.join(VERSION);
+    let file = File::open(&directory).map_err(|source| PinsError::io("open", &directory, source))?;
+    for attempt in 0..LOCK_ATTEMPTS {
+        if attempt > 0 {
+            std::thread::sleep(LOCK_PAUSE);
+        }
+        match flock(&file, how) {
+            Ok(()) => return Ok(Some(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(source) => return Err(PinsError::io("lock", &directory, source.into())),
+        }
+    }
+    Ok(None)
+}
+
+/// Fails unless the directory, or where it is to be made, is on a bpffs.
+fn check_bpffs(pins: &Path) -> Result<(), PinsError> {
+    let is_bpffs = |path: &Path| statfs(path).map(|StatFs { f_type, .. }| f_type as u32 == BPF_FS);
+    let there = match is_bpffs(pins) {
+        Err(rustix::io::Errno::NOENT) => pins.parent().map_or(Ok(false), is_bpffs),
+        known => known,
+    };
+    match there {
+        Ok(true) => Ok(()),
+        Ok(false) | Err(rustix::io::Errno::NOENT) => Err(PinsError::NoBpffs { path: pins.into() }),
+        Err(source) => Err(PinsError::io("look at", pins, source.into())),
+    }
+}
+
+/// Fails when somebody else could plant links or maps: a bpffs is often open for all, as /tmp is.
+fn check_private(pins: &Path) -> Result<(), PinsError> {
+    let found = std::fs::metadata(pins).map_err(|source| PinsError::io("look at", pins, source))?;
+    let (owner, mode) = (found.uid(), found.permissions().mode() & 0o7777);
+    if owner != rustix::process::geteuid().as_raw() || mode & 0o022 != 0 {
+        return Err(PinsError::Exposed { path: pins.into(), owner, mode });
+    }
+    Ok(())
+}
+
+fn make(directory: &Path) -> Result<(), PinsError> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(PinsError::io("make", directory, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn remove_directory(directory: &Path) -> Result<(), PinsError> {
+    match std::fs::remove_dir(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(PinsError::io("remove", directory, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The names in a directory; none when there is no such directory.
+fn list(directory: &Path) -> Result<Vec<std::ffi::OsString>, PinsError> {
+    let failed = |source| PinsError::io("list", directory, source);
+    match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(failed(error)),
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name()).map_err(failed)).collect(),
+    }
+}
+
+/// Removes a pin; one that is gone is no error.
+pub(super) fn unpin(path: &Path) -> Result<(), PinsError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(PinsError::io("remove", path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Pins a link in place of whatever was pinned there. The link ends if it cannot be pinned.
+pub(super) fn pin_link(link: FdLink, path: &Path) -> Result<FdLink, PinsError> {
+    unpin(path)?;
+    let pinned = link.pin(path).map_err(|source| PinsError::object("pin a link as", path, source))?;
+    Ok(pinned.into())
+}
+
+/// Opens a pinned link.
+pub(super) fn open_link(path: &Path) -> Result<FdLink, PinsError> {
+    let opened = PinnedLink::from_pin(path);
+    opened.map(FdLink::from).map_err(|source| PinsError::object("open the link", path, source))
+}
+
+/// Pins a map under a second name, in place of whatever was pinned there.
+pub(super) fn pin_map(from: &Path, to: &Path) -> Result<(), PinsError> {
+    unpin(to)?;
+    let map = MapData::from_pin(from).map_err(|source| PinsError::object("open the map", from, source))?;
+    map.pin(to).map_err(|source| PinsError::object("pin a map as", to, source))
+}
+
+/// What a map is to programs: kind, octets of a key and of a value, entries.
+pub(super) fn layout_of(path: &Path) -> Result<[u32; 4], PinsError> {
+    let failed = |source| PinsError::object("look at the map", path, source);
+    let info = MapInfo::from_pin(path).map_err(failed)?;
+    let kind = info.map_type().map_err(failed)?;
+    Ok([kind as u32, info.key_size(), info.value_size(), info.max_entries()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cookie, LinkName, On, Pins, PinsError, release};
+
+    #[test]
+    fn a_link_is_named_by_program_namespace_and_device() {
+        let name = LinkName { on: On::Tcx, netns: 3, cookie: Cookie::from_number(0x1a2b), ifindex: 17 };
+        assert_eq!(name.to_string(), "port_tcx-3-1a2b-17");
+        for on in On::ALL {
+            let name = LinkName { on, ..name };
+            assert_eq!(LinkName::parse(&name.to_string()), Some(name));
+        }
+    }
+
+    #[test]
+    fn what_is_no_link_of_ours_is_not_read_as_one() {
+        for text in [
+            "",
+            "port",
+            "port-3-1a2b",
+            "port-3-1a2b-17-9",
+            "port-+3-1a2b-17",
+            "hub-3-1a2b-17",
+            "port-3-1A2B-17",
+        ] {
+            assert_eq!(LinkName::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_directory_on_another_file_system_is_refused_with_what_to_do() {
+        let room = tempfile::tempdir().expect("a directory");
+        for pins in [room.path().to_owned(), room.path().join("pins"), room.path().join("none/pins")] {
+            let error = Pins::open(&pins, true).err().expect("a refusal");
+            assert!(matches!(error, PinsError::NoBpffs { .. }), "{error}");
+            let said = error.to_string();
+            assert!(said.contains("mount -t bpf bpf /sys/fs/bpf") && said.contains("--no-pins"), "{said}");
+        }
+    }
+
+    #[test]
+    fn where_nothing_is_pinned_there_is_nothing_to_release() {
+        let room = tempfile::tempdir().expect("a directory");
+        assert_eq!(release(&room.path().join("pins"), false).expect("no error"), super::Released::default());
+    }
+}

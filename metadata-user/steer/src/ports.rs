@@ -1,0 +1,424 @@
+//! Taps become ports and guests become slots, while frames flow.
+
+use metadata_common::mac::Mac;
+use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot, answers_within};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::losses::Looks;
+use super::mode::{By, Programs};
+use super::tables::Binding;
+use super::{Limits, SteerError, Steering};
+use metadata_base::port::PortName;
+use metadata_links::error::LinkError;
+use metadata_links::netlink;
+use metadata_links::netns;
+use metadata_links::netns::{Cookie, Netns};
+use metadata_links::watch::Device;
+
+/// What a port's name leads to now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// No device, or no namespace.
+    Nothing,
+    /// The device that is attached under this name.
+    Attached,
+    /// A device that is not attached under this name.
+    Other,
+}
+
+/// A port and what is bound to it.
+pub(super) struct Attached {
+    pub(super) cookie: Cookie,
+    pub(super) key: PortKey,
+    pub(super) slots: BTreeMap<Mac, Slot>,
+    pub(super) programs: Programs,
+    /// Nobody is served on it, whoever is bound ([`Port::guarded`]).
+    pub(super) closed: bool,
+    /// Its device was deleted: one of the same name and index is another.
+    pub(super) gone: bool,
+    /// What is known of its device by the last look at it.
+    pub(super) looks: Looks,
+    /// Octets of the longest IP packet its device takes.
+    pub(super) mtu: u32,
+}
+
+impl Steering {
+    /// Makes a tap a port. From now on nothing for a metadata address passes it unless bound.
+    ///
+    /// A port that is attached already is left as it is; if its tap was made anew meanwhile, the new one is
+    /// attached with nothing bound to it.
+    ///
+    /// # Errors
+    /// When there is no such device, another XDP program is on it, or the node is full. The port is as it
+    /// was then, except that a tap that had gone is detached.
+    pub fn attach(&mut self, port: &PortName) -> Result<(), SteerError> {
+        self.visit(port, |steering| steering.attach_inside(port, false))
+    }
+
+    /// As [`Steering::attach`], but the port is closed: until [`Steering::set_closed`] opens it, whoever is bound on it is
+    /// not served.
+    ///
+    /// # Errors
+    /// As for [`Steering::attach`].
+    pub fn attach_closed(&mut self, port: &PortName) -> Result<(), SteerError> {
+        self.visit(port, |steering| steering.attach_inside(port, true))
+    }
+
+    fn attach_inside(&mut self, port: &PortName, closed: bool) -> Result<(), SteerError> {
+        let (cookie, Some(ifindex)) = place(port)? else {
+            return Err(SteerError::PortGone { port: port.clone(), found: "none".into() });
+        };
+        if let Some(other) = self.holder_of(cookie, ifindex) {
+            let is_gone = self.ports.get(&other).is_some_and(|held| held.gone);
+            if other == *port && !is_gone {
+                return Ok(());
+            }
+            // Under its former name too, the device has two names; else it, or its namespace, was renamed.
+            if is_gone || !self.place_of(&other).is_ok_and(|place| place == (cookie, Some(ifindex))) {
+                self.detach(&other)?;
+            } else {
+                return Err(SteerError::SamePort { port: port.clone(), other });
+            }
+        }
+        self.detach(port)?;
+        if self.ports.len() >= MAX_PORTS as usize {
+            return Err(SteerError::TooManyPorts);
+        }
+        let attached = match self.left.remove(&(cookie, ifindex)) {
+            Some(left) => self.claim(port, cookie, ifindex, left, closed)?,
+            None if self.taking_over => return Err(SteerError::TakingOver { port: port.clone() }),
+            None => self.attach_new(port, cookie, ifindex, closed)?,
+        };
+        self.places.insert((cookie, ifindex), port.clone());
+        self.ports.insert(port.clone(), attached);
+        self.enter_bare(port)
+    }
+
+    fn attach_new(
+        &mut self,
+        port: &PortName,
+        cookie: Cookie,
+        ifindex: u32,
+        closed: bool,
+    ) -> Result<Attached, SteerError> {
+        let netns = self.object.acquire(cookie)?;
+        let key = PortKey { netns, ifindex };
+        let owned = self.own(port, cookie, key, closed).inspect_err(|_| self.object.release(cookie));
+        let (programs, mtu) = owned?;
+        Ok(Attached {
+            cookie,
+            key,
+            slots: BTreeMap::new(),
+            programs,
+            closed,
+            gone: false,
+            looks: Looks::new(ifindex),
+            mtu,
+        })
+    }
+
+    /// Puts programs on a port, once it is known to be ours: from then on they let nothing pass that is. Returns them and
+    /// the device's MTU.
+    fn own(
+        &mut self,
+        port: &PortName,
+        cookie: Cookie,
+        key: PortKey,
+        closed: bool,
+    ) -> Result<(Programs, u32), SteerError> {
+        let mtu = self.enter(port, key, closed)?;
+        let mut programs = Programs::none();
+        let owned = self
+            .take_from_other_versions(port, cookie, key, &mut programs)
+            .and_then(|()| self.equip(port, cookie, key, &mut programs));
+        if let Err(error) = owned {
+            programs.take_off();
+            self.tables.remove_port(key)?;
+            return Err(error);
+        }
+        Ok((programs, mtu))
+    }
+
+    /// Enters a port with its limits and full buckets, or closed, also in place of what is there. Returns its device's MTU.
+    pub(super) fn enter(&mut self, port: &PortName, key: PortKey, closed: bool) -> Result<u32, SteerError> {
+        let (kind, mtu) = netlink::kind_and_mtu(&port.ifname, key.ifindex)?;
+        let entry = if closed {
+            Port::closed()
+        } else {
+            let answers = if sends_back(&kind) { self.answers } else { 0 };
+            Port { answers: answers_within(answers, mtu), ..self.limited() }
+        };
+        self.tables.add_port(key, entry).map(|()| mtu)
+    }
+
+    /// Takes note of a device's MTU, if the device is a port's and its MTU has changed: from now on connections on it
+    /// begin with segments that fit.
+    ///
+    /// # Errors
+    /// When the kernel refuses to change the port's entry; user space knows of it all the same.
+    pub fn resized(&mut self, device: &Device) -> Result<(), SteerError> {
+        match (device.mtu, self.places.get(&(device.cookie, device.ifindex)).cloned()) {
+            (Some(mtu), Some(port)) => self.fit(&port, mtu),
+            _ => Ok(()),
+        }
+    }
+
+    /// Looks at the MTUs of all ports' devices in a namespace, named as in [`PortName`]; `None` is the agent's own.
+    /// Lists the namespace's devices once, and not at all if no port is attached there.
+    ///
+    /// # Errors
+    /// As for [`Steering::resized`], and when the namespace cannot be entered.
+    pub fn look_at_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
+        let of = |attached: &Attached| (attached.cookie, attached.key.ifindex);
+        let there = self.ports.iter().filter(|(port, _)| port.netns.as_deref() == netns);
+        let there: HashMap<_, _> = there.map(|(port, attached)| (of(attached), port.clone())).collect();
+        let Some(port) = there.values().next() else { return Ok(()) };
+        let list = || Ok::<_, LinkError>((netns::cookie()?, netlink::list()?));
+        let (cookie, links) = self.netns_of(port)?.run(list)?;
+        links.iter().try_for_each(|link| match there.get(&(cookie, link.header.index)) {
+            Some(port) => self.fit(port, netlink::mtu_of(link)),
+            None => Ok(()),
+        })
+    }
+
+    pub(super) fn fit(&mut self, port: &PortName, mtu: u32) -> Result<(), SteerError> {
+        let Some(attached) = self.ports.get_mut(port).filter(|attached| attached.mtu != mtu) else {
+            return Ok(());
+        };
+        attached.mtu = mtu;
+        attached.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
+        tracing::debug!(%port, mtu, "the device has another MTU");
+        // A closed port answers nobody, and gets its MTU when it is opened.
+        if attached.closed { Ok(()) } else { self.tables.fit_port(attached.key, mtu) }
+    }
+
+    /// A port held to the limits, on which the kernel answers nothing by itself.
+    pub(super) fn limited(&self) -> Port {
+        let Limits { frames_per_second, burst, connections_per_second, connection_burst } = self.limits;
+        Port::with_limit(frames_per_second, burst).and_connections(connections_per_second, connection_burst)
+    }
+
+    /// Limits what every port may send, those attached now and later ones.
+    ///
+    /// # Errors
+    /// When the kernel refuses to change a table; some ports have the new limits then.
+    pub fn set_limits(&mut self, limits: Limits) -> Result<(), SteerError> {
+        self.limits = limits;
+        let keys: Vec<PortKey> = self.ports.values().map(|attached| attached.key).collect();
+        let limit = self.limited();
+        keys.into_iter().try_for_each(|key| self.tables.limit_port(key, limit))
+    }
+
+    /// The limits of ports.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn holder_of(&self, cookie: Cookie, ifindex: u32) -> Option<PortName> {
+        self.places.get(&(cookie, ifindex)).cloned()
+    }
+
+    /// Gives a port up: frees its slots, and leaves the tap, if it still exists, as it was found. A port
+    /// that is not attached is no error.
+    ///
+    /// # Errors
+    /// When the kernel refuses to clear a table. The port is given up all the same.
+    pub fn detach(&mut self, port: &PortName) -> Result<(), SteerError> {
+        let Some(attached) = self.ports.remove(port) else { return Ok(()) };
+        self.places.remove(&(attached.cookie, attached.key.ifindex));
+        if self.taking_over {
+            self.leave_for_later(attached);
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        for (mac, slot) in attached.slots {
+            self.bound.remove(&slot);
+            outcome = outcome.and(self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 }));
+        }
+        attached.programs.take_off();
+        self.object.release(attached.cookie);
+        outcome.and(self.tables.remove_port(attached.key))
+    }
+
+    /// Lets `mac` speak on a port, as `slot`; what else held the slot or the pair before no longer does.
+    ///
+    /// Frames already under way keep the slot's number, so before a slot goes to another guest, unbind it,
+    /// tell the worker to forget it, and let the worker finish a turn.
+    ///
+    /// # Errors
+    /// When the port is not attached, its tap has gone or was made anew (attach again), the slot is out of
+    /// range, or the MAC is a group address. The slot is free then.
+    pub fn bind(&mut self, port: &PortName, mac: Mac, slot: Slot) -> Result<(), SteerError> {
+        if slot >= MAX_SLOTS {
+            return Err(SteerError::Slot { slot });
+        }
+        if mac.is_group() {
+            return Err(SteerError::GroupMac { mac });
+        }
+        if !self.ports.contains_key(port) {
+            return Err(SteerError::NotAttached { port: port.clone() });
+        }
+        let is_bound = self.bound.get(&slot).is_some_and(|(held, known)| held == port && *known == mac);
+        if self.taking_over {
+            return if is_bound { Ok(()) } else { Err(SteerError::TakingOver { port: port.clone() }) };
+        }
+        if !is_bound {
+            self.unbind(slot)?;
+        }
+        // What an agent before bound is bound once more: it may have been stopped in the middle of it.
+        self.visit(port, |steering| steering.bind_inside(port, mac, slot))
+    }
+
+    fn bind_inside(&mut self, port: &PortName, mac: Mac, slot: Slot) -> Result<(), SteerError> {
+        let now = place(port)?;
+        let Some(attached) = self.ports.get(port) else {
+            return Err(SteerError::NotAttached { port: port.clone() });
+        };
+        let (key, mtu) = (attached.key, attached.mtu);
+        let bare = self.bare(attached);
+        if now != (attached.cookie, Some(key.ifindex)) {
+            let found = if now.1.is_some() { "another device of that name" } else { "none" };
+            return Err(SteerError::PortGone { port: port.clone(), found: found.into() });
+        }
+        if let Some(former) = attached.slots.get(&mac).copied().filter(|former| *former != slot) {
+            self.unbind(former)?;
+        }
+        let hub = self.hub_of(slot);
+        self.mtus.set(slot, mtu);
+        self.tables.set_bare(slot, bare)?;
+        self.tables.bind(Binding { slot, port: key, mac, hub })?;
+        self.bound.insert(slot, (port.clone(), mac));
+        if let Some(attached) = self.ports.get_mut(port) {
+            attached.slots.insert(mac, slot);
+        }
+        Ok(())
+    }
+
+    /// Frees a slot: from now on nothing of its guest comes in, and nothing for it goes out. A slot that is
+    /// free is no error.
+    ///
+    /// # Errors
+    /// When the kernel refuses to clear a table.
+    pub fn unbind(&mut self, slot: Slot) -> Result<(), SteerError> {
+        let Some((port, mac)) = self.bound.remove(&slot) else { return Ok(()) };
+        if self.taking_over {
+            return Ok(());
+        }
+        let Some(attached) = self.ports.get_mut(&port) else { return Ok(()) };
+        attached.slots.remove(&mac);
+        self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 })
+    }
+
+    /// What a port's name leads to now, looked for as by [`exists`]. A tap made anew, or one of the same index
+    /// in a namespace made anew, is another device than the one attached.
+    ///
+    /// # Errors
+    /// When the namespace cannot be opened or entered.
+    pub fn find(&self, port: &PortName) -> Result<Found, SteerError> {
+        let Some((cookie, ifindex)) = look(port)? else { return Ok(Found::Nothing) };
+        let same = |held: &Attached| {
+            !held.gone && held.key.ifindex == ifindex && cookie.is_none_or(|now| now == held.cookie)
+        };
+        Ok(if self.ports.get(port).is_some_and(same) { Found::Attached } else { Found::Other })
+    }
+
+    /// True for a port that is attached, even if its tap has gone since.
+    #[must_use]
+    pub fn is_attached(&self, port: &PortName) -> bool {
+        self.ports.contains_key(port)
+    }
+
+    /// The name under which a device is attached, whatever it is called now.
+    #[must_use]
+    pub fn attached_as(&self, device: &Device) -> Option<&PortName> {
+        self.places.get(&(device.cookie, device.ifindex))
+    }
+
+    /// Takes note that a device was deleted, if one was: should another of its name and index be there already, that
+    /// is not the one attached.
+    pub fn lost(&mut self, device: &Device) {
+        if device.gone
+            && let Some(port) = self.places.get(&(device.cookie, device.ifindex))
+            && let Some(attached) = self.ports.get_mut(port)
+        {
+            attached.gone = true;
+        }
+    }
+
+    /// How many ports are attached.
+    #[must_use]
+    pub fn port_count(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// How many ports XDP steers, and how many the classifier alone.
+    #[must_use]
+    pub fn ports_by_program(&self) -> (usize, usize) {
+        let xdp = self.ports.values().filter(|attached| attached.programs.by() == By::Xdp).count();
+        (xdp, self.ports.len() - xdp)
+    }
+
+    /// The ports attached and their interface indexes, each in its namespace. A tap that has gone is among
+    /// them until it is detached.
+    pub fn ports(&self) -> impl Iterator<Item = (&PortName, u32)> {
+        self.ports.iter().map(|(name, attached)| (name, attached.key.ifindex))
+    }
+
+    /// Runs `f` inside a port's namespace.
+    pub(super) fn visit<T: Send>(
+        &mut self,
+        port: &PortName,
+        f: impl FnOnce(&mut Self) -> Result<T, SteerError> + Send,
+    ) -> Result<T, SteerError> {
+        self.netns_of(port)?.run(|| f(self))
+    }
+
+    /// What a port's name leads to now.
+    fn place_of(&self, port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
+        self.netns_of(port)?.run(|| place(port))
+    }
+
+    pub(super) fn netns_of(&self, port: &PortName) -> Result<Arc<Netns>, SteerError> {
+        match &port.netns {
+            None => Ok(Arc::clone(&self.devices.home)),
+            Some(name) => Ok(Netns::open(name).map(Arc::new)?),
+        }
+    }
+}
+
+/// True for a kind of device that can return a frame to where it came from (`XDP_TX`): a tap. A veth can only while
+/// its peer, which is the guest's, takes such frames in, and that nobody tells.
+fn sends_back(kind: &str) -> bool {
+    kind == netlink::TUN
+}
+
+/// The calling thread's namespace, and in it the index of a port's device if there is one.
+pub(super) fn place(port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
+    Ok((netns::cookie()?, netns::index_of(&port.ifname)?))
+}
+
+/// The interface index of a port's device, or `None` when the device or its namespace does not exist.
+/// A port without namespace is looked for in the calling thread's.
+///
+/// # Errors
+/// When the namespace cannot be opened or entered.
+pub fn exists(port: &PortName) -> Result<Option<u32>, SteerError> {
+    Ok(look(port)?.map(|(_, ifindex)| ifindex))
+}
+
+/// The device a port's name leads to, and its namespace if the port names one.
+pub(super) fn look(port: &PortName) -> Result<Option<(Option<Cookie>, u32)>, SteerError> {
+    let Some(name) = &port.netns else {
+        return Ok(netns::index_of(&port.ifname)?.map(|ifindex| (None, ifindex)));
+    };
+    match Netns::open(name) {
+        Ok(netns) => {
+            let (cookie, ifindex) = netns.run(|| place(port))?;
+            Ok(ifindex.map(|ifindex| (Some(cookie), ifindex)))
+        }
+        Err(LinkError::Namespace { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,493 @@
+//! The maps, filled in an order in which no frame is ever sent to the wrong guest.
+
+use aya::Ebpf;
+use aya::maps::{
+    Array, DevMap, DevMapHash, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, ProgramArray,
+    XskMap,
+};
+use aya::programs::ProgramFd;
+use metadata_common::cookie::Key;
+use metadata_common::mac::Mac;
+use metadata_common::maps::{
+    ARP_ONLY, Agent, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, answers_within,
+    name, socket_index,
+};
+use metadata_common::verdict::Verdict;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+
+use super::{Claims, Counters, SteerError};
+use metadata_datapath::afxdp::AllSentTable;
+
+/// Of an update: only in the place of an entry (`BPF_EXIST` in linux/bpf.h).
+const BPF_EXIST: u64 = 2;
+
+/// Handles to all maps. What goes in are byte and integer arrays of the layouts `metadata-common` asserts.
+pub(super) struct Tables {
+    ports: HashMap<MapData, [u32; 2], [u64; 9]>,
+    identities: HashMap<MapData, [u8; 16], [u32; 4]>,
+    guests: Array<MapData, u64>,
+    guest_devices: DevMapHash<MapData>,
+    bare_devices: Array<MapData, u32>,
+    hubs: DevMap<MapData>,
+    hub_devices: Array<MapData, u32>,
+    sockets: XskMap<MapData>,
+    rings: ProgramArray<MapData>,
+    served_v4: HashMap<MapData, [u8; 4], u32>,
+    served_v6: HashMap<MapData, [u8; 16], u32>,
+    last_octets: Array<MapData, u32>,
+    all_sent: Array<MapData, [u64; 4]>,
+    draining: HashMap<MapData, u64, u32>,
+    agent: Array<MapData, [u64; 4]>,
+    counters: PerCpuArray<MapData, u64>,
+}
+
+/// What one slot stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Binding {
+    pub(super) slot: Slot,
+    pub(super) port: PortKey,
+    pub(super) mac: Mac,
+    /// The number of the hub that serves the slot.
+    pub(super) hub: u32,
+}
+
+impl Tables {
+    /// Takes the maps out of a loaded object.
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
+        Ok(Self {
+            ports: take(ebpf, name::PORTS)?,
+            identities: take(ebpf, name::IDENTITIES)?,
+            guests: take(ebpf, name::GUESTS)?,
+            guest_devices: take(ebpf, name::GUEST_DEVICES)?,
+            bare_devices: take(ebpf, name::BARE_DEVICES)?,
+            hubs: take(ebpf, name::HUBS)?,
+            hub_devices: take(ebpf, name::HUB_DEVICES)?,
+            sockets: take(ebpf, name::SOCKETS)?,
+            rings: take(ebpf, name::RINGS)?,
+            served_v4: take(ebpf, name::SERVED_V4)?,
+            served_v6: take(ebpf, name::SERVED_V6)?,
+            last_octets: take(ebpf, name::LAST_OCTETS)?,
+            all_sent: take(ebpf, name::ALL_SENT)?,
+            draining: take(ebpf, name::DRAINING)?,
+            agent: take(ebpf, name::AGENT)?,
+            counters: take(ebpf, name::COUNTERS)?,
+        })
+    }
+
+    /// Fills in the metadata addresses and the next hops on the way to them.
+    pub(super) fn serve(&mut self, served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
+        check_served(served, arp_only)?;
+        let next_hops = arp_only.iter().map(|v4| (IpAddr::V4(*v4), ARP_ONLY));
+        // The served ones last: one that is both is served.
+        for (address, value) in next_hops.chain(served.iter().map(|address| (*address, SERVED))) {
+            let (map, outcome) = match address {
+                IpAddr::V4(v4) => (name::SERVED_V4, self.served_v4.insert(v4.octets(), value, 0)),
+                IpAddr::V6(v6) => (name::SERVED_V6, self.served_v6.insert(v6.octets(), value, 0)),
+            };
+            outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
+            // Last: until then the address is not looked up.
+            self.last_octets
+                .set(last_octet(address).into(), SERVED, 0)
+                .map_err(|source| SteerError::map(name::LAST_OCTETS, format!("enter {address}"), source))?;
+        }
+        self.serve_no_others(served, arp_only)
+    }
+
+    /// Removes addresses an agent before served and this one does not.
+    fn serve_no_others(&mut self, served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
+        let wanted = |address: IpAddr| {
+            served.contains(&address) || arp_only.iter().any(|v4| IpAddr::V4(*v4) == address)
+        };
+        let failed = |map| move |source: MapError| SteerError::map(map, "remove an address", source);
+        let v4: Vec<[u8; 4]> =
+            self.served_v4.keys().collect::<Result<_, _>>().map_err(failed(name::SERVED_V4))?;
+        for octets in v4.iter().filter(|octets| !wanted(IpAddr::from(**octets))) {
+            absent_is_fine(self.served_v4.remove(octets)).map_err(failed(name::SERVED_V4))?;
+        }
+        let v6: Vec<[u8; 16]> =
+            self.served_v6.keys().collect::<Result<_, _>>().map_err(failed(name::SERVED_V6))?;
+        for octets in v6.iter().filter(|octets| !wanted(IpAddr::from(**octets))) {
+            absent_is_fine(self.served_v6.remove(octets)).map_err(failed(name::SERVED_V6))?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the device of a hub, for classifiers, and its ring: the kernel forgets the device for the others by itself.
+    pub(super) fn clear_hub(&mut self, hub: u32) -> Result<(), SteerError> {
+        let clearing = || format!("clear hub {hub}");
+        self.hub_devices
+            .set(hub, 0, 0)
+            .map_err(|source| SteerError::map(name::HUB_DEVICES, clearing(), source))?;
+        absent_is_fine(self.rings.clear_index(&hub))
+            .map_err(|source| SteerError::map(name::RINGS, clearing(), source))
+    }
+
+    /// Has frames for a hub that no redirect gets there go on in this instance of `ring`.
+    pub(super) fn set_ring(&mut self, hub: u32, ring: &ProgramFd) -> Result<(), SteerError> {
+        self.rings
+            .set(hub, ring, 0)
+            .map_err(|source| SteerError::map(name::RINGS, format!("enter hub {hub}"), source))
+    }
+
+    /// Sends frames steered to a hub to this device of the calling thread's namespace.
+    pub(super) fn set_hub(&mut self, hub: u32, outer_ifindex: u32) -> Result<(), SteerError> {
+        let entering = || format!("enter device {outer_ifindex}");
+        self.hubs
+            .set(hub, outer_ifindex, None, 0)
+            .map_err(|source| SteerError::map(name::HUBS, entering(), source))?;
+        self.hub_devices
+            .set(hub, outer_ifindex, 0)
+            .map_err(|source| SteerError::map(name::HUB_DEVICES, entering(), source))
+    }
+
+    /// Gives the frames of a hub's queue to a socket.
+    pub(super) fn set_socket(
+        &mut self,
+        hub: u32,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+    ) -> Result<(), SteerError> {
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
+            SteerError::map(name::SOCKETS, format!("enter a socket for queue {queue} of hub {hub}"), source)
+        };
+        let index = socket_index(hub, queue).ok_or_else(|| failed("no hub has such a queue".into()))?;
+        self.sockets.set(index, socket.as_raw_fd(), 0).map_err(|source| failed(source.into()))
+    }
+
+    /// Owns a port, with a full bucket.
+    pub(super) fn add_port(&mut self, key: PortKey, port: Port) -> Result<(), SteerError> {
+        self.ports
+            .insert(port_key(key), port_words(port), 0)
+            .map_err(|source| SteerError::map(name::PORTS, format!("enter {key:?}"), source))
+    }
+
+    /// Limits a port from now on; what its buckets hold stays as it is.
+    pub(super) fn limit_port(&mut self, key: PortKey, limit: Port) -> Result<(), SteerError> {
+        let failed = |source| SteerError::map(name::PORTS, format!("limit {key:?}"), source);
+        let [_, _, full_at_ns, answers, steered, _, _, connections_full_at_ns, guarded] =
+            self.ports.get(&port_key(key), 0).map_err(failed)?;
+        self.add_port(key, Port { full_at_ns, answers, steered, connections_full_at_ns, guarded, ..limit })
+    }
+
+    /// Enters the MTU of a port's device; all else stays as it is, and so does a port that is not entered.
+    pub(super) fn fit_port(&mut self, key: PortKey, mtu: u32) -> Result<(), SteerError> {
+        let failed = |source| SteerError::map(name::PORTS, format!("enter the MTU of {key:?}"), source);
+        let mut words = match self.ports.get(&port_key(key), 0) {
+            Err(MapError::KeyNotFound) => return Ok(()),
+            found => found.map_err(failed)?,
+        };
+        let [_, _, _, answers, ..] = &mut words;
+        let fitted = answers_within(*answers, mtu);
+        if *answers == fitted {
+            return Ok(());
+        }
+        *answers = fitted;
+        absent_is_fine(self.ports.insert(port_key(key), words, BPF_EXIST)).map_err(failed)
+    }
+
+    /// Frames steered since the port was added; `None` if it is not there.
+    pub(super) fn steered(&self, key: PortKey) -> Option<u64> {
+        self.ports.get(&port_key(key), 0).ok().map(|[_, _, _, _, steered, ..]| steered)
+    }
+
+    /// True for a port that is closed.
+    pub(super) fn is_closed(&self, key: PortKey) -> bool {
+        self.ports.get(&port_key(key), 0).is_ok_and(|[.., guarded]| guarded != 0)
+    }
+
+    /// Gives a port up.
+    pub(super) fn remove_port(&mut self, key: PortKey) -> Result<(), SteerError> {
+        absent_is_fine(self.ports.remove(&port_key(key)))
+            .map_err(|source| SteerError::map(name::PORTS, format!("remove {key:?}"), source))
+    }
+
+    /// Binds a slot that is free; called in the port's namespace, where its ifindex means something.
+    ///
+    /// The way back is complete before the first frame is let in: guest, device, identity. On an error
+    /// nothing stays.
+    pub(super) fn bind(&mut self, binding: Binding) -> Result<(), SteerError> {
+        self.try_bind(binding).inspect_err(|_| {
+            if let Err(error) = self.unbind(binding) {
+                tracing::warn!(%error, slot = binding.slot, "a slot that could not be bound is not clean");
+            }
+        })
+    }
+
+    fn try_bind(&mut self, Binding { slot, port, mac, hub }: Binding) -> Result<(), SteerError> {
+        let entering = || format!("enter slot {slot}");
+        self.guests
+            .set(slot, guest_word(Guest { mac: mac.0, live: 1 }), 0)
+            .map_err(|source| SteerError::map(name::GUESTS, entering(), source))?;
+        self.guest_devices
+            .insert(slot, port.ifindex, None, 0)
+            .map_err(|source| SteerError::map(name::GUEST_DEVICES, entering(), source))?;
+        let identity = identity_words(Identity { slot, hub, ..Identity::default() });
+        self.identities
+            .insert(identity_key(port, mac), identity, 0)
+            .map_err(|source| SteerError::map(name::IDENTITIES, entering(), source))
+    }
+
+    /// Has the classifier hand a slot's answers to this device, which takes no redirected frames; `None` has them
+    /// redirected.
+    pub(super) fn set_bare(&mut self, slot: Slot, ifindex: Option<u32>) -> Result<(), SteerError> {
+        self.bare_devices
+            .set(slot, ifindex.unwrap_or(0), 0)
+            .map_err(|source| SteerError::map(name::BARE_DEVICES, format!("enter slot {slot}"), source))
+    }
+
+    /// Sends the frames of a binding that exists to its hub, and of the connections claimed by an agent that is
+    /// leaving to that one's.
+    pub(super) fn redirect(&mut self, binding: Binding, leaving: Option<u32>) -> Result<(), SteerError> {
+        let Binding { slot, port, mac, hub } = binding;
+        let drain = leaving.map_or(0, |hub| hub.saturating_add(1));
+        let identity = identity_words(Identity { slot, hub, drain, reserved: 0 });
+        // Only in the place of an entry: a guest that has gone must not come back.
+        self.identities.insert(identity_key(port, mac), identity, BPF_EXIST).map_err(|source| {
+            SteerError::map(name::IDENTITIES, format!("send slot {slot} to hub {hub}"), source)
+        })
+    }
+
+    /// A handle to claim connections with, for a thread of its own.
+    pub(super) fn claims(&self) -> Result<Claims, SteerError> {
+        let failed = |source| SteerError::map(name::DRAINING, "open once more", source);
+        let fd = self.draining.map().fd().as_fd().try_clone_to_owned().map_err(failed)?;
+        let map = MapData::from_fd(fd).map_err(|source| SteerError::map(name::DRAINING, "open", source))?;
+        let map = HashMap::try_from(Map::HashMap(map))
+            .map_err(|source| SteerError::map(name::DRAINING, "open", source))?;
+        Ok(Claims::new(map))
+    }
+
+    /// Forgets all claims.
+    pub(super) fn clear_claims(&mut self) -> Result<(), SteerError> {
+        let failed = |source| SteerError::map(name::DRAINING, "clear", source);
+        // The keys first: of a walk that removes what it stands on the kernel starts anew.
+        let flows: Vec<u64> = self.draining.keys().collect::<Result<_, _>>().map_err(failed)?;
+        flows.iter().try_for_each(|flow| absent_is_fine(self.draining.remove(flow))).map_err(failed)
+    }
+
+    /// What the agent before left; `None` before the first has.
+    pub(super) fn agent(&self) -> Result<Option<Agent>, SteerError> {
+        let [a, b, side, reserved] =
+            self.agent.get(&0, 0).map_err(|source| SteerError::map(name::AGENT, "read", source))?;
+        Ok(([a, b] != [0; 2]).then_some(Agent { key: Key([a, b]), side, reserved }))
+    }
+
+    /// Leaves this for the next agent.
+    pub(super) fn set_agent(&mut self, agent: Agent) -> Result<(), SteerError> {
+        let Agent { key: Key([a, b]), side, reserved } = agent;
+        self.agent
+            .set(0, [a, b, side, reserved], 0)
+            .map_err(|source| SteerError::map(name::AGENT, "write", source))
+    }
+
+    /// Frees a slot: no frame in (identity), then none out (device, guest). All are tried; the first
+    /// error is returned. The kernel removes entries of a deleted device itself.
+    pub(super) fn unbind(&mut self, Binding { slot, port, mac, .. }: Binding) -> Result<(), SteerError> {
+        let failed = |map| move |source: MapError| SteerError::map(map, format!("free slot {slot}"), source);
+        let identity = absent_is_fine(self.identities.remove(&identity_key(port, mac)))
+            .map_err(failed(name::IDENTITIES));
+        let device = absent_is_fine(self.guest_devices.remove(slot)).map_err(failed(name::GUEST_DEVICES));
+        let guest = self.guests.set(slot, 0, 0).map_err(failed(name::GUESTS));
+        identity.and(device).and(guest).and(self.set_bare(slot, None))
+    }
+
+    /// Maps what connections have said into memory.
+    pub(super) fn all_sent(&self) -> Result<AllSentTable, SteerError> {
+        AllSentTable::map(self.all_sent.map().fd().as_fd())
+            .map_err(|source| SteerError::map(name::ALL_SENT, "map into memory", io::Error::from(source)))
+    }
+
+    /// Forgets the connections that an agent which has ended held.
+    pub(super) fn release_connections(&self) -> Result<(), SteerError> {
+        self.all_sent().map(|table| table.release_all())
+    }
+
+    /// Reads all counters.
+    pub(super) fn counters(&self) -> Result<Counters, SteerError> {
+        let read = |verdict: &Verdict| {
+            let per_cpu = self.counters.get(&verdict.index(), 0).map_err(|source| {
+                SteerError::map(name::COUNTERS, format!("read {}", verdict.name()), source)
+            })?;
+            Ok(per_cpu.iter().copied().fold(0, u64::wrapping_add))
+        };
+        Verdict::ALL.iter().map(read).collect::<Result<_, _>>().map(Counters::new)
+    }
+}
+
+impl Tables {
+    /// The ports that are entered.
+    pub(super) fn ports(&self) -> Result<Vec<PortKey>, SteerError> {
+        let key = |[netns, ifindex]: [u32; 2]| PortKey { netns, ifindex };
+        let keys = self.ports.keys().map(|found| found.map(key));
+        keys.collect::<Result<_, _>>().map_err(|source| SteerError::map(name::PORTS, "read", source))
+    }
+
+    /// All who may speak, and as whom.
+    pub(super) fn identities(&self) -> Result<Vec<(PortKey, Mac, Identity)>, SteerError> {
+        let entry = |(key, words): ([u8; 16], _)| {
+            let [a, b, c, d, e, f, g, h, mac @ .., _, _] = key;
+            let port = PortKey {
+                netns: u32::from_ne_bytes([a, b, c, d]),
+                ifindex: u32::from_ne_bytes([e, f, g, h]),
+            };
+            (port, Mac(mac), identity_of(words))
+        };
+        let entries = self.identities.iter().map(|found| found.map(entry));
+        entries.collect::<Result<_, _>>().map_err(|source| SteerError::map(name::IDENTITIES, "read", source))
+    }
+
+    /// As whom one may speak on a port, if at all.
+    pub(super) fn identity(&self, port: PortKey, mac: Mac) -> Result<Option<Identity>, SteerError> {
+        match self.identities.get(&identity_key(port, mac), 0) {
+            Ok(words) => Ok(Some(identity_of(words))),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(SteerError::map(name::IDENTITIES, "read", source)),
+        }
+    }
+}
+
+/// The key of handshakes of the agent whose maps these are.
+pub(super) fn pinned_key(agent: &std::path::Path) -> Result<Option<Key>, SteerError> {
+    let failed = |source| SteerError::map(name::AGENT, "read", source);
+    let map = MapData::from_pin(agent).map_err(failed)?;
+    let map: Array<_, [u64; 4]> = Array::try_from(Map::Array(map)).map_err(failed)?;
+    let [a, b, ..] = map.get(&0, 0).map_err(failed)?;
+    Ok(([a, b] != [0; 2]).then_some(Key([a, b])))
+}
+
+/// Refuses more addresses than the tables hold.
+pub(super) fn check_served(served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
+    for (family, next_hops) in [(4, arp_only.len()), (6, 0)] {
+        let found = next_hops + served.iter().filter(|address| address.is_ipv4() == (family == 4)).count();
+        if found > MAX_SERVED as usize {
+            return Err(SteerError::TooManyServed { family, found });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn take<M: TryFrom<Map, Error = MapError>>(
+    ebpf: &mut Ebpf,
+    map: &'static str,
+) -> Result<M, SteerError> {
+    let taken =
+        ebpf.take_map(map).ok_or_else(|| SteerError::map(map, "find", "the object has no such map"))?;
+    M::try_from(taken).map_err(|source| SteerError::map(map, "take", source))
+}
+
+/// What is to be removed may be gone: the kernel removes entries of a deleted device.
+fn absent_is_fine(outcome: Result<(), MapError>) -> Result<(), MapError> {
+    match outcome {
+        Err(error) if super::error::errno(&error) == Some(libc::ENOENT) => Ok(()),
+        Err(MapError::KeyNotFound) => Ok(()),
+        other => other,
+    }
+}
+
+fn last_octet(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(v4) => v4.octets()[3],
+        IpAddr::V6(v6) => v6.octets()[15],
+    }
+}
+
+fn port_words(port: Port) -> [u64; 9] {
+    [
+        port.frame_ns,
+        port.depth_ns,
+        port.full_at_ns,
+        port.answers,
+        port.steered,
+        port.connection_ns,
+        port.connection_depth_ns,
+        port.connections_full_at_ns,
+        port.guarded,
+    ]
+}
+
+fn port_key(PortKey { netns, ifindex }: PortKey) -> [u32; 2] {
+    [netns, ifindex]
+}
+
+fn identity_key(port: PortKey, mac: Mac) -> [u8; 16] {
+    let IdentityKey { port: PortKey { netns, ifindex }, mac, reserved } =
+        IdentityKey { port, mac: mac.0, reserved: [0; 2] };
+    let mut key = [0; 16];
+    key[..4].copy_from_slice(&netns.to_ne_bytes());
+    key[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    key[8..14].copy_from_slice(&mac);
+    key[14..].copy_from_slice(&reserved);
+    key
+}
+
+fn identity_of([slot, hub, drain, reserved]: [u32; 4]) -> Identity {
+    Identity { slot, hub, drain, reserved }
+}
+
+fn identity_words(Identity { slot, hub, drain, reserved }: Identity) -> [u32; 4] {
+    [slot, hub, drain, reserved]
+}
+
+/// One word, so that the kernel side never sees a guest by halves.
+fn guest_word(Guest { mac: [a, b, c, d, e, f], live }: Guest) -> u64 {
+    let [x, y] = live.to_ne_bytes();
+    u64::from_ne_bytes([a, b, c, d, e, f, x, y])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check_served, guest_word, identity_key, port_words};
+    use crate::SteerError;
+    use metadata_common::mac::Mac;
+    use metadata_common::maps::{Guest, IdentityKey, MAX_SERVED, Port, PortKey};
+    use std::mem::offset_of;
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+    const MAC: Mac = Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+
+    #[test]
+    fn an_identity_key_is_laid_out_as_the_kernel_side_reads_it() {
+        let key = identity_key(PortKey { netns: 0x0102_0304, ifindex: 0x0506_0708 }, MAC);
+        let port = offset_of!(IdentityKey, port);
+        let ifindex = port + offset_of!(PortKey, ifindex);
+        assert_eq!(key[port..][..4], 0x0102_0304_u32.to_ne_bytes());
+        assert_eq!(key[ifindex..][..4], 0x0506_0708_u32.to_ne_bytes());
+        assert_eq!(key[offset_of!(IdentityKey, mac)..][..6], MAC.0);
+        assert_eq!(key[offset_of!(IdentityKey, reserved)..], [0, 0]);
+    }
+
+    #[test]
+    fn a_guest_is_laid_out_as_the_kernel_side_reads_it() {
+        let word = guest_word(Guest { mac: MAC.0, live: 1 }).to_ne_bytes();
+        assert_eq!(word[offset_of!(Guest, mac)..][..6], MAC.0);
+        assert_eq!(word[offset_of!(Guest, live)..], 1_u16.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_port_is_laid_out_as_the_kernel_side_reads_it() {
+        let port = Port { guarded: 7, ..Port::with_limit(1_000, 2).and_connections(10, 3) };
+        let octets: Vec<u8> = port_words(port).into_iter().flat_map(u64::to_ne_bytes).collect();
+        assert_eq!(octets, port.to_bytes());
+    }
+
+    #[test]
+    fn served_addresses_are_limited_by_family() {
+        let v4 = |n: u32| IpAddr::from(Ipv4Addr::from(n));
+        let v6 = |n: u32| IpAddr::from(Ipv6Addr::from(u128::from(n)));
+        let full: Vec<IpAddr> = (0..MAX_SERVED).map(v4).chain((0..MAX_SERVED).map(v6)).collect();
+        assert!(check_served(&full, &[]).is_ok());
+        let one_hop = check_served(&full, &[Ipv4Addr::new(62, 210, 0, 1)]).expect_err("one too many");
+        assert!(matches!(one_hop, SteerError::TooManyServed { family: 4, found: 33 }), "{one_hop}");
+        for (one_more, family) in [(v4(MAX_SERVED), 4), (v6(MAX_SERVED), 6)] {
+            let mut over = full.clone();
+            over.push(one_more);
+            let error = check_served(&over, &[]).expect_err("one too many");
+            assert!(
+                matches!(error, SteerError::TooManyServed { family: f, found: 33 } if f == family),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Taking ports over from an agent that runs, without losing a frame.
+//!
+//! With [`Adopt::TakeOver`](super::Adopt) the maps are the other agent's, and our hubs are on the other side.
+//! [`Steering::attach`] and [`Steering::bind`] find what it has attached and bound and change nothing; what it has not is
+//! refused with [`SteerError::TakingOver`], and `unbind` and `detach` are put off. [`Steering::take_over_all`] looks
+//! once more at what it has, sends every identity to our hubs (but for the connections it has claimed) and replaces
+//! its programs. From then on the ports are ours, and [`Steering::finish_take_over`] ends the distinction. The other
+//! agent ends its part with [`Steering::leave`].
+
+use metadata_common::mac::Mac;
+use metadata_common::maps::{Agent, PortKey, Slot};
+use std::collections::{BTreeMap, HashMap};
+
+use super::adopt::{Left, Place};
+use super::error::errno;
+use super::hub::HUBS_OF_A_SIDE;
+use super::mode::Programs;
+use super::pins::{LinkName, On};
+use super::ports::Attached;
+use super::tables::Binding;
+use super::{SteerError, Steering};
+use metadata_base::port::PortName;
+
+impl Steering {
+    /// Takes all ports over from the agent that still runs: those it has now, which may be others than at the start. What
+    /// it has claimed stays with it. Blocks for some microseconds a port, and no frame is lost meanwhile.
+    ///
+    /// The other agent must have stopped changing ports. [`Steering::identities`] tells afterwards what is bound.
+    ///
+    /// # Errors
+    /// When the kernel refuses a change; call it again, or let the other agent go on.
+    pub fn take_over_all(&mut self) -> Result<(), SteerError> {
+        if !self.taking_over {
+            return Ok(());
+        }
+        let released = self.released();
+        self.look_again()?;
+        self.object.take_over()?;
+        let (served, arp_only) = self.served.clone();
+        self.tables.serve(&served, &arp_only)?;
+        for port in self.ports.keys().cloned().collect::<Vec<_>>() {
+            self.take_over_port(&port)?;
+        }
+        self.redirect_left()?;
+        self.taking_over = false;
+        for port in self.ports.keys().cloned().collect::<Vec<_>>() {
+            self.enter_bare(&port)?;
+        }
+        for (port, mac, slot) in released {
+            if let Some(attached) = self.ports.get_mut(&port)
+                && attached.slots.get(&mac) == Some(&slot)
+            {
+                let key = attached.key;
+                attached.slots.remove(&mac);
+                self.bound.remove(&slot);
+                self.tables.unbind(Binding { slot, port: key, mac, hub: 0 })?;
+            }
+        }
+        self.tables.set_agent(Agent { key: self.key, side: self.side.into(), reserved: 0 })
+    }
+
+    /// Takes one port over: its identities go to our hubs, but for the connections the other agent has claimed, and its
+    /// programs are replaced by ours.
+    ///
+    /// # Errors
+    /// As for [`Steering::take_over_all`].
+    pub fn take_over_port(&mut self, port: &PortName) -> Result<(), SteerError> {
+        let Some(attached) = self.ports.get(port) else {
+            return Err(SteerError::NotAttached { port: port.clone() });
+        };
+        let (cookie, key, mtu) = (attached.cookie, attached.key, attached.mtu);
+        let slots: Vec<_> = attached.slots.iter().map(|(mac, slot)| (*mac, *slot)).collect();
+        for (mac, slot) in slots {
+            self.redirect_one(key, mac, slot)?;
+        }
+        // An agent of a version before this did not enter it.
+        self.tables.fit_port(key, mtu)?;
+        // The other agent may have switched between programs since we looked.
+        let is_pinned = |on: &On| self.pin_of(*on, cookie, key).is_some_and(|path| path.exists());
+        let links: Vec<On> = [On::Xdp, On::Tcx].into_iter().filter(is_pinned).collect();
+        let mut programs = Programs::none();
+        self.update(port, cookie, key, &links, &mut programs)?;
+        if let Some(attached) = self.ports.get_mut(port) {
+            attached.programs = programs;
+        }
+        Ok(())
+    }
+
+    /// Ends the distinction between our connections and those of the agent that was taken over from, once it has gone.
+    ///
+    /// # Errors
+    /// When the kernel refuses a change; call it again.
+    pub fn finish_take_over(&mut self) -> Result<(), SteerError> {
+        let named = self.ports.values().flat_map(|Attached { key, slots, .. }| {
+            slots.iter().map(|(mac, slot)| (*key, *mac, *slot)).collect::<Vec<_>>()
+        });
+        let left = self.left.iter().flat_map(|((_, ifindex), left)| {
+            let key = PortKey { netns: left.netns, ifindex: *ifindex };
+            left.slots.iter().map(|(mac, slot)| (key, *mac, *slot)).collect::<Vec<_>>()
+        });
+        for (port, mac, slot) in named.chain(left).collect::<Vec<_>>() {
+            let hub = self.hub_of(slot);
+            match self.tables.redirect(Binding { slot, port, mac, hub }, None) {
+                // Its tap has gone.
+                Err(error) if errno(&error) == Some(libc::ENOENT) => {}
+                other => other?,
+            }
+        }
+        self.tables.clear_claims()
+    }
+
+    /// The ports are the other agent's now, and so are their links: it can take a program off a device, or put one on in
+    /// another's place, only if none of them is held here.
+    pub fn handed_over(&mut self) {
+        self.ports.values_mut().for_each(|attached| attached.programs.leave_to_pins());
+    }
+
+    /// Ends this agent's part after another has taken over: ports, pins and tables are that one's. Only the hubs go.
+    pub fn leave(self) {
+        tracing::info!("another agent has taken the ports over");
+        drop(self);
+    }
+
+    /// What was unbound here while the other agent still had it.
+    fn released(&self) -> Vec<(PortName, Mac, Slot)> {
+        let all = self.ports.iter().flat_map(|(port, attached)| {
+            attached.slots.iter().map(move |(mac, slot)| (port.clone(), *mac, *slot))
+        });
+        all.filter(|(.., slot)| !self.bound.contains_key(slot)).collect()
+    }
+
+    /// Puts a port off that is not wanted any more, until it is ours.
+    pub(super) fn leave_for_later(&mut self, attached: Attached) {
+        for slot in attached.slots.values() {
+            self.bound.remove(slot);
+        }
+        let left = Left { netns: attached.key.netns, links: attached.programs.on(), slots: attached.slots };
+        self.left.insert((attached.cookie, attached.key.ifindex), left);
+    }
+
+    /// Brings our picture of what the other agent has up to date. Nothing to do unless we take over.
+    ///
+    /// # Errors
+    /// What is pinned cannot be read.
+    pub fn look_again(&mut self) -> Result<(), SteerError> {
+        let Some(pins) = self.pins.as_ref().filter(|_| self.taking_over) else { return Ok(()) };
+        let links = pins.links()?;
+        let mut there: BTreeMap<Place, Vec<LinkName>> = BTreeMap::new();
+        for name in links.into_iter().filter(|name| name.on != On::Hub) {
+            there.entry((name.cookie, name.ifindex)).or_default().push(name);
+        }
+        let gone = |place: &Place| !there.contains_key(place);
+        for place in self.left.keys().copied().filter(gone).collect::<Vec<_>>() {
+            self.left.remove(&place);
+            self.object.release(place.0);
+        }
+        for (place, port) in self.places.clone().into_iter().filter(|(place, _)| gone(place)) {
+            self.places.remove(&place);
+            if let Some(attached) = self.ports.remove(&port) {
+                attached.slots.values().for_each(|slot| drop(self.bound.remove(slot)));
+                self.object.release(attached.cookie);
+            }
+        }
+        for (place, names) in there {
+            if let Some(left) = self.left.get_mut(&place) {
+                left.links = names.iter().map(|name| name.on).collect();
+            } else if !self.places.contains_key(&place) {
+                for name in names {
+                    self.note_link(name);
+                }
+            }
+        }
+        self.look_again_at_identities()
+    }
+
+    fn look_again_at_identities(&mut self) -> Result<(), SteerError> {
+        self.left.values_mut().for_each(|left| left.slots.clear());
+        self.note_identities()?;
+        let mut by_key: HashMap<PortKey, BTreeMap<Mac, Slot>> = HashMap::new();
+        for (port, mac, identity) in self.tables.identities()? {
+            by_key.entry(port).or_default().insert(mac, identity.slot);
+        }
+        for (port, attached) in &mut self.ports {
+            let now = by_key.remove(&attached.key).unwrap_or_default();
+            for (mac, slot) in &attached.slots {
+                if now.get(mac) != Some(slot) {
+                    self.bound.remove(slot);
+                }
+            }
+            now.values().for_each(|slot| self.mtus.set(*slot, attached.mtu));
+            self.bound.extend(now.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac))));
+            attached.slots = now;
+        }
+        Ok(())
+    }
+
+    fn redirect_left(&mut self) -> Result<(), SteerError> {
+        let all: Vec<_> = self
+            .left
+            .iter()
+            .flat_map(|((_, ifindex), left)| {
+                let key = PortKey { netns: left.netns, ifindex: *ifindex };
+                left.slots.iter().map(move |(mac, slot)| (key, *mac, *slot))
+            })
+            .collect();
+        all.into_iter().try_for_each(|(key, mac, slot)| self.redirect_one(key, mac, slot))
+    }
+
+    /// Sends an identity to its hub on our side, and what the other agent has claimed to that one's.
+    fn redirect_one(&mut self, port: PortKey, mac: Mac, slot: Slot) -> Result<(), SteerError> {
+        let hub = self.hub_of(slot);
+        let Some(now) = self.tables.identity(port, mac)? else { return Ok(()) };
+        let is_ours = now.hub / HUBS_OF_A_SIDE == self.side;
+        let leaving = if is_ours { now.drain.checked_sub(1) } else { Some(now.hub) };
+        self.tables.redirect(Binding { slot, port, mac, hub }, leaving)
+    }
+}
