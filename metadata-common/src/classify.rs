@@ -86,7 +86,7 @@ pub fn classify(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict
 
 /// True for most traffic of guests: IPv4 without tags and options whose source and destination do not end in
 /// an octet for which `may_be_served` returns true. [`classify`] returns [`Verdict::PassIpv4`] for such a
-/// frame, but needs a kernel call for each read if the frame is fragmented in memory. This function reads
+/// frame, but needs a kernel call for each read if the frame is not linear in memory. This function reads
 /// only `first`, the first octets of the frame, and returns false if they end within the IPv4 header.
 #[inline(always)]
 pub fn is_ordinary(first: &(impl Reader + ?Sized), may_be_served: impl Fn(u8) -> bool) -> bool {

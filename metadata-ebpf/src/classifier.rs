@@ -1,8 +1,8 @@
 //! Classifiers: `port_tcx`, which replaces the XDP program `port` at the entry of the network stack, and
 //! `hub_tcx`.
 //!
-//! `port_tcx` sees a frame as a socket buffer. Large frames may be fragmented in memory, so octets outside
-//! the first fragment are copied out. The kernel removes one VLAN tag; a removed tag counts as a tag.
+//! `port_tcx` sees a frame as a socket buffer. Only its first part is linear in memory; octets after it are
+//! copied out. The kernel removes one VLAN tag; a removed tag counts as a tag.
 //!
 //! `hub_tcx` sends answers to ports whose device does not accept redirected XDP frames. A device transmits a
 //! socket buffer as usual.
@@ -178,7 +178,7 @@ impl Reader for Buffer<'_> {
         if let Some(octets) = self.first.read(offset) {
             return Some(octets);
         }
-        // The sender decides where its first fragment ends, so octets after it must be read too.
+        // The sender decides where the linear part ends, so octets after it must be read too.
         self.read_afresh(offset)
     }
 

@@ -38,7 +38,7 @@ impl Frame {
         Self::new(&XdpContext::new(black_box(context.ctx)))
     }
 
-    /// The first fragment of a classifier's frame.
+    /// The linear part of a classifier's frame.
     #[inline(always)]
     pub(crate) fn first_piece(context: &TcContext) -> Self {
         // The context has both addresses as 32 bits, which the compiler would compare. The verifier derives

@@ -9,7 +9,7 @@
 //! - `ring` delivers frames from other namespaces for `port_tcx`;
 //! - `hub_tcx` delivers answers to ports that do not accept redirected frames.
 //!
-//! `port` or `port_tcx` counts every frame once. Each later program counts it once more.
+//! `port`, `port_tcx` or its stub counts every frame once. Each later program counts it once more.
 //!
 //! Least kernel: 5.8 (ring buffer of the log, lookups in a `DEVMAP_HASH`; `DEVMAP_HASH` needs 5.4, global
 //! constants 5.2).

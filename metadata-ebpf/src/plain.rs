@@ -65,7 +65,7 @@ pub(crate) fn count_index(index: u32) -> u64 {
     *counter
 }
 
-/// The first fragment of a frame in a socket buffer.
+/// The linear part of a frame in a socket buffer.
 struct FirstPiece {
     start: usize,
     end: usize,

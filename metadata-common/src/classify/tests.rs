@@ -62,7 +62,7 @@ fn only_plain_ipv4_between_other_addresses_is_ordinary() {
     }
 }
 
-/// An Ethernet frame between two stations, behind the given tags.
+/// An Ethernet frame between two stations, with the given tags.
 fn ethernet(tags: &[u16], ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::from([0x52, 0x54, 0, 0, 0, 9, 0x52, 0x54, 0, 0, 0, 1]);
     for tag in tags {
