@@ -13,10 +13,16 @@ const TABLES: [&str; 2] = ["docs/src/design/promises.md", "docs/src/design/threa
 
 /// Tests and benches registered in `tests/Cargo.toml`.
 pub(super) fn registered() -> Result<BTreeSet<String>> {
+    let mut of_lab = Vec::new();
+    markdown::collect(Path::new(LAB_TESTS), "rs", &mut of_lab)?;
+    let of_lab = of_lab.iter().filter_map(|path| path.file_stem()?.to_str());
     let manifest = fs::read_to_string(shell::top().join("tests/Cargo.toml")).context("tests/Cargo.toml")?;
     let names = manifest.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
-    Ok(names.map(str::to_owned).collect())
+    Ok(names.chain(of_lab).map(str::to_owned).collect())
 }
+
+/// Tests of the lab, which are not registered one by one.
+const LAB_TESTS: &str = "xtask/lab/tests";
 
 /// What a cell refers to.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,7 +44,8 @@ enum Kind {
 /// Tests that are not there, and statements nobody makes.
 pub(super) fn findings(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     let known = registered()?;
-    let tests = sources("tests")?;
+    let mut tests = sources("tests")?;
+    tests.extend(sources(LAB_TESTS)?);
     let mut findings = Vec::new();
     for page in pages.iter().filter(|page| TABLES.iter().any(|table| page.path == Path::new(table))) {
         let rows = page.rows();
@@ -76,7 +83,7 @@ fn missing(
     };
     let texts: Vec<&str> = match kind {
         Kind::Test if !known.contains(subject) => {
-            return vec![format!("tests/Cargo.toml has no test {subject}")];
+            return vec![format!("neither tests/Cargo.toml nor {LAB_TESTS} has a test {subject}")];
         }
         Kind::Test | Kind::Law => {
             tests.iter().filter(|(path, _)| own(path)).map(|(_, text)| text.as_str()).collect()
