@@ -7,16 +7,8 @@
 //! clock.
 
 pub mod agent;
-pub mod check;
 pub mod config;
 pub mod delivery;
-pub mod doctor;
-pub mod explain;
-pub mod export;
-pub mod instances;
 pub mod metrics;
 pub mod recent;
-pub mod status;
-pub mod trace;
-#[cfg(feature = "kubevirt")]
-pub mod webhook;
+pub mod verbs;
