@@ -2,8 +2,8 @@
 //! TLS with a certificate that changes, or the policy, by the same table of cases.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use metadata_user::webhook::pods;
-use metadata_user::webhook::rules::{Operation, judge};
+use metadata_user::verbs::webhook::pods;
+use metadata_user::verbs::webhook::rules::{Operation, judge};
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -519,7 +519,7 @@ fn what_is_no_review_is_refused_and_too_much_is_not_read() {
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("AdmissionReview"), "{answer}");
     let claims = format!(
         "POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-        metadata_user::webhook::BODY_MAX + 1
+        metadata_user::verbs::webhook::BODY_MAX + 1
     );
     let answer = webhook.ask(&trusted, &claims).expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");

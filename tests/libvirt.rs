@@ -2,7 +2,7 @@
 //! becomes of our hook.
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_user::status::{PortState, Status};
+use metadata_control::status::{PortState, Status};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write as _;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use metadata_user::status::{Question, Reply, Status, ask};
+use metadata_control::status::{Question, Reply, Status, ask};
 use serde_json::{Value, json};
 use support::agent::{self, Agent};
 use support::bpffs::Bpffs;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use metadata_user::status::{Guest as KnownGuest, GuestState, PortState, Status};
+use metadata_control::status::{Guest as KnownGuest, GuestState, PortState, Status};
 use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;
 use support::guest::{Guest, METADATA, Spec};

@@ -513,6 +513,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn words_of_the_configuration_name_modes_of_the_sandbox() {
+        use metadata_datapath::sandbox::Mode;
+        for (text, mode) in [("on", Mode::On), ("log", Mode::Log), ("off", Mode::Off)] {
+            let config: Config = serde_yaml::from_str(&format!("sandbox: {text}")).expect(text);
+            assert_eq!(config.sandbox, mode);
+        }
+        assert!(serde_yaml::from_str::<Config>("sandbox: enforce").is_err());
+    }
+
+    #[test]
     fn an_empty_file_means_all_defaults() {
         for text in ["", "\n", "# nothing yet\n"] {
             assert_eq!(Config::parse(text).expect("defaults"), Config::default());

@@ -1,22 +1,15 @@
 //! xdp-imds: the instance metadata service of a hypervisor node.
 //!
-//! The path of one request runs through the modules in this order: [`steer`] (kernel side, loaded and
-//! filled) → [`afxdp`] → [`link`] → [`stack`] → [`serve`] → [`http`] → [`store`], and back by the hub
-//! tap. [`feed`] → [`record`] → [`dialect`] → [`store`] is the way of a VM record. [`worker`] owns the
-//! thread, the clock and the waiting; nothing from `link` inwards knows a file descriptor or reads a
-//! clock.
+//! The path of one request runs through the crates in this order: `metadata-steer` (kernel side, loaded and filled) →
+//! `metadata-datapath` (AF_XDP, frames, TCP) → `metadata-serve` (one connection's exchange) → `metadata-content` (what it is
+//! answered), and back by the hub tap. A VM's record comes from `metadata-feed` and is rendered by `metadata-content`.
+//!
+//! This crate is the agent, which starts and joins them all ([`agent`]), its configuration and metrics, the delivery of
+//! what guests say ([`delivery`]), and the [`verbs`] of the command.
 
 pub mod agent;
-pub mod check;
 pub mod config;
 pub mod delivery;
-pub mod doctor;
-pub mod explain;
-pub mod export;
-pub mod instances;
 pub mod metrics;
 pub mod recent;
-pub mod status;
-pub mod trace;
-#[cfg(feature = "kubevirt")]
-pub mod webhook;
+pub mod verbs;

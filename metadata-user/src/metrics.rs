@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::agent::Reloads;
-use crate::status::{ApiServer, Instances, PortState};
 use metadata_content::sink::SinkCounts;
+use metadata_control::status::{ApiServer, Instances, PortState};
 use metadata_datapath::worker::WorkerStats;
 use metadata_feed::room::Usage;
 use metadata_serve::Tally;

@@ -10,7 +10,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use crate::status::Said;
+use metadata_control::status::Said;
 
 /// Warnings kept.
 pub const KEPT: usize = 16;

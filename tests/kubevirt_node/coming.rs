@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::ensure;
-use metadata_user::instances::Instance;
+use metadata_control::instances::Instance;
 use serde_json::json;
 use support::agent::Agent;
 use support::guest::{Guest, Route};

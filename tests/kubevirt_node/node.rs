@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use metadata_control::instances::Instance;
+use metadata_control::status::Status;
 use metadata_feed::pods::{NicNames, names_of};
-use metadata_user::instances::Instance;
-use metadata_user::status::Status;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use support::agent::{self, Agent};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use metadata_base::addresses;
+use metadata_control::status::{GuestWay, PortState};
 use metadata_links::inlet;
-use metadata_user::status::{GuestWay, PortState};
 use serde_json::{Value, json};
 use support::agent::Agent;
 use support::guest::{METADATA, curl_in};

@@ -3,8 +3,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use metadata_content::record::Dialect;
+use metadata_control::status::InstanceState;
 use metadata_feed::pods::names_of;
-use metadata_user::status::InstanceState;
 use serde_json::{Value, json};
 use support::guest::{Guest, METADATA, NIC, Route};
 use support::pod::{Binding, Plugin};

@@ -49,10 +49,10 @@ pub use start::{Entry, serve};
 pub use state::{Errands, State};
 
 use crate::config::Config;
-use crate::status::{Guest, Held};
 use handover::{End, Giver, Succession, Taking, hand_over};
 use leave::Left;
 use metadata_content::source::Source;
+use metadata_control::status::{Guest, Held};
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;

@@ -5,7 +5,7 @@ use metadata_common::verdict::Verdict;
 use super::exposition::{Exposition, Kind, Seconds};
 use super::{Attaching, Errands, LAG_BOUNDS, Snapshot};
 use crate::agent::Reloads;
-use crate::status::ApiServer;
+use metadata_control::status::ApiServer;
 use metadata_feed::room::Usage;
 
 const NONE: [(&str, &str); 0] = [];

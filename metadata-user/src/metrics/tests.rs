@@ -1,6 +1,6 @@
 use super::{Attaching, Errands, Exposition, Hub, Kind, Lag, Process, Reloads, Snapshot, render};
-use crate::status::{ApiServer, InstanceState, Instances, PortState};
 use metadata_content::sink::SinkCounts;
+use metadata_control::status::{ApiServer, InstanceState, Instances, PortState};
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{LinkStats, TapStats};
 use metadata_datapath::worker::{LoopStats, WorkerStats};

@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::health::{Health, Trouble};
 use crate::metrics;
-use crate::status::{About, Guest, Status};
+use metadata_control::status::{About, Guest, Status};
 
 pub(super) use instances::Keeper;
 pub use instances::{Ask, Checked, WAIT, WAIT_MOST, WAITS};

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::agent::Health;
 use crate::config::Config;
-use crate::status::{About, Status};
+use metadata_control::status::{About, Status};
 
 /// Far more than anything here takes: reached only when something is wrong.
 const PATIENCE: Duration = Duration::from_secs(20);

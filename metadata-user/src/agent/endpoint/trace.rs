@@ -23,8 +23,8 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::{Agent, Busy, JSON_LINES, Lasting, Peer, Request, TEXT};
-use crate::trace::wire::{Frame, Line, SCHEMA, hexadecimal};
-use crate::trace::{message, sketch};
+use metadata_control::trace::wire::{Frame, Line, SCHEMA, hexadecimal};
+use metadata_control::trace::{message, sketch};
 use metadata_steer::Watch;
 
 /// Longest a trace may last; who wants to see more asks again.
@@ -221,8 +221,8 @@ fn put(text: &mut Vec<u8>, line: &Line) {
 #[cfg(test)]
 mod tests {
     use super::frame;
-    use crate::trace::wire;
     use metadata_common::trace::{Event, FROM_GUEST, OCTETS};
+    use metadata_control::trace::wire;
     use std::collections::HashMap;
 
     /// A request in one segment, its token within what is captured.

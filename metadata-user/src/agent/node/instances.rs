@@ -9,10 +9,10 @@ use super::Node;
 use super::status::spoken;
 use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
-use crate::instances::{Instance, Name, PAGE, Page, Port, Vm};
-use crate::status::InstanceState;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
+use metadata_control::instances::{Instance, Name, PAGE, Page, Port, Vm};
+use metadata_control::status::InstanceState;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::{MAX_RECORDS, RecordId, Standing};
 use metadata_feed::room::NoRoom;
@@ -178,7 +178,7 @@ impl Node {
             source: id.source,
             state: self.instance(id),
             in_force: standing == Standing::InForce,
-            shadowed_by: if let Standing::Shadowed { by } = &standing { Some(by.into()) } else { None },
+            shadowed_by: if let Standing::Shadowed { by } = &standing { Some(name_of(by)) } else { None },
             refused: self.registry.refusal(id).map(str::to_owned),
             etag: self.tag(id).map(|etag| etag.as_ref().into()),
             generation: record.map(|record| record.generation),
@@ -213,16 +213,15 @@ impl Node {
             port: spoken(&who.port),
             mac: who.mac.to_string(),
             state: self.guest_state(who),
-            held_by: holder.map(Name::from),
+            held_by: holder.map(name_of),
             reason: self.port_state(&who.port).1.map(str::to_owned),
         }
     }
 }
 
-impl From<&RecordId> for Name {
-    fn from(id: &RecordId) -> Self {
-        Self { source: id.source, name: id.key.as_ref().into() }
-    }
+/// What a record is called in answers.
+pub(in crate::agent) fn name_of(id: &RecordId) -> Name {
+    Name { source: id.source, name: id.key.as_ref().into() }
 }
 
 /// What a record is told apart by, as HTTP writes it: the same for the same record, however it was written.

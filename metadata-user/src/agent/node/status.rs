@@ -14,13 +14,13 @@ use super::{Node, Serves};
 use crate::agent::health::Health;
 use crate::agent::slots::IdentityName;
 use crate::recent;
-use crate::status::{
+use metadata_base::port::PortName;
+use metadata_content::source::Source;
+use metadata_control::status::{
     About, ApiServer, Guest, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS,
     LISTED_GUESTS, LISTED_PORTS, Phase, Port, PortState, Ports, RecordMemory, Refused, SCHEMA, Shadowed,
     Status, Unanswered, Worker,
 };
-use metadata_base::port::PortName;
-use metadata_content::source::Source;
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::registry::{RecordId, Standing};
 use metadata_links::inlet;

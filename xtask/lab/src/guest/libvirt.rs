@@ -10,7 +10,7 @@ use super::image::Image;
 use super::subject::{MARKER, Subject};
 use super::wire;
 use anyhow::{Context as _, Result, ensure};
-use metadata_user::status::{PortState, Status};
+use metadata_control::status::{PortState, Status};
 use serde_json::json;
 use std::fs;
 use std::io::Write as _;

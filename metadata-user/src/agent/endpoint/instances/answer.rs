@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::super::{Busy, JSON};
 use super::WAITS;
 use super::conditions::Failed;
-use crate::agent::node::Clash;
-use crate::instances::{Instance, Name, Problem};
+use crate::agent::node::{Clash, name_of};
+use metadata_control::instances::{Instance, Problem};
 use metadata_feed::registry::RecordId;
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
@@ -22,15 +22,26 @@ pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
     match serde_json::to_vec(value) {
         Ok(octets) => (status, [(header::CONTENT_TYPE, JSON)], octets).into_response(),
         Err(error) => {
-            problem(StatusCode::INTERNAL_SERVER_ERROR, "fault", "A fault", error.to_string()).into_response()
+            let fault = problem(StatusCode::INTERNAL_SERVER_ERROR, "fault", "A fault", error.to_string());
+            Refusal::from(fault).into_response()
         }
     }
 }
 
-impl IntoResponse for Problem {
+/// A problem on its way to who asked.
+pub(super) struct Refusal(Problem);
+
+impl<T: Into<Problem>> From<T> for Refusal {
+    fn from(problem: T) -> Self {
+        Self(problem.into())
+    }
+}
+
+impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = json(status, &self);
+        let Self(problem) = self;
+        let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = json(status, &problem);
         response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM);
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
@@ -120,11 +131,12 @@ pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
         }
     };
     let problem = problem(StatusCode::CONFLICT, "clash", "Another record is in the way", detail);
-    Problem { conflict: Some(Name::from(&by)), ..problem }
+    Problem { conflict: Some(name_of(&by)), ..problem }
 }
 
 pub(super) fn not_attached(instance: Instance, timeout: Duration) -> Problem {
-    let missing = instance.ports.iter().filter(|port| port.state != crate::status::GuestState::Served);
+    let missing =
+        instance.ports.iter().filter(|port| port.state != metadata_control::status::GuestState::Served);
     let missing: Vec<_> = missing
         .map(|port| format!("{} ({})", port.port, port.reason.as_deref().unwrap_or("not yet")))
         .collect();

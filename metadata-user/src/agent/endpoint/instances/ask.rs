@@ -11,9 +11,9 @@ use tokio::sync::oneshot;
 use super::answer::{bad_request, forbidden};
 use super::{PREFIX, WAIT, WAIT_MOST};
 use crate::agent::node::{Clash, Node, Tagged};
-use crate::instances::{Instance, NAME_MAX, Page, Problem, is_name};
 use metadata_content::record::Record;
 use metadata_content::source::Source;
+use metadata_control::instances::{Instance, NAME_MAX, Page, Problem, is_name};
 use metadata_feed::registry::RecordId;
 
 /// A question to the control loop about instances, with where the answer goes.

@@ -3,7 +3,7 @@
 use axum::http::{HeaderMap, header};
 
 use super::answer::{bad_request, none};
-use crate::instances::Problem;
+use metadata_control::instances::Problem;
 use metadata_feed::registry::RecordId;
 
 /// What must hold before something is done.

@@ -2,7 +2,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | `GET /v1/instances` | every record of every source, [`PAGE`](crate::instances::PAGE) at a time: `?source=`, `?after=` |
+//! | `GET /v1/instances` | every record of every source, [`PAGE`](metadata_control::instances::PAGE) at a time: `?source=`, `?after=` |
 //! | `PUT /v1/instances/NAME` | this record and no other under that name: `?wait=attached`, `?timeout=5s` |
 //! | `GET /v1/instances/NAME` | a record as it is held, without its secrets: `?source=` |
 //! | `DELETE /v1/instances/NAME` | none under that name |
@@ -36,12 +36,12 @@ use super::{Agent, Request};
 use crate::agent::node::{Tagged, etag};
 use crate::agent::shelf::Shelf;
 use crate::config::Config;
-use crate::instances::{Instance, Problem};
-use answer::{absent, busy, clash, json, not_attached, not_kept, precondition, too_many};
+use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, precondition, too_many};
 pub use ask::{Ask, Checked};
 use ask::{Asked, Wait};
 use conditions::Conditions;
 use metadata_content::record::Limits;
+use metadata_control::instances::{Instance, Problem};
 use metadata_feed::registry::RecordId;
 #[cfg(test)]
 use record::BODY_MAX;
@@ -98,13 +98,13 @@ pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 3] {
     ]
 }
 
-async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, Problem> {
+async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, Refusal> {
     let (source, after) = ask::range(&uri)?;
     let page = agent.ask_in_turn(|reply| Request::Instances(Ask::List { source, after, reply })).await?;
     Ok(json(StatusCode::OK, &page))
 }
 
-async fn look(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, Problem> {
+async fn look(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, Refusal> {
     let Asked { id, .. } = ask::read(&uri, &Method::GET)?;
     let conditions = Conditions::read(&head)?;
     let found = agent.ask_in_turn(|reply| Request::Instances(Ask::Look { id: id.clone(), reply })).await?;
@@ -127,7 +127,7 @@ async fn put(
     uri: Uri,
     head: HeaderMap,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, Refusal> {
     let Asked { id, wait } = ask::read(&uri, &Method::PUT)?;
     let conditions = Conditions::read(&head)?;
     let limits = agent.keeper.limits.load_full();
@@ -157,7 +157,7 @@ async fn remove(
     axum::Extension(peer): axum::Extension<Peer>,
     uri: Uri,
     head: HeaderMap,
-) -> Result<Response, Problem> {
+) -> Result<Response, Refusal> {
     let Asked { id, .. } = ask::read(&uri, &Method::DELETE)?;
     let conditions = Conditions::read(&head)?;
     let change = Change { agent, id, conditions, peer };

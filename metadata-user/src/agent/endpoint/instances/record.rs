@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use super::super::listen::Peer;
 use super::answer::{bad_request, forbidden, media_type, not_kept, record as refused, too_large};
 use super::blocking;
-use crate::instances::Problem;
 use metadata_content::record::{Credential, Limits, Record, RecordError};
+use metadata_control::instances::Problem;
 
 /// Octets of a record in a request: three payloads and the files, all as large as they may be, in base64.
 pub(super) const BODY_MAX: usize = 8 << 20;

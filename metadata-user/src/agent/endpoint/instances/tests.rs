@@ -19,11 +19,11 @@ use crate::agent::node::{Clash, Tagged};
 use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
-use crate::instances::{Instance, NAME_MAX, Page, Port};
-use crate::status::{GuestState, InstanceState};
 use metadata_base::port::PortName;
 use metadata_content::record::Limits;
 use metadata_content::source::Source;
+use metadata_control::instances::{Instance, NAME_MAX, Page, Port};
+use metadata_control::status::{GuestState, InstanceState};
 use metadata_feed::registry::RecordId;
 use metadata_feed::room::NoRoom;
 

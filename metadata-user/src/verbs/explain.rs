@@ -203,7 +203,7 @@ mod tests {
     use metadata_content::record::Limits;
     use std::os::unix::fs::PermissionsExt as _;
 
-    const FULL: &str = include_str!("../../tests/vectors/record.yaml");
+    const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
 
     fn explained(method: &str, target: &str, fields: &[&str]) -> String {
         let dir = tempfile::tempdir().expect("a directory is made");

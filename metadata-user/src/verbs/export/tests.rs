@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io::Cursor;
 use std::os::unix::fs::PermissionsExt as _;
 
-const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
+const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 const USER_DATA: &str = "#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n";
 
 /// The image of a record.

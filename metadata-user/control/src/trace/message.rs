@@ -11,7 +11,7 @@ const STATUS: usize = 3;
 
 /// The line of the message that begins here: a request's of what a guest sends, a status's of what it is sent.
 #[must_use]
-pub(crate) fn line(payload: &[u8], to_guest: bool) -> Option<String> {
+pub fn line(payload: &[u8], to_guest: bool) -> Option<String> {
     if to_guest { status(payload) } else { request(payload) }
 }
 

@@ -15,7 +15,7 @@ const ICMP: usize = 8;
 
 /// What of a frame is no payload.
 #[must_use]
-pub(crate) fn headers(octets: &[u8]) -> &[u8] {
+pub fn headers(octets: &[u8]) -> &[u8] {
     let end =
         LaxSlicedPacket::from_ethernet(octets).map_or(ETHERNET, |packet| end_of_headers(octets, &packet));
     octets.get(..end).unwrap_or(octets)
@@ -43,13 +43,13 @@ fn icmp_headers(message: &[u8]) -> usize {
 
 /// What is behind the headers.
 #[must_use]
-pub(crate) fn payload(octets: &[u8]) -> &[u8] {
+pub fn payload(octets: &[u8]) -> &[u8] {
     octets.get(headers(octets).len()..).unwrap_or_default()
 }
 
 /// Addresses, ports and flags, in a line.
 #[must_use]
-pub(crate) fn words(octets: &[u8]) -> String {
+pub fn words(octets: &[u8]) -> String {
     let Ok(packet) = LaxSlicedPacket::from_ethernet(octets) else {
         return "less than an Ethernet header".into();
     };

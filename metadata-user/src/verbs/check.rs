@@ -252,7 +252,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
-    const FULL: &str = include_str!("../../tests/vectors/record.yaml");
+    const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
     const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 
     fn put(dir: &Path, name: &str, text: &str) {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::print::verdict;
-use super::wire::{Frame, octets};
+use metadata_control::trace::wire::{Frame, octets};
 
 /// `if_tsresol`: timestamps are nanoseconds.
 const NANOSECONDS: u8 = 9;
@@ -92,7 +92,7 @@ fn io_error(error: PcapError) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::Capture;
-    use crate::trace::wire::Frame;
+    use metadata_control::trace::wire::Frame;
     use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
     use pcap_file::pcapng::{Block, PcapNgReader};
     use std::os::unix::fs::PermissionsExt as _;

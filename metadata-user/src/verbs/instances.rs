@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 
-use super::client::{self, Conditions, Failure, is_name};
-use super::{Instance, Port};
-use crate::status::ClientError;
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
+use metadata_control::instances::client::{self, Conditions};
+use metadata_control::instances::{Failure, Instance, Port, is_name};
+use metadata_control::status::ClientError;
 use metadata_feed::directory;
 
 /// How the verbs end.
@@ -310,9 +310,9 @@ fn ports(ports: &[Port], out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{code, one, table};
-    use crate::instances::{Failure, Instance, Name, Port, Problem, Vm};
-    use crate::status::{ClientError, GuestState, InstanceState};
     use metadata_content::source::Source;
+    use metadata_control::instances::{Failure, Instance, Name, Port, Problem, Vm};
+    use metadata_control::status::{ClientError, GuestState, InstanceState};
 
     fn instance() -> Instance {
         Instance {

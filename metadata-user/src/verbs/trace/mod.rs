@@ -5,10 +5,7 @@
 //! tokens and passwords. `--write` keeps headers alone unless `--payload` asks for all that was captured.
 
 mod capture;
-pub(crate) mod message;
 mod print;
-pub(crate) mod sketch;
-pub mod wire;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,8 +19,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use capture::Capture;
 use metadata_base::run::{DEFAULT_RUN, SOCKET};
+use metadata_control::trace::wire::{Line, SCHEMA};
 use print::Tally;
-use wire::{Line, SCHEMA};
 
 /// Longest the agent may be silent: it gives a sign of life each second.
 const PATIENCE: Duration = Duration::from_secs(10);

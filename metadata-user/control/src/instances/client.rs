@@ -77,13 +77,13 @@ pub fn path_of(source: Source, name: &str) -> String {
 
 /// How to register.
 #[derive(Debug, Default)]
-pub(super) struct Conditions<'a> {
+pub struct Conditions<'a> {
     /// Only in the place of what has this tag; `*` for anything.
-    pub(super) matches: Option<&'a str>,
+    pub matches: Option<&'a str>,
     /// Only where there is nothing yet.
-    pub(super) is_new: bool,
+    pub is_new: bool,
     /// Answered when all ports are attached, this long at most.
-    pub(super) wait: Option<Duration>,
+    pub wait: Option<Duration>,
 }
 
 impl Conditions<'_> {
@@ -94,7 +94,7 @@ impl Conditions<'_> {
 }
 
 /// Registers a record in JSON; true beside it when there was none of that name.
-pub(super) fn put(
+pub fn put(
     run: &Path,
     name: &str,
     json: &str,
@@ -115,7 +115,7 @@ pub(super) fn put(
 }
 
 /// Takes an instance out.
-pub(super) fn remove(run: &Path, name: &str, conditions: &Conditions<'_>) -> Result<(), Failure> {
+pub fn remove(run: &Path, name: &str, conditions: &Conditions<'_>) -> Result<(), Failure> {
     let (path, fields) = (path_of(Source::Api, name), conditions.fields());
     let question = Question { method: "DELETE", path: &path, fields: &fields, body: &[], patience: PATIENCE };
     let reply = ask(run, &question)?;
@@ -123,12 +123,12 @@ pub(super) fn remove(run: &Path, name: &str, conditions: &Conditions<'_>) -> Res
 }
 
 /// One instance.
-pub(super) fn look(run: &Path, source: Source, name: &str) -> Result<Instance, Failure> {
+pub fn look(run: &Path, source: Source, name: &str) -> Result<Instance, Failure> {
     read(get(run, &path_of(source, name))?, &[200])
 }
 
 /// All instances, of one source or of every one.
-pub(super) fn list(run: &Path, source: Option<Source>) -> Result<Vec<Instance>, Failure> {
+pub fn list(run: &Path, source: Option<Source>) -> Result<Vec<Instance>, Failure> {
     let mut instances = Vec::new();
     let mut after = None;
     loop {

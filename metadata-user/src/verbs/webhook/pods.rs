@@ -111,7 +111,7 @@ fn append(list: &Value, path: &str, items: Vec<Value>) -> Vec<Change> {
 #[cfg(test)]
 mod tests {
     use super::judge;
-    use crate::webhook::rules::Judgement;
+    use crate::verbs::webhook::rules::Judgement;
     use serde_json::json;
 
     #[test]

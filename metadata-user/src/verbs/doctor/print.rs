@@ -63,7 +63,7 @@ fn line(check: &Check) -> String {
 #[cfg(test)]
 mod tests {
     use super::{json, line, lines};
-    use crate::doctor::Check;
+    use crate::verbs::doctor::Check;
 
     #[test]
     fn a_line_says_what_was_found_what_was_expected_and_what_to_do() {

@@ -131,7 +131,7 @@ pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
 #[cfg(test)]
 mod tests {
     use super::{ReviewError, Reviewed, STANDARD};
-    use crate::webhook::rules::judge;
+    use crate::verbs::webhook::rules::judge;
     use base64::Engine as _;
     use serde_json::{Value, json};
 

@@ -2,13 +2,11 @@
 //!
 //! Both sides of the control socket use these types; `openapi.json` beside the agent's handlers describes them.
 
-mod client;
-mod verbs;
+pub mod client;
 
 use serde::{Deserialize, Serialize};
 
 pub use client::{Failure, NAME_MAX, is_name, path_of};
-pub use verbs::{EXIT, Get, Ls, Register, Rm};
 
 use crate::status::{GuestState, InstanceState};
 use metadata_content::source::Source;

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use metadata_common::verdict::{Fate, Verdict};
 
-use super::sketch;
-use super::wire::{Frame, octets};
+use metadata_control::trace::sketch;
+use metadata_control::trace::wire::{Frame, octets};
 
 /// What became of a frame, in words.
 pub(super) fn verdict(name: &str) -> String {
@@ -85,7 +85,7 @@ fn way(to_guest: bool) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::{Tally, verdict};
-    use crate::trace::wire::Frame;
+    use metadata_control::trace::wire::Frame;
 
     #[test]
     fn verdicts_are_told_in_words() {
