@@ -157,19 +157,19 @@ impl Steering {
         let key = PortKey { netns: left.netns, ifindex };
         for on in left.links {
             if let Some(Err(error)) = self.pin_of(on, cookie, key).as_deref().map(pins::unpin) {
-                tracing::warn!("a program stays on a device that nobody names: {error}");
+                tracing::warn!("a program stays on an unused device: {error}");
             }
         }
         let unbound = left.slots.into_iter().map(|(mac, slot)| Binding { slot, port: key, mac, hub: 0 });
         let unbound = unbound.map(|binding| self.tables.unbind(binding)).collect::<Vec<_>>();
         for error in unbound.into_iter().chain([self.tables.remove_port(key)]).filter_map(Result::err) {
-            tracing::warn!("clearing what an agent before left: {error}");
+            tracing::warn!("cannot clear inherited table entries: {error}");
         }
         self.object.release(cookie);
         tracing::info!(
             ifindex,
             netns = format!("{:x}", cookie.number()),
-            "gave up a port that an agent before left"
+            "released an inherited port that no record names"
         );
     }
 
@@ -203,7 +203,7 @@ impl Steering {
                 left.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
                 let bound = left.slots.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac)));
                 self.bound.extend(bound);
-                tracing::debug!(%port, identities = left.slots.len(), "went on with what an agent before left");
+                tracing::debug!(%port, identities = left.slots.len(), "attached an inherited port");
                 let closed = self.tables.is_closed(key);
                 Ok(Attached {
                     cookie,
@@ -348,7 +348,7 @@ impl Steering {
             self.sweep_tables(strays)?;
             self.rehub_left()?;
             if !self.left.is_empty() {
-                tracing::info!(ports = self.left.len(), "going on with what an agent before left");
+                tracing::info!(ports = self.left.len(), "inherited the ports of the previous agent");
             }
         }
         self.tables.set_agent(Agent { key: self.key, side: self.side.into(), reserved: 0 })
@@ -444,7 +444,7 @@ impl Steering {
         if !self.left.is_empty() {
             tracing::warn!(
                 ports = self.left.len(),
-                "the maps an agent before left are replaced; connections and slots begin anew: {reason}"
+                "inherited maps are replaced, connections and slots are lost: {reason}"
             );
         }
         let places: Vec<(Place, u32, Vec<On>)> =
@@ -460,7 +460,7 @@ impl Steering {
                     Err(refusal) => {
                         let error =
                             refusal.about(on.name(), &PortName::local(format!("#{ifindex}")), ifindex);
-                        tracing::warn!("a port stays closed as an agent before left it: {error}");
+                        tracing::warn!("an inherited port stays closed: {error}");
                     }
                 }
             }
