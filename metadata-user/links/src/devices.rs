@@ -69,7 +69,7 @@ impl LinkList {
     pub fn open(process: &Meant) -> Result<(Self, LinkWatch), LinkError> {
         let netns = Netns::of_process(process)?;
         if netns.is_here() {
-            let source = io::Error::other("expected a namespace of its own, found the agent's");
+            let source = io::Error::other("expected a separate namespace, found the agent's own");
             return Err(LinkError::Namespace { name: process.name().into(), source });
         }
         let watch = LinkWatch::opener();

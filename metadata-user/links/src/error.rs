@@ -24,7 +24,7 @@ pub enum LinkError {
     },
     /// The process has ended, and its PID belongs to another process now.
     #[error(
-        "network namespace `{name}` belonged to a process that has ended, and its PID was reused; \
+        "network namespace `{name}` belonged to another process, which has ended; its PID was reused; \
          name the namespace of the VM as it runs now, or remove it from the record and the configuration"
     )]
     AnotherProcess {

@@ -96,7 +96,7 @@ pub fn served(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
 fn inside(process: &Meant, visit: impl FnOnce() -> Result<(), LinkError> + Send) -> Result<(), LinkError> {
     let netns = Netns::of_process(process)?;
     if netns.is_here() {
-        let source = io::Error::other("expected a namespace of its own, found the agent's");
+        let source = io::Error::other("expected a separate namespace, found the agent's own");
         return Err(LinkError::Namespace { name: process.name().into(), source });
     }
     netns.run(visit)
@@ -138,7 +138,7 @@ fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
         async |netlink| {
             // A kernel without IPv6 lacks this attribute and generates no addresses.
             if let Err(error) = netlink.link().set(silent).execute().await {
-                tracing::debug!("no IPv6 address generation to turn off: {error}");
+                tracing::debug!("cannot disable IPv6 address generation: {error}");
             }
             netlink.link().set(up).execute().await
         },

@@ -84,7 +84,7 @@ pub fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), LinkError>
             netlink.link().set(quiet).execute().await?;
             // A kernel without IPv6 lacks this attribute and generates no addresses.
             if let Err(error) = netlink.link().set(silent).execute().await {
-                tracing::debug!(device = name, %error, "no IPv6 address generation to turn off");
+                tracing::debug!(device = name, %error, "cannot disable IPv6 address generation");
             }
             netlink.link().set(link(ifindex).up().build()).execute().await
         },
@@ -188,7 +188,7 @@ pub fn list() -> Result<Vec<LinkMessage>, LinkError> {
 /// [`LinkError::Device`] if there is no such device, or the kernel refuses.
 pub fn look(name: &str, ifindex: u32) -> Result<LinkMessage, LinkError> {
     talk(
-        || format!("look at {name}"),
+        || format!("query {name}"),
         async |netlink| {
             let mut answer = std::pin::pin!(netlink.link().get().match_index(ifindex).execute());
             answer.try_next().await?.ok_or(rtnetlink::Error::RequestFailed)

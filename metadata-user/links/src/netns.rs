@@ -181,7 +181,7 @@ pub fn cookie() -> Result<Cookie, LinkError> {
         )
     };
     if rc != 0 {
-        return Err(LinkError::device("tell namespaces apart by cookie", io::Error::last_os_error()));
+        return Err(LinkError::device("read the cookie of the namespace", io::Error::last_os_error()));
     }
     Ok(Cookie(cookie))
 }

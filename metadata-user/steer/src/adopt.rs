@@ -157,7 +157,7 @@ impl Steering {
         let key = PortKey { netns: left.netns, ifindex };
         for on in left.links {
             if let Some(Err(error)) = self.pin_of(on, cookie, key).as_deref().map(pins::unpin) {
-                tracing::warn!("a program stays on an unused device: {error}");
+                tracing::warn!("cannot detach a program from an unused device: {error}");
             }
         }
         let unbound = left.slots.into_iter().map(|(mac, slot)| Binding { slot, port: key, mac, hub: 0 });
@@ -289,7 +289,7 @@ impl Steering {
                 Ok(link) => {
                     programs.put(on, Some(Held::new(link, self.pin_of(on, cookie, key))?));
                     pins::unpin(&path)?;
-                    tracing::info!(%port, version, "took the port over from another version");
+                    tracing::info!(%port, version, "took the port over from another version of the agent");
                 }
                 Err(Refusal::Gone) => pins::unpin(&path)?,
                 Err(_) => {
@@ -364,7 +364,7 @@ impl Steering {
                 On::Xdp | On::Tcx => !self.note_link(name),
             };
             if stale {
-                tracing::debug!(link = %name, "removing a pin nobody can go on with");
+                tracing::debug!(link = %name, "removing an unusable pin");
                 if let Err(error) = pins::unpin(&path) {
                     tracing::warn!("{error}");
                 }

@@ -44,8 +44,8 @@ pub(super) fn native_or_generic(program: &mut Xdp, ifindex: u32, port: &PortName
             let link = attach(program, ifindex, XdpMode::Skb)?;
             tracing::warn!(
                 %port, %error,
-                "the device's driver runs no XDP: steering generically, at more cost a frame; answers arrive \
-                 only if the driver takes redirected frames or a classifier reaches it"
+                "the device's driver does not support XDP: using generic mode, at a higher cost per frame; answers \
+                 arrive only if the driver accepts redirected frames or a classifier reaches the device"
             );
             Ok(link)
         }

@@ -52,7 +52,7 @@ pub enum SteerError {
     },
     /// A device of another kind has the name of a hub device.
     #[error(
-        "expected no device named {name}, or a veth an earlier run left; found a {kind}; rename it or \
+        "expected no device named {name}, or a veth of an earlier run, found a {kind}; rename it or \
          choose another hub name"
     )]
     NotOurs {
@@ -84,8 +84,8 @@ pub enum SteerError {
     },
     /// Another XDP program is on the port.
     #[error(
-        "cannot attach to {port}: {holder} is attached to it already, and a device carries one XDP program; \
-         stop its owner (another xdp-imds perhaps; `xdp-imds release` takes off what one has left pinned), or find it \
+        "cannot attach to {port}: {holder} is already attached to it, and a device carries one XDP program; \
+         stop its owner (another xdp-imds perhaps; `xdp-imds release` removes its pins), or find it \
          with `bpftool net` and remove it with `ip link set dev {} xdp off`", .port.ifname
     )]
     Occupied {
@@ -125,7 +125,7 @@ pub enum SteerError {
         found: String,
     },
     /// One device is named in two ways.
-    #[error("{port} is the same device as {other}, which is attached already; name it one way only")]
+    #[error("{port} is the same device as {other}, which is already attached; use one name only")]
     SamePort {
         /// The new name of the port.
         port: PortName,

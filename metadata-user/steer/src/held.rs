@@ -48,7 +48,7 @@ impl Held {
     pub(super) fn take_off(self) {
         drop(self.link);
         if let Some(Err(error)) = self.pin.as_deref().map(pins::unpin) {
-            tracing::warn!("a program stays on its device: {error}");
+            tracing::warn!("cannot detach a program from its device: {error}");
         }
     }
 }

@@ -75,7 +75,7 @@ impl Device {
     /// A caller that drops cannot act on an error, so log it.
     fn remove(&self) {
         if let Err(error) = netlink::delete(&self.name, self.ifindex) {
-            tracing::warn!(%error, "a hub device stays behind; the next start removes it");
+            tracing::warn!(%error, "cannot remove a hub device; the next start removes it");
         }
     }
 }

@@ -287,7 +287,7 @@ impl Drop for Guard {
             Ok::<_, LinkError>(())
         });
         if let Err(error) = removed {
-            tracing::warn!(%error, "the hub's devices stay behind; the next start removes them");
+            tracing::warn!(%error, "cannot remove the hub's devices; the next start removes them");
         }
     }
 }
@@ -376,7 +376,7 @@ impl Steering {
                 Ok(link) => links.extend(link.map(|link| Held::new(link, None)).transpose()?),
                 Err(error) => {
                     reaches_bare = false;
-                    tracing::warn!("ports that take no redirected frames are not served: {error}");
+                    tracing::warn!("ports that accept no redirected frames are not served: {error}");
                 }
             }
             rings.push(rings::put_if_possible(&mut ebpf, &mut tables, number));
@@ -545,6 +545,6 @@ fn raise_descriptor_limit() {
     }
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the soft limit on open files stays as it is");
+        tracing::warn!(%error, "cannot raise the soft limit on open files");
     }
 }

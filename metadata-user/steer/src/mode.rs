@@ -294,7 +294,7 @@ impl Steering {
         if !self.ports.values().any(has_xdp) {
             self.object.unload_stub(cookie);
         }
-        tracing::debug!(%port, by = ?to, "switched");
+        tracing::debug!(%port, by = ?to, "switched the program of a port");
         Ok(())
     }
 
@@ -314,7 +314,7 @@ impl Steering {
             if let Some(attached) = self.ports.get_mut(&port)
                 && !std::mem::replace(&mut attached.programs.watch.told, true)
             {
-                tracing::warn!("{port} is steered as before: {error}");
+                tracing::warn!("cannot switch the program of {port}, which is steered as before: {error}");
             }
         }
     }

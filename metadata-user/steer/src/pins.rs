@@ -40,7 +40,7 @@ pub enum PinsError {
     /// The directory is not on a bpffs.
     #[error(
         "expected {} on a bpffs, found another file system or nothing: `mount -t bpf bpf /sys/fs/bpf`, or pin nothing \
-         with --no-pins, and every port is open while no agent runs", path.display()
+         with --no-pins, which leaves every port open while no agent runs", path.display()
     )]
     NoBpffs {
         /// The configured directory.
@@ -61,21 +61,21 @@ pub enum PinsError {
     },
     /// Another agent runs with these pins.
     #[error(
-        "another xdp-imds runs with the pins in {}: stop it, take over from it with --takeover, or give this one --pins \
-         and --run of its own", path.display()
+        "another xdp-imds runs with the pins in {}: stop it, take over from it with --takeover, or give this one its \
+         own --pins and --run", path.display()
     )]
     InUse {
         /// The configured directory.
         path: PathBuf,
     },
     /// A starting agent, or `xdp-imds release`, holds the lock.
-    #[error("{} is locked by an agent that starts or by `xdp-imds release`; try again", path.display())]
+    #[error("{} is locked by a starting agent or by `xdp-imds release`; try again", path.display())]
     Busy {
         /// The configured directory.
         path: PathBuf,
     },
     /// There is nothing to take over.
-    #[error("cannot take over what is pinned in {}: {reason}; start without --takeover", path.display())]
+    #[error("cannot take over the pins in {}: {reason}; start without --takeover", path.display())]
     NothingToTakeOver {
         /// The configured directory.
         path: PathBuf,
@@ -205,7 +205,7 @@ impl Pins {
             match file.to_str().and_then(LinkName::parse) {
                 Some(name) => names.push(name),
                 None => {
-                    tracing::warn!(file = %file.display(), "not a link of this version's; it is left alone")
+                    tracing::warn!(file = %file.display(), "this file is not a link of this version and is left alone")
                 }
             }
         }
@@ -340,13 +340,13 @@ fn check_bpffs(pins: &Path) -> Result<(), PinsError> {
     match there {
         Ok(true) => Ok(()),
         Ok(false) | Err(rustix::io::Errno::NOENT) => Err(PinsError::NoBpffs { path: pins.into() }),
-        Err(source) => Err(PinsError::io("look at", pins, source.into())),
+        Err(source) => Err(PinsError::io("examine", pins, source.into())),
     }
 }
 
 /// Fails if another user could plant links or maps. A bpffs is often writable for everyone, as /tmp is.
 fn check_private(pins: &Path) -> Result<(), PinsError> {
-    let found = std::fs::metadata(pins).map_err(|source| PinsError::io("look at", pins, source))?;
+    let found = std::fs::metadata(pins).map_err(|source| PinsError::io("examine", pins, source))?;
     let (owner, mode) = (found.uid(), found.permissions().mode() & 0o7777);
     if owner != rustix::process::geteuid().as_raw() || mode & 0o022 != 0 {
         return Err(PinsError::Exposed { path: pins.into(), owner, mode });
@@ -412,7 +412,7 @@ pub(super) fn pin_map(from: &Path, to: &Path) -> Result<(), PinsError> {
 
 /// The definition of a map: kind, octets of a key and of a value, number of entries.
 pub(super) fn layout_of(path: &Path) -> Result<[u32; 4], PinsError> {
-    let failed = |source| PinsError::object("look at the map", path, source);
+    let failed = |source| PinsError::object("examine the map", path, source);
     let info = MapInfo::from_pin(path).map_err(failed)?;
     let kind = info.map_type().map_err(failed)?;
     Ok([kind as u32, info.key_size(), info.value_size(), info.max_entries()])

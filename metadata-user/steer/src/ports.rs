@@ -190,7 +190,7 @@ impl Steering {
         };
         attached.mtu = mtu;
         attached.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
-        tracing::debug!(%port, mtu, "the device has another MTU");
+        tracing::debug!(%port, mtu, "the MTU of the device changed");
         // A closed port serves no identity; it gets its MTU when it is opened.
         if attached.closed { Ok(()) } else { self.tables.fit_port(attached.key, mtu) }
     }

@@ -251,7 +251,7 @@ impl Tables {
 
     /// A handle to claim connections with, for a separate thread.
     pub(super) fn claims(&self) -> Result<Claims, SteerError> {
-        let failed = |source| SteerError::map(name::DRAINING, "open once more", source);
+        let failed = |source| SteerError::map(name::DRAINING, "duplicate the descriptor", source);
         let fd = self.draining.map().fd().as_fd().try_clone_to_owned().map_err(failed)?;
         let map = MapData::from_fd(fd).map_err(|source| SteerError::map(name::DRAINING, "open", source))?;
         let map = HashMap::try_from(Map::HashMap(map))

@@ -24,7 +24,7 @@ const EVENTS_MOST: usize = EVENT_BYTES as usize / size_of::<Event>() + 1;
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// Another trace is running.
-    #[error("another trace is at work, and there is one at a time; end it first")]
+    #[error("another trace is running, and only one can run at a time; end it first")]
     Busy,
     /// The kernel refuses the filter.
     #[error(transparent)]

@@ -200,7 +200,7 @@ impl Pen {
             if let Err(error) = &outcome
                 && !self.ails
             {
-                warn!("the audit log is not written, its lines are dropped: {error}");
+                warn!("cannot write the audit log, its lines are dropped: {error}");
             }
             self.ails = outcome.is_err();
         }
