@@ -190,7 +190,7 @@ fn remove() -> Result<(), LinkError> {
     pod_end.map_or(Ok(()), |ifindex| netlink::delete(POD_END, ifindex))
 }
 
-/// The unspecified address of the same family.
+/// The unspecified address of each family.
 const FAMILIES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 
 /// Ignores IPv6 errors in a namespace without IPv6, where no socket can use it.

@@ -193,7 +193,7 @@ mod tests {
         let (process, name) = Sleeper::new();
         let meant = Meant::of(process.0.id()).expect("unused").expect("it runs");
         assert_eq!(meant.name(), name);
-        unchanged(Path::new(&name), &name).expect("the one that is meant");
+        unchanged(Path::new(&name), &name).expect("the reserved process");
         forget(&name);
         // As if the PID had been reused.
         MEANT.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (1, 1));
@@ -202,7 +202,7 @@ mod tests {
         let error = Meant::of(process.0.id()).expect_err("another");
         assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         drop(meant);
-        unchanged(Path::new(&name), &name).expect("nothing is meant by it any more");
+        unchanged(Path::new(&name), &name).expect("no reservation remains");
         forget(&name);
     }
 

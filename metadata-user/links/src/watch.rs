@@ -129,7 +129,7 @@ impl LinkWatch {
     }
 }
 
-/// The MTU in a message. A bridge's message about a port has the bridge's family but the same layout.
+/// The MTU in a message. A bridge's message about its port has the bridge's family but the port's MTU.
 fn mtu(message: &[u8]) -> Option<u32> {
     let mtu = attribute(message.get(ATTRIBUTES..)?, libc::IFLA_MTU)?;
     Some(u32::from_ne_bytes(mtu.try_into().ok()?))

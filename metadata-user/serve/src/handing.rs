@@ -1,4 +1,4 @@
-//! Answers during a handover to another agent. From some moment on, the other agent owns what guests have written,
+//! Answers during a handover to another agent. From one moment on, the other agent owns what guests have written,
 //! and therefore also the answers that depend on it.
 //!
 //! | | a document | a live value, or one not known here |
@@ -280,7 +280,7 @@ mod tests {
             assert_eq!(questions.try_recv().is_ok(), stage == Stage::Away, "{stage:?}");
         }
         node.set(Stage::Here);
-        assert!(ask(&node, from(0, 2), Method::Get, "/live", b"").is_some(), "it stays after all");
+        assert!(ask(&node, from(0, 2), Method::Get, "/live", b"").is_some(), "the handover was cancelled");
     }
 
     #[test]
@@ -305,11 +305,19 @@ mod tests {
         let question = questions.try_recv().expect("a question");
         assert!(questions.try_recv().is_err(), "once");
         let answer = || Some(Answer::Known(Response::new(Status(200), None, &[], "told").into()));
-        assert_eq!(node.answered(&from(0, 9), question.mark, answer()), None, "nobody asked there");
+        assert_eq!(
+            node.answered(&from(0, 9), question.mark, answer()),
+            None,
+            "no request on that connection"
+        );
         assert_eq!(node.answered(&question.connection, question.mark + 1, answer()), None, "another request");
         assert_eq!(node.answered(&question.connection, question.mark, answer()), Some(0));
         assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b"").as_deref(), Some(&b"told"[..]));
-        assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b""), None, "the next one is asked anew");
+        assert_eq!(
+            ask(&node, from(0, 1), Method::Get, "/live", b""),
+            None,
+            "the next request sends a new question"
+        );
         assert!(questions.try_recv().is_ok());
     }
 
@@ -321,7 +329,7 @@ mod tests {
         let question = questions.try_recv().expect("a question");
         assert_eq!(node.answered(&question.connection, question.mark, None), Some(1));
         assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None);
-        assert!(questions.try_recv().is_ok(), "asked again");
+        assert!(questions.try_recv().is_ok(), "sent again");
     }
 
     #[test]
@@ -337,7 +345,7 @@ mod tests {
         }
         let late = from(0, QUESTIONS as u16);
         assert_eq!(ask(&node, late, Method::Get, "/live", b""), None);
-        assert!(questions.try_recv().is_err(), "they may still look");
+        assert!(questions.try_recv().is_err(), "their answers have not expired");
         let later = Now { mono: NOW.mono + KEPT_FOR, ..NOW };
         assert_eq!(ask_at(&node, later, late, Method::Get, "/live", b""), None);
         assert_eq!(questions.try_recv().expect("a question").connection, late);

@@ -152,10 +152,10 @@ mod tests {
     #[test]
     fn only_frames_rejected_between_two_polls_count() {
         let mut looks = Looks::default();
-        assert_eq!(looks.note(7), 0, "before the first look");
+        assert_eq!(looks.note(7), 0, "before the first poll");
         assert_eq!(looks.note(7), 0);
         assert_eq!(looks.note(19), 12);
-        assert_eq!(looks.note(3), 0, "a count never goes back, so it is another device's");
+        assert_eq!(looks.note(3), 0, "a count never decreases, so this is another device");
         assert_eq!(looks.note(4), 1);
     }
 }

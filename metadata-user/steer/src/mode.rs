@@ -358,7 +358,7 @@ mod tests {
         let (mut watch, start) = (Watch::new(), Instant::now());
         assert_eq!(watch.look(By::Xdp, 40, start), By::Xdp);
         assert_eq!(watch.look(By::Xdp, 40, start + QUIET - SECOND), By::Xdp);
-        assert_eq!(watch.look(By::Xdp, 40 + BUSY, start + QUIET), By::Xdp, "it asked meanwhile");
+        assert_eq!(watch.look(By::Xdp, 40 + BUSY, start + QUIET), By::Xdp, "it was busy meanwhile");
         for second in 1..30 {
             let (asked, at) = (40 + BUSY + u64::from(second) * 10, QUIET + SECOND * second);
             assert_eq!(watch.look(By::Xdp, asked, start + at), By::Xdp, "{second}");
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(watch.look(By::Tcx, 2 * BUSY - 2, start + SECOND), By::Tcx);
         assert_eq!(watch.look(By::Tcx, 3 * BUSY - 2, start + SECOND * 2), By::Xdp);
         assert_eq!(watch.look(By::Xdp, 3 * BUSY - 2, start + QUIET), By::Xdp, "quiet counts from then on");
-        assert_eq!(watch.look(By::Tcx, 6 * BUSY, start + QUIET + SECOND * 8), By::Tcx, "it is a rate");
+        assert_eq!(watch.look(By::Tcx, 6 * BUSY, start + QUIET + SECOND * 8), By::Tcx, "the limit is a rate");
     }
 
     #[test]

@@ -248,7 +248,7 @@ impl Object {
         loaded.ok_or_else(|| SteerError::load(program::PORT_TCX, "it was not kept"))
     }
 
-    /// Unloads the XDP stub of a namespace until a port needs it again. The stub is half the memory of a namespace.
+    /// Unloads the XDP stub of a namespace until a port needs it again. The stub is half of what a namespace costs.
     pub(super) fn unload_stub(&mut self, cookie: Cookie) {
         if cookie != self.home
             && let Some(instance) = self.instances.get_mut(&cookie)

@@ -94,7 +94,7 @@ fn an_answer_belongs_to_its_recipient_even_after_the_slot_is_reused() {
     let some = |texts: [&str; 3]| texts.map(|text| Some(text.to_owned()));
     assert_eq!(of(&lines[0]), some([UUID, "web", "tap0"]));
     assert_eq!(of(&lines[1]), [Some(UUID.to_owned()), None, Some("tap1".to_owned())], "no other VM's name");
-    assert_eq!(of(&lines[2]), [None, None, None], "of a slot nobody has");
+    assert_eq!(of(&lines[2]), [None, None, None], "of an unassigned slot");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn under_load_good_answers_are_sampled_per_vm_and_all_errors_kept() {
         lines.iter().filter(wanted).count()
     };
     assert_eq!([of(2, 200, Some(10)), of(3, 200, Some(10)), of(3, 404, None)], [10, 10, 100]);
-    assert_eq!(lines.len(), CAPACITY / 2 + 120, "a line that stands for more says so");
+    assert_eq!(lines.len(), CAPACITY / 2 + 120, "a sampled line states its count");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_full_tape_drops_good_answers_first_and_counts_them() {
     let dropped = 2 * CAPACITY as u64 - good;
     assert_eq!(collector.counts().queue_full, dropped);
     (0..RESERVED).for_each(|_| tape.note(entry(1, 503)));
-    assert_eq!(collector.counts().queue_full, dropped, "errors have room of their own");
+    assert_eq!(collector.counts().queue_full, dropped, "errors have reserved room");
     tape.note(entry(1, 503));
     collector.collect();
     until("all that had room is written", || collector.counts().written == CAPACITY as u64);
@@ -184,7 +184,7 @@ fn a_stalled_disk_delays_no_other_thread() {
     let room = tempfile::tempdir().expect("a directory");
     let pipe = room.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
-    let reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).expect("an end nobody reads");
+    let reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).expect("a pipe without a reader");
     let (mut collector, tape) = open(&to(&pipe));
     // Chunks of maximum size fill first the pipe and then the queue.
     let begun = Instant::now();
@@ -194,7 +194,7 @@ fn a_stalled_disk_delays_no_other_thread() {
     }
     assert!(collector.counts().queue_full > 0, "{:?}", collector.counts());
     drop(collector);
-    assert!(begun.elapsed() < PATIENCE, "the end waited for the disk");
+    assert!(begun.elapsed() < PATIENCE, "the shutdown waited for the disk");
     drop(reader);
 }
 
