@@ -278,7 +278,7 @@ fn there_is_one_trace_at_a_time_and_a_reader_that_is_killed_leaves_none() {
         assert_ne!(filter(agent.pid()).expect("the filter"), [0; 5]);
         let second = Trace::spawn(&scene.run(), &scene.guests[1].identity().mac.to_string(), &[]);
         let (status, _, said) = second.and_then(Trace::finish).expect("it ends");
-        assert!(!status.success() && said.contains("another trace is at work"), "{status}: {said}");
+        assert!(!status.success() && said.contains("another trace is running"), "{status}: {said}");
         trace.kill();
         eventually(PATIENCE, || {
             ensure!(filter(agent.pid())? == [0; 5], "the filter is still set");

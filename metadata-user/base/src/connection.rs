@@ -1,15 +1,15 @@
-//! A TCP connection of a guest, as an exchange knows it.
+//! The endpoints of a guest's TCP connection.
 
 use metadata_common::maps::Slot;
 use std::net::IpAddr;
 
-/// Who opened a connection, and to what.
+/// The slot and the endpoints of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
-    /// The identity the kernel decided on.
+    /// The slot that the kernel found for the frame.
     pub slot: Slot,
     /// The address and port the guest connected to.
     pub local: (IpAddr, u16),
-    /// The guest's claimed address and port: for logs and dialect rules, never for identity.
+    /// The address and port that the guest claims: for logs and dialect rules, never for identity.
     pub remote: (IpAddr, u16),
 }

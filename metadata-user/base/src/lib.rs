@@ -1,7 +1,7 @@
-//! What every crate of the user side shares: plain values without I/O, a clock, or a dependency.
+//! Plain values that the user-space crates share, without I/O, a clock or a dependency.
 //!
-//! It is there so that `metadata-content`, which knows no frames, and `metadata-datapath`, which knows no records,
-//! need not know each other.
+//! They live here so that `metadata-content` (records, no frames) and `metadata-datapath` (frames, no records) do not
+//! depend on each other.
 
 pub mod addresses;
 pub mod connection;

@@ -1,17 +1,17 @@
-//! How people name a port.
+//! The name of a port: interface and network namespace.
 
 use std::fmt;
 
-/// Longest interface name the kernel takes (`IFNAMSIZ` less its NUL).
+/// Longest interface name, in octets (`IFNAMSIZ` less its NUL).
 pub const MAX_IFNAME: usize = 15;
 
-/// A tap, by interface name and network namespace.
+/// A tap, named by interface and network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName {
     /// The interface name inside its namespace, at most 15 octets.
     pub ifname: String,
-    /// The namespace: a name under `/run/netns`, or an absolute path such as `/proc/4242/ns/net`.
-    /// `None` is the agent's own.
+    /// The namespace: a name under `/run/netns`, or an absolute path such as `/proc/4242/ns/net`. `None` means the
+    /// agent's own.
     pub netns: Option<String>,
 }
 

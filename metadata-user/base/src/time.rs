@@ -1,14 +1,14 @@
 //! Time, as an argument.
 //!
-//! Only `worker` reads a clock; every other room on the path is told what time it is.
+//! Only `worker` reads a clock. All other modules of the data path receive the time as an argument.
 
 use std::time::Duration;
 
-/// A moment, by both clocks the path needs.
+/// A moment, by the two clocks of the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Since an arbitrary start, monotonic: deadlines, retransmission.
+    /// Time since an arbitrary start, monotonic: for deadlines and retransmission.
     pub mono: Duration,
-    /// Seconds since 1970-01-01 UTC: the `Date` header.
+    /// Seconds since 1970-01-01 UTC: for the `Date` header.
     pub unix_seconds: u64,
 }

@@ -1,4 +1,4 @@
-//! What devices a namespace has, asked from outside it: a netlink socket belongs to the namespace it was opened in.
+//! Lists the devices of a namespace from outside it: a netlink socket belongs to the namespace it was opened in.
 
 use metadata_common::mac::Mac;
 use rtnetlink::sys::{Socket, protocols::NETLINK_ROUTE};
@@ -10,11 +10,11 @@ use crate::processes::Meant;
 use crate::watch::LinkWatch;
 use crate::watch::{attribute, text};
 
-/// Devices of a namespace that are looked at, at most; those behind are left out.
+/// Limit on devices listed in one namespace; further ones are omitted.
 pub const DEVICES_MAX: usize = 1_024;
-/// Octets of answers the kernel gives at once, at most (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
+/// Limit on octets of answers that the kernel returns at once (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
 const ANSWER: usize = 32 << 10;
-/// Answers read for one question at most: a device takes one to two kilobytes of them.
+/// Limit on answers read for one request; a device takes one to two kilobytes of them.
 const ANSWERS: usize = 1_024;
 
 /// `struct nlmsghdr` and `struct ifinfomsg` (netlink(7), rtnetlink(7)).
@@ -24,7 +24,7 @@ const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// `NLM_F_REQUEST`, `NLM_F_ROOT`, `NLM_F_MATCH`: all of them.
+/// `NLM_F_REQUEST`, `NLM_F_ROOT` and `NLM_F_MATCH`: requests all devices.
 const DUMP: u16 = 0x301;
 const ARPHRD_ETHER: u16 = 1;
 
@@ -34,23 +34,23 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
-/// How many queues of a multi-queue tap are open and enabled (Linux 4.19).
+/// Number of queues of a multi-queue tap that are open and enabled (Linux 4.19).
 const IFLA_TUN_NUM_QUEUES: u16 = 8;
 
-/// An Ethernet device as it is now.
+/// Current state of an Ethernet device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// `tap`, `macvtap`, `veth`, `dummy`, `bridge`, …; `physical device` when the kernel names no kind.
+    /// `tap`, `macvtap`, `veth`, `dummy`, `bridge`, …; `physical device` if the kernel reports no kind.
     pub kind: String,
-    /// Its address.
+    /// MAC address of the device.
     pub mac: Mac,
-    /// Queues in use, at least 1; told of taps only.
+    /// Number of queues in use, at least 1; known for taps only.
     pub queues: u32,
 }
 
-/// Looks at the Ethernet devices of one namespace.
+/// Lists the Ethernet devices of one namespace.
 ///
 /// Holding it keeps the namespace alive, as a [`LinkWatch`] does.
 pub struct LinkList {
@@ -59,23 +59,23 @@ pub struct LinkList {
 }
 
 impl LinkList {
-    /// Opens a list of a process's namespace, and a watch on it. What changes after a look is told by the watch.
+    /// Opens a list of a process's namespace, and a watch on it. The watch reports changes made after a listing.
     ///
     /// # Errors
-    /// As for [`LinkWatch::open`], and when it is the caller's own namespace: that is no VM's.
+    /// Like [`LinkWatch::open`], and if it is the caller's own namespace, which belongs to no VM.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     pub fn open(process: &Meant) -> Result<(Self, LinkWatch), LinkError> {
         let netns = Netns::of_process(process)?;
         if netns.is_here() {
-            let source = io::Error::other("expected a namespace of its own, found the agent's");
+            let source = io::Error::other("expected a separate namespace, found the agent's own");
             return Err(LinkError::Namespace { name: process.name().into(), source });
         }
         let watch = LinkWatch::opener();
         netns.run(|| {
             let socket = Socket::new(NETLINK_ROUTE).and_then(|socket| {
-                // The kernel has answered before the question's system call returns.
+                // The kernel answers before the system call of the request returns.
                 socket.set_non_blocking(true)?;
                 Ok(socket)
             });
@@ -84,10 +84,10 @@ impl LinkList {
         })
     }
 
-    /// The Ethernet devices now, the first [`DEVICES_MAX`] of them. Blocks while others change devices.
+    /// The current Ethernet devices, the first [`DEVICES_MAX`] of them. Blocks while other processes change devices.
     ///
     /// # Errors
-    /// When the kernel does not answer; open another list then.
+    /// If the kernel does not answer; open another list then.
     pub fn look(&mut self) -> Result<Vec<Seen>, LinkError> {
         self.ask().map_err(|source| LinkError::device("list devices", source))
     }
@@ -104,11 +104,11 @@ impl LinkList {
                 return Ok(seen);
             }
         }
-        Err(io::Error::other("more devices than can be looked at"))
+        Err(io::Error::other("more devices than the limit of one request"))
     }
 }
 
-/// Asks for all devices.
+/// Requests all devices.
 fn question(number: u32) -> [u8; HEAD + IFINFO] {
     let mut question = [0; HEAD + IFINFO];
     let length = (HEAD + IFINFO) as u32;
@@ -119,7 +119,7 @@ fn question(number: u32) -> [u8; HEAD + IFINFO] {
     question
 }
 
-/// Takes the devices of an answer to a question; true when it was the last.
+/// Reads the devices from an answer to a request; true after the last one.
 fn take(mut answer: &[u8], number: u32, seen: &mut Vec<Seen>) -> io::Result<bool> {
     let short = || io::Error::from(io::ErrorKind::UnexpectedEof);
     while let Some(head) = answer.get(..HEAD) {
@@ -128,7 +128,7 @@ fn take(mut answer: &[u8], number: u32, seen: &mut Vec<Seen>) -> io::Result<bool
         let about = u32::from_ne_bytes([head[8], head[9], head[10], head[11]]);
         let body = answer.get(HEAD..length).ok_or_else(short)?;
         match kind {
-            // What is left of a question that failed.
+            // The rest of the answer to a failed request.
             _ if about != number => {}
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => {
@@ -144,7 +144,7 @@ fn take(mut answer: &[u8], number: u32, seen: &mut Vec<Seen>) -> io::Result<bool
     Ok(false)
 }
 
-/// The Ethernet device a message is about.
+/// The Ethernet device that a message describes.
 fn device(body: &[u8]) -> Option<Seen> {
     let link_type = u16::from_ne_bytes(body.get(2..4)?.try_into().ok()?);
     if link_type != ARPHRD_ETHER {
@@ -158,7 +158,7 @@ fn device(body: &[u8]) -> Option<Seen> {
     let data = attribute(info, IFLA_INFO_DATA).unwrap_or_default();
     let queues = attribute(data, IFLA_TUN_NUM_QUEUES).and_then(|queues| queues.try_into().ok());
     let kind = match kind {
-        // Its other mode is no Ethernet device.
+        // A device in tun mode is not an Ethernet device.
         Some(kind) if kind == "tun" => "tap".into(),
         Some(kind) => kind,
         None => "physical device".into(),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tap_is_seen_with_the_queues_that_are_in_use() {
+    fn a_tap_is_listed_with_its_queues_in_use() {
         for (attributes, queues) in
             [(vec![], 1), (vec![attribute(8, &4_u32.to_ne_bytes())], 4), (vec![attribute(8, &[0; 4])], 1)]
         {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ethernet_device_or_answers_another_question_is_left_out() {
+    fn other_devices_and_answers_to_other_requests_are_omitted() {
         let loopback = device(772, &[attribute(3, b"lo\0"), attribute(1, &[0; 6])]);
         let nameless = device(1, &[attribute(1, &[0; 6])]);
         let other = message(3, 6, &[0; 4]);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_and_an_answer_that_ends_early_are_errors() {
+    fn a_refusal_and_a_truncated_answer_are_errors() {
         let refusal = message(2, 7, &(-libc::EBUSY).to_ne_bytes());
         let error = take(&refusal, 7, &mut Vec::new()).expect_err("refused");
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_beyond_the_limit_are_left_out() {
+    fn devices_beyond_the_limit_are_omitted() {
         let one = message(16, 7, &tap(&[]));
         let mut seen = Vec::new();
         take(&one.repeat(DEVICES_MAX + 1), 7, &mut seen).expect("an answer");

@@ -1,22 +1,24 @@
-//! An inlet: the way in for a pod whose guest has no tap, because passt stands for it.
+//! An inlet: the path to the service for a pod whose guest has no tap because it uses passt.
 //!
-//! passt opens a socket in the pod's namespace to where the guest connects. An inlet is a veth pair in that namespace
-//! and routes of the metadata addresses to it. What any socket of the pod sends there arrives at the pair's other
-//! end, which is attached as a tap is: the same stack, limits and counters, and the namespace is the identity.
+//! For each guest connection, passt opens a socket in the pod's namespace to the same destination. An inlet is a veth
+//! pair in that namespace, with routes for the metadata addresses to it. Anything that a socket of the pod sends to
+//! these addresses arrives at the other end of the pair, which is attached like a tap: with the same stack, limits
+//! and counters. The namespace is the identity.
 //!
 //! ```text
 //!  guest ── passt ── connect() ── rule, routes ── imds0 ══ imds0-port ── `port` ── hub
 //! ```
 //!
-//! A listening socket on the addresses would not do. passt forwards every port by default, and so holds port 80 of
-//! every address (`--tcp-ports all`, which KubeVirt's generatePasstPortForward asks for): a listener that comes later
-//! gets EADDRINUSE, and one that comes earlier takes port 80 from the guest.
+//! A listening socket on the addresses is no alternative. passt forwards every port by default and so holds port 80
+//! of every address (`--tcp-ports all`, from KubeVirt's generatePasstPortForward). A later listener gets EADDRINUSE,
+//! and an earlier one takes port 80 from the guest.
 //!
-//! - Routes stand in a table of their own, behind a rule for what the namespace itself sends (`iif lo`). What arrives
-//!   by the pod's network is never routed to the inlet, also where the pod forwards.
-//! - passt connects to IPv6 link-local addresses by the pod's NIC (`tcp_conn_from_tap`), so these are left out.
-//! - Neither end has ARP, ND or an address: the pod's sockets speak with the pod's addresses.
-//! - The pod's end has GRO, without which the other takes no redirected frames.
+//! - The routes are in a separate table, behind a rule for packets that the namespace itself sends (`iif lo`).
+//!   Packets from the pod's network are never routed to the inlet, even if the pod forwards.
+//! - passt binds connections to IPv6 link-local addresses to the pod's NIC (`tcp_conn_from_tap`), so the inlet does
+//!   not serve these.
+//! - Neither end has ARP, ND or an address: the pod's sockets use the pod's addresses.
+//! - The pod's end has GRO. Without it the other end accepts no redirected frames.
 
 mod gro;
 
@@ -36,26 +38,25 @@ use crate::netns::{Netns, index_of};
 use crate::processes::Meant;
 use metadata_base::port::PortName;
 
-/// The pod's end.
+/// Name of the pod's end.
 pub const POD_END: &str = "imds0";
-/// The end that is attached.
+/// Name of the attached end.
 pub const PORT: &str = "imds0-port";
-/// The routing table of the inlet's routes: `imds` in ASCII, which nobody else has by chance.
+/// Number of the inlet's routing table: `imds` in ASCII, which is unlikely to collide.
 const TABLE: u32 = 0x696d_6473;
-/// The rule's place: after the local table's (0), before the main table's (32,766).
+/// Priority of the rule: after the local table's (0), before the main table's (32,766).
 const PRIORITY: u32 = 169;
-/// Octets of an IP packet, as on Ethernet.
+/// Longest IP packet in octets, as on Ethernet.
 const MTU: u32 = 1_500;
-/// What the namespace itself sends counts as come in by its loopback.
+/// Packets from the namespace itself have its loopback as their input interface.
 const LOOPBACK: &str = "lo";
 
-/// Makes the inlet of a process's namespace, or makes right what is there. Frames from it have this source MAC.
+/// Makes the inlet in a process's namespace, or repairs an existing one. Frames from the inlet have this source MAC.
 /// Blocks meanwhile.
 ///
 /// # Errors
-/// The namespace is gone, devices of other kinds have the inlet's names, or the kernel refuses one of the steps.
-/// What was made anew is removed then; an inlet that was there stays, so that it stays closed. IPv6 is left out where
-/// the namespace has none.
+/// If the namespace is gone, devices of other kinds have the inlet's names, or the kernel refuses a step. A new inlet
+/// is then removed; an existing one stays, so that it stays closed. IPv6 is skipped in a namespace without it.
 pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkError> {
     inside(process, || {
         let is_new = index_of(POD_END)?.or(index_of(PORT)?).is_none();
@@ -65,28 +66,28 @@ pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkE
         let (pod_end, port) = find()?;
         make(pod_end, port, mac, addresses).inspect_err(|_| {
             if is_new {
-                // The error that matters is the first.
+                // Report the first error: it is the cause.
                 _ = remove();
             }
         })
     })
 }
 
-/// Removes the inlet of a process's namespace, if there is one.
+/// Removes the inlet in a process's namespace, if there is one.
 ///
 /// # Errors
-/// The namespace is gone, or the kernel refuses.
+/// If the namespace is gone or the kernel refuses.
 pub fn close(process: &Meant) -> Result<(), LinkError> {
     inside(process, remove)
 }
 
-/// True for the port of an inlet.
+/// True for the attached end of an inlet.
 #[must_use]
 pub fn is_inlet(port: &PortName) -> bool {
     port.netns.is_some() && port.ifname == PORT
 }
 
-/// The metadata addresses that an inlet serves.
+/// The subset of the metadata addresses that an inlet serves.
 pub fn served(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     let is_on_link = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
     addresses.iter().copied().filter(move |address| !is_on_link(address))
@@ -95,13 +96,13 @@ pub fn served(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
 fn inside(process: &Meant, visit: impl FnOnce() -> Result<(), LinkError> + Send) -> Result<(), LinkError> {
     let netns = Netns::of_process(process)?;
     if netns.is_here() {
-        let source = io::Error::other("expected a namespace of its own, found the agent's");
+        let source = io::Error::other("expected a separate namespace, found the agent's own");
         return Err(LinkError::Namespace { name: process.name().into(), source });
     }
     netns.run(visit)
 }
 
-/// The indexes of both ends, which are there.
+/// The indexes of both ends; an error if an end is missing.
 fn find() -> Result<(u32, u32), LinkError> {
     let of = |name: &str| match index_of(name)? {
         None => Err(not_ours(&format!("no {name}"))),
@@ -121,12 +122,12 @@ fn not_ours(found: &str) -> LinkError {
 fn make(pod_end: u32, port: u32, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkError> {
     netlink::quiet_and_up(PORT, port, MTU)?;
     bring_up(pod_end, mac)?;
-    // Only of a device that is up the other end takes notice (veth_set_features, drivers/net/veth.c).
+    // The other end notices the change only while this device is up (veth_set_features, drivers/net/veth.c).
     gro::turn_on(POD_END)?;
     route_all(pod_end, &served(addresses).collect())
 }
 
-/// Has the pod's end send and receive without ARP, ND and addresses.
+/// Makes the pod's end work without ARP, ND and addresses.
 fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
     let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
     let silent = netlink::link(pod_end);
@@ -135,16 +136,16 @@ fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
     netlink::talk(
         || format!("bring {POD_END} up with the MAC {mac}"),
         async |netlink| {
-            // A kernel without IPv6 has no such attribute, and nothing to silence.
+            // A kernel without IPv6 lacks this attribute and generates no addresses.
             if let Err(error) = netlink.link().set(silent).execute().await {
-                tracing::debug!("no IPv6 address generation to turn off: {error}");
+                tracing::debug!("cannot disable IPv6 address generation: {error}");
             }
             netlink.link().set(up).execute().await
         },
     )
 }
 
-/// Routes these addresses to the inlet, and no others any more.
+/// Routes exactly these addresses to the inlet.
 fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), LinkError> {
     netlink::talk(
         || format!("route the metadata addresses to {POD_END}"),
@@ -171,7 +172,7 @@ fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), LinkError> {
     )
 }
 
-/// Both ends go with one, and their routes with them. Devices of these names that are no inlet stay.
+/// Deletes one end, which also deletes the other and their routes. Devices of these names that are no inlet stay.
 fn remove() -> Result<(), LinkError> {
     let pod_end = find().ok().map(|(pod_end, _)| pod_end);
     netlink::talk(
@@ -189,10 +190,10 @@ fn remove() -> Result<(), LinkError> {
     pod_end.map_or(Ok(()), |ifindex| netlink::delete(POD_END, ifindex))
 }
 
-/// One of either family.
+/// The unspecified address of each family.
 const FAMILIES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 
-/// A namespace may have no IPv6; then nobody there asks by it.
+/// Ignores IPv6 errors in a namespace without IPv6, where no socket can use it.
 fn tolerate(done: Result<(), rtnetlink::Error>, of: IpAddr, what: &str) -> Result<(), rtnetlink::Error> {
     match done {
         Err(error) if of.is_ipv6() => {
@@ -207,7 +208,7 @@ fn is(error: &rtnetlink::Error, errno: i32) -> bool {
     matches!(error, rtnetlink::Error::NetlinkError(message) if message.to_io().raw_os_error() == Some(errno))
 }
 
-/// What the namespace itself sends asks the inlet's table first.
+/// The rule that sends the namespace's own packets to the inlet's table first.
 fn rule(family: IpAddr) -> RuleMessage {
     use rtnetlink::packet_route::AddressFamily;
     use rtnetlink::packet_route::rule::RuleAttribute;
@@ -230,7 +231,7 @@ fn route(address: IpAddr, ifindex: u32) -> Result<RouteMessage, rtnetlink::Error
     Ok(route.output_interface(ifindex).table_id(TABLE).scope(scope).build())
 }
 
-/// The routes of the inlet's table, by where they lead.
+/// The routes in the inlet's table, by destination.
 async fn routes(netlink: &Handle) -> Result<Vec<(IpAddr, RouteMessage)>, rtnetlink::Error> {
     let mut found = Vec::new();
     for question in
@@ -256,7 +257,7 @@ mod tests {
     use metadata_base::addresses;
 
     #[test]
-    fn an_inlet_serves_every_address_but_those_on_link_of_ipv6() {
+    fn an_inlet_serves_every_address_but_ipv6_link_local() {
         let left_out: Vec<_> = addresses::ALL
             .into_iter()
             .filter(|address| !served(&addresses::ALL).any(|s| s == *address))

@@ -1,7 +1,8 @@
-//! Devices and network namespaces: look for them, follow them, enter, make and change them.
+//! Devices and network namespaces: find, watch, enter, create and change them.
 //!
-//! All by rtnetlink and a few system calls, in the namespace of a pod as in the agent's own. Nothing here knows eBPF or
-//! what the devices are for; [`inlet`] alone knows that a pod needs a way in.
+//! Everything uses rtnetlink and a few system calls, and works in a pod's namespace as in the agent's own. Nothing
+//! here depends on eBPF or on the purpose of a device, except [`inlet`], which gives a pod its own device for
+//! requests.
 
 pub mod devices;
 pub mod error;

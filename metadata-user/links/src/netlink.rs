@@ -1,8 +1,7 @@
-//! rtnetlink, asked and answered: create, change, look at and delete devices in the calling thread's
-//! namespace.
+//! rtnetlink requests: create, change, list and delete devices in the calling thread's namespace.
 //!
-//! Each call brings its own small runtime and socket, and a thread for them, since the caller's may be in a
-//! tokio runtime already. A thread starts in the namespace of the one that starts it.
+//! Each call uses its own small runtime and socket on a new thread, because the caller may already be in a tokio
+//! runtime. A new thread starts in the namespace of its creator.
 
 use futures_util::TryStreamExt as _;
 use rtnetlink::packet_route::link::{
@@ -14,11 +13,11 @@ use std::io;
 
 use crate::error::LinkError;
 
-/// Runs one exchange over a netlink socket of its own, in the namespace of the calling thread, on a thread and runtime
-/// of its own: it may be called from anywhere, and blocks. `action` completes "cannot".
+/// Runs one netlink exchange in the namespace of the calling thread, with its own thread, runtime and socket. It may
+/// be called from anywhere, and blocks. `action` completes "cannot".
 ///
 /// # Errors
-/// [`LinkError::Device`] with what the kernel answered.
+/// [`LinkError::Device`] with the error of the kernel.
 pub fn talk<T: Send>(
     action: impl FnOnce() -> String,
     exchange: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error> + Send,
@@ -40,7 +39,7 @@ pub fn talk<T: Send>(
     answer.map_err(|source| LinkError::device(action(), source))
 }
 
-/// The errno of a netlink answer; other failures keep their text.
+/// The errno of a netlink error; other failures keep their text.
 fn io_error(error: rtnetlink::Error) -> io::Error {
     match error {
         rtnetlink::Error::NetlinkError(message) => message.to_io(),
@@ -48,9 +47,9 @@ fn io_error(error: rtnetlink::Error) -> io::Error {
     }
 }
 
-/// Creates a veth pair, both ends down. The inner end has this many receive queues.
+/// Creates a veth pair with both ends down. The inner end has this many receive queues.
 pub fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), LinkError> {
-    // The kernel reads how many queues to have of either end, and how many to use of the outer end's request.
+    // The kernel takes the queue count from both ends' requests and the number in use from the outer end's.
     let several = LinkAttribute::NumRxQueues(queues);
     let mut veth = LinkVeth::new(outer, inner).append_extra_attribute(several.clone()).build();
     let infos = veth.attributes.iter_mut().filter_map(|attribute| match attribute {
@@ -68,10 +67,10 @@ pub fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), LinkErro
     )
 }
 
-/// Makes a device the host itself has nothing to say on (no ARP, no multicast, no IPv6 address of its own,
-/// hence no ND and no MLD), sets its MTU in octets, then brings it up.
+/// Silences a device (no ARP, no multicast, no IPv6 address and hence no ND and MLD), sets its MTU in octets, and
+/// brings it up.
 pub fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), LinkError> {
-    // Both ways: the sysctl stops IPv6 on the device altogether, but is read-only in many containers.
+    // Use both ways: the sysctl disables IPv6 on the device altogether, but is read-only in many containers.
     let sysctl = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
     if let Err(error) = std::fs::write(&sysctl, "1") {
         tracing::debug!(device = name, %error, "IPv6 stays enabled on a hub device, without an address");
@@ -83,9 +82,9 @@ pub fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), LinkError>
         || format!("configure {name} with an MTU of {mtu} octets and bring it up"),
         async |netlink| {
             netlink.link().set(quiet).execute().await?;
-            // A kernel without IPv6 has no such attribute, and nothing to silence.
+            // A kernel without IPv6 lacks this attribute and generates no addresses.
             if let Err(error) = netlink.link().set(silent).execute().await {
-                tracing::debug!(device = name, %error, "no IPv6 address generation to turn off");
+                tracing::debug!(device = name, %error, "cannot disable IPv6 address generation");
             }
             netlink.link().set(link(ifindex).up().build()).execute().await
         },
@@ -98,7 +97,7 @@ pub fn link(ifindex: u32) -> LinkMessageBuilder<LinkUnspec> {
     LinkUnspec::new_with_index(ifindex)
 }
 
-/// Deletes a device; one that is gone already is no error.
+/// Deletes a device. A missing device is not an error.
 pub fn delete(name: &str, ifindex: u32) -> Result<(), LinkError> {
     let outcome =
         talk(|| format!("delete {name}"), async |netlink| netlink.link().del(ifindex).execute().await);
@@ -113,7 +112,7 @@ pub fn mtu(name: &str, ifindex: u32) -> Result<u32, LinkError> {
     look(name, ifindex).map(|message| mtu_of(&message))
 }
 
-/// The MTU a message tells, 0 for none.
+/// The MTU in a message, 0 if it has none.
 pub fn mtu_of(message: &LinkMessage) -> u32 {
     let mtu = message.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
@@ -122,12 +121,12 @@ pub fn mtu_of(message: &LinkMessage) -> u32 {
     mtu.unwrap_or(0)
 }
 
-/// The kind of a device (`veth`, `tap`, `bridge`…), `physical` when it has none.
+/// The kind of a device (`veth`, `tap`, `bridge`…), `physical device` if it has none.
 pub fn kind(name: &str, ifindex: u32) -> Result<String, LinkError> {
     kind_and_mtu(name, ifindex).map(|(kind, _)| kind)
 }
 
-/// The kind of a device as of [`kind`], and its MTU in octets.
+/// The kind of a device, as from [`kind`], and its MTU in octets.
 pub fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), LinkError> {
     let message = look(name, ifindex)?;
     let mtu = mtu_of(&message);
@@ -148,10 +147,10 @@ pub fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), LinkError
     Ok((kind, mtu))
 }
 
-/// What [`kind`] calls a veth.
+/// The kind of a veth, as from [`kind`].
 pub const VETH: &str = "veth";
 
-/// What [`kind`] calls a tap.
+/// The kind of a tap, as from [`kind`].
 pub const TUN: &str = "tap";
 
 /// Numbers of the XDP programs on a device.
@@ -175,22 +174,21 @@ pub fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, LinkError> {
     Ok(ids)
 }
 
-/// All devices.
 /// All devices of the calling thread's namespace.
 ///
 /// # Errors
-/// [`LinkError::Device`] when the kernel does not list them.
+/// [`LinkError::Device`] if the kernel refuses to list them.
 pub fn list() -> Result<Vec<LinkMessage>, LinkError> {
     talk(|| "list devices".into(), async |netlink| netlink.link().get().execute().try_collect().await)
 }
 
-/// The device of this name and index, as netlink describes it.
+/// The message that describes the device of this name and index.
 ///
 /// # Errors
-/// [`LinkError::Device`] when there is none, or the kernel does not say.
+/// [`LinkError::Device`] if there is no such device, or the kernel refuses.
 pub fn look(name: &str, ifindex: u32) -> Result<LinkMessage, LinkError> {
     talk(
-        || format!("look at {name}"),
+        || format!("query {name}"),
         async |netlink| {
             let mut answer = std::pin::pin!(netlink.link().get().match_index(ifindex).execute());
             answer.try_next().await?.ok_or(rtnetlink::Error::RequestFailed)

@@ -1,8 +1,8 @@
-//! Network namespaces: opened by name, entered on a thread of their own, told apart by their cookie.
+//! Network namespaces: opened by name, entered on a thread of their own, identified by their cookie.
 //!
-//! A thread is started for each visit to another namespace than the caller's and ends with it, so that no
-//! thread of the agent is ever in the wrong namespace. No namespace but the agent's own is held open longer than a visit: a held namespace
-//! would outlive the pod it belongs to, tap and all.
+//! A visit to another namespace than the caller's starts a thread that ends with the visit, so no thread of the agent
+//! is ever in the wrong namespace. No namespace except the agent's own stays open after a visit: an open namespace
+//! would outlive its pod, together with its taps.
 #![expect(unsafe_code, reason = "the namespace cookie is read by getsockopt, which rustix lacks")]
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -17,37 +17,37 @@ use crate::error::LinkError;
 use crate::processes;
 use crate::processes::Meant;
 
-/// Namespaces with ports one node can own: with KubeVirt every VM has its own.
+/// Limit on namespaces with ports on one node; with KubeVirt every VM has its own.
 pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;
 
-/// Where iproute2 keeps names of namespaces.
+/// Directory in which iproute2 keeps names of namespaces.
 pub const RUN_NETNS: &str = "/run/netns";
-/// The calling thread's own, whatever its process's.
+/// The calling thread's own namespace, which may differ from its process's.
 pub const OWN: &str = "/proc/thread-self/ns/net";
 
-/// A namespace's number in this kernel: never used again, not even after the namespace has gone, and
-/// the same however the namespace is named. (The inode number of its file is used again.)
+/// Number of a namespace in this kernel. It is never reused, even after the namespace is gone, and does not depend on
+/// the name of the namespace. (Inode numbers are reused.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cookie(u64);
 
 impl Cookie {
-    /// The number itself: for maps, and for names of pins.
+    /// The number, for maps and for names of pins.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
     }
 
-    /// The cookie whose number was read from a map or a pin's name.
+    /// A cookie from the number in a map or in the name of a pin.
     #[must_use]
     pub const fn from_number(number: u64) -> Self {
         Self(number)
     }
 }
 
-/// Which namespace a name leads to: device and inode number of its file, which one system call tells.
+/// Device and inode number of the file that a namespace's name refers to; one system call returns both.
 ///
-/// Compare it only with that of a namespace still held, by a [`LinkWatch`](crate::watch::LinkWatch) say: once a
-/// namespace has gone its inode number is used again.
+/// Compare it only with one of a namespace that is still open, for example by a
+/// [`LinkWatch`](crate::watch::LinkWatch): the inode number of a namespace that is gone is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetnsId {
     device: u64,
@@ -55,10 +55,10 @@ pub struct NetnsId {
 }
 
 impl NetnsId {
-    /// That of a namespace by name, or of the calling thread's own.
+    /// The place of a namespace by name, or of the calling thread's own.
     ///
     /// # Errors
-    /// When the namespace does not exist.
+    /// If the namespace does not exist.
     pub fn of(name: Option<&str>) -> Result<Self, LinkError> {
         let failed = |source| LinkError::Namespace { name: name.unwrap_or("own").into(), source };
         let path = name.map_or_else(|| Some(OWN.into()), path_of);
@@ -69,7 +69,7 @@ impl NetnsId {
     }
 }
 
-/// A network namespace, open.
+/// An open network namespace.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -92,7 +92,8 @@ impl Netns {
         Self::open_path(&path, name)
     }
 
-    /// That of a process that has been found. Others may go on using its name for one before it.
+    /// Opens the namespace of a process that the caller has found. The name may still be in use for an earlier
+    /// process.
     pub fn of_process(process: &Meant) -> Result<Self, LinkError> {
         Self::open_if(Path::new(process.name()), process.name(), || process.still())
     }
@@ -107,31 +108,30 @@ impl Netns {
         unchanged: impl Fn() -> Result<(), LinkError>,
     ) -> Result<Self, LinkError> {
         unchanged()?;
-        // Non-blocking: a record may name a FIFO, which otherwise waits for a writer.
+        // Non-blocking: a record may name a FIFO, and opening that would wait for a writer.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let failed = |source| LinkError::Namespace { name: name.into(), source };
         let file = file.map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
-        // What was opened is the process's that was there before and is there still.
+        // The process of the name did not change while its namespace was opened, so the file is the right one.
         unchanged()?;
         let id = NetnsId { device: found.dev(), inode: found.ino() };
         Ok(Self { file, name: name.into(), id })
     }
 
-    /// True for the calling thread's.
+    /// True for the calling thread's namespace.
     pub fn is_here(&self) -> bool {
         NetnsId::of(None).is_ok_and(|here| here == self.id)
     }
 
-    /// Runs `visit` on a thread of its own inside this namespace. What is looked up or opened there belongs
-    /// to the namespace: interface indexes, sockets, netlink, `/proc/sys/net`.
+    /// Runs `visit` on a new thread inside this namespace. Interface indexes, sockets, netlink and `/proc/sys/net`
+    /// used there are those of the namespace.
     ///
-    /// A caller that is inside already needs no thread, and `visit` runs on its own: a thread costs ten times
-    /// what the usual visit does, and on a busy node waits for its turn. A panic of `visit` goes on in the
-    /// caller.
+    /// If the caller is already inside, `visit` runs on the caller's thread: a new thread costs ten times the usual
+    /// visit, and on a busy node waits for a CPU. A panic of `visit` continues in the caller.
     ///
     /// # Errors
-    /// That of `visit`, and [`LinkError`] when there is no thread or it cannot enter.
+    /// The error of `visit`, or [`LinkError`] if no thread can be started or it cannot enter.
     pub fn run<T: Send, E: From<LinkError> + Send>(
         &self,
         visit: impl FnOnce() -> Result<T, E> + Send,
@@ -155,7 +155,7 @@ impl Netns {
     }
 }
 
-/// Where a namespace's file is: `None` for a name that is neither a plain file name nor an absolute path.
+/// The path of a namespace's file; `None` for a name that is neither a plain file name nor an absolute path.
 fn path_of(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
     if path.is_absolute() {
@@ -181,17 +181,17 @@ pub fn cookie() -> Result<Cookie, LinkError> {
         )
     };
     if rc != 0 {
-        return Err(LinkError::device("tell namespaces apart by cookie", io::Error::last_os_error()));
+        return Err(LinkError::device("read the cookie of the namespace", io::Error::last_os_error()));
     }
     Ok(Cookie(cookie))
 }
 
-/// The interface index of a name in the calling thread's namespace, or `None` when there is no such device.
+/// The interface index of a name in the calling thread's namespace, or `None` if there is no such device.
 pub fn index_of(ifname: &str) -> Result<Option<u32>, LinkError> {
     let find = || rustix::net::netdevice::name_to_index(any_socket()?, ifname).map_err(io::Error::from);
     match find() {
         Ok(ifindex) => Ok(Some(ifindex)),
-        // A name too long for the kernel is no device's name: rustix says ENODEV for it too.
+        // A name too long for the kernel names no device; rustix returns ENODEV for it too.
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
         Err(source) => Err(LinkError::device(format!("look up device {ifname}"), source)),
     }
@@ -208,7 +208,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn names_and_absolute_paths_lead_to_a_file() {
+    fn names_and_absolute_paths_map_to_a_file() {
         for (name, path) in [
             ("vm-4242", Some("/run/netns/vm-4242")),
             ("/proc/4242/ns/net", Some("/proc/4242/ns/net")),
@@ -224,19 +224,19 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_not_there_says_what_was_expected() {
+    fn opening_a_missing_namespace_names_the_expected_forms() {
         let error = Netns::open("no-such-namespace-4242").expect_err("no such namespace");
         assert!(matches!(error, LinkError::Namespace { .. }));
         assert!(error.to_string().contains("/run/netns"), "{error}");
     }
 
     #[test]
-    fn a_cookie_stays_the_same() {
+    fn a_cookie_does_not_change() {
         assert_eq!(cookie().expect("a cookie"), cookie().expect("a cookie"));
     }
 
     #[test]
-    fn a_device_that_is_not_there_has_no_index() {
+    fn a_missing_device_has_no_index() {
         for name in ["no-such-device", "a-name-much-longer-than-fifteen-octets"] {
             assert_eq!(index_of(name).expect("a look-up"), None, "{name}");
         }

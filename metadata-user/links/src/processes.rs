@@ -1,9 +1,9 @@
-//! Namespaces named by a process, `/proc/PID/ns/net`: pinned down to the process that had the number first.
+//! Namespaces named by a process, `/proc/PID/ns/net`: bound to the process that first had the PID.
 //!
-//! A number is given again once its process has ended. What a record says of a VM that is dead could so come to
-//! lead into another VM's pod, where its guest would be asked for by this one's MAC. When a process started tells
-//! it from every other that has had, or will have, its number (proc(5), `starttime`, in ticks since boot), and
-//! costs no descriptor, as a pidfd would for every pod.
+//! The kernel reuses a PID once its process has ended. The record of a dead VM could then refer to another VM's pod,
+//! whose guest would be identified by the MAC in the wrong record. The start time of a process distinguishes it from
+//! every other process with its PID (proc(5), `starttime`, in ticks since boot). Unlike a pidfd, it needs no
+//! descriptor for each pod.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,17 +13,17 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::LinkError;
 use crate::netns::MAX_NAMESPACES;
 
-/// When the process started that a namespace is named by, by the namespace's name.
+/// Start time of the process behind a namespace, by name of the namespace.
 static STARTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
 
-/// When the process started that such a name is to mean, and how many [`Meant`] say so.
+/// Start time of the process that a name must refer to, and the number of [`Meant`] that require it.
 static MEANT: Mutex<BTreeMap<String, (u64, usize)>> = Mutex::new(BTreeMap::new());
 
-/// Which field of `/proc/PID/stat` says when the process started, counted from the one after its name.
+/// Index of the start time in `/proc/PID/stat`, counted from the field after the name.
 const START_TIME: usize = 19;
 
-/// Holds the name of a process's namespace to that process from before it is used, until dropped: for who has
-/// found the process, and tells others its name.
+/// Reserves a namespace's name for one process, before the first use of the name until this is dropped. For a caller
+/// that has found the process and passes its name on.
 #[derive(Debug)]
 pub struct Meant {
     name: String,
@@ -32,13 +32,14 @@ pub struct Meant {
 }
 
 impl Meant {
-    /// The namespace of the process that has this number now; `None` when there is none.
+    /// Reserves the namespace of the process that has this PID now; `None` if there is none.
     ///
-    /// Have a pidfd of the process, and see that it still runs once this has returned: then it is the one.
+    /// Hold a pidfd of the process and check afterwards that it still runs: otherwise the PID may belong to another
+    /// process.
     ///
     /// # Errors
-    /// Somebody still uses the name for the process that had the number before; that ends shortly after they hear
-    /// of its end.
+    /// If another user of the name still expects the process that had the PID before. That ends soon after the user
+    /// learns of the process's end.
     pub fn of(process: u32) -> Result<Option<Self>, LinkError> {
         let name = format!("/proc/{process}/ns/net");
         let Some(now) = started(process) else { return Ok(None) };
@@ -54,13 +55,13 @@ impl Meant {
         Ok(Some(Self { name, process, started: now }))
     }
 
-    /// The name.
+    /// The name of the namespace, `/proc/PID/ns/net`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Fails once another process has the number.
+    /// Fails once another process has the PID.
     pub fn still(&self) -> Result<(), LinkError> {
         match started(self.process) {
             Some(now) if now != self.started => Err(LinkError::AnotherProcess { name: self.name.clone() }),
@@ -81,10 +82,10 @@ impl Drop for Meant {
     }
 }
 
-/// Holds a name to the process it meant when it was first used, or is [`Meant`] to mean.
+/// Fails unless a name refers to the process of its first use, or to the one that a [`Meant`] reserves.
 ///
 /// # Errors
-/// The name means another process now. One that has ended is not looked at: then there is nothing to open.
+/// If the name refers to another process now. A process that has ended is no error: opening the name fails anyway.
 pub fn unchanged(path: &Path, name: &str) -> Result<(), LinkError> {
     let Some(now) = process(path).and_then(started) else { return Ok(()) };
     let meant = MEANT.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|(first, _)| *first);
@@ -103,21 +104,21 @@ pub fn unchanged(path: &Path, name: &str) -> Result<(), LinkError> {
     }
 }
 
-/// Lets a name mean another process: nobody uses it any more.
+/// Forgets the process of a name that is no longer used; the PID may be reused.
 pub fn forget(name: &str) {
     STARTS.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
 }
 
-/// The number in `/proc/PID/…`.
+/// The PID in `/proc/PID/…`.
 fn process(path: &Path) -> Option<u32> {
     let below = path.strip_prefix("/proc").ok()?;
     below.iter().next()?.to_str()?.parse().ok()
 }
 
-/// When a process started, while there is one of this number.
+/// The start time of a process; `None` if there is no such process.
 fn started(process: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Its name may have spaces and brackets in it.
+    // The name of the process may contain spaces and brackets.
     let (_, fields) = stat.rsplit_once(") ")?;
     fields.split(' ').nth(START_TIME)?.parse().ok()
 }
@@ -148,19 +149,19 @@ mod tests {
     }
 
     #[test]
-    fn a_process_started_when_it_did() {
+    fn the_start_time_of_a_process_does_not_change() {
         let own = std::process::id();
         assert!(started(own).is_some_and(|at| at > 0 && started(own) == Some(at)));
         assert_eq!(started(u32::MAX), None);
     }
 
     #[test]
-    fn a_name_leads_to_the_process_it_meant_first_until_nobody_uses_it() {
+    fn a_name_refers_to_its_first_process_until_it_is_forgotten() {
         let name = format!("/proc/{}/ns/net", std::process::id());
         let path = Path::new(&name);
         unchanged(path, &name).expect("the first");
         unchanged(path, &name).expect("the same");
-        // As if the number had been given again.
+        // As if the PID had been reused.
         let was = STARTS.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), 1);
         assert!(was.is_some());
         let error = unchanged(path, &name).expect_err("another");
@@ -170,7 +171,7 @@ mod tests {
         forget(&name);
     }
 
-    /// A process of one's own that ends with the test.
+    /// A process that ends with the test.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {
@@ -188,25 +189,25 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_meant_leads_nowhere_else_before_its_first_use() {
+    fn a_reserved_name_refers_to_no_other_process_before_its_first_use() {
         let (process, name) = Sleeper::new();
         let meant = Meant::of(process.0.id()).expect("unused").expect("it runs");
         assert_eq!(meant.name(), name);
-        unchanged(Path::new(&name), &name).expect("the one that is meant");
+        unchanged(Path::new(&name), &name).expect("the reserved process");
         forget(&name);
-        // As if the number had been given again.
+        // As if the PID had been reused.
         MEANT.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (1, 1));
         let error = unchanged(Path::new(&name), &name).expect_err("another");
         assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         let error = Meant::of(process.0.id()).expect_err("another");
         assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         drop(meant);
-        unchanged(Path::new(&name), &name).expect("nothing is meant by it any more");
+        unchanged(Path::new(&name), &name).expect("no reservation remains");
         forget(&name);
     }
 
     #[test]
-    fn a_name_that_somebody_uses_is_not_given_another_meaning() {
+    fn a_name_in_use_cannot_be_reserved_for_another_process() {
         let (process, name) = Sleeper::new();
         STARTS.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), 1);
         let error = Meant::of(process.0.id()).expect_err("in use");

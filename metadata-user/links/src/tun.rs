@@ -8,11 +8,11 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use crate::error::LinkError;
 
-/// Makes tap `name` in the calling thread's namespace: one queue, no virtio header, non-blocking, gone with
-/// its descriptor. `name` has at most 15 octets.
+/// Makes tap `name` in the calling thread's namespace: one queue, no virtio header, non-blocking, deleted with its
+/// descriptor. `name` has at most 15 octets.
 ///
-/// The device must not exist: the tap is also the lock by which two agents with one hub name notice each
-/// other, and since it dies with its process it is never left behind.
+/// The device must not exist: the tap is also the lock between two agents with the same hub name. It ends with its
+/// process and so is never left behind.
 pub fn create(name: &str) -> Result<OwnedFd, LinkError> {
     let file = OpenOptions::new()
         .read(true)

@@ -1,4 +1,4 @@
-//! Tells when devices of a namespace come, go or change: a deleted tap raises no event on its sockets.
+//! Reports when devices of a namespace appear, disappear or change: deleting a tap raises no event on its sockets.
 
 use rtnetlink::sys::{AsyncSocket as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
 use std::future::poll_fn;
@@ -10,44 +10,44 @@ use crate::netns::{self, Cookie, Netns};
 
 /// `RTMGRP_LINK`: the multicast group of device changes (rtnetlink(7)).
 const LINKS: u32 = 1;
-/// Messages read for one change at most: a storm of changes is one change, and the rest is the next.
+/// Limit on messages read for one change. A burst of changes is one change; the rest is the next.
 const MESSAGES_AT_ONCE: usize = 256;
-/// Without the two bits that say how a value is written (linux/netlink.h).
+/// Mask without the two bits that describe the encoding of a value (linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;
-/// Octets read of a message: its heads, the name, which comes first, and the MTU, soon after, fit amply.
+/// Octets read of a message: enough for its headers, the name (the first attribute) and the MTU (soon after).
 const MESSAGE: usize = 256;
-/// Where `struct ifinfomsg` begins: behind `struct nlmsghdr` (netlink(7)).
+/// Offset of `struct ifinfomsg`: behind `struct nlmsghdr` (netlink(7)).
 const IFINFO: usize = 16;
-/// Where attributes begin: behind it.
+/// Offset of the attributes: behind `struct ifinfomsg`.
 const ATTRIBUTES: usize = IFINFO + 16;
 
-/// What a [`LinkWatch`] saw.
+/// A change that a [`LinkWatch`] reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// These devices came, went or changed; a device may be among them twice.
+    /// These devices appeared, disappeared or changed; a device may occur twice.
     Devices(Vec<Device>),
-    /// More than could be read: look at all devices.
+    /// More changes than could be read: list all devices.
     Unknown,
 }
 
-/// A device that came, went or changed.
+/// A device that appeared, disappeared or changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The namespace it is in.
+    /// The namespace of the device.
     pub cookie: Cookie,
-    /// Its index there.
+    /// Interface index in the namespace.
     pub ifindex: u32,
-    /// Its name, after a renaming the new one.
+    /// Its name; the new one after a rename.
     pub name: String,
     /// It was deleted, or left the namespace.
     pub gone: bool,
-    /// Octets of the longest IP packet it takes, where that is told.
+    /// MTU in octets: the longest IP packet; `None` if the message has none.
     pub mtu: Option<u32>,
 }
 
 /// A watch on the devices of one namespace.
 ///
-/// Holding it keeps the namespace alive: drop it when the VM it was opened for goes.
+/// Holding it keeps the namespace alive: drop it when its VM goes.
 pub struct LinkWatch {
     socket: TokioSocket,
     cookie: Cookie,
@@ -56,11 +56,11 @@ pub struct LinkWatch {
 impl LinkWatch {
     /// Watches a namespace, named as in [`PortName`](metadata_base::port::PortName); `None` is the calling thread's.
     ///
-    /// Call it inside a tokio runtime with I/O enabled. Look at the devices after this returns: what changed
-    /// before is not told.
+    /// Call it inside a tokio runtime with I/O enabled. List the devices after this returns: earlier changes are not
+    /// reported.
     ///
     /// # Errors
-    /// When the namespace cannot be opened or entered (`CAP_SYS_ADMIN`), or there are no descriptors left.
+    /// If the namespace cannot be opened or entered (`CAP_SYS_ADMIN`), or no descriptor is available.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -70,7 +70,8 @@ impl LinkWatch {
         netns.run(open)
     }
 
-    /// What opens a watch on the namespace of the thread it is called on. To be made inside a tokio runtime.
+    /// Returns a function that opens a watch on the namespace of its calling thread. Call this inside a tokio
+    /// runtime.
     pub fn opener() -> impl FnOnce() -> Result<Self, LinkError> + Send {
         let runtime = Handle::current();
         let open = move || -> io::Result<TokioSocket> {
@@ -85,11 +86,11 @@ impl LinkWatch {
         }
     }
 
-    /// Waits until devices came, went or changed, and says which; steering's own attaching counts as a change
-    /// too. Cancel safe.
+    /// Waits until devices appear, disappear or change, and returns them. Attaching a port also counts as a change.
+    /// Cancel safe.
     ///
     /// # Errors
-    /// When the kernel refuses to read on; the watch is of no more use then.
+    /// If the kernel refuses to read on; drop the watch then.
     pub async fn changed(&mut self) -> io::Result<Changed> {
         let mut message = [0; MESSAGE];
         let first = poll_fn(|context| {
@@ -109,10 +110,10 @@ impl LinkWatch {
         Ok(if known { Changed::Devices(devices) } else { Changed::Unknown })
     }
 
-    /// Notes the device a message is about; false when it does not say, or when messages were lost.
+    /// Records the device that a message describes; false if it names none, or if messages were lost.
     fn take(&self, read: io::Result<()>, message: &[u8], devices: &mut Vec<Device>) -> io::Result<bool> {
         match read {
-            // More came than the socket holds.
+            // More messages arrived than the socket buffer holds.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
             Err(error) => Err(error),
             Ok(()) => {
@@ -128,13 +129,13 @@ impl LinkWatch {
     }
 }
 
-/// The MTU of the device a message is about. One of a bridge about its port tells the bridge's family, and the same.
+/// The MTU in a message. A bridge's message about its port has the bridge's family but the port's MTU.
 fn mtu(message: &[u8]) -> Option<u32> {
     let mtu = attribute(message.get(ATTRIBUTES..)?, libc::IFLA_MTU)?;
     Some(u32::from_ne_bytes(mtu.try_into().ok()?))
 }
 
-/// Index and name of the device a message is about: `struct nlmsghdr`, `struct ifinfomsg`, attributes
+/// Index and name of the device that a message describes: `struct nlmsghdr`, `struct ifinfomsg`, attributes
 /// (netlink(7), rtnetlink(7)).
 fn about(message: &[u8]) -> Option<(u32, String)> {
     let index = message.get(IFINFO + 4..IFINFO + 8)?;
@@ -143,14 +144,14 @@ fn about(message: &[u8]) -> Option<(u32, String)> {
     text(name).map(|name| (index, name))
 }
 
-/// True when a message says that a device is no more. A bridge says the same of a device that leaves it, as a message
-/// of its own family.
+/// True if a message reports a deleted device. A bridge sends the same message, with a family of its own, for a
+/// device that leaves it.
 fn is_farewell(message: &[u8]) -> bool {
     message.get(4..6) == Some(libc::RTM_DELLINK.to_ne_bytes().as_slice())
         && message.get(IFINFO) == Some(&(libc::AF_UNSPEC as u8))
 }
 
-/// The value of an attribute of some, `struct nlattr` (netlink(7)), unless one before has an impossible length.
+/// The value of an attribute, `struct nlattr` (netlink(7)); `None` if an earlier attribute has an impossible length.
 pub fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
     while let [a, b, c, d, ..] = *all {
         let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
@@ -163,7 +164,7 @@ pub fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
     None
 }
 
-/// A value that is text, up to its terminator.
+/// The text in a value, up to its terminator.
 pub fn text(value: &[u8]) -> Option<String> {
     let text = value.split(|octet| *octet == 0).next()?;
     String::from_utf8(text.to_vec()).ok()
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_names_its_device_wherever_the_name_stands() {
+    fn a_message_names_its_device_at_any_position_of_the_name() {
         let name = attribute(libc::IFLA_IFNAME, b"tap7\0");
         for before in [vec![], attribute(1, b"odd"), attribute(4, &[0; 4])] {
             assert_eq!(about(&message(&[before, name.clone()].concat())), Some((7, "tap7".into())));
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_tells_the_mtu_if_it_has_one() {
+    fn the_mtu_is_read_from_a_message_that_has_one() {
         let name = attribute(libc::IFLA_IFNAME, b"tap7\0");
         let size = attribute(libc::IFLA_MTU, &1_450_u32.to_ne_bytes());
         for (attributes, found) in
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_leaves_its_bridge_is_not_gone() {
+    fn a_device_that_leaves_its_bridge_is_not_deleted() {
         for (kind, family, is_gone) in [
             (libc::RTM_DELLINK, libc::AF_UNSPEC, true),
             (libc::RTM_DELLINK, libc::AF_BRIDGE, false),
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_a_name_or_with_impossible_lengths_says_nothing() {
+    fn a_message_without_name_or_with_invalid_lengths_is_ignored() {
         for attributes in
             [vec![], attribute(1, b"x"), vec![2, 0, 3, 0], vec![255, 255, 3, 0], vec![3, 0, 9, 0]]
         {

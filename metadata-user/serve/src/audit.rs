@@ -1,16 +1,16 @@
-//! The audit log: a line of JSON for each request that was answered.
+//! The audit log: a line of JSON for each answered request.
 //!
 //! ```text
 //!  worker ── note ──► Tape (bounded, lock-free) ──► Collector ── lines ──► Writer ──► file
 //!                      full: counted, dropped       control loop           thread of its own
 //! ```
 //!
-//! Nothing on the way waits for what comes after it: a worker whose tape is full drops the line and answers on, and so
-//! does the collector while the disk stands still. While a tape is more than half full only one in
-//! `sample` of a VM's good answers is noted, and every error as long as there is room.
+//! No stage waits for the next one. A worker whose tape is full drops the line and continues to answer; the collector
+//! does the same while the disk stalls. While a tape is more than half full, only one in `sample` successful answers
+//! of a VM is recorded, but every error as long as there is room.
 //!
-//! A line has what [`Line`] has. It tells who asked for which path and how that ended, never with what: no query, no
-//! header field, no body, neither way.
+//! [`Line`] lists the fields of a line. A line names the client, the path and the result, but no content: no query,
+//! header field or body in either direction.
 
 mod collect;
 mod tape;
@@ -28,18 +28,18 @@ pub use tape::{CAPACITY, PATH_MAX, RESERVED, Tape};
 pub(crate) use tape::{Entry, Path};
 pub use write::{CHUNKS, Target};
 
-/// `audit`: where requests are written down.
+/// `audit`: destination of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuditConfig {
     /// A file, made with mode 0600, or `stderr`; `null` (default) writes nothing.
     pub to: Option<PathBuf>,
-    /// Under load one in so many good answers of each VM is noted, 16 by default; 1 notes all there is room for.
+    /// Under load, one in this many successful answers of each VM is recorded, 16 by default; 1 records all that fit.
     pub sample: u32,
-    /// Size at which the file is renamed and begun anew, in MiB, 64 by default; 0 leaves that to others, which send
+    /// Size in MiB at which the file is rotated, 64 by default. 0 leaves rotation to another program, which sends
     /// SIGHUP afterwards.
     pub max_megabytes: u32,
-    /// Renamed files that are kept (`FILE.1` is the youngest), 4 by default.
+    /// Number of rotated files to keep (`FILE.1` is the newest), 4 by default.
     pub keep: u32,
 }
 
@@ -49,41 +49,41 @@ impl Default for AuditConfig {
     }
 }
 
-/// A line of the log. Fields that are not known are left out.
+/// A line of the log. Unknown fields are omitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line<'a> {
-    /// When it was answered (RFC 3339, UTC).
+    /// Time of the answer (RFC 3339, UTC).
     pub time: &'a str,
-    /// The VM's UUID; none while its record has not come.
+    /// The VM's UUID; absent while its record has not arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<&'a str>,
     /// The VM's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
-    /// The port it asked on.
+    /// The port that received the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<&'a str>,
-    /// The MAC it asked with.
+    /// The source MAC of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<&'a str>,
-    /// Where the guest says it asks from; no identity.
+    /// The source address and port that the guest claims; never an identity.
     pub client: &'a str,
-    /// The address and port it asked.
+    /// The destination address and port.
     pub server: &'a str,
-    /// The dialect that answered; `none` where nothing is served.
+    /// The dialect that answered; `none` if no dialect serves the path.
     pub dialect: &'static str,
-    /// The method; `?` for an unknown one, and for a request that could not be read.
+    /// The HTTP method; `?` for an unknown one and for an invalid request.
     pub method: &'static str,
-    /// The path without its query, as it was sent, [`PATH_MAX`] octets at most; none where it could not be read.
+    /// The path as sent, without its query, at most [`PATH_MAX`] octets; absent if it could not be parsed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<&'a str>,
-    /// The status.
+    /// The HTTP status.
     pub status: u16,
-    /// Octets of the answer's body.
+    /// Octets of the body of the answer.
     pub bytes: u64,
-    /// Microseconds from the turn that received the last octet to the answer's being handed to TCP.
+    /// Microseconds from the turn that received the last octet to passing the answer to TCP.
     pub us: u64,
-    /// The line stands for so many of this VM.
+    /// Number of this VM's answers that the line stands for.
     #[serde(skip_serializing_if = "is_one")]
     pub sampled: u32,
 }

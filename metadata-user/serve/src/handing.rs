@@ -1,14 +1,14 @@
-//! Answers of a node that another agent takes over: what guests have written is that one's from a moment on, and so
-//! are the answers that depend on it.
+//! Answers during a handover to another agent. From one moment on, the other agent owns what guests have written,
+//! and therefore also the answers that depend on it.
 //!
-//! | | a document | what is live, or not known here |
+//! | | a document | a live value, or one not known here |
 //! |---|---|---|
 //! | [`Stage::Here`] | answered | answered |
 //! | [`Stage::Frozen`] | answered | held |
-//! | [`Stage::Away`] | answered | asked of the other agent ([`Question`]), and held meanwhile |
+//! | [`Stage::Away`] | answered | sent to the other agent ([`Question`]), and held meanwhile |
 //!
-//! So a write reaches one of the two, never both or none, and whoever writes here and reads there finds what was
-//! written.
+//! Each write therefore reaches exactly one agent, and a guest that writes to one and reads from the other finds its
+//! write.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -27,37 +27,38 @@ use metadata_content::account::Account;
 use metadata_content::http::Request;
 use metadata_content::store::{Host, Parked, Store};
 
-/// Questions that wait to be asked of the other agent, and those it has not answered. Further ones are held, and
-/// tried again.
+/// Limit on questions that wait to be sent to the other agent or for its answer. Further requests are held and
+/// retried.
 pub const QUESTIONS: usize = 1_024;
 
-/// How long an answer waits for whoever asked, who may have gone: looked for only when there is no more room.
+/// How long an answer is kept for its connection, which may be closed. Expired answers are removed only when there is
+/// no more room.
 const KEPT_FOR: Duration = Duration::from_secs(5);
 
 /// Where answers come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// This agent has all of them.
+    /// This agent owns all of them.
     Here = 0,
-    /// What guests have written is on its way.
+    /// The writes of guests are in transfer.
     Frozen = 1,
-    /// The other agent has it.
+    /// The other agent owns the writes of guests.
     Away = 2,
 }
 
-/// A request to be answered by the other agent.
+/// A request that the other agent must answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Who asks, from where.
+    /// The slot and endpoints of the request.
     pub connection: Connection,
-    /// What tells this request from another on the connection.
+    /// Hash that distinguishes requests on a connection.
     pub mark: u64,
-    /// The method.
+    /// The HTTP method.
     pub method: metadata_content::http::Method,
     /// The normalised path.
     pub path: String,
-    /// What followed the first `?`.
+    /// The query: everything after the first `?`.
     pub query: String,
     /// The header fields.
     pub headers: Vec<(String, Vec<u8>)>,
@@ -80,7 +81,7 @@ impl Question {
     }
 }
 
-/// A question that was asked, and its answer once it is here.
+/// A question that was sent, and its answer once it has arrived.
 #[derive(Debug)]
 struct Asked {
     mark: u64,
@@ -88,7 +89,7 @@ struct Asked {
     answer: Option<Answer>,
 }
 
-/// A store's answers, here or elsewhere.
+/// A store's answers, from this agent or the other.
 #[derive(Debug)]
 pub struct Handing {
     store: Arc<Store>,
@@ -98,7 +99,7 @@ pub struct Handing {
 }
 
 impl Handing {
-    /// All answers are the store's. The receiver gets the questions asked in [`Stage::Away`].
+    /// Starts with all answers from the store. The receiver gets the questions asked in [`Stage::Away`].
     #[must_use]
     pub fn new(store: Arc<Store>) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, receiver) = mpsc::channel(QUESTIONS);
@@ -106,13 +107,14 @@ impl Handing {
         (Arc::new(Self { store, stage, asked: Mutex::default(), questions }), receiver)
     }
 
-    /// From now on answers come from there. What is held looks again by itself.
+    /// Sets where answers come from. Held requests are retried by themselves.
     pub fn set(&self, stage: Stage) {
-        // Release: what the control side did before, as saving what guests wrote, is done when a worker sees this.
+        // Release: earlier work of the control side, such as saving guests' writes, is visible to a worker that sees
+        // this.
         self.stage.store(stage as u8, Ordering::Release);
     }
 
-    /// The other agent has answered; `None` when it had nothing to say yet. Returns the slot whose request waits.
+    /// Stores the other agent's answer; `None` if it has no answer yet. Returns the slot of the waiting request.
     pub fn answered(&self, connection: &Connection, mark: u64, answer: Option<Answer>) -> Option<Slot> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = asked.get_mut(connection).filter(|asked| asked.mark == mark)?;
@@ -123,7 +125,7 @@ impl Handing {
         Some(connection.slot)
     }
 
-    /// True for what may be answered here whatever has become of the rest.
+    /// True for an answer that does not depend on guests' writes.
     fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
         self.store.is_fixed(connection, request)
     }
@@ -138,7 +140,7 @@ impl Handing {
                 false => Answer::NotYet,
             };
         }
-        // A connection asks one thing at a time, so what it asked before has been given up.
+        // A connection has one request at a time, so its earlier question is obsolete.
         asked.remove(connection);
         if asked.len() >= QUESTIONS {
             asked.retain(|_, asked| asked.answer.is_none() || now.mono < asked.at + KEPT_FOR);
@@ -151,7 +153,7 @@ impl Handing {
     }
 }
 
-/// Tells one request of a connection from another.
+/// Distinguishes the requests of a connection.
 fn mark(request: &Request<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     (request.method, request.target.path, request.target.query, request.body).hash(&mut hasher);
@@ -206,7 +208,7 @@ mod tests {
 
     const NOW: Now = Now { mono: Duration::ZERO, unix_seconds: 0 };
 
-    /// Says what its VM has written under one name, and writes what it is sent.
+    /// Returns the value that its VM has written under one name, and stores the body of a PUT.
     #[derive(Debug)]
     struct Note;
 
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_answered_at_every_stage_and_what_is_live_is_held_from_the_moment_it_is_frozen() {
+    fn documents_are_answered_at_every_stage_and_live_values_only_here() {
         let (node, mut questions) = node();
         for stage in [Stage::Here, Stage::Frozen, Stage::Away] {
             node.set(stage);
@@ -278,11 +280,11 @@ mod tests {
             assert_eq!(questions.try_recv().is_ok(), stage == Stage::Away, "{stage:?}");
         }
         node.set(Stage::Here);
-        assert!(ask(&node, from(0, 2), Method::Get, "/live", b"").is_some(), "it stays after all");
+        assert!(ask(&node, from(0, 2), Method::Get, "/live", b"").is_some(), "the handover was cancelled");
     }
 
     #[test]
-    fn a_write_that_is_held_is_not_done_here() {
+    fn a_held_write_has_no_effect_here() {
         let (node, mut questions) = node();
         node.set(Stage::Frozen);
         assert_eq!(ask(&node, from(0, 1), Method::Put, "/live", b"late"), None);
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_asked_once_and_answered_to_whoever_asked_it() {
+    fn a_question_is_sent_once_and_its_answer_reaches_its_request() {
         let (node, mut questions) = node();
         node.set(Stage::Away);
         for _ in 0..3 {
@@ -303,27 +305,35 @@ mod tests {
         let question = questions.try_recv().expect("a question");
         assert!(questions.try_recv().is_err(), "once");
         let answer = || Some(Answer::Known(Response::new(Status(200), None, &[], "told").into()));
-        assert_eq!(node.answered(&from(0, 9), question.mark, answer()), None, "nobody asked there");
+        assert_eq!(
+            node.answered(&from(0, 9), question.mark, answer()),
+            None,
+            "no request on that connection"
+        );
         assert_eq!(node.answered(&question.connection, question.mark + 1, answer()), None, "another request");
         assert_eq!(node.answered(&question.connection, question.mark, answer()), Some(0));
         assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b"").as_deref(), Some(&b"told"[..]));
-        assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b""), None, "the next one is asked anew");
+        assert_eq!(
+            ask(&node, from(0, 1), Method::Get, "/live", b""),
+            None,
+            "the next request sends a new question"
+        );
         assert!(questions.try_recv().is_ok());
     }
 
     #[test]
-    fn what_the_other_agent_cannot_say_yet_is_asked_again() {
+    fn a_question_without_an_answer_yet_is_sent_again() {
         let (node, mut questions) = node();
         node.set(Stage::Away);
         assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None, "the record is not here");
         let question = questions.try_recv().expect("a question");
         assert_eq!(node.answered(&question.connection, question.mark, None), Some(1));
         assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None);
-        assert!(questions.try_recv().is_ok(), "asked again");
+        assert!(questions.try_recv().is_ok(), "sent again");
     }
 
     #[test]
-    fn answers_to_guests_that_have_gone_leave_room_for_others_questions() {
+    fn expired_answers_make_room_for_new_questions() {
         let (node, mut questions) = node();
         node.set(Stage::Away);
         for port in 0..QUESTIONS as u16 {
@@ -335,14 +345,14 @@ mod tests {
         }
         let late = from(0, QUESTIONS as u16);
         assert_eq!(ask(&node, late, Method::Get, "/live", b""), None);
-        assert!(questions.try_recv().is_err(), "they may still look");
+        assert!(questions.try_recv().is_err(), "their answers have not expired");
         let later = Now { mono: NOW.mono + KEPT_FOR, ..NOW };
         assert_eq!(ask_at(&node, later, late, Method::Get, "/live", b""), None);
         assert_eq!(questions.try_recv().expect("a question").connection, late);
     }
 
     #[test]
-    fn questions_beyond_the_limit_are_held_and_asked_when_there_is_room() {
+    fn questions_beyond_the_limit_are_held_and_sent_when_there_is_room() {
         let (node, mut questions) = node();
         node.set(Stage::Away);
         for port in 0..=QUESTIONS as u16 {

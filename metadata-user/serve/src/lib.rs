@@ -1,5 +1,5 @@
-//! What is said over a connection: which slot asks, what it is answered, and for how long it is asked to
-//! wait.
+//! The HTTP exchange of a guest's connection: finds the answer for the slot, holds a request while its answer is not
+//! available, and counts the result.
 
 pub mod audit;
 mod handing;
@@ -28,37 +28,37 @@ pub use handing::{Handing, QUESTIONS, Question, Stage};
 pub use talk::Talk;
 pub use tally::{BOUNDS_NS, End, Latencies, Reason, Tally};
 
-/// What there is to say to a request.
+/// The answer to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// What its VM's record says.
+    /// The answer from its VM's record.
     Known(Outcome),
-    /// The slot is known, but its record is not here yet.
+    /// The slot is bound, but its record has not arrived.
     NotYet,
-    /// The slot has asked more often than it may.
+    /// The slot has exceeded its request rate.
     TooMany,
-    /// Nothing is known of the slot.
+    /// The slot has neither a record nor one expected.
     Unknown,
 }
 
-/// Whose an answer is, for those who count and write down.
+/// The source of an answer, for metrics and the audit log.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// The dialect.
+    /// The dialect that answered.
     pub datasource: Datasource,
-    /// The VM's responses, where there are any.
+    /// The VM's responses; `None` without a record.
     pub responses: Option<Arc<Responses>>,
 }
 
 impl Origin {
-    /// Nobody's.
+    /// An answer without a record.
     pub const NONE: Self = Self { datasource: Datasource::NONE, responses: None };
 }
 
-/// Where answers come from.
+/// The source of answers.
 pub trait Answers {
-    /// The answer to one request. Must not wait. A request that was parked is asked again with what it was
-    /// parked with.
+    /// The answer to one request. Must not block. For a parked request, call it again with the value it was parked
+    /// with.
     fn answer(
         &self,
         now: Now,
@@ -67,17 +67,17 @@ pub trait Answers {
         parked: Option<&Parked>,
     ) -> Answer;
 
-    /// The account of a slot's VM; `None` when the VM is not known.
+    /// The account of a slot's VM; `None` if the VM is not known.
     fn account(&self, _slot: Slot) -> Option<Arc<Account>> {
         None
     }
 
-    /// True when a slot may connect to a host that is there for VMs of one dialect alone.
+    /// True if a slot may connect to a host that exists only for VMs of one dialect.
     fn opens(&self, _slot: Slot, _host: Host) -> bool {
         true
     }
 
-    /// The same as [`answer`](Self::answer), and whose it is.
+    /// Like [`answer`](Self::answer), plus the dialect and responses it came from.
     fn answer_of(
         &self,
         now: Now,
@@ -97,7 +97,7 @@ impl Answers for Store {
         }
     }
 
-    /// A record that is still to come may be of any dialect.
+    /// A slot whose record has not arrived may be of any dialect.
     fn opens(&self, slot: Slot, host: Host) -> bool {
         match self.get(slot) {
             Entry::Ready(responses) => responses.has(host),
@@ -126,8 +126,8 @@ impl Answers for Store {
         let slot = connection.slot;
         match self.get(slot) {
             Entry::Ready(responses) => {
-                // Never a token's PUT: a client that is refused there gives up its datasource for good. A
-                // request that was parked has been counted.
+                // Never limit the PUT of a token: a client that is refused gives up its datasource for good. A parked
+                // request has already been counted.
                 let free = request.method == Method::Put || parked.is_some();
                 let (answer, datasource) = if free || self.admit(slot, responses.limit(), now.mono) {
                     let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
@@ -143,22 +143,22 @@ impl Answers for Store {
     }
 }
 
-/// The port of every dialect, on every address served.
+/// The port of every dialect, on every served address.
 const HTTP: u16 = 80;
-/// The only addresses [`PASSWORD_PORT`] is open on.
+/// The only addresses on which [`PASSWORD_PORT`] is open.
 const PASSWORD_SERVERS: [IpAddr; 2] =
     [IpAddr::V4(addresses::METADATA), IpAddr::V6(addresses::METADATA_LINK_LOCAL)];
 
-/// How patiently to serve.
+/// Timeouts of an exchange.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
-    /// From the first octet of a request to the end of its head.
+    /// Limit from the first octet of a request to the end of its head.
     pub head_timeout: Duration,
-    /// From the end of a head to the end of the body.
+    /// Limit from the end of the head to the end of the body.
     pub body_timeout: Duration,
-    /// Between two requests.
+    /// Limit between two requests.
     pub idle_timeout: Duration,
-    /// How often a request that waits for its record or its turn looks again.
+    /// Interval at which a request that waits for its record or its rate limit is retried.
     pub look_again: Duration,
 }
 
@@ -173,8 +173,8 @@ impl Default for ServeConfig {
     }
 }
 
-/// How long a request may wait for its record, or for its turn: a little less than the clients of its path
-/// wait for an answer. `path` is normalised.
+/// How long a request may wait for its record or its rate limit: slightly less than the clients of its path wait for
+/// an answer. `path` is normalised.
 #[must_use]
 pub fn hold(path: &str) -> Duration {
     Duration::from_millis(match path {
@@ -185,31 +185,31 @@ pub fn hold(path: &str) -> Duration {
     })
 }
 
-/// How long a PUT may wait for its record, with no answer after that: clients of EC2's token take any error
-/// for the end of their datasource, and silence for a reason to try again.
+/// How long a PUT may wait for its record before its connection closes without an answer. Clients of EC2's token give
+/// up their datasource on any error, but retry after silence.
 pub const PUT_HOLD: Duration = Duration::from_secs(45);
 
-/// Methods answered somewhere, for `OPTIONS *`.
+/// Every method that some path accepts, for `OPTIONS *`.
 const ALLOW: &str = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT";
 
-/// What all exchanges of one service share.
+/// State shared by all exchanges of one service.
 #[derive(Debug)]
 struct Shared<A> {
     answers: Arc<A>,
     config: ServeConfig,
-    /// Answers that depend on nothing, rendered once.
+    /// Answers without variable content, rendered once.
     errors: Vec<Response>,
     not_ready: Response,
     too_many: Response,
     options: Response,
     tally: Arc<Tally>,
     tape: Option<Arc<Tape>>,
-    /// What the worker keeps for all VMs.
+    /// The worker's account over all VMs.
     account: Arc<Account>,
     refused: Counters,
 }
 
-/// What was refused, see [`Refused`].
+/// Refused resources, see [`Refused`].
 #[derive(Debug, Default)]
 struct Counters {
     held: AtomicU64,
@@ -240,15 +240,15 @@ impl<A> Shared<A> {
     }
 }
 
-/// The metadata service, as the stack sees it.
+/// The metadata service, as used by the stack.
 #[derive(Debug)]
 pub struct Serve<A = Store> {
     shared: Arc<Shared<A>>,
-    /// Accounts of slots whose VM is not known, while they have connections.
+    /// Accounts of slots whose VM is not known, kept while they have connections.
     strangers: HashMap<Slot, Weak<Account>>,
 }
 
-/// From this many accounts of strangers on, those without a connection are cleared away.
+/// Number of accounts of unknown VMs from which on those without a connection are removed.
 const STRANGERS: usize = 64;
 
 impl<A: Answers> Serve<A> {
@@ -258,13 +258,13 @@ impl<A: Answers> Serve<A> {
         Self::audited(answers, config, None)
     }
 
-    /// The same, which notes on the tape what it answers.
+    /// Like [`new`](Self::new), and records its answers on the tape of the audit log.
     #[must_use]
     pub fn audited(answers: Arc<A>, config: ServeConfig, tape: Option<Arc<Tape>>) -> Self {
         Self { shared: Arc::new(Shared::new(answers, config, tape)), strangers: HashMap::new() }
     }
 
-    /// What it counts.
+    /// The counts of this service.
     #[must_use]
     pub fn tally(&self) -> Arc<Tally> {
         Arc::clone(&self.shared.tally)
@@ -279,7 +279,7 @@ impl<A: Answers> Serve<A> {
         if let Some(account) = self.strangers.get(&slot).and_then(Weak::upgrade) {
             return account;
         }
-        // A clearing halves the work of the next or pays for itself: at most one in as many as are kept.
+        // Only clean up at full capacity: the cost is then at most one step per inserted account.
         if self.strangers.len() >= STRANGERS && self.strangers.len() == self.strangers.capacity() {
             self.strangers.retain(|_, account| account.strong_count() > 0);
         }

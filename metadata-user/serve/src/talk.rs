@@ -1,8 +1,8 @@
 //! One connection's requests and answers, one after the other.
 //!
-//! A request is parsed where it was received when it came in one piece without a body, as nearly all do;
-//! else it is gathered first. While an answer is on its way nothing more is read, so a client that
-//! pipelines fills its own send buffer and not our memory.
+//! A request that arrives in one piece without a body, as nearly all do, is parsed in the receive buffer. Other
+//! requests are first collected. While an answer is being sent nothing more is read, so a client that pipelines
+//! requests fills its own send buffer and not our memory.
 
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -25,15 +25,15 @@ use metadata_content::http::{Method, Request, RequestError, Response, Status};
 use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Step};
 
-/// Pieces most requests put in line: `100 Continue`, head, tail and body of the answer. A body of more than one
-/// piece makes the line longer.
+/// Pieces queued for a usual answer: `100 Continue`, head, tail and body. A body of several pieces makes the queue
+/// grow.
 const PIECES: usize = 4;
 
-/// How long a connection on which something was said lately stays open for one more request when the service
-/// leaves: a client in the middle of its questions asks the next within this, and hears with the answer that it is
-/// the last. Closing at once would meet such a question half way (RFC 9112 §9.5).
+/// How long a recently used connection stays open for one more request after the service began to leave. A client in
+/// the middle of a series sends its next request within this time, and the answer closes the connection. Closing at
+/// once could meet a request in flight (RFC 9112 §9.5).
 const LAST_CALL: Duration = Duration::from_millis(250);
-/// Capacity of a head's buffer that is kept for the next request of a connection that may stay idle.
+/// Capacity of a head's buffer that is kept for the next request; the connection may stay idle.
 const HEAD_KEPT: usize = 2 * 1024;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -42,26 +42,27 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 enum Phase {
     /// Between requests, or in the middle of a head.
     Head,
-    /// The head is in `head`, the body on its way.
+    /// `head` is complete; the body is still arriving.
     Body(BodyReader),
-    /// A complete request whose record is not here yet, or whose turn has not come.
+    /// A complete request that waits for its record or its rate limit.
     Held { look_at: Duration, give_up: Duration },
     /// A complete request that waits for a change.
     Parked(Parked),
-    /// The last answer has been given.
+    /// The last answer is queued.
     Over,
 }
 
-/// What was found to say to a complete request.
+/// What to do with a complete request.
 enum Said {
     Answer(Response),
-    /// Nothing yet, why, how long it may wait in all, and what is said then: without anything the connection ends.
+    /// Wait: the reason, the limit of the whole wait, and the answer after it. Without an answer the connection
+    /// closes.
     Hold(Reason, Duration, Option<Response>),
-    /// Nothing until something changes.
+    /// Wait for a change.
     Park(Parked),
 }
 
-/// `OPTIONS *`: about the server, not about a path (RFC 9110 §9.3.7).
+/// `OPTIONS *`: asks about the server, not about a path (RFC 9110 §9.3.7).
 fn asks_for_options(head: &Head<'_>) -> bool {
     head.method == Method::Options && head.target == "*"
 }
@@ -74,29 +75,29 @@ pub struct Talk<A> {
     scanner: Scanner,
     head: Vec<u8>,
     body: Vec<u8>,
-    /// Pieces not yet handed over.
+    /// Pieces not yet passed to the stack.
     pieces: VecDeque<Bytes>,
-    /// The hop limit of the answer being said.
+    /// The hop limit of the current answer.
     hop_limit: Option<u8>,
-    /// An answer changed something that other requests of the slot may wait for.
+    /// An answer changed a value that other requests of the slot may wait for.
     stirs: bool,
-    /// When the request that is being answered was complete (`Now::mono`), and its wait if it has to.
+    /// Time at which the current request was complete (`Now::mono`), and its wait if it must wait.
     asked: Duration,
     wait: Option<Wait>,
-    /// When patience with the client ends.
+    /// Time at which the client's timeout expires.
     deadline: Duration,
     /// The client has closed its side.
     ended: bool,
-    /// More has been received behind the request that is being answered.
+    /// Octets have arrived after the current request.
     more: bool,
-    /// The service leaves, and begins no answer after this.
+    /// The service leaves and begins no answer after this time.
     leaves_by: Option<Duration>,
-    /// What it holds of its VM's account.
+    /// Its share of its VM's account.
     tab: Tab,
 }
 
 impl<A> fmt::Debug for Talk<A> {
-    /// Where it stands, and nothing of what was said.
+    /// Shows the state, but nothing of the content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { connection, phase, head, body, .. } = self;
         let mut shown = f.debug_struct("Talk");
@@ -134,9 +135,9 @@ impl<A: Answers> Talk<A> {
         }
     }
 
-    /// Puts an answer in line and gets ready for the next request, or for the end.
+    /// Queues an answer and prepares for the next request or for the end.
     fn say(&mut self, now: Now, response: &Response, without_body: bool, persistence: Persistence) {
-        // What has been asked already is answered; then this is the last.
+        // Requests that already arrived are answered; then the connection closes.
         let leaves = self.leaves_by.is_some_and(|by| !self.more || by <= now.mono);
         let persistence = if response.closes() || leaves { Persistence::Close } else { persistence };
         self.hop_limit = response.hop_limit();
@@ -150,14 +151,14 @@ impl<A: Answers> Talk<A> {
             self.head = Vec::new();
         }
         self.head.clear();
-        // Up to 64 KiB: not kept for a connection that may stay idle.
+        // Up to 64 KiB: do not keep it for a connection that may stay idle.
         self.body = Vec::new();
         self.tab.buffer(0);
         self.scanner = Scanner::default();
         self.phase = if persistence == Persistence::Close { Phase::Over } else { Phase::Head };
     }
 
-    /// Counts what is about to be said, and notes it where that is wanted.
+    /// Counts an answer, and records it in the audit log if there is one.
     fn note(&mut self, now: Now, response: &Response, about: (Method, &str), origin: Origin) {
         if let Some(wait) = self.wait.take() {
             let expired = matches!(&self.phase, Phase::Held { give_up, .. } if *give_up <= now.mono)
@@ -171,7 +172,7 @@ impl<A: Answers> Talk<A> {
         }
     }
 
-    /// Apart, so that its frame of the stack is not everybody's.
+    /// A separate function, so that its stack frame is not part of every answer.
     #[inline(never)]
     fn write_down(
         &self,
@@ -195,7 +196,7 @@ impl<A: Answers> Talk<A> {
         });
     }
 
-    /// A complete request waits from now on, if it does not wait already.
+    /// Starts the wait of a complete request, unless it already waits for this reason.
     fn wait_for(&mut self, reason: Reason) {
         if self.wait.as_ref().is_none_or(|wait| !wait.is_for(reason)) {
             let former = self.wait.replace(Wait::begin(&self.shared.tally, reason));
@@ -203,7 +204,7 @@ impl<A: Answers> Talk<A> {
         }
     }
 
-    /// Answers a request that is none. Where the next one would start is not known, so this is the last.
+    /// Answers an invalid request. The start of the next request is unknown, so this answer is the last.
     fn refuse(&mut self, now: Now, error: RequestError, without_body: bool) {
         let response = self.shared.error(error.status());
         if !self.is_waiting() {
@@ -213,7 +214,7 @@ impl<A: Answers> Talk<A> {
         self.say(now, &response, without_body, Persistence::Close);
     }
 
-    /// Takes octets of a head; returns how many.
+    /// Consumes octets of a head; returns how many.
     fn take_head(&mut self, now: Now, octets: &[u8]) -> usize {
         let before = self.head.len();
         if before == 0 {
@@ -242,7 +243,7 @@ impl<A: Answers> Talk<A> {
             head.truncate(length);
             self.complete_head(now, &head);
         }
-        // Given back for its capacity, and for its content while the head is incomplete.
+        // Put back for its capacity, and for its content while the head is incomplete.
         if matches!(scanned, Ok(Some(_))) && self.head.is_empty() {
             head.clear();
             self.head = head;
@@ -255,7 +256,7 @@ impl<A: Answers> Talk<A> {
         taken
     }
 
-    /// A head is complete: answers it, or makes ready for its body.
+    /// Handles a complete head: answers the request, or prepares for its body.
     fn complete_head(&mut self, now: Now, octets: &[u8]) {
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
         if let Err(error) = Head::parse(octets, &mut fields).and_then(|head| self.start(now, &head, octets)) {
@@ -269,7 +270,7 @@ impl<A: Answers> Talk<A> {
         if framing == Framing::Absent {
             return self.attempt(now, head, &[], octets);
         }
-        // A target that can name nothing is refused before its body is asked for.
+        // Refuse an impossible target before requesting its body.
         if !asks_for_options(head) {
             let mut buffer = [0; TARGET_MAX];
             if normalise(head.target, &mut buffer) == Err(TargetError::Malformed) {
@@ -286,7 +287,7 @@ impl<A: Answers> Talk<A> {
         Ok(())
     }
 
-    /// Tries to answer a complete request; keeps it while it has to wait.
+    /// Tries to answer a complete request; keeps the request while it must wait.
     fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], octets: &[u8]) -> Result<(), RequestError> {
         if !self.is_waiting() {
             self.asked = now.mono;
@@ -348,8 +349,8 @@ impl<A: Answers> Talk<A> {
         Ok(())
     }
 
-    /// An answer on its VM's account, if it was computed for this request; another when the VM has too many of them
-    /// that it does not read.
+    /// Charges an answer that was computed for this request to its VM's account. Returns another answer if the VM has
+    /// too many unread ones.
     fn charged(&self, response: Response) -> Response {
         response.charged(|octets| self.tab.charge(octets)).unwrap_or_else(|| {
             self.shared.refused.computed.fetch_add(1, Ordering::Relaxed);
@@ -357,7 +358,7 @@ impl<A: Answers> Talk<A> {
         })
     }
 
-    /// Accounts for what is kept of a request; refuses the request when its VM has too much of that.
+    /// Charges the buffers of a request to its VM's account; refuses the request if the account is exhausted.
     fn keep(&mut self, now: Now) {
         if !self.tab.buffer(self.head.len() + self.body.len()) {
             self.shared.refused.buffered.fetch_add(1, Ordering::Relaxed);
@@ -406,7 +407,7 @@ impl<A: Answers> Talk<A> {
         Ok((said, origin))
     }
 
-    /// Tries to answer the request gathered in `head` and `body`.
+    /// Tries to answer the request collected in `head` and `body`.
     fn attempt_gathered(&mut self, now: Now) {
         let (octets, body) = (std::mem::take(&mut self.head), std::mem::take(&mut self.body));
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
@@ -418,7 +419,7 @@ impl<A: Answers> Talk<A> {
         }
     }
 
-    /// Takes octets of a body; returns how many.
+    /// Consumes octets of a body; returns how many.
     fn take_body(&mut self, now: Now, octets: &[u8]) -> usize {
         let Phase::Body(reader) = &mut self.phase else { return 0 };
         match reader.take(octets, &mut self.body) {
@@ -440,12 +441,12 @@ impl<A: Answers> Talk<A> {
         !self.pieces.is_empty()
     }
 
-    /// What to do with nothing left to say.
+    /// The next step when no answer is queued.
     fn listen(&mut self, now: Now) -> Step {
         let overdue = now.mono >= self.deadline;
         match &self.phase {
             Phase::Over => return Step::Close,
-            // Whoever has gone needs no answer about what changes.
+            // A client that closed its side needs no answer about a change.
             Phase::Parked(_) if self.ended => return Step::Close,
             Phase::Held { .. } | Phase::Parked(_) => self.attempt_gathered(now),
             Phase::Head if self.head.is_empty() && (self.ended || overdue) => return Step::Close,
@@ -463,12 +464,12 @@ impl<A: Answers> Talk<A> {
         }
     }
 
-    /// How long the connection may stay open with nothing asked.
+    /// How long the connection may stay open without a request.
     fn idle_limit(&self) -> Duration {
         if self.leaves_by.is_some() { LAST_CALL } else { self.shared.config.idle_timeout }
     }
 
-    /// Hands over the next piece.
+    /// Passes the next piece to the stack.
     fn speak(&mut self, now: Now) -> Step {
         let piece = self.pieces.pop_front().unwrap_or_default();
         if self.pieces.is_empty() && matches!(self.phase, Phase::Head) {
@@ -491,7 +492,7 @@ impl<A: Answers> Exchange for Talk<A> {
             Phase::Body(_) => self.take_body(now, bytes),
             Phase::Held { .. } | Phase::Parked(_) | Phase::Over => return 0,
         };
-        // Most requests have been answered by now.
+        // Most requests have been answered by now and need no buffer.
         if !self.is_saying() {
             self.keep(now);
         }

@@ -1,8 +1,8 @@
-//! What has been answered, by whom, with what and how fast.
+//! Counts answers by dialect and status, and measures their latency.
 //!
-//! One worker writes, anybody reads, and nobody waits: every count is an atomic that is loaded and stored, never
-//! locked, so counting costs what an increment costs. Counts are read one after the other, and what a reader sees of
-//! two may be a moment apart.
+//! One worker writes, any thread reads, and no thread waits: every count is an atomic that is loaded and stored
+//! without a lock, so a count costs a plain increment. Counts are read one after the other, so two of them may stem
+//! from slightly different moments.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,13 +11,13 @@ use std::time::Duration;
 use metadata_content::http::Status;
 use metadata_content::store::Datasource;
 
-/// Statuses that are counted one by one.
+/// Statuses with a count of their own.
 const CODES: [u16; 21] =
     [200, 201, 204, 400, 401, 403, 404, 405, 408, 409, 410, 413, 414, 415, 417, 429, 431, 500, 501, 503, 505];
-/// All statuses below are looked up in a table.
+/// Statuses below this limit are looked up in a table.
 const CODES_END: usize = 512;
 
-/// From status to its place among [`CODES`]; one beyond them for any other.
+/// Maps a status to its index in [`CODES`]; any other status maps to one past the end.
 static PLACES: [u8; CODES_END] = {
     let mut places = [CODES.len() as u8; CODES_END];
     let mut place = 0;
@@ -51,17 +51,17 @@ pub const BOUNDS_NS: [u64; 14] = [
 pub enum Reason {
     /// Its VM's record has not arrived.
     Record,
-    /// Its VM asks more often than it may.
+    /// Its VM exceeds its request rate.
     Rate,
-    /// It asks to be told of a change.
+    /// It requests notification of a change.
     Change,
 }
 
 impl Reason {
-    /// All of them.
+    /// Every reason.
     pub const ALL: [Self; 3] = [Self::Record, Self::Rate, Self::Change];
 
-    /// Its name in metrics.
+    /// The value of the metrics label.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -75,19 +75,19 @@ impl Reason {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// What it waited for came.
+    /// The awaited event came.
     Released,
-    /// It did not come in time: the guest was told to try again, or nothing.
+    /// The wait timed out: the guest got a status to retry on, or no answer.
     Expired,
     /// The connection ended first.
     Left,
 }
 
 impl End {
-    /// All of them.
+    /// Every end.
     pub const ALL: [Self; 3] = [Self::Released, Self::Expired, Self::Left];
 
-    /// Its name in metrics.
+    /// The value of the metrics label.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -104,16 +104,16 @@ pub struct Tally {
     answers: [[AtomicU64; CODES.len() + 1]; Datasource::COUNT],
     buckets: [AtomicU64; BOUNDS_NS.len() + 1],
     total_ns: AtomicU64,
-    /// Answers of the present turn, which has not ended.
+    /// Answers of the current turn.
     fresh: AtomicU64,
     waiting: [AtomicU64; Reason::ALL.len()],
     ended: [[AtomicU64; End::ALL.len()]; Reason::ALL.len()],
 }
 
-/// Counts one or more; the caller is the only one who writes.
+/// Adds to a count. Only the owning thread may call it.
 #[inline]
 fn add(count: &AtomicU64, more: u64) {
-    // Relaxed: a count stands for itself. No read-modify-write: nobody else writes.
+    // Relaxed: no count orders another. No read-modify-write: there is one writer.
     count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
@@ -135,8 +135,8 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// An answer was handed to TCP, so long after the turn that received the last octet of its request began. What was
-    /// answered in that same turn took as long as the turn, which is known when it is [`over`](Self::turned).
+    /// Counts an answer passed to TCP `took` after the start of the turn that received the last octet of its request.
+    /// An answer of that same turn took as long as the turn, which is known once the turn is [over](Self::turned).
     #[inline]
     pub(super) fn answered(&self, datasource: Datasource, status: Status, waited: Duration) {
         let place = PLACES.get(usize::from(status.0)).map_or(CODES.len(), |place| usize::from(*place));
@@ -148,7 +148,7 @@ impl Tally {
         }
     }
 
-    /// A turn took so long.
+    /// Called after each turn with its duration.
     #[inline]
     pub(super) fn turned(&self, turn: Duration) {
         let fresh = self.fresh.load(Ordering::Relaxed);
@@ -165,7 +165,7 @@ impl Tally {
         add(&self.total_ns, ns.saturating_mul(answers));
     }
 
-    /// How many answers were given, where it is not 0: of which dialect, with which status (0 for an unusual one).
+    /// Number of answers by dialect and status (0 for an unusual status), without those at 0.
     pub fn answers(&self) -> impl Iterator<Item = (Datasource, u16, u64)> {
         Datasource::all().flat_map(|datasource| {
             let codes = CODES.into_iter().chain([0]);
@@ -177,7 +177,7 @@ impl Tally {
         })
     }
 
-    /// How many answers took how long: up to each of [`BOUNDS_NS`] and no less than the one before, and more.
+    /// Number of answers by latency: one bucket per bound of [`BOUNDS_NS`], and one beyond them.
     #[must_use]
     pub fn latencies(&self) -> Latencies {
         Latencies {
@@ -186,25 +186,25 @@ impl Tally {
         }
     }
 
-    /// Requests that wait now.
+    /// Number of requests that wait now.
     #[must_use]
     pub fn waiting(&self, reason: Reason) -> u64 {
         self.waiting[reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Waits that have ended.
+    /// Number of waits that have ended.
     #[must_use]
     pub fn ended(&self, reason: Reason, end: End) -> u64 {
         self.ended[reason as usize][end as usize].load(Ordering::Relaxed)
     }
 }
 
-/// A histogram of answers.
+/// A histogram of answers by latency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latencies {
-    /// Answers by bucket, the last without bound.
+    /// Answers by bucket; the last has no upper bound.
     pub buckets: [u64; BOUNDS_NS.len() + 1],
-    /// What all of them took.
+    /// Sum of all latencies.
     pub total: Duration,
 }
 
@@ -217,7 +217,7 @@ impl std::ops::Add for Latencies {
     }
 }
 
-/// A request that waits, counted from its beginning to its end, whatever that is.
+/// A waiting request, counted from its start to its end, however it ends.
 #[derive(Debug)]
 pub(super) struct Wait {
     tally: Arc<Tally>,
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_counted_once_however_it_ends() {
+    fn a_wait_counts_once_however_it_ends() {
         let tally = Arc::new(Tally::default());
         let [released, expired, left] = [(); 3].map(|()| Wait::begin(&tally, Reason::Record));
         assert_eq!((tally.waiting(Reason::Record), tally.waiting(Reason::Change)), (3, 0));

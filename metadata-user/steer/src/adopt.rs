@@ -1,12 +1,12 @@
-//! Going on with what another agent left, or still has.
+//! Inherits ports from a previous agent, or finds the ports of one that still runs.
 //!
-//! *Left*: the agent that made the pins has ended, however. Its maps become ours (or, if their layout differs,
-//! ours take their place before anything else), and each port it left stays closed, nobody's yet, until
-//! [`Steering::attach`] names it. Frames of those bound on it come in meanwhile ([`Steering::left_on`]). Then its
-//! programs are replaced in place, and what was bound on it keeps its slot if [`Steering::bind`] asks for that one. Ports that nobody names go with [`Steering::give_up_left`].
+//! *Inherited*: the agent that made the pins has ended for any reason. Its maps become ours, or new maps replace them
+//! first if their layout differs. Each inherited port stays closed until [`Steering::attach`] names it. Frames of
+//! identities bound on it arrive meanwhile ([`Steering::left_on`]). On attach, its programs are replaced in place,
+//! and an identity keeps its slot if [`Steering::bind`] requests that slot. [`Steering::give_up_left`] releases ports
+//! that were never attached.
 //!
-//! Where the agent that made the pins still runs, its ports are found in the same way but nothing of them is changed:
-//! see `takeover`.
+//! If the agent that made the pins still runs, its ports are found in the same way but not changed: see `takeover`.
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Agent, Identity, MAX_SLOTS, PortKey, Slot};
@@ -26,21 +26,21 @@ use metadata_base::port::PortName;
 use metadata_links::netlink;
 use metadata_links::netns::Cookie;
 
-/// How steering starts where another agent was, or is.
+/// Whether another agent runs with the same pins at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Adopt {
-    /// No other agent runs on these pins; one that does is an error. What one has left is gone on with.
+    /// No other agent runs with these pins; finding one is an error. The pins of an ended agent are inherited.
     #[default]
     Alone,
-    /// Another agent runs on these pins, on the other side, and is taken over from.
+    /// Another agent runs with these pins, on the other side. Take over from it.
     TakeOver {
-        /// The side that is free: 0 or 1.
+        /// The free side: 0 or 1.
         side: u32,
     },
 }
 
 impl Adopt {
-    /// The side hubs are made on.
+    /// The side on which hubs are made.
     #[must_use]
     pub fn side(self) -> u32 {
         match self {
@@ -50,39 +50,39 @@ impl Adopt {
     }
 }
 
-/// A MAC on a device, and what it is known as: an entry of the kernel's table.
+/// A bound identity and its slot: an entry of the kernel's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BoundIdentity {
     /// The namespace's number in the tables.
     pub netns: u32,
     /// The namespace's cookie (`SO_NETNS_COOKIE`).
     pub cookie: u64,
-    /// Interface index within it.
+    /// Interface index within the namespace.
     pub ifindex: u32,
-    /// Who speaks there.
+    /// The MAC address bound on the device.
     pub mac: Mac,
-    /// As whom.
+    /// The slot bound to it.
     pub slot: Slot,
 }
 
-/// A port an agent before left, which has not been named yet.
+/// An inherited port that has not been attached yet.
 pub(super) struct Left {
     pub(super) netns: u32,
     pub(super) links: Vec<On>,
     pub(super) slots: BTreeMap<Mac, Slot>,
 }
 
-/// Where a port is.
+/// Namespace and interface index of a port.
 pub(super) type Place = (Cookie, u32);
 
 impl Steering {
-    /// True while there are ports of an agent before that nobody has named.
+    /// True while inherited ports remain that have not been attached.
     #[must_use]
     pub fn has_left(&self) -> bool {
         !self.left.is_empty()
     }
 
-    /// All that is bound, on ports that have been named and on those an agent before left.
+    /// All bound identities, on attached ports and on inherited ones.
     #[must_use]
     pub fn identities(&self) -> Vec<BoundIdentity> {
         let bound = |cookie: Cookie, netns, ifindex, slots: &BTreeMap<Mac, Slot>| {
@@ -101,18 +101,18 @@ impl Steering {
         named.chain(left).collect()
     }
 
-    /// Who may speak on a port, as whom.
+    /// The identities bound on an attached port, with their slots.
     #[must_use]
     pub fn bound_on(&self, port: &PortName) -> Vec<(Mac, Slot)> {
         let slots = self.ports.get(port).map(|attached| &attached.slots);
         slots.into_iter().flatten().map(|(mac, slot)| (*mac, *slot)).collect()
     }
 
-    /// Who an agent before bound on a port that is not attached yet, and as whom: their frames come in all the same.
-    /// Empty when nothing was left there, and while another agent has the ports.
+    /// The identities bound on an inherited port that is not attached yet, with their slots. Their frames arrive all
+    /// the same. Empty if nothing was inherited on the port, and while another agent still owns the ports.
     ///
     /// # Errors
-    /// When the port's namespace cannot be entered, or its device has gone meanwhile.
+    /// If the port's namespace cannot be entered, or its device is gone.
     pub fn left_on(&mut self, port: &PortName) -> Result<Vec<(Mac, Slot)>, SteerError> {
         if self.left.is_empty() || self.taking_over {
             return Ok(Vec::new());
@@ -127,12 +127,11 @@ impl Steering {
         })
     }
 
-    /// Gives up the ports an agent before left and nobody has named, but for those that are `wanted` and could not be
-    /// attached yet, and frees their slots, which are returned. Their taps, if they still exist, are then as if there never
-    /// was an agent.
+    /// Releases inherited ports that were not attached, except those in `wanted`, whose attach may still succeed.
+    /// Returns the slots it frees. The taps, if they still exist, are restored.
     ///
     /// # Errors
-    /// When it cannot be told where a wanted port is: nothing is given up then.
+    /// If a wanted port cannot be located. Nothing is released then.
     pub fn give_up_left<'a>(
         &mut self,
         wanted: impl IntoIterator<Item = &'a PortName>,
@@ -158,29 +157,29 @@ impl Steering {
         let key = PortKey { netns: left.netns, ifindex };
         for on in left.links {
             if let Some(Err(error)) = self.pin_of(on, cookie, key).as_deref().map(pins::unpin) {
-                tracing::warn!("a program stays on a device that nobody names: {error}");
+                tracing::warn!("cannot detach a program from an unused device: {error}");
             }
         }
         let unbound = left.slots.into_iter().map(|(mac, slot)| Binding { slot, port: key, mac, hub: 0 });
         let unbound = unbound.map(|binding| self.tables.unbind(binding)).collect::<Vec<_>>();
         for error in unbound.into_iter().chain([self.tables.remove_port(key)]).filter_map(Result::err) {
-            tracing::warn!("clearing what an agent before left: {error}");
+            tracing::warn!("cannot clear inherited table entries: {error}");
         }
         self.object.release(cookie);
         tracing::info!(
             ifindex,
             netns = format!("{:x}", cookie.number()),
-            "gave up a port that an agent before left"
+            "released an inherited port that no record names"
         );
     }
 
-    /// Where a program's link is pinned, if links are.
+    /// The path of the pin of a program's link; `None` without pins.
     pub(super) fn pin_of(&self, on: On, cookie: Cookie, key: PortKey) -> Option<std::path::PathBuf> {
         let name = LinkName { on, netns: key.netns, cookie, ifindex: key.ifindex };
         self.pins.as_ref().map(|pins| pins.link(name))
     }
 
-    /// Has the link pinned at `path` run our program.
+    /// Replaces the program of the link pinned at `path` with ours.
     fn replace(&mut self, on: On, cookie: Cookie, path: &Path) -> Result<FdLink, Refusal> {
         match on {
             On::Tcx => replace_tcx(path, self.object.classifier(cookie).map_err(Refusal::of)?),
@@ -188,8 +187,8 @@ impl Steering {
         }
     }
 
-    /// Makes a port that an agent before left ours by name; called in its namespace. On an error it stays as it was,
-    /// closed and unnamed.
+    /// Attaches an inherited port under its name; called in its namespace. On an error the port stays closed and
+    /// inherited.
     pub(super) fn claim(
         &mut self,
         port: &PortName,
@@ -204,7 +203,7 @@ impl Steering {
                 left.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
                 let bound = left.slots.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac)));
                 self.bound.extend(bound);
-                tracing::debug!(%port, identities = left.slots.len(), "went on with what an agent before left");
+                tracing::debug!(%port, identities = left.slots.len(), "attached an inherited port");
                 let closed = self.tables.is_closed(key);
                 Ok(Attached {
                     cookie,
@@ -237,9 +236,9 @@ impl Steering {
             for on in &left.links {
                 let pin = self.pin_of(*on, cookie, key);
                 programs.put(*on, pin.map(Held::open).transpose()?);
-                // Still the other agent's, which may take it off.
+                // The other agent still owns the program and may detach it.
                 programs.leave_to_pins();
-                // Loaded now, so that taking over takes no time.
+                // Load the program now, so that the takeover itself takes no time.
                 match on {
                     On::Tcx => drop(self.object.classifier(cookie)?),
                     On::Xdp | On::Hub => drop(self.object.port(cookie)?),
@@ -254,7 +253,7 @@ impl Steering {
         Ok((programs, mtu))
     }
 
-    /// Replaces the programs of pinned links by ours.
+    /// Replaces the programs of pinned links with ours.
     pub(super) fn update(
         &mut self,
         port: &PortName,
@@ -267,7 +266,7 @@ impl Steering {
             let Some(path) = self.pin_of(*on, cookie, key) else { continue };
             match self.replace(*on, cookie, &path) {
                 Ok(link) => programs.put(*on, Some(Held::replaced(link, path))),
-                // The device has gone, and another has its index.
+                // The device is gone, and another has its index.
                 Err(Refusal::Gone) => pins::unpin(&path)?,
                 Err(refusal) => return Err(refusal.about(on.name(), port, key.ifindex)),
             }
@@ -275,8 +274,8 @@ impl Steering {
         Ok(())
     }
 
-    /// Takes over links that another version of the agent has pinned on a port's device: the programs become ours in
-    /// place, and so do the pins.
+    /// Takes over links that another version of the agent pinned on a port's device: replaces the programs in place
+    /// and moves the pins to this version.
     pub(super) fn take_from_other_versions(
         &mut self,
         port: &PortName,
@@ -290,7 +289,7 @@ impl Steering {
                 Ok(link) => {
                     programs.put(on, Some(Held::new(link, self.pin_of(on, cookie, key))?));
                     pins::unpin(&path)?;
-                    tracing::info!(%port, version, "took the port over from another version");
+                    tracing::info!(%port, version, "took the port over from another version of the agent");
                 }
                 Err(Refusal::Gone) => pins::unpin(&path)?,
                 Err(_) => {
@@ -306,15 +305,15 @@ impl Steering {
     }
 }
 
-/// What is pinned, at the start.
+/// The pins found at the start.
 pub(super) struct Found {
     links: Vec<LinkName>,
-    /// Whether the maps can be gone on with, and if not why.
+    /// Whether the pinned maps can be inherited, and the reason if not.
     pub(super) maps: Result<(), String>,
 }
 
 impl Found {
-    /// Looks at what is pinned.
+    /// Reads the pins.
     pub(super) fn look(pins: Option<&Pins>) -> Result<Self, SteerError> {
         let Some(pins) = pins else { return Ok(Self { links: Vec::new(), maps: Err("no pins".into()) }) };
         let others = pins.other_versions();
@@ -326,7 +325,7 @@ impl Found {
 }
 
 impl Steering {
-    /// Goes on with what is pinned; called once the hubs are ready, before anything is attached.
+    /// Inherits what is pinned; called once the hubs are ready, before any attach.
     pub(super) fn adopt(&mut self, found: Found) -> Result<(), SteerError> {
         if self.pins.is_none() {
             return Ok(());
@@ -349,23 +348,23 @@ impl Steering {
             self.sweep_tables(strays)?;
             self.rehub_left()?;
             if !self.left.is_empty() {
-                tracing::info!(ports = self.left.len(), "going on with what an agent before left");
+                tracing::info!(ports = self.left.len(), "inherited the ports of the previous agent");
             }
         }
         self.tables.set_agent(Agent { key: self.key, side: self.side.into(), reserved: 0 })
     }
 
-    /// Notes whose the links are that are pinned.
+    /// Records the device of each pinned link.
     fn note_links(&mut self, links: &[LinkName]) {
         for name @ LinkName { on, ifindex, .. } in links.iter().copied() {
             let Some(path) = self.pins.as_ref().map(|pins| pins.link(name)) else { return };
-            // The hubs of an agent that runs are its own; one that has ended has none any more.
+            // A running agent owns its hubs; the hubs of an ended agent no longer exist.
             let stale = match on {
                 On::Hub => !self.taking_over && !self.hubs.iter().any(|hub| hub.inner_ifindex == ifindex),
                 On::Xdp | On::Tcx => !self.note_link(name),
             };
             if stale {
-                tracing::debug!(link = %name, "removing a pin nobody can go on with");
+                tracing::debug!(link = %name, "removing an unusable pin");
                 if let Err(error) = pins::unpin(&path) {
                     tracing::warn!("{error}");
                 }
@@ -373,7 +372,7 @@ impl Steering {
         }
     }
 
-    /// Notes a link on a port; false when its namespace's number is another's.
+    /// Records a link on a port; false if the number of its namespace belongs to another one.
     pub(super) fn note_link(&mut self, LinkName { on, netns, cookie, ifindex }: LinkName) -> bool {
         match self.left.get_mut(&(cookie, ifindex)) {
             Some(left) if left.netns == netns => left.links.push(on),
@@ -387,7 +386,7 @@ impl Steering {
         true
     }
 
-    /// Notes who is bound on the ports left; returns what is bound nowhere.
+    /// Records the identities bound on inherited ports; returns bindings on any other port.
     pub(super) fn note_identities(&mut self) -> Result<Vec<Binding>, SteerError> {
         let places: HashMap<PortKey, Place> = self
             .left
@@ -406,7 +405,7 @@ impl Steering {
         Ok(strays)
     }
 
-    /// Clears tables of what belongs to no port that is left: the tap went while no agent ran.
+    /// Clears table entries of ports that are not inherited: their taps disappeared while no agent ran.
     fn sweep_tables(&mut self, strays: Vec<Binding>) -> Result<(), SteerError> {
         for stray in strays {
             self.tables.unbind(stray)?;
@@ -426,7 +425,7 @@ impl Steering {
         self.tables.clear_claims()
     }
 
-    /// Sends what comes from ports that are left to hubs that exist.
+    /// Redirects frames of inherited ports to hubs that exist.
     fn rehub_left(&mut self) -> Result<(), SteerError> {
         for ((_, ifindex), left) in &self.left {
             let port = PortKey { netns: left.netns, ifindex: *ifindex };
@@ -438,13 +437,14 @@ impl Steering {
         Ok(())
     }
 
-    /// The maps pinned are of no use. Has the ports that are left run our programs, with maps in which nobody is bound, and
-    /// then pins these maps in place of the others: the ports are closed all the time.
+    /// Replaces pinned maps of another layout. The inherited ports first get our programs with maps in which no
+    /// identity is bound. Only then are these maps pinned in place of the others, so the ports stay closed
+    /// throughout.
     fn replace_left(&mut self, reason: String) -> Result<(), SteerError> {
         if !self.left.is_empty() {
             tracing::warn!(
                 ports = self.left.len(),
-                "the maps an agent before left are replaced; connections and slots begin anew: {reason}"
+                "inherited maps are replaced, connections and slots are lost: {reason}"
             );
         }
         let places: Vec<(Place, u32, Vec<On>)> =
@@ -460,7 +460,7 @@ impl Steering {
                     Err(refusal) => {
                         let error =
                             refusal.about(on.name(), &PortName::local(format!("#{ifindex}")), ifindex);
-                        tracing::warn!("a port stays closed as an agent before left it: {error}");
+                        tracing::warn!("an inherited port stays closed: {error}");
                     }
                 }
             }

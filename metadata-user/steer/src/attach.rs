@@ -1,4 +1,4 @@
-//! One XDP program onto one device, with the driver's help if it gives any.
+//! Attaches an XDP program to a device, in native mode where the driver supports it.
 
 use aya::programs::links::FdLink;
 use aya::programs::{Xdp, XdpMode, loaded_programs};
@@ -8,13 +8,13 @@ use super::error::errno;
 use metadata_base::port::PortName;
 use metadata_links::netlink;
 
-/// Why a program did not go on a device.
+/// Why a program could not be attached.
 pub(super) enum Refusal {
-    /// Another program is there.
+    /// Another program is attached.
     Occupied,
-    /// The link that was to be replaced has lost its device, or is not there.
+    /// The link to be replaced has lost its device, or does not exist.
     Gone,
-    /// Anything else.
+    /// Any other failure.
     Error(Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -22,30 +22,30 @@ impl Refusal {
     pub(super) fn of(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         let error = error.into();
         match errno(error.as_ref()) {
-            // A link is there (EBUSY), or a program without a link, or one in the other mode (EEXIST).
+            // A link is attached (EBUSY), or a program without a link or in the other mode (EEXIST).
             Some(libc::EBUSY | libc::EEXIST) => Self::Occupied,
-            // What is replaced has no device any more (ENOLINK), or no pin.
+            // The replaced link has no device any more (ENOLINK), or no pin.
             Some(libc::ENOLINK | libc::ENOENT) => Self::Gone,
             _ => Self::Error(error),
         }
     }
 }
 
-/// Attaches natively. The link detaches when it is dropped, and when this process dies, unless it is pinned.
+/// Attaches in native mode. Unless it is pinned, the link detaches on drop and when this process dies.
 pub(super) fn native(program: &mut Xdp, ifindex: u32) -> Result<FdLink, Refusal> {
     attach(program, ifindex, XdpMode::Driver)
 }
 
-/// Attaches natively, as every tap can, or generically where the driver cannot (a veth with an MTU above
-/// one page).
+/// Attaches in native mode, which every tap supports, or in generic mode where the driver refuses (a veth with an MTU
+/// above one page).
 pub(super) fn native_or_generic(program: &mut Xdp, ifindex: u32, port: &PortName) -> Result<FdLink, Refusal> {
     match native(program, ifindex) {
         Err(Refusal::Error(error)) if driver_cannot(error.as_ref()) => {
             let link = attach(program, ifindex, XdpMode::Skb)?;
             tracing::warn!(
                 %port, %error,
-                "the device's driver runs no XDP: steering generically, at more cost a frame; answers arrive \
-                 only if the driver takes redirected frames or a classifier reaches it"
+                "the device's driver does not support XDP: using generic mode, at a higher cost per frame; answers \
+                 arrive only if the driver accepts redirected frames or a classifier reaches the device"
             );
             Ok(link)
         }
@@ -58,13 +58,13 @@ fn attach(program: &mut Xdp, ifindex: u32, mode: XdpMode) -> Result<FdLink, Refu
     FdLink::try_from(link.map_err(Refusal::of)?).map_err(Refusal::of)
 }
 
-/// Errors by which drivers say no to native XDP.
+/// Errors by which drivers refuse native XDP.
 fn driver_cannot(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(errno(error), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE | libc::E2BIG))
 }
 
 impl Refusal {
-    /// As an error about a port of the calling thread's namespace.
+    /// Converts to an error about a port of the calling thread's namespace.
     pub(super) fn about(self, program: &'static str, port: &PortName, ifindex: u32) -> SteerError {
         match self {
             Self::Occupied => {
@@ -76,7 +76,7 @@ impl Refusal {
     }
 }
 
-/// The programs on a device, as a person would look for them.
+/// Describes the programs on a device for an error text.
 fn holder(ifname: &str, ifindex: u32) -> String {
     let ids = netlink::xdp_programs(ifname, ifindex).unwrap_or_default();
     let described = ids.iter().map(|id| {

@@ -1,4 +1,4 @@
-//! What became of every frame.
+//! Frames by verdict.
 
 use metadata_common::verdict::Verdict;
 
@@ -9,18 +9,18 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// From the counts of [`Verdict::ALL`], in that order.
+    /// Takes the counts of [`Verdict::ALL`], in that order.
     pub(super) fn new(frames: Vec<u64>) -> Self {
         Self { frames }
     }
 
-    /// Frames that met this verdict.
+    /// The number of frames with this verdict.
     #[must_use]
     pub fn get(&self, verdict: Verdict) -> u64 {
         usize::try_from(verdict.index()).ok().and_then(|index| self.frames.get(index)).copied().unwrap_or(0)
     }
 
-    /// Every verdict and its frames.
+    /// Every verdict with its number of frames.
     pub fn iter(&self) -> impl Iterator<Item = (Verdict, u64)> {
         Verdict::ALL.iter().copied().zip(self.frames.iter().copied())
     }
@@ -32,7 +32,7 @@ mod tests {
     use metadata_common::verdict::Verdict;
 
     #[test]
-    fn each_verdict_finds_its_own_count() {
+    fn each_verdict_has_its_own_count() {
         let counters = Counters::new((0..u64::from(Verdict::COUNT)).map(|n| n * 10).collect());
         for (verdict, frames) in counters.iter() {
             assert_eq!(frames, u64::from(verdict.index()) * 10, "{verdict:?}");

@@ -1,5 +1,5 @@
-//! What the kernel says of devices by number: frames refused (rtnetlink) and what redirected frames they take
-//! (the generic netlink family `netdev`, Linux 6.3). Asked in the calling thread's namespace.
+//! Statistics of devices by interface index: rejected frames (rtnetlink), and whether a device accepts redirected
+//! frames (the generic netlink family `netdev`, Linux 6.3). All calls act on the calling thread's namespace.
 
 use rtnetlink::sys::Socket;
 use rtnetlink::sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
@@ -8,27 +8,28 @@ use std::io;
 use super::SteerError;
 use metadata_links::watch::attribute;
 
-/// Octets of answers the kernel gives at once, at most (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
+/// Limit on octets of answers that the kernel returns at once (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
 const ANSWER: usize = 32 << 10;
-/// Answers read for one question at most: some 100 devices fit one.
+/// Limit on answers read for one question; one answer holds about 100 devices.
 const ANSWERS: usize = 1_024;
 
 /// `struct nlmsghdr` (netlink(7)).
 const HEAD: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// `NLM_F_REQUEST`; and with `NLM_F_ROOT` and `NLM_F_MATCH`: all of them.
+/// `NLM_F_REQUEST`; with `NLM_F_ROOT` and `NLM_F_MATCH` it requests all devices.
 const REQUEST: u16 = 1;
 const DUMP: u16 = 0x301;
 
-/// `struct if_stats_msg`: family, padding, interface index, mask of what is wanted (linux/if_link.h, Linux 4.7).
+/// `struct if_stats_msg`: family, padding, interface index, mask of requested statistics (linux/if_link.h, Linux
+/// 4.7).
 const IF_STATS: usize = 12;
 const RTM_NEWSTATS: u16 = 92;
 const RTM_GETSTATS: u16 = 94;
 const IFLA_STATS_LINK_64: u16 = 1;
-/// Where `tx_dropped` stands in `struct rtnl_link_stats64`: the eighth of its numbers.
+/// Offset of `tx_dropped` in `struct rtnl_link_stats64`: its eighth number.
 const TX_DROPPED: usize = 7 * 8;
-/// Where `rx_dropped` stands in it: the seventh.
+/// Offset of `rx_dropped` there: its seventh number.
 const RX_DROPPED: usize = 6 * 8;
 
 /// `struct genlmsghdr`: command, version, padding (linux/genetlink.h).
@@ -41,15 +42,15 @@ const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
-/// `NETDEV_XDP_ACT_NDO_XMIT`: the device takes frames that are redirected to it.
+/// `NETDEV_XDP_ACT_NDO_XMIT`: the device accepts redirected frames.
 const NDO_XMIT: u64 = 4;
 
-/// Frames a device did not take, since it was made.
+/// Frames that a device dropped since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Dropped {
-    /// On their way out by it, to its reader or its peer.
+    /// Outbound frames, to its reader or its peer.
     pub(super) tx: u64,
-    /// Come in by it.
+    /// Inbound frames.
     pub(super) rx: u64,
 }
 
@@ -75,12 +76,12 @@ fn statistics(body: &[u8]) -> Option<(u32, Dropped)> {
     Some((ifindex, Dropped { tx: at(TX_DROPPED)?, rx: at(RX_DROPPED)? }))
 }
 
-/// Every device of the namespace, and whether frames can be redirected to it; none on a kernel that does not say.
+/// Whether each device of the namespace accepts redirected frames; empty if the kernel does not report it.
 pub(super) fn all_takers() -> Vec<(u32, bool)> {
     ask_netdev(None).unwrap_or_default()
 }
 
-/// Whether frames can be redirected to a device; `None` on a kernel that does not say.
+/// Whether a device accepts redirected frames; `None` if the kernel does not report it.
 pub(super) fn takes_redirected(ifindex: u32) -> Option<bool> {
     let found = ask_netdev(Some(ifindex)).ok()?;
     found.into_iter().find_map(|(index, takes)| (index == ifindex).then_some(takes))
@@ -114,7 +115,7 @@ fn features(body: &[u8]) -> Option<(u32, bool)> {
     Some((ifindex, features & NDO_XMIT != 0))
 }
 
-/// A question of generic netlink with one attribute.
+/// A generic netlink request with one attribute.
 fn general(command: u8, kind: u16, value: &[u8]) -> Vec<u8> {
     let mut body = vec![command, 1, 0, 0];
     // The longest value has seven octets.
@@ -128,12 +129,12 @@ fn general(command: u8, kind: u16, value: &[u8]) -> Vec<u8> {
 
 fn open(protocol: isize) -> io::Result<Socket> {
     let socket = Socket::new(protocol)?;
-    // The kernel has answered before the question's system call returns.
+    // The kernel answers before the system call of the request returns.
     socket.set_non_blocking(true)?;
     Ok(socket)
 }
 
-/// Asks, and gives the kind and the body of each message of the answer to `each`.
+/// Sends a request, and passes the kind and the body of each message of the answer to `each`.
 fn exchange(
     socket: &Socket,
     kind: u16,
@@ -142,7 +143,7 @@ fn exchange(
     mut each: impl FnMut(u16, &[u8]),
 ) -> io::Result<()> {
     let mut question = Vec::with_capacity(HEAD + body.len());
-    // A question has a few dozen octets.
+    // A request has a few dozen octets.
     question.extend(((HEAD + body.len()) as u32).to_ne_bytes());
     question.extend([kind.to_ne_bytes(), flags.to_ne_bytes()].concat());
     question.extend([0; 8]);
@@ -156,10 +157,10 @@ fn exchange(
             return Ok(());
         }
     }
-    Err(io::Error::other("more devices than can be looked at"))
+    Err(io::Error::other("more devices than the limit of one request"))
 }
 
-/// Reads the messages of an answer; true when it was the last.
+/// Reads the messages of an answer; true after the last one.
 fn read(mut answer: &[u8], each: &mut impl FnMut(u16, &[u8])) -> io::Result<bool> {
     let short = || io::Error::from(io::ErrorKind::UnexpectedEof);
     while let Some(head) = answer.get(..HEAD) {
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_are_read_from_where_the_kernel_writes_them() {
+    fn drops_are_read_at_the_kernels_offsets() {
         let answer =
             [message(RTM_NEWSTATS, &counters(7, 3, 9)), message(RTM_NEWSTATS, &counters(8, 0, 1))].concat();
         let mut found = Vec::new();
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_cut_short_is_an_error_and_never_a_panic() {
+    fn a_truncated_answer_is_an_error_and_never_a_panic() {
         let answer = message(RTM_NEWSTATS, &counters(7, 3, 9));
         for length in 0..answer.len() {
             let read = read(&answer[..length], &mut |_, body| _ = statistics(body));
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_takes_redirected_frames_if_its_features_say_so() {
+    fn a_device_takes_redirected_frames_if_its_features_include_it() {
         for (bits, takes) in [(0x23_u64, false), (0x67, true), (0x7, true), (0, false)] {
             let mut body = general(1, 1, &9_u32.to_ne_bytes());
             body.extend([12_u16.to_ne_bytes(), 3_u16.to_ne_bytes()].concat());

@@ -1,4 +1,4 @@
-//! What can go wrong in steering, and what its reader can do about it.
+//! Errors of steering, with a remedy in each.
 
 use metadata_common::maps::{MAX_PORTS, MAX_SERVED, MAX_SLOTS, Slot};
 use std::fmt;
@@ -8,38 +8,38 @@ use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE};
 use metadata_base::port::PortName;
 use metadata_links::error::{LinkError, advice};
 
-/// Why steering could not do what it was asked; nothing is left half done.
+/// Why steering failed. No change is left half done.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SteerError {
-    /// Something about a device or a network namespace.
+    /// A failure on a device or a network namespace.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// Something about the directory of pins.
+    /// A failure in the directory of pins.
     #[error(transparent)]
     Pins(#[from] super::PinsError),
-    /// Ports belong to the agent that this one takes over from, which may still change them.
-    #[error("{port} is not changed while another agent is taken over from; it is tried again after that")]
+    /// The ports belong to the agent that this one takes over from, and that agent may still change them.
+    #[error("{port} cannot change during a takeover from another agent; it is tried again afterwards")]
     TakingOver {
         /// The port.
         port: PortName,
     },
-    /// Only what is pinned can be taken over.
+    /// Only pinned links and maps can be taken over.
     #[error("cannot take over without pins: give both agents the same --pins, or stop the other one first")]
     TakeOverWithoutPins,
-    /// There are two sides to take over between.
+    /// A takeover alternates between two sides.
     #[error("expected side 0 or 1, found {found}")]
     Side {
-        /// The side asked for.
+        /// The requested side.
         found: u32,
     },
-    /// The hub prefix makes no interface name.
+    /// The hub prefix cannot form an interface name.
     #[error(
         "expected a hub name of 1 to {HUB_PREFIX_MAX} octets without spaces, `/` and `:`, found `{found}`; \
          interface names have at most 15"
     )]
     HubName {
-        /// The prefix as configured.
+        /// The configured prefix.
         found: String,
     },
     /// More served addresses of one family than the table holds.
@@ -47,16 +47,16 @@ pub enum SteerError {
     TooManyServed {
         /// 4 or 6.
         family: u8,
-        /// How many were configured.
+        /// The configured number.
         found: usize,
     },
-    /// A device of another kind bears a hub device's name.
+    /// A device of another kind has the name of a hub device.
     #[error(
-        "expected no device named {name}, or a veth an earlier run left; found a {kind}; rename it or \
+        "expected no device named {name}, or a veth of an earlier run, found a {kind}; rename it or \
          choose another hub name"
     )]
     NotOurs {
-        /// The name both want.
+        /// The contested name.
         name: String,
         /// The kind of device found.
         kind: String,
@@ -66,7 +66,7 @@ pub enum SteerError {
     Load {
         /// `object`, or `program` and its name.
         part: String,
-        /// What the kernel or the loader said.
+        /// The error of the kernel or the loader.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A program cannot be attached.
@@ -77,21 +77,21 @@ pub enum SteerError {
     Attach {
         /// The program's name in the object.
         program: &'static str,
-        /// The device.
+        /// The device, as named by the caller.
         device: String,
-        /// What the kernel said.
+        /// The error of the kernel or the loader.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Another XDP program is on the port.
     #[error(
-        "cannot attach to {port}: {holder} is attached to it already, and a device carries one XDP program; \
-         stop its owner (another xdp-imds perhaps; `xdp-imds release` takes off what one has left pinned), or find it with `bpftool net` and remove it with `ip \
-         link set dev {} xdp off`", .port.ifname
+        "cannot attach to {port}: {holder} is already attached to it, and a device carries one XDP program; \
+         stop its owner (another xdp-imds perhaps; `xdp-imds release` removes its pins), or find it \
+         with `bpftool net` and remove it with `ip link set dev {} xdp off`", .port.ifname
     )]
     Occupied {
-        /// The port.
+        /// The occupied port.
         port: PortName,
-        /// The program found there, by name, number and mode, as far as the kernel tells.
+        /// The program found there: name, number and mode, as far as the kernel reports them.
         holder: String,
     },
     /// A map operation failed.
@@ -99,70 +99,70 @@ pub enum SteerError {
     Map {
         /// The map's name in the object.
         map: &'static str,
-        /// What was tried.
+        /// The attempted action; completes "cannot".
         action: String,
-        /// What the kernel said.
+        /// The error of the kernel or the loader.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The classifier needs what this kernel has not.
+    /// The kernel has no tcx links.
     #[error("steering by tcx needs Linux 6.6 or later; set `steer: auto` or `steer: xdp`")]
     NoTcx,
-    /// The classifier cannot reach the hub from there.
+    /// The classifier cannot reach the hub from the namespace of the port.
     #[error(
-        "cannot steer {port} by tcx: out of another network namespace that takes a ring, which this kernel did not \
-         give (the log says why); set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`"
+        "cannot steer {port} by tcx: from another network namespace this needs a ring, which this kernel did not \
+         provide (see the log); set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`"
     )]
     TcxElsewhere {
-        /// The port.
+        /// The port that needs the ring.
         port: PortName,
     },
-    /// The port's device does not exist, or is no longer the one that was attached.
+    /// The port's device does not exist, or is not the device that was attached.
     #[error("expected a device {port}, found {found}; attach it again once it exists")]
     PortGone {
-        /// The port.
+        /// The attached port.
         port: PortName,
-        /// What is there instead.
+        /// What was found instead.
         found: String,
     },
-    /// One device under two names.
-    #[error("{port} is the same device as {other}, which is attached already; name it one way only")]
+    /// One device is named in two ways.
+    #[error("{port} is the same device as {other}, which is already attached; use one name only")]
     SamePort {
-        /// The port as it was named now.
+        /// The new name of the port.
         port: PortName,
-        /// The port as it was named before.
+        /// The name under which it is attached.
         other: PortName,
     },
     /// The port is not attached.
     #[error("{port} is not attached; attach it before binding a guest to it")]
     NotAttached {
-        /// The port.
+        /// The missing port.
         port: PortName,
     },
-    /// No queue, or too many.
+    /// Zero receive queues, or too many.
     #[error("expected 1 to {HUB_QUEUES} receive queues of a hub, found {found}")]
     Queues {
-        /// How many were asked for.
+        /// The requested number.
         found: u32,
     },
-    /// No hub, or too many.
-    #[error("expected 1 to {HUBS_OF_A_SIDE} hubs, found {found}; `workers` says how many")]
+    /// Zero hubs, or too many.
+    #[error("expected 1 to {HUBS_OF_A_SIDE} hubs, found {found}; `workers` sets the number")]
     Hubs {
-        /// How many were asked for.
+        /// The requested number.
         found: u32,
     },
-    /// The slot number is beyond the tables.
+    /// The slot number exceeds the tables.
     #[error("expected a slot below {MAX_SLOTS}, found {slot}; this node is full")]
     Slot {
-        /// The slot.
+        /// The requested slot.
         slot: Slot,
     },
-    /// A group address cannot be a guest's own.
+    /// A group address cannot identify a guest.
     #[error("expected a guest's own MAC address, found the group address {mac}; correct the VM's record")]
     GroupMac {
-        /// The address.
+        /// The group address.
         mac: metadata_common::mac::Mac,
     },
-    /// More ports than the table holds.
+    /// The table of ports is full.
     #[error("{MAX_PORTS} ports are attached, as many as one node can own")]
     TooManyPorts,
 }
@@ -188,7 +188,7 @@ impl SteerError {
     }
 }
 
-/// Shows an error and its causes on one line, each once: the loader's errors keep the errno two deep.
+/// Formats an error and its causes on one line, each text once. The loader's errors hold the errno two levels deep.
 pub(super) struct Chain<'a>(pub(super) &'a (dyn std::error::Error + 'static));
 
 impl fmt::Display for Chain<'_> {
@@ -206,14 +206,14 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// The errno somewhere in a chain of causes.
+/// The errno anywhere in a chain of causes.
 pub(super) fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut next = Some(error);
     while let Some(cause) = next {
         let found = cause
             .downcast_ref::<io::Error>()
             .and_then(io::Error::raw_os_error)
-            // aya's netlink error hides its cause but tells the number.
+            // aya's netlink error hides its cause but exposes the errno.
             .or_else(|| cause.downcast_ref::<aya::sys::NetlinkError>()?.raw_os_error());
         if found.is_some() {
             return found;

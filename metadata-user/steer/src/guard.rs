@@ -1,8 +1,8 @@
-//! Taps without a record: found, and closed.
+//! Finds taps without a record and closes them.
 //!
-//! A closed port is a port like any other, but for a flag in its entry in the kernel's table: whatever is for a served
-//! address is dropped there, whoever sends it, and counted as `drop_guarded`. Opening it, once there is a record, and
-//! closing it again rewrites that entry; the programs stay on all the time.
+//! A closed port differs from any other only by a flag in its entry in the kernel's table. Every frame for a served
+//! address is dropped there, whatever its source, and counted as `drop_guarded`. Opening a port, once there is a
+//! record, and closing it again rewrite that entry; the programs stay attached throughout.
 
 use metadata_common::maps::MAX_HUBS;
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage};
@@ -17,9 +17,9 @@ use metadata_links::netns::Netns;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Guarded {
-    /// Every tap without a record, in the agent's namespace and in those it serves ports in, as soon as it appears.
+    /// Every tap without a record, as soon as it appears, in the agent's namespace and in those with served ports.
     All,
-    /// None: what a guest without a record sends goes where the host's network takes it.
+    /// None: the host's network forwards the frames of a guest without a record.
     #[default]
     None,
 }
@@ -28,7 +28,7 @@ impl Steering {
     /// Names of the taps in a namespace, named as in [`PortName`]; `None` is the agent's own.
     ///
     /// # Errors
-    /// When the namespace cannot be entered, or the kernel refuses to list its devices.
+    /// If the namespace cannot be entered, or the kernel refuses to list its devices.
     pub fn taps(&self, netns: Option<&str>) -> Result<Vec<String>, SteerError> {
         let list = || {
             let links = netlink::list()?;
@@ -40,10 +40,10 @@ impl Steering {
         }
     }
 
-    /// True for a name that leads to a tap.
+    /// True if the name refers to a tap.
     ///
     /// # Errors
-    /// As for [`Steering::taps`].
+    /// Like [`Steering::taps`].
     pub fn is_tap(&self, port: &PortName) -> Result<bool, SteerError> {
         let look = || match netns::index_of(&port.ifname)? {
             Some(ifindex) => Ok(is_tap(&netlink::look(&port.ifname, ifindex)?)),
@@ -55,11 +55,11 @@ impl Steering {
         }
     }
 
-    /// Closes a port that is attached, or opens it to those who are bound there. Never lets anything for a served address
-    /// pass in between. One that is as it should be, or is not attached, is left as it is.
+    /// Closes an attached port, or opens it for the identities bound on it. No frame for a served address passes in
+    /// between. A port already in that state, or not attached, is left as it is.
     ///
     /// # Errors
-    /// When the kernel refuses the entry, or the port's namespace cannot be entered.
+    /// If the kernel refuses the entry, or the port's namespace cannot be entered.
     pub fn set_closed(&mut self, port: &PortName, closed: bool) -> Result<(), SteerError> {
         let Some(attached) = self.ports.get(port).filter(|attached| attached.closed != closed) else {
             return Ok(());
@@ -72,7 +72,7 @@ impl Steering {
         self.fit(port, mtu)
     }
 
-    /// Gives a port another name that leads to the same device, and leaves everything else as it is.
+    /// Renames a port to another name of the same device, and changes nothing else.
     pub fn rename(&mut self, from: &PortName, to: &PortName) {
         let Some(attached) = self.ports.remove(from) else { return };
         self.places.insert((attached.cookie, attached.key.ifindex), to.clone());
@@ -81,7 +81,7 @@ impl Steering {
     }
 }
 
-/// True for the name of a tap that a hub with this prefix has, on either side.
+/// True for the name of a hub tap with this prefix, on either side.
 #[must_use]
 pub fn is_hub_tap(prefix: &str, ifname: &str) -> bool {
     ifname.starts_with(prefix)
@@ -91,7 +91,7 @@ pub fn is_hub_tap(prefix: &str, ifname: &str) -> bool {
         })
 }
 
-/// True for a tap, which has frames of Ethernet; a tun, which is of the same kind, has bare IP.
+/// True for a tap, which carries Ethernet frames; a tun is of the same kind but carries bare IP packets.
 fn is_tap(link: &LinkMessage) -> bool {
     let kinds = link.attributes.iter().filter_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(infos) => Some(infos),
@@ -113,7 +113,7 @@ mod tests {
     use super::is_hub_tap;
 
     #[test]
-    fn hub_taps_of_both_sides_are_known_by_name_and_guests_are_not() {
+    fn only_hub_taps_of_either_side_are_recognized_by_name() {
         for tap in ["imds-tap", "imds-t1", "imds-t32", "imds-t63"] {
             assert!(is_hub_tap("imds", tap), "{tap}");
         }

@@ -1,7 +1,7 @@
-//! What an agent that is leaving and the one that follows tell each other through the maps.
+//! State that a departing agent and its successor share through the maps.
 //!
-//! The one that is leaving claims its connections ([`Claims`]); the one that follows sends each slot's frames to a
-//! hub of its own, except those ([`Steering::redirect`]), and goes on with the same key of handshakes
+//! The departing agent claims its connections ([`Claims`]). The successor sends each slot's frames to a hub of its
+//! own, except those of claimed connections ([`Steering::redirect`]), and keeps the same SYN cookie key
 //! ([`Steering::agent`]). The kernel decides frame by frame (`metadata_common::drain`).
 
 use aya::maps::{HashMap, MapData};
@@ -10,7 +10,7 @@ use metadata_common::maps::{Agent, CLAIMED, Slot, name};
 use super::tables::Binding;
 use super::{SteerError, Steering};
 
-/// A way to claim connections, for one worker of an agent that is leaving: a descriptor of its own.
+/// Claims connections for one worker of a departing agent, through its own descriptor.
 #[derive(Debug)]
 pub struct Claims {
     draining: HashMap<MapData, u64, u32>,
@@ -22,22 +22,22 @@ impl Claims {
         Self { draining, refused: 0 }
     }
 
-    /// Keeps a connection, by [`Flow::number`](metadata_common::cookie::Flow::number), while its slot drains. One
-    /// that is claimed already stays so. One system call.
+    /// Claims a connection, by [`Flow::number`](metadata_common::cookie::Flow::number), while its slot drains. A
+    /// connection that is already claimed stays claimed. One system call.
     ///
-    /// When the table is full ([`MAX_DRAINING`](metadata_common::maps::MAX_DRAINING)) the connection is not kept:
-    /// the next agent gets its frames, and resets it. [`Claims::refused`] counts those.
+    /// If the table is full ([`MAX_DRAINING`](metadata_common::maps::MAX_DRAINING)), the connection is not claimed:
+    /// the next agent gets its frames and resets it. [`Claims::refused`] counts these.
     pub fn claim(&mut self, flow: u64) {
         self.refused += u64::from(self.draining.insert(flow, CLAIMED, 0).is_err());
     }
 
-    /// Gives a connection up that may have been claimed: the next agent gets its frames. One system call.
+    /// Drops the claim on a connection, if any: the next agent gets its frames. One system call.
     pub fn renounce(&mut self, flow: u64) {
-        // Not there: then it is the next agent's already.
+        // A missing entry means the connection already belongs to the next agent.
         let _absent = self.draining.remove(&flow);
     }
 
-    /// Connections the table did not take.
+    /// Number of connections that found the table full.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused
@@ -45,27 +45,27 @@ impl Claims {
 }
 
 impl Steering {
-    /// Handles to claim connections with, one for each worker.
+    /// Handles for claiming connections, one for each worker.
     ///
     /// # Errors
-    /// When there are no descriptors left.
+    /// If no descriptor is available.
     pub fn claims(&self) -> Result<Claims, SteerError> {
         self.tables.claims()
     }
 
-    /// Forgets all claims, those of an agent that has left.
+    /// Removes all claims of a departed agent.
     ///
     /// # Errors
-    /// When the kernel refuses to clear the table.
+    /// If the kernel refuses to clear the table.
     pub fn clear_claims(&mut self) -> Result<(), SteerError> {
         self.tables.clear_claims()
     }
 
-    /// Sends what comes for a bound slot to a hub, and the connections claimed by an agent that is `leaving` to
-    /// that one's hub. Takes effect from one frame to the next; nothing is lost in between.
+    /// Sends the frames of a bound slot to a hub, and those of connections claimed by a `leaving` agent to that
+    /// agent's hub. The change is atomic for each frame and loses none.
     ///
     /// # Errors
-    /// When the slot is not bound, or the kernel refuses the entry.
+    /// If the slot is not bound, or the kernel refuses the entry.
     pub fn redirect(&mut self, slot: Slot, hub: u32, leaving: Option<u32>) -> Result<(), SteerError> {
         let bound = self.bound.get(&slot);
         let found = bound.and_then(|(port, mac)| Some((self.ports.get(port)?.key, *mac)));
@@ -79,24 +79,24 @@ impl Steering {
         self.tables.redirect(Binding { slot, port, mac, hub }, leaving)
     }
 
-    /// What the agent before left, if there was one.
+    /// The state of the previous agent, if there was one.
     ///
     /// # Errors
-    /// When the kernel refuses to read the table.
+    /// If the kernel refuses to read the table.
     pub fn agent(&self) -> Result<Option<Agent>, SteerError> {
         self.tables.agent()
     }
 
-    /// Leaves this for the next agent.
+    /// Stores this for the next agent.
     ///
     /// # Errors
-    /// When the kernel refuses the entry.
+    /// If the kernel refuses the entry.
     pub fn set_agent(&mut self, agent: Agent) -> Result<(), SteerError> {
         self.tables.set_agent(agent)
     }
 }
 
-/// A worker that claims its connections does so in the kernel's table.
+/// Claims a worker's connections in the kernel's table.
 impl metadata_datapath::stack::Claims for Claims {
     fn claim(&mut self, flow: u64) {
         Claims::claim(self, flow);

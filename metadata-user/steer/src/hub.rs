@@ -1,4 +1,4 @@
-//! The hub's devices: a veth pair on the way in, a tap on the way out.
+//! The hub's devices: a veth pair for inbound frames, a tap for outbound frames.
 //!
 //! ```text
 //!  ports ══ XDP redirect ══▶ PREFIX-out │ PREFIX-in ── XDP `socket` ──▶ AF_XDP
@@ -18,36 +18,36 @@ use metadata_links::netlink;
 use metadata_links::netns;
 use metadata_links::tun;
 
-/// MTU of the hub's devices, octets. A redirect drops frames above the target's MTU, so it exceeds any
-/// guest's; a veth runs XDP natively up to a page less head and tail room, 3,506 octets on x86.
+/// MTU of the hub's devices, in octets. A redirect drops frames above the target's MTU, so this exceeds the MTU of
+/// any guest. A veth runs XDP natively up to a page less headroom and tailroom, 3,506 octets on x86.
 pub const HUB_MTU: u32 = MAX_STEERED - ethernet::HEADER as u32;
 
-/// Hubs of one agent. Those of a node are numbered through, and an agent has one side of the numbers: 0 to 31 or 32 to
-/// 63. The one that takes over from it has the other.
+/// Hubs of one agent. Hub numbers are unique on a node, and an agent uses one side of them: 0 to 31 or 32 to 63. The
+/// agent that takes over uses the other side.
 pub const HUBS_OF_A_SIDE: u32 = MAX_HUBS / 2;
 
-/// Receive queues an agent gives each hub: one for each CPU this process may use, up to [`HUB_QUEUES`].
+/// Receive queues of each hub: one for each CPU this process may use, up to [`HUB_QUEUES`].
 #[must_use]
 pub fn hub_queues() -> u32 {
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
     cpus.clamp(1, HUB_QUEUES)
 }
 
-/// The inner end of the hub's veth pair: where the AF_XDP socket is bound.
+/// The inner end of a hub's veth pair, where the AF_XDP sockets are bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hub {
-    /// Its number, from 0.
+    /// The number of the hub, from 0.
     pub number: u32,
-    /// Interface index of the inner end, in the namespace steering was started in.
+    /// Interface index of the inner end, in the namespace in which steering was started.
     pub inner_ifindex: u32,
     /// Name of the inner end.
     pub inner_name: String,
-    /// The receive queues steered frames arrive on, counted from 0, each with a ring of the veth and a socket of its
-    /// own: the kernel picks the one numbered as the sender's CPU, modulo their number.
+    /// Number of receive queues, each with its own veth ring and socket. The kernel picks the queue by the sender's
+    /// CPU number modulo this number.
     pub queues: u32,
 }
 
-/// The devices of one hub. They go with [`Devices::remove`]; the tap also when its descriptor is closed.
+/// The devices of one hub. [`Devices::remove`] deletes them; the tap also goes when its descriptor is closed.
 #[derive(Debug)]
 pub(super) struct Devices {
     pub(super) outer: Device,
@@ -72,25 +72,25 @@ impl Device {
         }
     }
 
-    /// On the way out there is nobody left to act on an error but the reader of the log.
+    /// A caller that drops cannot act on an error, so log it.
     fn remove(&self) {
         if let Err(error) = netlink::delete(&self.name, self.ifindex) {
-            tracing::warn!(%error, "a hub device stays behind; the next start removes it");
+            tracing::warn!(%error, "cannot remove a hub device; the next start removes it");
         }
     }
 }
 
 impl Devices {
-    /// Makes the devices of hub `number` in the calling thread's namespace, all up but carrying nothing yet.
+    /// Makes the devices of hub `number` in the calling thread's namespace. All are up but carry no frames yet.
     ///
-    /// A veth pair left by an agent that was killed is replaced. On an error nothing is left.
+    /// Replaces a veth pair that a killed agent left behind. On an error nothing remains.
     pub(super) fn create(prefix: &str, number: u32, queues: u32) -> Result<(Self, OwnedFd), SteerError> {
         check_prefix(prefix)?;
         let [outer, inner, name] = names(prefix, number);
-        // The tap first: a live agent holds it, and then nothing of that agent's may be touched.
+        // Make the tap first: a running agent holds it, and then its devices must not be touched.
         let fd = tun::create(&name)?;
         let tap = Device::find(name)?;
-        // Closing the descriptor would do, but not at once if a child process is just being started.
+        // Delete it explicitly: closing the descriptor waits for any child process that is just being started.
         let (outer, inner) = Self::create_veth(outer, inner, queues).inspect_err(|_| tap.remove())?;
         let devices = Self { outer, inner, tap };
         devices.bring_up().inspect_err(|_| devices.remove())?;
@@ -114,17 +114,17 @@ impl Devices {
         Ok(())
     }
 
-    /// Removes the devices; called in the namespace they were made in.
+    /// Removes the devices. Call it in the namespace in which they were made.
     pub(super) fn remove(&self) {
-        // One end takes the other with it.
+        // Deleting one end deletes the other.
         for device in [&self.outer, &self.tap] {
             device.remove();
         }
     }
 }
 
-/// The names of a hub's devices: outer and inner end, tap. Those of the first say what they are; the others
-/// have a number in the same four octets.
+/// The names of a hub's devices: outer end, inner end, tap. The first hub has descriptive suffixes; the others put a
+/// number in the same four octets.
 pub(super) fn names(prefix: &str, number: u32) -> [String; 3] {
     match number {
         0 => ["out", "in", "tap"].map(|end| format!("{prefix}-{end}")),
@@ -132,7 +132,7 @@ pub(super) fn names(prefix: &str, number: u32) -> [String; 3] {
     }
 }
 
-/// Fails when an agent has a hub of these numbers: only a live one holds the tap.
+/// Fails if an agent has hubs of these numbers: only a running agent holds the tap.
 pub(super) fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), SteerError> {
     numbers.try_for_each(|number| {
         let [.., tap] = names(prefix, number);
@@ -143,8 +143,7 @@ pub(super) fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), 
     })
 }
 
-/// Removes what an agent with hubs of these numbers left when it was killed. To be called once it is known that no
-/// other agent has them.
+/// Removes hubs of these numbers that a killed agent left behind. Call it only once no other agent can own them.
 pub(super) fn remove_left_over_hubs(prefix: &str, numbers: Range<u32>) -> Result<(), SteerError> {
     for [outer, ..] in numbers.map(|number| names(prefix, number)) {
         if let Some(ifindex) = netns::index_of(&outer)?
@@ -162,7 +161,7 @@ fn remove_left_over(name: &str) -> Result<(), SteerError> {
     if kind != netlink::VETH {
         return Err(SteerError::NotOurs { name: name.into(), kind });
     }
-    tracing::info!(device = name, "removing a hub device left by an earlier run");
+    tracing::info!(device = name, "removing a hub device of an earlier run");
     Ok(netlink::delete(name, ifindex)?)
 }
 
@@ -181,7 +180,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_hub_has_names_of_its_own_that_the_kernel_takes() {
+    fn every_hub_has_unique_valid_device_names() {
         let prefix = "x".repeat(HUB_PREFIX_MAX);
         let all: HashSet<String> = (0..MAX_HUBS).flat_map(|number| names(&prefix, number)).collect();
         assert_eq!(all.len(), 3 * MAX_HUBS as usize);

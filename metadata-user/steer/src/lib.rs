@@ -1,6 +1,6 @@
-//! Load, attach, fill the maps, detach. The only room that names aya.
+//! Loads and attaches the eBPF programs, fills their maps, and detaches them. The only crate that depends on aya.
 //!
-//! # The tour
+//! # How it works
 //!
 //! ```text
 //!  namespace of a pod             the agent's namespace
@@ -14,47 +14,53 @@
 //!                                 └──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! 1. [`Steering::start`] makes the hub's devices (`hub`), loads the object (`object`), puts
-//!    `socket` on the inner veth *before* the hub is entered in `HUBS` (a veth takes redirected frames only
-//!    while its peer runs XDP), and `hub` on the hub tap. Nothing is steered yet.
-//! 2. [`Steering::attach`] makes a tap a port: it gets an instance of `port` that knows its namespace's
-//!    number, and a token bucket. From here on what is for a metadata address is dropped, because nobody
-//!    is known on the port.
-//! 3. [`Steering::bind`] lets one MAC speak on a port, as a slot: the way back first, the way in last.
-//!    [`Steering::unbind`] goes the other way round (`tables`).
-//! 4. [`Steering::detach`] frees the slots and gives the tap back. It also serves when the tap has gone,
-//!    which [`LinkWatch`](metadata_links::watch::LinkWatch) tells; a tap made anew under the same name is attached again.
+//! 1. [`Steering::start`] makes the hub's devices (`hub`), loads the object (`object`) and attaches `socket` to the
+//!    inner veth. Only then does it enter the hub in `HUBS`, because a veth accepts redirected frames only while its
+//!    peer runs XDP. It attaches `hub` to the hub tap. No port is steered yet.
+//! 2. [`Steering::attach`] makes a tap a port: the tap gets an instance of `port` that knows the number of its
+//!    namespace, and a token bucket. The port now drops every frame for a metadata address, because no identity is
+//!    bound on it.
+//! 3. [`Steering::bind`] binds a MAC on a port to a slot. It writes the outbound entries first and the inbound entry
+//!    last. [`Steering::unbind`] clears them in reverse order (`tables`).
+//! 4. [`Steering::detach`] frees the slots and removes the programs from the tap. It also cleans up after a deleted
+//!    tap, which [`LinkWatch`](metadata_links::watch::LinkWatch) reports. A new tap of the same name is attached
+//!    again.
 //!
-//! # What the kernel will not do
+//! # Limits of the kernel
 //!
-//! - Say which namespace a frame came from: hence a stub in each namespace that says its
-//!   number and goes on in one `port` behind all (`stubs`).
-//! - Look up an interface index outside the caller's namespace: hence a thread that enters another namespace
-//!   for each attach and bind there (`netns` of metadata-links).
-//! - Keep an attachment alive after its owner, unless it is pinned (`pins`): then ports stay closed when the agent
-//!   dies, however it dies, and the next one goes on with them (`adopt`). Without pins every guest's traffic goes on as if the
-//!   agent had never been there.
-//! - Send a frame back where it came from (`XDP_TX`) on every device: a tap can, a veth only while its peer takes
-//!   such frames in, which nobody tells. Hence what the kernel answers itself ([`SteerConfig::answers`]) it
-//!   answers on taps; elsewhere all is steered.
-//! - Say that a ring was full: a redirect or `XDP_TX` that finds no room counts as done. Hence the devices' own counters
-//!   are read every few seconds (`losses`), and each CPU has a queue of the hub to itself, as far as there are eight.
-//! - Redirect a frame to a device whose driver is not ready for it (a veth whose other end has neither XDP nor GRO). Hence
-//!   a classifier behind `hub` that hands such a device its frames, within the agent's own namespace (`bare`).
-//! - Look at a large frame by XDP at no cost: hence a classifier for guests that have booted (`mode`).
-//! - Redirect a frame out of its namespace from a classifier: hence a ring to the worker for those (`rings`).
-//! - Carry two XDP programs on one device: a port that is taken is an error that names the holder.
+//! - A program cannot read which namespace a frame came from. Each namespace has a stub that sets the number and
+//!   calls the one shared `port` (`stubs`).
+//! - An interface index can be looked up only from within its namespace. A thread enters the other namespace for each
+//!   attach and bind there (`netns` of metadata-links).
+//! - An attachment ends with its owner unless it is pinned (`pins`). Pinned ports stay closed when the agent dies for
+//!   any reason, and the next agent inherits them (`adopt`). Without pins, guests' traffic flows as if there were no
+//!   agent.
+//! - Not every device can send a frame back (`XDP_TX`). A tap can; a veth can only while its peer accepts such
+//!   frames, which the kernel does not report. The kernel therefore answers by itself ([`SteerConfig::answers`]) on
+//!   taps only; on other devices every frame goes to the worker.
+//! - A full ring is not reported: a redirect or `XDP_TX` without room counts as success. The devices' own counters
+//!   are read every few seconds (`losses`), and each CPU, up to eight, has its own queue of the hub.
+//! - A frame cannot be redirected to a device whose driver is not ready for it (a veth whose peer has neither XDP nor
+//!   GRO). A classifier behind `hub` delivers frames to such a device, within the agent's own namespace only
+//!   (`bare`).
+//! - XDP on a large frame has a cost. A classifier serves guests that have booted (`mode`).
+//! - A classifier cannot redirect a frame to another namespace. It sends such frames to the worker through a ring
+//!   (`rings`).
+//! - A device carries one XDP program. A port with another program is an error that names the program.
 //!
 //! # Calling it
 //!
-//! All methods block: for well under a millisecond when ports come and go (a few system calls, and in another
-//! namespace a thread start), for some tens of milliseconds of verifying at the first port of a namespace, for about a tenth of a
-//! second at start and on drop. They may be called from an async task that holds up nothing urgent.
-//! [`Steering`] is `Send` and has one owner.
+//! All methods block. Attach, bind, unbind and detach take well under a millisecond (a few system calls, plus a
+//! thread start for another namespace). The first port of a namespace takes some tens of milliseconds for the
+//! verifier. Start and drop take about a tenth of a second. An async task may call them if nothing urgent waits for
+//! that task. [`Steering`] is `Send` and has one owner.
 //!
-//! Needs root, or `CAP_NET_ADMIN`, `CAP_BPF` and `CAP_SYS_ADMIN` (to enter namespaces and to make a private
-//! bpffs; it includes `CAP_BPF` and `CAP_PERFMON`), `CAP_SYS_PTRACE` for namespaces of another user's process; Linux 5.15 or later; a mounted `/proc`. Each port takes one descriptor, each
-//! namespace with ports one more: `start` raises the soft limit on open files to the hard one.
+//! # Requirements
+//!
+//! Root, or `CAP_NET_ADMIN`, `CAP_BPF` and `CAP_SYS_ADMIN` (to enter namespaces and to make a private bpffs; it
+//! includes `CAP_BPF` and `CAP_PERFMON`), and `CAP_SYS_PTRACE` for namespaces of another user's process; Linux 5.15
+//! or later; a mounted `/proc`. Each port needs one file descriptor, each namespace with ports one more; `start`
+//! raises the soft limit on open files to the hard limit.
 
 mod adopt;
 mod attach;
@@ -119,7 +125,7 @@ use ports::Attached;
 use tables::Tables;
 use trace::Traces;
 
-/// Octets a hub name may have: interface names have 15, and the longest suffix is `-out`.
+/// Longest hub name, in octets. Interface names have at most 15, and the longest suffix is `-out`.
 pub const HUB_PREFIX_MAX: usize = 11;
 
 /// How much one port may send to the metadata service.
@@ -130,21 +136,21 @@ pub struct Limits {
     pub frames_per_second: u32,
     /// Frames at once after a pause.
     pub burst: u32,
-    /// New connections per second in the long run, each SYN being one, also one that is sent again; 0 means no limit.
+    /// New connections per second in the long run. Each SYN counts, retransmitted ones too. 0 means no limit.
     pub connections_per_second: u32,
     /// New connections at once after a pause.
     pub connection_burst: u32,
 }
 
 impl Default for Limits {
-    /// 10,000 frames a second and 2,048 at once, 200 connections a second and 512 at once: far above what booting takes
-    /// (63 connections, should each be tried eight times), far below a flood.
+    /// 10,000 frames a second and 2,048 at once, 200 connections a second and 512 at once. This is far above what
+    /// booting needs (63 connections, each tried up to eight times) and far below a flood.
     fn default() -> Self {
         Self { frames_per_second: 10_000, burst: 2_048, connections_per_second: 200, connection_burst: 512 }
     }
 }
 
-/// What steering is set up with.
+/// Configuration of [`Steering::start`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SteerConfig {
     /// Prefix of the hub's device names, 1 to [`HUB_PREFIX_MAX`] octets: `imds` makes `imds-out`, `imds-in`
@@ -152,25 +158,25 @@ pub struct SteerConfig {
     pub hub: String,
     /// The metadata addresses, at most 32 of each family.
     pub served: Vec<IpAddr>,
-    /// Next hops for which ARP is answered, while IP sent to them passes. They count as served IPv4 addresses.
+    /// Next hops for which ARP is answered but IP passes. They count as served IPv4 addresses.
     pub arp_only: Vec<Ipv4Addr>,
-    /// For each port alike.
+    /// Applied to each port separately.
     pub limits: Limits,
-    /// What the kernel answers itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK) and
-    /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP), the latter only for a stack that knows `key`.
+    /// What the kernel answers by itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK) and
+    /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP). The latter requires a stack that knows `key`.
     pub answers: u64,
-    /// The key of handshakes, unless an agent before left one: see [`Steering::key`].
+    /// The key of SYN cookies, unless one is inherited: see [`Steering::key`].
     pub key: Key,
-    /// Where links and maps are pinned: a directory on a bpffs, made if its parent is there. `None` pins nothing.
+    /// Where links and maps are pinned: a directory on a bpffs. It is made if its parent exists. `None` pins nothing.
     pub pins: Option<PathBuf>,
-    /// Whether another agent runs on the pins.
+    /// Whether another agent runs with the same pins.
     pub adopt: Adopt,
-    /// Which program ports are steered by.
+    /// Which program steers ports.
     pub mode: Mode,
-    /// How many hubs share the slots, 1 to [`HUBS_OF_A_SIDE`].
+    /// Number of hubs that share the slots, 1 to [`HUBS_OF_A_SIDE`].
     pub hubs: u32,
-    /// Receive queues of each hub, 1 to [`HUB_QUEUES`]. A queue's ring holds 256 frames (`VETH_RING_SIZE`,
-    /// drivers/net/veth.c), so CPUs that share one lose frames under a flood.
+    /// Receive queues of each hub, 1 to [`HUB_QUEUES`]. The ring of a queue holds 256 frames (`VETH_RING_SIZE`,
+    /// drivers/net/veth.c), so CPUs that share a queue lose frames under a flood.
     pub queues: u32,
 }
 
@@ -192,21 +198,22 @@ impl Default for SteerConfig {
     }
 }
 
-/// Steering, at work until it is dropped.
+/// Steers ports to the hubs until it is dropped.
 pub struct Steering {
-    // Dropped in this order: the ports stop steering (unless they are pinned), the hub's programs go, then its devices.
+    // Fields drop in this order: the ports stop steering (unless pinned), then the hub's programs go, then its
+    // devices.
     ports: BTreeMap<PortName, Attached>,
-    /// The ports by where they are.
+    /// The ports by namespace and interface index.
     places: HashMap<(Cookie, u32), PortName>,
-    /// Ports of an agent before, by where they are, that have not been named yet.
+    /// Inherited ports that have not been attached yet, by namespace and interface index.
     left: BTreeMap<(Cookie, u32), Left>,
-    /// Another agent has the ports.
+    /// Another agent still owns the ports.
     taking_over: bool,
     links: Vec<Held>,
     taps: Vec<Option<OwnedFd>>,
     rings: Vec<Option<Ring>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
-    /// For the stacks, which answer what the kernel leaves to them.
+    /// Shared with the stacks, which answer what the kernel does not.
     mtus: Mtus,
     tables: Tables,
     object: Object,
@@ -218,25 +225,25 @@ pub struct Steering {
     key: Key,
     side: u32,
     mode: Mode,
-    /// Every hub has the classifier that hands answers to devices which take no redirected frames.
+    /// Every hub has the classifier for devices that accept no redirected frames.
     reaches_bare: bool,
-    /// Every hub has a ring, so ports of other namespaces can be steered by a classifier.
+    /// Every hub has a ring, so a classifier can steer ports of other namespaces.
     has_rings: bool,
-    /// The port last looked at, while there are more behind it.
+    /// The last port examined, if the round is not complete.
     looked_at: Option<PortName>,
-    /// The port of another namespace whose devices were looked at last, while there are more behind it.
+    /// The last port of another namespace whose devices were examined, if the round is not complete.
     looked_into: Option<PortName>,
-    /// What devices lost, by the last look at them.
+    /// Frames that devices lost, as of the last reading.
     losses: Losses,
-    /// The agent's own namespace, which the hub is in.
+    /// The agent's own namespace, which contains the hub.
     home: Cookie,
     hubs: Vec<Hub>,
     devices: Guard,
-    /// Given up last: the lock on them says that an agent runs.
+    /// Dropped last: its lock shows that an agent runs.
     pins: Option<Pins>,
 }
 
-/// With pins, ports stay as they are and steer to nobody, so that nothing for a metadata address leaves them.
+/// With pins, ports keep their programs but deliver nowhere, so no frame for a metadata address leaves them.
 impl Drop for Steering {
     fn drop(&mut self) {
         self.links.drain(..).for_each(Held::take_off);
@@ -248,14 +255,14 @@ impl Drop for Steering {
     }
 }
 
-/// The hubs' devices, removed with this, and the namespace they are in: the agent's own.
+/// The hubs' devices, removed on drop, and their namespace: the agent's own.
 struct Guard {
     devices: Vec<Devices>,
     home: Arc<Netns>,
 }
 
 impl Guard {
-    /// Makes the devices of all hubs. What was made before an error goes with this.
+    /// Makes the devices of all hubs. After an error, dropping this removes what was made.
     fn create(&mut self, config: &SteerConfig) -> Result<Vec<OwnedFd>, SteerError> {
         let mut taps = Vec::new();
         let first = config.adopt.side() * HUBS_OF_A_SIDE;
@@ -280,20 +287,20 @@ impl Drop for Guard {
             Ok::<_, LinkError>(())
         });
         if let Err(error) = removed {
-            tracing::warn!(%error, "the hub's devices stay behind; the next start removes them");
+            tracing::warn!(%error, "cannot remove the hub's devices; the next start removes them");
         }
     }
 }
 
 impl Steering {
-    /// Makes the hub in the calling thread's namespace, loads the programs and gets ready for ports.
+    /// Makes the hub in the calling thread's namespace and loads the programs. Ports can be attached afterwards.
     ///
-    /// Devices an agent that was killed left under these names are replaced, and what it pinned is gone on with. With
-    /// [`Adopt::TakeOver`] what is pinned belongs to an agent that runs, and stays its own for now.
+    /// It replaces hub devices that a killed agent left behind, and inherits what that agent pinned. With
+    /// [`Adopt::TakeOver`] the pins belong to a running agent and stay its own for now.
     ///
     /// # Errors
-    /// A wrong configuration, a privilege or kernel feature that is missing, a hub name or pins in use. Nothing is
-    /// left then, and what was pinned stays as it was.
+    /// A wrong configuration, a missing privilege or kernel feature, or a hub name or pins in use. Nothing remains
+    /// then, and the pins are unchanged.
     pub fn start(config: &SteerConfig) -> Result<Self, SteerError> {
         hub::check_prefix(&config.hub)?;
         mode::check(config.mode)?;
@@ -357,10 +364,10 @@ impl Steering {
         let mut reaches_bare = mode::has_tcx();
         for (number, Devices { outer, inner, tap }) in (first..).zip(&devices.devices) {
             if number > first {
-                // `socket` knows its hub by a constant.
+                // `socket` reads the number of its hub from a constant.
                 ebpf = object.hub(number)?;
             }
-            // The veth outlives an agent that is killed, and while ports steer to it nothing may come out there.
+            // The veth outlives a killed agent. While ports steer to it, no frame may come out of it.
             let pin = LinkName { on: On::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
             let pin = pins.as_ref().map(|pins| pins.link(pin));
             links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);
@@ -369,7 +376,7 @@ impl Steering {
                 Ok(link) => links.extend(link.map(|link| Held::new(link, None)).transpose()?),
                 Err(error) => {
                     reaches_bare = false;
-                    tracing::warn!("ports that take no redirected frames are not served: {error}");
+                    tracing::warn!("ports that accept no redirected frames are not served: {error}");
                 }
             }
             rings.push(rings::put_if_possible(&mut ebpf, &mut tables, number));
@@ -415,57 +422,56 @@ impl Steering {
         Ok(steering)
     }
 
-    /// Gets ready for ports in other namespaces than the agent's: without it attaching the first takes a tenth of a second
-    /// longer.
+    /// Loads what ports in other namespaces need. Otherwise the first attach there takes a tenth of a second longer.
     ///
     /// # Errors
-    /// When the kernel refuses the program.
+    /// If the kernel refuses the program.
     pub fn prepare_for_namespaces(&mut self) -> Result<(), SteerError> {
         self.object.share()
     }
 
-    /// The key of handshakes the kernel answers with: that of an agent before, if there was one, so that the connections it
-    /// began are good. The stack needs the same.
+    /// The key of SYN cookies that the kernel answers with. It is inherited from the previous agent if there was one,
+    /// so that connections begun under it remain valid. The stack needs the same key.
     #[must_use]
     pub fn key(&self) -> Key {
         self.key
     }
 
-    /// The MTUs of the devices guests are bound on, as they are and will be. The stacks need the same table.
+    /// The MTUs of the devices that guests are bound on, kept up to date. The stacks need the same table.
     #[must_use]
     pub fn mtus(&self) -> Mtus {
         self.mtus.clone()
     }
 
-    /// The side the hubs are on: 0 or 1.
+    /// The side of the hubs: 0 or 1.
     #[must_use]
     pub fn side(&self) -> u32 {
         self.side
     }
 
-    /// Where to bind the AF_XDP sockets, by the hub's number.
+    /// The hubs, with the devices to bind AF_XDP sockets to, sorted by number.
     #[must_use]
     pub fn hubs(&self) -> &[Hub] {
         &self.hubs
     }
 
-    /// The number of the hub that serves a slot: always the same one.
+    /// The number of the hub that serves a slot. It never changes for a slot.
     #[must_use]
     pub fn hub_of(&self, slot: Slot) -> u32 {
         self.side * HUBS_OF_A_SIDE + slot % u32::try_from(self.hubs.len()).unwrap_or(1).max(1)
     }
 
-    /// Which of [`Steering::hubs`] serves a slot, counted from 0 on either side.
+    /// Index in [`Steering::hubs`] of the hub that serves a slot, counted from 0 on either side.
     #[must_use]
     pub fn worker_of(&self, slot: Slot) -> usize {
         (self.hub_of(slot) % HUBS_OF_A_SIDE) as usize
     }
 
-    /// True while the hubs' devices are there, looked for in the calling thread's namespace. Without them
-    /// no guest is answered, and nothing else tells.
+    /// True while the hubs' devices exist in the calling thread's namespace. Without them no guest gets an answer,
+    /// and no other call reports it.
     ///
     /// # Errors
-    /// When the kernel refuses to look.
+    /// If the kernel refuses the lookup.
     pub fn hub_is_whole(&self) -> Result<bool, SteerError> {
         let devices = self.devices.devices.iter();
         for device in devices.flat_map(|Devices { outer, inner, tap }| [outer, inner, tap]) {
@@ -476,11 +482,11 @@ impl Steering {
         Ok(true)
     }
 
-    /// A hub's tap, for the way out: one `write(2)` per Ethernet frame, without a virtio header,
-    /// non-blocking. The frame's destination is the stamp of the slot it is for.
+    /// The tap of a hub, for sending: one `write(2)` per Ethernet frame, without a virtio header, non-blocking. The
+    /// destination address of the frame is the stamp of the receiving slot.
     ///
     /// # Panics
-    /// The second time: the tap has one owner. And when there is no such hub.
+    /// If called twice for a hub (the tap has one owner), or if there is no such hub.
     pub fn take_tap(&mut self, hub: u32) -> OwnedFd {
         self.taps
             .get_mut((hub % HUBS_OF_A_SIDE) as usize)
@@ -488,11 +494,11 @@ impl Steering {
             .expect("the hub tap is taken once")
     }
 
-    /// Lets frames of a hub's queue arrive at this AF_XDP socket, in place of any before it. Until the first is
-    /// registered they are dropped and counted.
+    /// Delivers frames of a hub's queue to this AF_XDP socket, in place of any earlier one. Frames are dropped and
+    /// counted until the first socket is registered.
     ///
     /// # Errors
-    /// When `socket` is no AF_XDP socket, or no hub has such a queue.
+    /// If `socket` is not an AF_XDP socket, or no hub has such a queue.
     pub fn register_socket(
         &mut self,
         hub: u32,
@@ -502,34 +508,35 @@ impl Steering {
         self.tables.set_socket(hub, queue, socket)
     }
 
-    /// Where user space and the kernel tell each other what has been said on connections: a mapping of its
-    /// own for each worker.
+    /// The table in which user space and the kernel record what each has sent on a connection. Each worker needs its
+    /// own mapping.
     ///
     /// # Errors
-    /// When the kernel refuses the mapping.
+    /// If the kernel refuses the mapping.
     pub fn all_sent(&self) -> Result<AllSentTable, SteerError> {
         self.tables.all_sent()
     }
 
-    /// Frames by verdict, all ports and the hub together.
+    /// Frames by verdict, summed over all ports and hubs.
     ///
     /// # Errors
-    /// When the kernel refuses to read the table.
+    /// If the kernel refuses to read the table.
     pub fn counters(&self) -> Result<Counters, SteerError> {
         self.tables.counters()
     }
 
-    /// Starts a task that turns what the kernel side logs into tracing events; it ends with this value.
+    /// Starts a task that turns log records of the eBPF programs into tracing events. It ends when this value is
+    /// dropped.
     ///
     /// # Panics
-    /// Outside a tokio runtime, or one without a clock.
+    /// Outside a tokio runtime, or in one without a timer.
     pub fn forward_logs(&mut self) {
         self.logs.forward();
     }
 }
 
-/// Thousands of ports take thousands of descriptors, and the usual soft limit is 1,024. It exists for
-/// `select(2)`, which nothing here uses.
+/// Raises the soft limit on open files. Thousands of ports need thousands of descriptors, and the usual soft limit is
+/// 1,024. That limit exists for `select(2)`, which is not used here.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -538,6 +545,6 @@ fn raise_descriptor_limit() {
     }
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the soft limit on open files stays as it is");
+        tracing::warn!(%error, "cannot raise the soft limit on open files");
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel side logs, as tracing events.
+//! Turns log records of the eBPF programs into tracing events.
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
@@ -9,11 +9,11 @@ use tracing_log::LogTracer;
 
 use super::SteerError;
 
-/// The ring of the kernel side's log; one for all instances, since they share the map.
+/// The ring of the eBPF programs' log. All instances share it.
 pub(super) struct Logs {
-    /// Until it is read.
+    /// Until the reader starts.
     waiting: Option<EbpfLogger<LogTracer>>,
-    /// Once it is read.
+    /// Once the reader runs.
     task: Option<JoinHandle<()>>,
 }
 
@@ -40,8 +40,8 @@ impl Drop for Logs {
     }
 }
 
-/// How often the ring is read. It holds far more than the kernel side, which thins its lines out, writes
-/// meanwhile; what would not fit is lost there, never waited for.
+/// How often to read the ring. The programs limit their log rate, so it holds far more than they write in this time.
+/// A record that does not fit is lost; programs never wait.
 const EVERY: Duration = Duration::from_millis(250);
 
 async fn read(mut logger: EbpfLogger<LogTracer>) {

@@ -1,5 +1,5 @@
-//! Frames that are lost where no program of ours sees it, and devices that answers cannot be redirected to: the
-//! kernel's devices are asked every few seconds.
+//! Polls the kernel's devices every few seconds for two facts that no eBPF program sees: lost frames, and devices
+//! that accept no redirected answers.
 
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
@@ -9,45 +9,46 @@ use super::{SteerError, Steering};
 use metadata_base::port::PortName;
 use metadata_links::netns::{self, Cookie};
 
-/// Namespaces beside the agent's own that are looked into at once: 16 of 1,000 pods are two minutes for all.
+/// Namespaces polled at once beside the agent's own: 16 at a time cover 1,000 pods in two minutes.
 pub const NAMESPACES_AT_ONCE: usize = 16;
 
 /// Frames of a hub that were lost without a verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HubLosses {
-    /// Steered, and the ring of the hub's veth was full. CPUs that count at once may miss a few.
+    /// Steered frames that found the ring of the hub's veth full. Concurrent updates from several CPUs may miss a
+    /// few.
     pub veth_full: u64,
-    /// Dropped by the kernel at the hub tap: those of `hub_drop_*`, and those the guest's device cannot take because
-    /// it is down, narrower than the frame or takes no redirected frames.
+    /// Frames dropped by the kernel at the hub tap: those in `hub_drop_*`, and those the guest's device rejects
+    /// because it is down, has too small an MTU, or accepts no redirected frames.
     pub tap_dropped: u64,
 }
 
-/// What is lost, by the last look at the devices.
+/// Lost frames, as of the last poll.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     /// By hub, in the order of [`Steering::hubs`].
     pub hubs: Vec<HubLosses>,
-    /// Frames that devices of ports did not take since they were first looked at, the agent's and all others: the
-    /// guest's ring was full, or its device down.
+    /// Frames that ports' devices rejected since the first poll, whoever sent them: the guest's ring was full, or its
+    /// device was down.
     pub ports: u64,
 }
 
-/// What is known of a port's device by the last look at it.
+/// State of a port's device at the last poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Looks {
-    /// Frames it had refused then.
+    /// Total of rejected frames at that poll.
     refused: Option<u64>,
-    /// Whether frames can be redirected to it; `None` where the kernel does not say.
+    /// Whether it accepts redirected frames; `None` if the kernel does not report it.
     pub(super) takes: Option<bool>,
 }
 
 impl Looks {
-    /// Of a device that is attached now.
+    /// For a device that has just been attached.
     pub(super) fn new(ifindex: u32) -> Self {
         Self { refused: None, takes: devstats::takes_redirected(ifindex) }
     }
 
-    /// How many it has refused since the look before.
+    /// Records the total of rejected frames; returns the increase since the last poll.
     fn note(&mut self, refused: u64) -> u64 {
         let last = self.refused.replace(refused);
         last.map_or(0, |last| refused.saturating_sub(last))
@@ -55,32 +56,32 @@ impl Looks {
 }
 
 impl Steering {
-    /// Looks at the devices of the agent's own namespace and of the next [`NAMESPACES_AT_ONCE`] others with ports, and
-    /// returns the ports that frames can be redirected to now and could not before, or the other way round. Call it
-    /// every second or two: losses of a port before its first look are not counted.
+    /// Polls the devices of the agent's own namespace and of the next [`NAMESPACES_AT_ONCE`] others with ports.
+    /// Returns the ports whose devices began or ceased to accept redirected frames. Call it every second or two;
+    /// losses of a port before its first poll are not counted.
     pub fn look_at_devices(&mut self) -> Vec<PortName> {
         let mut changed = Vec::new();
         let home = Arc::clone(&self.devices.home);
         match home.run(look) {
             Ok(found) => self.take_in(&found, &mut changed),
-            Err(error) => tracing::debug!("devices are not looked at: {error}"),
+            Err(error) => tracing::debug!("cannot poll devices: {error}"),
         }
         for port in self.next_elsewhere() {
             match self.netns_of(&port).and_then(|netns| netns.run(look)) {
                 Ok(found) => self.take_in(&found, &mut changed),
-                Err(error) => tracing::debug!(%port, "devices are not looked at: {error}"),
+                Err(error) => tracing::debug!(%port, "cannot poll devices: {error}"),
             }
         }
         changed
     }
 
-    /// What was lost, by the last look.
+    /// Lost frames, as of the last poll.
     #[must_use]
     pub fn losses(&self) -> &Losses {
         &self.losses
     }
 
-    /// A port of each of the next namespaces.
+    /// One port of each of the next namespaces.
     fn next_elsewhere(&mut self) -> Vec<PortName> {
         let after = self.looked_into.take().map_or(Unbounded, Excluded);
         let mut next: Vec<PortName> = Vec::new();
@@ -111,7 +112,7 @@ impl Steering {
         }
         for port in changed.iter() {
             if let Err(error) = self.enter_bare(port) {
-                tracing::warn!(%port, "answers go the way they went: {error}");
+                tracing::warn!(%port, "answers keep their former path: {error}");
             }
         }
     }
@@ -133,7 +134,7 @@ impl Steering {
     }
 }
 
-/// A namespace's devices at one moment.
+/// State of a namespace's devices at one moment.
 struct Look {
     cookie: Cookie,
     dropped: Vec<(u32, Dropped)>,
@@ -149,12 +150,12 @@ mod tests {
     use super::Looks;
 
     #[test]
-    fn only_what_is_refused_between_two_looks_counts() {
+    fn only_frames_rejected_between_two_polls_count() {
         let mut looks = Looks::default();
-        assert_eq!(looks.note(7), 0, "before the first look");
+        assert_eq!(looks.note(7), 0, "before the first poll");
         assert_eq!(looks.note(7), 0);
         assert_eq!(looks.note(19), 12);
-        assert_eq!(looks.note(3), 0, "a count never goes back, so it is another device's");
+        assert_eq!(looks.note(3), 0, "a count never decreases, so this is another device");
         assert_eq!(looks.note(4), 1);
     }
 }

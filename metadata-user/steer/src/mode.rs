@@ -1,15 +1,18 @@
-//! Which program looks at a port's frames: the XDP program, the classifier, or each in its time.
+//! Which program handles a port's frames: the XDP program, the classifier, or one after the other.
 //!
-//! XDP is the cheaper way to the service, but makes every frame of many segments pay: the kernel copies all of
-//! it into one piece first. The classifier costs such a frame next to nothing (`cargo xtask traffic`). So by
-//! default a port has XDP while its guest boots and the classifier alone once it is quiet.
+//! XDP is the cheaper path to the service, but it makes every frame of many segments expensive: the kernel first
+//! copies such a frame into one linear buffer. The classifier costs such a frame almost nothing (`cargo xtask
+//! traffic`). By default a port therefore has XDP while its guest boots, and the classifier alone once the guest is
+//! quiet.
 //!
-//! No frame is lost or let through in between: the classifier goes on before XDP comes off, and stays. While
-//! both are on, XDP sees a frame first and takes what is ours; what passes is counted by either.
+//! A switch neither loses a frame nor lets one through: the classifier is attached before XDP is detached, and stays.
+//! While both are attached, XDP sees a frame first and takes the service's frames; either counts the frames that
+//! pass.
 //!
-//! The classifier redirects by interface index within one namespace, and what redirects across (a device map)
-//! is for XDP only. So out of other namespaces than the hub's it hands frames to the worker by a ring (`rings`). That
-//! costs the worker a copy, and is for the few frames of a quiet guest: one that asks much gets XDP as everywhere.
+//! The classifier redirects by interface index within one namespace. A redirect to another namespace needs a device
+//! map, which only XDP can use. From namespaces other than the hub's, the classifier therefore passes frames to the
+//! worker through a ring (`rings`). The ring costs the worker a copy. It carries only the few frames of a quiet
+//! guest: a guest with many requests gets XDP in every namespace.
 
 use aya::programs::links::FdLink;
 use aya::programs::tc::TcAttachOptions;
@@ -27,54 +30,54 @@ use super::{SteerError, Steering, attach};
 use metadata_base::port::PortName;
 use metadata_links::netns;
 
-/// Time without much asked after which a guest counts as booted.
+/// A guest counts as booted after this long without a busy period.
 pub const QUIET: Duration = Duration::from_secs(30);
-/// Frames for the service, a second since the last look, that count as booting: a poll of what one has already takes
-/// about ten, the shortest boot over thirty.
+/// Frames per second for the service, averaged since the last check, above which a guest counts as booting. One poll
+/// takes about ten; the shortest boot takes more than thirty.
 pub const BUSY: u64 = 32;
-/// Ports looked at in one call of [`Steering::follow_guests`], so that its cost does not grow with the node: about
-/// 0.3 ms, 0.6 µs each.
+/// Ports checked in one call of [`Steering::follow_guests`], so that its cost does not grow with the node: about 0.3
+/// ms, 0.6 µs each.
 pub const LOOKS_AT_ONCE: usize = 512;
-/// Ports switched in one call, which blocks meanwhile: a port's first classifier waits for an RCU grace period, some
-/// 15 ms. A port keeps its classifier, so later switches take a fraction of a millisecond.
+/// Ports switched in one call, which blocks meanwhile. The first classifier of a port waits for an RCU grace period,
+/// about 15 ms. The port keeps its classifier, so later switches take a fraction of a millisecond.
 pub const SWITCHES_AT_ONCE: usize = 8;
 
-/// By which program ports are steered.
+/// Which program steers the ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The XDP program: cheapest for the service, dearest for guests that send bulk.
+    /// The XDP program: cheapest for the service, most expensive for guests with bulk traffic.
     Xdp,
-    /// The classifier: costs guests' bulk traffic least. Linux 6.6.
+    /// The classifier: cheapest for guests' bulk traffic. Linux 6.6.
     Tcx,
-    /// XDP while a guest asks much (it boots), the classifier alone once it is quiet. Where there can be no
-    /// classifier, XDP.
+    /// XDP while a guest boots (it sends many requests), the classifier alone once it is quiet. XDP where no
+    /// classifier is possible.
     #[default]
     Auto,
 }
 
-/// What is on one port at the moment.
+/// Which program steers one port now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// The XDP program, perhaps with the classifier behind it.
+    /// The XDP program, with or without the classifier behind it.
     Xdp,
     /// The classifier alone.
     Tcx,
 }
 
-/// The programs on one port. Dropped without pins they come off; with pins they stay.
+/// The programs on one port. On drop, pinned programs stay and others are detached.
 pub(super) struct Programs {
     pub(super) xdp: Option<Held>,
     pub(super) tcx: Option<Held>,
     watch: Watch,
 }
 
-/// What was last seen of a port.
+/// State of a port at the last check.
 struct Watch {
     steered: u64,
     looked: Option<Instant>,
     since: Option<Instant>,
-    /// A switch failed, and the log says so. It is tried again, but not told again.
+    /// A switch failed and was logged. It is retried, but not logged again.
     told: bool,
 }
 
@@ -83,7 +86,7 @@ impl Programs {
         Self { xdp: None, tcx: None, watch: Watch::new() }
     }
 
-    /// Notes what is on the port.
+    /// Records a program as attached.
     pub(super) fn put(&mut self, on: On, held: Option<Held>) {
         match on {
             On::Tcx => self.tcx = held,
@@ -91,23 +94,23 @@ impl Programs {
         }
     }
 
-    /// What is on the port.
+    /// The kinds of program attached.
     pub(super) fn on(&self) -> Vec<On> {
         let xdp = self.xdp.as_ref().map(|_| On::Xdp);
         xdp.into_iter().chain(self.tcx.as_ref().map(|_| On::Tcx)).collect()
     }
 
-    /// True when nothing is on the port.
+    /// True if no program is attached.
     pub(super) fn is_none(&self) -> bool {
         self.xdp.is_none() && self.tcx.is_none()
     }
 
-    /// Leaves what is pinned to its pins.
+    /// Drops the links without removing their pins, so the programs stay attached.
     pub(super) fn leave_to_pins(&mut self) {
         [&mut self.xdp, &mut self.tcx].into_iter().flatten().for_each(Held::leave_to_pin);
     }
 
-    /// Takes them off the port.
+    /// Detaches the programs.
     pub(super) fn take_off(self) {
         [self.xdp, self.tcx].into_iter().flatten().for_each(Held::take_off);
     }
@@ -122,7 +125,7 @@ impl Watch {
         Self { steered: 0, looked: None, since: None, told: false }
     }
 
-    /// What a port that is steered `by` should be steered by, after `steered` frames in all.
+    /// Returns the program that a port steered `by` should have, given the total of frames steered to the service.
     fn look(&mut self, by: By, steered: u64, now: Instant) -> By {
         let more = steered.wrapping_sub(self.steered);
         self.steered = steered;
@@ -136,7 +139,7 @@ impl Watch {
     }
 }
 
-/// Refuses a mode this kernel cannot have.
+/// Fails if this kernel does not support the mode.
 pub(super) fn check(mode: Mode) -> Result<(), SteerError> {
     if mode == Mode::Tcx && !has_tcx() { Err(SteerError::NoTcx) } else { Ok(()) }
 }
@@ -146,8 +149,8 @@ pub(super) fn has_tcx() -> bool {
     KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 6, 0))
 }
 
-/// Puts the classifier where a device's frames enter the network stack of the calling thread's namespace,
-/// before all others that are there.
+/// Attaches the classifier to a device's ingress in the calling thread's namespace, before all other classifiers
+/// there.
 pub(super) fn attach_tcx(
     program: &mut SchedClassifier,
     name: &'static str,
@@ -166,12 +169,12 @@ pub(super) fn attach_tcx(
     link.try_into().map_err(|error: aya::programs::links::LinkError| failed(error.into()))
 }
 
-/// Fails when another agent's classifier is on the port: two would share the guest's frames.
+/// Fails if another agent's classifier is on the port: the two would share the guest's frames.
 pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
     if !has_tcx() {
         return Ok(());
     }
-    // What cannot be asked is not held against the port: attaching says more.
+    // A failed query does not block the port: attaching reports the cause better.
     let Ok((_, programs)) = SchedClassifier::query_tcx(&port.ifname, TcAttachType::Ingress) else {
         return Ok(());
     };
@@ -188,8 +191,8 @@ pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
 }
 
 impl Steering {
-    /// Puts on a port what the mode wants and takes off what it does not; called in the port's namespace. What an agent
-    /// before left there goes only once there is something in its place.
+    /// Attaches what the mode requires and detaches the rest; called in the port's namespace. Inherited programs go
+    /// only once their replacement is attached.
     pub(super) fn equip(
         &mut self,
         port: &PortName,
@@ -236,23 +239,23 @@ impl Steering {
         Ok(Held::new(attach_tcx(self.object.classifier(cookie)?, program::PORT_TCX, port)?, pin)?)
     }
 
-    /// Which program steers a port now; `None` for a port that is not attached.
+    /// Which program steers a port now; `None` if the port is not attached.
     #[must_use]
     pub fn steered_by(&self, port: &PortName) -> Option<By> {
         self.ports.get(port).map(|attached| attached.programs.by())
     }
 
-    /// True for namespaces out of which a classifier reaches the hub.
+    /// True for namespaces from which a classifier reaches the hub.
     fn takes_classifier(&self, cookie: netns::Cookie) -> bool {
         cookie == self.home || self.has_rings
     }
 
-    /// Has a port steered by XDP or by the classifier alone, without losing a
-    /// frame or letting one through. [`Steering::follow_guests`] may switch it again.
+    /// Switches a port to XDP or to the classifier alone, without losing a frame or letting one through.
+    /// [`Steering::follow_guests`] may switch it again.
     ///
     /// # Errors
-    /// When the port is not attached, its tap or its namespace has gone, or the kernel refuses. The port is steered as
-    /// before then.
+    /// If the port is not attached, its tap or namespace is gone, or the kernel refuses. The port is then steered as
+    /// before.
     pub fn switch(&mut self, port: &PortName, to: By) -> Result<(), SteerError> {
         self.visit(port, |steering| steering.switch_inside(port, to))
     }
@@ -291,13 +294,13 @@ impl Steering {
         if !self.ports.values().any(has_xdp) {
             self.object.unload_stub(cookie);
         }
-        tracing::debug!(%port, by = ?to, "switched");
+        tracing::debug!(%port, by = ?to, "switched the program of a port");
         Ok(())
     }
 
-    /// Looks at the next [`LOOKS_AT_ONCE`] ports and switches those whose guests have booted, or boot again;
-    /// [`SWITCHES_AT_ONCE`] at most. Call it every second or two; does nothing unless the mode is
-    /// [`Mode::Auto`] and the kernel has tcx. A port that cannot be switched is warned of once and tried again.
+    /// Checks the next [`LOOKS_AT_ONCE`] ports and switches those whose guests have booted or boot again, at most
+    /// [`SWITCHES_AT_ONCE`]. Call it every second or two. It does nothing unless the mode is [`Mode::Auto`] and the
+    /// kernel has tcx. A failed switch is logged once and retried.
     pub fn follow_guests(&mut self, now: Instant) {
         if self.mode != Mode::Auto || !has_tcx() || self.taking_over {
             return;
@@ -311,12 +314,12 @@ impl Steering {
             if let Some(attached) = self.ports.get_mut(&port)
                 && !std::mem::replace(&mut attached.programs.watch.told, true)
             {
-                tracing::warn!("{port} is steered as before: {error}");
+                tracing::warn!("cannot switch the program of {port}, which is steered as before: {error}");
             }
         }
     }
 
-    /// The ports to switch, among those next to look at.
+    /// The ports to switch, among those due for a check.
     fn due(&mut self, now: Instant) -> Vec<(PortName, By)> {
         let after = self.looked_at.take().map_or(Unbounded, Excluded);
         let (home, has_rings) = (self.home, self.has_rings);
@@ -351,11 +354,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_guest_that_is_quiet_has_booted() {
+    fn a_quiet_guest_counts_as_booted() {
         let (mut watch, start) = (Watch::new(), Instant::now());
         assert_eq!(watch.look(By::Xdp, 40, start), By::Xdp);
         assert_eq!(watch.look(By::Xdp, 40, start + QUIET - SECOND), By::Xdp);
-        assert_eq!(watch.look(By::Xdp, 40 + BUSY, start + QUIET), By::Xdp, "it asked meanwhile");
+        assert_eq!(watch.look(By::Xdp, 40 + BUSY, start + QUIET), By::Xdp, "it was busy meanwhile");
         for second in 1..30 {
             let (asked, at) = (40 + BUSY + u64::from(second) * 10, QUIET + SECOND * second);
             assert_eq!(watch.look(By::Xdp, asked, start + at), By::Xdp, "{second}");
@@ -364,30 +367,30 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_never_asked_is_quiet_as_well() {
+    fn a_guest_without_requests_counts_as_quiet() {
         let (mut watch, start) = (Watch::new(), Instant::now());
         assert_eq!(watch.look(By::Xdp, 0, start), By::Xdp);
         assert_eq!(watch.look(By::Xdp, 0, start + QUIET), By::Tcx);
     }
 
     #[test]
-    fn polling_is_no_boot_and_asking_much_is() {
+    fn only_many_requests_count_as_a_boot() {
         let (mut watch, start) = (Watch::new(), Instant::now());
         assert_eq!(watch.look(By::Tcx, BUSY - 1, start), By::Tcx);
         assert_eq!(watch.look(By::Tcx, 2 * BUSY - 2, start + SECOND), By::Tcx);
         assert_eq!(watch.look(By::Tcx, 3 * BUSY - 2, start + SECOND * 2), By::Xdp);
         assert_eq!(watch.look(By::Xdp, 3 * BUSY - 2, start + QUIET), By::Xdp, "quiet counts from then on");
-        assert_eq!(watch.look(By::Tcx, 6 * BUSY, start + QUIET + SECOND * 8), By::Tcx, "it is a rate");
+        assert_eq!(watch.look(By::Tcx, 6 * BUSY, start + QUIET + SECOND * 8), By::Tcx, "the limit is a rate");
     }
 
     #[test]
-    fn a_count_that_wraps_is_only_more() {
+    fn a_wrapped_count_is_an_increase() {
         let mut watch = Watch { steered: u64::MAX, ..Watch::new() };
         assert_eq!(watch.look(By::Tcx, BUSY - 1, Instant::now()), By::Xdp);
     }
 
     #[test]
-    fn modes_have_the_names_of_the_configuration() {
+    fn modes_parse_from_the_names_in_the_configuration() {
         for (text, mode) in [("xdp", Mode::Xdp), ("tcx", Mode::Tcx), ("auto", Mode::Auto)] {
             assert_eq!(serde_yaml::from_str::<Mode>(text).ok(), Some(mode));
         }

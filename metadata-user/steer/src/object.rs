@@ -1,10 +1,13 @@
-//! The eBPF object: loaded once for the hub, and its `port` program for the agent's own namespace and for all others.
+//! The eBPF object: loaded once per hub, and its `port` program for the agent's own namespace and for all others.
 //!
-//! A frame tells the interface it came in by, but not the namespace, and interface indexes repeat. So the agent's own
-//! namespace has an instance that is told its number by the constant `NETNS`, and every other a stub that says its number
-//! to one instance behind all of them (`stubs`); all share one set of maps. The loader shares maps by pinning only, hence a bpffs: one that is mounted
-//! nowhere, reached through its descriptor, and gone with the process even if that is killed. What outlives
-//! the process is pinned a second time (`pins`), which nobody else can take from under a running agent.
+//! A program can read the interface of a frame but not its namespace, and interface indexes repeat across namespaces.
+//! The agent's own namespace therefore has an instance that reads its number from the constant `NETNS`. Every other
+//! namespace has a stub that sets its number and calls one instance behind all stubs (`stubs`). All instances share
+//! one set of maps.
+//!
+//! The loader shares maps by pinning only, so it gets a private bpffs. That is mounted nowhere, reached through its
+//! descriptor, and goes with the process even if the process is killed. Maps that outlive the process are pinned a
+//! second time (`pins`).
 
 use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
@@ -26,7 +29,7 @@ use metadata_links::netns::{Cookie, MAX_NAMESPACES};
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
-/// Maps all instances share: every one of the objects' but their constants and the ring that each hub has of its own.
+/// Maps that all instances share: every map of the objects except their constants and the ring that each hub owns.
 const SHARED: [&str; 23] = [
     name::PORTS,
     name::IDENTITIES,
@@ -50,11 +53,11 @@ const SHARED: [&str; 23] = [
     name::PORT_PROGRAMS,
     name::PORT_CLASSIFIERS,
     name::RINGS,
-    // The ring of the kernel side's log, as aya-log calls it.
+    // The ring of the eBPF programs' log, by the name in aya-log.
     "AYA_LOGS",
 ];
 
-/// Shared maps that no other agent goes on with: what is logged and reported is the agent's that loaded the program.
+/// Shared maps that the next agent does not inherit: logs and reports belong to the agent that loaded the program.
 const OWN: [&str; 4] = [name::TRACE, name::EVENTS, name::TRACED, "AYA_LOGS"];
 
 /// Maps that outlive the agent.
@@ -62,13 +65,13 @@ pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
     SHARED.into_iter().filter(|name| !OWN.contains(name))
 }
 
-/// Octets of the ring of an instance that is no hub's: a page, which goes as soon as the program is loaded.
+/// Octets of the ring in an instance that serves no hub: one page, freed once the program is loaded.
 const NO_RING: u32 = 4_096;
 
 /// The number of the instance that has no ports.
 const HUB_INSTANCE: usize = 0;
 
-/// Every number a namespace can have, each where the loader can refer to it for as long as it likes.
+/// Every number of a namespace, in static memory because the loader keeps a reference to it.
 pub(super) static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
     let mut numbers = [0; MAX_NAMESPACES + 1];
     let mut n = 0;
@@ -79,36 +82,36 @@ pub(super) static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
     numbers
 };
 
-/// In the place of a number: that of each frame's stub.
+/// Placeholder number: each frame carries the number from its stub.
 static BEHIND_STUBS: u32 = IN_FRONT;
 
 /// The loader and the instances it has made.
 pub(super) struct Object {
-    /// Kept because making one parses the kernel's own type information, which takes longer than a load.
+    /// Kept because making a loader parses the kernel's BTF, which takes longer than a load.
     loader: EbpfLoader<'static>,
     pins: Private,
     stubs: Stubs,
     /// The agent's own namespace.
     home: Cookie,
-    /// Another agent has the ports: its program stays behind the stubs.
+    /// Another agent still owns the ports: its program stays behind the stubs.
     taking_over: bool,
     instances: BTreeMap<Cookie, Instance>,
     free: Vec<usize>,
 }
 
-/// The programs for one namespace.
+/// The programs of one namespace.
 struct Instance {
     number: usize,
-    /// `port`, or a stub. Loaded when the first port wants it.
+    /// `port`, or a stub. Loaded for the first port that needs it.
     program: Option<Xdp>,
-    /// Loaded when the first port wants it.
+    /// Loaded for the first port that needs it.
     classifier: Option<SchedClassifier>,
     ports: usize,
 }
 
 impl Object {
-    /// Loads the object for a hub, the first; the maps are in what is returned beside it: those of an agent before,
-    /// if there are any to go on with. That agent runs still if this one is `taking_over`.
+    /// Loads the object for the first hub and returns the maps beside it: the inherited ones if `adopted`, new ones
+    /// otherwise. With `taking_over` the agent that owns them still runs.
     pub(super) fn load(
         key: Key,
         hub: u32,
@@ -123,7 +126,7 @@ impl Object {
             }
         }
         let mut loader = EbpfLoader::new();
-        // The loader refers to it for as long as it likes: sixteen octets each time steering starts.
+        // Leaked because the loader keeps a reference: sixteen octets at each start of steering.
         let key: &'static [u64; 2] = Box::leak(Box::new(key.0));
         loader.override_global(name::COOKIE_KEY, key, true);
         for map in SHARED {
@@ -137,10 +140,11 @@ impl Object {
         Ok((object, hub))
     }
 
-    /// The object once more, for the devices of a hub; it shares its maps, but for the hub's ring, with all other instances.
+    /// Loads the object again for another hub. It shares every map with the other instances except the ring of its
+    /// hub.
     pub(super) fn hub(&mut self, hub: u32) -> Result<Ebpf, SteerError> {
         let number = NUMBERS.get(hub as usize).unwrap_or(&NUMBERS[0]);
-        // The first hub's number is what the object says anyway.
+        // The object already holds the number of the first hub.
         self.loader.override_global(name::HUB, number, hub > 0);
         self.instantiate(&NUMBERS[HUB_INSTANCE], RING_BYTES)
     }
@@ -153,9 +157,9 @@ impl Object {
             .map_err(|source| SteerError::load("object", source))
     }
 
-    /// Counts one more port in a namespace; returns the namespace's number.
+    /// Counts one more port in a namespace and returns the number of the namespace.
     ///
-    /// Pair it with [`Object::release`], also when the port then comes to nothing.
+    /// Pair it with [`Object::release`], also when attaching the port fails afterwards.
     pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<u32, SteerError> {
         let number = match self.instances.get(&cookie) {
             Some(instance) => instance.number,
@@ -165,9 +169,9 @@ impl Object {
         Ok(NUMBERS[number])
     }
 
-    /// Loads the program behind all stubs, unless it is: the kernel takes a tenth of a second to check it. From now on it
-    /// sees the frames of stubs that an agent before has left; while that agent runs, when the ports are
-    /// [taken over](Object::take_over).
+    /// Loads the program behind all stubs unless it is loaded; the verifier takes a tenth of a second. From then on
+    /// it receives the frames of inherited stubs. While the previous agent still runs, that starts at the
+    /// [takeover](Object::take_over).
     pub(super) fn share(&mut self) -> Result<(), SteerError> {
         if !self.stubs.has_shared() {
             let program = self.port_program(&BEHIND_STUBS)?;
@@ -176,7 +180,7 @@ impl Object {
         if self.taking_over { Ok(()) } else { self.stubs.offer() }
     }
 
-    /// As [`Object::share`], for classifiers.
+    /// Like [`Object::share`], for classifiers.
     pub(super) fn share_classifier(&mut self) -> Result<(), SteerError> {
         if !self.stubs.has_shared_classifier() {
             let classifier = self.port_classifier(&BEHIND_STUBS)?;
@@ -191,7 +195,7 @@ impl Object {
         self.stubs.offer()
     }
 
-    /// Counts one more port in a namespace that an agent before gave this number. False when it cannot have it.
+    /// Counts one more port in a namespace that the previous agent numbered. False if the number is not available.
     pub(super) fn acquire_as(&mut self, cookie: Cookie, number: u32) -> bool {
         let number = number as usize;
         match self.instances.get(&cookie) {
@@ -211,7 +215,7 @@ impl Object {
         self.instances.entry(cookie).or_insert_with(new).ports += 1;
     }
 
-    /// The program for XDP of a namespace with ports: `port`, or a stub with `port` behind it.
+    /// The XDP program of a namespace with ports: `port`, or a stub in front of `port`.
     pub(super) fn port(&mut self, cookie: Cookie) -> Result<&mut Xdp, SteerError> {
         let Instance { number, program, .. } = self.instance(cookie)?;
         if program.is_none() {
@@ -228,7 +232,7 @@ impl Object {
         loaded.ok_or_else(|| SteerError::load(program::PORT, "it was not kept"))
     }
 
-    /// The classifier of a namespace with ports: `port_tcx`, or a stub with `port_tcx` behind it.
+    /// The classifier of a namespace with ports: `port_tcx`, or a stub in front of `port_tcx`.
     pub(super) fn classifier(&mut self, cookie: Cookie) -> Result<&mut SchedClassifier, SteerError> {
         let Instance { number, classifier, .. } = self.instance(cookie)?;
         if classifier.is_none() {
@@ -245,7 +249,7 @@ impl Object {
         loaded.ok_or_else(|| SteerError::load(program::PORT_TCX, "it was not kept"))
     }
 
-    /// Unloads a namespace's stub of XDP, which takes half of what the namespace costs, until a port wants it again.
+    /// Unloads the XDP stub of a namespace until a port needs it again. The stub is half of what a namespace costs.
     pub(super) fn unload_stub(&mut self, cookie: Cookie) {
         if cookie != self.home
             && let Some(instance) = self.instances.get_mut(&cookie)
@@ -259,7 +263,7 @@ impl Object {
         self.instances.get_mut(&cookie).ok_or_else(absent)
     }
 
-    /// Counts one port less; with the last of a namespace its instance goes.
+    /// Counts one port less; the last port of a namespace releases its instance.
     pub(super) fn release(&mut self, cookie: Cookie) {
         let Some(instance) = self.instances.get_mut(&cookie) else { return };
         instance.ports -= 1;
@@ -276,15 +280,15 @@ impl Object {
         keep_program(&mut ebpf, program::PORT, &self.pins)
     }
 
-    /// As [`Object::port_program`], for the classifier.
+    /// Like [`Object::port_program`], for the classifier.
     fn port_classifier(&mut self, number: &'static u32) -> Result<SchedClassifier, SteerError> {
         let mut ebpf = self.instantiate(number, NO_RING)?;
         keep_classifier(&mut ebpf, program::PORT_TCX, &self.pins)
     }
 }
 
-/// Loads a program and keeps nothing else: the loader's own copy of the object and its descriptors of the maps would cost
-/// every namespace a hundredfold.
+/// Loads a program and drops the loader's copy of the object and its map descriptors. They would multiply the memory
+/// of each namespace by a hundred.
 pub(super) fn keep_program(ebpf: &mut Ebpf, name: &'static str, pins: &Private) -> Result<Xdp, SteerError> {
     let loaded = load_program(ebpf, name)?;
     let path = pins.path(name);
@@ -295,7 +299,7 @@ pub(super) fn keep_program(ebpf: &mut Ebpf, name: &'static str, pins: &Private) 
     program
 }
 
-/// As [`keep_program`], for a classifier.
+/// Like [`keep_program`], for a classifier.
 pub(super) fn keep_classifier(
     ebpf: &mut Ebpf,
     name: &'static str,
@@ -321,7 +325,7 @@ pub(super) fn load_program<'e>(ebpf: &'e mut Ebpf, name: &'static str) -> Result
     Ok(program)
 }
 
-/// As [`load_program`], for a classifier.
+/// Like [`load_program`], for a classifier.
 pub(super) fn load_classifier<'e>(
     ebpf: &'e mut Ebpf,
     name: &'static str,
@@ -336,13 +340,13 @@ pub(super) fn load_classifier<'e>(
 }
 
 impl Object {
-    /// Pins the maps for agents to come, in place of those there.
+    /// Pins the maps for the next agent, replacing those pinned there.
     pub(super) fn pin_maps(&self, pins: &Pins) -> Result<(), SteerError> {
         lasting().try_for_each(|map| Ok(pin_map(&self.pins.path(map), &pins.map(map))?))
     }
 }
 
-/// Says in what the maps pinned there differ from the object's, if they do.
+/// Compares the pinned maps with the object's; the error describes the first difference.
 pub(super) fn compare(pins: &Pins) -> Result<(), String> {
     let parse = |object| aya_obj::Object::parse(object).map_err(|error| error.to_string());
     let (object, stub) = (parse(OBJECT)?, parse(stubs::OBJECT)?);
@@ -360,7 +364,7 @@ pub(super) fn compare(pins: &Pins) -> Result<(), String> {
     Ok(())
 }
 
-/// A bpffs of our own.
+/// A private bpffs.
 pub(super) struct Private(OwnedFd);
 
 impl Private {
@@ -385,7 +389,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_map_of_the_objects_but_their_constants_and_a_hubs_ring_is_shared() {
+    fn every_map_but_constants_and_hub_rings_is_shared() {
         let objects = [OBJECT, super::stubs::OBJECT]
             .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
         let names = objects.iter().flat_map(|object| object.maps.keys().map(String::as_str));
@@ -407,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_can_be_told_its_namespace_its_hub_and_the_key() {
+    fn the_object_accepts_namespace_hub_and_key_as_constants() {
         let mut object = aya_obj::Object::parse(OBJECT).expect("the embedded object parses");
         let number = NUMBERS[7].to_ne_bytes();
         let constants = [
@@ -420,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn every_namespace_has_a_number_of_its_own() {
+    fn every_namespace_has_its_own_number() {
         assert!((0..).zip(NUMBERS).all(|(n, number): (u32, u32)| n == number));
     }
 }

@@ -1,4 +1,4 @@
-//! What stays in the kernel when the agent ends: links and maps, pinned on a bpffs.
+//! Links and maps pinned on a bpffs: the state in the kernel that outlives the agent.
 //!
 //! ```text
 //!  PINS/v1/maps/IDENTITIES …                    every map the programs share, by its name in the object
@@ -6,13 +6,13 @@
 //!                                               namespace, interface index
 //! ```
 //!
-//! A link that is pinned keeps its program on the device whoever dies; the next agent opens it and replaces the
-//! program in place (`BPF_LINK_UPDATE`), so a port is never open in between. Files are made with mode 0600,
-//! directories with 0700. `v1` is the layout of all this: an agent of another layout has a directory of its
-//! own and leaves this one alone, but for links on a port it wants.
+//! A pinned link keeps its program on the device whichever process dies. The next agent opens the link and replaces
+//! the program in place (`BPF_LINK_UPDATE`), so a port is never open in between. Files have mode 0600, directories
+//! 0700. `v1` is the layout version: an agent of another layout uses a directory of its own and leaves this one
+//! alone, except for links on a port that it attaches.
 //!
-//! The directory `v1` is locked (flock(2)): shared by every agent that runs on it, two of them during a
-//! takeover, and exclusively by whoever starts alone or takes everything off.
+//! The directory `v1` is locked (flock(2)): shared by every agent that runs with it (two during a takeover), and
+//! exclusively by an agent that starts alone or by a release.
 
 use aya::maps::{MapData, MapInfo};
 use aya::programs::links::{FdLink, PinnedLink};
@@ -26,21 +26,21 @@ use std::time::Duration;
 
 use metadata_links::netns::Cookie;
 
-/// The layout of what is pinned: names, and what maps and programs mean to each other.
+/// Version of the layout: the names of pins, and the contract between maps and programs.
 const VERSION: &str = "v1";
 /// `BPF_FS_MAGIC` (include/uapi/linux/magic.h).
 const BPF_FS: u32 = 0xcafe_4a11;
-/// Links read from one directory: four for each port, and then something else is wrong.
+/// Limit on links read from one directory, four for each port. More than that means another fault.
 const MAX_LINKS: usize = 4 * metadata_common::maps::MAX_PORTS as usize;
 
-/// Why pins cannot be used.
+/// Why the pins cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinsError {
-    /// The directory is on no bpffs.
+    /// The directory is not on a bpffs.
     #[error(
         "expected {} on a bpffs, found another file system or nothing: `mount -t bpf bpf /sys/fs/bpf`, or pin nothing \
-         with --no-pins, and every port is open while no agent runs", path.display()
+         with --no-pins, which leaves every port open while no agent runs", path.display()
     )]
     NoBpffs {
         /// The configured directory.
@@ -54,65 +54,65 @@ pub enum PinsError {
     Exposed {
         /// The configured directory.
         path: PathBuf,
-        /// Who owns it.
+        /// The user ID of its owner.
         owner: u32,
-        /// Its permissions.
+        /// Its permission bits.
         mode: u32,
     },
-    /// Another agent runs on these pins.
+    /// Another agent runs with these pins.
     #[error(
-        "another xdp-imds runs with the pins in {}: stop it, take over from it with --takeover, or give this one --pins \
-         and --run of its own", path.display()
+        "another xdp-imds runs with the pins in {}: stop it, take over from it with --takeover, or give this one its \
+         own --pins and --run", path.display()
     )]
     InUse {
         /// The configured directory.
         path: PathBuf,
     },
-    /// Something is done to the pins by an agent that starts, or by `xdp-imds release`.
-    #[error("{} is locked by an agent that starts or by `xdp-imds release`; try again", path.display())]
+    /// A starting agent, or `xdp-imds release`, holds the lock.
+    #[error("{} is locked by a starting agent or by `xdp-imds release`; try again", path.display())]
     Busy {
         /// The configured directory.
         path: PathBuf,
     },
     /// There is nothing to take over.
-    #[error("cannot take over what is pinned in {}: {reason}; start without --takeover", path.display())]
+    #[error("cannot take over the pins in {}: {reason}; start without --takeover", path.display())]
     NothingToTakeOver {
         /// The configured directory.
         path: PathBuf,
         /// What is missing or different.
         reason: String,
     },
-    /// A file or directory there.
+    /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action; completes "cannot".
         action: &'static str,
-        /// On what.
+        /// The affected path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// A pinned object.
+    /// An operation on a pinned object failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Object {
-        /// What was tried.
+        /// The attempted action; completes "cannot".
         action: &'static str,
-        /// On what.
+        /// The affected path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel or the loader.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// What a pinned link holds on its device.
+/// Which program a pinned link keeps on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum On {
     /// `port`, on a tap.
     Xdp,
     /// `port_tcx`, on a tap.
     Tcx,
-    /// `socket`, on the inner end of a hub: without it a frame steered while no agent runs would enter the
-    /// network stack of the host.
+    /// `socket`, on the inner end of a hub. Without it, a frame steered while no agent runs would enter the network
+    /// stack of the host.
     Hub,
 }
 
@@ -129,11 +129,11 @@ impl On {
     }
 }
 
-/// The name of a pinned link.
+/// The file name of a pinned link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct LinkName {
     pub(super) on: On,
-    /// The number of the namespace in the maps' keys.
+    /// The number of the namespace in the keys of maps.
     pub(super) netns: u32,
     pub(super) cookie: Cookie,
     pub(super) ifindex: u32,
@@ -154,21 +154,21 @@ impl LinkName {
         let netns = parts.next()?.parse().ok()?;
         let cookie = Cookie::from_number(u64::from_str_radix(parts.next()?, 16).ok()?);
         let name = Self { on, netns, cookie, ifindex: parts.next()?.parse().ok()? };
-        // One link, one name: not `+3` for `3`.
+        // Each link has exactly one name: reject `+3` for `3`.
         (parts.next().is_none() && name.to_string() == text).then_some(name)
     }
 }
 
-/// The directory of one version's pins, locked.
+/// The directory of this version's pins, locked.
 pub(super) struct Pins {
-    /// As configured.
+    /// The configured directory.
     pins: PathBuf,
-    /// Held open for its lock.
+    /// Open for its lock.
     lock: File,
 }
 
 impl Pins {
-    /// Opens the directory for an agent that starts, made if need be. `alone`: nobody else may be there.
+    /// Opens the directory for a starting agent and makes it if needed. With `alone`, any other lock is an error.
     pub(super) fn open(pins: &Path, alone: bool) -> Result<Self, PinsError> {
         check_bpffs(pins)?;
         for directory in [pins.into(), pins.join(VERSION), links_of(pins), maps_of(pins)] {
@@ -183,29 +183,29 @@ impl Pins {
         Ok(Self { lock: lock.ok_or_else(|| in_use(pins))?, pins: pins.into() })
     }
 
-    /// From now on another agent may join, to take over.
+    /// Downgrades the lock, so that another agent may join for a takeover.
     pub(super) fn share(&self) -> Result<(), PinsError> {
         flock(&self.lock, SHARED).map_err(|source| PinsError::io("lock", &self.pins, source.into()))
     }
 
-    /// Where a link is pinned, or is to be.
+    /// The path of the pin of a link.
     pub(super) fn link(&self, name: LinkName) -> PathBuf {
         links_of(&self.pins).join(name.to_string())
     }
 
-    /// Where a map is pinned, or is to be.
+    /// The path of the pin of a map.
     pub(super) fn map(&self, name: &str) -> PathBuf {
         map_of(&self.pins, name)
     }
 
-    /// The links that are pinned, sorted. What else lies there is named in the log and left.
+    /// The pinned links, sorted. Other files are logged and left alone.
     pub(super) fn links(&self) -> Result<Vec<LinkName>, PinsError> {
         let mut names = Vec::new();
         for file in list(&links_of(&self.pins))?.into_iter().take(MAX_LINKS) {
             match file.to_str().and_then(LinkName::parse) {
                 Some(name) => names.push(name),
                 None => {
-                    tracing::warn!(file = %file.display(), "not a link of this version's; it is left alone")
+                    tracing::warn!(file = %file.display(), "this file is not a link of this version and is left alone")
                 }
             }
         }
@@ -213,7 +213,7 @@ impl Pins {
         Ok(names)
     }
 
-    /// Links other versions of the agent have pinned on a device, and the version of each.
+    /// Links that other versions of the agent pinned on a device: version, program and path of each.
     pub(super) fn foreign(&self, cookie: Cookie, ifindex: u32) -> Vec<(String, On, PathBuf)> {
         let mut found = Vec::new();
         for version in self.other_versions() {
@@ -229,13 +229,13 @@ impl Pins {
         found
     }
 
-    /// Directories of other versions, as they are called.
+    /// The directory names of other versions.
     pub(super) fn other_versions(&self) -> Vec<String> {
         let names = list(&self.pins).unwrap_or_default().into_iter();
         names.filter_map(|name| name.into_string().ok()).filter(|name| name != VERSION).collect()
     }
 
-    /// Error of a takeover that cannot be.
+    /// The error of an impossible takeover.
     pub(super) fn nothing_to_take_over(&self, reason: String) -> PinsError {
         PinsError::NothingToTakeOver { path: self.pins.clone(), reason }
     }
@@ -255,20 +255,19 @@ impl PinsError {
     }
 }
 
-/// What [`release`] took off.
+/// What [`release`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Released {
-    /// Programs taken off devices.
+    /// Programs detached from devices.
     pub links: usize,
-    /// Maps forgotten.
+    /// Maps unpinned.
     pub maps: usize,
 }
 
-/// Takes off all that agents of this version have pinned: taps are then as if there never was one. Nothing there is
-/// no error.
+/// Unpins every link and map of this layout version, which restores the taps. Finding none is not an error.
 ///
 /// # Errors
-/// When an agent runs on these pins, unless `force`; what cannot be removed.
+/// If an agent runs with these pins, unless `force`; if a pin cannot be removed.
 pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
     let mut released = Released::default();
     if !pins.join(VERSION).exists() {
@@ -279,7 +278,7 @@ pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
     if held.is_none() && !force {
         return Err(PinsError::InUse { path: pins.into() });
     }
-    // Links first: a program whose maps are gone from here still works, an open port is what release is for.
+    // Remove links first: a program works on without pinned maps, but release exists to open the ports.
     for (directory, count) in [(links_of(pins), &mut released.links), (maps_of(pins), &mut released.maps)] {
         for file in list(&directory)? {
             unpin(&directory.join(file))?;
@@ -289,12 +288,12 @@ pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
     }
     remove_directory(&pins.join(VERSION))?;
     drop(held);
-    // Other versions may have theirs there, or it is the mount point.
+    // The directory may hold other versions or be the mount point, so a failure is expected.
     let _ = std::fs::remove_dir(pins);
     Ok(released)
 }
 
-/// Where a map is pinned in a configured directory.
+/// The path of a map's pin in a configured directory.
 pub(super) fn map_of(pins: &Path, name: &str) -> PathBuf {
     maps_of(pins).join(name)
 }
@@ -309,12 +308,12 @@ fn maps_of(pins: &Path) -> PathBuf {
 
 const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
 
-/// How often a lock is tried that somebody else has, and the pause in between: an agent that is just ending lets go of
-/// it, and so does a process just being started, which has it until it is another program.
+/// How often to try a lock that another process holds, and the pause in between. An ending agent releases it shortly,
+/// and so does a child process between fork and exec, which inherits it.
 const LOCK_ATTEMPTS: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Locks the directory of this version; `None` when somebody else has it.
+/// Locks the directory of this version; `None` if another process holds the lock.
 fn lock(pins: &Path, how: FlockOperation) -> Result<Option<File>, PinsError> {
     let directory = pins.join(VERSION);
     let file = File::open(&directory).map_err(|source| PinsError::io("open", &directory, source))?;
@@ -331,7 +330,7 @@ fn lock(pins: &Path, how: FlockOperation) -> Result<Option<File>, PinsError> {
     Ok(None)
 }
 
-/// Fails unless the directory, or where it is to be made, is on a bpffs.
+/// Fails unless the directory, or its parent if it does not exist, is on a bpffs.
 fn check_bpffs(pins: &Path) -> Result<(), PinsError> {
     let is_bpffs = |path: &Path| statfs(path).map(|StatFs { f_type, .. }| f_type as u32 == BPF_FS);
     let there = match is_bpffs(pins) {
@@ -341,13 +340,13 @@ fn check_bpffs(pins: &Path) -> Result<(), PinsError> {
     match there {
         Ok(true) => Ok(()),
         Ok(false) | Err(rustix::io::Errno::NOENT) => Err(PinsError::NoBpffs { path: pins.into() }),
-        Err(source) => Err(PinsError::io("look at", pins, source.into())),
+        Err(source) => Err(PinsError::io("examine", pins, source.into())),
     }
 }
 
-/// Fails when somebody else could plant links or maps: a bpffs is often open for all, as /tmp is.
+/// Fails if another user could plant links or maps. A bpffs is often writable for everyone, as /tmp is.
 fn check_private(pins: &Path) -> Result<(), PinsError> {
-    let found = std::fs::metadata(pins).map_err(|source| PinsError::io("look at", pins, source))?;
+    let found = std::fs::metadata(pins).map_err(|source| PinsError::io("examine", pins, source))?;
     let (owner, mode) = (found.uid(), found.permissions().mode() & 0o7777);
     if owner != rustix::process::geteuid().as_raw() || mode & 0o022 != 0 {
         return Err(PinsError::Exposed { path: pins.into(), owner, mode });
@@ -373,7 +372,7 @@ fn remove_directory(directory: &Path) -> Result<(), PinsError> {
     }
 }
 
-/// The names in a directory; none when there is no such directory.
+/// The names in a directory; empty if there is no such directory.
 fn list(directory: &Path) -> Result<Vec<std::ffi::OsString>, PinsError> {
     let failed = |source| PinsError::io("list", directory, source);
     match std::fs::read_dir(directory) {
@@ -383,7 +382,7 @@ fn list(directory: &Path) -> Result<Vec<std::ffi::OsString>, PinsError> {
     }
 }
 
-/// Removes a pin; one that is gone is no error.
+/// Removes a pin. A missing pin is not an error.
 pub(super) fn unpin(path: &Path) -> Result<(), PinsError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(PinsError::io("remove", path, error)),
@@ -391,7 +390,7 @@ pub(super) fn unpin(path: &Path) -> Result<(), PinsError> {
     }
 }
 
-/// Pins a link in place of whatever was pinned there. The link ends if it cannot be pinned.
+/// Pins a link, replacing any pin of that name. On failure the link ends.
 pub(super) fn pin_link(link: FdLink, path: &Path) -> Result<FdLink, PinsError> {
     unpin(path)?;
     let pinned = link.pin(path).map_err(|source| PinsError::object("pin a link as", path, source))?;
@@ -404,16 +403,16 @@ pub(super) fn open_link(path: &Path) -> Result<FdLink, PinsError> {
     opened.map(FdLink::from).map_err(|source| PinsError::object("open the link", path, source))
 }
 
-/// Pins a map under a second name, in place of whatever was pinned there.
+/// Pins a map under a second name, replacing any pin of that name.
 pub(super) fn pin_map(from: &Path, to: &Path) -> Result<(), PinsError> {
     unpin(to)?;
     let map = MapData::from_pin(from).map_err(|source| PinsError::object("open the map", from, source))?;
     map.pin(to).map_err(|source| PinsError::object("pin a map as", to, source))
 }
 
-/// What a map is to programs: kind, octets of a key and of a value, entries.
+/// The definition of a map: kind, octets of a key and of a value, number of entries.
 pub(super) fn layout_of(path: &Path) -> Result<[u32; 4], PinsError> {
-    let failed = |source| PinsError::object("look at the map", path, source);
+    let failed = |source| PinsError::object("examine the map", path, source);
     let info = MapInfo::from_pin(path).map_err(failed)?;
     let kind = info.map_type().map_err(failed)?;
     Ok([kind as u32, info.key_size(), info.value_size(), info.max_entries()])
@@ -424,7 +423,7 @@ mod tests {
     use super::{Cookie, LinkName, On, Pins, PinsError, release};
 
     #[test]
-    fn a_link_is_named_by_program_namespace_and_device() {
+    fn a_link_name_holds_program_namespace_and_device() {
         let name = LinkName { on: On::Tcx, netns: 3, cookie: Cookie::from_number(0x1a2b), ifindex: 17 };
         assert_eq!(name.to_string(), "port_tcx-3-1a2b-17");
         for on in On::ALL {
@@ -434,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_link_of_ours_is_not_read_as_one() {
+    fn a_foreign_name_does_not_parse_as_a_link() {
         for text in [
             "",
             "port",
@@ -449,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_on_another_file_system_is_refused_with_what_to_do() {
+    fn a_directory_on_another_file_system_is_refused_with_a_remedy() {
         let room = tempfile::tempdir().expect("a directory");
         for pins in [room.path().to_owned(), room.path().join("pins"), room.path().join("none/pins")] {
             let error = Pins::open(&pins, true).err().expect("a refusal");

@@ -1,4 +1,4 @@
-//! Taps become ports and guests become slots, while frames flow.
+//! Attaches and detaches ports, binds and unbinds slots, while frames flow.
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot, answers_within};
@@ -16,48 +16,48 @@ use metadata_links::netns;
 use metadata_links::netns::{Cookie, Netns};
 use metadata_links::watch::Device;
 
-/// What a port's name leads to now.
+/// The device that a port's name refers to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// No device, or no namespace.
+    /// No device of this name, or no such namespace.
     Nothing,
-    /// The device that is attached under this name.
+    /// The device attached under this name.
     Attached,
     /// A device that is not attached under this name.
     Other,
 }
 
-/// A port and what is bound to it.
+/// An attached port and the slots bound on it.
 pub(super) struct Attached {
     pub(super) cookie: Cookie,
     pub(super) key: PortKey,
     pub(super) slots: BTreeMap<Mac, Slot>,
     pub(super) programs: Programs,
-    /// Nobody is served on it, whoever is bound ([`Port::guarded`]).
+    /// The port serves no identity, bound or not ([`Port::guarded`]).
     pub(super) closed: bool,
-    /// Its device was deleted: one of the same name and index is another.
+    /// Its device was deleted: a device of the same name and index is another one.
     pub(super) gone: bool,
-    /// What is known of its device by the last look at it.
+    /// State of its device at the last check.
     pub(super) looks: Looks,
-    /// Octets of the longest IP packet its device takes.
+    /// MTU of its device: octets of the longest IP packet.
     pub(super) mtu: u32,
 }
 
 impl Steering {
-    /// Makes a tap a port. From now on nothing for a metadata address passes it unless bound.
+    /// Makes a tap a port. From now on it lets no frame for a metadata address through; bound identities are served.
     ///
-    /// A port that is attached already is left as it is; if its tap was made anew meanwhile, the new one is
-    /// attached with nothing bound to it.
+    /// A port that is already attached stays unchanged. If its tap was replaced meanwhile, the new tap is attached
+    /// with no identity bound on it.
     ///
     /// # Errors
-    /// When there is no such device, another XDP program is on it, or the node is full. The port is as it
-    /// was then, except that a tap that had gone is detached.
+    /// If there is no such device, another XDP program is on it, or the node is full. The port is then as before,
+    /// except that a deleted tap is detached.
     pub fn attach(&mut self, port: &PortName) -> Result<(), SteerError> {
         self.visit(port, |steering| steering.attach_inside(port, false))
     }
 
-    /// As [`Steering::attach`], but the port is closed: until [`Steering::set_closed`] opens it, whoever is bound on it is
-    /// not served.
+    /// Like [`Steering::attach`], but the port is closed: no identity on it is served until [`Steering::set_closed`]
+    /// opens it.
     ///
     /// # Errors
     /// As for [`Steering::attach`].
@@ -74,7 +74,8 @@ impl Steering {
             if other == *port && !is_gone {
                 return Ok(());
             }
-            // Under its former name too, the device has two names; else it, or its namespace, was renamed.
+            // If the device still has the name it is attached under, it has two names. Otherwise the device or its
+            // namespace was renamed.
             if is_gone || !self.place_of(&other).is_ok_and(|place| place == (cookie, Some(ifindex))) {
                 self.detach(&other)?;
             } else {
@@ -118,8 +119,8 @@ impl Steering {
         })
     }
 
-    /// Puts programs on a port, once it is known to be ours: from then on they let nothing pass that is. Returns them and
-    /// the device's MTU.
+    /// Attaches programs to a port that no other agent owns. From then on no frame for a metadata address passes.
+    /// Returns the programs and the device's MTU in octets.
     fn own(
         &mut self,
         port: &PortName,
@@ -140,7 +141,8 @@ impl Steering {
         Ok((programs, mtu))
     }
 
-    /// Enters a port with its limits and full buckets, or closed, also in place of what is there. Returns its device's MTU.
+    /// Adds a port to the table, closed or with its limits and full buckets, replacing any entry. Returns the MTU of
+    /// its device in octets.
     pub(super) fn enter(&mut self, port: &PortName, key: PortKey, closed: bool) -> Result<u32, SteerError> {
         let (kind, mtu) = netlink::kind_and_mtu(&port.ifname, key.ifindex)?;
         let entry = if closed {
@@ -152,11 +154,11 @@ impl Steering {
         self.tables.add_port(key, entry).map(|()| mtu)
     }
 
-    /// Takes note of a device's MTU, if the device is a port's and its MTU has changed: from now on connections on it
-    /// begin with segments that fit.
+    /// Records the MTU of a port's device if it changed. Segments on the port's connections fit it from now on. Other
+    /// devices are ignored.
     ///
     /// # Errors
-    /// When the kernel refuses to change the port's entry; user space knows of it all the same.
+    /// If the kernel refuses to change the port's entry. User space uses the new MTU all the same.
     pub fn resized(&mut self, device: &Device) -> Result<(), SteerError> {
         match (device.mtu, self.places.get(&(device.cookie, device.ifindex)).cloned()) {
             (Some(mtu), Some(port)) => self.fit(&port, mtu),
@@ -164,11 +166,11 @@ impl Steering {
         }
     }
 
-    /// Looks at the MTUs of all ports' devices in a namespace, named as in [`PortName`]; `None` is the agent's own.
+    /// Checks the MTUs of all ports' devices in a namespace, named as in [`PortName`]; `None` is the agent's own.
     /// Lists the namespace's devices once, and not at all if no port is attached there.
     ///
     /// # Errors
-    /// As for [`Steering::resized`], and when the namespace cannot be entered.
+    /// Like [`Steering::resized`], and if the namespace cannot be entered.
     pub fn look_at_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
         let of = |attached: &Attached| (attached.cookie, attached.key.ifindex);
         let there = self.ports.iter().filter(|(port, _)| port.netns.as_deref() == netns);
@@ -188,21 +190,21 @@ impl Steering {
         };
         attached.mtu = mtu;
         attached.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
-        tracing::debug!(%port, mtu, "the device has another MTU");
-        // A closed port answers nobody, and gets its MTU when it is opened.
+        tracing::debug!(%port, mtu, "the MTU of the device changed");
+        // A closed port serves no identity; it gets its MTU when it is opened.
         if attached.closed { Ok(()) } else { self.tables.fit_port(attached.key, mtu) }
     }
 
-    /// A port held to the limits, on which the kernel answers nothing by itself.
+    /// A table entry with the current limits, for which the kernel answers nothing by itself.
     pub(super) fn limited(&self) -> Port {
         let Limits { frames_per_second, burst, connections_per_second, connection_burst } = self.limits;
         Port::with_limit(frames_per_second, burst).and_connections(connections_per_second, connection_burst)
     }
 
-    /// Limits what every port may send, those attached now and later ones.
+    /// Sets the limits of every port, including ports attached later.
     ///
     /// # Errors
-    /// When the kernel refuses to change a table; some ports have the new limits then.
+    /// If the kernel refuses to change a table. Some ports have the new limits then.
     pub fn set_limits(&mut self, limits: Limits) -> Result<(), SteerError> {
         self.limits = limits;
         let keys: Vec<PortKey> = self.ports.values().map(|attached| attached.key).collect();
@@ -210,7 +212,7 @@ impl Steering {
         keys.into_iter().try_for_each(|key| self.tables.limit_port(key, limit))
     }
 
-    /// The limits of ports.
+    /// The limits of every port.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
@@ -220,11 +222,11 @@ impl Steering {
         self.places.get(&(cookie, ifindex)).cloned()
     }
 
-    /// Gives a port up: frees its slots, and leaves the tap, if it still exists, as it was found. A port
-    /// that is not attached is no error.
+    /// Frees the slots of a port and restores its tap if it still exists. A port that is not attached is not an
+    /// error.
     ///
     /// # Errors
-    /// When the kernel refuses to clear a table. The port is given up all the same.
+    /// If the kernel refuses to clear a table. The port is detached all the same.
     pub fn detach(&mut self, port: &PortName) -> Result<(), SteerError> {
         let Some(attached) = self.ports.remove(port) else { return Ok(()) };
         self.places.remove(&(attached.cookie, attached.key.ifindex));
@@ -242,14 +244,14 @@ impl Steering {
         outcome.and(self.tables.remove_port(attached.key))
     }
 
-    /// Lets `mac` speak on a port, as `slot`; what else held the slot or the pair before no longer does.
+    /// Binds `mac` on a port to `slot`. Any earlier binding of the slot or of the identity ends.
     ///
-    /// Frames already under way keep the slot's number, so before a slot goes to another guest, unbind it,
-    /// tell the worker to forget it, and let the worker finish a turn.
+    /// Frames in flight keep the slot's number. Before you reuse a slot for another guest, unbind it, make the worker
+    /// forget it, and let the worker finish a turn.
     ///
     /// # Errors
-    /// When the port is not attached, its tap has gone or was made anew (attach again), the slot is out of
-    /// range, or the MAC is a group address. The slot is free then.
+    /// If the port is not attached, its tap is gone or was replaced (attach again), the slot is out of range, or the
+    /// MAC is a group address. The slot is free then.
     pub fn bind(&mut self, port: &PortName, mac: Mac, slot: Slot) -> Result<(), SteerError> {
         if slot >= MAX_SLOTS {
             return Err(SteerError::Slot { slot });
@@ -267,7 +269,7 @@ impl Steering {
         if !is_bound {
             self.unbind(slot)?;
         }
-        // What an agent before bound is bound once more: it may have been stopped in the middle of it.
+        // Bind inherited identities again: the previous agent may have stopped halfway through binding.
         self.visit(port, |steering| steering.bind_inside(port, mac, slot))
     }
 
@@ -296,11 +298,10 @@ impl Steering {
         Ok(())
     }
 
-    /// Frees a slot: from now on nothing of its guest comes in, and nothing for it goes out. A slot that is
-    /// free is no error.
+    /// Frees a slot: from now on its guest's frames are neither received nor answered. A free slot is not an error.
     ///
     /// # Errors
-    /// When the kernel refuses to clear a table.
+    /// If the kernel refuses to clear a table.
     pub fn unbind(&mut self, slot: Slot) -> Result<(), SteerError> {
         let Some((port, mac)) = self.bound.remove(&slot) else { return Ok(()) };
         if self.taking_over {
@@ -311,11 +312,11 @@ impl Steering {
         self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 })
     }
 
-    /// What a port's name leads to now, looked for as by [`exists`]. A tap made anew, or one of the same index
-    /// in a namespace made anew, is another device than the one attached.
+    /// The device that a port's name refers to now; finds it like [`exists`]. A new tap, or one of the same index in
+    /// a new namespace, is not the attached device.
     ///
     /// # Errors
-    /// When the namespace cannot be opened or entered.
+    /// If the namespace cannot be opened or entered.
     pub fn find(&self, port: &PortName) -> Result<Found, SteerError> {
         let Some((cookie, ifindex)) = look(port)? else { return Ok(Found::Nothing) };
         let same = |held: &Attached| {
@@ -324,20 +325,20 @@ impl Steering {
         Ok(if self.ports.get(port).is_some_and(same) { Found::Attached } else { Found::Other })
     }
 
-    /// True for a port that is attached, even if its tap has gone since.
+    /// True for an attached port, even if its tap is gone.
     #[must_use]
     pub fn is_attached(&self, port: &PortName) -> bool {
         self.ports.contains_key(port)
     }
 
-    /// The name under which a device is attached, whatever it is called now.
+    /// The name under which a device is attached, whatever its current name.
     #[must_use]
     pub fn attached_as(&self, device: &Device) -> Option<&PortName> {
         self.places.get(&(device.cookie, device.ifindex))
     }
 
-    /// Takes note that a device was deleted, if one was: should another of its name and index be there already, that
-    /// is not the one attached.
+    /// Records that a device was deleted. A new device of the same name and index is then not mistaken for the
+    /// attached one. Does nothing for other changes.
     pub fn lost(&mut self, device: &Device) {
         if device.gone
             && let Some(port) = self.places.get(&(device.cookie, device.ifindex))
@@ -347,21 +348,21 @@ impl Steering {
         }
     }
 
-    /// How many ports are attached.
+    /// The number of attached ports.
     #[must_use]
     pub fn port_count(&self) -> usize {
         self.ports.len()
     }
 
-    /// How many ports XDP steers, and how many the classifier alone.
+    /// The number of ports steered by XDP, and of those steered by the classifier alone.
     #[must_use]
     pub fn ports_by_program(&self) -> (usize, usize) {
         let xdp = self.ports.values().filter(|attached| attached.programs.by() == By::Xdp).count();
         (xdp, self.ports.len() - xdp)
     }
 
-    /// The ports attached and their interface indexes, each in its namespace. A tap that has gone is among
-    /// them until it is detached.
+    /// The attached ports and their interface indexes, each in its namespace. A port whose tap is gone is included
+    /// until it is detached.
     pub fn ports(&self) -> impl Iterator<Item = (&PortName, u32)> {
         self.ports.iter().map(|(name, attached)| (name, attached.key.ifindex))
     }
@@ -375,7 +376,7 @@ impl Steering {
         self.netns_of(port)?.run(|| f(self))
     }
 
-    /// What a port's name leads to now.
+    /// The namespace and interface index that a port's name refers to now.
     fn place_of(&self, port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
         self.netns_of(port)?.run(|| place(port))
     }
@@ -388,27 +389,27 @@ impl Steering {
     }
 }
 
-/// True for a kind of device that can return a frame to where it came from (`XDP_TX`): a tap. A veth can only while
-/// its peer, which is the guest's, takes such frames in, and that nobody tells.
+/// True for a kind of device that can send a frame back (`XDP_TX`): a tap. A veth can only while its peer, which the
+/// guest's side controls, accepts such frames, and the kernel does not report that.
 fn sends_back(kind: &str) -> bool {
     kind == netlink::TUN
 }
 
-/// The calling thread's namespace, and in it the index of a port's device if there is one.
+/// The calling thread's namespace, and the index in it of a port's device if the device exists.
 pub(super) fn place(port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
     Ok((netns::cookie()?, netns::index_of(&port.ifname)?))
 }
 
-/// The interface index of a port's device, or `None` when the device or its namespace does not exist.
-/// A port without namespace is looked for in the calling thread's.
+/// The interface index of a port's device, or `None` if the device or its namespace does not exist. A port without a
+/// namespace is looked up in the calling thread's.
 ///
 /// # Errors
-/// When the namespace cannot be opened or entered.
+/// If the namespace cannot be opened or entered.
 pub fn exists(port: &PortName) -> Result<Option<u32>, SteerError> {
     Ok(look(port)?.map(|(_, ifindex)| ifindex))
 }
 
-/// The device a port's name leads to, and its namespace if the port names one.
+/// The index of the device that a port's name refers to, and its namespace if the port names one.
 pub(super) fn look(port: &PortName) -> Result<Option<(Option<Cookie>, u32)>, SteerError> {
     let Some(name) = &port.netns else {
         return Ok(netns::index_of(&port.ifname)?.map(|ifindex| (None, ifindex)));

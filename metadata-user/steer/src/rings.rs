@@ -1,11 +1,11 @@
-//! Frames of quiet guests in other namespaces than the agent's: the ring by which a hub's worker gets them.
+//! Rings that bring frames of quiet guests in other namespaces to a hub's worker.
 //!
-//! A classifier's redirect ends at the border of its namespace. So `port_tcx` behind the stubs (`stubs`) goes on in
-//! `ring`, of which each hub has an instance with a BPF ring buffer of its own. The worker takes frames out of it as
-//! out of the AF_XDP sockets; answers go by the hub tap as ever.
+//! A classifier cannot redirect a frame out of its namespace. `port_tcx` behind the stubs (`stubs`) therefore calls
+//! `ring`, of which each hub has an instance with its own BPF ring buffer. The worker reads frames from the ring as
+//! it does from the AF_XDP sockets; answers leave through the hub tap as always.
 //!
-//! The buffer belongs to the agent. Once that is killed, what guests send fills it and is then dropped and counted: ports
-//! stay closed. The next agent puts a new buffer in its place.
+//! The buffer belongs to the agent. If the agent is killed, guests' frames fill the buffer; further frames are
+//! dropped and counted, so ports stay closed. The next agent replaces the buffer.
 
 use aya::Ebpf;
 use aya::maps::{MapData, RingBuf};
@@ -29,7 +29,7 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// The frame in a record: `None` for a record that `ring` has not written.
+/// The frame in a record; `None` for a record that `ring` has not written.
 fn frame_in(record: &[u8]) -> Option<&[u8]> {
     let (length, rest) = record.split_first_chunk::<RING_HEADER>()?;
     rest.get(..usize::try_from(u64::from_ne_bytes(*length)).ok()?)
@@ -50,7 +50,7 @@ impl FrameSource for Ring {
         lent
     }
 
-    /// The kernel side counts what had no room (`ring_drop_full`).
+    /// The kernel side counts frames without room (`ring_drop_full`).
     fn stats(&self) -> Option<SocketStats> {
         Some(self.stats)
     }
@@ -62,7 +62,7 @@ impl AsFd for Ring {
     }
 }
 
-/// Makes the ring of a hub, out of an instance of the object that is the hub's, and opens it to `port_tcx`.
+/// Makes the ring of a hub from the hub's instance of the object, and enters it for `port_tcx`.
 pub(super) fn put(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Result<Ring, SteerError> {
     let ring = Ring { buffer: tables::take(ebpf, name::RING)?, stats: SocketStats::default() };
     let loaded = object::load_classifier(ebpf, program::RING)?;
@@ -73,7 +73,7 @@ pub(super) fn put(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Result<Ring
     Ok(ring)
 }
 
-/// As [`put`], where the kernel has what it takes. Without it ports in other namespaces keep XDP.
+/// Like [`put`], but logs a failure: on such a kernel, ports in other namespaces keep XDP.
 pub(super) fn put_if_possible(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Option<Ring> {
     if !mode::has_tcx() {
         return None;
@@ -84,7 +84,7 @@ pub(super) fn put_if_possible(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) ->
 }
 
 impl Steering {
-    /// The ring of a hub, for its worker, once; `None` where the kernel has none to give.
+    /// The ring of a hub, for its worker. Returns it once; `None` if the kernel could not provide one.
     pub fn take_ring(&mut self, hub: u32) -> Option<Ring> {
         self.rings.get_mut((hub % HUBS_OF_A_SIDE) as usize).and_then(Option::take)
     }
@@ -95,7 +95,7 @@ mod tests {
     use super::frame_in;
 
     #[test]
-    fn a_record_holds_the_frame_that_its_length_says_and_no_other() {
+    fn a_record_yields_exactly_the_frame_of_its_length() {
         let record = |length: u64, octets: &[u8]| [&length.to_ne_bytes(), octets].concat();
         assert_eq!(frame_in(&record(3, b"abcdef")), Some(&b"abc"[..]));
         assert_eq!(frame_in(&record(0, b"abc")), Some(&b""[..]));

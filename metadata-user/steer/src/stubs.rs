@@ -1,5 +1,5 @@
-//! Ports in other namespaces than the agent's: small programs in each, and one instance of `port`, and of `port_tcx`,
-//! behind them all.
+//! Ports in other namespaces than the agent's: a small program in each namespace, and one shared instance of `port`
+//! and of `port_tcx` behind them all.
 //!
 //! ```text
 //!  tap in a pod ── port_stub (the namespace's number in front of the frame) ─┐
@@ -8,14 +8,14 @@
 //!  tap in a pod ── port_tcx_stub (the number in the control block) ──────────── PORT_CLASSIFIERS ── port_tcx
 //! ```
 //!
-//! A classifier's stub passes ordinary frames by itself: a second program on their way would cost guests more than all that
-//! they pay otherwise. It shares the maps for that with `port_tcx`.
+//! A classifier's stub passes ordinary frames itself: a second program would cost such a frame more than everything else
+//! here. For that it shares maps with `port_tcx`.
 //!
-//! All maps are pinned with the others, and stubs find what is behind them by nothing else: an agent that goes on with
-//! what one before left replaces the program of all namespaces by one change of an entry.
+//! All maps are pinned with the others, and a stub finds the shared program only through its map. An agent that
+//! inherits the maps therefore replaces the program of all namespaces by changing one entry.
 //!
-//! Linux 6.18 keeps such a map (one entry, empty) until it boots again when somebody lists maps by opening each, as
-//! `bpftool map` does, in the very moment its last descriptor or pin goes.
+//! On Linux 6.18 such a map (one entry, empty) leaks until reboot if its last descriptor or pin goes at the very
+//! moment at which a process lists maps by opening each, as `bpftool map` does.
 
 use aya::EbpfLoader;
 use aya::maps::{Map, MapData, ProgramArray};
@@ -29,20 +29,20 @@ use super::object::{NUMBERS, Private, keep_classifier, keep_program};
 pub(super) static OBJECT: &[u8] =
     aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/port-stub.bpf.o");
 
-/// The stubs' loader, and what is behind them.
+/// The loader of the stubs, and the shared programs.
 pub(super) struct Stubs {
     loader: EbpfLoader<'static>,
     program: Behind<Xdp>,
     classifier: Behind<SchedClassifier>,
 }
 
-/// What is behind all stubs of one kind.
+/// The shared program behind all stubs of one kind.
 struct Behind<P> {
     map: &'static str,
     entry: ProgramArray<MapData>,
-    /// Loaded when the first namespace wants it.
+    /// Loaded for the first namespace that needs it.
     shared: Option<P>,
-    /// Stubs go on in `shared`.
+    /// Stubs call the program in `shared`.
     is_offered: bool,
 }
 
@@ -70,7 +70,7 @@ impl<P> Behind<P> {
 }
 
 impl Stubs {
-    /// Makes the maps that are between the two, unless they are there; no program is loaded yet.
+    /// Makes the maps between stubs and shared programs unless they exist. It loads no program yet.
     pub(super) fn prepare(pins: &Private) -> Result<Self, SteerError> {
         let mut loader = EbpfLoader::new();
         for map in name::OF_STUBS {
@@ -82,12 +82,12 @@ impl Stubs {
         Ok(Self { loader, program, classifier })
     }
 
-    /// A stub for the namespace of a number.
+    /// A stub for the namespace with this number.
     pub(super) fn stub(&mut self, number: usize, pins: &Private) -> Result<Xdp, SteerError> {
         keep_program(&mut self.load(number)?, program::PORT_STUB, pins)
     }
 
-    /// As [`Stubs::stub`], for classifiers.
+    /// Like [`Stubs::stub`], for classifiers.
     pub(super) fn classifier(
         &mut self,
         number: usize,
@@ -108,22 +108,22 @@ impl Stubs {
         self.program.shared.is_some()
     }
 
-    /// As [`Stubs::has_shared`], for classifiers.
+    /// Like [`Stubs::has_shared`], for classifiers.
     pub(super) fn has_shared_classifier(&self) -> bool {
         self.classifier.shared.is_some()
     }
 
-    /// Keeps the program that is to be behind all stubs.
+    /// Keeps the future program behind all stubs.
     pub(super) fn share(&mut self, program: Xdp) {
         self.program.share(program);
     }
 
-    /// As [`Stubs::share`], for classifiers.
+    /// Like [`Stubs::share`], for classifiers.
     pub(super) fn share_classifier(&mut self, classifier: SchedClassifier) {
         self.classifier.share(classifier);
     }
 
-    /// From now on frames of all stubs go to our programs, in the place of another agent's.
+    /// Sends the frames of all stubs to our programs from now on, instead of another agent's.
     pub(super) fn offer(&mut self) -> Result<(), SteerError> {
         self.program.offer(|program| program.fd())?;
         self.classifier.offer(|classifier| classifier.fd())

@@ -1,4 +1,4 @@
-//! The maps, filled in an order in which no frame is ever sent to the wrong guest.
+//! The maps of the eBPF programs. Their order of updates never sends a frame to the wrong guest.
 
 use aya::Ebpf;
 use aya::maps::{
@@ -20,10 +20,10 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use super::{Claims, Counters, SteerError};
 use metadata_datapath::afxdp::AllSentTable;
 
-/// Of an update: only in the place of an entry (`BPF_EXIST` in linux/bpf.h).
+/// Update flag: only replace an existing entry (`BPF_EXIST` in linux/bpf.h).
 const BPF_EXIST: u64 = 2;
 
-/// Handles to all maps. What goes in are byte and integer arrays of the layouts `metadata-common` asserts.
+/// Handles to all maps. Keys and values are byte and integer arrays whose layouts `metadata-common` asserts.
 pub(super) struct Tables {
     ports: HashMap<MapData, [u32; 2], [u64; 9]>,
     identities: HashMap<MapData, [u8; 16], [u32; 4]>,
@@ -43,7 +43,7 @@ pub(super) struct Tables {
     counters: PerCpuArray<MapData, u64>,
 }
 
-/// What one slot stands for.
+/// What a slot is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) slot: Slot,
@@ -76,18 +76,18 @@ impl Tables {
         })
     }
 
-    /// Fills in the metadata addresses and the next hops on the way to them.
+    /// Enters the metadata addresses and the next hops towards them.
     pub(super) fn serve(&mut self, served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
         check_served(served, arp_only)?;
         let next_hops = arp_only.iter().map(|v4| (IpAddr::V4(*v4), ARP_ONLY));
-        // The served ones last: one that is both is served.
+        // Served addresses go last: an address in both lists is served.
         for (address, value) in next_hops.chain(served.iter().map(|address| (*address, SERVED))) {
             let (map, outcome) = match address {
                 IpAddr::V4(v4) => (name::SERVED_V4, self.served_v4.insert(v4.octets(), value, 0)),
                 IpAddr::V6(v6) => (name::SERVED_V6, self.served_v6.insert(v6.octets(), value, 0)),
             };
             outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
-            // Last: until then the address is not looked up.
+            // This goes last: it enables the lookup of the address.
             self.last_octets
                 .set(last_octet(address).into(), SERVED, 0)
                 .map_err(|source| SteerError::map(name::LAST_OCTETS, format!("enter {address}"), source))?;
@@ -95,7 +95,7 @@ impl Tables {
         self.serve_no_others(served, arp_only)
     }
 
-    /// Removes addresses an agent before served and this one does not.
+    /// Removes addresses that the previous agent served and this one does not.
     fn serve_no_others(&mut self, served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
         let wanted = |address: IpAddr| {
             served.contains(&address) || arp_only.iter().any(|v4| IpAddr::V4(*v4) == address)
@@ -114,7 +114,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Forgets the device of a hub, for classifiers, and its ring: the kernel forgets the device for the others by itself.
+    /// Removes a hub's device for classifiers, and its ring. The kernel removes the device for XDP by itself.
     pub(super) fn clear_hub(&mut self, hub: u32) -> Result<(), SteerError> {
         let clearing = || format!("clear hub {hub}");
         self.hub_devices
@@ -124,7 +124,7 @@ impl Tables {
             .map_err(|source| SteerError::map(name::RINGS, clearing(), source))
     }
 
-    /// Has frames for a hub that no redirect gets there go on in this instance of `ring`.
+    /// Passes frames for a hub to this instance of `ring` where no redirect reaches the hub.
     pub(super) fn set_ring(&mut self, hub: u32, ring: &ProgramFd) -> Result<(), SteerError> {
         self.rings
             .set(hub, ring, 0)
@@ -142,7 +142,7 @@ impl Tables {
             .map_err(|source| SteerError::map(name::HUB_DEVICES, entering(), source))
     }
 
-    /// Gives the frames of a hub's queue to a socket.
+    /// Delivers the frames of a hub's queue to a socket.
     pub(super) fn set_socket(
         &mut self,
         hub: u32,
@@ -156,14 +156,14 @@ impl Tables {
         self.sockets.set(index, socket.as_raw_fd(), 0).map_err(|source| failed(source.into()))
     }
 
-    /// Owns a port, with a full bucket.
+    /// Adds a port, with full buckets.
     pub(super) fn add_port(&mut self, key: PortKey, port: Port) -> Result<(), SteerError> {
         self.ports
             .insert(port_key(key), port_words(port), 0)
             .map_err(|source| SteerError::map(name::PORTS, format!("enter {key:?}"), source))
     }
 
-    /// Limits a port from now on; what its buckets hold stays as it is.
+    /// Sets the limits of a port from now on; the content of its buckets does not change.
     pub(super) fn limit_port(&mut self, key: PortKey, limit: Port) -> Result<(), SteerError> {
         let failed = |source| SteerError::map(name::PORTS, format!("limit {key:?}"), source);
         let [_, _, full_at_ns, answers, steered, _, _, connections_full_at_ns, guarded] =
@@ -171,7 +171,7 @@ impl Tables {
         self.add_port(key, Port { full_at_ns, answers, steered, connections_full_at_ns, guarded, ..limit })
     }
 
-    /// Enters the MTU of a port's device; all else stays as it is, and so does a port that is not entered.
+    /// Sets the MTU of a port's device and nothing else. A port without an entry is ignored.
     pub(super) fn fit_port(&mut self, key: PortKey, mtu: u32) -> Result<(), SteerError> {
         let failed = |source| SteerError::map(name::PORTS, format!("enter the MTU of {key:?}"), source);
         let mut words = match self.ports.get(&port_key(key), 0) {
@@ -187,30 +187,30 @@ impl Tables {
         absent_is_fine(self.ports.insert(port_key(key), words, BPF_EXIST)).map_err(failed)
     }
 
-    /// Frames steered since the port was added; `None` if it is not there.
+    /// Frames steered since the port was added; `None` if it has no entry.
     pub(super) fn steered(&self, key: PortKey) -> Option<u64> {
         self.ports.get(&port_key(key), 0).ok().map(|[_, _, _, _, steered, ..]| steered)
     }
 
-    /// True for a port that is closed.
+    /// True for a closed port.
     pub(super) fn is_closed(&self, key: PortKey) -> bool {
         self.ports.get(&port_key(key), 0).is_ok_and(|[.., guarded]| guarded != 0)
     }
 
-    /// Gives a port up.
+    /// Removes a port.
     pub(super) fn remove_port(&mut self, key: PortKey) -> Result<(), SteerError> {
         absent_is_fine(self.ports.remove(&port_key(key)))
             .map_err(|source| SteerError::map(name::PORTS, format!("remove {key:?}"), source))
     }
 
-    /// Binds a slot that is free; called in the port's namespace, where its ifindex means something.
+    /// Binds a free slot. Call it in the port's namespace, where its interface index is valid.
     ///
-    /// The way back is complete before the first frame is let in: guest, device, identity. On an error
-    /// nothing stays.
+    /// Writes guest and device before identity, so answers have a path before the first frame enters. On an error
+    /// nothing remains.
     pub(super) fn bind(&mut self, binding: Binding) -> Result<(), SteerError> {
         self.try_bind(binding).inspect_err(|_| {
             if let Err(error) = self.unbind(binding) {
-                tracing::warn!(%error, slot = binding.slot, "a slot that could not be bound is not clean");
+                tracing::warn!(%error, slot = binding.slot, "a slot that could not be bound keeps entries");
             }
         })
     }
@@ -229,29 +229,29 @@ impl Tables {
             .map_err(|source| SteerError::map(name::IDENTITIES, entering(), source))
     }
 
-    /// Has the classifier hand a slot's answers to this device, which takes no redirected frames; `None` has them
-    /// redirected.
+    /// Makes the classifier deliver a slot's answers to this device, which accepts no redirected frames. With `None`
+    /// they are redirected.
     pub(super) fn set_bare(&mut self, slot: Slot, ifindex: Option<u32>) -> Result<(), SteerError> {
         self.bare_devices
             .set(slot, ifindex.unwrap_or(0), 0)
             .map_err(|source| SteerError::map(name::BARE_DEVICES, format!("enter slot {slot}"), source))
     }
 
-    /// Sends the frames of a binding that exists to its hub, and of the connections claimed by an agent that is
-    /// leaving to that one's.
+    /// Sends the frames of an existing binding to its hub, and those of connections claimed by a departing agent to
+    /// that agent's hub.
     pub(super) fn redirect(&mut self, binding: Binding, leaving: Option<u32>) -> Result<(), SteerError> {
         let Binding { slot, port, mac, hub } = binding;
         let drain = leaving.map_or(0, |hub| hub.saturating_add(1));
         let identity = identity_words(Identity { slot, hub, drain, reserved: 0 });
-        // Only in the place of an entry: a guest that has gone must not come back.
+        // Only replace an existing entry: a removed guest must not reappear.
         self.identities.insert(identity_key(port, mac), identity, BPF_EXIST).map_err(|source| {
             SteerError::map(name::IDENTITIES, format!("send slot {slot} to hub {hub}"), source)
         })
     }
 
-    /// A handle to claim connections with, for a thread of its own.
+    /// A handle to claim connections with, for a separate thread.
     pub(super) fn claims(&self) -> Result<Claims, SteerError> {
-        let failed = |source| SteerError::map(name::DRAINING, "open once more", source);
+        let failed = |source| SteerError::map(name::DRAINING, "duplicate the descriptor", source);
         let fd = self.draining.map().fd().as_fd().try_clone_to_owned().map_err(failed)?;
         let map = MapData::from_fd(fd).map_err(|source| SteerError::map(name::DRAINING, "open", source))?;
         let map = HashMap::try_from(Map::HashMap(map))
@@ -259,22 +259,22 @@ impl Tables {
         Ok(Claims::new(map))
     }
 
-    /// Forgets all claims.
+    /// Removes all claims.
     pub(super) fn clear_claims(&mut self) -> Result<(), SteerError> {
         let failed = |source| SteerError::map(name::DRAINING, "clear", source);
-        // The keys first: of a walk that removes what it stands on the kernel starts anew.
+        // Read the keys first: the kernel restarts a walk whose current key is removed.
         let flows: Vec<u64> = self.draining.keys().collect::<Result<_, _>>().map_err(failed)?;
         flows.iter().try_for_each(|flow| absent_is_fine(self.draining.remove(flow))).map_err(failed)
     }
 
-    /// What the agent before left; `None` before the first has.
+    /// The state of the previous agent; `None` if there was none.
     pub(super) fn agent(&self) -> Result<Option<Agent>, SteerError> {
         let [a, b, side, reserved] =
             self.agent.get(&0, 0).map_err(|source| SteerError::map(name::AGENT, "read", source))?;
         Ok(([a, b] != [0; 2]).then_some(Agent { key: Key([a, b]), side, reserved }))
     }
 
-    /// Leaves this for the next agent.
+    /// Stores this for the next agent.
     pub(super) fn set_agent(&mut self, agent: Agent) -> Result<(), SteerError> {
         let Agent { key: Key([a, b]), side, reserved } = agent;
         self.agent
@@ -282,8 +282,8 @@ impl Tables {
             .map_err(|source| SteerError::map(name::AGENT, "write", source))
     }
 
-    /// Frees a slot: no frame in (identity), then none out (device, guest). All are tried; the first
-    /// error is returned. The kernel removes entries of a deleted device itself.
+    /// Frees a slot: first inbound (identity), then outbound (device, guest). Tries all and returns the first error.
+    /// The kernel removes the entries of a deleted device by itself.
     pub(super) fn unbind(&mut self, Binding { slot, port, mac, .. }: Binding) -> Result<(), SteerError> {
         let failed = |map| move |source: MapError| SteerError::map(map, format!("free slot {slot}"), source);
         let identity = absent_is_fine(self.identities.remove(&identity_key(port, mac)))
@@ -293,13 +293,13 @@ impl Tables {
         identity.and(device).and(guest).and(self.set_bare(slot, None))
     }
 
-    /// Maps what connections have said into memory.
+    /// Maps the table of sent counts into memory.
     pub(super) fn all_sent(&self) -> Result<AllSentTable, SteerError> {
         AllSentTable::map(self.all_sent.map().fd().as_fd())
             .map_err(|source| SteerError::map(name::ALL_SENT, "map into memory", io::Error::from(source)))
     }
 
-    /// Forgets the connections that an agent which has ended held.
+    /// Removes the entries of connections that an ended agent held.
     pub(super) fn release_connections(&self) -> Result<(), SteerError> {
         self.all_sent().map(|table| table.release_all())
     }
@@ -317,14 +317,14 @@ impl Tables {
 }
 
 impl Tables {
-    /// The ports that are entered.
+    /// The ports in the table.
     pub(super) fn ports(&self) -> Result<Vec<PortKey>, SteerError> {
         let key = |[netns, ifindex]: [u32; 2]| PortKey { netns, ifindex };
         let keys = self.ports.keys().map(|found| found.map(key));
         keys.collect::<Result<_, _>>().map_err(|source| SteerError::map(name::PORTS, "read", source))
     }
 
-    /// All who may speak, and as whom.
+    /// All bound identities, with their slots.
     pub(super) fn identities(&self) -> Result<Vec<(PortKey, Mac, Identity)>, SteerError> {
         let entry = |(key, words): ([u8; 16], _)| {
             let [a, b, c, d, e, f, g, h, mac @ .., _, _] = key;
@@ -338,7 +338,7 @@ impl Tables {
         entries.collect::<Result<_, _>>().map_err(|source| SteerError::map(name::IDENTITIES, "read", source))
     }
 
-    /// As whom one may speak on a port, if at all.
+    /// The binding of an identity, if there is one.
     pub(super) fn identity(&self, port: PortKey, mac: Mac) -> Result<Option<Identity>, SteerError> {
         match self.identities.get(&identity_key(port, mac), 0) {
             Ok(words) => Ok(Some(identity_of(words))),
@@ -348,7 +348,7 @@ impl Tables {
     }
 }
 
-/// The key of handshakes of the agent whose maps these are.
+/// The key of SYN cookies of the agent that owns these maps.
 pub(super) fn pinned_key(agent: &std::path::Path) -> Result<Option<Key>, SteerError> {
     let failed = |source| SteerError::map(name::AGENT, "read", source);
     let map = MapData::from_pin(agent).map_err(failed)?;
@@ -357,7 +357,7 @@ pub(super) fn pinned_key(agent: &std::path::Path) -> Result<Option<Key>, SteerEr
     Ok(([a, b] != [0; 2]).then_some(Key([a, b])))
 }
 
-/// Refuses more addresses than the tables hold.
+/// Rejects more addresses than the tables hold.
 pub(super) fn check_served(served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
     for (family, next_hops) in [(4, arp_only.len()), (6, 0)] {
         let found = next_hops + served.iter().filter(|address| address.is_ipv4() == (family == 4)).count();
@@ -377,7 +377,7 @@ pub(super) fn take<M: TryFrom<Map, Error = MapError>>(
     M::try_from(taken).map_err(|source| SteerError::map(map, "take", source))
 }
 
-/// What is to be removed may be gone: the kernel removes entries of a deleted device.
+/// Ignores a missing entry: the kernel removes the entries of a deleted device by itself.
 fn absent_is_fine(outcome: Result<(), MapError>) -> Result<(), MapError> {
     match outcome {
         Err(error) if super::error::errno(&error) == Some(libc::ENOENT) => Ok(()),
@@ -430,7 +430,7 @@ fn identity_words(Identity { slot, hub, drain, reserved }: Identity) -> [u32; 4]
     [slot, hub, drain, reserved]
 }
 
-/// One word, so that the kernel side never sees a guest by halves.
+/// A guest is one word, so that the kernel reads it atomically.
 fn guest_word(Guest { mac: [a, b, c, d, e, f], live }: Guest) -> u64 {
     let [x, y] = live.to_ne_bytes();
     u64::from_ne_bytes([a, b, c, d, e, f, x, y])
@@ -448,7 +448,7 @@ mod tests {
     const MAC: Mac = Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
 
     #[test]
-    fn an_identity_key_is_laid_out_as_the_kernel_side_reads_it() {
+    fn an_identity_key_has_the_layout_the_kernel_side_reads() {
         let key = identity_key(PortKey { netns: 0x0102_0304, ifindex: 0x0506_0708 }, MAC);
         let port = offset_of!(IdentityKey, port);
         let ifindex = port + offset_of!(PortKey, ifindex);
@@ -459,14 +459,14 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_is_laid_out_as_the_kernel_side_reads_it() {
+    fn a_guest_has_the_layout_the_kernel_side_reads() {
         let word = guest_word(Guest { mac: MAC.0, live: 1 }).to_ne_bytes();
         assert_eq!(word[offset_of!(Guest, mac)..][..6], MAC.0);
         assert_eq!(word[offset_of!(Guest, live)..], 1_u16.to_ne_bytes());
     }
 
     #[test]
-    fn a_port_is_laid_out_as_the_kernel_side_reads_it() {
+    fn a_port_has_the_layout_the_kernel_side_reads() {
         let port = Port { guarded: 7, ..Port::with_limit(1_000, 2).and_connections(10, 3) };
         let octets: Vec<u8> = port_words(port).into_iter().flat_map(u64::to_ne_bytes).collect();
         assert_eq!(octets, port.to_bytes());

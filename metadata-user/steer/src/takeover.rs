@@ -1,11 +1,12 @@
-//! Taking ports over from an agent that runs, without losing a frame.
+//! Takes ports over from a running agent without losing a frame.
 //!
-//! With [`Adopt::TakeOver`](super::Adopt) the maps are the other agent's, and our hubs are on the other side.
-//! [`Steering::attach`] and [`Steering::bind`] find what it has attached and bound and change nothing; what it has not is
-//! refused with [`SteerError::TakingOver`], and `unbind` and `detach` are put off. [`Steering::take_over_all`] looks
-//! once more at what it has, sends every identity to our hubs (but for the connections it has claimed) and replaces
-//! its programs. From then on the ports are ours, and [`Steering::finish_take_over`] ends the distinction. The other
-//! agent ends its part with [`Steering::leave`].
+//! With [`Adopt::TakeOver`](super::Adopt) the maps belong to the other agent, and our hubs are on the other side.
+//! [`Steering::attach`] and [`Steering::bind`] find the ports and identities of the other agent and change nothing. A
+//! port it does not have is refused with [`SteerError::TakingOver`]; `unbind` and `detach` are deferred.
+//!
+//! [`Steering::take_over_all`] reads its ports once more, sends every identity to our hubs (except the connections it
+//! has claimed) and replaces its programs. From then on the ports are ours. [`Steering::finish_take_over`] ends the
+//! special treatment of claimed connections. The other agent ends its part with [`Steering::leave`].
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Agent, PortKey, Slot};
@@ -22,13 +23,14 @@ use super::{SteerError, Steering};
 use metadata_base::port::PortName;
 
 impl Steering {
-    /// Takes all ports over from the agent that still runs: those it has now, which may be others than at the start. What
-    /// it has claimed stays with it. Blocks for some microseconds a port, and no frame is lost meanwhile.
+    /// Takes all ports over from the agent that still runs, including ports it added since the start. Connections it
+    /// has claimed stay with it. Blocks for some microseconds a port; no frame is lost meanwhile.
     ///
-    /// The other agent must have stopped changing ports. [`Steering::identities`] tells afterwards what is bound.
+    /// The other agent must have stopped changing ports. [`Steering::identities`] lists the bound identities
+    /// afterwards.
     ///
     /// # Errors
-    /// When the kernel refuses a change; call it again, or let the other agent go on.
+    /// If the kernel refuses a change. Call it again, or let the other agent continue.
     pub fn take_over_all(&mut self) -> Result<(), SteerError> {
         if !self.taking_over {
             return Ok(());
@@ -59,11 +61,11 @@ impl Steering {
         self.tables.set_agent(Agent { key: self.key, side: self.side.into(), reserved: 0 })
     }
 
-    /// Takes one port over: its identities go to our hubs, but for the connections the other agent has claimed, and its
-    /// programs are replaced by ours.
+    /// Takes one port over: sends its identities to our hubs, except the connections that the other agent has
+    /// claimed, and replaces its programs.
     ///
     /// # Errors
-    /// As for [`Steering::take_over_all`].
+    /// Like [`Steering::take_over_all`].
     pub fn take_over_port(&mut self, port: &PortName) -> Result<(), SteerError> {
         let Some(attached) = self.ports.get(port) else {
             return Err(SteerError::NotAttached { port: port.clone() });
@@ -73,9 +75,9 @@ impl Steering {
         for (mac, slot) in slots {
             self.redirect_one(key, mac, slot)?;
         }
-        // An agent of a version before this did not enter it.
+        // Agents of an earlier version did not enter it.
         self.tables.fit_port(key, mtu)?;
-        // The other agent may have switched between programs since we looked.
+        // The other agent may have switched programs since we read the pins.
         let is_pinned = |on: &On| self.pin_of(*on, cookie, key).is_some_and(|path| path.exists());
         let links: Vec<On> = [On::Xdp, On::Tcx].into_iter().filter(is_pinned).collect();
         let mut programs = Programs::none();
@@ -86,10 +88,10 @@ impl Steering {
         Ok(())
     }
 
-    /// Ends the distinction between our connections and those of the agent that was taken over from, once it has gone.
+    /// Ends the special treatment of connections that the departed agent had claimed.
     ///
     /// # Errors
-    /// When the kernel refuses a change; call it again.
+    /// If the kernel refuses a change. Call it again.
     pub fn finish_take_over(&mut self) -> Result<(), SteerError> {
         let named = self.ports.values().flat_map(|Attached { key, slots, .. }| {
             slots.iter().map(|(mac, slot)| (*key, *mac, *slot)).collect::<Vec<_>>()
@@ -101,7 +103,7 @@ impl Steering {
         for (port, mac, slot) in named.chain(left).collect::<Vec<_>>() {
             let hub = self.hub_of(slot);
             match self.tables.redirect(Binding { slot, port, mac, hub }, None) {
-                // Its tap has gone.
+                // Its tap is gone.
                 Err(error) if errno(&error) == Some(libc::ENOENT) => {}
                 other => other?,
             }
@@ -109,19 +111,19 @@ impl Steering {
         self.tables.clear_claims()
     }
 
-    /// The ports are the other agent's now, and so are their links: it can take a program off a device, or put one on in
-    /// another's place, only if none of them is held here.
+    /// Drops our references to the ports' links, which the other agent owns now. It can detach or replace a program
+    /// only if no other process holds the link.
     pub fn handed_over(&mut self) {
         self.ports.values_mut().for_each(|attached| attached.programs.leave_to_pins());
     }
 
-    /// Ends this agent's part after another has taken over: ports, pins and tables are that one's. Only the hubs go.
+    /// Ends this agent's part after another has taken over, which now owns ports, pins and tables. Only the hubs go.
     pub fn leave(self) {
-        tracing::info!("another agent has taken the ports over");
+        tracing::info!("another agent took the ports over");
         drop(self);
     }
 
-    /// What was unbound here while the other agent still had it.
+    /// Slots unbound here while the other agent still owned the ports.
     fn released(&self) -> Vec<(PortName, Mac, Slot)> {
         let all = self.ports.iter().flat_map(|(port, attached)| {
             attached.slots.iter().map(move |(mac, slot)| (port.clone(), *mac, *slot))
@@ -129,7 +131,7 @@ impl Steering {
         all.filter(|(.., slot)| !self.bound.contains_key(slot)).collect()
     }
 
-    /// Puts a port off that is not wanted any more, until it is ours.
+    /// Defers detaching a port until it is ours.
     pub(super) fn leave_for_later(&mut self, attached: Attached) {
         for slot in attached.slots.values() {
             self.bound.remove(slot);
@@ -138,10 +140,10 @@ impl Steering {
         self.left.insert((attached.cookie, attached.key.ifindex), left);
     }
 
-    /// Brings our picture of what the other agent has up to date. Nothing to do unless we take over.
+    /// Reads the other agent's ports and identities again. Does nothing outside a takeover.
     ///
     /// # Errors
-    /// What is pinned cannot be read.
+    /// If the pins cannot be read.
     pub fn look_again(&mut self) -> Result<(), SteerError> {
         let Some(pins) = self.pins.as_ref().filter(|_| self.taking_over) else { return Ok(()) };
         let links = pins.links()?;
@@ -206,7 +208,7 @@ impl Steering {
         all.into_iter().try_for_each(|(key, mac, slot)| self.redirect_one(key, mac, slot))
     }
 
-    /// Sends an identity to its hub on our side, and what the other agent has claimed to that one's.
+    /// Sends an identity to its hub on our side, and connections claimed by the other agent to that agent's hub.
     fn redirect_one(&mut self, port: PortKey, mac: Mac, slot: Slot) -> Result<(), SteerError> {
         let hub = self.hub_of(slot);
         let Some(now) = self.tables.identity(port, mac)? else { return Ok(()) };

@@ -1,7 +1,7 @@
-//! Watching one guest: the filter the kernel side goes by, and the ring it reports through.
+//! Traces one guest: sets the filter of the eBPF programs and reads the ring of their reports.
 //!
-//! One trace at a time: the filter has one entry. Whoever has the [`Watch`] has it, and with the watch the filter is
-//! cleared, however its holder ends. What outlived an agent that was killed is cleared when the next one starts.
+//! Only one trace runs at a time, because the filter has one entry. The holder of the [`Watch`] owns it. Dropping the
+//! watch clears the filter, however its holder ends. The next start clears a filter that a killed agent left behind.
 
 use aya::Ebpf;
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
@@ -15,23 +15,23 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use super::{SteerError, Steering, tables};
 use metadata_base::port::PortName;
 
-/// Words of what one CPU keeps.
+/// Words that each CPU keeps.
 const WORDS: usize = size_of::<Scratch>() / 8;
-/// Events the ring can hold, and more.
+/// Upper bound on the number of events in the ring.
 const EVENTS_MOST: usize = EVENT_BYTES as usize / size_of::<Event>() + 1;
 
-/// Why nobody is watched.
+/// Why a trace cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// Somebody watches already.
-    #[error("another trace is at work, and there is one at a time; end it first")]
+    /// Another trace is running.
+    #[error("another trace is running, and only one can run at a time; end it first")]
     Busy,
-    /// The kernel refuses.
+    /// The kernel refuses the filter.
     #[error(transparent)]
     Steer(#[from] SteerError),
 }
 
-/// The maps of the kernel side's reports.
+/// The maps of the eBPF programs' reports.
 struct Maps {
     filter: Array<MapData, [u32; 5]>,
     passing: Array<MapData, u32>,
@@ -39,7 +39,7 @@ struct Maps {
     scratch: PerCpuArray<MapData, [u64; WORDS]>,
 }
 
-/// The maps, while nobody watches.
+/// The maps, while no trace runs.
 pub(super) struct Traces(Arc<Mutex<Maps>>);
 
 impl Traces {
@@ -67,19 +67,19 @@ impl Maps {
             .map_err(|source| SteerError::map(name::TRACE, "set the filter", source))
     }
 
-    /// Events without room since the map was made.
+    /// Events that found no room since the map was made.
     fn lost(&self) -> Result<u64, SteerError> {
         let all = self.scratch.get(&0, 0).map_err(|source| SteerError::map(name::TRACED, "read", source))?;
         Ok(all.iter().fold(0, |sum, [lost, ..]| sum.wrapping_add(*lost)))
     }
 
     fn next(&mut self) -> Option<Event> {
-        // An event of another length would be of another object; there is none.
+        // An event of another length would need another object, and there is none.
         Event::from_bytes(&self.events.next()?)
     }
 }
 
-/// One guest under watch, until this is dropped.
+/// A trace of one guest, until it is dropped.
 pub struct Watch {
     maps: OwnedMutexGuard<Maps>,
     lost: u64,
@@ -87,7 +87,7 @@ pub struct Watch {
 
 impl Watch {
     fn begin(mut maps: OwnedMutexGuard<Maps>, trace: Trace) -> Result<Self, SteerError> {
-        // What an earlier watch left.
+        // Events of an earlier trace.
         for _ in 0..EVENTS_MOST {
             if maps.next().is_none() {
                 break;
@@ -98,15 +98,15 @@ impl Watch {
         Ok(Self { maps, lost })
     }
 
-    /// The next event, if there is one. The ring holds some 800: look every few hundredths of a second.
+    /// The next event, if there is one. The ring holds about 800: poll every few hundredths of a second.
     pub fn next_event(&mut self) -> Option<Event> {
         self.maps.next()
     }
 
-    /// How many events found no room since last asked.
+    /// The number of events that found no room since the last call.
     ///
     /// # Errors
-    /// When the kernel refuses to read the table.
+    /// If the kernel refuses to read the table.
     pub fn newly_lost(&mut self) -> Result<u64, SteerError> {
         let lost = self.maps.lost()?;
         Ok(lost.wrapping_sub(std::mem::replace(&mut self.lost, lost)))
@@ -116,7 +116,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if let Err(error) = self.maps.set(Trace::default()) {
-            tracing::warn!(%error, "the trace goes on, unread");
+            tracing::warn!(%error, "cannot clear the filter of the ended trace");
         }
     }
 }
@@ -128,11 +128,11 @@ impl fmt::Debug for Watch {
 }
 
 impl Steering {
-    /// Watches a port, a MAC, or a MAC on a port: frames for the service, with `passing` all others too. Of a port
-    /// alone the answers from user space are not seen.
+    /// Traces a port, a MAC, or a MAC on a port: frames for the service, with `passing` all others too. A trace of a
+    /// port alone does not show answers from user space.
     ///
     /// # Errors
-    /// [`TraceError::Busy`] while somebody watches; the port is not attached; the kernel refuses.
+    /// [`TraceError::Busy`] if a trace is running; if the port is not attached or the kernel refuses.
     pub fn watch(
         &self,
         port: Option<&PortName>,
@@ -151,7 +151,7 @@ impl Steering {
         Ok(Watch::begin(maps, Trace::of(key, mac.map(|mac| mac.0), flags))?)
     }
 
-    /// What attached ports are called in events.
+    /// Names of attached ports in events.
     pub fn port_keys(&self) -> impl Iterator<Item = (PortKey, &PortName)> {
         self.ports.iter().map(|(name, attached)| (attached.key, name))
     }

@@ -17,7 +17,7 @@ struct Setting {
     value: u32,
 }
 
-/// Turns it on for a device of the calling thread's namespace. `name` has at most 15 octets.
+/// Enables it on a device of the calling thread's namespace. `name` has at most 15 octets.
 pub(super) fn turn_on(name: &str) -> Result<(), LinkError> {
     let set = || -> io::Result<()> {
         let socket = UnixDatagram::unbound()?;

@@ -1,4 +1,4 @@
-//! The control side's end: from notes to lines.
+//! The control side of the audit log: makes lines of recorded answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use super::tape::{CAPACITY, Entry, Item};
 use super::write::{Target, Writer};
 use super::{AuditConfig, Line, Tape};
 
-/// How often the tapes are emptied.
+/// Interval at which the tapes are emptied.
 pub const COLLECT_EVERY: Duration = Duration::from_millis(50);
-/// Lines made at once of one worker's notes: what may delay the control loop, by some 4 ms.
+/// Lines made at once from one worker's tape: they delay the control loop by at most about 4 ms.
 pub const LINES_AT_ONCE: usize = CAPACITY;
 
-/// Who a slot is.
+/// The identity and VM of a slot.
 #[derive(Debug)]
 struct Who {
     port: String,
@@ -25,20 +25,20 @@ struct Who {
     vm: Option<(String, String)>,
 }
 
-/// What has become of lines.
+/// Lines by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuditCounts {
     /// Written.
     pub written: u64,
-    /// Left out by sampling.
+    /// Omitted by sampling.
     pub sampled: u64,
-    /// Dropped, because the worker's tape or the writer's queue was full.
+    /// Dropped because the worker's tape or the writer's queue was full.
     pub queue_full: u64,
-    /// Dropped, because the file could not be written.
+    /// Dropped because the file could not be written.
     pub write_failed: u64,
 }
 
-/// Makes lines of what workers noted.
+/// Makes lines of the answers that workers recorded.
 #[derive(Debug)]
 pub struct Collector {
     tapes: Vec<Reel>,
@@ -47,7 +47,7 @@ pub struct Collector {
     queue_full: u64,
 }
 
-/// A tape, and answers whose turn is not over.
+/// A tape, and its answers from a turn that has not ended.
 #[derive(Debug)]
 struct Reel {
     tape: Arc<Tape>,
@@ -55,10 +55,10 @@ struct Reel {
 }
 
 impl Collector {
-    /// Opens the log, and a tape for each of `workers`; `None` when none is wanted.
+    /// Opens the log and makes a tape for each of `workers`; `None` if no log is configured.
     ///
     /// # Errors
-    /// The file cannot be opened, or there is no thread to write it.
+    /// If the file cannot be opened, or the thread cannot be started.
     pub fn open(config: &AuditConfig, workers: usize) -> anyhow::Result<Option<Self>> {
         let Some(target) = Target::of(config) else { return Ok(None) };
         let writer = Writer::start(target)?;
@@ -73,14 +73,14 @@ impl Collector {
         self.tapes.get(worker).map(|reel| Arc::clone(&reel.tape))
     }
 
-    /// A slot is this guest's from now on: what was noted of it before is written down first.
+    /// Assigns a slot to a guest. Answers recorded for the former guest are written first.
     pub fn is_now(&mut self, slot: Slot, port: String, mac: String, vm: Option<(&str, &str)>) {
         self.collect();
         let vm = vm.map(|(uuid, name)| (uuid.to_owned(), name.to_owned()));
         self.who.insert(slot, Who { port, mac, vm });
     }
 
-    /// Makes lines of all that has been noted, and has them written.
+    /// Makes lines of all recorded answers and queues them for writing.
     pub fn collect(&mut self) {
         let Self { tapes, who, writer, queue_full } = self;
         for Reel { tape, fresh } in tapes {
@@ -96,7 +96,7 @@ impl Collector {
                     }
                 }
             }
-            // A turn's end that found no room on the tape.
+            // The end of a turn found no room on the tape.
             if fresh.len() >= LINES_AT_ONCE {
                 lines +=
                     fresh.drain(..).map(|entry| line(&entry, who, Duration::ZERO, &mut chunk)).sum::<u64>();
@@ -107,12 +107,12 @@ impl Collector {
         }
     }
 
-    /// Has the file opened anew: it may have been renamed.
+    /// Reopens the file, which may have been renamed.
     pub fn reopen(&self) {
         self.writer.reopen();
     }
 
-    /// What has become of lines.
+    /// Lines by outcome.
     #[must_use]
     pub fn counts(&self) -> AuditCounts {
         let (written, write_failed) = self.writer.counts();
@@ -132,7 +132,7 @@ impl Drop for Collector {
     }
 }
 
-/// Puts the line of an answer behind the others; returns how many were put.
+/// Appends the line of an answer; returns the number of lines appended.
 fn line(entry: &Entry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u8>) -> u64 {
     let seconds = i64::try_from(entry.unix_seconds).unwrap_or_default();
     let time = OffsetDateTime::from_unix_timestamp(seconds).ok().and_then(|at| at.format(&Rfc3339).ok());
@@ -144,7 +144,7 @@ fn line(entry: &Entry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u
     let line = Line {
         time: time.as_deref().unwrap_or_default(),
         vm,
-        // The name of whom the slot is now, unless that is another by now.
+        // Use the name of the slot's current guest only if it is still the guest that was answered.
         name: known.filter(|(uuid, _)| Some(uuid.as_str()) == vm).map(|(_, name)| name.as_str()),
         port: who.map(|who| who.port.as_str()),
         mac: who.map(|who| who.mac.as_str()),

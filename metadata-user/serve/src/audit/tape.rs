@@ -1,4 +1,4 @@
-//! From a worker to the control side: bounded, lock-free, and without an allocation on the worker's side.
+//! A bounded, lock-free queue from a worker to the control side, without allocation on the worker's side.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,37 +12,37 @@ use metadata_base::connection::Connection;
 use metadata_content::http::{Method, Status};
 use metadata_content::store::{Datasource, Responses};
 
-/// Lines a worker may be ahead of the control side: some 50 ms of the busiest there is, in 1 MiB.
+/// Capacity of a tape: about 50 ms of lines at the highest load, in 1 MiB.
 pub const CAPACITY: usize = 4_096;
-/// Of these, how many are left for errors.
+/// Part of the capacity that is reserved for errors.
 pub const RESERVED: usize = CAPACITY / 8;
-/// Lines from which on good answers are sampled.
+/// Queue length from which on successful answers are sampled.
 const LOADED: usize = CAPACITY / 2;
-/// Octets kept of a path.
+/// Longest path kept, in octets.
 pub const PATH_MAX: usize = 120;
 
-/// An answer that was given.
+/// An answer for the audit log.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) slot: Slot,
     pub(crate) unix_seconds: u64,
     pub(crate) local: (IpAddr, u16),
     pub(crate) remote: (IpAddr, u16),
-    /// How long it waited; zero for what was answered in the turn it came in.
+    /// Duration of the wait; zero for an answer in the turn that received the request.
     pub(crate) took: Duration,
     pub(crate) method: Method,
     pub(crate) path: Path,
     pub(crate) datasource: Datasource,
     pub(crate) status: Status,
     pub(crate) bytes: u64,
-    /// Whose answer it is: exact even if the slot is another's by the time it is written down.
+    /// The VM's responses, so that the line names the right VM even if the slot is reused before the line is written.
     pub(crate) responses: Option<Arc<Responses>>,
-    /// Set when it is noted: it stands for so many.
+    /// Set when the entry is recorded: the number of answers it stands for.
     pub(crate) sampled: u32,
 }
 
 impl Entry {
-    /// Who asked, and when; what is still to be filled in is empty.
+    /// Sets slot, endpoints and time; the other fields are empty.
     pub(crate) fn of(connection: &Connection, unix_seconds: u64) -> Self {
         let Connection { slot, local, remote } = *connection;
         Self {
@@ -76,7 +76,7 @@ impl Default for Path {
 }
 
 impl Path {
-    /// The path of a request target, as it was sent, without scheme, authority and query: those may hold secrets.
+    /// The path of a request target as sent, without scheme, authority and query: those may hold secrets.
     pub(crate) fn of(target: &str) -> Self {
         let target = match target.split_once("://") {
             Some((_, rest)) => rest.find(['/', '?']).map_or("", |at| &rest[at..]),
@@ -94,29 +94,29 @@ impl Path {
     }
 }
 
-/// What a worker notes, in order.
+/// An item of a worker's tape, in order.
 #[derive(Debug)]
 pub(super) enum Item {
     Answer(Entry),
-    /// A turn with answers of its own took so long.
+    /// Duration of a turn with answers of its own.
     Turn(Duration),
 }
 
-/// One worker's notes.
+/// The tape of one worker.
 #[derive(Debug)]
 pub struct Tape {
     items: ArrayQueue<Item>,
     sample: u32,
-    /// Good answers of each slot while there was load.
+    /// Number of successful answers of each slot under load.
     counts: Box<[AtomicU16]>,
-    /// There are answers since the last turn's end.
+    /// Answers were recorded since the end of the last turn.
     fresh: AtomicBool,
     dropped: AtomicU64,
     left_out: AtomicU64,
 }
 
 impl Tape {
-    /// An empty tape; under load one in `sample` is noted.
+    /// An empty tape. Under load, one in `sample` answers is recorded.
     #[must_use]
     pub fn new(sample: u32) -> Arc<Self> {
         Arc::new(Self {
@@ -129,7 +129,7 @@ impl Tape {
         })
     }
 
-    /// Notes an answer, if there is room. Never waits. Only the worker calls it.
+    /// Records an answer if there is room. Never waits. Only the worker calls it.
     pub(crate) fn note(&self, mut entry: Entry) {
         let (waiting, is_good) = (self.items.len(), entry.status < Status(400));
         if is_good && waiting >= LOADED && self.sample > 1 {
@@ -148,16 +148,16 @@ impl Tape {
         }
     }
 
-    /// The worker's turn took so long.
+    /// Called after each turn of the worker with its duration.
     pub(crate) fn turned(&self, turn: Duration) {
         if self.fresh.load(Ordering::Relaxed) {
             self.fresh.store(false, Ordering::Relaxed);
-            // Where there is no room the answers wait for the end of the next turn.
+            // Without room, the answers wait for the end of the next turn.
             let _ = self.items.push(Item::Turn(turn));
         }
     }
 
-    /// True for one in `sample` of a slot's.
+    /// True for one in `sample` answers of a slot.
     fn is_next(&self, slot: Slot) -> bool {
         let Some(count) = usize::try_from(slot).ok().and_then(|slot| self.counts.get(slot)) else {
             return true;
@@ -181,7 +181,7 @@ impl Tape {
     }
 }
 
-/// One more; nobody else writes.
+/// Adds one. Only the owning thread may call it.
 fn count(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }

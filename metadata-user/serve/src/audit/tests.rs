@@ -13,7 +13,7 @@ use metadata_content::http::{Method, Status};
 use metadata_content::store::{Datasource, Responses, Vm};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
-/// Far more than anything here takes: reached only when something is wrong.
+/// Far more time than any test needs: only a fault reaches it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn entry(slot: u32, status: u16) -> Entry {
@@ -58,7 +58,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_line_says_who_asked_for_what_and_how_it_ended() {
+fn a_line_names_client_path_and_result() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut collector, tape) = open(&to(&file(&room)));
     collector.is_now(7, "tap0".into(), "52:54:00:00:00:01".into(), Some((UUID, "web")));
@@ -76,15 +76,15 @@ fn a_line_says_who_asked_for_what_and_how_it_ended() {
 }
 
 #[test]
-fn an_answer_belongs_to_whom_it_was_given_even_if_the_slot_is_anothers_by_now() {
+fn an_answer_belongs_to_its_recipient_even_after_the_slot_is_reused() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut collector, tape) = open(&to(&file(&room)));
     let other = "00000000-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
     collector.is_now(7, "tap0".into(), "52:54:00:00:00:01".into(), Some((UUID, "web")));
     tape.note(entry(7, 200));
-    // Written down before the slot changes hands.
+    // Written before the slot is reused.
     collector.is_now(7, "tap1".into(), "52:54:00:00:00:02".into(), Some((other, "db")));
-    // Still from the responses of the one before.
+    // Still from the responses of the former guest.
     let responses = Some(Arc::new(Responses::builder(Vm::alone(UUID)).build()));
     tape.note(Entry { responses, ..entry(7, 200) });
     tape.note(entry(8, 404));
@@ -94,11 +94,11 @@ fn an_answer_belongs_to_whom_it_was_given_even_if_the_slot_is_anothers_by_now() 
     let some = |texts: [&str; 3]| texts.map(|text| Some(text.to_owned()));
     assert_eq!(of(&lines[0]), some([UUID, "web", "tap0"]));
     assert_eq!(of(&lines[1]), [Some(UUID.to_owned()), None, Some("tap1".to_owned())], "no other VM's name");
-    assert_eq!(of(&lines[2]), [None, None, None], "of a slot nobody has");
+    assert_eq!(of(&lines[2]), [None, None, None], "of an unassigned slot");
 }
 
 #[test]
-fn an_answer_of_its_own_turn_takes_as_long_as_the_turn() {
+fn an_answer_within_a_turn_takes_as_long_as_the_turn() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut collector, tape) = open(&to(&file(&room)));
     tape.note(Entry { took: Duration::ZERO, ..entry(1, 200) });
@@ -111,7 +111,7 @@ fn an_answer_of_its_own_turn_takes_as_long_as_the_turn() {
 }
 
 #[test]
-fn a_path_is_kept_without_what_may_be_secret_and_within_its_limit() {
+fn a_path_is_kept_without_secrets_and_within_its_limit() {
     let long = format!("/{}", "a".repeat(2 * PATH_MAX));
     let cases = [
         ("/latest?x=hunter2", "/latest"),
@@ -129,7 +129,7 @@ fn a_path_is_kept_without_what_may_be_secret_and_within_its_limit() {
 }
 
 #[test]
-fn under_load_good_answers_are_sampled_for_each_vm_and_errors_all_kept() {
+fn under_load_good_answers_are_sampled_per_vm_and_all_errors_kept() {
     let room = tempfile::tempdir().expect("a directory");
     let config = AuditConfig { sample: 10, ..to(&file(&room)) };
     let (collector, tape) = open(&config);
@@ -148,7 +148,7 @@ fn under_load_good_answers_are_sampled_for_each_vm_and_errors_all_kept() {
         lines.iter().filter(wanted).count()
     };
     assert_eq!([of(2, 200, Some(10)), of(3, 200, Some(10)), of(3, 404, None)], [10, 10, 100]);
-    assert_eq!(lines.len(), CAPACITY / 2 + 120, "a line that stands for more says so");
+    assert_eq!(lines.len(), CAPACITY / 2 + 120, "a sampled line states its count");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_full_tape_drops_good_answers_first_and_counts_them() {
     let dropped = 2 * CAPACITY as u64 - good;
     assert_eq!(collector.counts().queue_full, dropped);
     (0..RESERVED).for_each(|_| tape.note(entry(1, 503)));
-    assert_eq!(collector.counts().queue_full, dropped, "errors have room of their own");
+    assert_eq!(collector.counts().queue_full, dropped, "errors have reserved room");
     tape.note(entry(1, 503));
     collector.collect();
     until("all that had room is written", || collector.counts().written == CAPACITY as u64);
@@ -168,7 +168,7 @@ fn a_full_tape_drops_good_answers_first_and_counts_them() {
 }
 
 #[test]
-fn a_disk_that_is_full_costs_lines_and_nothing_else() {
+fn a_full_disk_costs_only_lines() {
     let (mut collector, tape) = open(&to(FilePath::new("/dev/full")));
     for _ in 0..2 {
         tape.note(entry(1, 200));
@@ -180,13 +180,13 @@ fn a_disk_that_is_full_costs_lines_and_nothing_else() {
 }
 
 #[test]
-fn a_disk_that_stands_still_holds_up_nobody() {
+fn a_stalled_disk_delays_no_other_thread() {
     let room = tempfile::tempdir().expect("a directory");
     let pipe = room.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
-    let reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).expect("an end nobody reads");
+    let reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).expect("a pipe without a reader");
     let (mut collector, tape) = open(&to(&pipe));
-    // Each chunk is as large as can be, so that the pipe is full soon and then the queue.
+    // Chunks of maximum size fill first the pipe and then the queue.
     let begun = Instant::now();
     for _ in 0..CHUNKS + 4 {
         (0..CAPACITY / 4).for_each(|_| tape.note(entry(1, 200)));
@@ -194,18 +194,18 @@ fn a_disk_that_stands_still_holds_up_nobody() {
     }
     assert!(collector.counts().queue_full > 0, "{:?}", collector.counts());
     drop(collector);
-    assert!(begun.elapsed() < PATIENCE, "the end waited for the disk");
+    assert!(begun.elapsed() < PATIENCE, "the shutdown waited for the disk");
     drop(reader);
 }
 
 #[test]
-fn a_file_that_is_full_is_begun_anew_and_so_many_old_ones_kept() {
+fn a_full_file_is_rotated_and_a_limited_number_of_old_ones_kept() {
     let room = tempfile::tempdir().expect("a directory");
     let path = file(&room);
     let config = AuditConfig { max_megabytes: 1, keep: 2, ..to(&path) };
     let (mut collector, tape) = open(&config);
     let mut noted = 0;
-    // A line has some 200 octets: about five files.
+    // A line has about 200 octets, so this makes about five files.
     while noted < 25_000 {
         (0..500).for_each(|_| tape.note(entry(1, 200)));
         noted += 500;
@@ -221,7 +221,7 @@ fn a_file_that_is_full_is_begun_anew_and_so_many_old_ones_kept() {
 }
 
 #[test]
-fn a_file_renamed_by_others_is_opened_anew_when_they_say_so() {
+fn a_file_renamed_by_another_program_is_reopened_on_request() {
     let room = tempfile::tempdir().expect("a directory");
     let path = file(&room);
     let (mut collector, tape) = open(&to(&path));

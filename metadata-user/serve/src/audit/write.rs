@@ -1,4 +1,4 @@
-//! The thread that writes lines, so that a slow disk holds up nobody.
+//! The thread that writes lines, so that a slow disk delays no other thread.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -17,31 +17,31 @@ use tracing::warn;
 use super::AuditConfig;
 use metadata_state::private_file::PRIVATE;
 
-/// Chunks of lines waiting to be written.
+/// Limit on chunks of lines that wait to be written.
 pub const CHUNKS: usize = 64;
-/// Longest the end of the agent waits for lines to be written.
+/// Longest time that the agent's exit waits for lines to be written.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// What stands for standard error.
+/// The configuration value for standard error.
 const STDERR: &str = "stderr";
 
-/// Where lines go.
+/// The destination of lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Standard error.
     Stderr,
     /// A file.
     File {
-        /// Its place.
+        /// Path of the file.
         path: PathBuf,
-        /// Octets after which it is begun anew, if that is for us to do.
+        /// Size in octets at which the file is rotated; `None` leaves rotation to another program.
         limit: Option<u64>,
-        /// Old ones kept.
+        /// Number of rotated files to keep.
         keep: u32,
     },
 }
 
 impl Target {
-    /// What the configuration says; `None` for no log.
+    /// The configured target; `None` for no log.
     #[must_use]
     pub fn of(config: &AuditConfig) -> Option<Self> {
         let path = config.to.clone()?;
@@ -56,7 +56,7 @@ impl Target {
         let Self::File { path, .. } = self else {
             return Ok(Sink { file: None, size: 0, torn: false });
         };
-        // A pipe without a reader is an error, not a wait for one; what is open may be waited for, here.
+        // Opening without blocking makes a pipe without a reader an error. Writes may block, on this thread.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file =
             OpenOptions::new().append(true).create(true).mode(PRIVATE).custom_flags(flags).open(path)?;
@@ -68,7 +68,7 @@ impl Target {
         Ok(Sink { size: if metadata.is_file() { metadata.len() } else { 0 }, file: Some(file), torn: false })
     }
 
-    /// Renames the file, and each old one to the next number; the last goes.
+    /// Renames the file, and each rotated one to the next number; the last is removed.
     fn rotate(&self) -> io::Result<()> {
         let Self::File { path, keep, .. } = self else { return Ok(()) };
         let numbered = |number: u32| {
@@ -93,9 +93,9 @@ impl Target {
     }
 }
 
-/// What is written to now.
+/// The open target.
 struct Sink {
-    /// None for standard error.
+    /// `None` for standard error.
     file: Option<File>,
     size: u64,
     /// The last line was cut off.
@@ -128,17 +128,17 @@ struct Shared {
     reopen: AtomicBool,
 }
 
-/// The control side's end of the thread.
+/// The control side's handle of the thread.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// None once the end has begun.
+    /// `None` once the shutdown has begun.
     chunks: Option<SyncSender<(Vec<u8>, u64)>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
-    /// Opens the target, and starts the thread.
+    /// Opens the target and starts the thread.
     pub(super) fn start(target: Target) -> anyhow::Result<Self> {
         let sink = target.open().with_context(|| format!("opening the audit log {target:?}"))?;
         let (chunks, lines) = sync_channel(CHUNKS);
@@ -149,7 +149,7 @@ impl Writer {
         Ok(Self { chunks: Some(chunks), shared, thread: Some(thread) })
     }
 
-    /// Has lines written; false when too many wait already. Never waits.
+    /// Queues lines for writing; false if the queue is full. Never waits.
     pub(super) fn write(&self, chunk: Vec<u8>, lines: u64) -> bool {
         self.chunks.as_ref().is_some_and(|chunks| chunks.try_send((chunk, lines)).is_ok())
     }
@@ -158,7 +158,7 @@ impl Writer {
         self.shared.reopen.store(true, Ordering::Relaxed);
     }
 
-    /// Lines written, and lines that could not be.
+    /// Lines written, and lines lost to write errors.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.shared.written.load(Ordering::Relaxed), self.shared.failed.load(Ordering::Relaxed))
     }
@@ -173,21 +173,21 @@ impl Drop for Writer {
             std::thread::sleep(Duration::from_millis(5));
         }
         if thread.is_finished() {
-            // A panic there has been reported by itself.
+            // A panic there is already reported.
             let _ = thread.join();
         } else {
-            warn!("the last lines of the audit log are not written: the disk stands still");
+            warn!("the last lines of the audit log are not written: the disk does not respond");
         }
     }
 }
 
-/// The thread's state.
+/// State of the thread.
 struct Pen {
     target: Target,
-    /// None when it has to be opened.
+    /// `None` if it must be opened.
     sink: Option<Sink>,
     shared: Arc<Shared>,
-    /// The last write failed, which has been told.
+    /// The last write failed, and the log says so.
     ails: bool,
 }
 
@@ -200,7 +200,7 @@ impl Pen {
             if let Err(error) = &outcome
                 && !self.ails
             {
-                warn!("the audit log is not written, its lines are dropped: {error}");
+                warn!("cannot write the audit log, its lines are dropped: {error}");
             }
             self.ails = outcome.is_err();
         }

@@ -1,4 +1,4 @@
-//! One port's device, and what is on it already.
+//! A port's device, and the programs on it.
 
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
 use futures_util::TryStreamExt as _;
@@ -11,62 +11,62 @@ use metadata_base::port::PortName;
 use metadata_links::netlink;
 use metadata_links::netns::{self, Netns};
 
-/// Classifiers named of one device at most.
+/// Limit on classifiers reported for one device.
 const FILTERS_TOLD: usize = 16;
 
-/// A device as it is found.
+/// State of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its index in its namespace.
+    /// Interface index in its namespace.
     pub ifindex: u32,
-    /// `tap`, `veth`, `macvtap`, …; `physical device` when the kernel names no kind.
+    /// `tap`, `veth`, `macvtap`, …; `physical device` if the kernel reports no kind.
     pub kind: String,
-    /// Frames on it begin with an Ethernet header.
+    /// Its frames begin with an Ethernet header.
     pub ethernet: bool,
-    /// It is up.
+    /// The device is up.
     pub up: bool,
-    /// Octets of payload a frame may have.
+    /// MTU in octets: the longest payload of a frame.
     pub mtu: u32,
-    /// Receive queues.
+    /// Number of receive queues.
     pub queues: u32,
-    /// Frames that wait for its reader at most: of a tap, the length of its ring.
+    /// Transmit queue length in frames; for a tap, the length of its ring.
     pub ring: u32,
-    /// Frames it has not taken since it was made, whoever's.
+    /// Frames rejected since the device was made, whoever sent them.
     pub refused: u64,
-    /// Whether frames can be redirected to it; `None` where the kernel does not say (before Linux 6.3).
+    /// Whether it accepts redirected frames; `None` if the kernel does not report it (before Linux 6.3).
     pub takes_redirected: Option<bool>,
     /// Its bridge or other master: name and kind.
     pub master: Option<(String, String)>,
     /// XDP programs on it.
     pub xdp: Vec<Program>,
-    /// Classifiers by tcx where its frames come in; `None` when the kernel cannot be asked.
+    /// Classifiers attached by tcx to its ingress; `None` if the kernel has no such query.
     pub tcx: Option<Vec<Program>>,
-    /// Classifiers by a queueing discipline (`clsact`, `ingress`) where its frames come in.
+    /// Classifiers attached by a queueing discipline (`clsact`, `ingress`) to its ingress.
     pub filters: Vec<Filter>,
 }
 
-/// A program in the kernel.
+/// An eBPF program in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Its number.
+    /// Its number in the kernel.
     pub id: u32,
-    /// Its name, where the kernel tells.
+    /// Its name, if the kernel reports one.
     pub name: Option<String>,
 }
 
-/// A classifier of the older kind.
+/// A classifier attached by a queueing discipline.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Filter {
     /// `bpf`, `flower`, `matchall`, …
     pub kind: String,
-    /// Of `bpf`: what the program is called.
+    /// The name of the program, for `bpf`.
     pub name: Option<String>,
 }
 
-/// Looks at a port's device; `None` when its namespace has no such device.
+/// Examines a port's device; `None` if its namespace has no such device.
 ///
 /// # Errors
-/// When the namespace cannot be opened or entered, or the kernel does not say.
+/// If the namespace cannot be opened or entered, or the kernel refuses a query.
 pub fn device(port: &PortName) -> Result<Option<Device>, Failure> {
     let netns = port.netns.as_deref().map_or_else(Netns::own, Netns::open)?;
     Ok(netns.run(|| match netns::index_of(&port.ifname)? {
@@ -105,7 +105,7 @@ fn look(name: &str, ifindex: u32) -> Result<Device, SteerError> {
     })
 }
 
-/// A master is in the same namespace, unless it has gone just now.
+/// A master is in the same namespace, unless it was just removed.
 fn master(message: &LinkMessage) -> Option<(String, String)> {
     let index = message.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::Controller(index) => Some(*index),
@@ -131,13 +131,13 @@ fn described(info: &ProgramInfo) -> Program {
 }
 
 fn filters(name: &str, ifindex: u32) -> Result<Vec<Filter>, SteerError> {
-    // The kernel takes a signed number, and gives none that is not positive.
+    // The kernel expects a signed index, and every index is positive.
     let index = i32::try_from(ifindex).unwrap_or_default();
     let messages = netlink::talk(
         || format!("list the classifiers on {name}"),
         async |netlink| netlink.traffic_filter(index).get().ingress().execute().try_collect::<Vec<_>>().await,
     );
-    // A device without a discipline to hold any has none.
+    // A device without a queueing discipline has no classifiers.
     let Ok(messages) = messages else { return Ok(Vec::new()) };
     let filters = messages.iter().filter_map(|message| {
         let kind = message.attributes.iter().find_map(|attribute| match attribute {
@@ -155,7 +155,7 @@ fn filters(name: &str, ifindex: u32) -> Result<Vec<Filter>, SteerError> {
         Some(Filter { kind, name })
     });
     let mut filters: Vec<_> = filters.take(FILTERS_TOLD).collect();
-    // The kernel lists each classifier's place as well as the classifier.
+    // The kernel lists the hook of each classifier as well as the classifier.
     filters.sort();
     filters.dedup();
     if filters.iter().any(|filter| filter.name.is_some()) {

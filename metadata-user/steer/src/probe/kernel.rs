@@ -1,4 +1,4 @@
-//! What the kernel can do, found out by doing it.
+//! Tests the features of the kernel by using them.
 #![expect(unsafe_code, reason = "a thread leaves its namespace by unshare(2), which has no safe form")]
 
 use aya::Ebpf;
@@ -23,41 +23,41 @@ use metadata_datapath::afxdp::{Socket, SocketConfig};
 use metadata_links::netns;
 use metadata_links::tun;
 
-/// The least kernel that steering is made for: major and minor number.
+/// Oldest supported kernel: major and minor number.
 pub const KERNEL: (u32, u32) = (5, 15);
 /// The first kernel with tcx links (e420bed02507).
 pub const TCX_KERNEL: (u32, u32) = (6, 6);
 
-/// The loopback device, which every network namespace has from its beginning.
+/// The loopback device, which exists in every new network namespace.
 const LOOPBACK: u32 = 1;
 
-/// What of the kernel is looked for by using it.
+/// A feature of the kernel, tested by using it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Feature {
     /// bpf(2) itself.
     Bpf,
     /// XDP programs.
     Xdp,
-    /// Device maps by hash, by which answers find their tap.
+    /// Device maps by hash, through which answers reach their tap.
     DeviceMap,
     /// Maps of AF_XDP sockets.
     SocketMap,
     /// AF_XDP sockets.
     Socket,
-    /// Ring buffers, by which the kernel side tells what it saw.
+    /// Ring buffers, through which the eBPF programs report.
     RingBuffer,
-    /// The kernel's own type information.
+    /// The kernel's own type information (BTF).
     Btf,
-    /// XDP programs that go with a descriptor (`bpf_link`).
+    /// XDP programs attached through a descriptor (`bpf_link`).
     Link,
-    /// Another program put in the place of one, with no frame in between.
+    /// Atomic replacement of an attached program.
     LinkUpdate,
-    /// Classifiers by `bpf_link`.
+    /// Classifiers attached through `bpf_link`.
     Tcx,
 }
 
 impl Feature {
-    /// Each once, in the order in which one needs another.
+    /// Each feature once, after the features it depends on.
     pub const ALL: [Self; 10] = [
         Self::Bpf,
         Self::Xdp,
@@ -72,7 +72,7 @@ impl Feature {
     ];
 }
 
-/// Whether the kernel has each feature: `Ok(false)` when it does not know of it, an error when it did not say.
+/// Whether the kernel has each feature: `Ok(false)` if it lacks it, an error if the test was inconclusive.
 #[must_use]
 pub fn features() -> Vec<(Feature, Result<bool, Failure>)> {
     let staged = alone(|| Ok(links()));
@@ -110,7 +110,7 @@ fn known<T>(made: rustix::io::Result<T>) -> Result<bool, Failure> {
     }
 }
 
-/// The features that show on a device: a loopback that nobody else has.
+/// The features that need a device: a loopback of a private namespace.
 fn links() -> Vec<(Feature, Result<bool, Failure>)> {
     let mut found = Vec::new();
     let mut ebpf = match netns::cookie()
@@ -136,7 +136,7 @@ fn links() -> Vec<(Feature, Result<bool, Failure>)> {
     found
 }
 
-/// A program on the loopback by `bpf_link`; `None` when there was one, but not by a link.
+/// Attaches a program to the loopback through `bpf_link`; `None` if it was attached in another way.
 fn first(ebpf: &mut Ebpf) -> Result<FdLink, Option<Failure>> {
     let program = object::load_program(ebpf, program::SOCKET).map_err(|error| Some(error.into()))?;
     let put = |program: &mut Xdp| -> Result<XdpLink, ProgramError> {
@@ -166,11 +166,11 @@ fn classifier(ebpf: &mut Ebpf) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Does in a network namespace of its own what serving begins with: makes the hub, its sockets and a tap that is
-/// attached. Takes about as long as a start.
+/// Runs the first steps of serving in a private network namespace: makes the hub and its sockets, and attaches a tap.
+/// Takes about as long as a start.
 ///
 /// # Errors
-/// At the first step that fails, with what the kernel said.
+/// The first failing step, with the error of the kernel.
 pub fn rehearse(config: &SteerConfig) -> Result<(), Failure> {
     let tap = "rehearsal";
     alone(|| {
@@ -189,7 +189,7 @@ pub fn rehearse(config: &SteerConfig) -> Result<(), Failure> {
     })
 }
 
-/// Runs `visit` on a thread in a network namespace that is made for it and goes with it.
+/// Runs `visit` on a thread in a new network namespace that ends with the thread.
 fn alone<T: Send>(visit: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
     let inside = || {
         // SAFETY: unsharing the network namespace touches no file descriptor table, which is what the function is
@@ -197,7 +197,7 @@ fn alone<T: Send>(visit: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T
         let left = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
         left.map_err(|errno| {
             let error = io::Error::from(errno);
-            let text = format!("cannot make a network namespace to try it in: {error}");
+            let text = format!("cannot make a network namespace for the test: {error}");
             Failure { text, ..error.into() }
         })?;
         visit()

@@ -1,5 +1,5 @@
-//! Looks at what steering needs, for `xdp-imds doctor`: nothing here changes what lasts. What a probe makes is in a
-//! network namespace of its own and goes with the thread that made it, also when that is killed.
+//! Probes what steering needs, for `xdp-imds doctor`, without lasting changes. A probe that creates something does so
+//! in a network namespace of its own, which goes with the probe's thread even if that is killed.
 
 mod device;
 mod kernel;
@@ -18,23 +18,23 @@ use super::SteerError;
 use super::error::{Chain, errno};
 use metadata_links::error::LinkError;
 
-/// Why something could not be had: what the kernel said.
+/// Why a probe failed: the error of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The number of the error, where there is one.
+    /// The errno, if there is one.
     pub errno: Option<i32>,
     /// The error with its causes.
     pub text: String,
 }
 
 impl Failure {
-    /// A failure for a reason that has no number.
+    /// A failure without an errno.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self { errno: None, text: text.into() }
     }
 
-    /// True when the kernel refused, rather than not knowing how.
+    /// True if the kernel denied permission, rather than lacking the feature.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         matches!(self.errno, Some(libc::EPERM | libc::EACCES))

@@ -1,4 +1,4 @@
-//! What of the node is in the way: devices of the hub's names, who has the addresses, what is pinned.
+//! Conflicts on the node: devices with the hub's names, owners of served addresses, pins.
 
 use aya::maps::{Map, MapData, PerCpuArray};
 use aya::programs::links;
@@ -20,29 +20,29 @@ use super::Failure;
 use metadata_links::netlink;
 use metadata_links::netns;
 
-/// Pinned links looked at, at most.
+/// Limit on pinned links examined.
 const LINKS_SEEN: usize = 65_536;
 
-/// What the node itself does with a served address.
+/// How the node itself uses a served address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressUse {
-    /// The address.
+    /// The served address.
     pub address: IpAddr,
-    /// It is the node's own.
+    /// The address belongs to the node.
     pub own: bool,
-    /// The length of the prefix of the route that leads to it, in bits: 0 by default, `None` by none.
+    /// Prefix length in bits of the route to it: 0 for the default route, `None` for no route.
     pub routed: Option<u8>,
-    /// Who answers for it on the link.
+    /// The neighbour on the link that answers for it.
     pub neighbour: Option<String>,
 }
 
-/// Devices of the calling thread's namespace under names the hubs would have: name and kind.
+/// Devices of the calling thread's namespace with a name that a hub would use: name and kind.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// If the kernel refuses to list devices.
 pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Failure> {
     let mut found = Vec::new();
-    // An agent has one side of the numbers or the other.
+    // An agent uses either side of the hub numbers.
     let sides = [0, HUBS_OF_A_SIDE];
     let numbers = sides.into_iter().flat_map(|first| first..first + hubs.min(HUBS_OF_A_SIDE));
     for name in numbers.flat_map(|number| hub::names(prefix, number)) {
@@ -54,10 +54,10 @@ pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Fai
     Ok(found)
 }
 
-/// Steered frames for which the rings of the hubs' veths had no room, since they were made.
+/// Steered frames that found the rings of the hubs' veths full, since the veths were made.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// If the kernel refuses the statistics.
 pub fn veth_full(prefix: &str, hubs: u32) -> Result<u64, Failure> {
     let dropped = devstats::dropped()?;
     let numbers = [0, HUBS_OF_A_SIDE].into_iter().flat_map(|first| first..first + hubs.min(HUBS_OF_A_SIDE));
@@ -70,8 +70,8 @@ pub fn veth_full(prefix: &str, hubs: u32) -> Result<u64, Failure> {
     Ok(sum)
 }
 
-/// Frames of quiet guests in other namespaces for which a hub's ring had no room, by the counters an agent has pinned; 0
-/// without any.
+/// Frames of quiet guests in other namespaces that found a hub's ring full, read from an agent's pinned counters; 0
+/// without pins.
 #[must_use]
 pub fn ring_full(pins: &Path) -> u64 {
     let map = MapData::from_pin(pins::map_of(pins, name::COUNTERS)).ok();
@@ -80,10 +80,10 @@ pub fn ring_full(pins: &Path) -> u64 {
     counted.map_or(0, |by_cpu| by_cpu.iter().sum())
 }
 
-/// What the calling thread's namespace does with these addresses. Nothing is sent.
+/// How the calling thread's namespace uses these addresses. Nothing is sent.
 ///
 /// # Errors
-/// When the kernel does not list its neighbours.
+/// If the kernel refuses to list neighbours.
 pub fn address_uses(addresses: &[IpAddr]) -> Result<Vec<AddressUse>, Failure> {
     let neighbours = neighbours()?;
     let uses = addresses.iter().map(|address| {
@@ -98,7 +98,7 @@ pub fn address_uses(addresses: &[IpAddr]) -> Result<Vec<AddressUse>, Failure> {
     Ok(uses.collect())
 }
 
-/// The entry of the routing tables an address falls under.
+/// The route that applies to an address.
 fn route(address: IpAddr) -> Result<RouteMessage, LinkError> {
     let mut question = match address {
         IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(v4, 32).build(),
@@ -114,7 +114,7 @@ fn route(address: IpAddr) -> Result<RouteMessage, LinkError> {
     )
 }
 
-/// Stations of the link whose address is known.
+/// Neighbours on the link with a known MAC address.
 fn neighbours() -> Result<BTreeMap<IpAddr, String>, SteerError> {
     let listed = netlink::talk(
         || "list the neighbours".to_owned(),
@@ -146,16 +146,16 @@ fn known(message: &NeighbourMessage) -> Option<(IpAddr, String)> {
 /// A link in a bpffs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedLink {
-    /// Its file's name.
+    /// Name of its file.
     pub name: String,
-    /// The index of its device, 0 once that has gone; `None` when the kernel does not tell.
+    /// Interface index of its device, 0 once the device is gone; `None` if the kernel does not report it.
     pub ifindex: Option<u32>,
 }
 
-/// The links pinned in a directory of a bpffs; none when there is no such directory.
+/// The links pinned in a directory of a bpffs; empty if there is no such directory.
 ///
 /// # Errors
-/// When the directory cannot be read.
+/// If the directory cannot be read.
 pub fn pinned_links(directory: &Path) -> Result<Vec<PinnedLink>, Failure> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -170,7 +170,7 @@ pub fn pinned_links(directory: &Path) -> Result<Vec<PinnedLink>, Failure> {
     Ok(found)
 }
 
-/// The kernel tells a link's device beside its descriptor: `ifindex` in `/proc/self/fdinfo`.
+/// The kernel reports a link's device next to its descriptor: `ifindex` in `/proc/self/fdinfo`.
 fn device_of(pin: &Path) -> Option<u32> {
     let link: links::FdLink = links::PinnedLink::from_pin(pin).ok()?.into();
     let number = format!("link_id:\t{}", link.info().ok()?.id());

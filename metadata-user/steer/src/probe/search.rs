@@ -1,4 +1,4 @@
-//! Where devices of a name are, when they are not where they were said to be.
+//! Searches other network namespaces for devices that are not where they were expected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,34 +7,34 @@ use std::path::PathBuf;
 
 use metadata_links::netns::{self, Netns};
 
-/// Network namespaces looked into at most.
+/// Limit on network namespaces searched.
 pub const NAMESPACES_SEARCHED: usize = 2_048;
-/// Processes whose namespace is looked at, at most.
+/// Limit on processes whose namespace is searched.
 pub const PROCESSES_SEARCHED: usize = 32_768;
-/// Places told of one name, at most.
+/// Limit on places reported for one name.
 pub const PLACES_TOLD: usize = 4;
 
-/// Where a device of that name is.
+/// A place where a device of the name exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Its namespace as a port may name it; `None` is the agent's own.
     pub netns: Option<String>,
-    /// A process in that namespace and what it is called, where one was needed to name it.
+    /// PID and name of a process in that namespace, if the namespace is named through a process.
     pub process: Option<(u32, String)>,
 }
 
-/// What a search for one name found.
+/// The result of the search for one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
-    /// The first [`PLACES_TOLD`].
+    /// The first [`PLACES_TOLD`] places.
     pub places: Vec<Place>,
-    /// How many there were.
+    /// The total number of places.
     pub found: usize,
-    /// Namespaces and processes that could not be looked into, or were beyond the limits.
+    /// Namespaces and processes that could not be searched, or exceeded the limits.
     pub unseen: usize,
 }
 
-/// Looks for devices in all network namespaces that have a name or a process.
+/// Searches for devices in all network namespaces that have a name or a process.
 #[must_use]
 pub fn search(ifnames: &BTreeSet<String>) -> BTreeMap<String, Search> {
     let (namespaces, mut unseen) = namespaces();
@@ -68,8 +68,8 @@ pub fn search(ifnames: &BTreeSet<String>) -> BTreeMap<String, Search> {
     found
 }
 
-/// Each namespace once: the agent's own, then those with a name, then those that only processes have. And how
-/// many could not be told.
+/// Each namespace once: the agent's own, then named ones, then those that only processes have. Also the number of
+/// those that could not be identified.
 fn namespaces() -> (Vec<(Option<PathBuf>, Place)>, usize) {
     let mut seen = BTreeSet::new();
     let mut all = vec![(None, Place { netns: None, process: None })];
@@ -107,7 +107,7 @@ fn note(
         Ok(file) if !seen.insert((file.dev(), file.ino())) => {}
         Ok(_) if all.len() >= NAMESPACES_SEARCHED => *unseen += 1,
         Ok(_) => all.push((Some(path), place)),
-        // It ended meanwhile; its namespace, if others have it, is found by them.
+        // It ended meanwhile; other processes in its namespace still lead to that namespace.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(_) => *unseen += 1,
     }
@@ -119,7 +119,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn a_device_of_ones_own_namespace_is_found_once_and_one_of_nowhere_not_at_all() {
+    fn a_local_device_is_found_once_and_a_missing_one_not_at_all() {
         let names: BTreeSet<String> = ["lo".into(), "no-such-device".into()].into();
         let found = search(&names);
         let own = found["lo"].places.iter().filter(|place| place.netns.is_none()).count();
