@@ -1,6 +1,6 @@
 //! Frames between the kernel and the stack.
 //!
-//! To the stack: the kernel replaces the source MAC of a redirected frame by the stamp of its sender's slot
+//! To the stack: the kernel replaces the source MAC of a redirected frame with the stamp of its sender's slot
 //! ([`metadata_common::stamp`]). [`Link::receive`] reads the stamp and passes on the slot and the frame. A frame
 //! without a valid stamp did not come through the program `port`; it is dropped and counted.
 //!

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  ┌─► read the clocks once
-//!  │   forget slots the control side released      (≤ CONTROL_BATCH)
+//!  │   forget slots the control side released        (≤ CONTROL_BATCH)
 //!  │   wake slots whose answers may have changed    (≤ CONTROL_BATCH)
 //!  │   obey orders: drain, resume, spare            (≤ ORDERS)
 //!  │   pass received frames to the engine, each slot its share of the turn (`fair`)
@@ -117,7 +117,7 @@ pub trait Engine: Send + 'static {
         0
     }
 
-    /// Called after each turn with its duration; zero if no frame arrived.
+    /// Called after each turn with its duration; zero if the turn had no work.
     fn turned(&mut self, _turn: Duration) {}
     /// What the engine holds for `slot`.
     fn look(&self, _slot: Slot) -> SlotStats {
@@ -127,7 +127,7 @@ pub trait Engine: Send + 'static {
     fn stats(&self) -> Self::Stats;
 }
 
-/// How a worker runs.
+/// Configuration of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
     /// The thread's name; the kernel shows the first 15 octets.
@@ -212,9 +212,9 @@ pub struct LoopStats {
     pub slept: Duration,
     /// Time since the thread started.
     pub elapsed: Duration,
-    /// Slots forgotten.
+    /// Slots forgotten on request of the control side.
     pub forgotten: u64,
-    /// Slots woken.
+    /// Slots woken on request of the control side.
     pub woken: u64,
 }
 
@@ -458,7 +458,7 @@ impl<T> WorkerHandle<T> {
 impl<T> Drop for WorkerHandle<T> {
     fn drop(&mut self) {
         if let Err(error) = self.join() {
-            tracing::error!(%error, "worker had ended");
+            tracing::error!(%error, "worker ended with an error");
         }
     }
 }

@@ -27,7 +27,7 @@ use super::sys::Mapping;
 pub(super) unsafe trait Cell: Copy {}
 // SAFETY: an integer.
 unsafe impl Cell for u64 {}
-// SAFETY: `repr(C)`, three integers (the third a bit set that keeps unknown bits), no padding: asserted.
+// SAFETY: `repr(C)`, three integers (the third is a bit set that keeps unknown bits), no padding (asserted below).
 unsafe impl Cell for XdpDesc {}
 const _: () = assert!(size_of::<XdpDesc>() == 16);
 
@@ -65,7 +65,7 @@ impl<T: Cell> Ring<T> {
     }
 
     fn consumer(&self) -> &AtomicU32 {
-        // SAFETY: as for `producer`.
+        // SAFETY: like `producer`.
         unsafe { self.consumer.as_ref() }
     }
 
@@ -103,7 +103,7 @@ impl<T: Cell> Producer<T> {
         let ring = Ring::new(memory, layout, size)?;
         // Relaxed: only we write this cursor, so we read our own last store.
         let next = ring.producer().load(Ordering::Relaxed);
-        // Acquire: as at (A).
+        // Acquire: like (A).
         let consumed = ring.consumer().load(Ordering::Acquire);
         Some(Self { ring, next, consumed })
     }
@@ -163,7 +163,7 @@ impl<T: Cell> Consumer<T> {
         let ring = Ring::new(memory, layout, size)?;
         // Relaxed: only we write this cursor, so we read our own last store.
         let next = ring.consumer().load(Ordering::Relaxed);
-        // Acquire: as at (C).
+        // Acquire: like (C).
         let produced = ring.producer().load(Ordering::Acquire);
         Some(Self { ring, next, produced })
     }
@@ -198,11 +198,11 @@ impl<T: Cell> Consumer<T> {
 impl<T: Cell> Consumer<T> {
     /// Copies of all cells that the producer has published and we have not popped.
     pub(super) fn pending(&self) -> Vec<T> {
-        // Acquire: as at (C).
+        // Acquire: like (C).
         let produced = self.ring.producer().load(Ordering::Acquire);
         let read = |ahead| {
             let cell = self.ring.cell(self.next.wrapping_add(ahead));
-            // SAFETY: as in `pop`, for a cell between our cursor and the producer's.
+            // SAFETY: like `pop`, for a cell between our cursor and the producer's.
             unsafe { cell.read_volatile() }
         };
         (0..produced.wrapping_sub(self.next).min(self.ring.size)).map(read).collect()

@@ -1,4 +1,5 @@
-//! Drains a stack: current connections are brought to an end, and new ones are refused.
+//! Drains a stack: current connections are brought to an end, and a new one is closed as soon as possible or left to
+//! the next agent.
 //!
 //! A draining stack gives each of its flows to [`Claims`], so that the agent that takes over knows which flows to
 //! leave alone. A flow that starts later is claimed before anything is sent on it. Without claims no agent takes

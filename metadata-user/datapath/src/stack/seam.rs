@@ -46,7 +46,7 @@ pub trait Service {
     }
     /// Opens an exchange for a new connection, at the guest's first data or FIN.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
-    /// Called after each turn with its duration; zero if no frame arrived.
+    /// Called after each turn with its duration; zero if the turn had no work.
     fn turned(&mut self, _turn: Duration) {}
 }
 

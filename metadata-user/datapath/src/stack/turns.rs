@@ -16,10 +16,10 @@ use metadata_base::time::Now;
 
 /// Limit of rounds of turns for all waiting connections of a port after one of them stirred: the first shows them
 /// what it changed, the second what they changed in turn. A further stir is due [`STIR_AGAIN`] later, so that none is
-/// missed and none loops forever at once.
+/// missed and every loop ends.
 const STIR_ROUNDS: usize = 2;
 
-/// See [`STIR_ROUNDS`].
+/// Delay of a further stir, see [`STIR_ROUNDS`].
 const STIR_AGAIN: Duration = Duration::from_millis(1);
 
 /// Limit of timers run in one step. It bounds the delay of frames; the next step runs the rest.

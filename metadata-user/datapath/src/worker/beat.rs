@@ -42,7 +42,7 @@ impl Default for Heartbeat {
 impl Heartbeat {
     /// Records that the worker is alive at `mono` after its start.
     pub(super) fn beat(&self, mono: Duration) {
-        // Relaxed: the time carries nothing but itself.
+        // Relaxed: the time carries no other data.
         self.0.at.store(millis(mono), Ordering::Relaxed);
     }
 

@@ -1,7 +1,7 @@
 //! Shares the worker's time fairly between slots rather than between frames.
 //!
 //! ```text
-//!  ring ── arrived ──┬─ room in this turn, and nothing of the slot waits ── engine, at once
+//!  ring ── arrived ──┬─ work left in this turn, and nothing of the slot waits ── engine, at once
 //!                    ├─ else ── the slot's queue ─┬─ fresh: slots within a small allowance
 //!                    └─ too many wait: dropped    └─ crowd: all others, deficit round robin
 //!  serve ── a quantum of work for fresh slots, one visit of the crowd, and so on until the turn's work is done
