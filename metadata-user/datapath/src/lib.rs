@@ -1,10 +1,11 @@
-//! The way of a frame: from an AF_XDP ring to a connection of a guest, and back by the hub tap.
+//! The data path: frames travel from an AF_XDP ring to a guest's TCP connection, and back through the hub tap.
 //!
-//! [`afxdp`] → [`link`] → [`stack`], which speaks TCP and hands connections to a [`stack::Service`]. [`worker`] owns the
-//! thread, the clock and the waiting; nothing from `link` inwards knows a file descriptor or reads a clock. [`sandbox`]
-//! gives up the system calls and capabilities that a thread does not need.
+//! [`afxdp`] receives frames, [`link`] reads the sender's slot, and [`stack`] terminates TCP and hands each
+//! connection to a [`stack::Service`]. [`worker`] owns the thread, the clock and the blocking waits; `link` and
+//! `stack` neither read a clock nor wait. [`sandbox`] drops the system calls and capabilities that a thread does not
+//! need.
 //!
-//! Nothing here knows HTTP, records, aya or an async runtime.
+//! This crate does not depend on HTTP, records, aya or an async runtime.
 
 pub mod afxdp;
 pub mod link;

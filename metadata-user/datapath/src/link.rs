@@ -1,12 +1,12 @@
-//! Frames to the stack and back.
+//! Frames between the kernel and the stack.
 //!
-//! Towards the stack: a frame the kernel redirected carries its sender's slot as source MAC
-//! ([`metadata_common::stamp`]); [`Link::receive`] reads it and hands on (slot, frame). A frame without a
-//! valid stamp did not come through `port` and is dropped and counted.
+//! To the stack: the kernel replaces the source MAC of a redirected frame with the stamp of its sender's slot
+//! ([`metadata_common::stamp`]). [`Link::receive`] reads the stamp and passes on the slot and the frame. A frame
+//! without a valid stamp did not come through the program `port`; it is dropped and counted.
 //!
-//! Towards the guest: [`HubTap`] writes each frame to the hub tap, where the program `hub` finds the guest's
-//! port by the stamp in the destination MAC. A frame the kernel does not take is lost, as on any wire, and
-//! counted by kind; TCP sends it again.
+//! To the guest: [`HubTap`] writes each frame to the hub tap, where the program `hub` finds the guest's port by the
+//! stamp in the destination MAC. A frame that the kernel refuses is lost, as on any wire, and counted by reason; TCP
+//! retransmits it.
 
 mod both;
 
@@ -22,17 +22,18 @@ pub use both::Both;
 
 /// Octets of an Ethernet header (IEEE 802.3-2018 §3.1.1): destination, source, type.
 pub const HEADER_LEN: usize = 14;
-/// Longest frame sent: an MTU of 1,500 and the header. The kernel would accept a longer one and drop it at
-/// the guest's port without a word (`xdp_ok_fwd_dev`, `net/core/filter.c`).
+/// Longest frame sent: an MTU of 1,500 and the header. The kernel would accept a longer frame and drop it silently at
+/// the guest's port (`xdp_ok_fwd_dev`, `net/core/filter.c`).
 pub const MAX_FRAME: usize = 1_500 + HEADER_LEN;
 
-/// Where frames come from: [`Socket`], [`Queues`], a ring that a classifier fills (`Ring` of `metadata-steer`), [`Both`], or a pretended one in tests.
+/// A source of frames: [`Socket`], [`Queues`], a ring that a classifier fills (`Ring` of `metadata-steer`), [`Both`],
+/// or a fake in tests.
 pub trait FrameSource: AsFd {
-    /// Lends up to `max` frames to `f`, oldest first; returns how many. Never waits; the descriptor is
-    /// readable when there is something to lend.
+    /// Lends up to `max` frames to `f`, oldest first; returns how many. Never blocks. The descriptor is readable
+    /// while there are frames.
     fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize;
 
-    /// The counters; `None` when they cannot be read just now.
+    /// The counters; `None` if they cannot be read now.
     fn stats(&self) -> Option<SocketStats>;
 }
 
@@ -61,16 +62,16 @@ impl FrameSource for Queues {
 pub enum Refusal {
     /// Shorter than an Ethernet header.
     Runt,
-    /// The source MAC is no stamp.
+    /// The source MAC is not a stamp.
     Unstamped,
-    /// The stamp names a slot of [`MAX_SLOTS`] or above.
+    /// The stamp's slot is not below [`MAX_SLOTS`].
     SlotOutOfRange,
 }
 
-/// The slot a frame is stamped with.
+/// The slot in a frame's stamp.
 ///
 /// # Errors
-/// [`Refusal`], when the frame did not come through `port`.
+/// [`Refusal`] if the frame did not come through `port`.
 pub fn slot_of(frame: &[u8]) -> Result<Slot, Refusal> {
     if frame.len() < HEADER_LEN {
         return Err(Refusal::Runt);
@@ -83,20 +84,21 @@ pub fn slot_of(frame: &[u8]) -> Result<Slot, Refusal> {
     }
 }
 
-/// Received frames dropped here, by [`Refusal`].
+/// Received frames that the link dropped, by [`Refusal`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
-    /// [`Refusal::Runt`].
+    /// Frames shorter than an Ethernet header ([`Refusal::Runt`]).
     pub runt: u64,
-    /// [`Refusal::Unstamped`].
+    /// Frames whose source MAC is not a stamp ([`Refusal::Unstamped`]).
     pub unstamped: u64,
-    /// [`Refusal::SlotOutOfRange`].
+    /// Frames whose stamp names a slot that does not exist ([`Refusal::SlotOutOfRange`]).
     pub slot_out_of_range: u64,
-    /// Their VM had more of them waiting than its part: counted by the worker, and 0 here.
+    /// Frames dropped because their slot already held its share of the waiting places. The worker counts them; 0 in
+    /// [`Link::stats`].
     pub over_share: u64,
 }
 
-/// The receiving side.
+/// The receiving side of the link.
 #[derive(Debug)]
 pub struct Link<S> {
     source: S,
@@ -104,13 +106,13 @@ pub struct Link<S> {
 }
 
 impl<S: FrameSource> Link<S> {
-    /// Receives from `source`.
+    /// Creates a link that receives from `source`.
     pub fn new(source: S) -> Self {
         Self { source, stats: LinkStats::default() }
     }
 
-    /// Hands up to `max` frames to `f`, each with its sender's slot; returns how many came, the dropped ones
-    /// included.
+    /// Passes up to `max` frames to `f`, each with its sender's slot; returns how many arrived, including dropped
+    /// ones.
     pub fn receive(&mut self, max: usize, mut f: impl FnMut(Slot, &[u8])) -> usize {
         let stats = &mut self.stats;
         self.source.receive(max, |frame| match slot_of(frame) {
@@ -121,12 +123,12 @@ impl<S: FrameSource> Link<S> {
         })
     }
 
-    /// What to wait on, and the source's own counters.
+    /// The frame source, which has the descriptor to wait on and its own counters.
     pub fn source(&self) -> &S {
         &self.source
     }
 
-    /// The source, to change what a test has put in it.
+    /// The source, so that a test can change its content.
     #[cfg(test)]
     pub(crate) fn source_mut(&mut self) -> &mut S {
         &mut self.source
@@ -139,18 +141,18 @@ impl<S: FrameSource> Link<S> {
     }
 }
 
-/// What became of frames towards guests. A frame is in exactly one of these but `bytes`.
+/// Frames to guests, by outcome. Each frame is counted in exactly one field other than `bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapStats {
-    /// Frames the kernel took.
+    /// Frames the kernel accepted.
     pub frames: u64,
-    /// Octets in them.
+    /// Octets in the accepted frames.
     pub bytes: u64,
     /// Not sent: shorter than an Ethernet header, or longer than [`MAX_FRAME`].
     pub bad_length: u64,
     /// Lost: the tap's queue is full (`EAGAIN`).
     pub full: u64,
-    /// Lost: no memory for it in the kernel (`ENOBUFS`, `ENOMEM`).
+    /// Lost: the kernel has no memory for the frame (`ENOBUFS`, `ENOMEM`).
     pub no_memory: u64,
     /// Lost: the tap is down (`EIO`) or was deleted (`EBADFD`).
     pub down: u64,
@@ -158,8 +160,8 @@ pub struct TapStats {
     pub other: u64,
 }
 
-/// The hub tap's descriptor: non-blocking, `IFF_TAP | IFF_NO_PI`, no virtio header, so that one `write(2)`
-/// is one Ethernet frame.
+/// The hub tap's descriptor: non-blocking, `IFF_TAP | IFF_NO_PI`, no virtio header. One `write(2)` is one Ethernet
+/// frame.
 #[derive(Debug)]
 pub struct HubTap {
     fd: OwnedFd,
@@ -167,7 +169,7 @@ pub struct HubTap {
 }
 
 impl HubTap {
-    /// Sends by `fd`.
+    /// Creates a tap that sends through `fd`.
     #[must_use]
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd, stats: TapStats::default() }
@@ -188,7 +190,7 @@ impl Transmit for HubTap {
             return;
         }
         match write(&self.fd, frame) {
-            // A tap takes a frame whole or not at all (`tun_get_user`, `drivers/net/tun.c`).
+            // A tap takes a whole frame or nothing (`tun_get_user`, `drivers/net/tun.c`).
             Ok(_) => {
                 stats.frames += 1;
                 stats.bytes += frame.len() as u64;

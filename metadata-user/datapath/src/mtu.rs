@@ -4,27 +4,27 @@ use metadata_common::maps::Slot;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A table of MTUs that control side and workers share; clones are the same table. Costs four octets a slot.
+/// A table of MTUs shared by the control side and workers. Clones share one table. It takes four octets per slot.
 #[derive(Clone, Default)]
 pub struct Mtus(Arc<[AtomicU32]>);
 
 impl Mtus {
-    /// A table for slots 0 to `slots - 1`, in which no MTU is known. The default table has no slots.
+    /// Creates a table for slots 0 to `slots - 1` with all MTUs unknown. The default table has no slots.
     #[must_use]
     pub fn new(slots: u32) -> Self {
         Self((0..slots).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// Sets the MTU of a slot's device: octets of the longest IP packet it takes; 0 for one that is not known. A slot
-    /// beyond the table is ignored.
+    /// Sets the MTU of a slot's device: the octets of its longest IP packet, or 0 if unknown. A slot beyond the table
+    /// is ignored.
     pub fn set(&self, slot: Slot, mtu: u32) {
         if let Some(entry) = self.0.get(slot as usize) {
-            // Relaxed: the number stands for itself, and a segment of the former size is sent again.
+            // Relaxed: the value carries no other data, and TCP retransmits a segment sized for the old MTU.
             entry.store(mtu, Ordering::Relaxed);
         }
     }
 
-    /// The MTU of a slot's device in octets; 0 if it is not known.
+    /// The MTU of a slot's device in octets; 0 if unknown.
     #[must_use]
     pub fn get(&self, slot: Slot) -> u32 {
         self.0.get(slot as usize).map_or(0, |entry| entry.load(Ordering::Relaxed))
@@ -32,7 +32,7 @@ impl Mtus {
 }
 
 impl std::fmt::Debug for Mtus {
-    /// How many slots it has.
+    /// Shows the number of slots.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Mtus({} slots)", self.0.len())
     }

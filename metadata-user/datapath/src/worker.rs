@@ -1,29 +1,29 @@
-//! One pinned thread per hub: wait, receive, step, send, reap. The only room with a clock and a poll.
+//! One thread per hub, optionally pinned: wait, receive, step, send, reap. Only this module reads a clock and polls.
 //!
-//! Every turn does every step, whether or not there was anything to receive: timers must fire in silence.
+//! Every turn runs every step, even if no frame arrived, because timers must fire on an idle hub.
 //!
 //! ```text
 //!  ┌─► read the clocks once
-//!  │   forget slots the control side let go of      (≤ CONTROL_BATCH)
+//!  │   forget slots the control side released        (≤ CONTROL_BATCH)
 //!  │   wake slots whose answers may have changed    (≤ CONTROL_BATCH)
-//!  │   drain, or go on as before                    (≤ ORDERS)
-//!  │   lend received frames to the engine, each slot its share of the turn (`fair`)
+//!  │   obey orders: drain, resume, spare            (≤ ORDERS)
+//!  │   pass received frames to the engine, each slot its share of the turn (`fair`)
 //!  │   step the engine: timers, answers, reaping
 //!  │   publish counters                             (every PUBLISH_EVERY, and before each sleep)
-//!  │        │ there was work less than `spin` ago: again at once
-//!  ├────────┤ many frames come: nap, and let them gather
-//!  └────────┤ else
+//!  │        │ work within the last `spin`: next turn at once
+//!  ├────────┤ busy: nap while frames gather
+//!  └────────┤ otherwise
 //!           └ poll(2) on [socket, bell] until a frame, a message or the engine's next deadline
 //! ```
 //!
-//! In a storm frames come one after the other, and a worker that polls for each, or is woken for each, spends more
-//! on that than on answering. So while it is busy it sleeps for [`NAP`] whenever it finds nothing, and takes what
-//! has gathered at once. A lone request finds it in `poll`, from where the kernel wakes it at once; an idle node
-//! costs nothing.
+//! Under load frames arrive one after another. Polling or waking up for each would cost more than answering it. A
+//! busy worker therefore sleeps for [`NAP`] whenever it finds no frame, and then takes all frames that have arrived.
+//! A single request finds the worker in `poll`, and the kernel wakes it at once. An idle worker uses almost no CPU
+//! time.
 //!
-//! The control side talks to the worker by bounded queues of slots to forget and to wake and a flag to stop,
-//! all followed by the bell (an eventfd), and reads counters from a snapshot the worker refreshes. The worker
-//! never waits for the control side: where the snapshot is being read it publishes the next time round.
+//! The control side sends slots to forget, slots to wake and orders through bounded queues, and requests the end with
+//! a flag. It then rings the bell (an eventfd). It reads counters from a snapshot that the worker refreshes. The
+//! worker never waits for the control side: if the snapshot is being read, the worker publishes on a later turn.
 
 mod beat;
 mod bell;
@@ -31,7 +31,7 @@ mod engine;
 mod fair;
 mod run;
 mod told;
-/// What `told` is made of: a model of it is made of something else.
+/// The atomics that `told` uses. A thread model replaces this module with its own types.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, Ordering};
 }
@@ -55,87 +55,88 @@ pub use fair::{BATCH, FRESH_BURST, FRESH_EVERY, Fair, LOOK_AHEAD, QUANTUM, Turne
 use metadata_base::time::Now;
 use told::Told;
 
-/// Segments of answers that the stack sends for one frame, timer or wake; the rest waits for its slot's next visit.
+/// Limit of answer segments that the stack sends for one frame, timer or wake. The rest waits for the slot's next
+/// visit.
 pub const SEGMENTS_AT_ONCE: u32 = QUANTUM;
-/// Slots forgotten, and slots woken, per turn at most: what may delay frames.
+/// Limit of slots forgotten, and of slots woken, per turn. It bounds the delay of received frames.
 pub const CONTROL_BATCH: usize = 64;
-/// Slots that may wait to be forgotten: a node that lets go of every guest at once still fits.
+/// Limit of slots that wait to be forgotten. A node that releases all guests at once still fits.
 pub const CONTROL_QUEUE: usize = MAX_SLOTS as usize;
-/// Slots that may wait to be woken: every guest of a node at once. A queue of its own, so that waking never
-/// leaves a slot that must be forgotten without room.
+/// Limit of slots that wait to be woken: all guests of a node at once. The queue is separate so that wake requests
+/// never take the room of slots to forget.
 pub const WAKE_QUEUE: usize = MAX_SLOTS as usize;
-/// Orders to the engine as a whole that may wait.
+/// Limit of waiting orders to the whole engine.
 pub const ORDERS: usize = 4;
-/// How often a worker that drains says what is left. Finding out is a look at every connection.
+/// How often a draining worker publishes how many connections remain. The count visits every connection.
 pub const LEFT_EVERY: Duration = Duration::from_millis(5);
-/// Slots that may wait to be looked at, all of them in one turn: an operator asks for a few.
+/// Limit of slots that wait to be inspected. One turn serves all of them; an operator asks for only a few.
 pub const LOOK_QUEUE: usize = 16;
-/// Age of the published counters under load, at most (plus one turn).
+/// Maximum age of the published counters under load, plus one turn.
 pub const PUBLISH_EVERY: Duration = Duration::from_millis(100);
-/// Longest sleep: what may pass before counters the kernel moves by itself are read again.
+/// Longest sleep, so that counters which only the kernel updates are still read this often.
 pub const MAX_SLEEP: Duration = Duration::from_secs(1);
 
-/// How long frames are counted to tell a busy worker from another.
+/// The period over which received frames are counted to find out whether the worker is busy.
 pub const PACE: Duration = Duration::from_millis(1);
-/// Frames of one [`PACE`] that make a worker busy.
+/// The worker is busy from this many frames per [`PACE`].
 pub const BUSY: usize = 16;
-/// How long a busy worker with nothing to do lets frames gather: they wait as long at most, and neither waking
-/// it for each nor polling in vain is paid for.
+/// How long a busy worker sleeps if it finds no work. A frame waits at most this long, and many frames share one
+/// wake-up.
 pub const NAP: Duration = Duration::from_micros(50);
 
-/// What the worker drives: [`crate::stack`], or a pretended one in tests.
+/// What the worker drives: [`crate::stack`], or a fake in tests.
 pub trait Engine: Send + 'static {
-    /// Its counters.
+    /// The engine's counters.
     type Stats: Copy + Default + Send + 'static;
-    /// Takes one frame of `slot`; answers go to `out`.
+    /// Processes one frame of `slot` and sends answers to `out`.
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit);
-    /// A slot of which something was put off that could be sent at once; named once until [`go_on`](Self::go_on) has
-    /// returned false for it. An engine that puts nothing off has nothing to do for this and the next.
+    /// Returns a slot with deferred output that could be sent now. A slot is returned once, until
+    /// [`go_on`](Self::go_on) returns false for it. Engines that defer nothing need neither this method nor `go_on`.
     fn owing(&mut self) -> Option<Slot> {
         None
     }
-    /// Sends some of what was put off of `slot`; true while there is more.
+    /// Sends some of the deferred output of `slot`; returns true while there is more.
     fn go_on(&mut self, _now: Now, _slot: Slot, _out: &mut dyn Transmit) -> bool {
         false
     }
-    /// Does what is due; returns when it wants to be called next at the latest, by [`Now::mono`].
+    /// Runs what is due; returns the latest time of the next call, by [`Now::mono`].
     fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration>;
-    /// Lets go of everything held for `slot`.
+    /// Releases everything the engine holds for `slot`.
     fn forget(&mut self, slot: Slot);
-    /// Looks again at whatever waits for something to change about `slot`; answers go to `out`.
+    /// Retries whatever waits for a change of `slot`; sends answers to `out`.
     fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit);
-    /// Begins to drain: gives all that is going on to `claims` before it returns, and brings it to an end within
-    /// `limit`. An engine in which nothing lasts beyond a frame has nothing to do for this and the next three.
+    /// Starts to drain: hands all current flows to `claims` before it returns, and ends their connections within
+    /// `limit`. Engines that keep no state between frames need neither this method nor the next three.
     fn drain(&mut self, _now: Now, _limit: Duration, _claims: Option<Box<dyn Claims + Send>>) {}
-    /// Drains no more.
+    /// Stops draining and returns to normal service.
     fn resume(&mut self) {}
-    /// Lets be (`true`) what it does not know, which may be another agent's.
+    /// Sets whether the engine leaves unknown connections alone, because they may belong to another agent.
     fn spare_unknown(&mut self, _spare: bool) {}
-    /// What is going on still; asked while it drains, every [`LEFT_EVERY`].
+    /// How many connections remain. The worker asks every [`LEFT_EVERY`] while the engine drains.
     fn left(&self) -> usize {
         0
     }
 
-    /// The turn that received frames and stepped is over, and took so long; zero where nothing came.
+    /// Called after each turn with its duration; zero if the turn had no work.
     fn turned(&mut self, _turn: Duration) {}
-    /// What is held for `slot`.
+    /// What the engine holds for `slot`.
     fn look(&self, _slot: Slot) -> SlotStats {
         SlotStats::default()
     }
-    /// The counters now.
+    /// The current counters.
     fn stats(&self) -> Self::Stats;
 }
 
-/// How a worker runs.
+/// Configuration of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
     /// The thread's name; the kernel shows the first 15 octets.
     pub name: String,
-    /// The CPU to stay on, or `None` to go where the scheduler likes.
+    /// The CPU to pin the thread to; `None` leaves the choice to the scheduler.
     pub cpu: Option<usize>,
-    /// How long to stay awake after the last work; 0 sleeps at once.
+    /// How long the thread polls after its last work before it sleeps; 0 sleeps at once.
     pub spin: Duration,
-    /// Whether the thread gives up what a turn does not take.
+    /// How the thread drops the system calls and capabilities that a turn does not need.
     pub sandbox: Mode,
 }
 
@@ -145,42 +146,42 @@ impl Default for WorkerConfig {
     }
 }
 
-/// Why a worker did not start, or ended by itself.
+/// Why a worker failed to start, or ended on its own.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The kernel gave no eventfd or no thread.
+    /// The kernel provided no eventfd or no thread.
     #[error("cannot start worker {name}: {source}; check the limits on open files and threads")]
     Start {
-        /// The worker.
+        /// The worker's name.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// The CPU does not exist, or is not ours to use.
+    /// The CPU does not exist, or this process may not run on it.
     #[error("cannot pin worker {name} to CPU {cpu}: {source}; name a CPU this process may run on, or none")]
     Pin {
-        /// The worker.
+        /// The worker's name.
         name: String,
-        /// The CPU asked for.
+        /// The requested CPU.
         cpu: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: Errno,
     },
-    /// The thread cannot give up what a turn does not take.
+    /// The thread cannot drop the system calls and capabilities that a turn does not need.
     #[error("worker {name}: {source}")]
     Sandbox {
-        /// The worker.
+        /// The worker's name.
         name: String,
-        /// Why.
+        /// The reason.
         source: SandboxError,
     },
-    /// Waiting failed, which leaves the worker deaf.
+    /// `poll(2)` failed, so the worker cannot wait for frames.
     #[error("worker's poll failed: {0}; restart the agent")]
     Poll(Errno),
-    /// The source of frames is closed.
-    #[error("the worker's source of frames is gone: restart the agent to make a new hub")]
+    /// The frame source is closed.
+    #[error("the worker's frame source is closed: restart the agent to make a new hub")]
     SourceGone,
-    /// A fault of ours.
+    /// A bug in the worker or its engine.
     #[error("the worker panicked (its message is in the log): restart the agent and report it")]
     Panicked,
 }
@@ -188,77 +189,77 @@ pub enum WorkerError {
 /// Why a message did not reach a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// [`CONTROL_QUEUE`], [`WAKE_QUEUE`] or [`LOOK_QUEUE`] messages of the kind wait already.
-    #[error("the worker's queue of such messages is full: try again later")]
+    /// The queue already holds [`CONTROL_QUEUE`], [`WAKE_QUEUE`] or [`LOOK_QUEUE`] messages.
+    #[error("the worker's queue for this message is full: try again later")]
     Full,
-    /// The worker has ended; [`WorkerHandle::stop`] says why.
+    /// The worker has ended; [`WorkerHandle::stop`] returns the reason.
     #[error("the worker has ended")]
     Ended,
 }
 
-/// What a worker's loop did.
+/// Counters of a worker's loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopStats {
-    /// Turns, each with every step.
+    /// Turns; each runs every step.
     pub turns: u64,
-    /// Turns after which more was to be done at once: frames in the ring, or slots in line.
+    /// Turns that left work for the next turn: frames in the ring, or slots in line.
     pub full_batches: u64,
-    /// Times it slept until something happened.
+    /// Times the worker slept in `poll(2)`.
     pub sleeps: u64,
-    /// Times it let frames gather.
+    /// Times the worker napped while frames gathered.
     pub naps: u64,
-    /// Time slept in all, either way.
+    /// Total time slept and napped.
     pub slept: Duration,
     /// Time since the thread started.
     pub elapsed: Duration,
-    /// Slots forgotten.
+    /// Slots forgotten on request of the control side.
     pub forgotten: u64,
-    /// Slots woken.
+    /// Slots woken on request of the control side.
     pub woken: u64,
 }
 
-/// Everything a worker counts, as of its last publishing; `T` is [`Engine::Stats`].
+/// All counters of a worker, as last published; `T` is [`Engine::Stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerStats<T> {
-    /// The loop.
+    /// Counters of the loop.
     pub turns: LoopStats,
-    /// The socket.
+    /// Counters of the socket.
     pub socket: SocketStats,
-    /// Received frames dropped before the engine.
+    /// Received frames that were dropped before the engine.
     pub link: LinkStats,
-    /// Frames sent.
+    /// Frames sent to guests, and frames lost.
     pub tap: TapStats,
-    /// The engine.
+    /// Counters of the engine.
     pub engine: T,
 }
 
-/// What the engine as a whole is to do.
+/// An order to the whole engine.
 enum Order {
     Drain(Duration, Option<Box<dyn Claims + Send>>),
     Resume,
     Spare(bool),
 }
 
-/// [`Shared::left`] while the worker does not drain.
+/// The value of [`Shared::left`] while the worker does not drain.
 const NOT_DRAINING: u64 = u64::MAX;
 
-/// What both sides hold.
+/// State shared by the worker and its handle.
 #[derive(Debug)]
 struct Shared<T> {
     bell: Bell,
     stop: AtomicBool,
-    /// A slot waits to be forgotten, woken or looked at, or an order to be obeyed.
+    /// Set when a queue holds a message: a slot to forget, wake or inspect, or an order.
     told: Told,
-    /// What is left to drain, written after all of it was claimed; or [`NOT_DRAINING`].
+    /// How many connections remain while draining, stored after all of them were claimed; or [`NOT_DRAINING`].
     left: AtomicU64,
     stats: Mutex<WorkerStats<T>>,
     beat: Heartbeat,
 }
 
-/// A slot to look at, and where to say what is held for it.
+/// A slot to inspect, and the callback for the result.
 type Look = (Slot, Box<dyn FnOnce(SlotStats) + Send>);
 
-/// The worker's ends of its queues.
+/// The worker's ends of the queues.
 #[derive(Debug)]
 struct Inbox {
     forgets: Receiver<Slot>,
@@ -267,21 +268,21 @@ struct Inbox {
     orders: Receiver<Order>,
 }
 
-/// Why a thread does not begin.
+/// Why a thread refuses to start.
 enum Refused {
     Pin(Errno),
     Sandbox(SandboxError),
 }
 
-/// Starts workers.
+/// Starts worker threads.
 #[derive(Debug)]
 pub struct Worker;
 
 impl Worker {
-    /// Starts a thread that drives `engine` with the frames of `source` and sends its answers by `tap`.
+    /// Starts a thread that passes the frames of `source` to `engine` and sends its answers through `tap`.
     ///
     /// # Errors
-    /// [`WorkerError::Start`] or [`WorkerError::Pin`]; no thread is left then.
+    /// [`WorkerError::Start`], [`WorkerError::Pin`] or [`WorkerError::Sandbox`]. No thread remains.
     pub fn spawn<S, E>(
         config: WorkerConfig,
         source: S,
@@ -314,7 +315,7 @@ impl Worker {
             let pin = cpu.map_or(Ok(()), run::pin).map_err(Refused::Pin);
             let ready = pin.and_then(|()| sandbox.enter(Stage::Work).map_err(Refused::Sandbox));
             let refused = ready.is_err();
-            // The other end waits for just this message, and gives up on hearing of a failure.
+            // The spawning thread waits for this one message, and returns if it reports a failure.
             if pinned.send(ready).is_err() || refused {
                 return Ok(());
             }
@@ -344,62 +345,61 @@ pub struct WorkerHandle<T> {
 }
 
 impl<T: Copy> WorkerHandle<T> {
-    /// Has the engine let go of `slot`. Frames the kernel queued before still carry the slot: unbind it in
-    /// the kernel first.
+    /// Releases everything the engine holds for `slot`. Frames that the kernel queued earlier still carry the slot,
+    /// so unbind it in the kernel first.
     ///
     /// # Errors
-    /// [`ControlError`]; the slot is not forgotten then.
+    /// [`ControlError`]; the slot is not forgotten.
     pub fn forget(&self, slot: Slot) -> Result<(), ControlError> {
         self.tell(&self.forget, slot)
     }
 
-    /// Has the engine look again at whatever waits on `slot`: call it after the change itself, which the
-    /// worker then sees. Never waits.
+    /// Retries whatever waits on `slot`. Call it after the change, so that the worker sees it. Never blocks.
     ///
     /// # Errors
-    /// [`ControlError`]; the slot is not woken then, and after [`ControlError::Full`] it is worth another try.
+    /// [`ControlError`]; the slot is not woken. After [`ControlError::Full`] another attempt may succeed.
     pub fn wake(&self, slot: Slot) -> Result<(), ControlError> {
         self.tell(&self.wake, slot)
     }
 
-    /// Has the engine drain: [`left`](Self::left) says when it has claimed all that is going on, and how much of
-    /// it is left.
+    /// Starts to drain the engine. [`left`](Self::left) returns how many connections remain, once the engine has
+    /// claimed all of them.
     ///
     /// # Errors
-    /// [`ControlError`]; the engine does not drain then.
+    /// [`ControlError`]; the engine does not drain.
     pub fn drain(&self, limit: Duration, claims: Option<Box<dyn Claims + Send>>) -> Result<(), ControlError> {
         self.tell(&self.order, Order::Drain(limit, claims))
     }
 
-    /// Has the engine go on as if there had been no drain.
+    /// Stops draining and returns the engine to normal service.
     ///
     /// # Errors
-    /// [`ControlError`]; it drains on then.
+    /// [`ControlError`]; the engine continues to drain.
     pub fn resume(&self) -> Result<(), ControlError> {
         self.tell(&self.order, Order::Resume)
     }
 
-    /// Has the engine let be what it does not know, because another agent may, or ends that.
+    /// Sets whether the engine leaves unknown connections alone, because they may belong to another agent.
     ///
     /// # Errors
-    /// [`ControlError`]; nothing changes then.
+    /// [`ControlError`]; nothing changes.
     pub fn spare_unknown(&self, spare: bool) -> Result<(), ControlError> {
         self.tell(&self.order, Order::Spare(spare))
     }
 
-    /// What a worker that drains has left; `None` until it has claimed all of it, and when it does not drain.
-    /// At most [`LEFT_EVERY`] old.
+    /// How many connections remain while the worker drains. `None` if it does not drain, or has not claimed all of
+    /// them yet. At most [`LEFT_EVERY`] old.
     #[must_use]
     pub fn left(&self) -> Option<u64> {
-        // Acquire: whoever sees a number sees the claims made before.
+        // Acquire: whoever reads a number also sees the claims made before it was stored.
         Some(self.shared.left.load(Ordering::Acquire)).filter(|left| *left != NOT_DRAINING)
     }
 
-    /// Asks what is held for `slot`. The worker calls `reply` after its next turn, and drops it uncalled if it has none:
-    /// `reply` must not wait. Never waits.
+    /// Asks what the engine holds for `slot`. The worker calls `reply` in its next turn, or drops it if the worker
+    /// ends first. `reply` must not block. Never blocks.
     ///
     /// # Errors
-    /// [`ControlError`]; `reply` is not called then.
+    /// [`ControlError`]; `reply` is not called.
     pub fn look(
         &self,
         slot: Slot,
@@ -408,28 +408,28 @@ impl<T: Copy> WorkerHandle<T> {
         self.tell(&self.look, (slot, Box::new(reply)))
     }
 
-    /// The counters as last published: at most [`PUBLISH_EVERY`] old under load, [`MAX_SLEEP`] when idle.
+    /// The last published counters: at most [`PUBLISH_EVERY`] old under load, [`MAX_SLEEP`] when idle.
     #[must_use]
     pub fn stats(&self) -> WorkerStats<T> {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The worker's sign of life.
+    /// The worker's heartbeat, for a liveness check.
     #[must_use]
     pub fn heartbeat(&self) -> Heartbeat {
         self.shared.beat.clone()
     }
 
-    /// True once the worker has ended, which before [`stop`](Self::stop) it does only by a fault.
+    /// True once the worker has ended. Before [`stop`](Self::stop) it ends only after an error.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends the worker after its current turn and waits for it; socket and tap are closed then.
+    /// Ends the worker after its current turn and waits for the thread. Socket and tap are then closed.
     ///
     /// # Errors
-    /// Why it had ended before, if it had.
+    /// Why the worker had ended before this call.
     pub fn stop(mut self) -> Result<(), WorkerError> {
         self.join()
     }
@@ -448,7 +448,7 @@ impl<T> WorkerHandle<T> {
 
     fn join(&mut self) -> Result<(), WorkerError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
-        // Relaxed: the flag carries nothing but itself, and the bell after it is a system call.
+        // Relaxed: the flag carries no other data, and the bell after it is a system call.
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.bell.ring();
         thread.join().unwrap_or(Err(WorkerError::Panicked))
@@ -458,7 +458,7 @@ impl<T> WorkerHandle<T> {
 impl<T> Drop for WorkerHandle<T> {
     fn drop(&mut self) {
         if let Err(error) = self.join() {
-            tracing::error!(%error, "worker had ended");
+            tracing::error!(%error, "worker ended with an error");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! What connections have said, in memory shared with the kernel's `port` program (`ALL_SENT`).
+//! Connections that have sent all their output, in memory shared with the kernel's `port` program (`ALL_SENT`).
 //!
-//! User space posts a connection on which all is sent; the kernel then hears the guest's acknowledgement and its
-//! FIN in its place. Two connections may fall on one entry: the later takes it, what was heard of the earlier is
-//! read just before, and its segments come to user space again.
+//! User space posts a connection once all its output is sent. The kernel program then receives the guest's
+//! acknowledgement and FIN on its behalf. Two connections may share one entry. The later one takes it: what the
+//! kernel received for the earlier one is read just before, and the earlier one's segments go to user space again.
 //!
-//! Neither side waits for the other. An entry loses its name before its numbers are written and has it after, so the
-//! kernel can match a connection's name with another's numbers only within a load or two of a change, and then
-//! only a segment that has exactly these; see [`AllSent`] for why nothing comes of it.
+//! Neither side waits for the other. An entry's flow is cleared before its numbers are written, and set after. So the
+//! kernel can combine one connection's flow with another's numbers only within a load or two of a change, and only
+//! for a segment with exactly these numbers; [`AllSent`] explains why this is harmless.
 #![expect(unsafe_code, reason = "entries lie in memory shared with the kernel")]
 
 use metadata_common::cookie::Flow;
@@ -21,7 +21,7 @@ use crate::stack::{Displaced, Heard, Ledger};
 use cell::Cell;
 
 mod cell;
-/// What `cell` is made of: a model of it is made of something else.
+/// The atomics that `cell` uses. A thread model replaces this module with its own types.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 }
@@ -39,21 +39,21 @@ const _: () = {
     assert!(offset_of!(Cell, closed) == offset_of!(AllSent, closed));
 };
 
-/// The table, mapped. Each worker has a mapping of its own; all show the same memory.
+/// The mapped table. Each worker has its own mapping; all map the same memory.
 ///
-/// Posting and looking touch one cache line and make no system call.
+/// A post or a look-up touches one cache line and makes no system call.
 #[derive(Debug)]
 pub struct AllSentTable {
     cells: NonNull<Cell>,
-    /// Owned so that `cells` lives as long as it is used.
+    /// Owned so that `cells` stays valid.
     _memory: Mapping,
 }
 
-// SAFETY: the address points into the mapping owned beside it, which moves along, and a cell consists of atomics.
+// SAFETY: the address points into the mapping that this struct owns and moves with, and a cell consists of atomics.
 unsafe impl Send for AllSentTable {}
 
 impl AllSentTable {
-    /// Maps the whole table from its descriptor: 2 MiB that the kernel holds anyway.
+    /// Maps the whole table from its descriptor: 2 MiB that the kernel has allocated anyway.
     pub fn map(table: BorrowedFd<'_>) -> Result<Self, Errno> {
         Self::inside(Mapping::shared(table, 0, ALL_SENT as usize * size_of::<Cell>())?)
     }
@@ -63,7 +63,7 @@ impl AllSentTable {
         Ok(Self { cells, _memory: memory })
     }
 
-    /// Counts no connection as held: the agent that counted those is no more.
+    /// Resets the count of held connections in every entry, because the agent that counted them has ended.
     pub fn release_all(&self) {
         for index in 0..ALL_SENT {
             self.place(index).held.store(0, Ordering::Release);
@@ -76,10 +76,10 @@ impl AllSentTable {
 
     fn place(&self, index: u32) -> &Cell {
         let index = (index & (ALL_SENT - 1)) as usize;
-        // SAFETY: the index is below ALL_SENT, and `inside` found that many cells, aligned, in the mapping.
+        // SAFETY: the index is below ALL_SENT, and `inside` checked that this many aligned cells lie in the mapping.
         let cell = unsafe { self.cells.add(index) };
         // SAFETY: as above; the mapping lives as long as `self`, all its octets are initialised, and both sides
-        // access them as integers that are written whole.
+        // access them as whole integers.
         unsafe { cell.as_ref() }
     }
 }
@@ -145,20 +145,20 @@ mod tests {
     }
 
     #[test]
-    fn every_flow_has_the_place_the_kernel_looks_at() {
+    fn every_flow_has_the_entry_that_the_kernel_reads() {
         let mut table = table();
         for port in 0..if cfg!(miri) { 20 } else { 1_000 } {
             table.post(flow(port), entry(flow(port)));
-            // SAFETY: the index is below ALL_SENT, and the mapping has as many entries.
+            // SAFETY: the index is below ALL_SENT, and the mapping has that many entries.
             let place = unsafe { table.cells.add(flow(port).index() as usize) };
-            // SAFETY: inside the mapping, which lives; this test is alone with it.
+            // SAFETY: inside the mapping, which is alive; only this test accesses it.
             let found = unsafe { place.cast::<AllSent>().read() };
             assert_eq!(found, entry(flow(port)));
         }
     }
 
     #[test]
-    fn what_was_posted_is_looked_at_as_the_kernel_left_it() {
+    fn a_posted_entry_is_read_with_what_the_kernel_has_stored() {
         let mut table = table();
         assert_eq!(table.look(flow(1)), None);
         table.post(flow(1), entry(flow(1)));
@@ -170,15 +170,15 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it looks through thousands of flows for two with one place")]
-    fn an_entry_withdrawn_says_nothing_and_is_not_taken_from_another() {
+    #[cfg_attr(miri, ignore = "it searches thousands of flows for two with one entry")]
+    fn a_withdrawn_entry_reads_as_none_and_another_flow_cannot_withdraw_it() {
         let mut table = table();
         let other = (2..).map(flow).find(|other| other.index() == flow(1).index()).expect("a collision");
         table.post(flow(1), entry(flow(1)));
         table.withdraw(other);
         assert!(table.look(flow(1)).is_some());
         table.cell(flow(1)).closed.store(7, Ordering::Relaxed);
-        assert_eq!(table.post(flow(1), entry(flow(1))), None, "it takes its own place");
+        assert_eq!(table.post(flow(1), entry(flow(1))), None, "it takes its own entry");
         table.cell(flow(1)).closed.store(7, Ordering::Relaxed);
         let heard = Heard { acknowledged: 6, closed: 7 };
         assert_eq!(table.post(other, entry(other)), Some(Displaced { flow: flow(1).number(), heard }));
@@ -189,21 +189,21 @@ mod tests {
     }
 
     #[test]
-    fn connections_held_are_counted_by_place_and_released_one_by_one() {
+    fn held_connections_are_counted_per_entry_and_released_one_by_one() {
         let mut table = table();
         table.hold(flow(1));
         table.hold(flow(1));
         table.post(flow(1), entry(flow(1)));
-        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 2, "posting leaves the count");
+        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 2, "a post keeps the count");
         table.release(flow(1));
         assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 1);
-        assert_eq!(table.look(flow(1)), None, "what is released is withdrawn");
+        assert_eq!(table.look(flow(1)), None, "a release withdraws the entry");
         table.release_all();
         assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn a_syn_is_known_by_its_flow_until_a_connection_begins() {
+    fn an_answered_syn_is_known_by_its_flow_until_a_connection_starts() {
         let mut table = table();
         assert!(!table.is_opened(flow(1)));
         table.cell(flow(1)).opened.store(flow(1).mark(), Ordering::Relaxed);
@@ -212,21 +212,21 @@ mod tests {
         assert!(!table.is_opened(flow(1)));
     }
 
-    /// Waits until `count` have come here `round` times.
+    /// Waits until `count` threads have called this `round` times.
     fn meet(met: &AtomicU32, round: u32, count: u32) {
         met.fetch_add(1, Ordering::SeqCst);
         for turn in 0_u64.. {
             if met.load(Ordering::SeqCst) >= round * count {
                 return;
             }
-            // Whom we wait for may need our CPU.
+            // The other thread may need this CPU.
             if turn % 1_000 == 999 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "as above; loom tries every order of it")]
-    fn of_two_workers_that_post_at_once_an_entry_holds_one_or_none() {
+    #[cfg_attr(miri, ignore = "as above; loom tries every order")]
+    fn after_two_concurrent_posts_an_entry_holds_one_or_none() {
         const ROUNDS: u32 = if cfg!(miri) { 20 } else { 100_000 };
         let first = table();
         let other = (2..).map(flow).find(|other| other.index() == flow(1).index()).expect("a collision");
@@ -254,6 +254,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!(mixed.into_inner(), 0, "entries with the name of one and the numbers of both");
+        assert_eq!(mixed.into_inner(), 0, "entries with one flow and the numbers of both");
     }
 }

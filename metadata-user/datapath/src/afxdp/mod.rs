@@ -1,8 +1,8 @@
-//! AF_XDP receive: frames an XDP program redirected to us, in memory the kernel and we share.
+//! Receives over AF_XDP: an XDP program redirects frames into memory shared with the kernel.
 //!
-//! # The tour
+//! # Overview
 //!
-//! One region of memory, the UMEM, is cut into chunks of 4 KiB. Chunks go round:
+//! One region of memory, the UMEM, is divided into chunks of 4 KiB, which circulate:
 //!
 //! ```text
 //!            ┌───────────────────── user space ─────────────────────┐
@@ -20,37 +20,40 @@
 //!                               └────────────────────────┘
 //! ```
 //!
-//! **Who owns a chunk when.** From the moment its address is pushed onto the fill ring until its descriptor
-//! is popped off the RX ring a chunk is the kernel's, and no reference into it exists. After that it is ours
-//! and is a `Frame`, a value that cannot be copied; the caller sees its octets only for the length of one
-//! closure call; then the frame goes to the pool and the fill ring. Every chunk is in exactly one of pool,
-//! fill ring, kernel, RX ring, lent: `receiver/tests.rs` checks that law under random traffic.
+//! **Who owns a chunk.** The kernel owns a chunk from the push of its address onto the fill ring until the pop of its
+//! descriptor from the RX ring. During that time no reference into the chunk exists. Then we own it as a `Frame`, a
+//! value that cannot be copied. The caller sees its octets only during one closure call. After that the frame returns
+//! to the pool and the fill ring. Every chunk is in exactly one place: pool, fill ring, kernel, RX ring or lent.
+//! `receiver/tests.rs` checks this under random traffic.
 //!
-//! **We only receive.** Answers leave by one `write(2)` per frame on the hub tap (`link`), which measured
-//! about half the cost of an AF_XDP transmit ring on a veth. So there is no TX ring; the completion ring
-//! exists only because `bind(2)` insists and is never mapped.
+//! **Receive only.** Answers leave with one `write(2)` per frame on the hub tap (`link`). On a veth this cost about
+//! half as much as an AF_XDP transmit ring. So there is no TX ring. The completion ring exists only because `bind(2)`
+//! requires it, and is never mapped.
 //!
-//! **What the kernel will not do.**
-//! - Tell us about loss: a frame that finds the RX ring full, no chunk, or a chunk too small is gone, and only
-//!   a counter moves ([`SocketStats`]). Frames longer than a chunk less [`HEADROOM`] are of the last kind.
-//! - Check the frame: sender and length are those of the wire; checksums may be partial (virtio offload).
-//! - Report a vanished device: after its interface is deleted a socket is merely silent. Watch rtnetlink.
-//! - Let go of a queue at `close(2)`: that takes until the ring mappings are gone and 12–24 ms more, so
-//!   [`Socket`] unmaps first and [`Socket::bind`] tries again for a bounded time.
-//! - Wake us early: a sleeping reader adds some 50 µs to a lone request; `worker` polls adaptively.
+//! **Limits of the kernel.**
+//! - It does not report loss. A frame is dropped if the RX ring is full, no chunk is free or the chunk is too small,
+//!   and only a counter changes ([`SocketStats`]). Frames longer than a chunk less [`HEADROOM`] are too long.
+//! - It does not check the frame: sender and length are as on the wire, and checksums may be partial (virtio
+//!   offload).
+//! - It does not report a removed device: once the interface is deleted, no more frames arrive. Watch rtnetlink.
+//! - It does not release a queue at `close(2)`, but only 12–24 ms after the ring mappings are gone. [`Socket`]
+//!   therefore unmaps first, and [`Socket::bind`] retries for a limited time.
+//! - It does not wake a reader early: a sleeping reader adds about 50 µs to a single request, so `worker` polls
+//!   adaptively.
 //!
-//! **Why not a crate.** The ring protocol is the heart of the data path, and three properties are wanted of it
-//! at once that were not found together: descriptors validated in release builds, ownership of frames
-//! enforced by types and a table rather than by promise, and rings that run without a kernel in tests. System
-//! calls, constants and ABI structs do come from a crate, `rustix`.
+//! **Why not a crate.** The ring protocol is the core of the data path. No existing crate had all three required
+//! properties: descriptors validated in release builds, ownership of frames enforced by types and a table rather than
+//! by convention, and rings that run without a kernel in tests. System calls, constants and ABI structs come from the
+//! crate `rustix`.
 //!
 //! # Files
 //!
-//! `sys` maps memory, `ring` is one ring, `umem` the chunks and their owners, `receiver` joins them, `socket`
-//! sets up and binds, `queues` reads the sockets of a device's queues as one. `all_sent` is no socket's, but memory shared with the kernel as well: what it says of
-//! connections. Only `sys`, `ring`, `umem` and `all_sent` contain unsafe code.
+//! `sys` maps memory, `ring` is one ring, `umem` holds the chunks and their owners, and `receiver` joins them.
+//! `socket` sets up and binds, and `queues` reads the sockets of all queues of a device as one. `all_sent` belongs to
+//! no socket, but is also memory shared with the kernel: the state of connections. Only `sys`, `ring`, `umem` and
+//! `all_sent` contain unsafe code.
 //!
-//! Reading list: Linux `Documentation/networking/af_xdp.rst`
+//! References: Linux `Documentation/networking/af_xdp.rst`
 //! (<https://docs.kernel.org/networking/af_xdp.html>), `net/xdp/xsk.c`, `net/xdp/xsk_queue.h`.
 
 mod all_sent;

@@ -1,6 +1,6 @@
-//! The kernel's side, for tests and fuzzers: the other ends of both rings, over memory of this process alone.
+//! The kernel's side for tests and fuzzers: the other ends of both rings, in process memory.
 //!
-//! No kernel is asked for anything, so Miri can follow every access, and a fuzzer makes a rig in microseconds.
+//! It makes no system calls, so Miri can check every access, and a fuzzer can create a rig in microseconds.
 
 use rustix::net::xdp::{XdpDesc, XdpDescOptions, XdpRingOffset};
 use std::sync::atomic::Ordering;
@@ -11,11 +11,11 @@ use super::socket::HEADROOM;
 use super::sys::Mapping;
 use super::umem::Umem;
 
-/// Cursors on cache lines of their own, cells after them, as `struct xdp_ring` has it.
+/// Each cursor on its own cache line and the cells after them, like `struct xdp_ring`.
 pub(super) const LAYOUT: XdpRingOffset =
     XdpRingOffset { producer: 0, consumer: 128, desc: 320, flags: Some(192) };
 
-/// Both ends of one ring whose cursors stand at `start`.
+/// Both ends of one ring, with both cursors at `start`.
 pub(super) fn ring<T: Cell>(size: u32, start: u32) -> (Producer<T>, Consumer<T>) {
     let len = bytes::<T>(&LAYOUT, size).expect("a small ring");
     let [ours, theirs] = Mapping::plain(len);
@@ -27,25 +27,25 @@ pub(super) fn ring<T: Cell>(size: u32, start: u32) -> (Producer<T>, Consumer<T>)
     (producer, consumer)
 }
 
-/// What became of a frame the model was given.
+/// What happened to a frame delivered to the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It waits in the RX ring.
+    /// The frame waits in the RX ring.
     Queued,
-    /// No chunk is long enough.
+    /// The frame is too long for a chunk.
     TooLong,
     /// No chunk was free.
     NoChunk,
-    /// A chunk was, but the RX ring was full.
+    /// A chunk was free, but the RX ring was full.
     RingFull,
 }
 
-/// Delivers frames as `xsk_rcv` and `xsk_flush` do in copy mode.
+/// Delivers frames like `xsk_rcv` and `xsk_flush` in copy mode.
 #[derive(Debug)]
 pub(super) struct ModelKernel {
     pub(super) fill: Consumer<u64>,
     pub(super) rx: Producer<XdpDesc>,
-    /// Chunks taken from the fill ring for a frame that then found the RX ring full.
+    /// Chunks taken from the fill ring for frames that then did not fit the RX ring.
     pub(super) list: Vec<u64>,
     pub(super) chunk_size: u32,
 }
@@ -69,7 +69,7 @@ impl ModelKernel {
     }
 }
 
-/// A receiver and the kernel at the other ends of its rings.
+/// A receiver, and a model kernel at the other ends of its rings.
 #[derive(Debug)]
 pub struct Rig {
     pub(super) receiver: Receiver,
@@ -78,11 +78,12 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A receiver with `chunks` chunks of `chunk_size` octets, all on their way to the kernel, and an RX ring of
-    /// `rx_ring` places, a power of two. The cursors of both rings stand at `start`.
+    /// Creates a receiver with `chunks` chunks of `chunk_size` octets, all given to the kernel, and an RX ring of
+    /// `rx_ring` places, a power of two. The cursors of both rings start at `start`.
     ///
     /// # Panics
-    /// When there is no such receiver: no chunk, a chunk without room for a frame, or another ring size.
+    /// If the sizes are invalid: no chunk, a chunk without room for a frame, or a ring size that is not a power of
+    /// two.
     #[must_use]
     pub fn new(chunks: u32, chunk_size: u32, rx_ring: u32, start: u32) -> Self {
         assert!(chunks > 0 && chunk_size > HEADROOM, "{chunks} chunks of {chunk_size} octets");
@@ -94,43 +95,43 @@ impl Rig {
         Self { receiver, kernel, chunks }
     }
 
-    /// A frame comes from the wire.
+    /// Delivers a frame as if from the wire.
     pub fn deliver(&mut self, octets: &[u8]) -> Fate {
         self.kernel.deliver(self.receiver.umem(), octets)
     }
 
-    /// A descriptor comes that no kernel should send. False: the RX ring is full.
+    /// Delivers a descriptor that no correct kernel would send. Returns false if the RX ring is full.
     pub fn deliver_descriptor(&mut self, addr: u64, len: u32) -> bool {
         let pushed = self.kernel.rx.push(XdpDesc { addr, len, options: XdpDescOptions::empty() });
         self.kernel.rx.publish();
         pushed
     }
 
-    /// Lends up to `max` frames to `f`, as a socket does; returns how many.
+    /// Lends up to `max` frames to `f`, like a socket; returns how many.
     pub fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
         self.receiver.receive(max, f)
     }
 
-    /// Frames lent so far, octets in them, and descriptors that were no good.
+    /// Frames lent so far, octets in them, and invalid descriptors.
     #[must_use]
     pub fn received(&self) -> (u64, u64, u64) {
         let received = self.receiver.received();
         (received.frames, received.bytes, received.bad_descriptors)
     }
 
-    /// Where every chunk is: in the fill ring, on the kernel's own list, in the RX ring, in the pool. Between
-    /// calls none is lent.
+    /// How many chunks are in the fill ring, on the kernel's own list, in the RX ring and in the pool. Between calls
+    /// none is lent.
     #[must_use]
     pub fn places(&self) -> [usize; 4] {
         let (pool, _, waiting) = self.receiver.chunks();
         [self.kernel.fill.pending().len(), self.kernel.list.len(), waiting.len(), pool]
     }
 
-    /// Asserts the law, where the kernel has sent no descriptor it should not: every chunk is in exactly one
-    /// place, and the table of holders agrees.
+    /// Asserts that every chunk is in exactly one place and that the table of owners agrees. This holds as long as
+    /// only valid descriptors were delivered.
     ///
     /// # Panics
-    /// When it does not hold.
+    /// If it does not hold.
     pub fn assert_conserved(&self) {
         let chunk_of = |addr: u64| u32::try_from(addr / u64::from(self.kernel.chunk_size)).expect("a chunk");
         let (pool, with_kernel, waiting) = self.receiver.chunks();
@@ -138,12 +139,12 @@ impl Rig {
         let mut held: Vec<u32> =
             fill.into_iter().chain(self.kernel.list.iter().copied()).chain(waiting).map(chunk_of).collect();
         held.sort_unstable();
-        assert_eq!(held, with_kernel, "chunks of the kernel's");
-        assert_eq!(held.len() + pool, self.chunks as usize, "chunks in all");
+        assert_eq!(held, with_kernel, "chunks that the kernel owns");
+        assert_eq!(held.len() + pool, self.chunks as usize, "chunks in total");
     }
 }
 
-/// The seed of a random test: `XDP_IMDS_SEED`, or a new one; printed either way.
+/// The random generator of a test, seeded with `XDP_IMDS_SEED` or a new seed; prints the seed.
 #[cfg(test)]
 pub(super) fn rng() -> fastrand::Rng {
     let seed = match std::env::var("XDP_IMDS_SEED") {
@@ -154,7 +155,7 @@ pub(super) fn rng() -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// So many rounds of a random test, a hundredth under Miri, which takes some thousand times as long.
+/// The rounds of a random test: `usual`, or a hundredth of it under Miri, which is about a thousand times slower.
 #[cfg(test)]
 pub(super) const fn rounds(usual: u32) -> u32 {
     if cfg!(miri) { usual.div_ceil(100) } else { usual }

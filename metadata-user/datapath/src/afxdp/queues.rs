@@ -1,4 +1,4 @@
-//! The sockets of all queues of one device, read as one.
+//! Reads the sockets of all queues of one device as one source.
 
 use rustix::event::epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,25 +6,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::error::AfxdpError;
 use super::socket::{Socket, SocketConfig, SocketStats};
 
-/// Fewest places in the RX ring of one of several queues: 8 times what the veth's ring in front of it holds.
+/// Minimum number of RX ring places per queue if there are several: 8 times the size of the veth's ring in front of
+/// it.
 pub const MIN_QUEUE_RING: u32 = 2_048;
 
 /// One [`Socket`] for each receive queue of a device.
 #[derive(Debug)]
 pub struct Queues {
     sockets: Vec<Socket>,
-    /// Readable while any of the sockets is.
+    /// Readable while any of the sockets is readable.
     any: OwnedFd,
-    /// The queue to read first: each call begins with the next, so that a full queue leaves the others their turn.
+    /// The queue to read first. Each call starts with the next one, so that a full queue does not starve the others.
     first: usize,
 }
 
 impl Queues {
-    /// Binds a socket to each of the `queues` receive queues of an interface, as [`Socket::bind`] does. They share the
-    /// places of `config` as long as each has [`MIN_QUEUE_RING`].
+    /// Binds a socket to each of the `queues` receive queues of an interface, like [`Socket::bind`]. They share the
+    /// places of `config`, but each has at least [`MIN_QUEUE_RING`].
     ///
     /// # Errors
-    /// [`AfxdpError`], by the step that failed; nothing stays behind.
+    /// [`AfxdpError`], by the step that failed; no socket or memory remains.
     pub fn bind(ifindex: u32, queues: u32, config: &SocketConfig) -> Result<Self, AfxdpError> {
         let each = share(queues, config);
         let any = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(AfxdpError::Open)?;
@@ -45,12 +46,12 @@ impl Queues {
         u64::from(queues.max(1)) * u64::from(each.chunks) * u64::from(each.chunk_size)
     }
 
-    /// The sockets for the XSKMAP, by their queue.
+    /// The sockets for the XSKMAP, with their queue numbers.
     pub fn descriptors(&self) -> impl Iterator<Item = (u32, BorrowedFd<'_>)> {
         (0..).zip(self.sockets.iter().map(AsFd::as_fd))
     }
 
-    /// Lends up to `max` received frames to `f`, oldest first within a queue; returns how many. Never waits.
+    /// Lends up to `max` received frames to `f`, oldest first within a queue; returns how many. Never blocks.
     pub fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
         let count = self.sockets.len();
         let first = self.first;
@@ -65,16 +66,16 @@ impl Queues {
         lent
     }
 
-    /// The counters of all sockets together.
+    /// The sums of all sockets' counters.
     ///
     /// # Errors
-    /// [`AfxdpError::Statistics`] when the kernel does not give those of a socket.
+    /// [`AfxdpError::Statistics`] if the kernel does not provide a socket's counters.
     pub fn stats(&self) -> Result<SocketStats, AfxdpError> {
         self.sockets.iter().try_fold(SocketStats::default(), |sum, socket| Ok(sum.plus(socket.stats()?)))
     }
 }
 
-/// For `poll(2)`: readable while a socket holds frames.
+/// For `poll(2)`: readable while any socket holds frames.
 impl AsFd for Queues {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.sockets[..] {
@@ -84,7 +85,7 @@ impl AsFd for Queues {
     }
 }
 
-/// The sizes of one of several sockets.
+/// The sizes of each socket if there are several.
 fn share(queues: u32, config: &SocketConfig) -> SocketConfig {
     let queues = queues.max(1).next_power_of_two();
     let part = |all: u32| (all / queues).max(MIN_QUEUE_RING.min(all));
@@ -96,7 +97,7 @@ mod tests {
     use super::{Queues, SocketConfig, share};
 
     #[test]
-    fn queues_share_the_places_and_each_keeps_enough() {
+    fn queues_share_the_places_and_each_has_the_minimum() {
         let all = SocketConfig::default();
         for (queues, each) in [(1, 8_192), (2, 4_096), (3, 2_048), (4, 2_048), (8, 2_048)] {
             let found = share(queues, &all);

@@ -1,45 +1,45 @@
-//! Frames round and round: pool → fill ring → kernel → RX ring → lent to the caller → pool.
+//! Circulates frames: pool → fill ring → kernel → RX ring → lent to the caller → pool.
 //!
-//! Knows rings and frame memory but no descriptor of a socket, so the tests put a model of the kernel at
-//! the other ends.
+//! This module uses rings and frame memory but no socket descriptor, so tests can put a model of the kernel at the
+//! other ends.
 
 use rustix::net::xdp::XdpDesc;
 
 use super::ring::{Consumer, Producer};
 use super::umem::{Frame, Umem};
 
-/// What was received, counted on our side of the rings.
+/// Counters of received frames on our side of the rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Received {
     /// Frames lent to the caller.
     pub(super) frames: u64,
-    /// Octets in them.
+    /// Octets in the lent frames.
     pub(super) bytes: u64,
-    /// Descriptors that named no chunk of the kernel's, or more octets than a chunk has.
+    /// Descriptors with an address that is not a chunk the kernel owns, or with more octets than a chunk has.
     pub(super) bad_descriptors: u64,
 }
 
-/// The receive side of a socket, less the socket.
+/// The receive side of a socket, without the socket.
 #[derive(Debug)]
 pub(super) struct Receiver {
     fill: Producer<u64>,
     rx: Consumer<XdpDesc>,
-    /// Chunks waiting for a place in the fill ring. The ring is at least as large as the region has chunks,
-    /// so it is empty between calls; never reallocated, as its capacity is all chunks.
+    /// Chunks that wait for a place in the fill ring. The ring has at least one place per chunk, so the pool is empty
+    /// between calls. Its capacity is all chunks, so it never reallocates.
     pool: Vec<Frame>,
     umem: Umem,
     received: Received,
 }
 
 impl Receiver {
-    /// Starts with all `frames` of `umem` on their way to the kernel.
+    /// Starts by giving all `frames` of `umem` to the kernel.
     pub(super) fn new(umem: Umem, frames: Vec<Frame>, fill: Producer<u64>, rx: Consumer<XdpDesc>) -> Self {
         let mut receiver = Self { fill, rx, pool: frames, umem, received: Received::default() };
         receiver.refill();
         receiver
     }
 
-    /// Lends up to `max` received frames to `f`, one after the other and oldest first; returns how many.
+    /// Lends up to `max` received frames to `f`, one at a time and oldest first; returns how many.
     pub(super) fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
         let mut lent = 0;
         let mut taken = 0;
@@ -68,7 +68,7 @@ impl Receiver {
         lent
     }
 
-    /// Gives the kernel every chunk there is a place for.
+    /// Gives the kernel as many chunks as the fill ring has places.
     fn refill(&mut self) {
         while self.fill.free() > 0
             && let Some(frame) = self.pool.pop()
@@ -83,14 +83,14 @@ impl Receiver {
         self.received
     }
 
-    /// Chunks in the pool, those the table says the kernel holds, and those in the RX ring.
+    /// Chunks in the pool, chunks that the table assigns to the kernel, and chunks in the RX ring.
     #[cfg(any(test, feature = "model"))]
     pub(super) fn chunks(&self) -> (usize, Vec<u32>, Vec<u64>) {
         let waiting = self.rx.pending().iter().map(|descriptor| descriptor.addr).collect();
         (self.pool.len(), self.umem.with_kernel().collect(), waiting)
     }
 
-    /// The frame memory, for the kernel to write to.
+    /// The frame memory, for the kernel's side to write to.
     #[cfg(any(test, feature = "model"))]
     pub(super) fn umem(&mut self) -> &mut Umem {
         &mut self.umem

@@ -1,9 +1,9 @@
-//! One ring between two sides: the producer writes cells and moves its cursor, the consumer reads them and
-//! moves its own. Both cursors are `u32`, run freely and wrap; a cell's place is the cursor modulo the size.
+//! A ring between two sides: the producer writes cells and advances its cursor; the consumer reads them and advances
+//! its own. Both cursors are `u32`, run freely and wrap. A cell's index is the cursor modulo the size.
 //!
 //! The protocol and its barriers are those of `net/xdp/xsk_queue.h`
-//! (<https://github.com/torvalds/linux/blob/v6.12/net/xdp/xsk_queue.h#L38-L76>). Its four steps are named
-//! A to D there and at the lines below that are our half of them:
+//! (<https://github.com/torvalds/linux/blob/v6.12/net/xdp/xsk_queue.h#L38-L76>). That file names its four steps A to
+//! D, as do the comments below at our half of them:
 //!
 //! ```text
 //!  producer                                  consumer
@@ -19,34 +19,35 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::sys::Mapping;
 
-/// What a ring may carry.
+/// A type that a ring may carry.
 ///
 /// # Safety
-/// Every bit pattern is a value: the other side writes cells, and reading one must be sound whatever it is.
+/// Every bit pattern must be a valid value: the other side writes cells, and reading one must be sound whatever it
+/// holds.
 pub(super) unsafe trait Cell: Copy {}
 // SAFETY: an integer.
 unsafe impl Cell for u64 {}
-// SAFETY: `repr(C)`, three integers (the third a bit set that keeps unknown bits), no padding: asserted.
+// SAFETY: `repr(C)`, three integers (the third is a bit set that keeps unknown bits), no padding (asserted below).
 unsafe impl Cell for XdpDesc {}
 const _: () = assert!(size_of::<XdpDesc>() == 16);
 
-/// The memory of one ring and where things lie in it.
+/// The memory of one ring, and the addresses of its parts.
 #[derive(Debug)]
 struct Ring<T> {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
     cells: NonNull<T>,
     size: u32,
-    /// Owned so that the three addresses above live as long as they are used.
+    /// Owned so that the three addresses above stay valid.
     _memory: Mapping,
 }
 
-// SAFETY: the addresses point into the mapping owned beside them, which moves along; cells are `Copy`
-// values without ties to a thread, and each side's half of the protocol is behind `&mut`.
+// SAFETY: the addresses point into the mapping that this struct owns and moves with. Cells are `Copy` values without
+// ties to a thread, and each side's half of the protocol requires `&mut`.
 unsafe impl<T: Cell> Send for Ring<T> {}
 
 impl<T: Cell> Ring<T> {
-    /// `None` unless the whole layout lies inside `memory`, aligned, and `size` is a power of two.
+    /// `None` unless the whole layout lies inside `memory`, is aligned, and `size` is a power of two.
     fn new(memory: Mapping, layout: &XdpRingOffset, size: u32) -> Option<Self> {
         Some(Self {
             producer: memory.at(layout.producer, 1)?,
@@ -58,51 +59,51 @@ impl<T: Cell> Ring<T> {
     }
 
     fn producer(&self) -> &AtomicU32 {
-        // SAFETY: `new` found the word aligned inside the mapping, which lives as long as `self`. Both sides
-        // access it by atomic operations only.
+        // SAFETY: `new` checked that the word is aligned and inside the mapping, which lives as long as `self`. Both
+        // sides access it only with atomic operations.
         unsafe { self.producer.as_ref() }
     }
 
     fn consumer(&self) -> &AtomicU32 {
-        // SAFETY: as for `producer`.
+        // SAFETY: like `producer`.
         unsafe { self.consumer.as_ref() }
     }
 
     fn cell(&self, cursor: u32) -> NonNull<T> {
         let index = (cursor & (self.size - 1)) as usize;
-        // SAFETY: the index is below `size`, and `new` found `size` cells inside the mapping.
+        // SAFETY: the index is below `size`, and `new` checked that `size` cells lie inside the mapping.
         unsafe { self.cells.add(index) }
     }
 
-    /// Octets a mapping must have to hold `size` cells in this layout.
+    /// Octets that a mapping needs for `size` cells in this layout.
     fn bytes(layout: &XdpRingOffset, size: u32) -> Option<usize> {
         let cells = u64::from(size).checked_mul(size_of::<T>() as u64)?;
         usize::try_from(layout.desc.checked_add(cells)?).ok()
     }
 }
 
-/// Octets to map for a ring of `size` cells of `T`; `None` for a layout no memory can hold.
+/// Octets to map for a ring of `size` cells of `T`; `None` if the layout exceeds the address space.
 pub(super) fn bytes<T: Cell>(layout: &XdpRingOffset, size: u32) -> Option<usize> {
     Ring::<T>::bytes(layout, size)
 }
 
-/// The producing half: for us, of the fill ring.
+/// The producing half; we produce into the fill ring.
 #[derive(Debug)]
 pub(super) struct Producer<T> {
     ring: Ring<T>,
-    /// Our cursor: the next cell to write. Ahead of the shared one by what is not published yet.
+    /// Our cursor: the next cell to write. Ahead of the shared cursor by the cells not yet published.
     next: u32,
-    /// The consumer's cursor when last looked at: it only moves on, so this errs towards "full".
+    /// The consumer's cursor when last read. It only advances, so an old value can only make the ring look fuller.
     consumed: u32,
 }
 
 impl<T: Cell> Producer<T> {
-    /// Takes up producing where the cursors stand.
+    /// Starts to produce at the current cursors.
     pub(super) fn new(memory: Mapping, layout: &XdpRingOffset, size: u32) -> Option<Self> {
         let ring = Ring::new(memory, layout, size)?;
-        // Relaxed: only we write this cursor, so we read back our own last store.
+        // Relaxed: only we write this cursor, so we read our own last store.
         let next = ring.producer().load(Ordering::Relaxed);
-        // Acquire: as at (A).
+        // Acquire: like (A).
         let consumed = ring.consumer().load(Ordering::Acquire);
         Some(Self { ring, next, consumed })
     }
@@ -113,94 +114,95 @@ impl<T: Cell> Producer<T> {
         if seen > 0 {
             return seen;
         }
-        // (A) Acquire, pairing with the consumer's (D): the cells it has passed are read before we write
-        // them anew. The kernel gets by with a control dependency here; Rust's memory model has none.
+        // (A) Acquire, pairs with the consumer's (D): its reads of the released cells come before our writes. The
+        // kernel relies on a control dependency here, which Rust's memory model does not have.
         self.consumed = self.ring.consumer().load(Ordering::Acquire);
         self.seen_free()
     }
 
-    /// Never more than `size`, nor below 0 by wrapping, even if the other side's cursor is nonsense.
+    /// At most `size` and never wrapped below 0, even if the other side's cursor is invalid.
     fn seen_free(&self) -> u32 {
         self.ring.size.saturating_sub(self.next.wrapping_sub(self.consumed))
     }
 
-    /// Writes a cell the consumer does not see before [`publish`](Self::publish). False: the ring is full.
+    /// Writes a cell that the consumer does not see before [`publish`](Self::publish). Returns false if the ring is
+    /// full.
     #[must_use]
     pub(super) fn push(&mut self, value: T) -> bool {
         if self.free() == 0 {
             return false;
         }
         let cell = self.ring.cell(self.next);
-        // SAFETY: `cell` lies inside the mapping. It is ours: `free` saw the consumer past it, and the
-        // consumer does not come to it before `publish`.
+        // SAFETY: `cell` lies inside the mapping. It is ours: `free` saw that the consumer has passed it, and the
+        // consumer does not reach it again before `publish`.
         unsafe { cell.write_volatile(value) };
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Shows the consumer everything pushed.
+    /// Makes everything pushed visible to the consumer.
     pub(super) fn publish(&mut self) {
         // (B) Release: the cells' contents are visible before the cursor that covers them.
         self.ring.producer().store(self.next, Ordering::Release);
     }
 }
 
-/// The consuming half: for us, of the RX ring.
+/// The consuming half; we consume from the RX ring.
 #[derive(Debug)]
 pub(super) struct Consumer<T> {
     ring: Ring<T>,
-    /// Our cursor: the next cell to read. Ahead of the shared one by what is not released yet.
+    /// Our cursor: the next cell to read. Ahead of the shared cursor by the cells not yet released.
     next: u32,
-    /// The producer's cursor when last looked at: it only moves on, so this errs towards "empty".
+    /// The producer's cursor when last read. It only advances, so an old value can only make the ring look emptier.
     produced: u32,
 }
 
 impl<T: Cell> Consumer<T> {
-    /// Takes up consuming where the cursors stand.
+    /// Starts to consume at the current cursors.
     pub(super) fn new(memory: Mapping, layout: &XdpRingOffset, size: u32) -> Option<Self> {
         let ring = Ring::new(memory, layout, size)?;
-        // Relaxed: only we write this cursor, so we read back our own last store.
+        // Relaxed: only we write this cursor, so we read our own last store.
         let next = ring.consumer().load(Ordering::Relaxed);
-        // Acquire: as at (C).
+        // Acquire: like (C).
         let produced = ring.producer().load(Ordering::Acquire);
         Some(Self { ring, next, produced })
     }
 
-    /// Takes the next cell, if there is one. The producer gets the place back at [`release`](Self::release).
+    /// Takes the next cell, if there is one. The producer gets its place back with [`release`](Self::release).
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.next == self.produced {
-            // (C) Acquire, pairing with the producer's (B): what it wrote into the cells up to its cursor
-            // — and into the frames they name — is visible to us.
+            // (C) Acquire, pairs with the producer's (B): its writes to the cells up to its cursor, and to the frames
+            // they name, are visible to us.
             self.produced = self.ring.producer().load(Ordering::Acquire);
         }
         if self.next == self.produced {
             return None;
         }
         let cell = self.ring.cell(self.next);
-        // SAFETY: `cell` lies inside the mapping and any bits are a `T`. It is ours: the producer's cursor is
-        // past it, and the producer does not come back to it before `release`. Should a broken producer do
-        // so all the same, this single volatile read is what everything after it is decided on.
+        // SAFETY: `cell` lies inside the mapping and any bits are a `T`. It is ours: the producer's cursor is past
+        // it, and the producer does not return to it before `release`. If a faulty producer does, the result is still
+        // sound, because all later decisions depend on this single volatile read.
         let value = unsafe { cell.read_volatile() };
         self.next = self.next.wrapping_add(1);
         Some(value)
     }
 
-    /// Gives the producer the places of everything popped.
+    /// Returns the places of all popped cells to the producer.
     pub(super) fn release(&mut self) {
-        // (D) Release: our reads of the cells are done before the producer sees them free.
+        // (D) Release: our reads of the cells complete before the producer sees them as free.
         self.ring.consumer().store(self.next, Ordering::Release);
     }
 }
 
 #[cfg(any(test, feature = "model"))]
 impl<T: Cell> Consumer<T> {
-    /// Everything the producer has published and we have not popped, left in place.
+    /// Copies of all cells that the producer has published and we have not popped.
     pub(super) fn pending(&self) -> Vec<T> {
-        // Acquire: as at (C).
+        // Acquire: like (C).
         let produced = self.ring.producer().load(Ordering::Acquire);
         let read = |ahead| {
             let cell = self.ring.cell(self.next.wrapping_add(ahead));
-            // SAFETY: as in `pop`, for a cell between our cursor and the producer's.
+            // SAFETY: like `pop`, for a cell between our cursor and the producer's.
             unsafe { cell.read_volatile() }
         };
         (0..produced.wrapping_sub(self.next).min(self.ring.size)).map(read).collect()

@@ -1,4 +1,4 @@
-//! The socket: opened, sized, mapped, filled and bound in one go, or not at all.
+//! An AF_XDP socket: opened, sized, mapped, filled and bound in one call, or not at all.
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{
@@ -19,33 +19,33 @@ use super::ring::{self, Cell, Consumer, Producer};
 use super::sys::Mapping;
 use super::umem::Umem;
 
-/// Fewest places in the RX ring.
+/// Minimum number of places in the RX ring.
 pub const MIN_RX_RING: u32 = 64;
-/// Most places in the RX ring, and most chunks.
+/// Maximum number of places in the RX ring, and of chunks.
 pub const MAX_RX_RING: u32 = 1 << 16;
-/// Octets of each chunk the kernel keeps free before a frame (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
+/// Octets that the kernel keeps free before the frame in each chunk (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
 pub const HEADROOM: u32 = 256;
 
-/// `bind(2)` wants a completion ring even from a socket that only receives
-/// (`xsk_validate_queues`, `net/xdp/xsk.c`). One place is the least there is; it is never mapped nor used.
+/// `bind(2)` requires a completion ring even for a socket that only receives (`xsk_validate_queues`,
+/// `net/xdp/xsk.c`). One place is the minimum; the ring is never mapped or used.
 const COMPLETION_RING: u32 = 1;
-/// How often and at what distance a queue that is still held is tried again: 2 s in all. A closed
-/// socket's queue was seen to come free after 12–24 ms; on a machine under load it takes longer.
+/// How often to retry a queue that is still in use, and the pause between attempts: 2 s in total. A closed socket's
+/// queue became free after 12–24 ms; on a busy machine it takes longer.
 const BIND_ATTEMPTS: u32 = 500;
 const BIND_PAUSE: Duration = Duration::from_millis(4);
 
-/// Sizes of a socket. Memory: `chunks` × `chunk_size`, pinned from the start (32 MiB by default).
+/// Sizes of a socket. Its memory is `chunks` × `chunk_size` octets, pinned from the start (32 MiB by default).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketConfig {
-    /// Places in the RX ring: frames that can wait for the worker. A power of two, [`MIN_RX_RING`] to
-    /// [`MAX_RX_RING`]. A thousand VMs that boot at once overflowed 2,048; further frames are dropped and
-    /// counted as `ring_full`, and the guests retransmit.
+    /// Places in the RX ring: frames that can wait for the worker. A power of two from [`MIN_RX_RING`] to
+    /// [`MAX_RX_RING`]. A thousand VMs that booted at once overflowed 2,048. Further frames are dropped and counted
+    /// as `ring_full`, and the guests retransmit.
     pub rx_ring: u32,
-    /// Chunks of frame memory, at least `rx_ring` and at most [`MAX_RX_RING`]. More than `rx_ring` buys
-    /// nothing: a chunk is with the caller only while a frame is looked at.
+    /// Chunks of frame memory, at least `rx_ring` and at most [`MAX_RX_RING`]. More than `rx_ring` has no benefit:
+    /// the caller holds a chunk only while it reads a frame.
     pub chunks: u32,
-    /// Octets in a chunk, 2,048 or 4,096. A frame longer than this less [`HEADROOM`] is dropped by the
-    /// kernel and counted as `dropped`.
+    /// Octets in a chunk, 2,048 or 4,096. The kernel drops a frame longer than this less [`HEADROOM`] and counts it
+    /// as `dropped`.
     pub chunk_size: u32,
 }
 
@@ -70,33 +70,34 @@ impl SocketConfig {
         Ok(())
     }
 
-    /// A place for every chunk, so that the ring can always take one back.
+    /// One place per chunk, so that the ring can always take a chunk back.
     fn fill_ring(&self) -> u32 {
         self.chunks.next_power_of_two()
     }
 }
 
-/// Counters of one socket since it was bound. Frames lost here are `dropped` + `ring_full`.
+/// Counters of one socket since it was bound. The socket lost `dropped` + `ring_full` frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketStats {
     /// Frames lent to the caller.
     pub frames: u64,
-    /// Octets in them.
+    /// Octets in the lent frames.
     pub bytes: u64,
-    /// Descriptors from the kernel that failed validation. Anything but 0 is a kernel fault: report it.
+    /// Descriptors from the kernel that failed validation. A value other than 0 is a kernel bug: please report it.
     pub bad_descriptors: u64,
-    /// `rx_dropped`: frames longer than a chunk holds, or that found the fill ring empty.
+    /// `rx_dropped`: frames too long for a chunk, or that arrived while the fill ring was empty.
     pub dropped: u64,
-    /// `rx_ring_full`: frames that found the RX ring full. The worker is too slow or the ring too small.
+    /// `rx_ring_full`: frames that arrived while the RX ring was full. The worker is too slow or the ring too small.
     pub ring_full: u64,
-    /// `rx_fill_ring_empty_descs`: times the kernel found no chunk; frames so lost are in `dropped` as well.
+    /// `rx_fill_ring_empty_descs`: times the kernel found no chunk; these frames are also in `dropped`.
     pub fill_ring_empty: u64,
-    /// `rx_invalid_descs`: addresses in the fill ring the kernel refused. Anything but 0 is our fault.
+    /// `rx_invalid_descs`: addresses in the fill ring that the kernel refused. A value other than 0 is a bug in this
+    /// module.
     pub invalid_fill: u64,
 }
 
 impl SocketStats {
-    /// The counts of two sockets together.
+    /// The sums of two sockets' counters.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -111,27 +112,27 @@ impl SocketStats {
     }
 }
 
-/// A bound AF_XDP socket that receives.
+/// A bound AF_XDP socket for receiving.
 #[derive(Debug)]
 pub struct Socket {
-    // Fields drop in this order. A mapping of a ring holds the socket open past `close(2)`, so the rings go
-    // first; only then does closing let go of the queue.
+    // Fields drop in this order. A ring mapping keeps the socket open after `close(2)`, so the rings are unmapped
+    // first; then closing releases the queue.
     receiver: Receiver,
     fd: OwnedFd,
 }
 
 impl Socket {
-    /// Opens a socket of the calling thread's network namespace on receive queue `queue` of interface
-    /// `ifindex`, in copy mode, which is all that a veth offers. Frames arrive once an XDP program on that
-    /// interface redirects them to an XSKMAP entry holding this socket.
+    /// Opens a socket in the calling thread's network namespace on receive queue `queue` of interface `ifindex`. It
+    /// uses copy mode, the only mode a veth offers. Frames arrive once an XDP program on that interface redirects
+    /// them to an XSKMAP entry with this socket.
     ///
-    /// A queue another socket has just given up is waited for, 2 s at most.
+    /// If another socket has just released the queue, this waits for it for at most 2 s.
     ///
-    /// Needs CAP_NET_RAW to open, CAP_IPC_LOCK (or a limit on locked memory of `chunks` × `chunk_size`) to
-    /// pin the memory, and Linux 5.9.
+    /// It needs CAP_NET_RAW to open the socket, CAP_IPC_LOCK (or a limit on locked memory of `chunks` × `chunk_size`)
+    /// to pin the memory, and Linux 5.9.
     ///
     /// # Errors
-    /// [`AfxdpError`], by the step that failed; nothing stays behind.
+    /// [`AfxdpError`], by the step that failed; no socket or memory remains.
     pub fn bind(ifindex: u32, queue: u32, config: &SocketConfig) -> Result<Self, AfxdpError> {
         config.check()?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -143,17 +144,17 @@ impl Socket {
         let (umem, frames) = Umem::new(config.chunks, config.chunk_size).map_err(memory)?;
         register(fd.as_fd(), &umem, config.chunk_size).map_err(memory)?;
         let (fill, rx) = rings(fd.as_fd(), config)?;
-        // The fill ring is stocked before the first frame can come.
+        // The fill ring is filled before the first frame can arrive.
         let receiver = Receiver::new(umem, frames, fill, rx);
         let socket = Self { receiver, fd };
         socket.claim(ifindex, queue)?;
         Ok(socket)
     }
 
-    /// Binds, waiting for a previous holder to let go. A refused `bind(2)` leaves the socket as it was.
+    /// Binds, and waits for a previous owner to release the queue. A failed `bind(2)` leaves the socket unchanged.
     fn claim(&self, ifindex: u32, queue: u32) -> Result<(), AfxdpError> {
-        // No XDP_USE_NEED_WAKEUP: in copy mode the kernel takes from the fill ring by itself and clears the
-        // wake-up flag only for transmit (`net/xdp/xsk.c`), so it would save nothing here.
+        // No XDP_USE_NEED_WAKEUP: in copy mode the kernel reads the fill ring without a wake-up and clears the flag
+        // only for transmit (`net/xdp/xsk.c`), so it would save nothing here.
         let address = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, ifindex, queue);
         let begun = Instant::now();
         for _ in 0..BIND_ATTEMPTS {
@@ -166,16 +167,16 @@ impl Socket {
         Err(AfxdpError::Busy { ifindex, queue, waited: begun.elapsed() })
     }
 
-    /// Lends up to `max` received frames to `f`, oldest first, and gives their memory back to the kernel;
-    /// returns how many were lent. Never waits.
+    /// Lends up to `max` received frames to `f`, oldest first, and returns their memory to the kernel; returns how
+    /// many it lent. Never blocks.
     pub fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
         self.receiver.receive(max, f)
     }
 
-    /// The counters, ours and the kernel's: one system call.
+    /// The counters of this socket and of the kernel; takes one system call.
     ///
     /// # Errors
-    /// [`AfxdpError::Statistics`] when the kernel will not tell.
+    /// [`AfxdpError::Statistics`] if the kernel does not provide its counters.
     pub fn stats(&self) -> Result<SocketStats, AfxdpError> {
         let kernel = xdp_statistics(&self.fd).map_err(AfxdpError::Statistics)?;
         let ours = self.receiver.received();
@@ -210,7 +211,7 @@ fn register(fd: BorrowedFd<'_>, umem: &Umem, chunk_size: u32) -> Result<(), Errn
     set_xdp_umem_reg(fd, region)
 }
 
-/// Sizes and maps the rings; the kernel allows it only before `bind(2)`.
+/// Sizes and maps the rings; the kernel allows this only before `bind(2)`.
 fn rings(
     fd: BorrowedFd<'_>,
     config: &SocketConfig,
@@ -245,7 +246,7 @@ mod tests {
     use super::{AfxdpError, Socket, SocketConfig};
 
     #[test]
-    fn sizes_out_of_range_are_refused_before_anything_is_opened() {
+    fn sizes_out_of_range_are_refused_before_a_socket_is_opened() {
         let fine = SocketConfig::default();
         for (config, field) in [
             (SocketConfig { rx_ring: 0, ..fine }, "rx_ring"),

@@ -1,8 +1,8 @@
-//! Memory shared with the kernel: mapped here, unmapped on drop, and reached only by checked addresses.
+//! Memory shared with the kernel: mapped here, unmapped on drop, accessed only through checked addresses.
 //!
-//! Names of the ABI are the kernel's (`include/uapi/linux/if_xdp.h`, v6.12:
-//! <https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/if_xdp.h>); its constants, structs and
-//! socket options come from `rustix::net::xdp`, so that only mapping itself is unsafe here.
+//! ABI names are the kernel's (`include/uapi/linux/if_xdp.h`, v6.12:
+//! <https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/if_xdp.h>). Constants, structs and socket options
+//! come from `rustix::net::xdp`, so only the mapping itself is unsafe here.
 #![expect(unsafe_code, reason = "mapping memory has no safe form")]
 
 use rustix::io::Errno;
@@ -13,23 +13,23 @@ use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
-/// A mapping that is unmapped on drop. Never a slice: the kernel writes here too, so a reference is made
-/// only to what is known to be ours at that moment (`umem`) or to atomics (`ring`).
+/// A mapping that is unmapped on drop. It is never a slice, because the kernel writes to it too. References are made
+/// only to memory that we own at that moment (`umem`) or to atomics (`ring`).
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// Memory of this process alone, in place of a mapping: for models of the kernel's side.
+    /// Process memory in place of a mapping, for models of the kernel's side.
     #[cfg(any(test, miri, feature = "model"))]
     plain: Option<std::sync::Arc<plain::Memory>>,
 }
 
-// SAFETY: a mapping belongs to the process, not to the thread that made it, and this type hands out
-// addresses only; who may use them when is the business of its two users, which own it.
+// SAFETY: a mapping belongs to the process, not to the thread that made it, and this type provides only addresses.
+// Its two users, `ring` and `umem`, own it and decide when to access them.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// `len` octets of zeroed memory, resident from the start so that no frame waits for a page fault.
+    /// Maps `len` octets of zeroed memory, resident from the start so that no frame waits for a page fault.
     #[cfg(not(miri))]
     pub(super) fn anonymous(len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -39,14 +39,14 @@ impl Mapping {
         Self::new(base, len)
     }
 
-    /// The same where there are no mappings.
+    /// Provides process memory under Miri, which does not support this mapping.
     #[cfg(miri)]
     pub(super) fn anonymous(len: usize) -> Result<Self, Errno> {
         let [memory, _] = Self::plain(len);
         Ok(memory)
     }
 
-    /// `len` octets of what `fd` offers at `offset`, shared with the other side.
+    /// Maps `len` octets of `fd` at `offset`, shared with the kernel.
     pub(super) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
@@ -65,40 +65,40 @@ impl Mapping {
         })
     }
 
-    /// `len` octets of zeroed memory that no kernel knows, once for each of two sides.
+    /// Two handles to the same `len` octets of zeroed process memory, one for each side.
     #[cfg(any(test, miri, feature = "model"))]
     pub(super) fn plain(len: usize) -> [Self; 2] {
         let memory = std::sync::Arc::new(plain::Memory::zeroed(len));
         [0; 2].map(|_| Self { base: memory.base(), len, plain: Some(std::sync::Arc::clone(&memory)) })
     }
 
-    /// Octets mapped.
+    /// Octets in the mapping.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// A ring's cursor at `offset`, for whoever sets up the kernel's side.
+    /// The ring cursor at `offset`, for the code that sets up the kernel's side.
     #[cfg(any(test, feature = "model"))]
     pub(super) fn cursor(&self, offset: u64) -> Option<&std::sync::atomic::AtomicU32> {
         let cursor = self.at(offset, 1)?;
-        // SAFETY: aligned and inside the mapping, which lives as long as `self`; both sides access cursors by atomic
-        // operations only.
+        // SAFETY: aligned and inside the mapping, which lives as long as `self`; both sides access cursors only with
+        // atomic operations.
         Some(unsafe { cursor.as_ref() })
     }
 
-    /// The address the kernel is told.
+    /// The mapping's address, for registration with the kernel.
     pub(super) fn address(&self) -> u64 {
         self.base.as_ptr().addr() as u64
     }
 
-    /// The address of `count` values of `T` from `offset` on; `None` unless they all lie inside and aligned.
+    /// The address of `count` values of `T` at `offset`; `None` unless all of them lie inside and are aligned.
     pub(super) fn at<T>(&self, offset: u64, count: usize) -> Option<NonNull<T>> {
         let offset = usize::try_from(offset).ok()?;
         let end = size_of::<T>().checked_mul(count)?.checked_add(offset)?;
         if end > self.len {
             return None;
         }
-        // SAFETY: `offset` is at most `len` (checked above), so this stays within the mapping or one past it.
+        // SAFETY: `offset` is at most `len` (checked above), so the result is within the mapping or one past its end.
         let at = unsafe { self.base.add(offset) }.cast::<T>();
         at.is_aligned().then_some(at)
     }
@@ -110,33 +110,33 @@ impl Drop for Mapping {
         if self.plain.is_some() {
             return;
         }
-        // SAFETY: base and length are those of the mapping made in the constructor, which nobody else
-        // unmaps; the owner of `self` is gone, and with it every use of the addresses.
+        // SAFETY: base and length are those of the mapping made in the constructor, which no one else unmaps. The
+        // owner of `self` is gone, so no address is used any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 
-/// What models of the kernel's side share instead of mappings.
+/// Process memory that models of the kernel's side share instead of mappings.
 #[cfg(any(test, miri, feature = "model"))]
 mod plain {
     use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
     use std::ptr::NonNull;
 
-    /// A page, as mappings have it.
+    /// A page, the alignment of a mapping.
     const ALIGNMENT: usize = 4096;
 
-    /// Zeroed memory, given back on drop.
+    /// Zeroed memory, freed on drop.
     #[derive(Debug)]
     pub(super) struct Memory {
         base: NonNull<u8>,
         layout: Layout,
     }
 
-    // SAFETY: memory belongs to the process, not to a thread, and this type hands out its address only; who may
-    // use that when is the business of the two mappings' users, as with memory the kernel maps.
+    // SAFETY: memory belongs to the process, not to a thread, and this type provides only its address. The users of
+    // the two mappings decide when to access it, as with memory that the kernel maps.
     unsafe impl Send for Memory {}
-    // SAFETY: as above: nothing is read or written through `&self`.
+    // SAFETY: nothing is read or written through `&self`.
     unsafe impl Sync for Memory {}
 
     impl Memory {
@@ -155,7 +155,7 @@ mod plain {
 
     impl Drop for Memory {
         fn drop(&mut self) {
-            // SAFETY: allocated in `zeroed` with this layout; the last of its users is gone with `self`.
+            // SAFETY: `zeroed` allocated it with this layout, and its last user is gone with `self`.
             unsafe { dealloc(self.base.as_ptr(), self.layout) };
         }
     }
@@ -166,7 +166,7 @@ mod tests {
     use super::Mapping;
 
     #[test]
-    fn only_aligned_values_wholly_inside_have_an_address() {
+    fn only_aligned_values_entirely_inside_have_an_address() {
         let mapping = Mapping::anonymous(4096).expect("a page");
         for (offset, count, inside) in [
             (0, 512, true),

@@ -1,8 +1,8 @@
-//! The frame memory (UMEM): one region cut into chunks of equal size, and the record of who holds each.
+//! The frame memory (UMEM): one region of chunks of equal size, and a table of who owns each.
 //!
-//! A chunk in our hands is a [`Frame`], a value that cannot be copied: giving it to the kernel consumes it,
-//! and the only way to another is a descriptor from the kernel for a chunk the kernel was really given. So a
-//! slice over a frame can exist only while the frame is ours.
+//! A chunk we own is a [`Frame`], a value that cannot be copied. Giving it to the kernel consumes it. The only way to
+//! get a frame is a descriptor from the kernel, for a chunk that the kernel really owns. So a slice of a frame can
+//! exist only while we own the frame.
 #![expect(unsafe_code, reason = "slices over memory shared with the kernel")]
 
 use rustix::io::Errno;
@@ -10,28 +10,28 @@ use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 
 use super::sys::Mapping;
 
-/// A chunk in our hands, and the part of it that holds a frame. Made and taken back by one [`Umem`] only:
-/// both live inside one `Receiver` and neither leaves it.
+/// A chunk we own, and the part of it that holds a frame. Only one [`Umem`] creates and takes it back: both live
+/// inside one `Receiver` and do not leave it.
 #[derive(Debug)]
 pub(super) struct Frame {
     chunk: u32,
-    /// Where the frame starts within its chunk: the kernel leaves headroom before it.
+    /// The frame's offset within its chunk; the kernel leaves headroom before it.
     start: u32,
-    /// As the kernel said; checked when a slice is made.
+    /// The length from the kernel; checked when a slice is made.
     len: u32,
 }
 
-/// The region and the holder of every chunk.
+/// The region, and the owner of every chunk.
 #[derive(Debug)]
 pub(super) struct Umem {
-    /// By chunk: true while the kernel holds it (fill ring, kernel's own list, or RX ring).
+    /// True for each chunk that the kernel owns: in the fill ring, in its own list, or in the RX ring.
     with_kernel: Box<[bool]>,
     chunk_size: u32,
     memory: Mapping,
 }
 
 impl Umem {
-    /// Maps `chunks` × `chunk_size` octets; the second value is every chunk, all ours.
+    /// Maps `chunks` × `chunk_size` octets. Also returns all chunks as frames that we own.
     pub(super) fn new(chunks: u32, chunk_size: u32) -> Result<(Self, Vec<Frame>), Errno> {
         let len = (chunks as usize).checked_mul(chunk_size as usize).ok_or(Errno::NOMEM)?;
         let memory = Mapping::anonymous(len)?;
@@ -40,17 +40,17 @@ impl Umem {
         Ok((Self { with_kernel, chunk_size, memory }, frames))
     }
 
-    /// The address the kernel is told.
+    /// The region's address, for registration with the kernel.
     pub(super) fn address(&self) -> u64 {
         self.memory.address()
     }
 
-    /// Octets in all.
+    /// Octets in the region.
     pub(super) fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Puts a chunk in the kernel's hands; returns the address to write into the fill ring.
+    /// Gives a chunk to the kernel; returns the address for the fill ring.
     pub(super) fn give(&mut self, frame: Frame) -> u64 {
         if let Some(holder) = self.with_kernel.get_mut(frame.chunk as usize) {
             *holder = true;
@@ -58,10 +58,10 @@ impl Umem {
         u64::from(frame.chunk) * u64::from(self.chunk_size)
     }
 
-    /// Takes the chunk a descriptor names out of the kernel's hands.
+    /// Takes back the chunk that a descriptor names.
     ///
-    /// `None` if it names no chunk of ours or one the kernel does not hold: taking that would make a second
-    /// frame of one chunk.
+    /// Returns `None` if it is not a chunk of this region, or the kernel does not own it: that would create a second
+    /// frame for one chunk.
     pub(super) fn take(&mut self, descriptor: XdpDesc) -> Option<Frame> {
         let size = u64::from(self.chunk_size);
         let chunk = u32::try_from(descriptor.addr / size).ok()?;
@@ -69,34 +69,35 @@ impl Umem {
         if !std::mem::replace(holder, false) {
             return None;
         }
-        // A frame in several chunks is one we never asked for (XDP_USE_SG): its part has no readable octets.
+        // Only XDP_USE_SG, which we do not set, allows frames in several chunks. A part of one has no readable
+        // octets.
         let whole = !descriptor.options.contains(XdpDescOptions::XDP_PKT_CONTD);
         let len = if whole { descriptor.len } else { u32::MAX };
-        // The remainder of a division by a u32.
+        // Lossless: the remainder of a division by a u32.
         Some(Frame { chunk, start: (descriptor.addr % size) as u32, len })
     }
 
-    /// The octets of a frame; `None` if the kernel's length leads out of the chunk.
+    /// The octets of a frame; `None` if the kernel's length exceeds the chunk.
     pub(super) fn bytes(&self, frame: &Frame) -> Option<&[u8]> {
         if frame.start.checked_add(frame.len)? > self.chunk_size {
             return None;
         }
         let offset = u64::from(frame.chunk) * u64::from(self.chunk_size) + u64::from(frame.start);
         let at = self.memory.at::<u8>(offset, frame.len as usize)?;
-        // SAFETY: `at` says all `len` octets lie inside the mapping, which outlives `&self`; they were zeroed
-        // when mapped, so they are initialised. They lie in one chunk (checked above), whose `Frame` we hold:
-        // the kernel writes to a chunk only between `give` and the descriptor behind `take`, and `give` needs
-        // `&mut self`, so no slice from here is alive then.
+        // SAFETY: `at` checks that all `len` octets lie inside the mapping, which outlives `&self`; they were zeroed
+        // when mapped, so they are initialised. They lie in one chunk (checked above), whose `Frame` we hold. The
+        // kernel writes to a chunk only between `give` and the descriptor that `take` accepts. `give` needs `&mut
+        // self`, so no slice from here is alive then.
         Some(unsafe { std::slice::from_raw_parts(at.as_ptr(), frame.len as usize) })
     }
 
-    /// Chunks in the kernel's hands.
+    /// The chunks that the kernel owns.
     #[cfg(any(test, feature = "model"))]
     pub(super) fn with_kernel(&self) -> impl Iterator<Item = u32> {
         (0u32..).zip(&self.with_kernel).filter_map(|(chunk, held)| held.then_some(chunk))
     }
 
-    /// Writes as the kernel would, into a chunk it holds.
+    /// Writes into a chunk that the kernel owns, as the kernel would.
     #[cfg(any(test, feature = "model"))]
     pub(super) fn write_as_kernel(&mut self, addr: u64, octets: &[u8]) {
         assert!(self.with_kernel[usize::try_from(addr).expect("an index") / self.chunk_size as usize]);
@@ -114,7 +115,7 @@ mod tests {
     const CHUNK: u32 = 2048;
     const CHUNKS: u32 = 4;
 
-    /// A region whose chunks, save the last, are the kernel's.
+    /// A region in which the kernel owns all chunks but the last.
     fn umem() -> Umem {
         let (mut umem, mut frames) = Umem::new(CHUNKS, CHUNK).expect("four chunks");
         frames.pop();
@@ -132,21 +133,21 @@ mod tests {
     fn a_frame_may_fill_its_chunk_to_the_last_octet() {
         let mut umem = umem();
         umem.write_as_kernel(2048 + 256, &[7; 1792]);
-        let frame = umem.take(descriptor(2048 + 256, 1792)).expect("a chunk of the kernel's");
+        let frame = umem.take(descriptor(2048 + 256, 1792)).expect("the kernel owns the chunk");
         assert_eq!(umem.bytes(&frame), Some(&[7; 1792][..]));
     }
 
     #[test]
-    fn a_length_that_leads_out_of_the_chunk_gives_no_octets() {
+    fn a_length_that_exceeds_the_chunk_gives_no_octets() {
         for (addr, len) in [(256, 1793), (2047, 2), (0, CHUNK + 1), (4096, u32::MAX), (4097, u32::MAX)] {
             let mut umem = umem();
-            let frame = umem.take(descriptor(addr, len)).expect("a chunk of the kernel's");
+            let frame = umem.take(descriptor(addr, len)).expect("the kernel owns the chunk");
             assert_eq!(umem.bytes(&frame), None, "{len} octets at {addr}");
         }
     }
 
     #[test]
-    fn a_chunk_the_kernel_does_not_hold_is_not_taken() {
+    fn a_chunk_the_kernel_does_not_own_is_not_taken() {
         let outside = u64::from(CHUNK * CHUNKS);
         for addr in [3 * 2048, outside, outside + 1, u64::from(u32::MAX) * 2048, 1 << 48, u64::MAX] {
             assert!(umem().take(descriptor(addr, 60)).is_none(), "{addr}");
@@ -164,7 +165,7 @@ mod tests {
     fn a_part_of_a_frame_in_several_chunks_gives_no_octets() {
         let mut umem = umem();
         let part = XdpDesc { addr: 256, len: 60, options: XdpDescOptions::XDP_PKT_CONTD };
-        let frame = umem.take(part).expect("a chunk of the kernel's");
+        let frame = umem.take(part).expect("the kernel owns the chunk");
         assert_eq!(umem.bytes(&frame), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Two sources of frames, read as one.
+//! Reads two frame sources as one.
 
 use rustix::event::epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::FrameSource;
 use crate::afxdp::SocketStats;
 
-/// Two sources that take turns: each call begins with the other, so that neither starves.
+/// Two sources that alternate: each call starts with the other source, so that neither starves.
 #[derive(Debug)]
 pub struct Both<A, B> {
     one: A,
     other: B,
-    /// Readable while either is.
+    /// Readable while either source is.
     any: OwnedFd,
     begins_with_one: bool,
 }
@@ -20,7 +20,7 @@ impl<A: FrameSource, B: FrameSource> Both<A, B> {
     /// Joins two sources.
     ///
     /// # Errors
-    /// When there are no descriptors left, or one of theirs cannot be waited on.
+    /// No descriptor is free, or one of the sources cannot be polled.
     pub fn new(one: A, other: B) -> std::io::Result<Self> {
         let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (number, fd) in [one.as_fd(), other.as_fd()].into_iter().enumerate() {
@@ -48,7 +48,7 @@ impl<A: FrameSource, B: FrameSource> FrameSource for Both<A, B> {
     }
 }
 
-/// For `poll(2)`: readable while a source holds frames.
+/// For `poll(2)`: readable while either source holds frames.
 impl<A, B> AsFd for Both<A, B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.any.as_fd()

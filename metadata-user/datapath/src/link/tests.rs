@@ -17,7 +17,7 @@ fn frame(source: Mac, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_stamp_within_range_and_nothing_else_is_an_identity() {
+fn only_a_stamp_within_range_gives_a_slot() {
     for (name, frame, expected) in [
         ("first slot", frame(stamp(0), 60), Ok(0)),
         ("last slot", frame(stamp(MAX_SLOTS - 1), 60), Ok(MAX_SLOTS - 1)),
@@ -34,7 +34,7 @@ fn a_stamp_within_range_and_nothing_else_is_an_identity() {
     }
 }
 
-/// Lends what it was given.
+/// Lends the given frames.
 struct Queue(Vec<Vec<u8>>, UnixDatagram);
 
 impl AsFd for Queue {
@@ -56,7 +56,7 @@ impl FrameSource for Queue {
 }
 
 #[test]
-fn two_sources_take_turns_and_neither_starves() {
+fn two_sources_alternate_and_neither_starves() {
     let queue = |octet: u8, count: usize| {
         let (end, _) = UnixDatagram::pair().expect("a pair of sockets");
         Queue(vec![vec![octet]; count], end)
@@ -70,13 +70,13 @@ fn two_sources_take_turns_and_neither_starves() {
     };
     assert_eq!(turn(4), [2; 4]);
     assert_eq!(turn(4), [1; 4]);
-    assert_eq!(turn(4), [2; 4], "though it has always more");
-    assert_eq!(turn(4), [1, 1, 2, 2], "what one leaves is the other's");
+    assert_eq!(turn(4), [2; 4], "the second source always has more");
+    assert_eq!(turn(4), [1, 1, 2, 2], "the other source gets the rest");
     assert!(turn(0).is_empty());
 }
 
 #[test]
-fn refused_frames_are_counted_by_kind_and_the_rest_handed_on_in_order() {
+fn refused_frames_are_counted_by_reason_and_the_rest_pass_in_order() {
     let frames = vec![
         frame(stamp(3), 60),
         frame(Mac::SERVICE, 60),
@@ -92,7 +92,7 @@ fn refused_frames_are_counted_by_kind_and_the_rest_handed_on_in_order() {
     assert_eq!(link.stats(), LinkStats { runt: 1, unstamped: 1, slot_out_of_range: 1, over_share: 0 });
 }
 
-/// A tap whose frames arrive as datagrams at the second value.
+/// A tap, and the socket where its frames arrive as datagrams.
 fn tap() -> (HubTap, UnixDatagram) {
     let (ours, theirs) = UnixDatagram::pair().expect("a pair of sockets");
     ours.set_nonblocking(true).expect("a flag");
@@ -114,7 +114,7 @@ fn each_frame_is_one_write() {
 }
 
 #[test]
-fn frames_of_impossible_length_are_not_sent() {
+fn frames_of_invalid_length_are_not_sent() {
     let (mut tap, wire) = tap();
     for len in [0, HEADER_LEN - 1, MAX_FRAME + 1] {
         tap.send(&vec![0; len]);
@@ -125,7 +125,7 @@ fn frames_of_impossible_length_are_not_sent() {
 }
 
 #[test]
-fn a_full_queue_loses_frames_and_counts_them() {
+fn frames_lost_to_a_full_queue_are_counted() {
     let (mut tap, _wire) = tap();
     let frame = frame(stamp(1), 1_000);
     for _ in 0..5_000 {

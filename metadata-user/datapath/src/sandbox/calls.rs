@@ -1,15 +1,15 @@
-//! Which system calls each stage makes.
+//! The system calls that each stage may make.
 //!
-//! The lists name calls by what they are for. What only some processors have (`open`, `poll`…) is with those.
+//! The lists group calls by purpose. Calls that only some processors have (`open`, `poll`…) are in `older`.
 
 use libc::c_long;
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 use std::collections::BTreeMap;
 
-/// Calls, some with conditions on their arguments of which one must hold.
+/// Allowed calls. A call may have conditions on its arguments, of which one must hold.
 pub(super) struct Calls(BTreeMap<i64, Vec<SeccompRule>>);
 
-/// A turn: waiting, reading, writing, clocks, locks, randomness.
+/// For a worker's turn: waiting, reading, writing, clocks, locks, randomness.
 const TURN: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -31,7 +31,7 @@ const TURN: &[c_long] = &[
     libc::SYS_restart_syscall,
 ];
 
-/// Memory, and the life of a thread.
+/// For memory, and the start and end of a thread.
 const THREAD: &[c_long] = &[
     libc::SYS_munmap,
     libc::SYS_mremap,
@@ -48,16 +48,16 @@ const THREAD: &[c_long] = &[
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_tgkill,
-    // How musl's `abort` ends the thread it is called on.
+    // musl's `abort` ends the calling thread with it.
     libc::SYS_tkill,
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];
 
-/// Files: records, state, the audit log, `/proc`, pins.
+/// For files: records, state, the audit log, `/proc`, pins.
 const FILES: &[c_long] = &[
     libc::SYS_openat,
-    // Volumes of pods, out of which no link is to lead.
+    // For volumes of pods, so that no symbolic link leads out of them.
     libc::SYS_openat2,
     libc::SYS_statx,
     libc::SYS_fstat,
@@ -91,7 +91,7 @@ const FILES: &[c_long] = &[
     libc::SYS_ioctl,
 ];
 
-/// What the runtime of the control side waits with.
+/// For the event loop of the control side.
 const EVENTS: &[c_long] = &[
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
@@ -107,7 +107,7 @@ const EVENTS: &[c_long] = &[
     libc::SYS_signalfd4,
 ];
 
-/// Metrics, control and takeover sockets, sinks, netlink, the service manager. Which families, see [`FAMILIES`].
+/// For metrics, control and takeover sockets, sinks, netlink and the service manager; see [`FAMILIES`].
 const SOCKETS: &[c_long] = &[
     libc::SYS_socketpair,
     libc::SYS_bind,
@@ -117,7 +117,7 @@ const SOCKETS: &[c_long] = &[
     libc::SYS_connect,
     libc::SYS_sendto,
     libc::SYS_sendmsg,
-    // How the C library's resolver asks for both families at once.
+    // The C library's resolver asks for both address families at once with it.
     libc::SYS_sendmmsg,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
@@ -127,10 +127,10 @@ const SOCKETS: &[c_long] = &[
     libc::SYS_getpeername,
 ];
 
-/// Families of sockets that are opened all the agent's life.
+/// Socket families that may be opened at any time.
 const FAMILIES: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// The process, its threads, and the kernel side.
+/// For the process, its threads, and the kernel programs.
 const PROCESS: &[c_long] = &[
     libc::SYS_bpf,
     libc::SYS_seccomp,
@@ -147,14 +147,14 @@ const PROCESS: &[c_long] = &[
     libc::SYS_sched_setaffinity,
     libc::SYS_uname,
     libc::SYS_sysinfo,
-    // Refused with ENOSYS by a filter of its own.
+    // A separate filter answers it with ENOSYS.
     libc::SYS_clone3,
 ];
 
-/// What only the start takes: a bpffs of one's own, mounted nowhere.
+/// Only for the start: a private bpffs, mounted nowhere.
 const MOUNTS: &[c_long] = &[libc::SYS_fsopen, libc::SYS_fsconfig, libc::SYS_fsmount];
 
-/// What only an attack does.
+/// Calls that only an attack makes.
 const ATTACKS: &[c_long] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -174,7 +174,7 @@ const ATTACKS: &[c_long] = &[
     libc::SYS_chroot,
 ];
 
-/// The older forms that x86_64 has kept, and its C library uses.
+/// Older calls that x86_64 still has and its C library uses.
 #[cfg(target_arch = "x86_64")]
 mod older {
     use libc::c_long;
@@ -209,16 +209,16 @@ mod older {
     pub(super) const CONTROL: &[c_long] = &[];
 }
 
-/// Commands of `bpf(2)` that look up, change and remove elements of a map that is open (uapi/linux/bpf.h).
+/// Commands of `bpf(2)` that look up, update and delete elements of an open map (uapi/linux/bpf.h).
 const ELEMENTS: [u64; 3] = [1, 2, 3];
 
-/// Which place an argument has.
+/// The index of an argument.
 const FIRST: u8 = 0;
 const SECOND: u8 = 1;
 const THIRD: u8 = 2;
 
 impl Calls {
-    /// What a thread that answers guests does.
+    /// The calls of a thread that answers guests.
     pub(super) fn work() -> Self {
         let mut calls = Self::of(&[TURN, THREAD, older::TURN]);
         calls.memory();
@@ -227,22 +227,22 @@ impl Calls {
         calls
     }
 
-    /// What the control side does once the hubs are there.
+    /// The calls of the control side once the hubs exist.
     pub(super) fn serve() -> Self {
         let mut calls =
             Self::of(&[TURN, THREAD, FILES, EVENTS, SOCKETS, PROCESS, older::TURN, older::CONTROL]);
         calls.memory();
         calls.equal(libc::SYS_socket, FIRST, FAMILIES.iter().map(|family| *family as u64));
-        // Threads, and no processes.
+        // Threads only, no processes.
         let thread = libc::CLONE_THREAD as u64;
         calls.condition(libc::SYS_clone, FIRST, SeccompCmpOp::MaskedEq(thread), thread);
         calls.equal(libc::SYS_setns, SECOND, [libc::CLONE_NEWNET as u64]);
-        // Read, not raised.
+        // Limits may be read but not set.
         calls.wide_zero(libc::SYS_prlimit64, THIRD);
         calls
     }
 
-    /// The same, and what making hubs takes.
+    /// The calls of [`serve`](Self::serve), and those that create hubs.
     pub(super) fn start() -> Self {
         let mut calls = Self::serve();
         calls.extend(MOUNTS);
@@ -251,12 +251,12 @@ impl Calls {
         calls
     }
 
-    /// What only an attack does.
+    /// The calls that only an attack makes.
     pub(super) fn attacks() -> Self {
         Self::of(&[ATTACKS])
     }
 
-    /// What is to look as if the kernel did not have it.
+    /// The calls that fail as if the kernel did not have them.
     pub(super) fn absent() -> Self {
         Self::of(&[&[libc::SYS_clone3]])
     }
@@ -279,7 +279,7 @@ impl Calls {
         self.0.insert(call, Vec::new());
     }
 
-    /// Memory that is not to be run.
+    /// Allows memory mappings that are not executable.
     fn memory(&mut self) {
         let run = libc::PROT_EXEC as u64;
         for call in [libc::SYS_mmap, libc::SYS_mprotect] {
@@ -287,14 +287,14 @@ impl Calls {
         }
     }
 
-    /// Allows a call whose argument (32 bits) is one of these.
+    /// Allows a call whose 32-bit argument is one of these values.
     fn equal(&mut self, call: c_long, argument: u8, values: impl IntoIterator<Item = u64>) {
         for value in values {
             self.condition(call, argument, SeccompCmpOp::Eq, value);
         }
     }
 
-    /// Allows a call whose pointer is null.
+    /// Allows a call whose pointer argument is null.
     fn wide_zero(&mut self, call: c_long, argument: u8) {
         self.rule(call, SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0));
     }
@@ -303,8 +303,8 @@ impl Calls {
         self.rule(call, SeccompCondition::new(argument, SeccompCmpArgLen::Dword, op, value));
     }
 
-    /// A call is allowed when one of its rules holds. A condition is refused only for an argument beyond the sixth,
-    /// and a rule only without conditions: then the call stays forbidden.
+    /// Adds a rule; a call is allowed if one of its rules holds. A condition fails to build only for an argument
+    /// beyond the sixth, and a rule only without conditions. The call then stays forbidden.
     fn rule(&mut self, call: c_long, condition: Result<SeccompCondition, seccompiler::BackendError>) {
         if let Ok(rule) = condition.and_then(|condition| SeccompRule::new(vec![condition])) {
             self.0.entry(call).or_default().push(rule);

@@ -1,26 +1,27 @@
-//! What the agent may ask of the kernel: less and less, from its start to the answering of guests.
+//! Restricts the agent's system calls and capabilities in three stages, from its start to the threads that answer
+//! guests.
 //!
-//! An agent that guests talk to is the way from a guest to the node, should there be a fault in it. Three fences
-//! stand on that way, each smaller than the one around it:
+//! Guests send data to the agent, so a vulnerability in it could give a guest access to the node. Three stages limit
+//! this, each a subset of the one before:
 //!
-//! | stage | whose | system calls | capabilities |
+//! | stage | applies to | system calls | capabilities |
 //! |---|---|---|---|
-//! | [`Stage::Start`] | the process, from its first step | what making hubs, loading programs and serving take | as given |
-//! | [`Stage::Serve`] | the control side, once the hubs are there | no mounting, no AF_XDP sockets, no raising of limits | those by which ports come and go |
-//! | [`Stage::Work`] | the threads that read what guests send | a turn's: wait, read, write, clocks, memory, the element calls of `bpf(2)` | `CAP_BPF` |
+//! | [`Stage::Start`] | the process, from its first step | what hubs, program loading and serving need | as given |
+//! | [`Stage::Serve`] | the control side | no mounts, AF_XDP sockets or raised limits | those to add and remove ports |
+//! | [`Stage::Work`] | threads that read frames | wait, read, write, clocks, memory, map elements | `CAP_BPF` |
 //!
-//! A thread inherits the fence of the one that starts it, and none can be taken down again, so nothing here
-//! touches another thread: a filter that is laid on all threads at once would have to fit those that visit a
-//! namespace as well.
+//! A thread inherits the filters of the thread that starts it, and filters cannot be removed. This module therefore
+//! changes only the calling thread. A filter on all threads at once would also have to allow what threads that enter
+//! other namespaces need.
 //!
-//! What is not allowed fails with `EPERM`, and the agent goes on: one call that a new C library makes must not
-//! cost a node its metadata service. What nothing but an attack makes (running a program, looking into another
-//! process, loading a kernel module) ends the agent on the spot, which the kernel logs. `clone3` is told not to
-//! exist (`ENOSYS`), because its flags are out of a filter's sight, and the C library then uses `clone`, of which
-//! only threads are allowed. Memory is never both written and run.
+//! A forbidden call fails with `EPERM` and the agent continues, so that one new call of the C library does not cost a
+//! node its metadata service. A call that only an attack makes (executing a program, reading another process, loading
+//! a kernel module) kills the agent, and the kernel logs it. `clone3` fails with `ENOSYS`, because a filter cannot
+//! see its flags. The C library then uses `clone`, which is allowed only for threads. No memory may be mapped as
+//! executable.
 //!
-//! Filters are looked at by kernel bitmaps for calls that are allowed whatever their arguments, so the packet
-//! path pays nothing for them (Linux 5.11).
+//! For calls that are allowed with any arguments the kernel uses a bitmap and runs no filter (Linux 5.11), so the
+//! packet path pays nothing.
 
 mod calls;
 
@@ -32,48 +33,48 @@ use std::io;
 
 use calls::Calls;
 
-/// Whether the fences stand.
+/// Whether the sandbox is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// What is not allowed fails.
+    /// Forbidden calls fail.
     #[default]
     On,
-    /// Everything is allowed, and what should not be is in the kernel's log (audit type 1326): to find out what a
-    /// filter lacks.
+    /// Everything is allowed, and the kernel logs calls that would be forbidden (audit type 1326). Use it to find out
+    /// what a filter lacks.
     Log,
-    /// No filter, and no capability is given up.
+    /// No filter is installed and no capability is dropped.
     Off,
 }
 
-/// How far the agent has come.
+/// The stage of the agent that a sandbox applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// At the start, before anything is made.
+    /// At the start, before any resource is created.
     Start,
-    /// The hubs are there.
+    /// The hubs exist.
     Serve,
     /// On a thread that answers guests.
     Work,
 }
 
-/// Why a fence does not stand.
+/// Why a sandbox could not be entered.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// There is no filter for this kind of processor.
+    /// No filter exists for this processor architecture.
     #[error("expected x86_64 or aarch64, found {}: run with `--sandbox off` here", std::env::consts::ARCH)]
     Processor,
-    /// The kernel takes no filter.
+    /// The kernel did not accept the filter.
     #[error(
         "cannot install the system call filter: {0}; the kernel needs CONFIG_SECCOMP_FILTER, or run with \
          `--sandbox off`"
     )]
     Filter(seccompiler::Error),
-    /// A limit or a capability cannot be changed.
+    /// A limit or a capability could not be changed.
     #[error("cannot {action}: {source}; run with `--sandbox off` if this system forbids it")]
     Step {
-        /// What was tried.
+        /// The attempted step.
         action: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -84,20 +85,21 @@ impl SandboxError {
     }
 }
 
-/// Keeps what is in memory out of core dumps, and from processes of the same user: records hold secrets.
+/// Excludes the process's memory from core dumps, and denies processes of the same user access to it: records hold
+/// secrets.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// The kernel refused a step.
 pub fn keep_memory_private() -> Result<(), SandboxError> {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
-    setrlimit(Resource::Core, none).map_err(SandboxError::step("forbid core dumps"))?;
+    setrlimit(Resource::Core, none).map_err(SandboxError::step("disable core dumps"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(SandboxError::step("keep other processes from this one's memory"))
+        .map_err(SandboxError::step("deny other processes access to this process's memory"))
 }
 
-/// By which ports come and go, and files of other users are read and written. Of pods: `SYS_PTRACE` leads to the
-/// namespace of a launcher, `DAC_READ_SEARCH` to volumes that are another user's, and `DAC_OVERRIDE`, without which
-/// launchers are found by their control groups, connects to their sockets.
+/// Capabilities to add and remove ports, and to read and write files of other users. For pods: `SYS_PTRACE` to open a
+/// launcher's namespace, `DAC_READ_SEARCH` to read other users' volumes, and `DAC_OVERRIDE` to connect to launchers'
+/// sockets. Without `DAC_OVERRIDE` launchers are found by their control groups.
 const SERVE: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::PERFMON)
@@ -106,19 +108,20 @@ const SERVE: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH);
 
-/// Kernels before 5.19 ask for it with every call of `bpf(2)`, where unprivileged users have none.
+/// Kernels before 5.19 require it for every call of `bpf(2)` where unprivileged `bpf(2)` is disabled.
 const WORK: CapabilitySet = CapabilitySet::BPF;
 
 impl Mode {
-    /// Fences the calling thread in, and those it will start.
+    /// Applies the stage to the calling thread and the threads it starts later.
     ///
     /// # Errors
-    /// The kernel refuses, or there is no filter for this processor. The thread may have given up capabilities then.
+    /// The kernel refused a step, or no filter exists for this processor. The thread may already have dropped
+    /// capabilities.
     pub fn enter(self, stage: Stage) -> Result<(), SandboxError> {
         if self == Self::Off {
             return Ok(());
         }
-        set_no_new_privs(true).map_err(SandboxError::step("give up gaining privileges"))?;
+        set_no_new_privs(true).map_err(SandboxError::step("set no_new_privs"))?;
         match stage {
             _ if self == Self::Log => {}
             Stage::Start => {}
@@ -131,7 +134,7 @@ impl Mode {
         Ok(())
     }
 
-    /// The filters of a stage, in the order they are to be laid on: the last says which error a call gets.
+    /// The filters of a stage, in the order of installation: the last one decides the error of a call.
     fn filters(self, stage: Stage) -> Result<Vec<BpfProgram>, SandboxError> {
         let allowed = match stage {
             Stage::Start => Calls::start(),
@@ -159,7 +162,7 @@ fn compile(calls: Calls, others: SeccompAction, these: SeccompAction) -> Result<
     program.map_err(|error| SandboxError::Filter(error.into()))
 }
 
-/// Gives up all capabilities of the calling thread but these.
+/// Drops all capabilities of the calling thread except these.
 fn keep_capabilities(kept: CapabilitySet) -> Result<(), SandboxError> {
     let refused = SandboxError::step;
     let had = capabilities(None).map_err(refused("read the capabilities"))?;
@@ -168,7 +171,7 @@ fn keep_capabilities(kept: CapabilitySet) -> Result<(), SandboxError> {
         permitted: had.permitted & kept,
         inheritable: CapabilitySet::empty(),
     };
-    set_capabilities(None, sets).map_err(refused("give up capabilities"))
+    set_capabilities(None, sets).map_err(refused("drop capabilities"))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 
-/// Runs on a thread of its own behind a fence, so that the other tests are outside.
+/// Runs `probe` on a new thread inside the sandbox, so that other tests stay outside.
 fn behind<T: Send>(mode: Mode, stages: &[Stage], probe: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let inside = move || {
@@ -32,8 +32,8 @@ fn a_thread_that_answers_guests_opens_nothing() {
             ("open to write", errno(File::create("/tmp/xdp-imds-never-made"))),
             ("listen", errno(TcpListener::bind("127.0.0.1:0"))),
             ("connect", errno(UnixStream::connect("/run/none"))),
-            ("look at a file", errno(std::fs::metadata("/proc/self/ns/net"))),
-            ("a thread", errno(std::thread::Builder::new().spawn(|| ()))),
+            ("stat a file", errno(std::fs::metadata("/proc/self/ns/net"))),
+            ("start a thread", errno(std::thread::Builder::new().spawn(|| ()))),
             ("make a directory", errno(std::fs::create_dir("/tmp/xdp-imds-never-made"))),
         ]
     });
@@ -44,7 +44,7 @@ fn a_thread_that_answers_guests_opens_nothing() {
 }
 
 #[test]
-fn a_thread_that_answers_guests_can_do_what_a_turn_takes() {
+fn a_thread_that_answers_guests_can_make_the_calls_of_a_turn() {
     let (said, mut heard) = std::io::pipe().map(|(heard, said)| (said, heard)).expect("a pipe");
     let outcome = behind(Mode::On, &ALL, move || {
         use std::io::{Read as _, Write as _};
@@ -54,7 +54,7 @@ fn a_thread_that_answers_guests_can_do_what_a_turn_takes() {
         drop(said);
         let length = heard.read(&mut octets)?;
         std::thread::sleep(std::time::Duration::from_micros(1));
-        // What a contained fault does: unwinding, and a report of it.
+        // A contained panic unwinds and prints a report.
         let fault = std::panic::catch_unwind(|| panic!("expected by this test"));
         let map: std::collections::HashMap<u8, u8> = (0..9).map(|n| (n, n)).collect();
         std::io::Result::Ok((length, fault.is_err(), map.len()))
@@ -63,7 +63,7 @@ fn a_thread_that_answers_guests_can_do_what_a_turn_takes() {
 }
 
 #[test]
-fn the_control_side_starts_threads_but_mounts_nothing_and_leaves_no_namespace() {
+fn the_control_side_starts_threads_but_cannot_mount_or_open_raw_sockets() {
     let outcome = behind(Mode::On, &ALL[..2], || {
         let thread = std::thread::Builder::new().spawn(|| 7).map(|thread| thread.join().ok());
         let xdp = socket(AddressFamily::from_raw(44), SocketType::RAW, None);
@@ -77,13 +77,13 @@ fn the_control_side_starts_threads_but_mounts_nothing_and_leaves_no_namespace() 
 }
 
 #[test]
-fn capabilities_are_given_up_step_by_step() {
+fn capabilities_are_dropped_stage_by_stage() {
     let before = capabilities(None).expect("the capabilities").permitted;
     for (stages, kept) in
         [(&ALL[..1], before), (&ALL[..2], before & super::SERVE), (&ALL, before & super::WORK)]
     {
         let after = behind(Mode::On, stages, || capabilities(None));
-        // The strictest stage may not even ask.
+        // The strictest stage may not even read its capabilities.
         if stages.len() < ALL.len() {
             let after = after.expect("the capabilities");
             assert_eq!(
@@ -95,7 +95,7 @@ fn capabilities_are_given_up_step_by_step() {
             assert_eq!(after.err(), Some(Errno::PERM));
         }
     }
-    assert_eq!(capabilities(None).expect("the capabilities").permitted, before, "the others keep theirs");
+    assert_eq!(capabilities(None).expect("the capabilities").permitted, before, "other threads keep theirs");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Whom a segment is for: a connection, one that closed lately, or nobody yet.
+//! Assigns a segment to a connection, to one in TIME-WAIT, or to a new one.
 
 use metadata_common::cookie::{Abilities, Check, Flow, check};
 use metadata_common::maps::Slot;
@@ -18,7 +18,7 @@ use super::timewait::TimeWait;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
-/// What comes with a segment.
+/// The context of a segment.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     pub(super) now: Now,
@@ -28,7 +28,7 @@ pub(super) struct Source {
 }
 
 impl<S: Service, L: Ledger> Stack<S, L> {
-    /// Takes one segment.
+    /// Processes one segment.
     pub(super) fn segment(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if segment.opens() {
             return self.handshake(source, segment, out);
@@ -46,9 +46,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// A SYN: answered from what it says. If its four-tuple has a connection, which its guest must have forgotten, or
-    /// the SYN is late, the answer's number is not that connection's: so the first segment of a new connection is
-    /// never taken for one of the old.
+    /// Answers a SYN from its own content. The four-tuple may have a connection, if the guest has forgotten it or the
+    /// SYN is late. The answer's number then differs from that connection's, so that the first segment of the new
+    /// connection is never taken for one of the old.
     fn handshake(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if !self.service.listens(source.slot, segment.tuple.local) {
             return self.refuse(source, segment, out);
@@ -66,18 +66,20 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.stats.handshakes += 1;
     }
 
-    /// What the numbers of a segment say, and the initial ones if it is a connection's first.
+    /// Checks a segment's numbers. Also returns the initial numbers, which are correct if the segment is a
+    /// connection's first.
     fn check(&self, flow: Flow, segment: &Segment<'_>) -> Option<(Check, (u32, u32))> {
         let ack = segment.ack.filter(|_| !segment.has(SYN | RST))?;
         let initial = (segment.seq.wrapping_sub(1), ack.wrapping_sub(1));
         Some((check(&self.config.cookie_key, flow, segment.seq, ack), initial))
     }
 
-    /// A segment of a four-tuple with a connection: mostly its own, now and then the first of a new one, whose
-    /// guest has forgotten the old. Nobody but the guest can speak on its port, so it is believed.
+    /// Processes a segment whose four-tuple has a connection. Mostly it belongs to that connection. Sometimes it is
+    /// the first of a new one, whose guest has forgotten the old. Only the guest can send on its port, so the segment
+    /// is trusted.
     fn held(&mut self, source: Source, at: u32, segment: &Segment<'_>, out: &mut dyn Transmit) {
         let Some(conn) = self.table.get_mut(at) else { return };
-        // Two flows with one number: the other one has to wait.
+        // Two flows have the same number: the second one has to wait.
         if conn.slot != source.slot || conn.tcb.tuple != segment.tuple {
             return;
         }
@@ -98,9 +100,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// A segment of a four-tuple in TIME-WAIT.
+    /// Processes a segment whose four-tuple is in TIME-WAIT.
     fn closed(&mut self, source: Source, wait: TimeWait, segment: &Segment<'_>, out: &mut dyn Transmit) {
-        // RST is ignored in this state (RFC 1337 §3), a bare ACK needs no answer.
+        // RST is ignored in this state (RFC 1337 §3), and a bare ACK needs no answer.
         if segment.length() == 0 || segment.has(RST) {
             return;
         }
@@ -109,8 +111,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             let is_new = self.ledger.is_opened(source.flow)
                 || wait.gives_way(source.now.mono, self.config.timeouts.time_wait);
             if is_repeated && !is_new && !segment.payload.is_empty() {
-                // An echo needs no answer. A guest that begins anew with the same numbers, and whose SYN we missed,
-                // would take one for an acknowledgement of its request; without, it sends that again.
+                // A retransmission needs no answer. A guest that starts again with the same numbers, and whose SYN we
+                // missed, would take an answer for an acknowledgement of its request. Without an answer it
+                // retransmits.
                 return;
             }
             if is_new && is_repeated || !wait.numbers.cover(segment) {
@@ -125,8 +128,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             wait.until = source.now.mono + self.config.timeouts.time_wait;
         }
         let (next, ack) = wait.numbers.next;
-        // The guest may not have received our FIN: the kernel sent it, and its frame may be lost. Without it an answer to
-        // a late segment would acknowledge the guest's FIN, and the guest would never ask for ours again.
+        // The guest may not have received our FIN, because the kernel sent it and the frame may be lost. Without FIN,
+        // an answer to a late segment would acknowledge the guest's FIN, and the guest would never ask for ours
+        // again.
         let is_fin_missing = segment.ack.is_none_or(|ack| before(ack, next));
         let (seq, flags) = if is_fin_missing { (next.wrapping_sub(1), FIN) } else { (next, 0) };
         let window = RECEIVE_BUFFER as u16;
@@ -134,14 +138,14 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
     }
 
-    /// A segment of a four-tuple of which nothing is known but what its numbers say.
+    /// Processes a segment of an unknown four-tuple; only its numbers tell what it is.
     fn unknown(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if let Some(port) = self.ports.get_mut(source.slot) {
             port.heard = source.now.mono;
         }
         let listens = self.service.listens(source.slot, segment.tuple.local);
         match self.check(source.flow, segment).filter(|_| listens) {
-            // The end of a handshake: something will follow.
+            // The end of a handshake: data will follow.
             Some((Check::First(_) | Check::Later, _)) if segment.length() == 0 => {}
             Some((Check::First(abilities), _)) => self.begin(source, segment, abilities, out),
             Some((Check::Later, _)) => self.early(source, segment, out),
@@ -152,10 +156,10 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// A segment that comes before its connection's first, or after its connection was forgotten.
+    /// Processes a segment that arrived before its connection's first segment, or whose connection is forgotten.
     fn early(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         let Source { now, flow, .. } = source;
-        // Another agent may hold it while one hands its guests over to the other.
+        // During a handover another agent may hold the connection.
         let is_ours = self.config.resets_forgotten && !self.spares && self.draining.is_none();
         if is_ours && self.forgotten.is_certain(now.mono, flow, segment.seq) {
             self.stats.forgotten += 1;
@@ -164,7 +168,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.stats.dropped_early += 1;
     }
 
-    /// Makes a connection of its first segment, if there is room.
+    /// Creates a connection from its first segment, if there is room.
     fn begin(&mut self, source: Source, segment: &Segment<'_>, abilities: Abilities, out: &mut dyn Transmit) {
         let Source { now, slot, route, flow } = source;
         if self.turns_away(now, flow.number()) || !self.has_room(now.mono, slot, out) {
@@ -185,8 +189,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.turn_and_stir(now, at, Cause::Segment(segment), out);
     }
 
-    /// Octets of payload a segment to a slot's guest has at most: what its device's MTU leaves, and less where longer
-    /// ones were lost lately.
+    /// Limit of payload octets per segment to a slot's guest: what its device's MTU allows, or less if longer
+    /// segments were lost recently.
     pub(super) fn largest_segment(&self, now: Duration, slot: Slot, is_ipv4: bool) -> u16 {
         if self.ports.get(slot).is_some_and(|port| port.is_narrow(now)) {
             return handshake::safe_segment(is_ipv4);
@@ -195,7 +199,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     fn refuse(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
-        // A reset is never answered.
+        // A reset is never answered (RFC 9293 §3.10.7.1).
         if !segment.has(RST) {
             let answer = Header::refusal(segment);
             self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));

@@ -1,13 +1,13 @@
 //! The internet checksum (RFC 1071).
 //!
-//! Words are added as they lie in memory: the sum does not depend on the order of octets, if the result is
-//! stored the same way (RFC 1071 §2 B). Four octets at a time into eight need no carries, and the compiler
-//! makes vector instructions of them: about as fast as remembering the sums of what is sent often.
+//! Words are added in memory order: the sum does not depend on the byte order if the result is stored the same way
+//! (RFC 1071 §2 B). Adding four octets at a time to a 64-bit sum needs no carries, and the compiler vectorizes it.
+//! This is about as fast as caching the sums of frequent payloads.
 
 use std::net::IpAddr;
 
-/// Sum of the pseudo-header of `length` octets of a protocol above IP (RFC 9293 §3.1, RFC 8200 §8.1). Both addresses
-/// are of one family: they come from one packet.
+/// Sum of the pseudo-header for `length` octets of a protocol above IP (RFC 9293 §3.1, RFC 8200 §8.1). Both addresses
+/// have the same family, because they come from one packet.
 pub(super) fn pseudo(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> u64 {
     let address = |address| match address {
         IpAddr::V4(v4) => sum(&v4.octets()),
@@ -17,19 +17,20 @@ pub(super) fn pseudo(source: IpAddr, destination: IpAddr, protocol: u8, length: 
     address(source) + address(destination) + sum(&[0, protocol, high, low])
 }
 
-/// True for octets whose checksum, in `field`, is complete, or partial: the pseudo-header's sum alone, folded and not
-/// complemented, as a guest with checksum offload leaves it (virtio 1.2 §5.1.6.2; `CHECKSUM_PARTIAL` in Linux).
+/// Whether the checksum in `field` is correct: complete, or partial. A partial one is the pseudo-header's sum alone,
+/// folded and not complemented, as a guest with checksum offload leaves it (virtio 1.2 §5.1.6.2; `CHECKSUM_PARTIAL`
+/// in Linux).
 pub(super) fn is_sound(pseudo: u64, octets: &[u8], field: [u8; 2]) -> bool {
-    // Of two octets the complement is the same in either order.
+    // The complement of two octets is the same in either byte order.
     finish(pseudo) == field.map(|octet| !octet) || is_complete(pseudo, octets)
 }
 
-/// True for octets whose checksum is complete.
+/// Whether the octets' checksum is complete and correct.
 pub(super) fn is_complete(pseudo: u64, octets: &[u8]) -> bool {
     finish(pseudo + sum(octets)) == [0; 2]
 }
 
-/// Adds up octets, the last one padded with zero. Up to 4 GiB in all can be added.
+/// Sums octets, the last word padded with zeros. Correct for up to 4 GiB in total.
 pub(super) fn sum(octets: &[u8]) -> u64 {
     let (words, rest) = octets.as_chunks::<4>();
     let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
@@ -39,7 +40,7 @@ pub(super) fn sum(octets: &[u8]) -> u64 {
     sum
 }
 
-/// The two octets that go into the checksum field.
+/// The two octets of the checksum field.
 pub(super) fn finish(mut sum: u64) -> [u8; 2] {
     sum = (sum & 0xffff_ffff) + (sum >> 32);
     sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
@@ -59,7 +60,7 @@ mod tests {
     ];
 
     #[test]
-    fn complete_and_partial_sums_are_sound_and_every_other_is_not() {
+    fn only_complete_and_partial_sums_are_sound() {
         for [source, destination] in ADDRESSES {
             for length in [20, 21, 60, 1_480] {
                 let mut octets: Vec<u8> = (0..length).map(|i| (i * 37) as u8).collect();
@@ -78,7 +79,7 @@ mod tests {
         }
     }
 
-    /// Word by word, as RFC 1071 §1 has it.
+    /// The sum word by word, as RFC 1071 §1 defines it.
     fn plain(octets: &[u8]) -> [u8; 2] {
         let mut sum = 0_u32;
         for pair in octets.chunks(2) {
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_is_that_of_its_definition_at_every_length() {
+    fn the_sum_matches_its_definition_at_every_length() {
         let octets: Vec<u8> = (0..1500_u32).map(|i| (i * 31 + i / 7) as u8).collect();
         for length in 0..octets.len() {
             assert_eq!(finish(sum(&octets[..length])), plain(&octets[..length]), "{length}");
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_parts_of_four_octets_add_up() {
+    fn sums_of_parts_in_multiples_of_four_octets_add_up() {
         let octets: Vec<u8> = (0..100).collect();
         assert_eq!(finish(sum(&octets[..40]) + sum(&octets[40..])), plain(&octets));
     }

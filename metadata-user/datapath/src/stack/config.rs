@@ -1,4 +1,4 @@
-//! What bounds a stack.
+//! Limits and configuration of a stack.
 
 use metadata_common::cookie::Key;
 use metadata_common::maps::MAX_SLOTS;
@@ -7,45 +7,47 @@ use std::time::Duration;
 
 use crate::mtu::Mtus;
 
-/// Octets received and not yet taken that one connection holds, and so the largest window offered.
+/// Limit of octets that one connection has received but its exchange has not taken; also the largest window offered.
 ///
-/// A guest with segmentation offload may put everything the window allows into one frame. With the
-/// longest headers (14 Ethernet + 60 IPv4 + 60 TCP) and the 256 octets of headroom XDP reserves, that
-/// frame still fits a 4 KiB UMEM chunk; a larger one would vanish without a trace.
+/// A guest with segmentation offload may send a whole window in one frame. With the longest headers (14 Ethernet + 60
+/// IPv4 + 60 TCP) and the 256 octets of headroom that XDP reserves, that frame still fits a 4 KiB UMEM chunk. A
+/// larger frame would be dropped without being counted.
 pub const RECEIVE_BUFFER: usize = 3 * 1024;
 
-/// Octets handed over and not acknowledged, from which on an exchange is asked for no more. They are shared
-/// and not copied, so this bounds how far a guest that asks ahead is answered ahead, not memory.
+/// Octets handed over but not acknowledged at which the stack stops asking an exchange for more. They are shared and
+/// not copied, so this limits how far ahead a pipelining guest is answered, not memory.
 pub const SEND_AHEAD: usize = 16 * 1024;
 
-/// Pieces handed over and not acknowledged that one connection keeps; further ones wait.
+/// Limit of pieces handed over but not acknowledged per connection; further ones wait.
 pub const PIECES_PER_CONNECTION: usize = 64;
 
-/// Segments of one connection on their way at once, and so sent in one turn: what a burst may cost others.
+/// Limit of segments in flight per connection, and so sent in one turn. It bounds the delay that a burst causes to
+/// others.
 pub const SEGMENTS_IN_FLIGHT: u32 = 128;
 
-/// Octets of an IP packet we send: 1460 octets of TCP payload over IPv4, 1440 over IPv6.
+/// Longest IP packet the stack sends, in octets: 1460 octets of TCP payload over IPv4, 1440 over IPv6.
 pub const MTU: usize = 1500;
 
-/// How long a port's new connections begin with segments every host takes ([`SEGMENT_UNSAID_V4`], or
-/// [`SEGMENT_UNSAID_V6`]) after longer ones were lost and such a one arrived: its link is narrower than its device's
-/// MTU says. After that, or with the port, it is forgotten, and found out anew.
+/// How long a port's new connections start with segments that every host accepts ([`SEGMENT_UNSAID_V4`] or
+/// [`SEGMENT_UNSAID_V6`]), after longer ones were lost and a short one arrived. The port's link is then narrower than
+/// its device's MTU. The stack forgets this after the period or with the port, and then detects it again.
 ///
 /// [`SEGMENT_UNSAID_V4`]: metadata_common::answer::SEGMENT_UNSAID_V4
 /// [`SEGMENT_UNSAID_V6`]: metadata_common::answer::SEGMENT_UNSAID_V6
 pub const NARROW_FOR: Duration = Duration::from_secs(300);
 
-/// Connections that every slot can have, whatever the others hold.
+/// Connections that every slot can have, however many the others hold.
 pub const SHARE: usize = 4;
 
-/// Connections of all ports: every slot's share, so that when all are taken some slot has more than its share,
-/// unless every one has exactly that.
+/// Limit of connections over all ports: the sum of all shares. When all are taken, some slot holds more than its
+/// share, or every slot holds exactly its share.
 pub const CONNECTIONS: usize = MAX_SLOTS as usize * SHARE;
 
-/// Remembered four-tuples in TIME-WAIT of one port; the oldest makes room.
+/// Limit of four-tuples in TIME-WAIT per port. A new one replaces the oldest.
 pub const TIME_WAITS_PER_PORT: usize = 128;
 
-/// The same of all ports. Beyond, a port remembers no more until some of its own have expired.
+/// Limit of four-tuples in TIME-WAIT over all ports. At the limit a port remembers no more until some of its own
+/// expire.
 pub const TIME_WAITS: usize = 65_536;
 
 const _: () = assert!(RECEIVE_BUFFER + 14 + 60 + 60 + 256 <= 4096, "a full window must fit a UMEM chunk");
@@ -53,35 +55,36 @@ const _: () = assert!(RECEIVE_BUFFER + 14 + 60 + 60 + 256 <= 4096, "a full windo
 /// Limits and addresses of a [`Stack`](super::Stack).
 #[derive(Clone)]
 pub struct StackConfig {
-    /// The addresses answered for.
+    /// The addresses that the stack answers for.
     pub served: Vec<IpAddr>,
-    /// Next hops on the way to them for which ARP is answered, and nothing else.
+    /// Next hops to these addresses. The stack answers only ARP for them.
     pub arp_only: Vec<Ipv4Addr>,
-    /// Slots that may be named: 0 to `slots - 1`.
+    /// The number of slots; valid slots are 0 to `slots - 1`.
     pub slots: u32,
-    /// Ports with connections or a recent one, at a time. Beyond, the longest idle one makes room.
+    /// Limit of ports with current or recent connections. At the limit a new port replaces the longest idle one.
     pub ports: usize,
-    /// Connections of one port.
+    /// Limit of connections per port.
     pub connections_per_port: usize,
-    /// Connections of all ports. When all are taken an idle one makes room, then one of the slot that has most.
+    /// Limit of connections over all ports. At the limit a new connection replaces an idle one, else one of the slot
+    /// that has most.
     pub connections: usize,
-    /// Connections that a slot keeps when all are taken, unless they are idle. A slot that has fewer gets one more
-    /// whatever others hold, as long as `connections` is no less than `share` times `slots`.
+    /// Connections that a slot keeps when all are taken, unless they are idle. A slot with fewer gets another one
+    /// whatever others hold, if `connections` is at least `share` times `slots`.
     pub share: usize,
-    /// Key of the initial sequence numbers: take it from the system's random source, and give the kernel side
-    /// the same.
+    /// Key of the initial sequence numbers. Take it from the system's random source and give the kernel programs the
+    /// same key.
     pub cookie_key: Key,
-    /// The MTUs of the guests' devices: no segment is longer than fits. Where none is known it is [`MTU`].
+    /// The MTUs of the guests' devices, which limit the segment size. An unknown MTU counts as [`MTU`].
     pub mtus: Mtus,
-    /// Resets connections that nobody holds once their guests have tried often enough; `false` while another agent
-    /// may hold them.
+    /// Whether to reset connections that no agent holds, once their guests have retransmitted often enough. Set
+    /// `false` while another agent may hold them.
     pub resets_forgotten: bool,
-    /// When patience ends.
+    /// Timeouts of connections and ports.
     pub timeouts: Timeouts,
 }
 
 impl Default for StackConfig {
-    /// 169.254.169.254, every slot, 128 connections a port and [`CONNECTIONS`] in all.
+    /// Serves 169.254.169.254 for all slots, with 128 connections per port and [`CONNECTIONS`] in total.
     fn default() -> Self {
         Self {
             served: vec![IpAddr::from([169, 254, 169, 254])],
@@ -100,7 +103,7 @@ impl Default for StackConfig {
 }
 
 impl std::fmt::Debug for StackConfig {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StackConfig")
             .field("served", &self.served)
@@ -117,17 +120,17 @@ impl std::fmt::Debug for StackConfig {
     }
 }
 
-/// How long a connection or port may stand still.
+/// How long a connection or port may make no progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// Without an octet acknowledged while some are outstanding. Reset. Long enough for a dozen
+    /// Time without an acknowledgement while data is outstanding, before a reset. Long enough for a dozen
     /// retransmissions (RFC 6298 §5.5, §5.7).
     pub stall: Duration,
-    /// From our FIN acknowledged to the guest's FIN (FIN-WAIT-2). Reset.
+    /// Time from the acknowledgement of our FIN to the guest's FIN (FIN-WAIT-2), before a reset.
     pub linger: Duration,
-    /// In TIME-WAIT (RFC 9293 §3.6.1): shorter than 2 MSL, since one tap is all the network there is.
+    /// Time in TIME-WAIT (RFC 9293 §3.6.1). It is shorter than 2 MSL, because one tap is the whole network.
     pub time_wait: Duration,
-    /// From a port's last frame to its being freed, when it has no connection.
+    /// Time from the last frame of a port without connections until the port is freed.
     pub port_idle: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! One TCP connection and the exchange held over it.
+//! One TCP connection and the exchange over it.
 
 use metadata_common::answer::WINDOW;
 use metadata_common::cookie::Flow;
@@ -15,73 +15,73 @@ use super::tcb::Tcb;
 use super::timewait::Numbers;
 use metadata_base::time::Now;
 
-/// Exchange steps taken for one frame or timer: far more than a full receive buffer of the shortest
-/// requests asks for. What is left over is done on the next turn.
+/// Limit of exchange steps for one frame or timer: far more than a full receive buffer of the shortest requests
+/// needs. The next turn runs the rest.
 const STEPS_PER_TURN: usize = 2048;
 
-/// How soon a turn that was cut short goes on, and the least time from one timer to the next.
+/// Delay before a turn that reached its limit continues, and the least time between two timers.
 const NEXT_TURN: Duration = Duration::from_millis(1);
 
 const _: () = assert!(PIECES_PER_CONNECTION < STEPS_PER_TURN);
 
-/// The window the kernel offers for us.
+/// The kernel programs offer this window on our behalf.
 const _: () = assert!(RECEIVE_BUFFER == WINDOW as usize);
 
 /// Why a connection gets a turn.
 #[derive(Clone, Copy)]
 pub(super) enum Cause<'a> {
-    /// A segment of it has come.
+    /// A segment of the connection arrived.
     Segment(&'a Segment<'a>),
-    /// Its deadline.
+    /// The connection's deadline passed.
     Timer,
-    /// Something it may wait for has changed.
+    /// Something the exchange may wait for has changed.
     Change,
-    /// It may send what was put off.
+    /// The connection may send its deferred output.
     Allowance,
 }
 
-/// What has become of a connection after a turn.
+/// The state of a connection after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It goes on.
+    /// The connection stays open.
     Live,
-    /// It is over, by a reset.
+    /// The connection has ended with a reset.
     Gone,
-    /// Both sides have closed: what is to be remembered.
+    /// Both sides have closed; the numbers go to TIME-WAIT.
     Closed(Numbers),
 }
 
-/// What a turn did, for the counters.
+/// The effects of a turn, for the counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Turn {
     pub(super) aborted: bool,
     pub(super) stalled: bool,
-    /// Draining took too long for it.
+    /// The connection did not end within the drain's limit.
     pub(super) cut: bool,
-    /// The exchange changed something others of its slot may wait for.
+    /// The exchange changed something that other exchanges of its slot may wait for.
     pub(super) stirred: bool,
-    /// The connection whose place in the ledger this one took.
+    /// The connection whose ledger entry this one replaced.
     pub(super) displaced: Option<Displaced>,
 }
 
-/// What a connection counts as.
+/// How a connection is ranked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rating {
-    /// All that was said is acknowledged, and it waits for its guest to ask something, or to close.
+    /// All output is acknowledged, and the exchange waits for the guest's next request or FIN.
     pub(super) idle: bool,
-    /// Only the guest's FIN is missing.
+    /// The connection waits only for the guest's FIN.
     pub(super) lingers: bool,
-    /// Some of its output is put off.
+    /// The connection has deferred output.
     pub(super) owes: bool,
 }
 
-/// Everything a turn needs beside the connection.
+/// What a turn needs besides the connection.
 pub(super) struct Scene<'a, L> {
     pub(super) now: Now,
     pub(super) config: &'a StackConfig,
     pub(super) ledger: &'a mut L,
     pub(super) outlet: Outlet<'a>,
-    /// When whatever is left is cut off.
+    /// When a drain cuts off the remaining connections.
     pub(super) end: Option<Duration>,
 }
 
@@ -90,25 +90,25 @@ pub(super) struct Conn<E> {
     pub(super) tcb: Tcb,
     pub(super) flow: Flow,
     pub(super) slot: Slot,
-    /// Where it stands among its port's connections.
+    /// The index among its port's connections.
     pub(super) place: usize,
-    /// When it next wants a turn.
+    /// When the connection next needs a turn.
     pub(super) deadline: Option<Duration>,
-    /// As it was last rated.
+    /// The last rating.
     pub(super) rated: Rating,
-    /// Some of its output is put off.
+    /// The connection has deferred output.
     owes: bool,
     exchange: E,
-    /// The exchange has nothing to hand over, and asked for this moment at the latest.
+    /// Set while the exchange has nothing to send: the time of its next call, if it asked for one.
     waiting: Option<Option<Duration>>,
-    /// The exchange has been told that the guest has finished.
+    /// The exchange has been notified of the guest's FIN.
     told: bool,
-    /// What the kernel was told: our next number, the guest's, and what its FIN is to us.
+    /// The last ledger entry: our next number, the guest's, and what the guest's FIN means.
     posted: Option<(u32, u32, u16)>,
 }
 
 impl<E: Exchange> Conn<E> {
-    /// A connection whose first segment is about to be processed.
+    /// Creates a connection whose first segment is processed next.
     pub(super) fn new(tcb: Tcb, flow: Flow, slot: Slot, place: usize, exchange: E) -> Self {
         Self {
             tcb,
@@ -125,47 +125,47 @@ impl<E: Exchange> Conn<E> {
         }
     }
 
-    /// True when the exchange has nothing to hand over and waits, so that a turn may make a difference.
+    /// Whether the exchange waits with nothing to send, so that a turn may change something.
     pub(super) fn waits(&self) -> bool {
         self.waiting.is_some() && !self.tcb.closing
     }
 
-    /// What it counts as after what has happened to it.
+    /// The current rating.
     pub(super) fn rating(&self) -> Rating {
         let lingers = self.lingers();
         let idle = self.tcb.una == self.tcb.max && (lingers || (self.waits() && self.exchange.is_idle()));
         Rating { idle, lingers, owes: self.owes }
     }
 
-    /// Tells the exchange that the service leaves, and makes it due.
+    /// Notifies the exchange of a drain and makes the connection due.
     pub(super) fn drain(&mut self, now: Now, until: Duration) {
         self.exchange.drain(now, until);
         self.deadline = Some(now.mono);
         self.waiting = self.waiting.map(|_| Some(now.mono));
     }
 
-    /// Tells the exchange that the service stays.
+    /// Notifies the exchange that the drain is cancelled.
     pub(super) fn resume(&mut self) {
         self.exchange.resume();
     }
 
-    /// True when only the guest's FIN is missing.
+    /// Whether the connection waits only for the guest's FIN.
     pub(super) fn lingers(&self) -> bool {
         self.tcb.is_fin_acknowledged()
     }
 
-    /// True when it holds a complete request that waits for its answer.
+    /// Whether the exchange holds a complete request that waits for its answer.
     pub(super) fn holds_a_request(&self) -> bool {
         self.exchange.is_waiting()
     }
 
-    /// True when its guest may have ended it without our hearing.
+    /// Whether the guest may have ended the connection with the kernel's help, unseen by the stack.
     pub(super) fn may_be_over(&self) -> bool {
         self.posted.is_some_and(|(.., finished)| finished != FIN_IS_NEWS)
             || (self.tcb.closing && self.tcb.guest_finished)
     }
 
-    /// One turn: takes in what has come, runs the exchange, sends, and sets the next deadline.
+    /// Runs one turn: processes the segment, runs the exchange, sends, and sets the next deadline.
     pub(super) fn turn<L: Ledger>(&mut self, scene: &mut Scene<'_, L>, cause: Cause<'_>) -> (Fate, Turn) {
         let now = scene.now.mono;
         let mut turn = Turn::default();
@@ -174,7 +174,7 @@ impl<E: Exchange> Conn<E> {
         match cause {
             Cause::Segment(segment) => {
                 if self.posted.is_some() && segment.length() > 0 {
-                    // The kernel may have kept the acknowledgement that came in time.
+                    // The kernel may have consumed the acknowledgement that arrived in time.
                     self.tcb.recovery.forget_timing();
                 }
                 if self.answers_the_kernels_fin(segment) {
@@ -204,7 +204,7 @@ impl<E: Exchange> Conn<E> {
             return (Fate::Gone, turn);
         }
         if scene.end.is_some_and(|end| end <= now) {
-            // A guest that knows of the end needs no reset.
+            // A guest whose side already knows of the end needs no reset.
             turn.cut = !self.lingers();
             if turn.cut {
                 self.tcb.reset(&mut scene.outlet);
@@ -247,8 +247,8 @@ impl<E: Exchange> Conn<E> {
         (Fate::Live, turn)
     }
 
-    /// True for what acknowledges a FIN of ours that only the kernel can have sent, whose note of it was lost to
-    /// another connection.
+    /// Whether the segment acknowledges a FIN that only the kernel can have sent, whose ledger entry another
+    /// connection has displaced.
     fn answers_the_kernels_fin(&self, segment: &Segment<'_>) -> bool {
         let Tcb { max, rcv, .. } = self.tcb;
         self.posted == Some((max, rcv, FIN_ENDS_BOTH))
@@ -266,19 +266,19 @@ impl<E: Exchange> Conn<E> {
         wishes.into_iter().flatten().min().map(|at| at.max(now + NEXT_TURN))
     }
 
-    /// What is remembered of it once it is over.
+    /// The numbers to remember once the connection is over.
     pub(super) fn numbers(&self) -> Numbers {
         let Tcb { max, rcv, initial, .. } = self.tcb;
         Numbers { next: (max, rcv), initial }
     }
 
-    /// Reads what the kernel has heard. Returns what is to be remembered if both sides have closed.
+    /// Reads the connection's ledger entry. Returns the numbers to remember if both sides have closed.
     pub(super) fn hear<L: Ledger>(&mut self, ledger: &L, now: Duration) -> Option<Numbers> {
         self.posted?;
         self.heard(ledger.look(self.flow)?, now)
     }
 
-    /// Takes in what the kernel has heard. Returns what is to be remembered if both sides have closed.
+    /// Applies the connection's ledger entry. Returns the numbers to remember if both sides have closed.
     pub(super) fn heard(&mut self, heard: Heard, now: Duration) -> Option<Numbers> {
         let (sent, received, finished) = self.posted?;
         let is_new = self.tcb.max == sent && self.tcb.rcv == received;
@@ -297,8 +297,8 @@ impl<E: Exchange> Conn<E> {
         self.tcb.is_over().then(|| self.numbers())
     }
 
-    /// Lets the exchange and the guest talk until one has to wait for the other. False when the turn was
-    /// cut short.
+    /// Runs the exchange until it waits for the guest, or the guest for it. Returns false if the turn reached its
+    /// limit first.
     fn converse(&mut self, now: Now, payload: &[u8], turn: &mut Turn) -> bool {
         let mut held = std::mem::take(&mut self.tcb.held);
         let whole = if held.is_empty() {
@@ -309,7 +309,7 @@ impl<E: Exchange> Conn<E> {
         };
         let mut rest = whole;
         let complete = self.steps(now, &mut rest, turn);
-        // What waits is acknowledged, so it is kept: no more than the window offered.
+        // The rest is already acknowledged, so it must be kept; it is no longer than the window offered.
         if !rest.is_empty() && !self.tcb.closing {
             let taken = whole.len() - rest.len();
             if held.is_empty() {
@@ -357,7 +357,7 @@ impl<E: Exchange> Conn<E> {
         self.tcb.outbox.push(bytes, hop_limit);
     }
 
-    /// Offers received bytes, then the end of them. True when the exchange took anything.
+    /// Offers received bytes to the exchange, then the guest's FIN. Returns true if the exchange took anything.
     fn offer(&mut self, now: Now, rest: &mut &[u8]) -> bool {
         let mut moved = false;
         while !rest.is_empty() {
@@ -377,8 +377,8 @@ impl<E: Exchange> Conn<E> {
     }
 }
 
-/// What to tell the kernel when all there is to say for now is sent; `idle` when the guest's FIN would only have
-/// to be answered with ours.
+/// The ledger entry for a connection that has sent all current output. `idle` means that the guest's FIN only needs
+/// our FIN as an answer.
 fn all_sent(tcb: &Tcb, flow: Flow, idle: bool) -> Option<AllSent> {
     let finished = match (tcb.guest_finished, tcb.closing) {
         (false, true) => FIN_ENDS,

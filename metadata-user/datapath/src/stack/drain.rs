@@ -1,9 +1,11 @@
-//! Leaving: what is going on is brought to its end, and nothing new is kept going.
+//! Drains a stack: current connections are brought to an end, and a new one is closed as soon as possible or left to
+//! the next agent.
 //!
-//! A stack that drains gives each of its flows to [`Claims`] (an agent that takes over then knows whose they are),
-//! later ones before anything is said on them. Without claims nobody takes over, and connections that would begin are
-//! left to whoever comes next: their guests repeat what they said. Exchanges are told ([`Exchange::drain`]): they close after their
-//! answer, or at once when the guest asks nothing. What is not over in time is cut off.
+//! A draining stack gives each of its flows to [`Claims`], so that the agent that takes over knows which flows to
+//! leave alone. A flow that starts later is claimed before anything is sent on it. Without claims no agent takes
+//! over, and new connections are left to the next agent: their guests retransmit. Each exchange is notified
+//! ([`Exchange::drain`]) and closes after its answer, or at once if the guest has no request. Connections that remain
+//! at the limit are reset.
 
 use std::time::Duration;
 
@@ -16,47 +18,47 @@ use super::seam::{Exchange, Service, Transmit};
 use super::segment::{FIN, RST, Segment};
 use metadata_base::time::Now;
 
-/// How long guests are served to their end by an agent that another has taken over from. Long enough for what
-/// is answered within a minute by any client's patience, and for 1 MiB at 40 KiB/s.
+/// How long an agent serves its remaining connections after another agent has taken over. Long enough for most
+/// clients' timeouts, and for 1 MiB at 40 KiB/s.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 
-/// The part of the time to drain at the end of which no exchange begins an answer: it is left for TCP to
-/// deliver what has been said.
+/// Divisor of the drain time. In the last part, one quarter, no exchange starts an answer, so that TCP can deliver
+/// what is already queued.
 const LAST_WORDS: u32 = 4;
 
-/// The part of the time to drain at the end of which no connection begins: a guest that uses the port of a connection that
-/// was claimed gets to the next agent when it repeats itself. What began before has the time of any request that is
-/// held.
+/// Divisor of the drain time. In the last part, one half, no connection starts. A guest that reuses the port of a
+/// claimed connection then reaches the next agent with its retransmission. Earlier connections have at least this
+/// part of the time for a held request.
 const LAST_GUESTS: u32 = 2;
 
-/// The same as for [`LAST_WORDS`], at most.
+/// Upper limit of the part given by [`LAST_WORDS`].
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
-/// Who is told which flows are still this stack's.
+/// Receives the flows that this stack still serves.
 pub trait Claims {
-    /// A flow ([`Flow::number`](metadata_common::cookie::Flow::number)) belongs to this stack until its end. A claim
-    /// that cannot be entered is counted where it is entered: nothing can be done about it here.
+    /// Claims a flow ([`Flow::number`](metadata_common::cookie::Flow::number)) for this stack until its connection
+    /// ends. The implementation counts claims that it cannot store; the stack cannot handle them.
     fn claim(&mut self, flow: u64);
 
-    /// A flow that may have been claimed is the next agent's from now on.
+    /// Leaves a flow that may have been claimed to the next agent.
     fn renounce(&mut self, flow: u64);
 }
 
-/// A drain under way.
+/// A drain in progress.
 pub(super) struct Draining {
     claims: Option<Box<dyn Claims + Send>>,
-    /// When the last connection may begin.
+    /// When the last connection may start.
     admits: Duration,
-    /// When exchanges must have said their last.
+    /// When exchanges must have sent their last output.
     until: Duration,
-    /// When what is left is cut off.
+    /// When the remaining connections are reset.
     pub(super) end: Duration,
 }
 
 impl<S: Service, L: Ledger> Stack<S, L> {
-    /// Begins to drain: claims every flow, those in TIME-WAIT last, and tells every exchange. Without `claims` no connection
-    /// is made any more. What is left after
-    /// `limit` is reset. Connections that rest get their turn with the next [`step`](Self::step).
+    /// Starts to drain: claims every flow, those in TIME-WAIT last, and notifies every exchange. Without `claims` no
+    /// new connection is accepted. Connections that remain after `limit` are reset. Idle connections get their turn
+    /// in the next [`step`](Self::step).
     pub fn drain(&mut self, now: Now, limit: Duration, mut claims: Option<Box<dyn Claims + Send>>) {
         let end = now.mono + limit;
         let until = end - (limit / LAST_WORDS).min(LAST_WORDS_MAX);
@@ -73,7 +75,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.draining = Some(Draining { claims, admits, until, end });
     }
 
-    /// Goes on as before: whoever was to take over has not. What was closed stays closed.
+    /// Cancels the drain, because no agent has taken over. Closed connections stay closed.
     pub fn resume(&mut self) {
         if self.draining.take().is_some() {
             for at in 0..self.table.span() {
@@ -82,20 +84,20 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Connections with something left to say or to hear. Those whose guest has yet to close its side, with nothing
-    /// to hear after that, are not among them.
+    /// The number of connections with output to send or input to expect. Connections that wait only for the guest's
+    /// FIN do not count.
     #[must_use]
     pub fn left(&self) -> usize {
         self.table.held() - self.lingering
     }
 
-    /// From now on what is not known here may be another agent's: `true` resets none of it, and acknowledges a
-    /// FIN, which is all a guest that closes wants to hear. `false` ends that.
+    /// Sets whether unknown connections may belong to another agent. If `true`, the stack resets none of them, and
+    /// acknowledges a FIN so that a guest can close.
     pub fn spare_unknown(&mut self, spare: bool) {
         self.spares = spare;
     }
 
-    /// True when a connection that would begin is left to the next agent.
+    /// Whether a new connection is left to the next agent.
     pub(super) fn turns_away(&mut self, now: Now, flow: u64) -> bool {
         let away = self.draining.as_mut().is_some_and(|draining| match &mut draining.claims {
             None => true,
@@ -109,7 +111,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         away
     }
 
-    /// A connection is being made: it is claimed before anything is said on it.
+    /// Claims the flow of a new connection before anything is sent on it.
     pub(super) fn claim(&mut self, now: Now, flow: u64, exchange: &mut S::Exchange) {
         if let Some(draining) = &mut self.draining {
             draining.claims.iter_mut().for_each(|claims| claims.claim(flow));
@@ -117,7 +119,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// A segment that would be reset, did it not belong to another agent, or to one that has just gone.
+    /// Processes a segment that would be reset if it could not belong to another agent, running or just stopped.
     pub(super) fn leave_alone(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if segment.has(RST) {
             return;

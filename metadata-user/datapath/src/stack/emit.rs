@@ -1,4 +1,4 @@
-//! Frames of ours: TCP segments and echo replies, built in one place and sent.
+//! Builds and sends frames: TCP segments and echo replies.
 
 use smoltcp::wire::{IpProtocol, IpRepr};
 use std::net::IpAddr;
@@ -9,22 +9,22 @@ use super::frame::{ETHERNET, IPV4, IPV6, Route, TCP, checksums};
 use super::seam::Transmit;
 use super::segment::{ACK, HEADER, RST, Segment, Tuple};
 
-/// Hop limit of all that has none of its own; what Linux uses.
+/// Default hop limit; Linux uses the same.
 pub(super) const HOP_LIMIT: u8 = 64;
 
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// Where frames are built, and how many have been sent.
+/// The buffer in which frames are built, and the count of frames sent.
 pub(super) struct Workshop {
     frame: Box<[u8; ETHERNET + MTU]>,
     pub(super) sent: u64,
-    /// Segments of answers that may still be sent before the rest is put off.
+    /// Answer segments that may still be sent before output is deferred.
     allowance: u32,
 }
 
-/// The allowance of a stack that puts nothing off.
+/// The allowance of a stack that never defers output.
 const NO_LIMIT: u32 = u32::MAX;
 
 impl Workshop {
@@ -32,24 +32,24 @@ impl Workshop {
         Self { frame: Box::new([0; ETHERNET + MTU]), sent: 0, allowance: NO_LIMIT }
     }
 
-    /// Lets so many segments of answers be sent from now on.
+    /// Allows this many answer segments.
     pub(super) fn allow(&mut self, segments: u32) {
         self.allowance = segments;
     }
 
-    /// True while a segment of an answer may be sent.
+    /// Whether another answer segment may be sent.
     pub(super) fn may_send(&self) -> bool {
         self.allowance > 0
     }
 
-    /// A segment of an answer is about to be sent.
+    /// Counts an answer segment against the allowance.
     pub(super) fn spend(&mut self) {
         if self.allowance != NO_LIMIT {
             self.allowance = self.allowance.saturating_sub(1);
         }
     }
 
-    /// Builds a frame by `build`, which returns its length, and sends it.
+    /// Builds a frame with `build`, which returns its length, and sends it.
     pub(super) fn send(&mut self, out: &mut dyn Transmit, build: impl FnOnce(&mut [u8]) -> usize) {
         let length = build(&mut self.frame[..]);
         out.send(&self.frame[..length]);
@@ -61,17 +61,17 @@ impl Workshop {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header<'a> {
     pub(super) seq: u32,
-    /// Without it the ACK bit is clear.
+    /// `None` leaves the ACK bit clear.
     pub(super) ack: Option<u32>,
-    /// The control bits but ACK.
+    /// The control bits without ACK.
     pub(super) flags: u8,
     pub(super) window: u16,
-    /// Whole words of four octets.
+    /// A multiple of four octets.
     pub(super) options: &'a [u8],
 }
 
 impl Header<'_> {
-    /// The answer to a segment that belongs to no connection (RFC 9293 §3.10.7.1).
+    /// The reset for a segment of no known connection (RFC 9293 §3.10.7.1).
     pub(super) fn refusal(segment: &Segment<'_>) -> Self {
         let (seq, ack) = match segment.ack {
             Some(ack) => (ack, None),
@@ -80,13 +80,13 @@ impl Header<'_> {
         Header { seq, ack, flags: RST, window: 0, options: &[] }
     }
 
-    /// Builds the frame of a segment without payload. Returns its length.
+    /// Builds the frame of a segment without payload; returns its length.
     pub(super) fn emit(&self, tuple: &Tuple, route: Route, frame: &mut [u8]) -> usize {
         self.emit_with(tuple, route, 0, |_| HOP_LIMIT, frame)
     }
 
-    /// Builds the frame of a segment whose `payload` octets are filled in by `fill`, which returns the hop
-    /// limit. Together with the headers they are no more than the MTU allows. Returns the frame's length.
+    /// Builds the frame of a segment with `payload` octets, which `fill` writes; `fill` returns the hop limit.
+    /// Headers and payload must fit the MTU. Returns the frame's length.
     pub(super) fn emit_with(
         &self,
         tuple: &Tuple,
@@ -109,7 +109,7 @@ impl Header<'_> {
         segment[12] = ((HEADER + self.options.len()) as u8 / 4) << 4;
         segment[13] = self.flags | if self.ack.is_some() { ACK } else { 0 };
         segment[14..16].copy_from_slice(&self.window.to_be_bytes());
-        // Checksum and urgent pointer.
+        // The checksum and the urgent pointer.
         segment[16..20].fill(0);
         segment[HEADER..HEADER + self.options.len()].copy_from_slice(self.options);
         let check = finish(pseudo + sum(segment));
@@ -118,8 +118,8 @@ impl Header<'_> {
     }
 }
 
-/// Writes the IP header of a TCP segment of `length` octets; returns the sum of its pseudo-header (RFC 9293
-/// §3.1). Both addresses are of one family: they come from one packet.
+/// Writes the IP header of a TCP segment of `length` octets; returns the sum of its pseudo-header (RFC 9293 §3.1).
+/// Both addresses have the same family, because they come from one packet.
 fn ip(from: IpAddr, to: IpAddr, length: usize, hop_limit: u8, frame: &mut [u8]) -> u64 {
     let header = &mut frame[ETHERNET..];
     let tail = [0, TCP, (length >> 8) as u8, length as u8];
@@ -159,15 +159,15 @@ fn ip(from: IpAddr, to: IpAddr, length: usize, hop_limit: u8, frame: &mut [u8]) 
     }
 }
 
-/// True when an echo request is whole (type, code, checksum, identifier and sequence number) and its reply no
-/// larger than the MTU.
+/// Whether an echo request is complete (type, code, checksum, identifier, sequence number) and its reply fits the
+/// MTU.
 pub(super) fn fits_echo(source: IpAddr, request: &[u8]) -> bool {
     let header = if source.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER };
     (8..=MTU - header).contains(&request.len())
 }
 
-/// Answers an echo request that fits with its reply (RFC 792, RFC 4443 §4.2): the same octets, but for type
-/// and checksum. Returns the frame's length.
+/// Builds the reply to an echo request that fits (RFC 792, RFC 4443 §4.2): the same octets except type and checksum.
+/// Returns the frame's length.
 pub(super) fn echo(
     source: IpAddr,
     destination: IpAddr,
@@ -183,7 +183,7 @@ pub(super) fn echo(
     let (start, length) = (ETHERNET + ip.header_len(), ETHERNET + ip.buffer_len());
     ip.emit(&mut frame[ETHERNET..length], &checksums());
     route.emit(if source.is_ipv4() { IPV4 } else { IPV6 }, frame);
-    // Of ICMPv6 the addresses count too (RFC 8200 §8.1); they are the last 32 octets of the header.
+    // The ICMPv6 checksum covers the addresses too (RFC 8200 §8.1). They are the last 32 octets of the header.
     let pseudo = if source.is_ipv4() {
         0
     } else {

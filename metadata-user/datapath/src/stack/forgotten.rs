@@ -1,18 +1,19 @@
-//! Telling a connection that is forgotten from one whose first segment is still under way.
+//! Distinguishes a forgotten connection from one whose first segment is still in transit.
 //!
-//! A segment that is not its connection's first, of a connection nobody holds, looks the same in either case. But a
-//! guest whose first segment was lost sends that again before all others (RFC 6298 §5.4), and what overtook it at
-//! most once more, as a probe of the tail (RFC 8985 §7). So what comes a third time is all the guest waits to have
-//! acknowledged: its connection is gone, and the guest is told so (RFC 9293 §3.10.7.1), not left to its time-out.
+//! In both cases a segment arrives that is not its connection's first, and no agent holds the connection. A guest
+//! whose first segment was lost retransmits that one before all others (RFC 6298 §5.4). It sends a later segment at
+//! most once more, as a tail loss probe (RFC 8985 §7). A segment that arrives for the third time is therefore the
+//! oldest unacknowledged one, and its connection is gone. The stack then sends a reset (RFC 9293 §3.10.7.1), so that
+//! the guest need not wait for its timeout.
 
 use metadata_common::cookie::Flow;
 use std::time::Duration;
 
-/// Flows that are remembered, each in the one place its number says; a newer one takes it.
+/// Limit of remembered flows. Each has one place, given by its number; a newer flow replaces an older one.
 pub(super) const REMEMBERED: usize = 256;
-/// How often a segment comes until its connection counts as forgotten.
+/// Arrivals of a segment after which its connection counts as forgotten.
 pub(super) const TIMES: u8 = 3;
-/// How long a segment is remembered after it came: guests wait a minute at most before they send again.
+/// How long a segment is remembered. Guests wait at most a minute before they retransmit.
 const MEMORY: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
@@ -23,7 +24,7 @@ struct Heard {
     last: Duration,
 }
 
-/// The last segments that came too early or too late.
+/// The last segments that arrived too early or too late.
 pub(super) struct Forgotten([Option<Heard>; REMEMBERED]);
 
 impl Forgotten {
@@ -31,7 +32,7 @@ impl Forgotten {
         Self([None; REMEMBERED])
     }
 
-    /// Takes note of a segment; true when it has come so often that nothing will come before it.
+    /// Records a segment. Returns true if it has arrived so often that no earlier one will follow.
     pub(super) fn is_certain(&mut self, now: Duration, flow: Flow, seq: u32) -> bool {
         let flow = flow.number();
         let place = &mut self.0[flow as usize % REMEMBERED];

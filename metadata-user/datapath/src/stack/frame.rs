@@ -1,6 +1,6 @@
-//! Ethernet, ARP and neighbour discovery: everything below IP, and what of IP decides who is meant.
+//! Ethernet, ARP, neighbour discovery, and the IP headers that select a destination.
 //!
-//! No answer here depends on having resolved the guest: replies go back to where the frame came from.
+//! Replies go back to the frame's source MAC, so the stack never resolves a guest's address.
 
 use super::checksum::{is_complete, is_sound, pseudo};
 use metadata_common::mac::Mac;
@@ -23,8 +23,9 @@ const ECHO_REQUEST: u8 = 8;
 const ECHO_REQUEST_V6: u8 = 128;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
-/// Checksums are completed on everything sent. What a guest sends is verified where it is read: with checksum offload
-/// its kernel leaves only the pseudo-header's sum in the field, which smoltcp does not know.
+/// The checksums that smoltcp computes for sent packets. Received checksums are verified where they are read: with
+/// checksum offload a guest's kernel leaves only the pseudo-header's sum in the field, which smoltcp does not
+/// support.
 pub(super) fn checksums() -> ChecksumCapabilities {
     let mut sums = ChecksumCapabilities::default();
     sums.ipv4 = Checksum::Tx;
@@ -36,9 +37,9 @@ pub(super) fn checksums() -> ChecksumCapabilities {
 /// The Ethernet addresses of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
-    /// Destination: the source of the guest's frame.
+    /// Destination: the source MAC of the guest's frame.
     pub to: Mac,
-    /// Source: what the guest sent to, so that on-link and routed guests both recognise it.
+    /// Source: the destination MAC of the guest's frame, which both on-link and routed guests accept.
     pub from: Mac,
 }
 
@@ -51,7 +52,7 @@ impl Route {
     }
 }
 
-/// Why a frame is dropped: each has its counter.
+/// Why a frame is dropped; each reason has a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Drop {
     Malformed,
@@ -61,12 +62,12 @@ pub(super) enum Drop {
     Protocol,
 }
 
-/// What a frame asks.
+/// The content of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inbound<'a> {
     /// An ARP packet.
     Arp(&'a [u8]),
-    /// Who has `target`? Asked by `source`.
+    /// `source` asks who has `target`.
     Solicitation { source: Ipv6Addr, target: Ipv6Addr },
     /// An echo request.
     Echo { source: IpAddr, destination: IpAddr, icmp: &'a [u8] },
@@ -74,7 +75,7 @@ pub(super) enum Inbound<'a> {
     Segment { source: IpAddr, destination: IpAddr, tcp: &'a [u8] },
 }
 
-/// Splits a frame into the way back and what it asks.
+/// Parses a frame into the return route and its content.
 pub(super) fn parse<'a>(frame: &'a [u8], served: &[IpAddr]) -> Result<(Route, Inbound<'a>), Drop> {
     let (header, rest) = frame.split_at_checked(ETHERNET).ok_or(Drop::Malformed)?;
     let mac = |at: usize| Mac(std::array::from_fn(|i| header[at + i]));
@@ -94,7 +95,7 @@ fn ipv4<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     if packet.version() != 4 {
         return Err(Drop::Malformed);
     }
-    // RFC 1122 §3.2.1.2. The IPv4 header's own sum is never offloaded.
+    // RFC 1122 §3.2.1.2. The IPv4 header checksum is never offloaded.
     if !packet.verify_checksum() {
         return Err(Drop::Checksum);
     }
@@ -113,7 +114,7 @@ fn ipv4<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     let source = IpAddr::V4(source);
     match (u8::from(packet.next_header()), payload.first()) {
         (TCP, _) => Ok(Inbound::Segment { source, destination, tcp: payload }),
-        // No pseudo-header, hence nothing that could be left for the device to complete (RFC 792).
+        // There is no pseudo-header, so offload cannot leave a partial checksum (RFC 792).
         (ICMP, Some(&ECHO_REQUEST)) if !is_complete(0, payload) => Err(Drop::Checksum),
         (ICMP, Some(&ECHO_REQUEST)) => Ok(Inbound::Echo { source, destination, icmp: payload }),
         _ => Err(Drop::Protocol),
@@ -145,13 +146,13 @@ fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
     }
 }
 
-/// True for an ICMPv6 message whose checksum holds (RFC 4443 §2.3).
+/// Whether the checksum of an ICMPv6 message is correct (RFC 4443 §2.3).
 fn is_message_sound(source: IpAddr, destination: IpAddr, icmp: &[u8]) -> bool {
     let field = icmp.get(2..4).and_then(|field| field.try_into().ok());
     field.is_some_and(|field| is_sound(pseudo(source, destination, ICMPV6, icmp.len()), icmp, field))
 }
 
-/// RFC 4861 §7.1.1: hop limit 255 (it never crossed a router), code 0, at least 24 octets, a checksum that holds.
+/// RFC 4861 §7.1.1: hop limit 255 (no router forwarded it), code 0, at least 24 octets, correct checksum.
 fn solicitation<'a>(
     source: Ipv6Addr,
     destination: Ipv6Addr,
@@ -168,12 +169,12 @@ fn solicitation<'a>(
     Ok(Inbound::Solicitation { source, target })
 }
 
-/// The answer to an ARP request.
+/// The reply to an ARP request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArpAnswer(ArpRepr);
 
 impl ArpAnswer {
-    /// Builds its frame. Returns the length.
+    /// Builds the reply's frame; returns the length.
     pub(super) fn emit(self, to: Mac, frame: &mut [u8]) -> usize {
         let length = ETHERNET + self.0.buffer_len();
         Route { to, from: Mac::SERVICE }.emit(ARP, frame);
@@ -182,8 +183,8 @@ impl ArpAnswer {
     }
 }
 
-/// What to answer to an ARP packet: something to a request for an address of ours (RFC 826), also to a probe
-/// from 0.0.0.0 (RFC 5227 §2.1.1).
+/// The reply to an ARP packet. There is one if the packet requests a served address (RFC 826), also for a probe from
+/// 0.0.0.0 (RFC 5227 §2.1.1).
 pub(super) fn answer_arp(arp: &[u8], is_ours: impl Fn(Ipv4Addr) -> bool) -> Result<Option<ArpAnswer>, Drop> {
     let packet = ArpPacket::new_checked(arp).map_err(|_| Drop::Malformed)?;
     let ArpRepr::EthernetIpv4 {
@@ -211,8 +212,8 @@ pub(super) fn answer_arp(arp: &[u8], is_ours: impl Fn(Ipv4Addr) -> bool) -> Resu
     })))
 }
 
-/// The answer to a neighbour solicitation (RFC 4861 §7.2.4), with hop limit 255; to all nodes when it
-/// came from nowhere (duplicate address detection). Returns its length in `frame`.
+/// Builds the answer to a neighbour solicitation (RFC 4861 §7.2.4), with hop limit 255. It goes to all nodes if the
+/// source is unspecified (duplicate address detection). Returns the frame's length.
 pub(super) fn answer_solicitation(source: Ipv6Addr, target: Ipv6Addr, to: Mac, frame: &mut [u8]) -> usize {
     let probe = source.is_unspecified();
     let destination = if probe { Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) } else { source };

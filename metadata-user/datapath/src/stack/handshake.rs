@@ -1,7 +1,7 @@
-//! The answer to a SYN, after which nothing is remembered.
+//! Answers a SYN without keeping state.
 //!
-//! The kernel answers most SYNs itself, by the same rules: a SYN and its repetitions get the same number
-//! from either, but for those whose four-tuple has a connection, which only come here.
+//! The kernel programs answer most SYNs by the same rules, so a SYN and its retransmissions get the same number from
+//! either. SYNs whose four-tuple has a connection always come to the stack.
 
 use metadata_common::answer::{SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, segment_v4, segment_v6};
 use metadata_common::cookie::{Abilities, Flow, Key, SCALE_MAX, again, issue};
@@ -16,23 +16,23 @@ const NO_OPERATION: u8 = 1;
 const MAXIMUM_SEGMENT_SIZE: u8 = 2;
 const WINDOW_SCALE: u8 = 3;
 
-/// Octets of payload that fit a packet of ours to a device with this MTU; 0 for one that is not known.
+/// Limit of payload octets per segment to a device with this MTU; an MTU of 0 means unknown.
 pub(super) const fn largest_segment(is_ipv4: bool, mtu: u32) -> u16 {
     if is_ipv4 { segment_v4(mtu) } else { segment_v6(mtu) }
 }
 
-/// Octets of payload that every host takes over IPv4, and every link over IPv6 (RFC 9293 §3.7.1).
+/// Payload octets that every host accepts over IPv4 and every link over IPv6 (RFC 9293 §3.7.1).
 pub(super) const fn safe_segment(is_ipv4: bool) -> u16 {
     if is_ipv4 { SEGMENT_UNSAID_V4 } else { SEGMENT_UNSAID_V6 }
 }
 
-/// What a SYN says about its sender, whose link takes segments of `largest` octets. Without a size, or with size 0, it
-/// takes what every host does. Of two sizes the latter counts, as in the kernel.
+/// Reads a SYN's options, for a link that takes segments of `largest` octets. A missing size or size 0 means the size
+/// every host accepts. The last of several sizes counts, as in the kernel programs.
 pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> Abilities {
     let is_ipv4 = segment.tuple.remote.0.is_ipv4();
     let mut said = Abilities { segment: safe_segment(is_ipv4), scale: None };
     let mut rest = segment.options;
-    // Each option is an octet at least, and there are 40.
+    // The loop is bounded: each option takes at least one octet, and there are at most 40.
     while let [kind, after @ ..] = rest {
         match *kind {
             END => break,
@@ -51,7 +51,7 @@ pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> Abilities {
                 };
             }
             [WINDOW_SCALE, 3, shift] => said.scale = Some((*shift).min(SCALE_MAX)),
-            // Shorter than its own header: nothing after it can be found.
+            // The option is shorter than its own header, so the next one cannot be found.
             [] | [_] => break,
             _ => {}
         }
@@ -60,15 +60,15 @@ pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> Abilities {
     said
 }
 
-/// The sequence number to answer a SYN with, whose sender and we take segments of `largest` octets at most: never
-/// `taken`, that of the connection its flow has.
+/// The sequence number that answers a SYN. `largest` is the limit of payload octets in both directions. The number is
+/// never `taken`, the initial number of the flow's current connection.
 pub(super) fn number(key: &Key, flow: Flow, largest: u16, segment: &Segment<'_>, taken: Option<u32>) -> u32 {
     let number = issue(key, flow, segment.seq, abilities(segment, largest));
     if taken == Some(number) { again(number) } else { number }
 }
 
-/// Builds the SYN-ACK with this sequence number, which announces segments of `largest` octets (RFC 9293 §3.10.7.2).
-/// Returns its length.
+/// Builds the SYN-ACK with this sequence number and a maximum segment size of `largest` octets (RFC 9293 §3.10.7.2).
+/// Returns the frame's length.
 pub(super) fn answer(
     number: u32,
     largest: u16,
@@ -84,7 +84,7 @@ pub(super) fn answer(
         ack: Some(segment.seq.wrapping_add(1)),
         flags: SYN,
         window: RECEIVE_BUFFER as u16,
-        // A scale only for those who offer one (RFC 7323 §2.2); ours is 0.
+        // Window scale is offered only if the guest offers it (RFC 7323 §2.2); ours is 0.
         options: if said.scale.is_some() { &options } else { &options[..4] },
     };
     header.emit(&segment.tuple, route, frame)
@@ -98,7 +98,7 @@ mod tests {
     use std::net::IpAddr;
 
     #[test]
-    fn options_are_read_as_far_as_they_make_sense() {
+    fn options_are_read_up_to_the_first_malformed_one() {
         let v4 = IpAddr::from([10, 0, 0, 1]);
         let v6 = IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0, 1]);
         type Case = (&'static str, IpAddr, &'static [u8], (u16, Option<u8>));
@@ -106,17 +106,17 @@ mod tests {
             ("none", v4, &[], (536, None)),
             ("none over IPv6", v6, &[], (1220, None)),
             ("a size", v4, &[2, 4, 5, 180], (1460, None)),
-            ("a size too large", v4, &[2, 4, 255, 255], (1460, None)),
-            ("a size too large over IPv6", v6, &[2, 4, 5, 180], (1440, None)),
+            ("an excessive size", v4, &[2, 4, 255, 255], (1460, None)),
+            ("an excessive size over IPv6", v6, &[2, 4, 5, 180], (1440, None)),
             ("size 0", v4, &[2, 4, 0, 0], (536, None)),
             ("two sizes", v4, &[2, 4, 5, 180, 2, 4, 4, 0], (1024, None)),
             ("a size, then size 0", v4, &[2, 4, 5, 180, 2, 4, 0, 0], (536, None)),
             ("Linux", v4, &[2, 4, 5, 180, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7], (1460, Some(7))),
-            ("a shift too far", v4, &[3, 3, 200, 0], (536, Some(14))),
+            ("an excessive shift", v4, &[3, 3, 200, 0], (536, Some(14))),
             ("after the end", v4, &[0, 2, 4, 5, 180, 0, 0, 0], (536, None)),
             ("length 0", v4, &[9, 0, 2, 4, 5, 180, 0, 0], (536, None)),
             ("length 1", v4, &[9, 1, 2, 4, 5, 180, 0, 0], (536, None)),
-            ("cut off", v4, &[1, 1, 2, 4], (536, None)),
+            ("truncated", v4, &[1, 1, 2, 4], (536, None)),
         ];
         for (name, guest, options, (size, scale)) in cases {
             let tuple = Tuple { remote: (guest, 1), local: (guest, 80) };
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_fit_the_mtu_of_a_frame_of_ours() {
+    fn the_largest_segment_fits_the_mtu() {
         assert_eq!(super::largest_segment(true, 0) as usize, crate::stack::MTU - 40);
         assert_eq!(super::largest_segment(false, 0) as usize, crate::stack::MTU - 60);
     }

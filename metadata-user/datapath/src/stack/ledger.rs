@@ -1,47 +1,50 @@
-//! Where the stack tells the kernel which connections only wait to be acknowledged, and reads what it heard.
+//! Connections that only wait for acknowledgements: the stack posts them to the kernel programs, and reads what these
+//! received.
 
 use metadata_common::cookie::Flow;
 use metadata_common::maps::AllSent;
 
-/// What the kernel has heard in our place.
+/// What the kernel has received on the stack's behalf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// The acknowledgement number; it says something only where it is the number that was posted.
+    /// The acknowledgement number; valid only if it equals the number posted.
     pub acknowledged: u32,
-    /// The same, once the guest's FIN has been answered.
+    /// The same number, once the guest's FIN has been answered.
     pub closed: u32,
 }
 
-/// A connection that lost its place in the table to another.
+/// A connection whose entry another connection has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Displaced {
-    /// [`Flow::number`] of the connection.
+    /// The connection's [`Flow::number`].
     pub flow: u64,
-    /// What was heard of it until then.
+    /// What the kernel received for it until then.
     pub heard: Heard,
 }
 
-/// A table like the kernel's `ALL_SENT`: entries may be lost at any time to others, and be late.
+/// A table like the kernel's `ALL_SENT`. Another connection may take an entry at any time, and entries may be late.
 ///
-/// Nothing here may wait or fail: what is not posted goes to user space.
+/// No method may block or fail: segments of connections that are not posted go to user space.
 pub trait Ledger {
-    /// A connection begins: until it is released the kernel leaves SYNs and ends of handshakes with its place to us.
+    /// Records the start of a connection. Until its release, the kernel leaves SYNs and the ends of handshakes with
+    /// its entry to the stack.
     fn hold(&mut self, flow: Flow);
-    /// A connection is over: withdraws it, and ends what [`hold`](Self::hold) began. Called once for each `hold`.
+    /// Records the end of a connection: withdraws it and ends [`hold`](Self::hold). Called once for each `hold`.
     fn release(&mut self, flow: Flow);
-    /// True when the kernel has answered a SYN of this flow since a connection with its place began. The SYN of
-    /// another flow with the same place may have hidden it.
+    /// Whether the kernel has answered a SYN of this flow since a connection with its entry started. A SYN of another
+    /// flow with the same entry may have overwritten this.
     fn is_opened(&self, flow: Flow) -> bool;
-    /// All there is to say on this connection is sent. [`AllSent::acknowledged`] and [`AllSent::closed`] are
-    /// numbers that say nothing yet, and are to be in the table before the others. Returns whose place it took.
+    /// Posts a connection that has sent all its output. [`AllSent::acknowledged`] and [`AllSent::closed`] start with
+    /// numbers that mean nothing was received; they must be stored before the other fields. Returns the connection
+    /// whose entry it took.
     fn post(&mut self, flow: Flow, entry: AllSent) -> Option<Displaced>;
-    /// What was heard of a connection; `None` when the table holds another or none in its place.
+    /// Reads what the kernel received for a connection; `None` if its entry is empty or holds another connection.
     fn look(&self, flow: Flow) -> Option<Heard>;
-    /// Takes the connection out of the kernel's hands, if it is there.
+    /// Withdraws a connection from the kernel, if it is posted.
     fn withdraw(&mut self, flow: Flow);
 }
 
-/// No table: every acknowledgement comes to user space.
+/// An empty ledger: user space handles every acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoLedger;
 

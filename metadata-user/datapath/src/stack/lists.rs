@@ -1,20 +1,20 @@
-//! Lists of numbers, and slots ranked by a count: each operation is a handful of writes whatever their length.
+//! Linked lists of numbers, and slots ranked by a count. Each operation takes a few writes, whatever the length.
 //!
-//! All memory is reserved at once and is zero until it is used, so that the system provides only what is touched.
+//! All memory is reserved at the start and zero until used, so that the kernel provides only touched pages.
 
-/// The value of a link that leads nowhere; numbers are stored plus one.
+/// A link to nothing. Other links hold a number plus one.
 const NONE: u32 = 0;
 
-/// Lists by number of items by number. An item is in one list at most: its owner knows in which.
+/// Numbered lists of numbered items. An item is in at most one list; the owner knows which.
 pub(super) struct Lists {
-    /// By item: the one before it and the one after it.
+    /// The previous and the next item, by item.
     nodes: Vec<[u32; 2]>,
-    /// By list: its first and its last item.
+    /// The first and the last item, by list.
     ends: Vec<[u32; 2]>,
 }
 
 impl Lists {
-    /// So many empty lists, for the items 0 to `items - 1`.
+    /// Creates `lists` empty lists for the items 0 to `items - 1`.
     pub(super) fn new(lists: usize, items: usize) -> Self {
         Self { nodes: vec![[NONE; 2]; items], ends: vec![[NONE; 2]; lists] }
     }
@@ -24,7 +24,7 @@ impl Lists {
         self.ends.get(list).and_then(|ends| ends[0].checked_sub(1))
     }
 
-    /// Puts an item that is in no list at the end of one.
+    /// Appends an item that is in no list.
     pub(super) fn push(&mut self, list: usize, item: u32) {
         let last = std::mem::replace(&mut self.ends[list][1], item + 1);
         self.nodes[item as usize] = [last, NONE];
@@ -34,7 +34,7 @@ impl Lists {
         }
     }
 
-    /// Takes an item out of the list it is in.
+    /// Removes an item from the list that holds it.
     pub(super) fn remove(&mut self, list: usize, item: u32) {
         let [before, after] = std::mem::take(&mut self.nodes[item as usize]);
         match before.checked_sub(1) {
@@ -48,27 +48,27 @@ impl Lists {
     }
 }
 
-/// Slots by how many of something each has: which one has most is known at once.
+/// Slots ranked by a count. The slot with the highest count is found at once.
 pub(super) struct Ranks {
     counts: Vec<u32>,
-    /// The slots of each count, the one that has had it longest first.
+    /// The slots of each count; the one that has had this count longest is first.
     lists: Lists,
-    /// Which counts have slots, a bit each.
+    /// The counts that have slots, one bit each.
     present: Vec<u64>,
 }
 
 impl Ranks {
-    /// Every slot has none. Counts above `most` rank as that.
+    /// Creates a ranking in which every count is 0. Counts above `most` rank as `most`.
     pub(super) fn new(slots: usize, most: usize) -> Self {
         Self { counts: vec![0; slots], lists: Lists::new(most + 1, slots), present: vec![0; most / 64 + 1] }
     }
 
-    /// How many a slot has.
+    /// The count of a slot.
     pub(super) fn count(&self, slot: u32) -> usize {
         self.counts.get(slot as usize).map_or(0, |count| *count as usize)
     }
 
-    /// Sets how many a slot has.
+    /// Sets the count of a slot.
     pub(super) fn set(&mut self, slot: u32, count: usize) {
         let most = self.lists.ends.len() - 1;
         let Some(known) = self.counts.get_mut(slot as usize) else { return };
@@ -89,7 +89,7 @@ impl Ranks {
         }
     }
 
-    /// The slot that has most, and of several with as many the one that has had them longest; `None` when none has any.
+    /// The slot with the highest count; of several, the one that has had it longest. `None` if all counts are 0.
     pub(super) fn top(&self) -> Option<u32> {
         let (word, bits) = self.present.iter().enumerate().rev().find(|(_, bits)| **bits != 0)?;
         self.lists.front(word * 64 + (u64::BITS - 1 - bits.leading_zeros()) as usize)
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_keep_the_order_in_which_items_came() {
+    fn lists_keep_the_order_in_which_items_were_added() {
         const ITEMS: u64 = 20;
         let mut state = 7;
         let mut lists = Lists::new(3, ITEMS as usize);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_with_most_is_first_and_of_equals_the_one_that_has_been_so_longest() {
+    fn the_slot_with_the_highest_count_is_first_and_of_equals_the_oldest() {
         const SLOTS: u64 = 9;
         let mut state = 3;
         for most in [1, 5, 63, 64, 128] {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_does_not_exist_has_nothing() {
+    fn a_slot_that_does_not_exist_has_count_zero() {
         let mut ranks = Ranks::new(2, 4);
         ranks.set(2, 3);
         assert_eq!((ranks.count(2), ranks.top()), (0, None));

@@ -1,21 +1,21 @@
-//! ARP, neighbour discovery, IP and TCP for every port of a hub: no clock, no file descriptor.
+//! ARP, neighbour discovery, IP and TCP for all ports of a hub. It reads no clock and uses no file descriptor.
 //!
 //! ```text
-//! frame ── frame: Ethernet, whose address, what kind ──┬── ARP, ND, echo ──────────── answer
+//! frame ── frame: Ethernet, destination, protocol ────────┬── ARP, ND, echo ──────────── answer
 //!                                                      ├── SYN ─ handshake ────────── answer, and forget
 //!                                                      └── segment ─ its flow ┬─ table: a connection ─ turn
 //!                                                                             ├─ timewait ─ answer
 //!                                                                             └─ its numbers ─ begin, or RST
 //!
-//! turn ── receive: what is new in it ── connection: Exchange ── send: segments ── ledger: all sent
+//! turn ── receive: new octets ── connection: Exchange ── send: segments ── ledger: all sent
 //! ```
 //!
-//! A responder and nothing else: it opens no connection, and holds none before a guest says something. A SYN
-//! is answered with a number that says all there is to know ([`metadata_common::cookie`]), by the kernel or
-//! here; the first segment with something in it brings the number back. So half-open connections do not
-//! exist, and every limit is met, and counted, by first segments. Nothing received is kept but what an
-//! exchange does not take at once, nothing sent is copied but into frames. A guest's silence costs nothing:
-//! [`Stack::step`] touches the connections that are due and no others.
+//! The stack only responds: it opens no connection, and keeps no state before a guest sends data. The kernel or the
+//! stack answers a SYN with a sequence number that encodes all connection parameters ([`metadata_common::cookie`]).
+//! The first segment with data returns that number. So there are no half-open connections, and each limit is checked
+//! and counted at the first data segment. The stack buffers received data only if the exchange does not take it at
+//! once, and copies data to send only into frames. A silent guest costs nothing: [`Stack::step`] visits only
+//! connections that are due.
 
 mod arrivals;
 mod checksum;
@@ -70,7 +70,7 @@ use wheel::Wheel;
 
 use metadata_base::time::Now;
 
-/// TCP for every guest behind one hub.
+/// The TCP responder for all guests behind one hub.
 pub struct Stack<S: Service, L = NoLedger> {
     config: StackConfig,
     service: S,
@@ -78,37 +78,39 @@ pub struct Stack<S: Service, L = NoLedger> {
     workshop: Workshop,
     ports: Ports,
     table: Table<S::Exchange>,
-    /// A timer for each connection, and after them one for each port.
+    /// One timer for each connection, followed by one for each port.
     wheel: Wheel,
-    /// The connection looked at next when room is to be made.
+    /// The next connection to probe when the table is full.
     sweep: u32,
-    /// Slots by connections.
+    /// Ranks slots by their number of connections.
     held: Ranks,
-    /// Slots by idle connections, and the idle connections of each slot, the longest idle first.
+    /// Ranks slots by their number of idle connections; the idle connections of each slot, the longest idle first.
     idle: Ranks,
     idlers: Lists,
-    /// Connections of which only the guest's FIN is missing.
+    /// Connections that wait only for the guest's FIN.
     lingering: usize,
-    /// The connections of each slot whose output is put off, and slots that have some and were not asked for yet.
+    /// The connections of each slot with deferred output, and the slots that have some and were not returned by
+    /// `owing` yet.
     owed: Lists,
     owing: VecDeque<Slot>,
     draining: Option<Draining>,
-    /// What is not known here may be another agent's.
+    /// Unknown connections may belong to another agent and are left alone.
     spares: bool,
     forgotten: Forgotten,
     stats: StackStats,
 }
 
 impl<S: Service> Stack<S> {
-    /// A stack that serves `service` on the configured addresses. Ports and connections are made when a
-    /// guest first speaks.
+    /// Creates a stack that serves `service` on the configured addresses. Ports and connections are created on a
+    /// guest's first frame or data.
     pub fn new(config: StackConfig, service: S) -> Self {
         Self::with_ledger(config, service, NoLedger)
     }
 }
 
 impl<S: Service, L: Ledger> Stack<S, L> {
-    /// The same, with a kernel that hears acknowledgements in its place.
+    /// Like [`new`](Self::new), with a ledger: the kernel then handles acknowledgements of complete answers for the
+    /// stack.
     pub fn with_ledger(config: StackConfig, service: S, ledger: L) -> Self {
         let waits = TIME_WAITS.min(config.ports * TIME_WAITS_PER_PORT);
         Self {
@@ -133,9 +135,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Takes one Ethernet frame of a guest and sends whatever follows from it.
+    /// Processes one Ethernet frame of the guest at `slot` and sends the answers to `out`.
     ///
-    /// The frame's source address is where answers go; `slot` is who it is from.
+    /// Answers go to the frame's source address.
     pub fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
         self.stats.received += 1;
         if !self.ports.admits(slot) {
@@ -146,8 +148,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.contain(slot, taken);
     }
 
-    /// A fault of ours costs the slot that met it, not the node: what it held is let go, so nothing
-    /// half-changed is looked at again.
+    /// Limits the damage of a panic to the slot that caused it. The slot's state is dropped, so that no half-changed
+    /// state is used again.
     fn contain(&mut self, slot: Slot, outcome: std::thread::Result<()>) {
         if outcome.is_err() {
             self.stats.faults += 1;
@@ -178,19 +180,19 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Gives every connection of a slot that waits ([`Step::Wait`]) a turn: something it may wait for has
-    /// changed. Costs one turn for each.
+    /// Runs a turn for each connection of a slot that waits ([`Step::Wait`]), because something it may wait for has
+    /// changed. Costs one turn per connection.
     pub fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
         let woken = catch_unwind(AssertUnwindSafe(|| self.stir(now, slot, out)));
         self.contain(slot, woken);
     }
 
-    /// All frames of a turn have been received, and what was due done, which took so long.
+    /// Reports the duration of a turn to the service, after the turn's frames and timers.
     pub fn turned(&mut self, turn: Duration) {
         self.service.turned(turn);
     }
 
-    /// Counters and gauges.
+    /// The current counters and gauges.
     pub fn stats(&self) -> StackStats {
         StackStats {
             sent: self.workshop.sent,
@@ -201,7 +203,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// What is held for a slot; nothing for one that has not spoken lately.
+    /// What the stack holds for a slot; zeros for a slot without recent traffic.
     #[must_use]
     pub fn look(&self, slot: Slot) -> SlotStats {
         let held = self.ports.get(slot).map(|port| &port.conns[..]).unwrap_or_default();
@@ -209,7 +211,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         SlotStats { connections: held.len() as u64, waiting: held.iter().filter(waits).count() as u64 }
     }
 
-    /// Four-tuples remembered in TIME-WAIT.
+    /// The number of four-tuples in TIME-WAIT.
     #[must_use]
     pub fn time_waits(&self) -> usize {
         self.table.waits()

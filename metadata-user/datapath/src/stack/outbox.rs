@@ -1,9 +1,9 @@
-//! What is to be sent: a line of shared pieces, cut into segments wherever a segment ends.
+//! The output queue: shared pieces, cut into segments at any octet.
 //!
-//! Nothing is copied before it goes into a frame, and to send something again is to cut again. A piece is
-//! let go when its last octet has been acknowledged. An answer with a session token leaves with a small
-//! hop limit, so that it dies at the first router behind the guest's own stack (a container's bridge, a
-//! proxy): each piece has its limit, and a segment the smallest of those it carries any octet of.
+//! Data is copied only into frames, and a retransmission cuts the pieces again. A piece is dropped once its last
+//! octet is acknowledged. An answer with a session token has a small hop limit, so that the first router behind the
+//! guest's own stack (a container's bridge, a proxy) drops it. Each piece has a limit, and a segment uses the
+//! smallest limit of the pieces it carries.
 
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -16,17 +16,17 @@ struct Piece {
     hop_limit: u8,
 }
 
-/// The pieces of one connection that are not acknowledged yet.
+/// The unacknowledged pieces of one connection.
 pub(super) struct Outbox {
     pieces: VecDeque<Piece>,
-    /// Number of the first octet of the first piece.
+    /// The sequence number of the first octet of the first piece.
     start: u32,
-    /// The number after the last octet of the last piece.
+    /// The sequence number after the last octet of the last piece.
     end: u32,
 }
 
 impl Outbox {
-    /// An empty line whose first octet will be numbered `start`.
+    /// Creates an empty queue whose first octet has the number `start`.
     pub(super) fn new(start: u32) -> Self {
         Self { pieces: VecDeque::new(), start, end: start }
     }
@@ -35,12 +35,12 @@ impl Outbox {
         self.end
     }
 
-    /// True at [`PIECES_PER_CONNECTION`].
+    /// Whether the queue holds [`PIECES_PER_CONNECTION`].
     pub(super) fn is_full(&self) -> bool {
         self.pieces.len() >= PIECES_PER_CONNECTION
     }
 
-    /// Puts a piece at the end of the line; an empty one is none.
+    /// Appends a piece; an empty one is ignored. The hop limit is clamped to 1 to 64.
     pub(super) fn push(&mut self, bytes: Bytes, hop_limit: Option<u8>) {
         if !bytes.is_empty() {
             self.end = self.end.wrapping_add(bytes.len() as u32);
@@ -49,7 +49,7 @@ impl Outbox {
         }
     }
 
-    /// Lets go of the pieces all of whose octets come before `una`.
+    /// Drops the pieces that end at or before `una`.
     pub(super) fn acknowledged(&mut self, una: u32) {
         while let Some(piece) = self.pieces.front()
             && una.wrapping_sub(self.start) as usize >= piece.bytes.len()
@@ -59,8 +59,8 @@ impl Outbox {
         }
     }
 
-    /// Copies octets from number `from` on, as many as `place` has room for, all of which are in line.
-    /// Returns the hop limit of a segment that carries them.
+    /// Fills `place` with the octets from number `from` on, all of which must be queued. Returns the hop limit of a
+    /// segment that carries them.
     pub(super) fn copy(&self, from: u32, place: &mut [u8]) -> u8 {
         let mut skip = from.wrapping_sub(self.start) as usize;
         let mut hop_limit = HOP_LIMIT;
@@ -89,8 +89,8 @@ mod tests {
     use bytes::Bytes;
 
     #[test]
-    fn any_cut_carries_its_octets_and_the_smallest_limit_of_the_pieces_it_touches() {
-        // Also where the sequence numbers start over.
+    fn any_cut_has_its_octets_and_the_smallest_limit_of_its_pieces() {
+        // Includes a base where the sequence numbers wrap.
         for base in [0_u32, 1000, u32::MAX - 150] {
             let at = |offset: usize| base.wrapping_add(offset as u32);
             let whole: Vec<u8> = (0..250).collect();

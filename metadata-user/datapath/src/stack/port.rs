@@ -1,38 +1,38 @@
-//! One guest's connections, by number.
+//! The connections of one guest, by number.
 
 use metadata_common::maps::Slot;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The connections of one slot, and those it closed lately.
+/// The connections and recently closed flows of one slot.
 pub(super) struct Port {
-    /// Numbers in the table.
+    /// Connection numbers in the table.
     pub(super) conns: Vec<u32>,
-    /// Flows in TIME-WAIT, in the order they got there, and when each is over unless it was put off since.
+    /// Flows in TIME-WAIT in the order of entry, each with its expiry unless that was extended later.
     pub(super) waits: VecDeque<(u64, Duration)>,
-    /// When its last frame came that belonged to no connection, or its last connection ended.
+    /// When the last frame of no connection arrived, or the last connection ended.
     pub(super) heard: Duration,
-    /// When connections that wait are to look again at what was stirred.
+    /// When waiting connections get another turn after a stir.
     pub(super) stir_at: Option<Duration>,
-    /// Until when its link is taken for narrower than its device's MTU says
+    /// Until when the link is assumed to be narrower than its device's MTU
     /// ([`NARROW_FOR`](super::config::NARROW_FOR)).
     pub(super) narrow_until: Option<Duration>,
-    /// Output of it is put off, and whoever shares out the time knows.
+    /// The port has deferred output, and `owing` has returned it or will.
     pub(super) owes: bool,
 }
 
 impl Port {
-    /// When it is to be freed, if it has no connection until then: not before what it has learnt is out of date.
+    /// When the port is freed if it stays without connections. It is kept until its link width expires.
     pub(super) fn idle_at(&self, idle: Duration) -> Duration {
         (self.heard + idle).max(self.narrow_until.unwrap_or_default())
     }
 
-    /// True while long segments to it are taken for lost.
+    /// Whether long segments to this port are assumed to be lost.
     pub(super) fn is_narrow(&self, now: Duration) -> bool {
         self.narrow_until.is_some_and(|until| now < until)
     }
 
-    /// When the port itself wants attention, whatever its connections want.
+    /// When the port itself needs attention, apart from its connections.
     pub(super) fn deadline(&self, idle: Duration) -> Option<Duration> {
         let idle = self.conns.is_empty().then(|| self.idle_at(idle));
         let wait = self.waits.front().map(|(_, until)| *until);
@@ -40,7 +40,7 @@ impl Port {
     }
 }
 
-/// Port by slot: a table as long as there are slots, filled only where a guest has spoken.
+/// Ports by slot: a table with one entry per slot, filled when a guest sends a frame.
 pub(super) struct Ports {
     table: Vec<Option<Box<Port>>>,
     held: usize,
@@ -68,12 +68,12 @@ impl Ports {
         self.table.get_mut(slot as usize)?.as_deref_mut()
     }
 
-    /// True when a port for `slot` is there or can be made without evicting another.
+    /// Whether `slot` has a port or can get one without evicting another.
     pub(super) fn has_room(&self, slot: Slot) -> bool {
         self.held < self.limit || self.get(slot).is_some()
     }
 
-    /// The port of an admitted slot, made if need be.
+    /// The port of an admitted slot; creates it if there is none.
     pub(super) fn get_or_make(&mut self, slot: Slot, now: Duration) -> &mut Port {
         let entry = &mut self.table[slot as usize];
         self.held += usize::from(entry.is_none());
@@ -95,8 +95,9 @@ impl Ports {
         Some(port)
     }
 
-    /// The slot without connections that has been silent longest, or else one with none but idle ones, of which
-    /// `idle` is the count. Walks the whole table: only at the limit, which is no less than the slots by default.
+    /// The slot without connections that has been idle longest, else one with only idle connections; `idle` counts a
+    /// slot's idle connections. Scans the whole table, but only at the limit, which by default is the number of
+    /// slots.
     pub(super) fn longest_idle(&self, idle: impl Fn(Slot) -> usize) -> Option<Slot> {
         let idle = self.table.iter().enumerate().filter_map(|(slot, port)| {
             let (slot, port) = (slot as Slot, port.as_ref()?);

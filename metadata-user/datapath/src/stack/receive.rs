@@ -1,43 +1,44 @@
-//! What a segment does to its connection (RFC 9293 §3.10.7.4, RFC 5961).
+//! Processes a segment of a connection (RFC 9293 §3.10.7.4, RFC 5961).
 //!
-//! What comes out of order is not kept: the guest hears at once what is missing, and sends it again. Requests
-//! are a segment or two long.
+//! Out-of-order segments are not buffered: the guest gets an acknowledgement of what is missing at once, and
+//! retransmits. Requests are only a segment or two long.
 
 use std::time::Duration;
 
 use super::segment::{ACK, FIN, RST, SYN, Segment, before};
 use super::tcb::Tcb;
 
-/// What has come of a segment.
+/// The result of a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrival<'a> {
-    /// These octets are next in line, perhaps none.
+    /// The next octets in sequence, possibly none.
     Taken(&'a [u8]),
-    /// The guest has given the connection up.
+    /// The guest has reset the connection.
     Reset,
 }
 
 const NOTHING: Arrival<'_> = Arrival::Taken(&[]);
 
 impl Tcb {
-    /// True when the numbers of a segment could be those of this connection.
+    /// Whether a segment's numbers are plausible for this connection.
     pub(super) fn expects(&self, segment: &Segment<'_>) -> bool {
         let acknowledges = segment.ack.is_none_or(|ack| !before(ack, self.una) && !before(self.max, ack));
         self.accepts(segment) && acknowledges
     }
 
-    /// RFC 9293 §3.10.7.4, first; what starts with the next octet is looked at even when the window is closed.
+    /// The acceptability test (RFC 9293 §3.10.7.4, first step). A segment that starts at the next octet is accepted
+    /// even if the window is closed.
     fn accepts(&self, segment: &Segment<'_>) -> bool {
         let ahead = segment.seq.wrapping_sub(self.rcv);
         let end = segment.seq.wrapping_add(segment.length());
         ahead < self.receive_window().max(1) || (before(segment.seq, self.rcv) && before(self.rcv, end))
     }
 
-    /// Takes a segment of this connection in.
+    /// Processes a segment of this connection.
     pub(super) fn arrived<'a>(&mut self, segment: &Segment<'a>, now: Duration) -> Arrival<'a> {
         let accepted = self.accepts(segment);
         if segment.has(RST) {
-            // RFC 5961 §3.2: only the very next number resets.
+            // RFC 5961 §3.2: only a reset with exactly the next number is valid.
             if segment.seq == self.rcv {
                 return Arrival::Reset;
             }
@@ -65,7 +66,7 @@ impl Tcb {
         self.take(segment, now)
     }
 
-    /// An acknowledgement and the window that goes with it.
+    /// Processes an acknowledgement and its window.
     fn heard(&mut self, ack: u32, segment: &Segment<'_>, now: Duration) {
         let window = u32::from(segment.window) << self.scale;
         let advances = before(self.una, ack);
@@ -78,7 +79,8 @@ impl Tcb {
         {
             self.resend |= self.recovery.duplicate(self.una, self.max, self.flight());
         }
-        // What acknowledges more is the newer word on the window, whatever its own number (as Linux has it).
+        // A segment that acknowledges more has the newer window, whatever its own sequence number. Linux does the
+        // same.
         if advances || !before(segment.seq, self.window_seq) {
             if window > self.window && self.nxt == self.una {
                 self.timer = None;
@@ -90,7 +92,7 @@ impl Tcb {
         }
     }
 
-    /// The guest has all before `ack`.
+    /// Records that the guest has received everything before `ack`.
     pub(super) fn acknowledged(&mut self, ack: u32, now: Duration) {
         let acked = ack.wrapping_sub(self.una);
         self.una = ack;
@@ -104,14 +106,14 @@ impl Tcb {
         self.resend = self.recovery.acknowledged(ack, acked, flight, now) && flight > 0;
     }
 
-    /// Payload and FIN.
+    /// Processes payload and FIN.
     fn take<'a>(&mut self, segment: &Segment<'a>, now: Duration) -> Arrival<'a> {
         let length = segment.length();
         if length == 0 {
             return NOTHING;
         }
         self.ack_due = true;
-        // Something before it is missing, or there is nothing after a FIN.
+        // Earlier octets are missing, or the segment lies after a FIN.
         if before(self.rcv, segment.seq) || self.guest_finished {
             return NOTHING;
         }
@@ -125,7 +127,7 @@ impl Tcb {
         Arrival::Taken(fits)
     }
 
-    /// The guest's FIN is next in line.
+    /// Records that the guest's FIN is next in sequence.
     pub(super) fn finished(&mut self, now: Duration) {
         self.rcv = self.rcv.wrapping_add(1);
         self.guest_finished = true;

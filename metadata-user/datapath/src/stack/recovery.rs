@@ -1,59 +1,59 @@
-//! How much to send, and when to send it again.
+//! How much to send, and when to retransmit.
 //!
-//! RFC 6298 (retransmission timeout), RFC 5681 (slow start, congestion avoidance, fast retransmit), RFC 6582
-//! (NewReno: recovery from several losses without SACK), RFC 6928 (initial window). No timestamps: one
-//! segment at a time is measured, and none that was sent twice (Karn).
+//! Implements RFC 6298 (retransmission timeout), RFC 5681 (slow start, congestion avoidance, fast retransmit), RFC
+//! 6582 (NewReno: recovery from several losses without SACK) and RFC 6928 (initial window). There are no timestamps:
+//! one segment at a time is measured, and retransmitted segments are not measured (Karn's algorithm, RFC 6298 §3).
 
 use std::time::Duration;
 
 use super::config::SEGMENTS_IN_FLIGHT;
 use super::segment::before;
 
-/// Least and first timeout, and the granularity of the clock. RFC 6298 asks for 1 s, which suits a wide
-/// network; the guest is on the same host, less than a millisecond away. Linux has the same 200 ms.
+/// Minimum and initial timeout. RFC 6298 asks for 1 s, which suits a wide area network; here the guest is on the same
+/// host, less than a millisecond away. Linux also uses 200 ms.
 pub(super) const RTO_MIN: Duration = Duration::from_millis(200);
-/// Largest timeout. RFC 6298 asks for 60 s at least; here a round is under a millisecond, and a guest that comes
-/// back hears from us soon.
+/// Maximum timeout. RFC 6298 asks for at least 60 s. Here a round trip takes less than a millisecond, and a guest
+/// that returns after a pause gets a retransmission soon.
 pub(super) const RTO_MAX: Duration = Duration::from_secs(4);
 const GRANULARITY: Duration = Duration::from_millis(1);
-/// Duplicate acknowledgements taken for a loss (RFC 5681 §3.2).
+/// Duplicate acknowledgements that indicate a loss (RFC 5681 §3.2).
 const DUPLICATES: u8 = 3;
-/// Doublings after which the timeout is at its largest anyway.
+/// Limit of doublings; the timeout then has reached its maximum anyway.
 const BACKOFF_MAX: u8 = 5;
-/// Timeouts in a row after which the kernel takes nothing for a connection any more: what was sent, and sent again, has
-/// not been acknowledged, or the kernel has kept the acknowledgement.
+/// Consecutive timeouts after which the kernel no longer handles acknowledgements for a connection. Either the
+/// retransmitted data has not been acknowledged, or the kernel has consumed the acknowledgement.
 const UNHEARD_AFTER: u8 = 2;
-/// Timeouts in a row that tell of a link too narrow for our segments: before one of that size has arrived, and
-/// after. Loss alone comes three times in a row seldom, and small segments are more to lose.
+/// Consecutive timeouts that indicate a link too narrow for our segments: before a segment of that size has arrived,
+/// and after. Loss alone rarely causes three in a row, and smaller segments mean more segments to lose.
 const TOO_LONG_AFTER: (u8, u8) = (2, 4);
 
-/// Congestion and timing of one direction: what we send.
+/// Congestion control and timing of the data we send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recovery {
     size: u32,
     window: u32,
     threshold: u32,
     duplicates: u8,
-    /// Between a loss and the acknowledgement of all that was under way then.
+    /// True between a loss and the acknowledgement of all data that was then in flight.
     is_recovering: bool,
-    /// The number after all that was under way at the last loss.
+    /// The number after all data in flight at the last loss.
     recover: u32,
     backoff: u8,
-    /// A whole segment has been acknowledged.
+    /// A full-sized segment has been acknowledged.
     fits: bool,
-    /// Octets of the segment that was taken for too long, until something is acknowledged.
+    /// Octets of the segment that is assumed too long for the link, until an acknowledgement arrives.
     lost: Option<u32>,
-    /// A shorter segment has arrived where a longer one was lost again and again.
+    /// A shorter segment has arrived after a longer one was lost repeatedly.
     narrow: bool,
     smoothed: Option<Duration>,
     variation: Duration,
-    /// The segment being measured: the number after it, and when it was sent.
+    /// The measured segment: the number after it, and when it was sent.
     timed: Option<(u32, Duration)>,
     last_sent: Duration,
 }
 
 impl Recovery {
-    /// For segments of `size` octets, the first of which will be numbered `first`.
+    /// Creates the state for segments of `size` octets, the first numbered `first`.
     pub(super) fn new(size: u32, first: u32) -> Self {
         Self {
             size,
@@ -73,12 +73,12 @@ impl Recovery {
         }
     }
 
-    /// Octets that may be under way.
+    /// Limit of octets in flight.
     pub(super) fn window(&self) -> u32 {
         self.window.min(SEGMENTS_IN_FLIGHT * self.size)
     }
 
-    /// How long to wait for an acknowledgement (RFC 6298 §2).
+    /// The retransmission timeout (RFC 6298 §2).
     pub(super) fn timeout(&self) -> Duration {
         let rto = match self.smoothed {
             Some(smoothed) => smoothed + (self.variation * 4).max(GRANULARITY),
@@ -87,31 +87,32 @@ impl Recovery {
         (rto.clamp(RTO_MIN, RTO_MAX) * (1 << self.backoff)).min(RTO_MAX)
     }
 
-    /// Octets before `next` have been sent for the first time, at `now`; nothing else was under way if `idle`.
+    /// Records that octets before `next` were sent for the first time at `now`. `idle` means that nothing else was in
+    /// flight.
     pub(super) fn sent(&mut self, next: u32, now: Duration, idle: bool) {
         if self.timed.is_none() {
             self.timed = Some((next, now));
         }
-        // After a pause the path is unknown again (RFC 5681 §4.1).
+        // After a pause the path's capacity is unknown again (RFC 5681 §4.1).
         if idle && now.saturating_sub(self.last_sent) > self.timeout() {
             self.window = self.window.min(initial_window(self.size));
         }
         self.last_sent = now;
     }
 
-    /// What is being measured will not tell the time of a round: it was sent again, or its acknowledgement
-    /// may have been heard by somebody else.
+    /// Drops the current round-trip measurement: the segment was retransmitted, or the kernel may have consumed its
+    /// acknowledgement.
     pub(super) fn forget_timing(&mut self) {
         self.timed = None;
     }
 
-    /// `acked` octets up to `una` have been acknowledged, `flight` are under way still. True when the first of
-    /// those is lost as well, and to be sent again (RFC 6582 §3.2).
+    /// Records that `acked` octets up to `una` were acknowledged and `flight` octets are still in flight. Returns
+    /// true if the first of those is lost as well and must be retransmitted (RFC 6582 §3.2).
     pub(super) fn acknowledged(&mut self, una: u32, acked: u32, flight: u32, now: Duration) -> bool {
         self.duplicates = 0;
         self.backoff = 0;
         self.fits |= acked >= self.size;
-        // Whoever was away, and not behind a narrow link, has the long one first.
+        // A guest that was only unreachable, and not behind a narrow link, acknowledges the long segment first.
         self.narrow |= self.lost.take().is_some_and(|lost| acked < lost);
         if let Some((_, sent)) = self.timed.filter(|(next, _)| !before(una, *next)) {
             self.measure(now.saturating_sub(sent));
@@ -134,15 +135,15 @@ impl Recovery {
         false
     }
 
-    /// An acknowledgement of `una` came again, with `flight` octets under way up to `max`. True when the first
-    /// of them is taken for lost, and to be sent again at once (RFC 5681 §3.2, RFC 6582 §3.2).
+    /// Records a duplicate acknowledgement of `una` with `flight` octets in flight up to `max`. Returns true if the
+    /// first of them counts as lost and must be retransmitted at once (RFC 5681 §3.2, RFC 6582 §3.2).
     pub(super) fn duplicate(&mut self, una: u32, max: u32, flight: u32) -> bool {
         self.duplicates = self.duplicates.saturating_add(1);
         if self.is_recovering {
             self.window = self.window.saturating_add(self.size);
             return false;
         }
-        // Duplicates of what was sent again before the last loss was mended tell of no new one.
+        // Duplicates caused by retransmissions before the last recovery ended do not indicate a new loss.
         if self.duplicates != DUPLICATES || before(una, self.recover) {
             return false;
         }
@@ -153,18 +154,18 @@ impl Recovery {
         true
     }
 
-    /// True when what was sent again has not been acknowledged either.
+    /// Whether retransmitted data has not been acknowledged either.
     pub(super) fn is_unheard(&self) -> bool {
         self.backoff >= UNHEARD_AFTER
     }
 
-    /// True when the timeout that is over is one of so many in a row that our segments may be too long.
+    /// Whether the expired timeout is one of so many in a row that our segments may be too long.
     pub(super) fn is_too_long(&self) -> bool {
         let (unproved, proved) = TOO_LONG_AFTER;
         self.backoff + 1 >= if self.fits { proved } else { unproved }
     }
 
-    /// Segments of more than `size` octets are taken for too long for the link, with `flight` octets under way.
+    /// Assumes that segments of more than `size` octets are too long for the link, with `flight` octets in flight.
     pub(super) fn too_long(&mut self, size: u32, flight: u32) {
         let lost = self.size.min(flight);
         if lost > size {
@@ -173,18 +174,18 @@ impl Recovery {
         self.shrink(size);
     }
 
-    /// True, once, when the link has proved to be narrower than the segments this began with.
+    /// Returns true once, after the link has proved narrower than the first segments.
     pub(super) fn take_narrow(&mut self) -> bool {
         std::mem::take(&mut self.narrow)
     }
 
-    /// Segments are no longer than `size` octets from now on.
+    /// Limits segments to `size` octets.
     pub(super) fn shrink(&mut self, size: u32) {
         self.size = self.size.min(size);
     }
 
-    /// The timeout is over, with `flight` octets under way up to `max`: all of them count as lost
-    /// (RFC 5681 §3.1, RFC 6298 §5.5).
+    /// Records a timeout with `flight` octets in flight up to `max`: all of them count as lost (RFC 5681 §3.1, RFC
+    /// 6298 §5.5).
     pub(super) fn timed_out(&mut self, max: u32, flight: u32) {
         if self.backoff == 0 {
             self.threshold = self.half(flight);
@@ -197,13 +198,13 @@ impl Recovery {
         self.timed = None;
     }
 
-    /// A closed window was asked about: the next time later.
+    /// Records a zero-window probe and delays the next one.
     pub(super) fn probed(&mut self) {
         self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
         self.timed = None;
     }
 
-    /// The window opened again: there is nothing to be slow about.
+    /// Records that the window has opened again and resets the back-off.
     pub(super) fn reopened(&mut self) {
         self.backoff = 0;
     }
@@ -212,7 +213,7 @@ impl Recovery {
         (flight / 2).max(2 * self.size)
     }
 
-    /// RFC 6298 §2.2, §2.3.
+    /// Updates the round-trip estimate (RFC 6298 §2.2, §2.3).
     fn measure(&mut self, round: Duration) {
         self.smoothed = Some(match self.smoothed {
             None => {
@@ -227,7 +228,7 @@ impl Recovery {
     }
 }
 
-/// RFC 6928 §2.
+/// The initial window in octets (RFC 6928 §2).
 fn initial_window(size: u32) -> u32 {
     (10 * size).min(14_600.max(2 * size))
 }
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_starts_with_ten_segments_doubles_in_slow_start_and_then_grows_by_one() {
+    fn the_window_starts_at_ten_segments_then_doubles_then_grows_by_one_segment() {
         for (size, first) in [(1460, 14_600), (1440, 14_400), (64, 640)] {
             assert_eq!(Recovery::new(size, 0).window(), first);
         }
@@ -271,24 +272,24 @@ mod tests {
     }
 
     #[test]
-    fn three_duplicates_mend_one_loss_and_partial_acknowledgements_the_others() {
+    fn three_duplicates_repair_one_loss_and_partial_acknowledgements_the_others() {
         let mut recovery = Recovery::new(SIZE, FIRST);
         let (una, max) = (number(1), number(10 * SIZE));
         assert!(!recovery.duplicate(una, max, 10 * SIZE));
         assert!(!recovery.duplicate(una, max, 10 * SIZE));
         assert!(recovery.duplicate(una, max, 10 * SIZE), "the third");
-        assert_eq!(recovery.window(), 8 * SIZE, "half, and what has left the network");
+        assert_eq!(recovery.window(), 8 * SIZE, "half, plus three segments that have left the network");
         assert!(!recovery.duplicate(una, max, 10 * SIZE));
         assert!(recovery.acknowledged(number(4 * SIZE), 4 * SIZE, 6 * SIZE, Duration::ZERO), "partial");
         assert!(!recovery.acknowledged(max, 6 * SIZE, 0, Duration::ZERO));
         assert_eq!(recovery.window(), 2 * SIZE);
         for _ in 0..3 {
-            assert!(!recovery.duplicate(number(3 * SIZE), max, SIZE), "older than the last loss");
+            assert!(!recovery.duplicate(number(3 * SIZE), max, SIZE), "before the last loss was repaired");
         }
     }
 
     #[test]
-    fn the_timeout_follows_the_rounds_measured_and_doubles_up_to_its_limit() {
+    fn the_timeout_follows_the_measured_rounds_and_doubles_up_to_its_limit() {
         let mut recovery = Recovery::new(SIZE, FIRST);
         assert_eq!(recovery.timeout(), RTO_MIN);
         recovery.sent(number(SIZE), Duration::ZERO, true);
@@ -300,11 +301,11 @@ mod tests {
         }
         assert_eq!(recovery.window(), SIZE);
         recovery.acknowledged(number(2 * SIZE), SIZE, 0, Duration::from_secs(100));
-        assert_eq!(recovery.timeout(), Duration::from_millis(1200), "nothing sent again is measured");
+        assert_eq!(recovery.timeout(), Duration::from_millis(1200), "retransmissions are not measured");
     }
 
     #[test]
-    fn segments_are_taken_for_too_long_later_once_one_has_arrived() {
+    fn segments_count_as_too_long_after_more_timeouts_once_one_has_arrived() {
         for (arrived, timeouts) in [(0, 2), (SIZE - 1, 2), (SIZE, 4)] {
             let mut recovery = Recovery::new(SIZE, FIRST);
             if arrived > 0 {
@@ -319,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_narrow_when_a_shorter_segment_arrives_where_longer_ones_were_lost() {
+    fn a_link_is_narrow_if_a_shorter_segment_arrives_after_longer_ones_were_lost() {
         for (name, flight, acked, narrow) in [
-            ("the shorter one", 5 * SIZE, 500, true),
-            ("the long one after all", 5 * SIZE, SIZE, false),
-            ("more than the long one", 5 * SIZE, 2 * SIZE, false),
-            ("half of what was no longer than two", 900, 500, true),
+            ("the shorter segment", 5 * SIZE, 500, true),
+            ("the long segment after all", 5 * SIZE, SIZE, false),
+            ("more than the long segment", 5 * SIZE, 2 * SIZE, false),
+            ("half of less than two short segments", 900, 500, true),
             ("all of it", 900, 900, false),
-            ("what was short before", 400, 400, false),
+            ("a segment that was already short", 400, 400, false),
         ] {
             let mut recovery = Recovery::new(SIZE, FIRST);
             recovery.too_long(500, flight);
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_takes_the_window_back_to_where_it_started() {
+    fn a_pause_resets_the_window_to_its_initial_size() {
         let mut recovery = Recovery::new(SIZE, FIRST);
         for n in 1..=20 {
             recovery.acknowledged(number(n * SIZE), SIZE, 0, Duration::ZERO);

@@ -1,8 +1,8 @@
-//! The seam between TCP and what is said over it.
+//! The interface between TCP and the protocol above it.
 //!
-//! The stack owns connections and knows no HTTP; [`Service`] and [`Exchange`] know HTTP and no packets.
-//! What is to be sent crosses the seam as immutable shared bytes: TCP keeps the reference until all of them
-//! are acknowledged, and slices it again to retransmit.
+//! The stack owns connections and does not know HTTP; [`Service`] and [`Exchange`] know HTTP and no packets. Data to
+//! send crosses this interface as immutable shared bytes: TCP keeps the reference until all of them are acknowledged,
+//! and slices it again to retransmit.
 
 use bytes::Bytes;
 use metadata_common::maps::Slot;
@@ -13,20 +13,20 @@ use std::time::Duration;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
-/// Takes complete Ethernet frames towards the guest. A frame that cannot be sent is lost, as on any wire.
+/// Sends complete Ethernet frames to the guest. A frame that cannot be sent is lost, as on any wire.
 pub trait Transmit {
     /// Sends one frame.
     fn send(&mut self, frame: &[u8]);
 }
 
-/// Requests that a service refused because their VM takes more than its share.
+/// Requests that a service refused because their VM uses more than its share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
-    /// More requests waiting than a VM may have.
+    /// Refused: the VM already has as many waiting requests as it may.
     pub held: u64,
-    /// More octets half received than are kept.
+    /// Refused: the VM's partly received requests already hold as many octets as they may.
     pub buffered: u64,
-    /// More octets computed and not read than are kept.
+    /// Refused: the VM's computed answers that are not yet read already hold as many octets as they may.
     pub computed: u64,
 }
 
@@ -34,49 +34,49 @@ pub struct Refused {
 pub trait Service {
     /// The state of one connection.
     type Exchange: Exchange;
-    /// True when the service listens on this address and port for this slot.
+    /// Whether the service listens on this address and port for this slot.
     fn listens(&self, slot: Slot, local: (IpAddr, u16)) -> bool;
-    /// True when a slot may have one more connection, as far as the service is concerned.
+    /// Whether the service allows this slot one more connection.
     fn admits(&self, _slot: Slot) -> bool {
         true
     }
-    /// What the service has refused so far.
+    /// The requests refused so far.
     fn refused(&self) -> Refused {
         Refused::default()
     }
-    /// A connection was established, and the guest has said something on it, or that it has nothing to say.
+    /// Opens an exchange for a new connection, at the guest's first data or FIN.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
-    /// All that came in together has been dealt with, which took so long.
+    /// Called after each turn with its duration; zero if the turn had no work.
     fn turned(&mut self, _turn: Duration) {}
 }
 
-/// What the stack is to do with a connection next.
+/// The next action of the stack for a connection.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Send these bytes, and ask again when there is room for more
-    /// ([`SEND_AHEAD`](super::SEND_AHEAD), [`PIECES_PER_CONNECTION`](super::PIECES_PER_CONNECTION)).
+    /// Send these bytes. The stack asks again when there is room for more ([`SEND_AHEAD`](super::SEND_AHEAD),
+    /// [`PIECES_PER_CONNECTION`](super::PIECES_PER_CONNECTION)).
     Send(Bytes),
-    /// The same, but no segment that carries any of these bytes, at first or again, leaves with an IP TTL or
-    /// hop limit above `hop_limit`. What carries none of them (SYN-ACK, pure ACKs, FIN) has the usual 64.
+    /// Like `Send`, but no segment with any of these bytes, first sent or retransmitted, has an IP TTL or hop limit
+    /// above `hop_limit`. Segments with none of them (SYN-ACK, pure ACKs, FIN) have the usual 64.
     SendWithin {
-        /// What to send.
+        /// The bytes to send.
         bytes: Bytes,
-        /// 1 to 64; smaller and larger values count as the nearest of these.
+        /// 1 to 64; values outside this range are clamped to it.
         hop_limit: u8,
     },
-    /// Nothing to send. Ask again when bytes arrive, or at the deadline (same clock as `Now::mono`).
+    /// Nothing to send. The stack asks again when bytes arrive, or at the deadline, by the clock of `Now::mono`.
     Wait {
-        /// When to call [`Exchange::next`] again at the latest.
+        /// The latest time of the next call of [`Exchange::next`].
         until: Option<Duration>,
     },
-    /// Everything has been handed over: send FIN after it and read no further.
+    /// All data is handed over: send FIN after it and read no more.
     Close,
-    /// Give the connection up: send RST.
+    /// Abort the connection with RST.
     Abort,
 }
 
 impl fmt::Debug for Step {
-    /// How much is sent, not what.
+    /// Shows the length of the data, not the data.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Send(bytes) => write!(f, "Send({} octets)", bytes.len()),
@@ -90,31 +90,32 @@ impl fmt::Debug for Step {
     }
 }
 
-/// One connection's conversation.
+/// The conversation over one connection.
 pub trait Exchange {
-    /// Takes received bytes, in order; returns how many were taken. What is not taken stays in the
-    /// receive window and is offered again after the next [`Step::Wait`].
+    /// Processes received bytes, in order; returns how many it took. The rest stays in the receive window and is
+    /// offered again after the next [`Step::Wait`].
     fn receive(&mut self, now: Now, bytes: &[u8]) -> usize;
-    /// The guest has sent FIN: no more bytes will come (half-close, the answer may still be sent).
+    /// Called when the guest has sent FIN: no more bytes arrive, but the answer may still be sent (half-close).
     fn finish(&mut self, now: Now);
-    /// What to do next; called until it answers [`Step::Wait`], [`Step::Close`] or [`Step::Abort`].
+    /// Returns the next action. The stack calls it until it returns [`Step::Wait`], [`Step::Close`] or
+    /// [`Step::Abort`].
     fn next(&mut self, now: Now) -> Step;
-    /// True when it waits for the guest alone, and would close at once, with nothing more said, if the guest
-    /// finished now. Then that may happen without it: it is dropped.
+    /// Whether the exchange waits only for the guest, and would close at once without more output if the guest sent
+    /// FIN now. If so, the connection may close and the exchange be dropped without a further call.
     fn is_idle(&self) -> bool {
         false
     }
-    /// The service is leaving: close after the answer that is being said or asked for, or soon when there is none,
-    /// and say nothing new after `until`. Called again for a drain that begins anew.
+    /// The service is stopping: close after the current answer or request, or soon if there is none, and send nothing
+    /// new after `until`. Called again if a new drain starts.
     fn drain(&mut self, _now: Now, _until: Duration) {}
-    /// The service stays after all.
+    /// The drain is cancelled: continue as before.
     fn resume(&mut self) {}
-    /// True when it holds a complete request that waits for its answer: for whoever looks.
+    /// Whether the exchange holds a complete request that waits for its answer. Used for inspection.
     fn is_waiting(&self) -> bool {
         false
     }
-    /// True, once, when this exchange has changed something that others of its slot may be waiting for.
-    /// Asked after each turn of the connection; then the slot's other connections get a turn as by
+    /// Returns true once after this exchange has changed something that other exchanges of its slot may wait for. The
+    /// stack asks after each turn of the connection. It then runs a turn for the slot's other connections, like
     /// [`Stack::wake`](super::Stack::wake).
     fn stirs(&mut self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! A received TCP segment, and the arithmetic of sequence numbers.
+//! Received TCP segments, and sequence number arithmetic.
 
 use metadata_common::cookie::{Flow, Key};
 use metadata_common::maps::Slot;
@@ -17,7 +17,7 @@ pub(super) const RST: u8 = 0x04;
 pub(super) const PSH: u8 = 0x08;
 pub(super) const ACK: u8 = 0x10;
 
-/// True when `a` comes before `b` in the sequence space (RFC 9293 §3.4).
+/// Whether `a` is before `b` in the sequence space (RFC 9293 §3.4).
 pub(super) fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
@@ -30,7 +30,7 @@ pub(super) struct Tuple {
 }
 
 impl Tuple {
-    /// What it is known by, together with the slot.
+    /// The key of this connection, with the slot included.
     pub(super) fn flow(&self, key: &Key, slot: Slot) -> Flow {
         let [a, b] = self.remote.1.to_be_bytes();
         let [c, d] = self.local.1.to_be_bytes();
@@ -51,14 +51,14 @@ fn sixteen(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// A segment a guest sent.
+/// A segment received from a guest.
 #[derive(Clone, Copy)]
 pub(super) struct Segment<'a> {
     pub(super) tuple: Tuple,
     pub(super) seq: u32,
-    /// `None` without the ACK bit.
+    /// `None` if the ACK bit is clear.
     pub(super) ack: Option<u32>,
-    /// As it stands in the header.
+    /// As in the header, not scaled.
     pub(super) window: u16,
     pub(super) flags: u8,
     pub(super) options: &'a [u8],
@@ -66,7 +66,7 @@ pub(super) struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// Reads a TCP header and what follows it, if the checksum holds.
+    /// Parses a TCP header and its payload, if the checksum is correct.
     pub(super) fn read(source: IpAddr, destination: IpAddr, tcp: &'a [u8]) -> Result<Self, Drop> {
         let (header, rest) = tcp.split_first_chunk::<HEADER>().ok_or(Drop::Malformed)?;
         let options = (usize::from(header[12] >> 4) * 4).checked_sub(HEADER).ok_or(Drop::Malformed)?;
@@ -95,12 +95,12 @@ impl<'a> Segment<'a> {
         self.flags & flag != 0
     }
 
-    /// SYN and none of ACK, RST, FIN: someone wants to talk.
+    /// Whether the segment opens a connection: SYN without ACK, RST and FIN.
     pub(super) fn opens(&self) -> bool {
         self.flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    /// Octets of the sequence space (RFC 9293 §3.4).
+    /// Octets that the segment takes in the sequence space (RFC 9293 §3.4).
     pub(super) fn length(&self) -> u32 {
         self.payload.len() as u32 + u32::from(self.has(FIN)) + u32::from(self.has(SYN))
     }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_contradicts_itself_is_none() {
+    fn a_header_that_contradicts_itself_is_refused() {
         let guest = IpAddr::from([10, 0, 0, 1]);
         let mut tcp = [0_u8; 24];
         tcp[1] = 1;
@@ -131,7 +131,7 @@ mod tests {
             [(5, 24, true), (6, 24, true), (4, 24, false), (7, 24, false), (5, 19, false)]
         {
             tcp[12] = offset << 4;
-            // A partial checksum holds whatever the rest is.
+            // A partial checksum is correct whatever the rest is.
             let sum = finish(pseudo(guest, guest, TCP, length)).map(|octet| !octet);
             tcp[16..18].copy_from_slice(&sum);
             let read = Segment::read(guest, guest, &tcp[..length]);

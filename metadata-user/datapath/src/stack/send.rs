@@ -1,4 +1,4 @@
-//! What a connection sends: segments cut from what is in line, FIN with the last of them, acknowledgements.
+//! Sends a connection's output: segments cut from the queue, FIN with the last of them, acknowledgements.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use super::seam::Transmit;
 use super::segment::{FIN, PSH, RST, before};
 use super::tcb::Tcb;
 
-/// Segments sent in one turn: all that may be under way, and one of them again.
+/// Limit of segments sent in one turn: all that may be in flight, and one retransmission.
 const SEGMENTS_PER_TURN: u32 = SEGMENTS_IN_FLIGHT + 1;
 
-/// The way out.
+/// Where a connection sends its segments.
 pub(super) struct Outlet<'a> {
     pub(super) workshop: &'a mut Workshop,
     pub(super) out: &'a mut dyn Transmit,
 }
 
 impl Tcb {
-    /// Does what the timer asks for, if it is due: from here on what was sent counts as lost.
+    /// Runs the retransmission timer if it is due. All data in flight then counts as lost.
     pub(super) fn expire(&mut self, now: Duration, outlet: &mut Outlet<'_>) {
         if self.timer.is_none_or(|timer| now < timer) {
             return;
@@ -28,8 +28,8 @@ impl Tcb {
         if self.nxt == self.una {
             self.recovery.probed();
         } else {
-            // A guest's link may be narrower than a container in it knows, and a frame too long for a tap is dropped
-            // without a word (RFC 2923 §2.1).
+            // A guest's link may be narrower than the MTU that a container in the guest uses, and a tap drops too
+            // long frames silently (RFC 2923 §2.1).
             if self.recovery.is_too_long() {
                 self.size = self.size.min(safe_segment(self.tuple.remote.0.is_ipv4()).into());
                 self.recovery.too_long(self.size, self.flight());
@@ -42,19 +42,20 @@ impl Tcb {
         }
     }
 
-    /// Sends what fits a window that is too small to send otherwise, an octet at least (RFC 9293 §3.8.6.1).
+    /// Sends a zero-window probe: as much as fits a window too small for normal sending, but at least one octet (RFC
+    /// 9293 §3.8.6.1).
     fn probe(&mut self, now: Duration, outlet: &mut Outlet<'_>) {
         let octets = self.queued().min(self.window).min(self.size);
         let header = self.count(self.nxt, octets.max(1), false, now);
         self.emit(header, octets.max(1), outlet);
         self.recovery.forget_timing();
-        // An octet beyond the window is not counted on: the guest may take it or leave it.
+        // An octet beyond the window does not advance `nxt`: the guest may drop it.
         self.nxt = self.nxt.wrapping_add(octets);
     }
 
-    /// Sends all that may be sent, acknowledges what is to be, and sets the timer. `last` is called before the
-    /// segment leaves after which all is sent: the guest may answer it before it is written. False when something is
-    /// put off because the allowance is used up.
+    /// Sends all allowed output and any due acknowledgement, and sets the timer. `last` is called before the final
+    /// segment of the current output is sent, because the guest may answer before the write returns. Returns false if
+    /// output is deferred because the allowance is used up.
     pub(super) fn output(
         &mut self,
         now: Duration,
@@ -91,7 +92,7 @@ impl Tcb {
         complete
     }
 
-    /// Octets of the next segment, and whether FIN goes with it; `None` when there is none to send now.
+    /// Octets of the next segment, and whether it carries FIN; `None` if nothing can be sent now.
     fn next_segment(&self) -> Option<(u32, bool)> {
         let end = self.outbox.end();
         if before(end, self.nxt) {
@@ -101,12 +102,13 @@ impl Tcb {
         let usable = self.window.min(self.recovery.window()).saturating_sub(self.nxt.wrapping_sub(self.una));
         let octets = unsent.min(usable).min(self.size);
         let fin = self.closing && octets == unsent;
-        // No silly windows (RFC 9293 §3.8.6.2.1); the last segment of an answer does not wait for the others.
+        // Avoids silly windows (RFC 9293 §3.8.6.2.1). The last segment of an answer does not wait for
+        // acknowledgements.
         let worth = octets == self.size || octets == unsent || octets >= self.largest / 2;
         (fin || (octets > 0 && worth)).then_some((octets, fin))
     }
 
-    /// Counts one segment as sent, for the first time or again. Returns its header.
+    /// Records a segment as sent, first or again. Returns its header.
     fn count(&mut self, seq: u32, octets: u32, fin: bool, now: Duration) -> Header<'static> {
         let data_end = seq.wrapping_add(octets);
         let next = data_end.wrapping_add(u32::from(fin));
@@ -122,7 +124,7 @@ impl Tcb {
         self.header(push | if fin { FIN } else { 0 }, seq)
     }
 
-    /// Sends a segment of so many octets.
+    /// Sends a segment with this many octets.
     fn emit(&self, header: Header<'_>, octets: u32, outlet: &mut Outlet<'_>) {
         let Self { tuple, route, outbox, .. } = self;
         outlet.workshop.spend();
@@ -131,15 +133,15 @@ impl Tcb {
         });
     }
 
-    /// Sends a segment without payload, numbered as the guest expects it: what was sent only to ask about a
-    /// closed window it may not have taken.
+    /// Sends a segment without payload, with the number that the guest expects. The guest may not have accepted the
+    /// octet of a zero-window probe.
     fn bare(&mut self, flags: u8, outlet: &mut Outlet<'_>) {
         let seq = if self.nxt == self.una { self.nxt } else { self.max };
         let header = self.header(flags, seq);
         outlet.workshop.send(outlet.out, |frame| header.emit(&self.tuple, self.route, frame));
     }
 
-    /// Gives the connection up.
+    /// Resets the connection.
     pub(super) fn reset(&mut self, outlet: &mut Outlet<'_>) {
         self.bare(RST, outlet);
     }

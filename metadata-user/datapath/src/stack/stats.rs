@@ -1,8 +1,8 @@
-//! What a stack has seen and done.
+//! Counters and gauges of a stack.
 
 use super::seam::Refused;
 
-/// Counters since the start, and gauges of the present.
+/// Counters since the start, and current gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StackStats {
     /// Frames received.
@@ -15,73 +15,74 @@ pub struct StackStats {
     pub neighbours_answered: u64,
     /// Echo requests answered.
     pub echoes_answered: u64,
-    /// Dropped: truncated, or lengths that contradict one another.
+    /// Dropped: truncated, or with contradictory lengths.
     pub dropped_malformed: u64,
-    /// Dropped: wrong checksum of an IPv4 header, a TCP segment, an echo request or a neighbour solicitation. That of a
-    /// segment or an ICMPv6 message may be partial, as checksum offload leaves it.
+    /// Dropped: wrong checksum of an IPv4 header, a TCP segment, an echo request or a neighbour solicitation. The
+    /// checksum of a segment or an ICMPv6 message may be partial, as checksum offload leaves it.
     pub dropped_checksum: u64,
-    /// Dropped: for an address not served, or from one nobody can have.
+    /// Dropped: destination not served, or source address invalid.
     pub dropped_address: u64,
     /// Dropped: IP fragments.
     pub dropped_fragment: u64,
     /// Dropped: neither ARP, neighbour solicitation, TCP nor echo request.
     pub dropped_protocol: u64,
-    /// Dropped: a slot this stack has no room for.
+    /// Dropped: the slot is out of range.
     pub dropped_slot: u64,
-    /// SYNs answered here; the kernel answers most itself.
+    /// SYNs answered by the stack; the kernel programs answer most SYNs themselves.
     pub handshakes: u64,
-    /// Connections established: first segments of a handshake we answered.
+    /// Connections established: first data segments of a handshake that this agent answered.
     pub accepted: u64,
-    /// Segments dropped that came before their connection's first, and will come again after it; or after its last,
-    /// of a connection forgotten, which nothing tells from the former until they come again and again.
+    /// Segments dropped because they arrived before their connection's first segment and are retransmitted after it,
+    /// or because their connection is forgotten. Only repeated retransmission distinguishes the two.
     pub dropped_early: u64,
-    /// Segments of connections that are forgotten, come so often that it is certain; answered with RST, and in
-    /// `unmatched` too.
+    /// Segments of forgotten connections, retransmitted often enough to be sure. They are answered with RST and also
+    /// counted in `unmatched`.
     pub forgotten: u64,
-    /// Segments for no connection of ours, answered with RST (a closed port, or a connection forgotten).
+    /// Segments of no known connection, answered with RST (a closed port, or a forgotten connection).
     pub unmatched: u64,
-    /// First segments dropped: the port has as many connections as it may.
+    /// First segments dropped: the port has reached its limit of connections.
     pub refused_port_connections: u64,
-    /// First segments dropped: the VM has as many connections as its record lets it have.
+    /// First segments dropped: the VM has reached the limit of connections in its record.
     pub refused_vm_connections: u64,
     /// First segments dropped: all connections are taken.
     pub refused_connections: u64,
     /// First segments dropped: all ports are taken and none is idle.
     pub refused_ports: u64,
-    /// First segments dropped because the service leaves: the next agent hears them again.
+    /// First segments dropped during a drain: the next agent receives the retransmission.
     pub refused_leaving: u64,
-    /// Idle ports that made room for another.
+    /// Idle ports replaced by another port.
     pub ports_evicted: u64,
-    /// Idle connections reset to make room for another guest's, when all were taken.
+    /// Idle connections reset to make room for another guest's, because all were taken.
     pub connections_evicted: u64,
-    /// Connections of a greedy slot, not idle but slow, reset to make room for another's.
+    /// Slow but not idle connections of a slot above its share, reset to make room for another slot's.
     pub connections_displaced: u64,
-    /// What the service refused.
+    /// Requests that the service refused.
     pub refused: Refused,
-    /// Connections replaced by a new one from the same address and port.
+    /// Connections replaced by a new one with the same address and port.
     pub superseded: u64,
-    /// Connections reset because the guest acknowledged nothing, or never closed its side.
+    /// Connections reset because the guest acknowledged nothing, or never sent FIN.
     pub stalled: u64,
-    /// Connections cut off because a drain took too long for them.
+    /// Connections reset because they did not end within the drain's limit.
     pub cut_short: u64,
-    /// Segments for no connection of ours that were not reset: another agent's guests were being handed over.
+    /// Segments of no known connection that were not reset, because they may belong to another agent during a
+    /// handover.
     pub spared: u64,
-    /// Turns given to waiting connections because something of their slot changed.
+    /// Turns run for waiting connections after a change of their slot.
     pub woken: u64,
-    /// Connections given up by the service.
+    /// Connections that the service aborted.
     pub aborted: u64,
-    /// Four-tuples in TIME-WAIT taken into use again.
+    /// Four-tuples reused out of TIME-WAIT.
     pub time_wait_reused: u64,
-    /// Faults of ours, each of which cost one slot its connections: please report them.
+    /// Panics in the stack; each cost one slot its connections. Please report them.
     pub faults: u64,
-    /// Gauge: ports held.
+    /// Gauge: ports in use.
     pub ports: u64,
-    /// Gauge: connections held.
+    /// Gauge: open connections.
     pub connections: u64,
 }
 
 impl StackStats {
-    /// The counters, by name.
+    /// All counters with their names.
     #[must_use]
     pub fn counters(&self) -> [(&'static str, u64); 35] {
         [
@@ -123,18 +124,18 @@ impl StackStats {
         ]
     }
 
-    /// The gauges, by name.
+    /// All gauges with their names.
     #[must_use]
     pub fn gauges(&self) -> [(&'static str, u64); 2] {
         [("ports", self.ports), ("connections", self.connections)]
     }
 }
 
-/// What is held for one slot.
+/// What the stack holds for one slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotStats {
-    /// Connections.
+    /// Open connections.
     pub connections: u64,
-    /// Of these, how many have a complete request that waits for its answer.
+    /// Connections with a complete request that waits for its answer.
     pub waiting: u64,
 }

@@ -1,4 +1,4 @@
-//! Connections of all ports, and those that closed lately: found by flow, bounded, and in one place each.
+//! Connections of all ports and recently closed flows: found by flow, bounded, each stored once.
 
 use metadata_common::cookie::Flow;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use super::connection::Conn;
 use super::timewait::TimeWait;
 
-/// Flows are hashes already, under a key guests do not know.
+/// A hasher that returns its input: flows are already hashes, with a key that guests do not know.
 #[derive(Default)]
 pub(super) struct AsIs(u64);
 
@@ -27,11 +27,11 @@ impl Hasher for AsIs {
     }
 }
 
-/// Found by flow.
+/// A map by flow number.
 type ByFlow<T> = HashMap<u64, T, BuildHasherDefault<AsIs>>;
 
-/// Connections by number and by flow, and what has closed by flow. The two are apart because every frame asks
-/// for a connection: what it looks at first stays in the cache.
+/// Connections by number and by flow, and recently closed flows. They are stored separately because every frame looks
+/// up a connection, so that this index stays in the cache.
 pub(super) struct Table<E> {
     conns: Vec<Option<Conn<E>>>,
     free: Vec<u32>,
@@ -41,8 +41,8 @@ pub(super) struct Table<E> {
 }
 
 impl<E> Table<E> {
-    /// A table for so many connections, and so many that closed lately. All of it is reserved at once, so that
-    /// nothing is moved later; memory is used as far as it is filled.
+    /// Creates a table for `conns` connections and `waits` recently closed flows. All of it is reserved at once, so
+    /// that nothing moves later. Memory is used only as far as it is filled.
     pub(super) fn new(conns: usize, waits: usize) -> Self {
         Self {
             conns: Vec::with_capacity(conns),
@@ -61,12 +61,12 @@ impl<E> Table<E> {
         self.held() >= self.limits.0
     }
 
-    /// How many numbers have been given out, in use or not.
+    /// How many connection numbers have ever been assigned, in use or not.
     pub(super) fn span(&self) -> u32 {
         self.conns.len() as u32
     }
 
-    /// The number of the connection of a flow.
+    /// The connection number of a flow.
     pub(super) fn find(&self, flow: u64) -> Option<u32> {
         self.numbers.get(&flow).copied()
     }
@@ -79,7 +79,7 @@ impl<E> Table<E> {
         self.conns.get_mut(at as usize)?.as_mut()
     }
 
-    /// Takes in a connection of a flow that has none; there is room. Returns its number.
+    /// Adds a connection of a flow that has none; returns its number. The caller has checked that there is room.
     pub(super) fn insert(&mut self, conn: Conn<E>) -> u32 {
         let flow = conn.flow.number();
         let at = match self.free.pop() {
@@ -96,7 +96,7 @@ impl<E> Table<E> {
         at
     }
 
-    /// Lets a connection go.
+    /// Removes a connection.
     pub(super) fn remove(&mut self, at: u32) -> Option<Conn<E>> {
         let conn = self.conns.get_mut(at as usize)?.take()?;
         self.free.push(at);
@@ -104,17 +104,17 @@ impl<E> Table<E> {
         Some(conn)
     }
 
-    /// How many flows that closed are remembered.
+    /// The number of closed flows remembered.
     pub(super) fn waits(&self) -> usize {
         self.waits.len()
     }
 
-    /// The flows that closed and are remembered.
+    /// The closed flows remembered.
     pub(super) fn waiting(&self) -> impl Iterator<Item = u64> {
         self.waits.keys().copied()
     }
 
-    /// Remembers a flow that closed, unless too many are remembered. True when it is.
+    /// Remembers a closed flow if there is room; returns whether there was.
     pub(super) fn remember(&mut self, flow: Flow, wait: TimeWait) -> bool {
         let has_room = self.waits.len() < self.limits.1;
         if has_room {
@@ -123,17 +123,17 @@ impl<E> Table<E> {
         has_room
     }
 
-    /// What is remembered of a flow that closed.
+    /// The entry of a closed flow.
     pub(super) fn wait(&self, flow: u64) -> Option<TimeWait> {
         self.waits.get(&flow).copied()
     }
 
-    /// The same, to change it.
+    /// The entry of a closed flow, for changes.
     pub(super) fn wait_mut(&mut self, flow: Flow) -> Option<&mut TimeWait> {
         self.waits.get_mut(&flow.number())
     }
 
-    /// Forgets a flow that closed. True when it was remembered.
+    /// Forgets a closed flow; returns whether it was remembered.
     pub(super) fn forget(&mut self, flow: u64) -> bool {
         self.waits.remove(&flow).is_some()
     }

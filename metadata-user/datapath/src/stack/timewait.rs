@@ -1,20 +1,21 @@
-//! What is left of a connection that is over: four numbers, and not a word of the exchange.
+//! A connection in TIME-WAIT: four numbers and no exchange.
 //!
-//! RFC 9293 §3.6.1, §3.10.7.4: whoever closed first answers a repeated FIN until the other side must have
-//! heard. Here whoever closed last does the same, because nothing else tells an echo of a connection's first
-//! segment from a new connection: its number is proof enough of a handshake. A SYN for the four-tuple
-//! starts anew at once (Scaleway's client always comes from port 1).
+//! RFC 9293 §3.6.1, §3.10.7.4: the side that closed first answers a retransmitted FIN until the other side must have
+//! received the acknowledgement. Here the side that closed last does the same. Only the remembered numbers
+//! distinguish a retransmission of a connection's first segment from a new connection, since its number is sufficient
+//! proof of a handshake. A SYN for the four-tuple starts a new connection at once (Scaleway's client always uses
+//! source port 1).
 
 use std::time::Duration;
 
 use super::segment::{Segment, before};
 
-/// How long the first segment of a connection that is over may still be an echo: its guest has heard the answer, and
-/// is a frame away. After that it is of a guest that comes with the same numbers again, as simple ones do, and
-/// whose SYN the kernel has answered.
+/// How long the first segment of a closed connection may still be a retransmission: its guest has received the
+/// answer, and is one frame away. Later the segment comes from a guest that uses the same numbers again, as simple
+/// stacks do, and whose SYN the kernel has answered.
 const ECHO: Duration = Duration::from_secs(1);
 
-/// The numbers of a connection that is over.
+/// The sequence numbers of a closed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Numbers {
     /// Our next sequence number, and the guest's.
@@ -24,8 +25,8 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// True for a segment whose numbers the connection has used. The mark of a first segment has 16 bits, so any of them
-    /// can agree with it by chance, and is a repetition all the same.
+    /// Whether the connection has used the segment's numbers. The mark of a first segment has only 16 bits, so any
+    /// segment may match it by chance and still be a retransmission.
     pub(super) fn cover(&self, segment: &Segment<'_>) -> bool {
         let is_between = |number, initial, next| !before(next, number) && before(initial, number);
         let is_acknowledged = |ack| is_between(ack, self.initial.1, self.next.0);
@@ -38,13 +39,13 @@ impl Numbers {
 pub(super) struct TimeWait {
     pub(super) until: Duration,
     pub(super) numbers: Numbers,
-    /// A SYN has come since, so that even a first segment with the old numbers is a new one.
+    /// A SYN has arrived since, so a first segment with the old numbers belongs to a new connection.
     pub(super) reopened: bool,
 }
 
 impl TimeWait {
-    /// True when the first segment of the connection, come again, begins a new one: a SYN has come since, or the
-    /// guest's last FIN is so long ago that this is no echo. The four-tuple is remembered for `kept` after that FIN.
+    /// Whether a repeated first segment starts a new connection: a SYN has arrived since, or the guest's last FIN is
+    /// too long ago for a retransmission. `kept` is the time in TIME-WAIT after that FIN.
     pub(super) fn gives_way(&self, now: Duration, kept: Duration) -> bool {
         self.reopened || self.until.saturating_sub(kept) + ECHO <= now
     }
@@ -57,7 +58,7 @@ mod tests {
     use std::net::IpAddr;
 
     #[test]
-    fn a_connections_own_numbers_are_told_from_others_also_where_they_wrap() {
+    fn a_connections_numbers_differ_from_others_even_where_they_wrap() {
         let tuple =
             Tuple { remote: (IpAddr::from([10, 0, 0, 1]), 1), local: (IpAddr::from([10, 0, 0, 2]), 80) };
         for (theirs, ours) in [(1_000, 5_000), (u32::MAX - 50, u32::MAX - 50), (u32::MAX, u32::MAX)] {
@@ -65,14 +66,14 @@ mod tests {
                 Numbers { initial: (theirs, ours), next: (ours.wrapping_add(300), theirs.wrapping_add(100)) };
             let cases = [
                 ("the first segment", 1, Some(1), true),
-                ("one in the middle", 60, Some(200), true),
-                ("the last", 100, Some(300), true),
+                ("a middle segment", 60, Some(200), true),
+                ("the last segment", 100, Some(300), true),
                 ("the SYN", 0, Some(1), false),
-                ("one ahead", 101, Some(300), false),
-                ("an acknowledgement of what was not sent", 60, Some(301), false),
-                ("an acknowledgement from before", 60, Some(0), false),
+                ("a segment beyond the last", 101, Some(300), false),
+                ("an acknowledgement of unsent data", 60, Some(301), false),
+                ("an acknowledgement of an earlier number", 60, Some(0), false),
                 ("no acknowledgement", 60, None, false),
-                ("another handshake's", 1, Some(1 << 23 | 1), false),
+                ("a segment of another handshake", 1, Some(1 << 23 | 1), false),
             ];
             for (name, seq, ack, covered) in cases {
                 let (seq, ack) = (theirs.wrapping_add(seq), ack.map(|ack| ours.wrapping_add(ack)));

@@ -1,4 +1,4 @@
-//! Who gets a turn when, and what becomes of connections and ports after it.
+//! Schedules turns, and removes connections and ports after them.
 
 use metadata_common::cookie::Flow;
 use metadata_common::maps::Slot;
@@ -14,28 +14,29 @@ use super::send::Outlet;
 use super::timewait::{Numbers, TimeWait};
 use metadata_base::time::Now;
 
-/// Times all waiting connections of a port get a turn because one of them stirred: once to see what it
-/// changed, and once more to see what they changed in turn. A stir after that is due [`STIR_AGAIN`] later, so
-/// that none is missed and none goes on for ever at once.
+/// Limit of rounds of turns for all waiting connections of a port after one of them stirred: the first shows them
+/// what it changed, the second what they changed in turn. A further stir is due [`STIR_AGAIN`] later, so that none is
+/// missed and every loop ends.
 const STIR_ROUNDS: usize = 2;
 
-/// See [`STIR_ROUNDS`].
+/// Delay of a further stir, see [`STIR_ROUNDS`].
 const STIR_AGAIN: Duration = Duration::from_millis(1);
 
-/// Timers that are heard in one step at most: what may delay frames. The next step hears the rest.
+/// Limit of timers run in one step. It bounds the delay of frames; the next step runs the rest.
 const TIMERS_PER_STEP: usize = 64;
 
-/// Connections probed, of all there are, when none is free or idle: the kernel may have closed some unseen.
+/// How many connections to probe when the table is full and none is idle; the kernel may have closed some unseen.
 const SWEEP: u32 = 32;
 
-/// Connections of its slot probed when one begins. Most guests open one after the other, and the kernel has closed the
-/// last one unseen: found now, it leaves the table, and its place to the kernel, 200 ms earlier than by its timer.
+/// How many connections of a slot to probe when it opens another. Most guests open one after the other, and the
+/// kernel has closed the last one unseen. The probe frees it 200 ms before its timer would, and releases its ledger
+/// entry.
 const PROBED: usize = 4;
 
 impl<S: Service, L: Ledger> Stack<S, L> {
-    /// Does what time demands: retransmissions, timeouts, held requests, freeing of idle ports.
+    /// Runs what is due: retransmissions, timeouts, held requests, freeing of idle ports.
     ///
-    /// Returns when to call again at the latest, by the clock of [`Now::mono`]; `None` when nothing waits.
+    /// Returns the latest time of the next call, by the clock of [`Now::mono`]; `None` if nothing is scheduled.
     pub fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration> {
         for _ in 0..TIMERS_PER_STEP {
             let Some(timer) = self.wheel.pop(now.mono) else { break };
@@ -54,24 +55,25 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.wheel.next()
     }
 
-    /// Lets so many segments of answers be sent before the rest is put off: whoever calls this has to give the slots
-    /// that are [`owing`](Self::owing) their turns by [`go_on`](Self::go_on). Without it all is sent at once.
+    /// Allows this many answer segments before output is deferred. The caller must then run [`go_on`](Self::go_on)
+    /// for the slots that [`owing`](Self::owing) returns. Without a call of `allow` all output is sent at once.
     pub fn allow(&mut self, segments: u32) {
         self.workshop.allow(segments);
     }
 
-    /// A slot of which output is put off; named once until [`go_on`](Self::go_on) has returned false for it.
+    /// Returns a slot with deferred output. A slot is returned once, until [`go_on`](Self::go_on) returns false for
+    /// it.
     pub fn owing(&mut self) -> Option<Slot> {
         self.owing.pop_front()
     }
 
-    /// True while output of a slot is put off.
+    /// Whether a slot has deferred output.
     #[must_use]
     pub fn owes(&self, slot: Slot) -> bool {
         self.ports.get(slot).is_some_and(|port| port.owes)
     }
 
-    /// Sends what was put off of a slot, as far as is allowed, its connections in turn. True while there is more.
+    /// Sends a slot's deferred output as far as allowed, its connections in turn. Returns true while there is more.
     pub fn go_on(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) -> bool {
         let sent = catch_unwind(AssertUnwindSafe(|| {
             while self.workshop.may_send()
@@ -93,7 +95,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     fn step_connection(&mut self, now: Now, at: u32, out: &mut dyn Transmit) {
         match self.table.get(at).and_then(|conn| conn.deadline) {
             Some(deadline) if deadline <= now.mono => self.turn_and_stir(now, at, Cause::Timer, out),
-            // It has been put off since.
+            // The deadline has moved since the timer was set.
             Some(deadline) => self.wheel.set(at, deadline),
             None => {}
         }
@@ -123,7 +125,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Gives a connection a turn, and then those that wait for what it changed.
+    /// Runs a turn for a connection, then for those that wait for what it changed.
     pub(super) fn turn_and_stir(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) {
         let Some(slot) = self.table.get(at).map(|conn| conn.slot) else { return };
         if self.turn(now, at, cause, out) {
@@ -131,7 +133,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Gives a connection a turn, and buries it when it is over. True when it stirred.
+    /// Runs a turn for a connection and removes it if it has ended. Returns true if its exchange stirred.
     fn turn(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) -> bool {
         let fits = matches!(cause, Cause::Timer).then(|| self.fits(now.mono, at)).flatten();
         let Self { config, ledger, workshop, table, ports, wheel, stats, draining, .. } = self;
@@ -164,20 +166,20 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         turn.stirred
     }
 
-    /// Octets of payload that segments of a connection have at most now: its device's MTU may have changed.
+    /// The current limit of payload octets per segment of a connection. Its device's MTU may have changed.
     fn fits(&self, now: Duration, at: u32) -> Option<u16> {
         let conn = self.table.get(at)?;
         Some(self.largest_segment(now, conn.slot, conn.tcb.tuple.remote.0.is_ipv4()))
     }
 
-    /// Gives every connection of a slot that waits a turn, and again while they stir one another, up to a
-    /// limit.
+    /// Runs a turn for each waiting connection of a slot, and repeats while they stir one another, up to
+    /// [`STIR_ROUNDS`].
     pub(super) fn stir(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
         let Some(port) = self.ports.get_mut(slot) else { return };
         port.stir_at = None;
         for _ in 0..STIR_ROUNDS {
             let mut stirred = false;
-            // Backwards, because a connection that is buried is replaced by the last one.
+            // Backwards, because the last connection takes the place of a removed one.
             let count = self.ports.get(slot).map_or(0, |port| port.conns.len());
             for place in (0..count).rev() {
                 let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
@@ -195,7 +197,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Drops a connection without a word.
+    /// Removes a connection without sending anything.
     pub(super) fn bury(&mut self, now: Duration, at: u32) {
         let Some(conn) = self.table.remove(at) else { return };
         self.wheel.clear(at);
@@ -213,7 +215,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Drops a connection both sides have closed, and remembers its numbers.
+    /// Removes a connection that both sides have closed, and remembers its numbers in TIME-WAIT.
     fn close(&mut self, now: Duration, at: u32, numbers: Numbers) {
         let Some((flow, slot)) = self.table.get(at).map(|conn| (conn.flow, conn.slot)) else { return };
         self.bury(now, at);
@@ -233,7 +235,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Forgets one four-tuple in TIME-WAIT, if it is remembered.
+    /// Forgets a four-tuple in TIME-WAIT, if it is remembered.
     pub(super) fn forget_wait(&mut self, slot: Slot, flow: Flow) {
         if self.table.forget(flow.number())
             && let Some(port) = self.ports.get_mut(slot)
@@ -252,7 +254,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Forgets a slot: its connections end without a word, since nobody is there to hear it.
+    /// Drops all state of a slot. Nothing is sent, because the guest is gone.
     pub fn forget(&mut self, slot: Slot) {
         let Some(port) = self.ports.remove(slot) else { return };
         for at in port.conns {
@@ -269,7 +271,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.wheel.clear(self.port_timer(slot));
     }
 
-    /// Notes whether a connection is idle after what has happened to it.
+    /// Updates the rankings after a change of a connection.
     fn rate(&mut self, at: u32) {
         let Some(conn) = self.table.get_mut(at) else { return };
         let rating = conn.rating();
@@ -294,7 +296,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Takes back what was noted of a connection.
+    /// Removes a connection from the rankings.
     fn unrate(&mut self, slot: Slot, at: u32, rated: Rating) {
         if rated.idle {
             self.idlers.remove(slot as usize, at);
@@ -306,7 +308,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// True when a slot may have one more connection; what has ended without our hearing makes room, then what is idle.
+    /// Whether a slot may have one more connection. Connections that have ended unseen make room first, then idle
+    /// ones.
     pub(super) fn has_room(&mut self, now: Duration, slot: Slot, out: &mut dyn Transmit) -> bool {
         if !self.ports.has_room(slot) && !self.evict_port(now, out) {
             self.stats.refused_ports += 1;
@@ -329,7 +332,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         true
     }
 
-    /// Frees some connections of a slot that the kernel has closed.
+    /// Probes some connections of a slot and frees those the kernel has closed.
     fn reap_some(&mut self, now: Duration, slot: Slot) {
         let count = self.held.count(slot);
         for place in (count.saturating_sub(PROBED)..count).rev() {
@@ -338,7 +341,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// True when a slot has room by its own limit, at last at the cost of its own longest idle connection.
+    /// Whether a slot is within its own limit, if necessary after its longest idle connection is reset.
     fn makes_room_for_itself(
         &mut self,
         now: Duration,
@@ -358,8 +361,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         idle.is_some() && has_room(self)
     }
 
-    /// Frees a connection for a slot when all are taken: an idle one of the slot that has most of these, the longest
-    /// idle first; else one of the slot that has most, unless that is its share or no more than the other would have.
+    /// Frees a connection for a slot when all are taken. It takes an idle one of the slot with the most idle
+    /// connections, the longest idle first. Otherwise it takes one of the slot with the most connections, if that
+    /// slot is above its share and would still have more than the other.
     fn makes_room(&mut self, now: Duration, slot: Slot, out: &mut dyn Transmit) -> bool {
         let idle = self.idle.top().and_then(|slot| self.idlers.front(slot as usize));
         if let Some(at) = idle {
@@ -374,7 +378,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             return true;
         }
         let (mine, share) = (self.held.count(slot), self.config.share);
-        // One more than it has itself is not taken from another: two would take turns at it.
+        // The top slot must hold at least two more than this slot; otherwise both would take the same connection from
+        // each other in turn.
         let top = self.held.top().filter(|top| self.held.count(*top) > share.max(mine + 1));
         let Some(top) = top else { return false };
         self.reap_all(now, top);
@@ -390,8 +395,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// The connection of a slot that can be spared first: requests that wait for us come last, and of others the one
-    /// whose guest's time is over first. Also whether it is such a request.
+    /// The first connection of a slot to give up: connections with a request that waits for our answer come last,
+    /// others by their deadline. Also returns whether it holds such a request.
     fn slowest(&self, slot: Slot) -> Option<(bool, u32)> {
         let conns = self.ports.get(slot)?.conns.iter();
         let rated = conns.filter_map(|at| {
@@ -401,16 +406,16 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         rated.min().map(|(waits, .., at)| (waits, at))
     }
 
-    /// Frees what the kernel has heard the end of among a slot's connections.
+    /// Frees the connections of a slot that the kernel has seen end.
     fn reap_all(&mut self, now: Duration, slot: Slot) {
-        // Backwards, because a connection that is buried is replaced by the last one.
+        // Backwards, because the last connection takes the place of a removed one.
         for place in (0..self.held.count(slot)).rev() {
             let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
             at.into_iter().for_each(|at| self.reap(now, at));
         }
     }
 
-    /// Frees a connection if the kernel has heard the end of it.
+    /// Frees a connection if the kernel has seen its end.
     fn reap(&mut self, now: Duration, at: u32) {
         let Self { table, ledger, .. } = self;
         let Some(conn) = table.get_mut(at).filter(|conn| conn.may_be_over()) else { return };
@@ -420,7 +425,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Ends a connection: by a reset, so that its guest knows, unless the kernel has heard the end of it.
+    /// Ends a connection with a reset, so that its guest notices, unless the kernel has already seen its end.
     fn evict_connection(&mut self, now: Duration, at: u32, out: &mut dyn Transmit) {
         self.reap(now, at);
         let Some(conn) = self.table.get_mut(at) else { return };
@@ -431,7 +436,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.stats.connections_displaced += u64::from(!idle);
     }
 
-    /// Takes in the last that the kernel has heard of a connection, which nobody will be able to read again.
+    /// Applies the last state of a displaced ledger entry, which cannot be read again.
     fn displaced(&mut self, now: Duration, Displaced { flow, heard }: Displaced) {
         let Some(at) = self.table.find(flow) else { return };
         match self.table.get_mut(at).and_then(|conn| conn.heard(heard, now)) {

@@ -1,8 +1,8 @@
-//! Timers: a hierarchical wheel (Varghese and Lauck 1987, scheme 7) of milliseconds.
+//! Timers: a hierarchical wheel (Varghese and Lauck 1987, scheme 7) with a tick of one millisecond.
 //!
-//! Five levels of 64 slots each; a slot of one level is a turn of the level below. Setting and removing a
-//! timer is a handful of writes whatever their number, and looking for the next one a look at five words.
-//! There is a fixed number of timers, known by number, and each is in one place at most.
+//! There are five levels of 64 wheel slots. One slot of a level spans a full turn of the level below. Setting or
+//! removing a timer takes a few writes, whatever their number; finding the next timer reads five words. The number of
+//! timers is fixed, each has a number, and each is in at most one place.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ const LEVELS: usize = 5;
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 const HEADS: u32 = (LEVELS * SLOTS) as u32;
-/// Ticks beyond which a timer is put as far off as the wheel reaches, twelve days, and looked at again then:
-/// a turn of the last level, less the slot we are in and the one before it.
+/// The wheel's range in ticks, twelve days: a turn of the last level, less the current slot and the one before it. A
+/// timer beyond it is set to the end of the range and set again there.
 const REACH: u64 = (SLOTS as u64 - 2) << ((LEVELS as u32 - 1) * BITS);
 
-/// A link of a ring; the first [`HEADS`] nodes are the slots, which hold no timer.
+/// A link of a ring. The first [`HEADS`] nodes are the slots, which hold no timer.
 #[derive(Clone, Copy)]
 struct Node {
     at: u64,
@@ -22,8 +22,8 @@ struct Node {
     next: u32,
 }
 
-/// Nodes by number, each linked to itself until it is linked to others. Both links are kept as their difference from
-/// their own node, so that all is zero at first: the system provides only memory that has been touched.
+/// Nodes by number; a node is linked to itself until it is linked to others. Both links are stored XORed with their
+/// own node, so that a new node is all zero. The kernel then provides memory only for touched pages.
 struct Nodes(Vec<[u64; 2]>);
 
 impl Nodes {
@@ -49,34 +49,34 @@ impl Nodes {
     }
 }
 
-/// Timers by number.
+/// A set of numbered timers.
 pub(super) struct Wheel {
     nodes: Nodes,
-    /// Which slots of each level hold timers.
+    /// The slots of each level that hold timers, one bit each.
     occupied: [u64; LEVELS],
-    /// Tick up to which all has been handed out.
+    /// All timers up to this tick have been returned.
     elapsed: u64,
 }
 
-/// The first whole millisecond that is not before `at`.
+/// The first whole millisecond at or after `at`.
 fn tick(at: Duration) -> u64 {
     let part = u64::from(at.subsec_nanos().div_ceil(1_000_000));
     at.as_secs().saturating_mul(1_000).saturating_add(part)
 }
 
-/// The last whole millisecond that is not after `now`.
+/// The last whole millisecond at or before `now`.
 fn ticks_gone(now: Duration) -> u64 {
     now.as_secs().saturating_mul(1_000).saturating_add(u64::from(now.subsec_millis()))
 }
 
 impl Wheel {
-    /// A wheel for the timers 0 to `timers - 1`, none of which is set.
+    /// Creates a wheel with the timers 0 to `timers - 1`, none of them set.
     pub(super) fn new(timers: usize) -> Self {
         Self { nodes: Nodes::new(HEADS + timers as u32), occupied: [0; LEVELS], elapsed: 0 }
     }
 
-    /// Sets a timer to the first millisecond that is not before `at`. One that is set to an earlier moment
-    /// stays there: it costs less to look at it in vain then than to move it each time.
+    /// Sets a timer to the first millisecond at or after `at`. A timer with an earlier time stays there, because one
+    /// early wake-up costs less than moving the timer on each call.
     pub(super) fn set(&mut self, timer: u32, at: Duration) {
         let (node, at) = (timer + HEADS, tick(at));
         let set = self.nodes.get(node);
@@ -87,12 +87,12 @@ impl Wheel {
         self.link(node, at);
     }
 
-    /// Removes a timer, if it is set.
+    /// Clears a timer, if it is set.
     pub(super) fn clear(&mut self, timer: u32) {
         self.unlink(timer + HEADS);
     }
 
-    /// Hands out a timer that is due and removes it; `None` when none is.
+    /// Removes and returns a due timer; `None` if no timer is due.
     pub(super) fn pop(&mut self, now: Duration) -> Option<u32> {
         let now = ticks_gone(now);
         while let Some((level, slot, start)) = self.first().filter(|(.., start)| *start <= now) {
@@ -103,8 +103,8 @@ impl Wheel {
                 self.unlink(node);
                 return Some(node - HEADS);
             }
-            // All of a slot comes down at once, or what is left in it would be behind its time. Each timer does
-            // so once a level.
+            // The whole slot moves down at once, since a timer left behind would be late. Each timer moves once per
+            // level.
             while self.nodes.get(head).next != head {
                 let node = self.nodes.get(head).next;
                 self.unlink(node);
@@ -115,15 +115,14 @@ impl Wheel {
         None
     }
 
-    /// When to look again at the latest: never later than the next timer, and at most one time per level
-    /// earlier.
+    /// The latest time of the next call: never after the next timer, and earlier at most once per level.
     pub(super) fn next(&self) -> Option<Duration> {
         self.first().map(|(.., start)| Duration::from_millis(start))
     }
 
-    /// The earliest slot with timers: its level, number, and first tick.
+    /// The earliest slot with timers: level, number, and first tick.
     fn first(&self) -> Option<(usize, usize, u64)> {
-        // A slot of a lower level is always before those of a higher one.
+        // A slot of a lower level is always earlier than those of a higher level.
         (0..LEVELS).find(|level| self.occupied[*level] != 0).map(|level| {
             let shift = level as u32 * BITS;
             let here = self.elapsed >> shift & (SLOTS as u64 - 1);
@@ -135,7 +134,7 @@ impl Wheel {
 
     fn link(&mut self, node: u32, at: u64) {
         let when = at.clamp(self.elapsed, self.elapsed.saturating_add(REACH));
-        // The level is that of the highest digit in which it differs from now.
+        // The level is that of the highest digit in which `when` differs from the current tick.
         let differs = (self.elapsed ^ when) | (SLOTS as u64 - 1);
         let level = ((u64::BITS - 1 - differs.leading_zeros()) / BITS).min(LEVELS as u32 - 1);
         let slot = (when >> (level * BITS)) as usize % SLOTS;
@@ -152,7 +151,7 @@ impl Wheel {
         self.nodes.set_next(previous, next);
         self.nodes.set_previous(next, previous);
         self.nodes.set(node, Node { at, previous: node, next: node });
-        // Alone in its slot: only then are both neighbours the slot itself.
+        // The node is alone in its slot only if both neighbours are the slot itself.
         if previous == next && previous < HEADS {
             self.occupied[previous as usize / SLOTS] &= !(1 << (previous as usize % SLOTS));
         }
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn every_timer_is_handed_out_in_its_millisecond_and_none_before() {
+    fn every_timer_is_returned_in_its_millisecond_and_none_earlier() {
         let mut state = 0x9e37_79b9_u64;
         for reach in [10_u64, 100, 5_000, 300_000, 20_000_000, 1 << 31, 1 << 40] {
             let mut wheel = Wheel::new(TIMERS as usize);
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_timer_wakes_once_per_level_at_most() {
+    fn waiting_for_a_timer_wakes_at_most_once_per_level() {
         for at in [1, 70, 5_000, 600_000, 80_000_000].map(Duration::from_millis) {
             let mut wheel = Wheel::new(1);
             let mut now = Duration::from_millis(12_345);
@@ -213,7 +212,7 @@ mod tests {
             assert_eq!(wheel.pop(now), None);
             wheel.set(0, now + at);
             while let Some(next) = wheel.next() {
-                assert!(next > now, "time goes on");
+                assert!(next > now, "the next time is later");
                 now = next;
                 wakes += 1;
                 if wheel.pop(now).is_some() {
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_millisecond_count_as_a_whole_one() {
+    fn part_of_a_millisecond_counts_as_a_whole_one() {
         for part in [1, 999, 1_000, 999_999].map(Duration::from_nanos) {
             let mut wheel = Wheel::new(1);
             let at = Duration::from_millis(1) + part;

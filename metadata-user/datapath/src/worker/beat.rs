@@ -1,52 +1,52 @@
-//! The sign of life a worker gives.
+//! The heartbeat of a worker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A worker that has been silent for longer is stuck: it publishes at least every [`super::MAX_SLEEP`].
+/// A worker whose last heartbeat is older is stuck: it publishes at least every [`super::MAX_SLEEP`].
 pub const SILENCE: Duration = Duration::from_secs(5);
 
-/// In place of a time: the worker's thread is over.
+/// Stored in place of a time once the worker's thread has ended.
 const ENDED: u64 = u64::MAX;
 
-/// When a worker gave a sign of life last. Reading it waits for nobody and takes nothing from the worker.
+/// The time of a worker's last heartbeat. Reading it neither blocks nor delays the worker.
 #[derive(Clone, Debug)]
 pub struct Heartbeat(Arc<Beat>);
 
 #[derive(Debug)]
 struct Beat {
     start: Instant,
-    /// Milliseconds from the start.
+    /// Milliseconds since `start`.
     at: AtomicU64,
 }
 
-/// What is wrong with a worker.
+/// Why a worker fails the liveness check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Silence {
-    /// Its thread is over.
+    /// The worker's thread has ended.
     #[error("has ended")]
     Ended,
-    /// Its thread does not come round.
+    /// The worker's thread has not completed a turn for this long.
     #[error("has been silent for {0:.1?}, {SILENCE:?} at most is normal")]
     Stuck(Duration),
 }
 
 impl Default for Heartbeat {
-    /// Of a worker that starts now.
+    /// The heartbeat of a worker that starts now.
     fn default() -> Self {
         Self(Arc::new(Beat { start: Instant::now(), at: AtomicU64::new(0) }))
     }
 }
 
 impl Heartbeat {
-    /// The worker is alive at `mono` after its start.
+    /// Records that the worker is alive at `mono` after its start.
     pub(super) fn beat(&self, mono: Duration) {
-        // Relaxed: the time carries nothing but itself.
+        // Relaxed: the time carries no other data.
         self.0.at.store(millis(mono), Ordering::Relaxed);
     }
 
-    /// The worker's thread is over.
+    /// Records that the worker's thread has ended.
     pub fn end(&self) {
         self.0.at.store(ENDED, Ordering::Relaxed);
     }
@@ -56,17 +56,17 @@ impl Heartbeat {
         self.0.start
     }
 
-    /// How long ago the last sign was; `None` when the thread is over.
+    /// The age of the last heartbeat; `None` if the thread has ended.
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let at = self.0.at.load(Ordering::Relaxed);
         (at != ENDED).then(|| self.0.start.elapsed().saturating_sub(Duration::from_millis(at)))
     }
 
-    /// What is wrong, if anything is.
+    /// Checks that the worker is alive.
     ///
     /// # Errors
-    /// The worker has ended, or not been heard of for longer than [`SILENCE`].
+    /// The worker has ended, or its last heartbeat is older than [`SILENCE`].
     pub fn check(&self) -> Result<(), Silence> {
         match self.age() {
             None => Err(Silence::Ended),
@@ -80,7 +80,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(ENDED - 1)
 }
 
-/// Says that the thread is over, however it ends.
+/// Records on drop that the thread has ended, whatever the reason.
 pub(super) struct LastBeat(pub(super) Heartbeat);
 
 impl Drop for LastBeat {

@@ -1,4 +1,4 @@
-//! The stack as a worker's engine.
+//! Implements the worker's engine with the stack.
 
 use std::time::Duration;
 
@@ -17,8 +17,9 @@ where
     type Stats = StackStats;
 
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
-        // What waits to be sent is sent in the slot's visits. Were more sent for each acknowledgement, the last of those
-        // that wait would be heard so late that the timer sends again what the guest has.
+        // A slot with deferred output sends only in its own visits. If each acknowledgement caused more output, the
+        // last waiting acknowledgements would be read so late that the retransmission timer would send data the guest
+        // already has.
         self.allow(if self.owes(slot) { 0 } else { SEGMENTS_AT_ONCE });
         Stack::receive(self, now, slot, frame, out);
     }

@@ -1,20 +1,20 @@
-//! Whose frame is next: the worker's time is shared by slot, not by frame.
+//! Shares the worker's time fairly between slots rather than between frames.
 //!
 //! ```text
-//!  ring ── arrived ──┬─ room in this turn, and nothing of the slot waits ── engine, at once
+//!  ring ── arrived ──┬─ work left in this turn, and nothing of the slot waits ── engine, at once
 //!                    ├─ else ── the slot's queue ─┬─ fresh: slots within a small allowance
 //!                    └─ too many wait: dropped    └─ crowd: all others, deficit round robin
 //!  serve ── a quantum of work for fresh slots, one visit of the crowd, and so on until the turn's work is done
 //! ```
 //!
-//! Work is counted in frames, received and sent: a system call for each frame sent, and what comes before the stack
-//! for each received, are most of what a request costs. A slot that is visited does [`QUANTUM`] of work at most, and
-//! what it has left over waits for its next visit: frames here, output in its connections ([`Engine::go_on`]). So
-//! however many slots ask for all they can get, one that asks for little waits for a turn and for a visit or two, and
-//! frames beyond what is served are dropped of the slots whose queues are longest (Shreedhar and Varghese 1995;
-//! RFC 8290 §4 for a line of their own for slots that ask for little).
+//! The unit of work is a frame, received or sent. Most of a request's cost is the system call for each frame sent and
+//! the steps before the stack for each frame received. A visited slot does at most [`QUANTUM`] of work. The rest
+//! waits for its next visit: frames in this module, output in the slot's connections ([`Engine::go_on`]). However
+//! many slots ask for as much as they can get, a slot that asks for little waits only for a turn and a visit or two.
+//! If more frames arrive than can be served, the slots with the longest queues lose frames (Shreedhar and Varghese
+//! 1995; RFC 8290 §4 for the separate line of slots that ask for little).
 //!
-//! Only what waits is copied, and nothing waits unless somebody asks for too much.
+//! Only waiting frames are copied, and frames wait only if a slot asks for too much.
 
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use std::collections::VecDeque;
@@ -25,53 +25,53 @@ use crate::link::{FrameSource, Link};
 use crate::stack::Transmit;
 use metadata_base::time::Now;
 
-/// Frames received per turn at most while none waits: what may delay the engine's timers.
+/// Limit of frames received per turn while none waits. It bounds the delay of the engine's timers.
 pub const BATCH: usize = 64;
-/// The same while some wait. To look at a frame and queue it costs a tenth of what serving it does, and behind those
-/// of a greedy slot may be one of a modest slot.
+/// Limit of frames received per turn while some wait. Reading and queueing a frame costs a tenth of serving it, and a
+/// modest slot's frame may stand behind those of a greedy slot.
 pub const LOOK_AHEAD: usize = 512;
-/// Frames that wait at most, of all slots. One slot has no more than there are places left, so that however many are
-/// greedy, some stay for the others.
+/// Limit of waiting frames, over all slots. No slot may hold more frames than there are free places, so that some
+/// places stay free for others however many slots are greedy.
 pub const WAITING: usize = 2048;
-/// Work done at once, and again for those who wait, per turn: some 16 µs each.
+/// Limit of work per turn done at once, and again for waiting slots: about 16 µs each.
 pub const WORK_PER_TURN: u32 = 32;
-/// Work of one slot in one visit, and done at once in one turn.
+/// Limit of work for one slot in one visit, and of its work done at once in one turn.
 pub const QUANTUM: u32 = 16;
-/// How long a slot has to ask for nothing to have one unit of work done before those of the crowd: a slot that has
-/// 2,000 units a second or less, several hundred requests, is always fresh.
+/// Idle time that earns a slot one unit of work ahead of the crowd. A slot with at most 2,000 units a second, several
+/// hundred requests, is always fresh.
 pub const FRESH_EVERY: Duration = Duration::from_micros(500);
-/// Work that a slot may have done at once and stay fresh: a boot with fifty requests.
+/// Work that a slot may cause in one burst and still be fresh: a boot with fifty requests.
 pub const FRESH_BURST: u32 = 256;
 
-/// Octets of the longest frame that can wait: a UMEM chunk holds none that is longer.
+/// Longest frame that can wait, in octets. A UMEM chunk holds no longer one.
 const FRAME_MAX: usize = 4096;
 
-/// Where a slot stands.
+/// The line that a slot stands in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Line {
-    /// Nothing of it waits.
+    /// Nothing of the slot waits.
     #[default]
     None,
     Fresh,
     Crowd,
 }
 
-/// What is known of a slot.
+/// Scheduling state of a slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
-    /// By `Now::mono`: when its allowance is whole again.
+    /// When the slot's full allowance is restored, by `Now::mono`.
     whole_at: Duration,
-    /// Its frames that wait: the first and the last, plus one, and how many.
+    /// The slot's waiting frames: the places of the first and the last, each plus one, and their number.
     first: u32,
     last: u32,
     frames: u32,
-    /// Work it may do before the next slot of the crowd is visited.
+    /// Work the slot may do before the next slot of the crowd is visited.
     credit: i32,
-    /// The last turn in which something of it was done at once, and how much.
+    /// The last turn in which the slot had work done at once, and how much.
     turn: u32,
     done: u32,
     line: Line,
-    /// The engine has put off output of it.
+    /// The engine holds deferred output of the slot.
     owes: bool,
 }
 
@@ -85,12 +85,12 @@ impl Flow {
     }
 }
 
-/// Frames that wait, each in a place of its own. The system provides the memory of those that were ever used.
+/// Waiting frames, each in a place of its own. The system backs only the places that were ever used with memory.
 #[derive(Debug)]
 struct Frames {
     octets: Vec<u8>,
     lengths: Vec<u16>,
-    /// By place: the next frame of its slot, plus one.
+    /// The next frame of the same slot, plus one, by place.
     next: Vec<u32>,
     free: Vec<u32>,
 }
@@ -101,7 +101,7 @@ impl Frames {
             octets: vec![0; WAITING * FRAME_MAX],
             lengths: vec![0; WAITING],
             next: vec![0; WAITING],
-            // The last is used first.
+            // Places are taken from the end, so the lowest come first.
             free: (0..WAITING as u32).rev().collect(),
         }
     }
@@ -111,7 +111,7 @@ impl Frames {
         &self.octets[start..start + usize::from(self.lengths[place as usize])]
     }
 
-    /// Puts a frame behind the others of its slot; false when there is no place for it.
+    /// Appends a frame to those of its slot; returns false if no place is free for it.
     fn push(&mut self, flow: &mut Flow, frame: &[u8]) -> bool {
         if flow.frames as usize >= self.free.len() || frame.len() > FRAME_MAX {
             return false;
@@ -130,7 +130,7 @@ impl Frames {
         true
     }
 
-    /// Takes the first frame of a slot; its place is to be given back by [`release`](Self::release).
+    /// Takes the first frame of a slot. The caller returns its place with [`release`](Self::release).
     fn pop(&mut self, flow: &mut Flow) -> Option<u32> {
         let place = flow.first.checked_sub(1)?;
         flow.first = self.next[place as usize];
@@ -146,7 +146,7 @@ impl Frames {
     }
 }
 
-/// Counts frames on their way out.
+/// Counts the frames sent.
 struct Counted<'a> {
     out: &'a mut dyn Transmit,
     frames: u32,
@@ -159,20 +159,20 @@ impl Transmit for Counted<'_> {
     }
 }
 
-/// What a turn did.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turned {
-    /// Frames received, those dropped included.
+    /// Frames received, including dropped ones.
     pub received: usize,
-    /// Work done for frames and output.
+    /// Work done for frames and output, in frames.
     pub work: u32,
-    /// Something waits, or may be in the ring still: the next turn is due at once.
+    /// True if frames wait or the ring may hold more: the next turn is due at once.
     pub more: bool,
-    /// When the engine wants its next step at the latest, by [`Now::mono`].
+    /// The latest time of the engine's next step, by [`Now::mono`].
     pub due: Option<Duration>,
 }
 
-/// Shares a worker's turns among slots.
+/// Shares a worker's turns between slots.
 #[derive(Debug)]
 pub struct Fair {
     flows: Vec<Flow>,
@@ -180,7 +180,7 @@ pub struct Fair {
     fresh: VecDeque<Slot>,
     crowd: VecDeque<Slot>,
     turn: u32,
-    /// Work done in this turn.
+    /// Work done in the current turn.
     work: u32,
     dropped: u64,
 }
@@ -190,7 +190,7 @@ impl Default for Fair {
         Self {
             flows: vec![Flow::default(); MAX_SLOTS as usize],
             frames: Frames::new(),
-            // No slot is in either twice, so neither grows beyond this.
+            // Each slot is in a line at most once, so neither line grows beyond this.
             fresh: VecDeque::with_capacity(MAX_SLOTS as usize),
             crowd: VecDeque::with_capacity(MAX_SLOTS as usize),
             turn: 0,
@@ -201,14 +201,14 @@ impl Default for Fair {
 }
 
 impl Fair {
-    /// Frames dropped because their slot had more waiting than its part of the places.
+    /// Frames dropped because their slot already held its share of the places.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// One turn: receives frames, serves slots within [`WORK_PER_TURN`] at once and as much again for those that wait,
-    /// and steps the engine.
+    /// Runs one turn: receives frames, serves slots within [`WORK_PER_TURN`] at once, serves waiting slots within the
+    /// same limit, and steps the engine.
     pub fn turn<S: FrameSource, E: Engine>(
         &mut self,
         now: Now,
@@ -228,7 +228,7 @@ impl Fair {
         Turned { received, work: self.work, more, due }
     }
 
-    /// Lets go of the frames of a slot.
+    /// Drops the waiting frames of a slot.
     pub fn forget(&mut self, slot: Slot) {
         let Some(flow) = self.flows.get_mut(slot as usize) else { return };
         while let Some(place) = self.frames.pop(flow) {
@@ -240,7 +240,7 @@ impl Fair {
         self.fresh.is_empty() && self.crowd.is_empty()
     }
 
-    /// Takes a frame from the ring.
+    /// Serves or queues a frame from the ring.
     fn arrived(
         &mut self,
         now: Now,
@@ -254,7 +254,7 @@ impl Fair {
         if flow.turn != self.turn {
             (flow.turn, flow.done) = (self.turn, 0);
         }
-        // Behind another fresh slot that waits, a fresh slot waits too: first come, first served.
+        // A fresh slot waits behind other fresh slots that wait already: first come, first served.
         let is_next = is_alone || (self.fresh.is_empty() && flow.is_fresh(now.mono));
         let may = flow.done < QUANTUM && is_next;
         if flow.line == Line::None && may && self.work < WORK_PER_TURN {
@@ -274,7 +274,7 @@ impl Fair {
         self.line_up(now, slot);
     }
 
-    /// Puts a slot of which something waits in line, unless it stands in one.
+    /// Puts a slot with waiting work in a line, unless it stands in one.
     fn line_up(&mut self, now: Now, slot: Slot) {
         let flow = &mut self.flows[slot as usize];
         if flow.line != Line::None {
@@ -288,7 +288,7 @@ impl Fair {
         }
     }
 
-    /// Puts a slot that stands in no line behind the crowd, if something of it waits.
+    /// Puts a slot that stands in no line at the end of the crowd, if it has waiting work.
     fn join_crowd(&mut self, slot: Slot) {
         let flow = &mut self.flows[slot as usize];
         if flow.line == Line::None && (flow.frames > 0 || flow.owes) {
@@ -298,7 +298,7 @@ impl Fair {
         }
     }
 
-    /// Lines up the slots of which the engine has put output off.
+    /// Lines up the slots whose output the engine has deferred.
     fn take_on(&mut self, engine: &mut impl Engine) {
         while let Some(slot) = engine.owing() {
             let Some(flow) = self.flows.get_mut(slot as usize) else { continue };
@@ -307,7 +307,8 @@ impl Fair {
         }
     }
 
-    /// Visits fresh slots for a quantum of work, and the first of the crowd; false when there is neither.
+    /// Visits fresh slots for a quantum of work, then the first slot of the crowd; returns false if there was none of
+    /// either.
     fn visit(&mut self, now: Now, engine: &mut impl Engine, out: &mut dyn Transmit) -> bool {
         let (start, mut is_any) = (self.work, false);
         while self.work < start + QUANTUM
@@ -315,7 +316,7 @@ impl Fair {
         {
             is_any = true;
             self.serve(now, slot, QUANTUM as i32, engine, out);
-            // With more than a visit's worth to do it is of the crowd until nothing of it waits.
+            // A slot with more than one visit's work belongs to the crowd until nothing of it waits.
             self.flows[slot as usize].line = Line::None;
             self.join_crowd(slot);
         }
@@ -323,7 +324,7 @@ impl Fair {
         if let Some(slot) = crowd {
             let credit = self.flows[slot as usize].credit;
             let left = if credit > 0 { self.serve(now, slot, credit, engine, out) } else { credit };
-            // To look at a slot is not free, however little it may do.
+            // A visit costs time even if the slot may do nothing, so it counts as work.
             self.work += u32::from(credit <= 0);
             let flow = &mut self.flows[slot as usize];
             if flow.frames > 0 || flow.owes {
@@ -337,7 +338,7 @@ impl Fair {
         is_any || crowd.is_some()
     }
 
-    /// Does what waits of a slot while it has credit; returns what is left of that.
+    /// Does a slot's waiting work while it has credit; returns the remaining credit.
     fn serve(
         &mut self,
         now: Now,

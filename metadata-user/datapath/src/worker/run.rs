@@ -1,4 +1,4 @@
-//! The worker's thread.
+//! The loop that runs on the worker's thread.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use super::{
 use crate::link::{FrameSource, HubTap, Link, LinkStats};
 use metadata_base::time::Now;
 
-/// Keeps the calling thread on one CPU.
+/// Pins the calling thread to one CPU.
 pub(super) fn pin(cpu: usize) -> Result<(), Errno> {
     if cpu >= CpuSet::MAX_CPU {
         return Err(Errno::INVAL);
@@ -25,13 +25,13 @@ pub(super) fn pin(cpu: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// Both clocks. The calendar's is read once a second: it says nothing finer, and reading it costs as much as
-/// looking for a frame.
+/// Both clocks. The calendar clock is read once a second, because a read costs as much as a check for a frame and
+/// nobody needs a finer value.
 #[derive(Debug)]
 struct Clock {
     start: Instant,
     unix_seconds: u64,
-    /// By `Now::mono`: when `unix_seconds` is to be read again.
+    /// When to read `unix_seconds` again, by `Now::mono`.
     stale: Duration,
 }
 
@@ -43,7 +43,7 @@ impl Clock {
     fn now(&mut self) -> Now {
         let mono = self.start.elapsed();
         if mono >= self.stale {
-            // A clock set before 1970 is as good as unset.
+            // A clock set before 1970 counts as unset.
             let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             self.unix_seconds = unix.as_secs();
             self.stale = mono + Duration::from_secs(1) - Duration::from_nanos(unix.subsec_nanos().into());
@@ -52,10 +52,10 @@ impl Clock {
     }
 }
 
-/// How many frames come.
+/// Measures the rate of received frames.
 #[derive(Debug, Default)]
 struct Pace {
-    /// By `Now::mono`: since when they are counted.
+    /// Start of the current period, by `Now::mono`.
     since: Duration,
     frames: usize,
     is_busy: bool,
@@ -79,13 +79,13 @@ pub(super) struct Run<S, E: Engine> {
     fair: Fair,
     shared: Arc<Shared<E::Stats>>,
     inbox: Inbox,
-    /// By `Now::mono`: when to find out what is left to drain; `None` while nothing drains.
+    /// When to count the remaining connections, by `Now::mono`; `None` while nothing drains.
     count_at: Option<Duration>,
     spin: Duration,
     clock: Clock,
     pace: Pace,
     stats: LoopStats,
-    /// By `Now::mono`: when there was work last, and when counters were published last.
+    /// When there was work last, and when counters were last published, by `Now::mono`.
     worked: Duration,
     published: Option<Duration>,
 }
@@ -118,12 +118,12 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         }
     }
 
-    /// Turns until told to stop.
+    /// Runs turns until the stop flag is set.
     pub(super) fn run(mut self) -> Result<(), WorkerError> {
-        // The usual slack of 50 µs would double a nap. Without the right to change it naps are longer.
+        // The default timer slack of 50 µs would double a nap. Naps are longer if it cannot be changed.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut now = self.clock.now();
-        // Relaxed: the flag carries nothing but itself; what was rung after it wakes the poll.
+        // Relaxed: the flag carries no other data, and the bell after it wakes the poll.
         while !self.shared.stop.load(Ordering::Relaxed) {
             let (deadline, after) = self.turn(now);
             let fresh = after.mono > now.mono;
@@ -151,7 +151,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         Ok(())
     }
 
-    /// Every step once; returns the engine's next deadline, and the time after where something came.
+    /// Runs every step once. Returns the engine's next deadline and, if there was work, the time after it.
     fn turn(&mut self, now: Now) -> (Option<Duration>, Now) {
         let (forgotten, woken) = self.listen(now);
         let Self { link, tap, engine, fair, .. } = self;
@@ -162,13 +162,13 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         self.stats.woken += woken as u64;
         self.stats.full_batches += u64::from(more);
         let busy = received + woken > 0 || work > 0;
-        // An idle turn is not worth a look at the clock.
+        // An idle turn does not justify reading the clock.
         let after = if busy { self.clock.now() } else { now };
         self.engine.turned(after.mono.saturating_sub(now.mono));
         if busy || forgotten > 0 {
             self.worked = now.mono;
         }
-        // More may be waiting than one turn takes: no sleep before a turn that found less.
+        // More may be waiting than one turn takes, so the worker does not sleep before a turn that found less.
         let more = more || forgotten == CONTROL_BATCH || woken == CONTROL_BATCH;
         if more {
             return (Some(now.mono), after);
@@ -177,9 +177,9 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         (deadline.into_iter().chain(count_at).min(), after)
     }
 
-    /// Does what the control side has asked for; how many slots it has forgotten and woken.
+    /// Processes the requests of the control side; returns how many slots it forgot and how many it woke.
     fn listen(&mut self, now: Now) -> (usize, usize) {
-        // Whoever tells writes the message first, so it is there once this is seen.
+        // A sender queues its message before it sets this flag, so the message is visible here.
         if !self.shared.told.take() {
             return (0, 0);
         }
@@ -195,7 +195,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         let forgotten = forgets.try_iter().take(CONTROL_BATCH).map(forget).count();
         let woken = wakes.try_iter().take(CONTROL_BATCH).map(|slot| engine.wake(now, slot, tap)).count();
         for (slot, reply) in looks.try_iter().take(LOOK_QUEUE) {
-            // Whoever asked may have lost patience.
+            // The requester may have stopped waiting.
             reply(engine.look(slot));
         }
         if forgotten == CONTROL_BATCH || woken == CONTROL_BATCH {
@@ -209,7 +209,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
             Order::Drain(limit, claims) => {
                 self.engine.drain(now, limit, claims);
                 self.count_at = Some(now.mono);
-                // All is claimed. Something may be in the ring still, so nothing is over yet.
+                // All flows are claimed. The ring may still hold frames of more, so the count is at least 1.
                 self.say_left(self.engine.left().max(1));
             }
             Order::Resume => {
@@ -221,8 +221,8 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         }
     }
 
-    /// Says what is left to drain, when it is time to: after a turn that has taken all frames there were, or it might
-    /// say nothing is left with the first of something in the ring. Returns when it is time again.
+    /// Publishes how many connections remain, if it is time. It runs after a turn that emptied the ring: earlier it
+    /// could report zero while the ring holds the first frame of another. Returns the time of the next count.
     fn count(&mut self, now: Now) -> Option<Duration> {
         let at = self.count_at?;
         if at > now.mono {
@@ -234,11 +234,11 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
     }
 
     fn say_left(&self, left: usize) {
-        // Release: the claims come first.
+        // Release: whoever reads the number also sees the claims.
         self.shared.left.store(left as u64, Ordering::Release);
     }
 
-    /// Lets frames gather, deaf to them for a moment: returns the time after.
+    /// Sleeps while frames gather, without polling for them; returns the time after.
     fn nap(&mut self, before: Now, long: Duration) -> Now {
         std::thread::sleep(long);
         let after = self.clock.now();
@@ -247,9 +247,9 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         after
     }
 
-    /// Waits for a frame, the bell, or the time to pass; returns the time after.
+    /// Waits for a frame, the bell or the timeout; returns the time after.
     fn sleep(&mut self, before: Now, longest: Duration) -> Result<Now, WorkerError> {
-        // At most MAX_SLEEP, so the conversion cannot fail; if it could, not sleeping would be right.
+        // `longest` is at most MAX_SLEEP, so the conversion cannot fail. If it did, not sleeping would be correct.
         let timeout = Timespec::try_from(longest).unwrap_or_default();
         let mut fds =
             [PollFd::new(self.link.source(), PollFlags::IN), PollFd::new(&self.shared.bell, PollFlags::IN)];
@@ -270,21 +270,21 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         Ok(after)
     }
 
-    /// Gives a sign of life, and refreshes the snapshot unless it is being read: then `published` is `None` and
-    /// it stays due.
+    /// Records the heartbeat and refreshes the snapshot. If the snapshot is being read, `published` becomes `None`
+    /// and the refresh stays due.
     fn publish(&mut self, now: Now) {
         self.shared.beat.beat(now.mono);
         self.stats.elapsed = now.mono;
         let mut snapshot = match self.shared.stats.try_lock() {
             Ok(snapshot) => snapshot,
-            // A reader panicked while copying; the snapshot is overwritten as a whole anyway.
+            // A reader panicked while it copied. That does not matter, since the snapshot is overwritten as a whole.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 self.published = None;
                 return;
             }
         };
-        // Where the kernel does not tell, its last figures stand.
+        // If the kernel's counters cannot be read, the last values stay.
         let socket = self.link.source().stats().unwrap_or(snapshot.socket);
         *snapshot = WorkerStats {
             turns: self.stats,

@@ -16,7 +16,7 @@ use crate::link::{FrameSource, HubTap};
 use crate::stack::{Claims, SlotStats, Transmit};
 use metadata_base::time::Now;
 
-/// Far more than anything here takes: reached only when something is wrong.
+/// Timeout of a test: far longer than any step takes, so reached only on a fault.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A source whose frames are datagrams.
@@ -50,7 +50,7 @@ impl FrameSource for Datagrams {
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
     Receive(Slot, u8),
-    /// What the step found due.
+    /// How many alarms the step found due.
     Step(u32),
     Forget(Slot),
     Wake(Slot),
@@ -60,18 +60,18 @@ enum Event {
     Dropped,
 }
 
-/// Tells what it is asked, answers each frame with itself, and asks for `alarms` further steps.
+/// Reports each call, answers each frame with itself, and asks for `alarms` further steps.
 struct Echo {
     events: Sender<Event>,
     alarms: u32,
     due: Option<Duration>,
-    /// What it says is left to drain.
+    /// The number that `left` returns.
     left: Arc<AtomicUsize>,
-    /// Before each receive, waits here if it is there.
+    /// If set, each receive waits here first.
     gate: Option<Receiver<()>>,
 }
 
-/// The mark of the frame sent when a slot is woken.
+/// The mark of the frame sent for a woken slot.
 const WOKEN: u8 = 0xee;
 
 /// The flow claimed in every drain.
@@ -146,7 +146,7 @@ impl Drop for Echo {
     }
 }
 
-/// A worker, the far ends of its socket and tap, and what its engine tells.
+/// A worker, the far ends of its socket and tap, and its engine's events.
 struct Bench {
     worker: WorkerHandle<u32>,
     guest: UnixDatagram,
@@ -178,7 +178,7 @@ impl Bench {
         Self { worker, guest, wire, events, left }
     }
 
-    /// The next event but idle steps.
+    /// The next event other than an idle step.
     fn event(&self) -> Event {
         loop {
             match self.events.recv_timeout(PATIENCE).expect("an event in time") {
@@ -226,7 +226,7 @@ fn frames_reach_the_engine_with_their_slot_and_answers_the_tap() {
 }
 
 #[test]
-fn timers_fire_in_silence() {
+fn timers_fire_without_frames() {
     let bench = Bench::new(sleeper(), 3);
     for _ in 0..3 {
         assert_eq!(bench.event(), Event::Step(1));
@@ -234,9 +234,9 @@ fn timers_fire_in_silence() {
 }
 
 #[test]
-fn no_more_work_is_done_between_two_steps_than_a_turn_has() {
+fn work_between_two_steps_stays_within_the_limit_of_a_turn() {
     const FRAMES: usize = 3 * BATCH + 11;
-    // Each frame is answered with one; at once, for those that wait, and what a last visit may exceed it by.
+    // Each frame has one answer. The sum of: work at once, work of waiting slots, and the excess of the last visit.
     const MOST: usize = (2 * WORK_PER_TURN + QUANTUM) as usize / 2;
     let (ours, _theirs) = UnixStream::pair().expect("a pair");
     let (tap, _wire) = UnixDatagram::pair().expect("a pair");
@@ -270,7 +270,7 @@ fn a_message_wakes_a_sleeping_worker() {
 }
 
 #[test]
-fn waking_a_slot_reaches_the_engine_with_a_way_to_answer() {
+fn a_wake_reaches_the_engine_with_a_way_to_answer() {
     let bench = Bench::new(sleeper(), 0);
     bench.until(|stats| stats.turns.sleeps > 0 || stats.turns.turns > 0);
     bench.worker.wake(5).expect("room");
@@ -282,7 +282,7 @@ fn waking_a_slot_reaches_the_engine_with_a_way_to_answer() {
 }
 
 #[test]
-fn a_full_queue_of_wakes_is_an_error_and_leaves_room_to_forget() {
+fn a_full_wake_queue_is_an_error_and_leaves_room_to_forget() {
     let (open, gate) = channel();
     let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
     let mut sent = 0_u64;
@@ -294,16 +294,16 @@ fn a_full_queue_of_wakes_is_an_error_and_leaves_room_to_forget() {
     assert_eq!(bench.worker.wake(3), Err(ControlError::Full));
     bench.worker.forget(3).expect("room of its own");
     drop(open);
-    // Nobody reads the answers here: what the tap does not take is lost, as on any wire.
+    // No one reads the answers here: frames that the tap refuses are lost, as on any wire.
     bench.until(|stats| stats.turns.woken == sent && stats.turns.forgotten == 1);
     bench.worker.wake(3).expect("room again");
 }
 
 #[test]
-fn a_full_queue_of_messages_is_an_error_and_loses_none_of_them() {
+fn a_full_forget_queue_is_an_error_and_loses_no_message() {
     let (open, gate) = channel();
     let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
-    // The first turn is held up in `receive`; from then on nothing is taken off the queue.
+    // The first turn waits in `receive`; from then on nothing is taken off the queue.
     let mut sent = 0;
     while bench.worker.forget(3) == Ok(()) {
         sent += 1;
@@ -327,7 +327,7 @@ fn counters_of_every_part_are_published_before_a_sleep() {
 }
 
 #[test]
-fn a_worker_stays_awake_for_its_spin_and_sleeps_without_one() {
+fn a_worker_polls_for_its_spin_time_and_sleeps_without_one() {
     let awake = Bench::new(WorkerConfig { spin: PATIENCE * 1_000, ..WorkerConfig::default() }, 0);
     assert_eq!(awake.until(|stats| stats.turns.turns > 1_000).turns.sleeps, 0);
     let asleep = Bench::new(sleeper(), 20);
@@ -337,7 +337,7 @@ fn a_worker_stays_awake_for_its_spin_and_sleeps_without_one() {
 }
 
 #[test]
-fn stopping_and_dropping_end_the_thread_and_free_the_engine() {
+fn stop_and_drop_end_the_thread_and_free_the_engine() {
     let Bench { worker, events, .. } = Bench::new(sleeper(), 0);
     worker.stop().expect("a clean end");
     assert!(events.try_iter().any(|event| event == Event::Dropped));
@@ -361,18 +361,18 @@ fn a_panic_of_the_engine_is_reported() {
 }
 
 #[test]
-fn a_worker_that_is_stuck_falls_silent_and_one_that_comes_round_is_heard_again() {
+fn the_heartbeat_stops_while_a_worker_is_stuck_and_then_continues() {
     let (open, gate) = channel();
     let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
     let beat = bench.worker.heartbeat();
     let start = Instant::now();
     while beat.age().expect("a thread") < 2 * MAX_SLEEP {
-        assert!(start.elapsed() < PATIENCE, "a worker behind a gate gives signs of life");
+        assert!(start.elapsed() < PATIENCE, "a stuck worker has a heartbeat");
         std::thread::sleep(Duration::from_millis(10));
     }
     open.send(()).expect("the worker waits");
     while beat.age().expect("a thread") > MAX_SLEEP {
-        assert!(start.elapsed() < 2 * PATIENCE, "the worker does not come round");
+        assert!(start.elapsed() < 2 * PATIENCE, "the worker does not continue");
         std::thread::sleep(Duration::from_millis(10));
     }
     drop(open);
@@ -381,7 +381,7 @@ fn a_worker_that_is_stuck_falls_silent_and_one_that_comes_round_is_heard_again()
 }
 
 #[test]
-fn what_is_held_for_a_slot_is_told_and_questions_beyond_the_queue_are_refused() {
+fn look_returns_a_slots_state_and_fails_when_its_queue_is_full() {
     let (open, gate) = channel();
     let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
     let mut asked = Vec::new();
@@ -401,7 +401,7 @@ fn what_is_held_for_a_slot_is_told_and_questions_beyond_the_queue_are_refused() 
     }
 }
 
-/// A source that lends what it holds; its descriptor never becomes readable.
+/// A source that lends its frames; its descriptor never becomes readable.
 struct Stock {
     fd: UnixStream,
     frames: Vec<Vec<u8>>,
@@ -440,7 +440,7 @@ fn a_closed_source_ends_the_worker_with_the_reason() {
 }
 
 #[test]
-fn a_worker_stays_on_the_cpu_it_was_given_and_refuses_one_that_does_not_exist() {
+fn a_worker_accepts_an_existing_cpu_and_refuses_a_missing_one() {
     let allowed = rustix::thread::sched_getaffinity(None).expect("a set of CPUs");
     let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).expect("a CPU");
     let bench = Bench::new(WorkerConfig { cpu: Some(cpu), ..sleeper() }, 0);
@@ -457,12 +457,12 @@ fn a_worker_stays_on_the_cpu_it_was_given_and_refuses_one_that_does_not_exist() 
     }
 }
 
-/// Notes what is claimed, and in the end says so.
+/// Reports each claim to the test.
 struct Noted(Sender<u64>);
 
 impl Claims for Noted {
     fn claim(&mut self, flow: u64) {
-        // Long enough for whoever does not wait for the claims to be found out.
+        // Long enough to detect a worker that does not wait for the claims.
         std::thread::sleep(Duration::from_millis(20));
         self.0.send(flow).expect("the test listens");
     }
@@ -471,14 +471,14 @@ impl Claims for Noted {
 }
 
 #[test]
-fn a_drain_is_told_once_all_is_claimed_and_then_how_much_is_left() {
+fn a_drain_publishes_how_many_remain_once_all_flows_are_claimed() {
     let bench = Bench::new(sleeper(), 0);
     bench.left.store(3, Ordering::Relaxed);
     assert_eq!(bench.worker.left(), None);
     let (claims, claimed) = channel();
     bench.worker.drain(PATIENCE, Some(Box::new(Noted(claims)))).expect("room");
     let left = until(|| bench.worker.left());
-    assert_eq!((left, claimed.try_recv()), (3, Ok(CLAIMED)), "nothing is said before the claims are made");
+    assert_eq!((left, claimed.try_recv()), (3, Ok(CLAIMED)), "no count is published before the claims");
     assert_eq!(bench.event(), Event::Drain(PATIENCE));
     bench.left.store(0, Ordering::Relaxed);
     until(|| bench.worker.left().filter(|left| *left == 0));
@@ -489,7 +489,7 @@ fn a_drain_is_told_once_all_is_claimed_and_then_how_much_is_left() {
 }
 
 #[test]
-fn orders_beyond_their_queue_are_refused_and_those_in_it_obeyed() {
+fn orders_beyond_the_queue_are_refused_and_queued_ones_are_obeyed() {
     let (open, gate) = channel();
     let bench = Bench::with(sleeper(), 0, Some(gate), &[frame(1, 1)]);
     let mut told = 0;
@@ -505,14 +505,14 @@ fn orders_beyond_their_queue_are_refused_and_those_in_it_obeyed() {
     assert_eq!(obeyed, (0..told).map(|n| Event::Spare(n % 2 == 0)).collect::<Vec<_>>());
 }
 
-/// What `look` finds in the end.
+/// Calls `look` until it returns a value.
 fn until<T>(look: impl Fn() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(begun.elapsed() < PATIENCE, "it did not happen");
+        assert!(begun.elapsed() < PATIENCE, "no value in time");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,10 +1,10 @@
-//! The word that something waits in a queue, so that a worker looks into none in vain.
+//! The flag for waiting messages. It saves the worker a check of each queue on every turn.
 //!
-//! A model of threads includes this file as it stands, with atomics that try every order the memory model allows.
+//! A thread model includes this file unchanged, with atomics that try every order the memory model allows.
 
 use super::sync::{AtomicBool, Ordering};
 
-/// Said by whoever has queued a message, and taken by the worker before it looks.
+/// Set by the sender of a message, cleared by the worker before it reads the queues.
 #[derive(Debug)]
 pub(super) struct Told(AtomicBool);
 
@@ -13,22 +13,22 @@ impl Told {
         Self(AtomicBool::new(false))
     }
 
-    /// Says it: after the message is in its queue, and before the bell is rung.
+    /// Sets the flag. Call it after the message is in its queue and before the bell rings.
     pub(super) fn tell(&self) {
-        // Release, pairing with `take`: who takes the word finds the message. A swap and not a store: of two that
-        // say it one after the other, the latter would hide the former's message from who takes both words as one.
+        // Release, pairs with `take`: whoever takes the flag finds the message. This is a swap because a second store
+        // would end the first sender's release sequence, and one `take` would then miss the first message.
         self.0.swap(true, Ordering::Release);
     }
 
-    /// Takes the word, if it was said; the queues are to be looked into after that, not before.
+    /// Clears the flag and returns whether it was set. Read the queues after this call, not before.
     pub(super) fn take(&self) -> bool {
         self.0.swap(false, Ordering::Acquire)
     }
 
-    /// Says it once more to oneself: the queues may hold more than was taken out of them.
+    /// Sets the flag again, because the queues may hold more than the worker has taken.
     pub(super) fn keep(&self) {
-        // Relaxed: it brings no message itself. A swap, since a store would hide those of a word said meanwhile, as
-        // in `tell`.
+        // Relaxed: this call brings no message. This is a swap because a store would hide the messages of a
+        // concurrent `tell`.
         self.0.swap(true, Ordering::Relaxed);
     }
 }

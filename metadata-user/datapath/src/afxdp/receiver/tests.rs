@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 use super::super::model::{Fate, Rig, rng, rounds};
 
 const CHUNK: u32 = 2048;
-/// Just below the wrap: every test crosses it.
+/// Just below the wrap, so that every test crosses it.
 const START: u32 = u32::MAX - 5;
 
-/// A receiver with `chunks` chunks and an RX ring of `rx_ring` places, and the kernel at its other end.
+/// A receiver with `chunks` chunks and an RX ring of `rx_ring` places, with a model kernel at the other end.
 fn rig(chunks: u32, rx_ring: u32) -> Rig {
     Rig::new(chunks, CHUNK, rx_ring, START)
 }
 
 #[test]
-fn at_the_start_the_kernel_holds_every_chunk() {
+fn at_the_start_the_kernel_owns_every_chunk() {
     for chunks in [1, 5, 64, 100] {
         let rig = rig(chunks, 64);
         assert_eq!(rig.kernel.fill.pending().len(), chunks as usize);
@@ -23,7 +23,7 @@ fn at_the_start_the_kernel_holds_every_chunk() {
 }
 
 #[test]
-fn every_chunk_is_in_one_place_and_every_frame_arrives_once_under_random_traffic() {
+fn random_traffic_keeps_every_chunk_in_one_place_and_every_frame_once() {
     let mut rng = rng();
     for _ in 0..rounds(60) {
         let (chunks, rx_ring) = (rng.u32(1..40), 1 << rng.u32(0..6));
@@ -59,7 +59,7 @@ fn every_chunk_is_in_one_place_and_every_frame_arrives_once_under_random_traffic
 }
 
 #[test]
-fn no_more_than_asked_for_is_lent_at_once() {
+fn at_most_the_requested_number_of_frames_is_lent() {
     let mut rig = rig(8, 8);
     for _ in 0..8 {
         assert_eq!(rig.deliver(&[1; 60]), Fate::Queued);
@@ -71,13 +71,13 @@ fn no_more_than_asked_for_is_lent_at_once() {
 }
 
 #[test]
-fn bad_descriptors_are_counted_and_cost_nothing_but_themselves() {
+fn bad_descriptors_are_counted_and_affect_no_other_frame() {
     let mut rig = rig(4, 64);
     let foreign = [4 * u64::from(CHUNK), 1 << 40, u64::MAX];
     for addr in foreign {
         assert!(rig.kernel.rx.push(XdpDesc { addr, len: 60, options: XdpDescOptions::empty() }));
     }
-    // A chunk it holds, with a length that leads into the next one.
+    // A chunk that the kernel owns, with a length that reaches into the next one.
     let chunk = rig.kernel.fill.pop().expect("a chunk");
     rig.kernel.fill.release();
     assert!(rig.kernel.rx.push(XdpDesc { addr: chunk + 256, len: 1_793, options: XdpDescOptions::empty() }));

@@ -6,7 +6,7 @@ use super::super::model::{LAYOUT, ring, rng, rounds};
 use super::super::sys::Mapping;
 use super::{Consumer, Producer, bytes};
 
-/// Cursors that wrap past `u32::MAX` within the first few cells.
+/// A start value from which the cursors wrap within the first few cells.
 const BELOW_WRAP: u32 = u32::MAX - 2;
 
 #[test]
@@ -26,18 +26,18 @@ fn cells_arrive_in_order_across_the_wrap_of_the_cursors() {
 }
 
 #[test]
-fn a_full_ring_takes_nothing_until_places_are_released() {
+fn a_full_ring_accepts_nothing_until_places_are_released() {
     let (mut producer, mut consumer) = ring::<u64>(2, BELOW_WRAP);
     assert!(producer.push(1) && producer.push(2) && !producer.push(3));
     producer.publish();
     assert_eq!(consumer.pop(), Some(1));
-    assert!(!producer.push(3), "popped is not yet released");
+    assert!(!producer.push(3), "popped but not released");
     consumer.release();
     assert!(producer.push(3) && !producer.push(4));
 }
 
 #[test]
-fn what_is_not_published_is_not_seen() {
+fn unpublished_cells_are_not_visible() {
     let (mut producer, mut consumer) = ring::<u64>(4, 0);
     assert!(producer.push(1));
     assert_eq!(consumer.pop(), None);
@@ -51,7 +51,7 @@ fn any_sequence_of_operations_agrees_with_a_queue() {
     for _ in 0..rounds(200) {
         let size = 1 << rng.u32(0..6);
         let (mut producer, mut consumer) = ring::<u64>(size, u32::MAX - rng.u32(0..2 * size));
-        // The oracle: what is written, what of it is visible, and how many places are taken.
+        // The expected state: cells written but not published, cells published, and places taken.
         let (mut written, mut visible, mut taken) = (VecDeque::new(), VecDeque::new(), 0);
         let (mut popped, mut next) = (0, 0_u64);
         for _ in 0..500 {
@@ -114,12 +114,12 @@ fn two_threads_lose_and_reorder_nothing() {
 }
 
 #[test]
-fn a_nonsense_cursor_of_the_other_side_reads_as_full_and_never_as_room() {
+fn an_invalid_consumer_cursor_reads_as_a_full_ring() {
     let (mut producer, consumer) = ring::<u64>(4, 0);
     for cell in 0..4 {
         assert!(producer.push(cell));
     }
-    // Ahead of the producer's 4, or further behind than the ring is long.
+    // Ahead of the producer's 4, or further behind than the ring's size.
     for nonsense in [5, u32::MAX, 1 << 31] {
         consumer.ring.consumer().store(nonsense, Ordering::Relaxed);
         assert_eq!(producer.free(), 0, "{nonsense}");
@@ -127,7 +127,7 @@ fn a_nonsense_cursor_of_the_other_side_reads_as_full_and_never_as_room() {
 }
 
 #[test]
-fn a_layout_that_leads_out_of_its_memory_is_refused() {
+fn a_layout_that_exceeds_its_memory_is_refused() {
     let fits = |layout: &XdpRingOffset, size| {
         let map = || Mapping::anonymous(4096).expect("a page");
         let both = (Producer::<u64>::new(map(), layout, size), Consumer::<u64>::new(map(), layout, size));
@@ -136,10 +136,10 @@ fn a_layout_that_leads_out_of_its_memory_is_refused() {
     };
     assert!(fits(&LAYOUT, 256));
     assert!(!fits(&LAYOUT, 512), "cells past the end");
-    assert!(!fits(&LAYOUT, 100), "no power of two");
+    assert!(!fits(&LAYOUT, 100), "not a power of two");
     assert!(!fits(&LAYOUT, 0), "no cells");
     assert!(!fits(&XdpRingOffset { producer: 4096, ..LAYOUT }, 4), "a cursor past the end");
     assert!(!fits(&XdpRingOffset { consumer: 2, ..LAYOUT }, 4), "an unaligned cursor");
-    assert!(!fits(&XdpRingOffset { desc: u64::MAX, ..LAYOUT }, 4), "cells nowhere");
+    assert!(!fits(&XdpRingOffset { desc: u64::MAX, ..LAYOUT }, 4), "cells beyond the address space");
     assert_eq!(bytes::<u64>(&XdpRingOffset { desc: u64::MAX, ..LAYOUT }, 4), None);
 }

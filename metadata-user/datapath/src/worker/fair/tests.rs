@@ -32,7 +32,7 @@ impl FrameSource for Ring {
     }
 }
 
-/// Frame `number` of a slot, which asks for so many frames in return.
+/// Frame `number` of a slot; it asks for `answers` frames in return.
 fn frame(slot: Slot, number: u32, answers: u8) -> Vec<u8> {
     let mut frame = vec![0; 14];
     frame[6..12].copy_from_slice(&stamp(slot).0);
@@ -41,7 +41,7 @@ fn frame(slot: Slot, number: u32, answers: u8) -> Vec<u8> {
     frame
 }
 
-/// Answers as it is asked, [`QUANTUM`] frames at once and the rest later.
+/// Sends the requested answers: [`QUANTUM`] frames at once and the rest later.
 #[derive(Default)]
 struct Answering {
     heard: Vec<(Slot, u32)>,
@@ -81,7 +81,7 @@ impl Engine for Answering {
     fn go_on(&mut self, _: Now, slot: Slot, out: &mut dyn Transmit) -> bool {
         let owed = self.owed.remove(&slot).unwrap_or(0);
         let is_named = self.named.remove(&slot);
-        assert!(is_named, "it has named {slot}");
+        assert!(is_named, "the engine has named slot {slot}");
         self.named.insert(slot);
         self.send(slot, owed, out);
         let more = self.owed.contains_key(&slot);
@@ -126,7 +126,7 @@ impl Bench {
         }
     }
 
-    /// One turn after these frames have come; true when the next is due at once.
+    /// Runs one turn with these frames; returns true if the next is due at once.
     fn turn(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) -> bool {
         self.now += Duration::from_micros(50);
         self.link.source_mut().0.extend(frames);
@@ -142,12 +142,12 @@ impl Bench {
                 return;
             }
         }
-        panic!("it never comes to rest");
+        panic!("more work after 10,000 turns");
     }
 }
 
 #[test]
-fn every_frame_is_served_once_and_those_of_a_slot_in_their_order() {
+fn every_frame_is_served_once_and_in_order_within_its_slot() {
     for (slots, frames, answers) in [(1, 500, 1), (3, 900, 3), (40, 1_500, 0), (200, 1_000, 2)] {
         let mut bench = Bench::new();
         bench.turn((0..frames).map(|n| frame(n % slots, n, answers)));
@@ -162,7 +162,7 @@ fn every_frame_is_served_once_and_those_of_a_slot_in_their_order() {
 }
 
 #[test]
-fn greedy_slots_get_the_same_work_done_whatever_their_frames_cost() {
+fn greedy_slots_get_equal_work_whatever_their_frames_cost() {
     const GREEDY: u32 = 30;
     let mut bench = Bench::new();
     let turns = 4_000;
@@ -174,15 +174,15 @@ fn greedy_slots_get_the_same_work_done_whatever_their_frames_cost() {
         let heard = bench.engine.heard.iter().filter(|(of, _)| *of == slot).count() as u32;
         heard + bench.engine.sent.get(&slot).copied().unwrap_or(0)
     };
-    // Slots whose frames cost next to nothing may not have enough of them.
+    // Slots whose frames cost almost nothing may not have enough of them.
     let all: Vec<_> = (0..GREEDY).filter(|slot| slot % 4 > 0).map(work).collect();
     let (least, most) = (all.iter().min().copied(), all.iter().max().copied());
     assert!(most <= least.map(|least| least + least / 5), "{least:?} to {most:?}");
 }
 
 #[test]
-fn a_modest_slot_is_served_within_three_turns_however_many_are_greedy() {
-    // Until they have had what a slot may have at once, they are served like everybody.
+fn a_modest_slot_is_served_within_three_turns_beside_many_greedy_ones() {
+    // The greedy slots first use up their burst; until then they are served like all others.
     const GREEDY_FROM: u32 = 2_500;
     for (greedy, each, answers) in [(100, 4, 1), (100, 2, 60), (200, 2, 1), (10, 50, 10)] {
         let mut bench = Bench::new();
@@ -194,18 +194,18 @@ fn a_modest_slot_is_served_within_three_turns_however_many_are_greedy() {
                 asked = n;
                 frames.push(frame(0, n, 1));
             }
-            // What does not fit the ring is not what this is about.
+            // Frames that do not fit the ring are outside this test.
             let queued = bench.link.source().0.len();
             let frames = frames.split_off(frames.len().saturating_sub(LOOK_AHEAD.saturating_sub(queued)));
             bench.turn(frames);
             let is_heard = n < asked + 2 || bench.engine.heard.contains(&(0, asked));
-            assert!(is_heard, "{greedy} greedy with {each} frames: asked in turn {asked}, unheard in {n}");
+            assert!(is_heard, "{greedy} greedy with {each} frames: asked in turn {asked}, not served in {n}");
         }
     }
 }
 
 #[test]
-fn a_greedy_slot_fills_half_of_the_places_and_the_others_still_find_some() {
+fn a_greedy_slot_fills_half_of_the_places_and_leaves_the_rest_to_others() {
     let mut bench = Bench::new();
     for n in 0..100 {
         bench.turn((0..LOOK_AHEAD as u32).map(|at| frame(1, n * LOOK_AHEAD as u32 + at, 1)));
@@ -215,11 +215,11 @@ fn a_greedy_slot_fills_half_of_the_places_and_the_others_still_find_some() {
     let dropped = bench.fair.dropped();
     bench.link.source_mut().0.clear();
     bench.turn((2..100).map(|slot| frame(slot, 0, 1)));
-    assert!(dropped > 0 && bench.fair.dropped() == dropped, "nobody else's frame is dropped");
+    assert!(dropped > 0 && bench.fair.dropped() == dropped, "no frame of another slot is dropped");
 }
 
 #[test]
-fn frames_of_a_slot_that_is_forgotten_are_never_served() {
+fn waiting_frames_of_a_forgotten_slot_are_never_served() {
     let mut bench = Bench::new();
     bench.turn((0..BATCH as u32).map(|n| frame(1, n, 10)));
     let heard = bench.engine.heard.len();
@@ -230,7 +230,7 @@ fn frames_of_a_slot_that_is_forgotten_are_never_served() {
 }
 
 #[test]
-fn a_frame_longer_than_any_is_dropped_where_it_would_have_to_wait() {
+fn an_excessively_long_frame_is_dropped_if_it_would_have_to_wait() {
     let mut bench = Bench::new();
     let mut long = frame(1, 99, 0);
     long.resize(5_000, 0);
