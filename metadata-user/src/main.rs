@@ -7,7 +7,6 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use metadata_base::run::DEFAULT_RUN;
 use metadata_control::status::{self, ClientError, Outcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
@@ -16,14 +15,9 @@ use metadata_steer::{Guarded, Mode, Released};
 use metadata_user::agent;
 use metadata_user::config::{self, Config, PortSpec};
 use metadata_user::recent::Recent;
-use metadata_user::verbs::check;
-use metadata_user::verbs::doctor;
-use metadata_user::verbs::explain;
-use metadata_user::verbs::export;
-use metadata_user::verbs::instances;
-use metadata_user::verbs::trace;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
+use metadata_user::verbs::{check, doctor, explain, export, instances, trace, which};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -71,9 +65,11 @@ enum Verb {
     /// Take all programs and maps that agents have pinned off the taps, which are then as if there never was one.
     /// Needs the privileges of `serve`.
     Release {
-        /// The directory of pins.
-        #[arg(long, value_name = "DIR", default_value = config::DEFAULT_PINS)]
-        pins: PathBuf,
+        #[command(flatten)]
+        agent: which::Agent,
+        /// The directory of pins [default: the agent's, or /sys/fs/bpf/xdp-imds].
+        #[arg(long, value_name = "DIR")]
+        pins: Option<PathBuf>,
         /// Even while an agent runs on them: its ports are open when it ends.
         #[arg(long)]
         force: bool,
@@ -94,11 +90,10 @@ enum Verb {
     /// be done, 2 when there is no agent.
     Status {
         /// Only this guest: its port, its MAC, the name or UUID of its VM, or its record.
-        #[arg(value_name = "PORT|MAC|VM")]
+        #[arg(value_name = which::GUEST)]
         guest: Option<String>,
-        /// The agent's directory of sockets.
-        #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
-        run: PathBuf,
+        #[command(flatten)]
+        agent: which::Agent,
         /// Every port, not only those that are not attached.
         #[arg(long, conflicts_with = "guest")]
         all: bool,
@@ -384,7 +379,11 @@ fn token_key(after: Option<&Path>) -> anyhow::Result<()> {
 }
 
 /// Takes off what is pinned and says what that was.
-fn release(pins: &Path, force: bool) -> anyhow::Result<()> {
+fn release(pins: Option<&Path>, force: bool) -> anyhow::Result<()> {
+    let Some(pins) = pins else {
+        println!("this agent pins nothing: its programs go when it ends");
+        return Ok(());
+    };
     let Released { links, maps } = metadata_steer::release(pins, force)?;
     match (links, maps) {
         (0, 0) => println!("nothing is pinned in {}", pins.display()),
@@ -437,11 +436,16 @@ fn main() -> ExitCode {
         }
         Verb::Get(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
         Verb::Rm(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
-        Verb::Status { guest, run, all, json } => look(guest.as_deref(), &run, all, json),
+        Verb::Status { guest, agent, all, json } => {
+            agent.run().and_then(|run| look(guest.as_deref(), &run, all, json))
+        }
         Verb::TokenKey { after } => token_key(after.as_deref()).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "kubevirt")]
         Verb::Webhook(arguments) => webhook::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Verb::Release { pins, force } => release(&pins, force).map(|()| ExitCode::SUCCESS),
+        Verb::Release { agent, pins, force } => {
+            let pins = agent.pins(pins.as_deref());
+            pins.and_then(|pins| release(pins.as_deref(), force)).map(|()| ExitCode::SUCCESS)
+        }
         Verb::LibvirtHook(arguments) => {
             hook::run(&arguments);
             Ok(ExitCode::SUCCESS)

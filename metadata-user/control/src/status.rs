@@ -10,7 +10,7 @@ mod table;
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,9 @@ pub struct Status {
     pub version: String,
     /// Its process id.
     pub pid: u32,
+    /// Where it pins programs and maps; none if it pins nothing.
+    #[serde(default)]
+    pub pins: Option<PathBuf>,
     /// Seconds since it started.
     pub uptime: f64,
     /// `/healthz` says yes.

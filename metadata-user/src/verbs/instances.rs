@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 
-use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_control::instances::client::{self, Conditions};
 use metadata_control::instances::{Failure, Instance, Port, is_name};
 use metadata_control::status::ClientError;
 use metadata_feed::directory;
+
+use super::which::Agent;
 
 /// How the verbs end.
 pub const EXIT: &str = "\
@@ -114,9 +115,8 @@ pub struct Rm {
 /// What all of them take.
 #[derive(clap::Args, Debug)]
 struct Asked {
-    /// The agent's directory of sockets.
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
-    run: PathBuf,
+    #[command(flatten)]
+    agent: Agent,
     /// As JSON, for programs; problems too.
     #[arg(long)]
     json: bool,
@@ -134,12 +134,13 @@ impl Register {
             bail!("`{name}` cannot be the name of an instance: give another by --name");
         }
         let json = record.to_json().context("the record")?;
+        let run = self.asked.agent.run()?;
         let until = Instant::now() + Duration::from_secs(self.timeout);
         let done = loop {
             let wait = self.wait.then(|| until.saturating_duration_since(Instant::now()));
             let matches = self.if_match.as_deref();
             let conditions = Conditions { matches, is_new: self.new, wait };
-            match client::put(&self.asked.run, &name, &json, &conditions) {
+            match client::put(&run, &name, &json, &conditions) {
                 // So many VMs may boot at once that not all can wait at once.
                 Err(failure) if failure.status() == Some(503) && Instant::now() + PAUSE < until => {
                     std::thread::sleep(PAUSE);
@@ -161,7 +162,7 @@ impl Ls {
     /// # Errors
     /// `out` takes nothing.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
-        let listed = client::list(&self.asked.run, self.source.map(Into::into));
+        let listed = client::list(&self.asked.agent.run()?, self.source.map(Into::into));
         self.asked.told(out, listed, |instances, out| table(instances, out))
     }
 }
@@ -172,7 +173,7 @@ impl Get {
     /// # Errors
     /// `out` takes nothing.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
-        let found = client::look(&self.asked.run, self.source.into(), &self.name);
+        let found = client::look(&self.asked.agent.run()?, self.source.into(), &self.name);
         self.asked.told(out, found, one)
     }
 }
@@ -185,7 +186,7 @@ impl Rm {
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
         let matches = self.if_match.as_deref().or((!self.force).then_some("*"));
         let conditions = Conditions { matches, ..Conditions::default() };
-        let removed = client::remove(&self.asked.run, &self.name, &conditions);
+        let removed = client::remove(&self.asked.agent.run()?, &self.name, &conditions);
         if self.asked.json && removed.is_ok() {
             return Ok(0);
         }

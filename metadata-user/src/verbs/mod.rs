@@ -8,3 +8,4 @@ pub mod instances;
 pub mod trace;
 #[cfg(feature = "kubevirt")]
 pub mod webhook;
+pub mod which;

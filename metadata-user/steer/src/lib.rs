@@ -107,7 +107,7 @@ use metadata_common::maps::{MAX_HUBS, MAX_SLOTS, Slot, name, program};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use adopt::Left;
@@ -447,6 +447,12 @@ impl Steering {
     #[must_use]
     pub fn side(&self) -> u32 {
         self.side
+    }
+
+    /// The directory of pins, if anything is pinned.
+    #[must_use]
+    pub fn pins(&self) -> Option<&Path> {
+        self.pins.as_ref().map(Pins::directory)
     }
 
     /// The hubs, with the devices to bind AF_XDP sockets to, sorted by number.

@@ -183,6 +183,11 @@ impl Pins {
         Ok(Self { lock: lock.ok_or_else(|| in_use(pins))?, pins: pins.into() })
     }
 
+    /// The configured directory.
+    pub(super) fn directory(&self) -> &Path {
+        &self.pins
+    }
+
     /// Downgrades the lock, so that another agent may join for a takeover.
     pub(super) fn share(&self) -> Result<(), PinsError> {
         flock(&self.lock, SHARED).map_err(|source| PinsError::io("lock", &self.pins, source.into()))

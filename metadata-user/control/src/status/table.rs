@@ -200,6 +200,7 @@ mod tests {
             schema: crate::status::SCHEMA.into(),
             version: "0.1.0".into(),
             pid: 42,
+            pins: None,
             uptime: 93_784.0,
             live: true,
             ready: true,

@@ -1,6 +1,7 @@
 //! How the node is, for people.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,6 +41,7 @@ impl Node {
             schema: SCHEMA.into(),
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
+            pins: self.steering.pins().map(Path::to_owned),
             uptime: self.started.elapsed().as_secs_f64(),
             live: health.deadly().next().is_none(),
             ready: health.hindering().next().is_none(),

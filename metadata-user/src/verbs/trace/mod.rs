@@ -18,9 +18,11 @@ use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 
 use capture::Capture;
-use metadata_base::run::{DEFAULT_RUN, SOCKET};
+use metadata_base::run::SOCKET;
 use metadata_control::trace::wire::{Line, SCHEMA};
 use print::Tally;
+
+use super::which::{Agent, GUEST};
 
 /// Longest the agent may be silent: it gives a sign of life each second.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,11 +38,10 @@ const ANSWER_MOST: u64 = 64 << 30;
 pub struct Arguments {
     /// Only this guest: its port, its MAC, or the name, UUID or record of its VM. By port, frames from other MACs are
     /// shown too, but not what the agent itself answers.
-    #[arg(value_name = "PORT|MAC|VM")]
+    #[arg(value_name = GUEST)]
     target: String,
-    /// The agent's directory of sockets.
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
-    run: PathBuf,
+    #[command(flatten)]
+    agent: Agent,
     /// Frames that are not for the metadata service too.
     #[arg(long)]
     all: bool,
@@ -108,7 +109,8 @@ async fn trace(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()>
 async fn ask(
     arguments: &Arguments,
 ) -> anyhow::Result<Lines<BufReader<impl tokio::io::AsyncRead + Unpin + use<>>>> {
-    let Arguments { run, target, all, payload, .. } = arguments;
+    let Arguments { agent, target, all, payload, .. } = arguments;
+    let run = agent.run()?;
     let mut stream = UnixStream::connect(run.join(SOCKET)).await.with_context(|| {
         format!(
             "no agent answers in {}: start one with `xdp-imds serve`, or name its directory with --run",

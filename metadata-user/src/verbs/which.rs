@@ -1,0 +1,91 @@
+//! Which agent and which guest a verb is about: the same options and words for each verb.
+
+use std::path::{Path, PathBuf};
+
+use metadata_base::run::DEFAULT_RUN;
+use metadata_control::status;
+
+use crate::config::{Config, DEFAULT_PINS};
+
+/// How a guest is named: `xdp-imds status --all` lists ports, `xdp-imds ls` VMs.
+pub const GUEST: &str = "PORT|MAC|VM";
+
+/// The agent that a verb asks.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Agent {
+    /// The agent's run directory, which has its sockets [default: `run` of the configuration, or /run/xdp-imds].
+    #[arg(long, value_name = "DIR")]
+    run: Option<PathBuf>,
+    /// The agent's configuration file, for its directories.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Agent {
+    /// The run directory.
+    ///
+    /// # Errors
+    /// The configuration cannot be read.
+    pub fn run(&self) -> anyhow::Result<PathBuf> {
+        match (&self.run, self.configured()?) {
+            (Some(run), _) => Ok(run.clone()),
+            (None, Some(config)) => Ok(config.run),
+            (None, None) => Ok(DEFAULT_RUN.into()),
+        }
+    }
+
+    /// The directory of pins: `given`, or as the configuration says, or as the agent of the run directory answers.
+    /// `None` if that agent pins nothing.
+    ///
+    /// # Errors
+    /// The configuration cannot be read, or no agent answers in the run directory.
+    pub fn pins(&self, given: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
+        match (given, &self.run, self.configured()?) {
+            (Some(pins), _, _) => Ok(Some(pins.into())),
+            (None, _, Some(config)) => Ok(config.pins),
+            (None, Some(run), None) => {
+                let answer = status::get(run, "/v1/status")?;
+                Ok(serde_json::from_slice::<status::Status>(&answer)?.pins)
+            }
+            (None, None, None) => Ok(Some(DEFAULT_PINS.into())),
+        }
+    }
+
+    fn configured(&self) -> anyhow::Result<Option<Config>> {
+        Ok(self.config.as_deref().map(Config::read).transpose()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Agent, DEFAULT_PINS, DEFAULT_RUN};
+    use std::path::{Path, PathBuf};
+
+    #[test]
+    fn options_win_over_the_configuration_and_that_over_defaults() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("config.yaml");
+        std::fs::write(&file, "run: /configured/run\npins: /configured/pins\n").expect("a file");
+        let given = || Some(PathBuf::from("/given"));
+        for (run, config, pins, expected_run, expected_pins) in [
+            (None, None, None, DEFAULT_RUN, DEFAULT_PINS),
+            (None, Some(&file), None, "/configured/run", "/configured/pins"),
+            (given(), Some(&file), None, "/given", "/configured/pins"),
+            (given(), Some(&file), given(), "/given", "/given"),
+            (given(), None, given(), "/given", "/given"),
+        ] {
+            let agent = Agent { run, config: config.cloned() };
+            assert_eq!(agent.run().expect("a directory"), Path::new(expected_run), "{agent:?}");
+            let pins = agent.pins(pins.as_deref()).expect("a directory");
+            assert_eq!(pins.as_deref(), Some(Path::new(expected_pins)), "{agent:?}");
+        }
+    }
+
+    #[test]
+    fn pins_are_asked_of_an_agent_that_only_its_run_directory_names() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let agent = Agent { run: Some(directory.path().into()), config: None };
+        let error = agent.pins(None).expect_err("nobody answers there");
+        assert!(error.to_string().contains("no agent serves"), "{error}");
+    }
+}
