@@ -1,7 +1,7 @@
-//! What one VM holds of the agent's memory and patience, all its NICs and all workers together.
+//! Limits on the memory and connections that one VM can occupy, over all its NICs and all workers.
 //!
-//! Answers are shared and cost nothing to hold out to a slow reader; what a VM can make the agent keep for it alone
-//! is counted here, and has an end. A VM that reaches one of its limits is refused, and nobody else notices.
+//! Responses rendered in advance are shared, so a slow reader costs no memory. This module counts and limits whatever
+//! the agent stores for one VM alone. A VM that reaches a limit is refused; other VMs are not affected.
 
 use bytes::Bytes;
 use std::sync::Arc;
@@ -9,42 +9,42 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::http::body::BODY_MAX;
 
-/// Connections of one VM at once, unless its record says otherwise (`serve.limits.conns`).
+/// Maximum concurrent connections of one VM, unless its record sets `serve.limits.conns`.
 pub const CONNECTIONS_PER_VM: usize = 128;
-/// Requests of one VM that wait for its record or its turn. A client that asks side by side asks for a few; each
-/// looks again twenty times a second.
+/// Maximum number of requests of one VM that wait for its record or its rate limit. Each one is retried 20 times per
+/// second. A client with parallel requests has only a few.
 pub const HELD_PER_VM: usize = 32;
-/// Octets of requests half received, or complete and held, that are kept for one VM: sixteen of the largest bodies.
-/// Memory is up to twice as much, as buffers grow by doubling.
+/// Maximum octets buffered for incomplete and held requests of one VM: sixteen bodies of maximum size. Buffers grow by
+/// doubling, so memory use is up to twice as much.
 pub const BUFFERED_PER_VM: usize = 16 * BODY_MAX;
-/// The same of all VMs of a worker. Beyond, a VM keeps [`BUFFERED_ALWAYS`] and no more, so that the many of some
-/// never displace the few of others.
+/// Maximum octets buffered for all VMs of a worker. Beyond it each VM can still buffer [`BUFFERED_ALWAYS`], so that
+/// heavy users do not displace others.
 pub const BUFFERED_PER_WORKER: usize = 64 << 20;
-/// What a VM may always keep: one request with the largest head and body.
+/// Octets that a VM can always buffer: one request with head and body of maximum size.
 pub const BUFFERED_ALWAYS: usize = BODY_MAX + (32 << 10);
-/// Octets of answers computed for one VM alone that are not acknowledged yet. A VM's user-data may be most of one.
+/// Maximum octets of unacknowledged answers computed for one VM. One answer may contain the VM's user-data.
 pub const COMPUTED_PER_VM: usize = 4 << 20;
-/// Octets of computed answers that all guests of a worker may leave unread. A VM may have one answer beyond, so that
-/// others' unread answers cost it none.
+/// Maximum octets of unacknowledged computed answers of all VMs of a worker. Beyond it each VM can still have one
+/// answer, so that the unread answers of others do not block it.
 pub const COMPUTED_PER_WORKER: usize = 64 << 20;
-/// Computed answers below this are not counted: [`SEND_AHEAD`](metadata_datapath::stack::SEND_AHEAD) limits what a connection
-/// has of them.
+/// Minimum size of a computed answer that is counted, in octets.
+/// [`SEND_AHEAD`](metadata_datapath::stack::SEND_AHEAD) limits smaller ones per connection.
 pub const COMPUTED_FROM: usize = 4 << 10;
 
-/// What is counted.
+/// A counted resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// Connections.
+    /// Concurrent connections.
     Connections,
-    /// Requests that are held.
+    /// Requests that wait for the record or the rate limit.
     Held,
-    /// Octets half received.
+    /// Octets buffered for incomplete and held requests.
     Buffered,
-    /// Octets computed and not acknowledged.
+    /// Octets of computed answers that are not acknowledged.
     Computed,
 }
 
-/// What one VM holds, or one worker for all of them.
+/// Usage and limits of one VM, or of one worker for all its VMs.
 #[derive(Debug)]
 pub struct Account {
     used: [AtomicUsize; 4],
@@ -52,7 +52,7 @@ pub struct Account {
 }
 
 impl Default for Account {
-    /// A VM's.
+    /// Creates the account of a VM.
     fn default() -> Self {
         Self::with([CONNECTIONS_PER_VM, HELD_PER_VM, BUFFERED_PER_VM, COMPUTED_PER_VM])
     }
@@ -63,30 +63,31 @@ impl Account {
         Self { used: Default::default(), limits: limits.map(AtomicUsize::new) }
     }
 
-    /// A worker's: what is half received and what is computed is limited.
+    /// Creates the account of a worker, which limits buffered and computed octets only.
     #[must_use]
     pub fn of_worker() -> Self {
         Self::with([usize::MAX, usize::MAX, BUFFERED_PER_WORKER, COMPUTED_PER_WORKER])
     }
 
-    /// Lets the VM have so many connections from now on; those it has stay.
+    /// Sets the connection limit. Existing connections stay open.
     pub fn allow_connections(&self, connections: usize) {
         self.limits[Resource::Connections as usize].store(connections, Ordering::Relaxed);
     }
 
-    /// How much is in use.
+    /// Returns the amount in use.
     #[must_use]
     pub fn used(&self, of: Resource) -> usize {
         self.used[of as usize].load(Ordering::Relaxed)
     }
 
-    /// True when there is room for so much more.
+    /// Returns whether the limit leaves room for `more`.
     #[must_use]
     pub fn has_room(&self, of: Resource, more: usize) -> bool {
         self.used(of).saturating_add(more) <= self.limits[of as usize].load(Ordering::Relaxed)
     }
 
-    /// Takes so much if there is room. Relaxed, and not one step: two workers may go beyond by one taking each.
+    /// Adds `more` if there is room. Check and addition are not atomic: two workers can exceed the limit by one
+    /// addition each.
     fn take(&self, of: Resource, more: usize) -> bool {
         let has_room = self.has_room(of, more);
         if has_room {
@@ -104,7 +105,7 @@ impl Account {
     }
 }
 
-/// What one connection holds of its VM's account and its worker's; given back when this is dropped.
+/// Usage of one connection on the accounts of its VM and its worker. Dropping it releases the usage.
 #[derive(Debug)]
 pub struct Tab {
     vm: Arc<Account>,
@@ -114,26 +115,26 @@ pub struct Tab {
 }
 
 impl Tab {
-    /// Counts one connection more.
+    /// Counts one more connection.
     pub fn open(vm: Arc<Account>, worker: Arc<Account>) -> Self {
         vm.enter(Resource::Connections, 1);
         Self { vm, worker, holds: false, buffered: 0 }
     }
 
-    /// Counts a request that is held, once; false when the VM holds as many as it may.
+    /// Counts a held request, once; returns false if the VM is at its limit.
     pub fn hold(&mut self) -> bool {
         self.holds = self.holds || self.vm.take(Resource::Held, 1);
         self.holds
     }
 
-    /// No request is held any more.
+    /// Releases the held request.
     pub fn let_go(&mut self) {
         if std::mem::take(&mut self.holds) {
             self.vm.give_back(Resource::Held, 1);
         }
     }
 
-    /// So many octets are kept from now on; false, and as before, when that is more than there is room for.
+    /// Sets the number of buffered octets. Returns false and changes nothing if there is no room.
     pub fn buffer(&mut self, octets: usize) -> bool {
         let Some(more) = octets.checked_sub(self.buffered) else {
             self.give_back(self.buffered - octets);
@@ -155,7 +156,7 @@ impl Tab {
         self.buffered -= octets;
     }
 
-    /// Counts octets that are this connection's alone, until the last reference to them goes.
+    /// Counts octets of this connection alone until their last reference is dropped; `None` if there is no room.
     pub fn charge(&self, bytes: Bytes) -> Option<Bytes> {
         if bytes.len() < COMPUTED_FROM {
             return Some(bytes);
@@ -179,7 +180,7 @@ impl Drop for Tab {
     }
 }
 
-/// Octets on a VM's account and its worker's.
+/// Octets counted on the accounts of a VM and its worker.
 struct Charged {
     bytes: Bytes,
     vm: Arc<Account>,
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_connection_holds_is_given_back_with_it() {
+    fn dropping_a_connection_releases_its_usage() {
         let (vm, worker) = accounts();
         let mut tab = tab(&vm, &worker);
         assert!(tab.hold() && tab.hold() && tab.buffer(500) && tab.buffer(200));
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_reached_and_no_further() {
+    fn each_limit_can_be_reached_and_not_exceeded() {
         let (vm, worker) = accounts();
         let mut tabs: Vec<_> = (0..HELD_PER_VM + 1).map(|_| tab(&vm, &worker)).collect();
         assert_eq!(tabs.iter_mut().filter_map(|tab| tab.hold().then_some(())).count(), HELD_PER_VM);
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_answers_of_others_leave_every_vm_one() {
+    fn unread_answers_of_others_leave_every_vm_one_answer() {
         const ANSWER: usize = 1 << 20;
         let worker = Arc::new(Account::of_worker());
         let answer = || Bytes::from(vec![1; ANSWER]);

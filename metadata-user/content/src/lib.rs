@@ -1,10 +1,12 @@
-//! What guests are told: from a VM's record to the answer to one request.
+//! The content of the metadata service: turns a VM's record into the answer to one request.
 //!
-//! [`record`] is what an operator writes, [`dialect`] turns it into paths and responses, [`store`] finds them by slot, host,
-//! path and method, [`http`] reads requests and writes answers. [`token`], [`mailbox`] and [`sink`] are what a guest has
-//! and leaves beyond that; [`account`] limits what one VM makes the agent keep.
+//! An operator or a feed writes the [`record`]. [`dialect`] renders it into paths and responses. [`store`] finds a
+//! response by slot, host, path and method. [`http`] parses requests and builds responses. [`token`] issues and checks
+//! IMDSv2 tokens. [`mailbox`] holds what a guest writes, [`sink`] forwards it, and [`account`] limits how much memory
+//! one VM can make the agent hold.
 //!
-//! No I/O, no clock, no async runtime: time is an argument, and files, sockets and queues are somebody else's.
+//! This crate does no I/O, reads no clock and has no async runtime. The caller passes the time in and owns all files,
+//! sockets and queues.
 
 pub mod account;
 pub mod dialect;

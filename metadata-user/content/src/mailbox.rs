@@ -1,11 +1,11 @@
-//! What one VM has written, and what it has taken.
+//! State that a guest writes: passwords, attributes, documents, and its parked requests.
 //!
-//! A mailbox belongs to a VM, not to a slot: all its NICs share it, and it stays when the VM's record is
-//! rendered anew. Guests reach it only by requests that write, or wait; so its lock is not on the way of
-//! ready bytes. Everything in it is bounded: a VM that fills all of it holds about 350 KiB.
+//! A mailbox belongs to a VM, not to a slot: all its NICs share it, and it outlives changes of the VM's record. Only
+//! requests that write or wait use it, so answers rendered in advance never take its lock. Everything in it has a
+//! limit; a VM that reaches all of them occupies about 350 KiB.
 //!
-//! With a state directory, the password, the one-shot state, guest attributes and documents outlive the
-//! agent, one file per VM: `mailboxes` of `metadata-state` writes what [`Kept`] hands it.
+//! With a state directory, the passwords' state, guest attributes and documents outlive the agent, in one file per VM.
+//! `mailboxes` of `metadata-state` writes these files through [`Kept`].
 
 mod attributes;
 mod kept;
@@ -34,41 +34,41 @@ pub use kept::{Kept, Saver};
 pub use state::State;
 pub use wait::{WAITS_PER_VM, Wait};
 
-/// Most octets of a posted password (OpenStack's `Password` takes 1,020).
+/// Maximum length of a posted password in octets (OpenStack accepts 1,020).
 pub const PASSWORD_OCTETS: usize = 1_020;
-/// Most octets of a document.
+/// Maximum length of a document, in octets.
 pub const DOCUMENT_OCTETS: usize = 32 << 10;
 
-/// Why a posted password is not taken.
+/// Why a posted password is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PasswordRefused {
-    /// There is nothing in it.
+    /// The password is empty.
     #[error("expected a password of 1 to {PASSWORD_OCTETS} octets, found none")]
     Empty,
-    /// It is longer than is kept.
+    /// The password is longer than [`PASSWORD_OCTETS`].
     #[error("expected a password of at most {PASSWORD_OCTETS} octets, found more")]
     TooLarge,
-    /// There is one, and it is written once.
+    /// The guest has already posted a password, which it can do only once.
     #[error("expected the first password of this VM, found one that is already set")]
     AlreadySet,
 }
 
-/// A document larger than [`DOCUMENT_OCTETS`].
+/// A document is larger than [`DOCUMENT_OCTETS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a document of at most {DOCUMENT_OCTETS} octets, found more")]
 pub struct DocumentTooLarge;
 
-/// A document that EVE's guests write.
+/// A document that guests of EVE write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Document {
-    /// `/eve/v1/kubeconfig`.
+    /// Document at `/eve/v1/kubeconfig`.
     Kubeconfig,
-    /// `/eve/v1/app/appCustomStatus`.
+    /// Document at `/eve/v1/app/appCustomStatus`.
     AppCustomStatus,
 }
 
-/// The mailbox of one VM. Its methods never wait for a disk or a receiver.
+/// The mailbox of one VM. Its methods never wait for a disk or a sink.
 pub struct Mailbox {
     kept: Arc<Kept>,
     outbox: VmOutbox,
@@ -77,7 +77,7 @@ pub struct Mailbox {
     account: Arc<Account>,
 }
 
-/// What is taken from the VM's record.
+/// Values from the VM's record.
 struct Noted {
     name: Arc<str>,
     /// SHA-256 over the VM's UUID and `admin.password`; empty without a password.
@@ -90,19 +90,19 @@ impl fmt::Debug for Mailbox {
     }
 }
 
-/// The lock's content, also after a panic elsewhere: every change below is whole or not begun.
+/// Locks the mutex, ignoring poison: every change below is complete or has not started.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Mailbox {
-    /// An empty mailbox for the VM with this UUID, in memory only.
+    /// Creates an empty mailbox, in memory only, for the VM with this UUID.
     #[must_use]
     pub fn new(vm: &str, outbox: &Outbox) -> Self {
         Self::with(Kept::in_memory(vm), outbox)
     }
 
-    /// The mailbox of a VM with what was kept of it.
+    /// Creates the mailbox of a VM from its stored state.
     #[must_use]
     pub fn with(kept: Kept, outbox: &Outbox) -> Self {
         let outbox = outbox.for_vm(kept.vm());
@@ -110,26 +110,26 @@ impl Mailbox {
         Self { kept: Arc::new(kept), outbox, waits: Mutex::default(), noted, account: Arc::default() }
     }
 
-    /// What outlives the agent.
+    /// Returns the state that outlives the agent.
     #[must_use]
     pub fn kept(&self) -> &Arc<Kept> {
         &self.kept
     }
 
-    /// The VM's UUID.
+    /// Returns the VM's UUID.
     #[must_use]
     pub fn vm(&self) -> &str {
         self.kept.vm()
     }
 
-    /// What the VM holds of the agent's memory.
+    /// Returns the VM's account of memory and connections.
     #[must_use]
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
 
-    /// Takes from the VM's record what messages say (`vm.name`) and what the one-shot state hangs on
-    /// (`admin.password`): with another password, it begins anew.
+    /// Stores `vm.name`, for messages, and `admin.password` of the VM's record. A changed password is served again
+    /// even if the guest confirmed the former one.
     pub fn note_record(&self, name: &str, admin_password: Option<&str>) {
         let digest = Octets(admin_password.map_or_else(Bytes::new, |password| {
             let salted = Sha256::new().chain_update(self.vm()).chain_update(":").chain_update(password);
@@ -142,8 +142,8 @@ impl Mailbox {
         *noted = Noted { name: name.into(), password: digest };
     }
 
-    /// Takes what another agent kept of the VM, and looks again whether the record's password is still the one that
-    /// was taken.
+    /// Replaces the state by the one another agent stored. Then compares the record's password with the one that the
+    /// guest confirmed.
     pub fn replace(&self, state: State) {
         self.kept.replace(state);
         let noted = locked(&self.noted);
@@ -153,10 +153,10 @@ impl Mailbox {
         }
     }
 
-    /// Keeps the password the guest chose, once: 1 to [`PASSWORD_OCTETS`] octets.
+    /// Stores the password that the guest chose, once: 1 to [`PASSWORD_OCTETS`] octets.
     ///
     /// # Errors
-    /// [`PasswordRefused`]; the size is looked at first.
+    /// [`PasswordRefused`]. The size is checked first.
     pub fn post_password(&self, octets: &[u8]) -> Result<(), PasswordRefused> {
         if octets.is_empty() {
             return Err(PasswordRefused::Empty);
@@ -173,20 +173,20 @@ impl Mailbox {
         })
     }
 
-    /// The password the guest chose; empty when it chose none.
+    /// Returns the password that the guest posted; empty if it posted none.
     #[must_use]
     pub fn posted_password(&self) -> Bytes {
         self.kept
             .read(|state| state.posted_password.as_ref().map(|octets| octets.0.clone()).unwrap_or_default())
     }
 
-    /// True after the guest said that it saved the record's password.
+    /// Returns whether the guest confirmed that it saved the record's password.
     #[must_use]
     pub fn password_taken(&self) -> bool {
         self.kept.read(|state| state.taken_password.is_some())
     }
 
-    /// The guest has saved the record's password (`saved_password`): it is not given again.
+    /// Records that the guest saved the record's password (`saved_password`). It is then not served again.
     pub fn take_password(&self) {
         let noted = locked(&self.noted);
         if !self.password_taken() {
@@ -194,7 +194,7 @@ impl Mailbox {
         }
     }
 
-    /// A guest attribute.
+    /// Returns a guest attribute; `None` if it is not set.
     #[must_use]
     pub fn attribute(&self, namespace: &str, key: &str) -> Option<Bytes> {
         self.kept.read(|state| state.attributes.get(namespace, key))
@@ -203,12 +203,12 @@ impl Mailbox {
     /// Sets a guest attribute.
     ///
     /// # Errors
-    /// [`AttributeRefused`] beyond a limit; what was there stays.
+    /// [`AttributeRefused`] if a limit would be exceeded; the attribute then does not change.
     pub fn set_attribute(&self, namespace: &str, key: &str, octets: &[u8]) -> Result<(), AttributeRefused> {
         self.kept.try_change(|state| state.attributes.set(namespace, key, octets))
     }
 
-    /// Removes a guest attribute; false when there was none.
+    /// Removes a guest attribute; returns false if there was none.
     #[must_use = "the guest hears whether there was one"]
     pub fn delete_attribute(&self, namespace: &str, key: &str) -> bool {
         let removed: Result<(), ()> =
@@ -216,22 +216,22 @@ impl Mailbox {
         removed.is_ok()
     }
 
-    /// The namespaces with their keys, all sorted.
+    /// Returns the namespaces with their keys, all sorted.
     #[must_use]
     pub fn attributes(&self) -> Vec<(String, Vec<String>)> {
         self.kept.read(|state| state.attributes.list())
     }
 
-    /// Grows with each change of a guest attribute; begins at 0 with the agent.
+    /// Returns a number that grows with each change of a guest attribute and starts at 0 with the agent.
     #[must_use]
     pub fn attributes_version(&self) -> u64 {
         self.kept.read(|state| state.attributes.version())
     }
 
-    /// Keeps a document in the place of the one before.
+    /// Stores a document and replaces the former one.
     ///
     /// # Errors
-    /// [`DocumentTooLarge`] beyond [`DOCUMENT_OCTETS`].
+    /// [`DocumentTooLarge`] if it exceeds [`DOCUMENT_OCTETS`].
     pub fn store_document(&self, document: Document, octets: &[u8]) -> Result<(), DocumentTooLarge> {
         if octets.len() > DOCUMENT_OCTETS {
             return Err(DocumentTooLarge);
@@ -243,15 +243,15 @@ impl Mailbox {
         })
     }
 
-    /// A document the guest wrote.
+    /// Returns a document that the guest wrote; `None` if it wrote none.
     #[must_use]
     pub fn document(&self, document: Document) -> Option<Bytes> {
         self.kept.read(|state| state.documents.get(&document).map(|octets| octets.0.clone()))
     }
 
-    /// Registers one parked request; its place is free again when the result is dropped.
+    /// Registers one parked request. Dropping the result removes it.
     ///
-    /// Beyond [`WAITS_PER_VM`] the oldest is ended, and counted.
+    /// Beyond [`WAITS_PER_VM`] it ends the oldest one and counts that.
     #[must_use]
     pub fn wait(&self) -> Arc<Wait> {
         let (wait, ended) = locked(&self.waits).enter();
@@ -261,9 +261,9 @@ impl Mailbox {
         wait
     }
 
-    /// Hands what the guest said to the sink the record names for it, if any.
+    /// Passes a message of the guest to the sink that the record names for it, if any.
     ///
-    /// Never waits and never fails: what cannot be handed on is counted ([`crate::sink::SinkCounts`]).
+    /// Never waits and never fails: a message that cannot be passed on is counted ([`crate::sink::SinkCounts`]).
     pub fn tell(&self, sinks: &Sinks, kind: MessageKind, body: &[u8], now_unix: u64) {
         let name = Arc::clone(&locked(&self.noted).name);
         self.outbox.tell(sinks, kind, name, body, now_unix);

@@ -1,8 +1,8 @@
 //! Messages from guests to their operators.
 //!
-//! A guest says that it is ready, phones home, reports progress or posts its password; the VM's record names
-//! where that goes. The packet path hands a message over and is done: it knows no receiver, waits for
-//! none, and a message there is no room for is counted. `delivery` of the agent takes it from there.
+//! A guest reports readiness or progress, phones home, or posts its password. The VM's record names the sink of each
+//! kind. The packet path hands a message over without waiting; a message for which there is no room is dropped and
+//! counted. `delivery` of the agent sends the messages.
 //!
 //! Each message is one JSON object: `{"vm", "name", "kind", "time", "body"}`.
 
@@ -18,26 +18,26 @@ use crate::record::Sink;
 use crate::record::vm::Sinks;
 pub use message::Message;
 
-/// Most messages of all VMs that wait for delivery.
+/// Maximum number of messages of all VMs that wait for delivery.
 pub const WAITING: usize = 1_024;
-/// Most messages of one VM that wait for delivery.
+/// Maximum number of messages of one VM that wait for delivery.
 pub const WAITING_PER_VM: usize = 64;
 
-/// What a guest says.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
-    /// It is ready (Azure's health report, Scaleway's state): `sinks.ready`.
+    /// Readiness report (Azure's health report, Scaleway's state), for `sinks.ready`.
     Ready,
-    /// cloud-init's `phone_home`, a form (`application/x-www-form-urlencoded`): `sinks.phone_home`.
+    /// cloud-init's `phone_home`, an `application/x-www-form-urlencoded` form, for `sinks.phone_home`.
     PhoneHome,
-    /// A progress event of cloud-init or MAAS: `sinks.events`.
+    /// Progress event of cloud-init or MAAS, for `sinks.events`.
     Event,
-    /// The password it chose: `sinks.password`.
+    /// Password that the guest chose, for `sinks.password`.
     Password,
 }
 
 impl MessageKind {
-    /// Its name in the message's JSON.
+    /// Returns the name in the message's JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl MessageKind {
         }
     }
 
-    /// The largest body, in octets; a larger one is a counted drop.
+    /// Returns the maximum length of a body, in octets. A message with a longer one is dropped and counted.
     #[must_use]
     pub const fn most_octets(self) -> usize {
         match self {
@@ -67,18 +67,18 @@ impl MessageKind {
     }
 }
 
-/// What became of messages, since the start.
+/// Counts of messages since the start of the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SinkCounts {
-    /// Taken by their sinks.
+    /// Messages that their sinks accepted.
     pub delivered: u64,
-    /// Refused by their sinks, or their sinks were not there.
+    /// Messages whose sinks refused them or were unreachable.
     pub failed: u64,
-    /// Not handed over: too large, or too many were waiting.
+    /// Messages that were not handed over: too large, or too many were waiting.
     pub dropped: u64,
-    /// Waiting now.
+    /// Messages that wait for delivery now.
     pub waiting: u64,
-    /// Parked requests that were ended for a newer one of the same VM.
+    /// Parked requests that a newer one of the same VM ended.
     pub waits_ended: u64,
 }
 
@@ -93,7 +93,7 @@ struct Counters {
 
 type HandOver = dyn Fn(Box<Message>) -> bool + Send + Sync;
 
-/// Where messages are handed over. Clones are the same outbox.
+/// Hands messages over for delivery. Clones share one outbox.
 #[derive(Clone)]
 pub struct Outbox {
     hand_over: Arc<HandOver>,
@@ -107,20 +107,20 @@ impl fmt::Debug for Outbox {
 }
 
 impl Outbox {
-    /// An outbox that calls `hand_over` with each message, of which at most [`WAITING`], and [`WAITING_PER_VM`] of one
-    /// VM, are there at once. It must not wait; when it returns false the message is a counted drop.
+    /// Creates an outbox that calls `hand_over` with each message. At most [`WAITING`] messages, [`WAITING_PER_VM`]
+    /// of one VM, exist at once. `hand_over` must not wait. If it returns false, the message is dropped and counted.
     #[must_use]
     pub fn new(hand_over: impl Fn(Box<Message>) -> bool + Send + Sync + 'static) -> Self {
         Self { hand_over: Arc::new(hand_over), counters: Arc::default() }
     }
 
-    /// An outbox nobody empties, for where there is no agent: each message is a counted drop.
+    /// Creates an outbox for use without an agent. It drops and counts each message.
     #[must_use]
     pub fn detached() -> Self {
         Self::new(|_| false)
     }
 
-    /// What became of messages.
+    /// Returns the counts.
     #[must_use]
     pub fn counts(&self) -> SinkCounts {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl Outbox {
         }
     }
 
-    /// This outbox for one VM, with a bound of its own.
+    /// Returns this outbox for one VM, with the limit per VM.
     #[must_use]
     pub(crate) fn for_vm(&self, vm: &str) -> VmOutbox {
         VmOutbox { outbox: self.clone(), vm: vm.into(), waiting: Arc::default() }
@@ -150,7 +150,7 @@ pub(crate) struct VmOutbox {
 }
 
 impl VmOutbox {
-    /// Hands over one message; without a sink for it, nothing happens.
+    /// Hands over one message; does nothing if the record has no sink for its kind.
     pub(crate) fn tell(&self, sinks: &Sinks, kind: MessageKind, name: Arc<str>, body: &[u8], now_unix: u64) {
         let Some(sink) = kind.sink(sinks) else { return };
         let counters = &self.outbox.counters;
@@ -171,7 +171,7 @@ impl VmOutbox {
     }
 }
 
-/// One place among the messages that wait, free again when dropped.
+/// One place among the waiting messages. Dropping it frees the place.
 #[derive(Debug)]
 struct Place {
     counters: Arc<Counters>,
@@ -201,7 +201,7 @@ fn take_below(count: &AtomicUsize, limit: usize) -> Option<usize> {
     count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()
 }
 
-/// An outbox whose messages nobody takes, though there is room for them.
+/// Creates an outbox that accepts messages and never delivers them.
 #[cfg(test)]
 pub(crate) fn unattended() -> Outbox {
     let waiting = std::sync::Mutex::new(Vec::new());

@@ -1,14 +1,14 @@
-//! Session tokens that nobody has to remember.
+//! Stateless session tokens.
 //!
-//! A token says what it is for and when it ends, and carries a MAC over that and the VM it was made for. So
-//! it is checked without a table, holds across restarts, and is worth nothing to another VM or dialect.
+//! A token contains its dialect and expiry, and a MAC over these and the VM. The agent so checks it without a table,
+//! accepts it after a restart, and refuses it from another VM or dialect.
 //!
 //! ```text
 //! version 1 │ kind 1 │ expiry, Unix seconds, big endian 8 │ nonce 8 │ HMAC-SHA-256, first 24 octets
 //! ```
 //!
-//! 42 octets, in standard base64 (RFC 4648 §4) 56 characters without padding or newline: as long as those of
-//! AWS. The MAC (RFC 2104) covers the first 18 octets and the VM's UUID as text.
+//! These 42 octets are 56 characters of standard base64 (RFC 4648 §4) without padding or newline, the length of AWS's
+//! tokens. The MAC (RFC 2104) covers the first 18 octets and the VM's UUID as text.
 
 #[cfg(test)]
 mod tests;
@@ -24,9 +24,10 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// Characters of a token.
+/// Length of a token, in characters.
 pub const TOKEN_CHARS: usize = 56;
-/// Shortest time between two rotations: the longest life of a token, since only one former key is kept.
+/// Minimum time between two key rotations. It equals the longest lifetime of a token, because only one former key is
+/// kept.
 pub const SHORTEST_ROTATION: Duration = Duration::from_secs(86_400);
 
 const VERSION: u8 = 1;
@@ -47,7 +48,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The longest life of a token, in seconds.
+    /// Returns the maximum lifetime of a token, in seconds.
     #[must_use]
     pub const fn longest_ttl_seconds(self) -> u32 {
         match self {
@@ -57,23 +58,23 @@ impl Kind {
     }
 }
 
-/// One secret key, ready to use.
+/// One secret key with its prepared MAC.
 #[derive(Clone)]
 struct Key {
     octets: [u8; KEY_OCTETS],
-    /// The MAC after it took in the key, which a token need not do again.
+    /// MAC state after the key block, so that each token saves that step.
     keyed: Hmac<Sha256>,
 }
 
 impl Key {
     fn new(octets: [u8; KEY_OCTETS]) -> Self {
-        // A key shorter than the hash's block is filled up with zeros (RFC 2104 §2).
+        // HMAC pads a key shorter than the hash's block with zeros (RFC 2104 §2).
         let mut block = [0; 64];
         block[..KEY_OCTETS].copy_from_slice(&octets);
         Self { octets, keyed: Hmac::new(&block.into()) }
     }
 
-    /// From the thread's generator: ChaCha seeded by the kernel, which asks it for no more than a seed.
+    /// Draws a key from the thread's generator, a ChaCha that the kernel seeds.
     fn random() -> Self {
         Self::new(rand::random())
     }
@@ -83,42 +84,43 @@ impl Key {
     }
 }
 
-/// The key in use, and the one before it. No `Debug`: these are the keys.
+/// The current key and the former one. It has no `Debug`, because the keys are secret.
 #[derive(Clone)]
 pub struct Keys {
     current: Key,
-    /// When `current` began and `previous` ended, in Unix seconds.
+    /// Time when `current` replaced `previous`, in Unix seconds.
     since_unix: u64,
     previous: Option<Key>,
 }
 
 impl Keys {
-    /// A new key, and none before it, from `now_unix` on (Unix seconds).
+    /// Creates a new key without a former one, valid from `now_unix` (Unix seconds).
     #[must_use]
     pub fn new(now_unix: u64) -> Self {
         Self { current: Key::random(), since_unix: now_unix, previous: None }
     }
 
-    /// A new key from `now_unix` on. Tokens of the current one stay good until they expire; those of the one before end.
+    /// Adds a new key from `now_unix`. Tokens of the current key stay valid until they expire. Tokens of the former key
+    /// become invalid.
     #[must_use]
     pub fn rotated(&self, now_unix: u64) -> Self {
         Self { current: Key::random(), since_unix: now_unix, previous: Some(self.current.clone()) }
     }
 
-    /// The former key, while tokens it signed may live.
+    /// Returns the former key while tokens that it signed may still be valid.
     fn overlapping(&self, kind: Kind, now_unix: u64) -> Option<&Key> {
         let age = now_unix.saturating_sub(self.since_unix);
         self.previous.as_ref().filter(|_| age < u64::from(kind.longest_ttl_seconds()))
     }
 
-    /// True when the current key is at least `age` old, which is taken as [`SHORTEST_ROTATION`] at least.
+    /// Returns whether the current key is at least as old as the larger of `age` and [`SHORTEST_ROTATION`].
     #[must_use]
     pub fn older_than(&self, age: Duration, now_unix: u64) -> bool {
         now_unix.saturating_sub(self.since_unix) >= age.max(SHORTEST_ROTATION).as_secs()
     }
 }
 
-/// Makes and checks tokens. Shared by reference; readers never wait, also not for a rotation.
+/// Issues and checks tokens. Shared by reference. Readers never wait, not even for a rotation.
 pub struct Keyring {
     keys: ArcSwap<Keys>,
 }
@@ -130,26 +132,26 @@ impl fmt::Debug for Keyring {
 }
 
 impl Keyring {
-    /// A key in memory only: its tokens end with the process.
+    /// Creates a keyring in memory only: its tokens become invalid when the process ends.
     #[must_use]
     pub fn ephemeral() -> Self {
         Self { keys: ArcSwap::from_pointee(Keys::new(0)) }
     }
 
-    /// A ring of these keys.
+    /// Creates a keyring with these keys.
     #[must_use]
     pub fn with(keys: Keys) -> Self {
         Self { keys: ArcSwap::from_pointee(keys) }
     }
 
-    /// Puts other keys in the place of those before.
+    /// Replaces the keys.
     pub fn set(&self, keys: Keys) {
         self.keys.store(Arc::new(keys));
     }
 
-    /// A token of `kind` for the VM with this UUID, good for `ttl_seconds`, the kind's longest at most.
+    /// Issues a token of `kind` for the VM with this UUID. It is valid for `ttl_seconds`, at most the kind's maximum.
     ///
-    /// [`TOKEN_CHARS`] characters, all of them fit for a header's value.
+    /// The token has [`TOKEN_CHARS`] characters, all of them allowed in a header value.
     #[must_use]
     pub fn mint(&self, kind: Kind, vm: &str, ttl_seconds: u32, now_unix: u64) -> String {
         let expiry = now_unix.saturating_add(ttl_seconds.min(kind.longest_ttl_seconds()).into());
@@ -163,10 +165,10 @@ impl Keyring {
         STANDARD.encode(token)
     }
 
-    /// True for a token of this `kind`, made for the VM with this UUID, that has not ended.
+    /// Returns whether the token is of this `kind`, was issued for the VM with this UUID, and has not expired.
     ///
-    /// The MAC is compared in constant time. After a rotation the former key counts for as long as the
-    /// longest-lived token of the kind.
+    /// The MAC is compared in constant time. After a rotation the former key stays valid for the maximum lifetime of
+    /// the kind.
     #[must_use]
     pub fn verify(&self, kind: Kind, vm: &str, token: &[u8], now_unix: u64) -> bool {
         let mut octets = [0; TOKEN_OCTETS];

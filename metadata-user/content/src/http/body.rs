@@ -1,34 +1,34 @@
-//! Request bodies: how long they are, and taking them in (RFC 9112 §6, §7).
+//! Request bodies: their framing and how they are read (RFC 9112 §6, §7).
 
 use super::Headers;
 use super::error::RequestError;
 
-/// Octets of a request body.
+/// Maximum length of a request body, in octets.
 pub const BODY_MAX: usize = 64 * 1024;
-/// Digits of a chunk size, leading zeros included.
+/// Maximum number of digits of a chunk size, leading zeros included.
 const SIZE_DIGITS_MAX: usize = 8;
-/// Octets of chunk extensions and trailer fields of one body, which are read and ignored.
+/// Maximum octets of chunk extensions and trailer fields of one body. The reader ignores their content.
 const CHUNK_EXTRA_MAX: usize = 2048;
 
-/// How the end of a body is found.
+/// How the end of a body is determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// There is none.
+    /// The request has no body.
     Absent,
-    /// So many octets.
+    /// The body has this many octets.
     Length(usize),
-    /// Until the last chunk.
+    /// The body ends with the last chunk.
     Chunked,
 }
 
 impl Framing {
-    /// Reads the framing of a request (RFC 9112 §6.3).
+    /// Determines the framing of a request (RFC 9112 §6.3).
     ///
     /// # Errors
     ///
-    /// `Transfer-Encoding` beside `Content-Length` or in HTTP/1.0 is refused: it is how requests are
-    /// smuggled (§6.1). Lengths that differ are refused, equal ones are taken as one. Where chunked is not the last
-    /// coding, or there twice, the end of the body is not known (§6.3).
+    /// Refuses `Transfer-Encoding` beside `Content-Length` or in HTTP/1.0, which request smuggling uses (§6.1). Refuses
+    /// lengths that differ; equal ones count as one. Refuses chunked twice or before another coding, because the end of
+    /// the body is then unknown (§6.3).
     pub fn of(headers: &Headers<'_>, is_1_1: bool) -> Result<Self, RequestError> {
         let mut length = None;
         for value in headers.all("content-length") {
@@ -49,7 +49,7 @@ impl Framing {
         }
     }
 
-    /// The framing by transfer codings, a list over one or more fields (RFC 9110 §5.6.1).
+    /// Determines the framing from the transfer codings, a list over one or more fields (RFC 9110 §5.6.1).
     fn coded(headers: &Headers<'_>) -> Result<Self, RequestError> {
         let items = headers.all("transfer-encoding").flat_map(|value| value.split(|octet| *octet == b','));
         let (mut count, mut chunked, mut last) = (0, 0, false);
@@ -66,7 +66,7 @@ impl Framing {
     }
 }
 
-/// A decimal number; one too large to hold is too large for a body as well.
+/// Parses a decimal length. A number beyond `usize` also exceeds the body limit.
 fn length_of(value: &[u8]) -> Result<usize, RequestError> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return Err(RequestError::Length);
@@ -77,7 +77,7 @@ fn length_of(value: &[u8]) -> Result<usize, RequestError> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// In a body of known length, or a chunk: so many octets are left.
+    /// In a body of known length, or in a chunk; this many octets remain.
     Data(usize),
     Size {
         digits: usize,
@@ -86,7 +86,7 @@ enum Stage {
     Extension {
         value: usize,
     },
-    /// CR after a size was seen, LF is next.
+    /// After the CR that follows a size; LF is next.
     SizeEnd {
         value: usize,
     },
@@ -96,12 +96,12 @@ enum Stage {
     TrailerStart,
     Trailer,
     TrailerLf,
-    /// CR of the final empty line was seen.
+    /// After the CR of the final empty line.
     LastLf,
     Done,
 }
 
-/// Takes in one body.
+/// Reads one body.
 #[derive(Clone, Debug)]
 pub struct BodyReader {
     stage: Stage,
@@ -112,7 +112,7 @@ pub struct BodyReader {
 }
 
 impl BodyReader {
-    /// A reader for a body; one that is not to be kept is counted and thrown away.
+    /// Creates a reader. Without `keep` it counts the octets and discards them.
     #[must_use]
     pub fn new(framing: Framing, keep: bool) -> Self {
         let stage = match framing {
@@ -123,17 +123,17 @@ impl BodyReader {
         Self { stage, chunked: framing == Framing::Chunked, total: 0, extra: 0, keep }
     }
 
-    /// True when the body is complete.
+    /// Returns whether the body is complete.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.stage == Stage::Done
     }
 
-    /// Takes octets up to the end of the body, and says how many those were.
+    /// Consumes octets up to the end of the body and returns their number.
     ///
     /// # Errors
     ///
-    /// At the first octet that breaks the chunked coding or a limit.
+    /// Fails at the first octet that violates the chunked coding or a limit.
     pub fn take(&mut self, octets: &[u8], body: &mut Vec<u8>) -> Result<usize, RequestError> {
         let mut at = 0;
         while at < octets.len() && !self.is_done() {

@@ -1,21 +1,21 @@
-//! The part of a response head that depends on the moment and the connection: `Date`, `Connection` and the
-//! blank line, rendered once a second.
+//! The part of a response head that depends on time and connection: `Date`, `Connection` and the blank line. Each
+//! thread renders it once per second.
 
 use bytes::Bytes;
 use std::cell::RefCell;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// 9999-12-31T23:59:59Z, the last moment an IMF-fixdate can name (RFC 9110 §5.6.7).
+/// 9999-12-31T23:59:59Z, the last time an IMF-fixdate can express (RFC 9110 §5.6.7).
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// What a response says about its connection.
+/// `Connection` field of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
-    /// Nothing: an HTTP/1.1 connection stays open.
+    /// No field: an HTTP/1.1 connection stays open.
     Implied,
-    /// `Connection: keep-alive`, as an HTTP/1.0 client that asked for it expects.
+    /// `Connection: keep-alive`, for an HTTP/1.0 client that requested it.
     KeepAlive,
-    /// `Connection: close`.
+    /// `Connection: close`: the agent closes the connection after the response.
     Close,
 }
 
@@ -43,7 +43,7 @@ thread_local! {
     static TAILS: RefCell<Option<Tails>> = const { RefCell::new(None) };
 }
 
-/// `Date`, `Connection` where it must be said, and the blank line that ends a response head.
+/// Returns `Date`, the `Connection` field if one is needed, and the blank line that ends a response head.
 #[must_use]
 pub fn tail(unix_seconds: u64, persistence: Persistence) -> Bytes {
     TAILS.with_borrow_mut(|tails| {
@@ -64,7 +64,7 @@ mod tests {
     use super::{LAST_SECOND, Persistence, tail};
 
     #[test]
-    fn the_tail_carries_the_date_of_its_second() {
+    fn the_tail_contains_the_date_of_its_second() {
         assert_eq!(tail(784_111_777, Persistence::Implied), "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n");
         assert_eq!(
             tail(784_111_778, Persistence::Close),
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_beyond_the_format_is_held_at_its_end() {
+    fn a_time_beyond_the_date_format_becomes_its_last_second() {
         assert_eq!(tail(u64::MAX, Persistence::Implied), tail(LAST_SECOND, Persistence::Implied));
     }
 }

@@ -1,13 +1,13 @@
 //! The host and port of a `Host` field and of a target in absolute form (RFC 9110 §7.2, RFC 3986 §3.2.2).
 //!
-//! Which host a request names is never looked at: the port a VM is on decides who asks. Only its form is checked, as
-//! RFC 9112 §3.2 demands.
+//! The agent checks only the form of the host, as RFC 9112 §3.2 requires. It identifies the VM by its port and ignores
+//! which host a request names.
 
 use std::net::Ipv6Addr;
 
-/// The host in `host [":" port]`, which may be empty; `None` when the text has another form.
+/// Returns the host of `host [":" port]`, which may be empty; `None` if the text has another form.
 ///
-/// A zone of an IPv6 address may follow a bare `%` as well as `%25` (RFC 6874 §2): HTTP libraries send both.
+/// The zone of an IPv6 address may follow `%` or `%25` (RFC 6874 §2): HTTP libraries send both.
 #[must_use]
 pub fn host_of(text: &[u8]) -> Option<&[u8]> {
     let end = match text.strip_prefix(b"[") {
@@ -25,7 +25,7 @@ pub fn host_of(text: &[u8]) -> Option<&[u8]> {
     is_port.then_some(host)
 }
 
-/// `reg-name` of RFC 3986 §3.2.2, which every IPv4 address is, too.
+/// Returns whether the text is a `reg-name` (RFC 3986 §3.2.2). Every IPv4 address is one.
 fn is_name(text: &[u8]) -> bool {
     let mut octets = text.iter();
     while let Some(octet) = octets.next() {
@@ -40,7 +40,7 @@ fn is_name(text: &[u8]) -> bool {
     true
 }
 
-/// What stands in brackets: an IPv6 address, perhaps with a zone, or an address of a later version.
+/// Returns whether the text may stand in brackets: an IPv6 address with an optional zone, or an `IPvFuture`.
 fn is_literal(text: &[u8]) -> bool {
     if let Some(later) = text.strip_prefix(b"v").or_else(|| text.strip_prefix(b"V")) {
         let Some(dot) = later.iter().position(|octet| *octet == b'.') else { return false };
@@ -57,7 +57,7 @@ fn is_literal(text: &[u8]) -> bool {
     address.parse::<Ipv6Addr>().is_ok() && zone.is_none_or(is_zone)
 }
 
-/// RFC 3986 §2.3.
+/// `unreserved` of RFC 3986 §2.3.
 fn is_unreserved(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || b"-._~".contains(&octet)
 }
@@ -72,7 +72,7 @@ mod tests {
     use super::host_of;
 
     #[test]
-    fn a_host_is_taken_from_its_port_as_the_table_says() {
+    fn a_host_is_split_from_its_port_as_in_the_table() {
         let cases = [
             ("", Some("")),
             (":80", Some("")),

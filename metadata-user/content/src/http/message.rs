@@ -2,29 +2,29 @@
 
 use std::fmt;
 
-/// The request methods a metadata service meets (RFC 9110 §9); every other token is [`Method::Other`].
+/// Request methods that metadata clients use (RFC 9110 §9). Every other token is [`Method::Other`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// GET
+    /// GET.
     Get,
-    /// HEAD: answered as GET, without the body.
+    /// HEAD; gets the answer to GET without the body.
     Head,
-    /// POST
+    /// POST.
     Post,
-    /// PUT
+    /// PUT.
     Put,
-    /// PATCH
+    /// PATCH.
     Patch,
-    /// DELETE
+    /// DELETE.
     Delete,
-    /// OPTIONS
+    /// OPTIONS.
     Options,
     /// Any other method.
     Other,
 }
 
 impl Method {
-    /// Reads a method token; case matters (RFC 9110 §9.1).
+    /// Parses a method token, case-sensitively (RFC 9110 §9.1).
     #[must_use]
     pub fn from_token(token: &str) -> Self {
         match token {
@@ -41,7 +41,7 @@ impl Method {
 }
 
 impl Method {
-    /// The token; `?` for one that is not known.
+    /// Returns the method token; `?` for [`Method::Other`].
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ pub struct Headers<'a> {
 }
 
 impl fmt::Debug for Headers<'_> {
-    /// Names only: values are tokens and signatures now and then.
+    /// Prints field names only: values may be tokens and signatures.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.fields.iter().map(|field| field.name)).finish()
     }
@@ -77,55 +77,55 @@ impl<'a> Headers<'a> {
         Self { fields }
     }
 
-    /// The first value of a field, by case-insensitive name (RFC 9110 §5.1), white space trimmed.
+    /// Returns the first value of a field, without surrounding white space. Names are case-insensitive (RFC 9110 §5.1).
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&'a [u8]> {
         self.fields.iter().find(|f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value.trim_ascii())
     }
 
-    /// Every value of a field, in the order received, white space trimmed.
+    /// Returns every value of a field in the order received, without surrounding white space.
     pub fn all<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'a [u8]> + 's {
         self.fields.iter().filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value.trim_ascii())
     }
 
-    /// True when a field that is a comma-separated list (RFC 9110 §5.6.1) contains `token`, in any case.
+    /// Returns whether a comma-separated list field (RFC 9110 §5.6.1) contains `token`, ignoring case.
     #[must_use]
     pub fn has_token(&self, name: &str, token: &str) -> bool {
         let mut items = self.all(name).flat_map(|value| value.split(|octet| *octet == b','));
         items.any(|item| item.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
     }
 
-    /// All fields, as received.
+    /// Returns all fields as received.
     pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a [u8])> {
         self.fields.iter().map(|field| (field.name, field.value))
     }
 
-    /// True when the field is present, also with an empty value.
+    /// Returns whether the field is present; an empty value counts.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.get(name).is_some()
     }
 }
 
-/// A request target after normalisation: empty segments dropped, escapes decoded, query cut off.
+/// A request target after normalisation: without empty segments, with escapes decoded, and with the query split off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// `/` for the root, else `/a/b` without a trailing slash.
+    /// Path: `/` for the root, else `/a/b` without a trailing slash.
     pub path: &'a str,
-    /// What followed the first `?`, undecoded; empty when there was none.
+    /// Text after the first `?`, not decoded; empty if there is none.
     pub query: &'a str,
 }
 
-/// One request, complete with its body.
+/// One complete request.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// The method.
+    /// Request method.
     pub method: Method,
-    /// The normalised target.
+    /// Normalised request target.
     pub target: Target<'a>,
-    /// The header fields.
+    /// Header fields in the order received.
     pub headers: Headers<'a>,
-    /// The body; empty for a request without one.
+    /// Body; empty if the request has none.
     pub body: &'a [u8],
 }
 

@@ -1,50 +1,50 @@
-//! From octets to a request head (RFC 9112 §2 to §6).
+//! Parses a request head from octets (RFC 9112 §2 to §6).
 //!
-//! [`Scanner`] finds the end of the head octet by octet, each looked at once, and refuses at the first
-//! octet that makes the head unacceptable; so what a request is answered with does not depend on how the
-//! network cut it. [`Head::parse`] then reads the complete head.
+//! [`Scanner`] finds the end of the head. It examines each octet once and refuses the head at the first unacceptable
+//! octet, so that the answer does not depend on how the network segments the request. [`Head::parse`] then parses the
+//! complete head.
 //!
-//! Where the RFC leaves a choice: one bare LF ends a line as CRLF does (§2.2), empty lines before the request
-//! line are skipped, and a folded field is refused (§5.2).
+//! The RFC leaves some choices. This parser accepts a bare LF as a line end (§2.2), skips empty lines before the
+//! request line (§2.2), and refuses a folded field (§5.2).
 
 use super::error::RequestError;
 use super::host::host_of;
 use super::{Headers, Method};
 
-/// Octets of a request target.
+/// Maximum length of a request target, in octets.
 pub const TARGET_MAX: usize = 2048;
-/// Octets of all header fields of a request, line ends included.
+/// Maximum length of all header fields of a request in octets, line ends included.
 pub const FIELDS_MAX: usize = 8192;
-/// Header fields of a request.
+/// Maximum number of header fields of a request.
 pub const FIELD_COUNT_MAX: usize = 64;
-/// Octets of a method.
+/// Maximum length of a method, in octets.
 const METHOD_MAX: usize = 32;
-/// Octets of empty lines skipped before a request line.
+/// Maximum octets of empty lines skipped before a request line.
 const LEADING_MAX: usize = 8;
-/// `HTTP/1.1`
+/// Length of `HTTP/1.1`, in octets.
 const VERSION_LEN: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Before the request line; true once CR was seen.
+    /// Before the request line; true after a CR.
     Leading(bool),
     Method,
     Target,
     Version,
-    /// The line end after the version; true once CR was seen.
+    /// At the line end after the version; true after a CR.
     LineEnd(bool),
     Fields,
 }
 
-/// Looks for the end of a request head.
+/// Finds the end of a request head.
 #[derive(Clone, Debug)]
 pub struct Scanner {
     stage: Stage,
-    /// Octets looked at.
+    /// Number of octets examined.
     at: usize,
-    /// Where the current element starts; in the fields, where the current line does.
+    /// Start of the current element; within the fields, start of the current line.
     start: usize,
-    /// Where the fields start.
+    /// Start of the fields.
     fields: usize,
     major: u8,
 }
@@ -56,12 +56,12 @@ impl Default for Scanner {
 }
 
 impl Scanner {
-    /// Looks at what is new in `head`, the request from its first octet on. Returns the head's length when
-    /// its end has been found.
+    /// Examines the new octets of `head`, which starts with the first octet of the request. Returns the length of the
+    /// head once its end is found.
     ///
     /// # Errors
     ///
-    /// At the first octet that no acceptable head can contain there.
+    /// Fails at the first octet that no acceptable head can have there.
     pub fn advance(&mut self, head: &[u8]) -> Result<Option<usize>, RequestError> {
         while self.at < head.len() {
             if self.stage == Stage::Fields {
@@ -133,7 +133,7 @@ impl Scanner {
         Ok(())
     }
 
-    /// Goes from line end to line end until a line is empty.
+    /// Examines line by line until one is empty.
     fn fields(&mut self, head: &[u8]) -> Result<Option<usize>, RequestError> {
         let limit = self.fields + FIELDS_MAX + 2;
         while let Some(end) = head[self.at..].iter().position(|octet| *octet == b'\n') {
@@ -153,8 +153,8 @@ impl Scanner {
     }
 }
 
-/// True when a request, complete or not, is a HEAD: even when it is refused, no body may follow the answer
-/// (RFC 9110 §9.3.2). One behind a bare CR, or more empty lines than are skipped, was refused before it was seen.
+/// Returns whether a request, complete or not, is a HEAD. Even the answer to a refused HEAD has no body (RFC 9110
+/// §9.3.2). A HEAD after a bare CR or too many empty lines does not count: the scanner refuses the request before it.
 #[must_use]
 pub fn is_head_request(octets: &[u8]) -> bool {
     let mut line = octets;
@@ -164,31 +164,31 @@ pub fn is_head_request(octets: &[u8]) -> bool {
     octets.len() - line.len() <= LEADING_MAX && line.starts_with(b"HEAD ")
 }
 
-/// RFC 9110 §5.6.2.
+/// `tchar` of RFC 9110 §5.6.2.
 fn is_token(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
 }
 
-/// A request head, borrowed from the octets it came in.
+/// A request head, borrowed from the received octets.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a> {
-    /// The method.
+    /// Request method.
     pub method: Method,
-    /// The target as received.
+    /// Request target as received.
     pub target: &'a str,
-    /// True for HTTP/1.1 (and any later 1.x, RFC 9110 §2.5), false for HTTP/1.0.
+    /// True for HTTP/1.1 and later 1.x (RFC 9110 §2.5), false for HTTP/1.0.
     pub is_1_1: bool,
-    /// The header fields.
+    /// Header fields in the order received.
     pub headers: Headers<'a>,
 }
 
 impl<'a> Head<'a> {
-    /// Reads a head whose end [`Scanner`] has found.
+    /// Parses a head whose end [`Scanner`] has found.
     ///
     /// # Errors
     ///
-    /// When a header field is malformed or there are more than `fields` has room for; when HTTP/1.1 comes without
-    /// `Host`, or any version with two of them or one that is malformed (RFC 9112 §3.2).
+    /// Fails if a header field is malformed or `fields` has too little room. Fails if `Host` is missing in HTTP/1.1, or
+    /// repeated or malformed in any version (RFC 9112 §3.2).
     pub fn parse(octets: &'a [u8], fields: &'a mut [httparse::Header<'a>]) -> Result<Self, RequestError> {
         let skipped = octets.iter().take_while(|octet| matches!(octet, b'\r' | b'\n')).count();
         let octets = &octets[skipped..];
@@ -214,18 +214,18 @@ impl<'a> Head<'a> {
         Ok(Self { method: Method::from_token(method), target, is_1_1, headers })
     }
 
-    /// True when the connection is to stay open after the answer (RFC 9112 §9.3).
+    /// Returns whether the client wants the connection to stay open after the answer (RFC 9112 §9.3).
     #[must_use]
     pub fn keeps_alive(&self) -> bool {
         let has = |token| self.headers.has_token("connection", token);
         if self.is_1_1 { !has("close") } else { has("keep-alive") && !has("close") }
     }
 
-    /// True when the client waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
+    /// Returns whether the client waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
     ///
     /// # Errors
     ///
-    /// For any other expectation.
+    /// Fails on any other expectation.
     pub fn expects_continue(&self) -> Result<bool, RequestError> {
         match self.headers.get("expect") {
             Some(value) if value.eq_ignore_ascii_case(b"100-continue") => Ok(self.is_1_1),

@@ -1,7 +1,7 @@
-//! A response rendered before it is asked for.
+//! Responses rendered in advance.
 //!
-//! Everything but `Date`, `Connection` and the blank line is computed once; the bytes are shared by
-//! reference count between all VMs and connections that send them.
+//! Everything but `Date`, `Connection` and the blank line is rendered once. All VMs and connections that send the bytes
+//! share them by reference count.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use bytes::Bytes;
 pub struct Status(pub u16);
 
 impl Status {
-    /// The reason phrase, also the first line of an error's text body.
+    /// Returns the reason phrase, which is also the text body of an error.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self.0 {
@@ -43,27 +43,27 @@ impl Status {
     }
 }
 
-/// What a response says: one piece, or several that other responses may have too.
+/// Body of a response: one piece, or several that it can share with other responses.
 ///
-/// A document that holds something long and shared (a vendor-data all VMs have) is sent as what comes before
-/// it, the shared octets, and what comes after, and so is not held once per VM.
+/// A document with a long shared part, such as a vendor-data that all VMs have, consists of the text before it, the
+/// shared octets, and the text after it. The shared part is so not stored once per VM.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Body {
     /// One piece, possibly empty.
     One(Bytes),
-    /// Pieces sent one after the other, none of them empty.
+    /// Pieces in order, none of them empty.
     Many(Arc<[Bytes]>),
 }
 
 impl std::fmt::Debug for Body {
-    /// Its length only: user-data, tokens and passwords are not for logs.
+    /// Prints only the length, to keep user-data, tokens and passwords out of logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Body({} octets)", self.len())
     }
 }
 
 impl Body {
-    /// A body of `pieces`; empty ones are left out.
+    /// Joins `pieces` without copying; omits empty ones.
     #[must_use]
     pub fn join(pieces: impl IntoIterator<Item = Bytes>) -> Self {
         let mut pieces: Vec<Bytes> = pieces.into_iter().filter(|piece| !piece.is_empty()).collect();
@@ -74,7 +74,7 @@ impl Body {
         }
     }
 
-    /// The pieces, in order.
+    /// Returns the pieces in order.
     #[must_use]
     pub fn pieces(&self) -> &[Bytes] {
         match self {
@@ -83,19 +83,19 @@ impl Body {
         }
     }
 
-    /// Length in octets.
+    /// Returns the length in octets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pieces().iter().map(Bytes::len).sum()
     }
 
-    /// True without octets.
+    /// Returns whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All octets in one piece; copies when there are several.
+    /// Returns all octets in one piece; copies them if there are several pieces.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         match self {
@@ -117,7 +117,7 @@ impl<T: Into<Bytes>> From<T> for Body {
     }
 }
 
-/// A rendered response. Cloning copies one reference count.
+/// A rendered response. Cloning increments one reference count.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Response(Arc<Rendered>);
 
@@ -127,7 +127,7 @@ struct Rendered {
     body: Body,
 }
 
-/// All but the body: many responses have the same.
+/// Everything but the body; many responses share one head.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Head {
     octets: Bytes,
@@ -137,8 +137,8 @@ pub(crate) struct Head {
 }
 
 impl Response {
-    /// The same response with each piece of its body that nobody else has put on an account; `None` when `charge`
-    /// refuses one. A response that others have, because it was rendered before it was asked for, is left as it is.
+    /// Passes each piece of the body that nobody else holds to `charge` and uses what it returns; `None` if `charge`
+    /// refuses a piece. A shared response, which was rendered in advance, does not change.
     pub fn charged(self, mut charge: impl FnMut(Bytes) -> Option<Bytes>) -> Option<Self> {
         let rendered = match Arc::try_unwrap(self.0) {
             Ok(rendered) => rendered,
@@ -162,7 +162,7 @@ impl Response {
 }
 
 impl std::fmt::Debug for Head {
-    /// Without its fields: an answer to a login has a cookie.
+    /// Prints no fields: the answer to a login contains a cookie.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Head").field("status", &self.status).finish_non_exhaustive()
     }
@@ -170,7 +170,7 @@ impl std::fmt::Debug for Head {
 
 impl Response {
     /// Renders status line, `Server`, `Cache-Control: no-store`, `Accept-Ranges: none`, `Content-Type`,
-    /// `Content-Length` (none on 204) and `fields`, which win over the first two.
+    /// `Content-Length` (except for 204) and `fields`, which can override `Server` and `Cache-Control`.
     #[must_use]
     pub fn new(
         status: Status,
@@ -205,76 +205,76 @@ impl Response {
         Self(Arc::new(Rendered { head: Arc::new(head), body }))
     }
 
-    /// The short text error every dialect without a form of its own uses: the reason phrase and a newline.
+    /// Builds the text error for dialects without an error format of their own: the reason phrase and a newline.
     #[must_use]
     pub fn error(status: Status, fields: &[(&str, &str)]) -> Self {
         let body = format!("{}\n", status.reason());
         Self::new(status, Some("text/plain; charset=utf-8"), fields, body)
     }
 
-    /// A response of a head and a body that others hold, too.
+    /// Builds a response from a shared head and a body.
     #[must_use]
     pub(crate) fn sharing(head: Arc<Head>, body: Body) -> Self {
         Self(Arc::new(Rendered { head, body }))
     }
 
-    /// A response another process rendered: its [`head`](Self::head), body, and what else it says of itself.
+    /// Builds a response that another process rendered, from the values of the methods of the same names.
     #[must_use]
     pub fn from_parts(head: Bytes, status: Status, closes: bool, hop_limit: Option<u8>, body: Bytes) -> Self {
         Self::sharing(Arc::new(Head { octets: head, status, closes, hop_limit }), body.into())
     }
 
-    /// The same response with another head.
+    /// Returns the response with a changed head.
     fn with_head(self, change: impl FnOnce(&mut Head)) -> Self {
         let mut head = (*self.0.head).clone();
         change(&mut head);
         Self(Arc::new(Rendered { head: Arc::new(head), body: self.0.body.clone() }))
     }
 
-    /// All but the body, to be shared.
+    /// Returns the head, to share it.
     #[must_use]
     pub(crate) fn shared_head(&self) -> &Arc<Head> {
         &self.0.head
     }
 
-    /// The same response, after which the connection closes: our FIN goes with the last of it, so that
-    /// TIME-WAIT is ours and the client can use its port again at once.
+    /// Makes the connection close after this response. The last segment carries our FIN, so that TIME-WAIT is on our
+    /// side and the client can reuse its port at once.
     #[must_use]
     pub fn and_close(self) -> Self {
         self.with_head(|head| head.closes = true)
     }
 
-    /// The same response in packets of this TTL or hop limit, so that it gets no further than so many hops.
+    /// Sets the TTL or hop limit of the response's packets, so that they reach at most this many hops.
     #[must_use]
     pub fn within(self, hop_limit: u8) -> Self {
         self.with_head(|head| head.hop_limit = Some(hop_limit))
     }
 
-    /// True when the connection closes after this response, whatever the client would like.
+    /// Returns whether the connection closes after this response even if the client wants to keep it.
     #[must_use]
     pub fn closes(&self) -> bool {
         self.0.head.closes
     }
 
-    /// The TTL or hop limit of its packets, when it is not the usual one.
+    /// Returns the TTL or hop limit of the packets; `None` for the default.
     #[must_use]
     pub fn hop_limit(&self) -> Option<u8> {
         self.0.head.hop_limit
     }
 
-    /// The status.
+    /// Returns the status.
     #[must_use]
     pub fn status(&self) -> Status {
         self.0.head.status
     }
 
-    /// Status line and fields, each ended by CRLF, without `Date`, `Connection` and the final blank line.
+    /// Returns the status line and fields, each with CRLF, without `Date`, `Connection` and the final blank line.
     #[must_use]
     pub fn head(&self) -> &Bytes {
         &self.0.head.octets
     }
 
-    /// The value of a field of the head, as it is written.
+    /// Returns the value of a field of the head.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&str> {
         let head = std::str::from_utf8(self.head()).ok()?;
@@ -282,13 +282,13 @@ impl Response {
         fields.find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
-    /// The body.
+    /// Returns the body.
     #[must_use]
     pub fn body(&self) -> &Body {
         &self.0.body
     }
 
-    /// True when nobody else holds this very response.
+    /// Returns whether nobody else holds this response.
     #[must_use]
     pub(crate) fn is_unique(&self) -> bool {
         Arc::strong_count(&self.0) == 1

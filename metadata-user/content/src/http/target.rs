@@ -1,30 +1,30 @@
-//! From a request target as received to the path that is looked up.
+//! Normalises a request target into the path that is looked up.
 //!
-//! In this order: scheme and authority of an absolute form are dropped, the query is cut off at the first
-//! `?`, the path is split at `/` and empty segments are dropped, and each segment is decoded. Segments are
-//! decoded after the split, so no escape can make a path look like another one.
+//! The steps, in this order: drop scheme and authority of an absolute form, split off the query at the first `?`, split
+//! the path at `/`, drop empty segments, and decode each segment. Segments are decoded after the split, so that an
+//! escape cannot turn one path into another.
 
 use super::Target;
 use super::host::host_of;
 use super::parse::TARGET_MAX;
 
-/// Why a target names nothing.
+/// Why a target has no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// Answered 400: neither form, another scheme than `http`, no host, a bad escape, NUL, an encoded slash, a dot
-    /// segment.
+    /// Neither origin-form nor absolute form, another scheme than `http`, no host, a bad escape, NUL, an encoded
+    /// slash, or a dot segment. The answer is 400.
     #[error("expected a path without dot segments, with escapes of two hex digits")]
     Malformed,
-    /// Answered 404: well formed, but no text, and every path served is text.
+    /// Well formed, but not UTF-8, which every served path is. The answer is 404.
     #[error("expected a path in UTF-8")]
     NotText,
 }
 
-/// Normalises `target`, decoding into `buffer`.
+/// Normalises `target` and decodes it into `buffer`.
 ///
 /// # Errors
 ///
-/// See [`TargetError`]; malformed wins over not text wherever they stand.
+/// See [`TargetError`]. If both apply, the error is `Malformed`.
 pub fn normalise<'a>(target: &'a str, buffer: &'a mut [u8; TARGET_MAX]) -> Result<Target<'a>, TargetError> {
     let target = origin(target).filter(|t| t.len() <= TARGET_MAX).ok_or(TargetError::Malformed)?;
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -44,19 +44,19 @@ pub fn normalise<'a>(target: &'a str, buffer: &'a mut [u8; TARGET_MAX]) -> Resul
     Ok(Target { path, query })
 }
 
-/// The origin-form of a target (RFC 9112 §3.2.1, §3.2.2), without a leading slash when it has no path.
+/// Returns the origin-form of a target (RFC 9112 §3.2.1, §3.2.2), without a leading slash if it has no path.
 fn origin(target: &str) -> Option<&str> {
     if target.starts_with('/') {
         return Some(target);
     }
     let (scheme, rest) = target.split_once("://")?;
     let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-    // Other schemes are not for this connection (RFC 9110 §7.4), and a host is required (§4.2.1).
+    // Refuse other schemes (RFC 9110 §7.4) and an empty host (§4.2.1).
     let names_host = host_of(authority.as_bytes()).is_some_and(|host| !host.is_empty());
     (scheme.eq_ignore_ascii_case("http") && names_host).then_some(path)
 }
 
-/// Decodes one segment to `buffer[at..]`; returns where it ends. It never grows, so it fits.
+/// Decodes one segment to `buffer[at..]` and returns its end. Decoding never lengthens it, so it fits.
 fn decode(segment: &[u8], buffer: &mut [u8; TARGET_MAX], mut at: usize) -> Result<usize, TargetError> {
     let mut octets = segment.iter();
     while let Some(&octet) = octets.next() {
@@ -86,7 +86,7 @@ mod tests {
     type Outcome = Result<(&'static str, &'static str), TargetError>;
 
     #[test]
-    fn targets_normalise_as_the_table_says() {
+    fn targets_are_normalised_as_in_the_table() {
         use TargetError::{Malformed, NotText};
         let cases: &[(&str, Outcome)] = &[
             ("/", Ok(("/", ""))),

@@ -1,4 +1,4 @@
-//! Guest attributes: namespace and key to octets.
+//! Guest attributes: octets by namespace and key.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,30 @@ use serde::{Deserialize, Serialize};
 
 use super::state::Octets;
 
-/// Most attributes of one VM, in all namespaces.
+/// Maximum number of attributes of one VM, over all namespaces.
 pub const ATTRIBUTES_PER_VM: usize = 64;
-/// Most octets of one attribute.
+/// Maximum length of an attribute's value, in octets.
 pub const ATTRIBUTE_OCTETS: usize = 32 << 10;
-/// Most octets of all attributes of one VM together, with their names: what a guest has to say of itself is a few
-/// host keys and a state or two.
+/// Maximum total octets of all attributes of one VM, names included. Guests typically store a few host keys and states.
 pub const ATTRIBUTES_OCTETS_PER_VM: usize = 256 << 10;
-/// Longest namespace and longest key: 1 to 255 of letters, digits, `.`, `_`, `:` and `-`.
+/// Maximum length of a namespace and of a key in characters: letters, digits, `.`, `_`, `:` and `-`.
 pub const NAME_CHARS: usize = 255;
 
-/// Why an attribute is not set.
+/// Why an attribute is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttributeRefused {
-    /// The namespace or key.
+    /// The namespace or key is malformed.
     #[error("expected a namespace and a key of 1 to {NAME_CHARS} letters, digits, `.`, `_`, `:` and `-`")]
     Name,
-    /// The value.
+    /// The value exceeds [`ATTRIBUTE_OCTETS`].
     #[error("expected at most {ATTRIBUTE_OCTETS} octets, found more")]
     TooLarge,
-    /// They are too long together.
+    /// All attributes together would exceed [`ATTRIBUTES_OCTETS_PER_VM`].
     #[error(
         "expected at most {ATTRIBUTES_OCTETS_PER_VM} octets in all attributes, found more; delete one first"
     )]
     TooMuch,
-    /// There are as many as are kept.
+    /// The VM already has [`ATTRIBUTES_PER_VM`] attributes.
     #[error("expected at most {ATTRIBUTES_PER_VM} attributes, found one more; delete one first")]
     Full,
 }
@@ -50,7 +49,7 @@ impl Attributes {
         self.namespaces.get(namespace)?.get(key).map(|octets| octets.0.clone())
     }
 
-    /// True when this changed something.
+    /// Returns whether the value changed.
     pub(super) fn set(
         &mut self,
         namespace: &str,
@@ -78,7 +77,7 @@ impl Attributes {
         Ok(true)
     }
 
-    /// False when there was none.
+    /// Returns false if there was no such attribute.
     pub(super) fn remove(&mut self, namespace: &str, key: &str) -> bool {
         let Some(keys) = self.namespaces.get_mut(namespace) else { return false };
         if keys.remove(key).is_none() {
@@ -102,7 +101,7 @@ impl Attributes {
         self.version
     }
 
-    /// Octets of all attributes, each with its names.
+    /// Returns the octets of all attributes, names included.
     fn octets(&self) -> usize {
         let each = self.namespaces.iter().flat_map(|(namespace, keys)| {
             keys.iter().map(|(key, octets)| namespace.len() + key.len() + octets.0.len())

@@ -1,4 +1,4 @@
-//! What outlives the agent of one VM's mailbox, and whether it is on disk.
+//! The part of a VM's mailbox that outlives the agent, and whether it is on disk.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use std::sync::{Arc, Mutex};
 use super::locked;
 use super::state::State;
 
-/// Takes a mailbox that has changed, to have it saved soon. Called by whoever serves guests: it must not wait.
+/// Schedules a changed mailbox to be saved. The packet path calls it, so it must not wait.
 pub type Saver = Box<dyn Fn(Arc<Kept>) + Send + Sync>;
 
-/// What is kept of one VM, and where.
+/// The stored state of one VM, and its file.
 pub struct Kept {
     vm: Box<str>,
     changing: Mutex<Changing>,
-    /// True from a change until its save begins: a mailbox is in the queue once at most, so the queue is
-    /// never longer than there are VMs.
+    /// True from a change until its save begins. A mailbox is so in the queue at most once, and the queue is at most as
+    /// long as the number of VMs.
     queued: AtomicBool,
-    /// Locked while the file is written; none when it is not kept on disk, or no more.
+    /// Path of the file, locked while it is written; `None` without a file or after [`detach`](Self::detach).
     file: Mutex<Option<PathBuf>>,
     saver: Option<Saver>,
 }
@@ -33,20 +33,20 @@ struct Changing {
 }
 
 impl Kept {
-    /// Nothing yet of the VM with this UUID, and no file.
+    /// Creates an empty state without a file for the VM with this UUID.
     #[must_use]
     pub fn in_memory(vm: &str) -> Self {
         Self::new(vm, State::default(), None, None)
     }
 
-    /// What is kept of the VM with this UUID, the file for it, and who has it saved.
+    /// Creates the state of the VM with this UUID, with its file and the scheduler of saves.
     #[must_use]
     pub fn new(vm: &str, state: State, file: Option<PathBuf>, saver: Option<Saver>) -> Self {
         let changing = Mutex::new(Changing { state, ..Changing::default() });
         Self { vm: vm.into(), changing, queued: AtomicBool::new(false), file: Mutex::new(file), saver }
     }
 
-    /// The VM's UUID.
+    /// Returns the VM's UUID.
     #[must_use]
     pub fn vm(&self) -> &str {
         &self.vm
@@ -83,22 +83,22 @@ impl Kept {
         Ok(())
     }
 
-    /// Takes what the file says, which another agent wrote, in the place of what was here.
+    /// Replaces the state by what another agent wrote to the file.
     pub(super) fn replace(&self, state: State) {
         let mut changing = locked(&self.changing);
         changing.state = state;
         changing.saved = changing.revision;
     }
 
-    /// Has `write` put the file's new text in its place, if there is a file and it is behind.
+    /// Calls `write` with path and new content if there is a file and it is out of date.
     ///
     /// # Errors
-    /// What `write` failed with; the file counts as behind then.
+    /// The error of `write`; the file then still counts as out of date.
     pub fn save(&self, write: impl FnOnce(&Path, &[u8]) -> io::Result<()>) -> io::Result<()> {
         self.queued.store(false, Ordering::Release);
         let file = locked(&self.file);
         let Some(path) = file.as_deref() else { return Ok(()) };
-        // A copy shares the octets: a guest that writes meanwhile does not wait for their text form.
+        // The copy shares the octets, so a guest that writes meanwhile does not wait for the serialization.
         let (state, revision) = {
             let changing = locked(&self.changing);
             if changing.revision == changing.saved {
@@ -112,7 +112,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Waits for a save under way; there is none after it.
+    /// Waits for a save in progress and prevents later ones.
     pub fn detach(&self) {
         *locked(&self.file) = None;
     }

@@ -1,4 +1,4 @@
-//! What outlives the agent, and its text form.
+//! The state that outlives the agent, and its text form.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::Document;
 use super::attributes::Attributes;
 
-/// Octets, as base64 in text.
+/// Octets whose text form is base64.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Octets(pub(super) Bytes);
 
@@ -28,19 +28,19 @@ impl<'de> Deserialize<'de> for Octets {
     }
 }
 
-/// What one VM wrote and took. No `Debug`: there are passwords in it.
+/// State that one guest wrote or confirmed. It has no `Debug`, because it contains passwords.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     pub(super) version: Version,
-    /// The digest of the record's password that the guest has saved.
+    /// Digest of the record's password that the guest saved.
     pub(super) taken_password: Option<Octets>,
     pub(super) posted_password: Option<Octets>,
     pub(super) attributes: Attributes,
     pub(super) documents: BTreeMap<Document, Octets>,
 }
 
-/// The form of the file: 1.
+/// Version of the file format: 1.
 #[derive(Clone, Default)]
 pub(super) struct Version;
 

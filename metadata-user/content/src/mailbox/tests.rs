@@ -21,7 +21,7 @@ fn a_password_is_posted_once_and_within_its_size() {
 }
 
 #[test]
-fn the_records_password_is_given_until_it_is_saved_and_again_when_it_changes() {
+fn the_records_password_is_served_until_saved_and_again_after_a_change() {
     let mailbox = mailbox();
     mailbox.note_record("web", Some("first"));
     assert!(!mailbox.password_taken());
@@ -39,7 +39,7 @@ fn the_records_password_is_given_until_it_is_saved_and_again_when_it_changes() {
 }
 
 #[test]
-fn attributes_are_listed_in_order_and_counted_by_their_changes() {
+fn attributes_are_listed_in_order_and_each_change_raises_the_version() {
     let mailbox = mailbox();
     assert_eq!(mailbox.attributes(), []);
     let set = |namespace, key, value: &str| mailbox.set_attribute(namespace, key, value.as_bytes());
@@ -66,7 +66,7 @@ fn attributes_are_listed_in_order_and_counted_by_their_changes() {
 }
 
 #[test]
-fn attributes_stay_within_their_bounds() {
+fn attributes_stay_within_their_limits() {
     let mailbox = mailbox();
     let long = "n".repeat(ATTRIBUTE_NAME_CHARS);
     let longer = "n".repeat(ATTRIBUTE_NAME_CHARS + 1);
@@ -90,7 +90,7 @@ fn attributes_stay_within_their_bounds() {
 }
 
 #[test]
-fn attributes_together_are_bounded_and_a_shorter_one_makes_room() {
+fn attributes_have_a_total_limit_and_a_shorter_one_makes_room() {
     let mailbox = mailbox();
     let value = vec![b'v'; ATTRIBUTE_OCTETS - 2];
     for n in 0..ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTE_OCTETS {
@@ -103,7 +103,7 @@ fn attributes_together_are_bounded_and_a_shorter_one_makes_room() {
 }
 
 #[test]
-fn documents_are_kept_apart_and_within_their_size() {
+fn documents_are_separate_and_within_their_size_limit() {
     let mailbox = mailbox();
     assert_eq!(mailbox.document(Document::Kubeconfig), None);
     let largest = vec![b'k'; DOCUMENT_OCTETS];
@@ -115,7 +115,7 @@ fn documents_are_kept_apart_and_within_their_size() {
 }
 
 #[test]
-fn a_wait_too_many_ends_the_oldest_and_is_counted() {
+fn one_wait_too_many_ends_the_oldest_and_is_counted() {
     let outbox = Outbox::detached();
     let mailbox = Mailbox::new(UUID, &outbox);
     let mut waits: Vec<_> = (0..WAITS_PER_VM).map(|_| mailbox.wait()).collect();
@@ -140,7 +140,7 @@ fn fill(mailbox: &Mailbox) {
 }
 
 #[test]
-fn nothing_a_guest_wrote_is_shown() {
+fn debug_output_contains_nothing_the_guest_wrote() {
     let mailbox = mailbox();
     fill(&mailbox);
     let shown = format!("{mailbox:?}");

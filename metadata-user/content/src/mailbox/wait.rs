@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Most parked requests of one VM.
+/// Maximum number of parked requests of one VM.
 pub const WAITS_PER_VM: usize = 8;
 
 /// One parked request.
@@ -14,7 +14,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// True when a newer request took the place: answer with what there is.
+    /// Returns whether a newer request took its place. The request then gets the current value as its answer.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
@@ -30,7 +30,7 @@ impl Wait {
 pub(super) struct Waits(VecDeque<Weak<Wait>>);
 
 impl Waits {
-    /// One more, and whether another one was ended for it.
+    /// Adds a request. Returns it, and whether it ended another one.
     pub(super) fn enter(&mut self) -> (Arc<Wait>, bool) {
         self.0.retain(|wait| wait.strong_count() > 0);
         let oldest = if self.0.len() < WAITS_PER_VM { None } else { self.0.pop_front() };

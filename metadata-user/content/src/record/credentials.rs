@@ -1,6 +1,6 @@
-//! Credentials that are read from files beside the record, again whenever those change.
+//! Credentials read from files beside the record. The agent reads a file again when it changes.
 //!
-//! What is wrong with such a file is told without a word of what is in it.
+//! Errors about such a file never contain its content.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -12,10 +12,10 @@ use super::parse::{Step, way};
 use super::values::{Line, Secret, Text as _, Timestamp};
 use super::vm::{Credentials, Iam, ManagedIdentity, Source, Token};
 
-/// Most octets of a file with a credential.
+/// Maximum size of a credential file, in octets.
 pub const CREDENTIAL_OCTETS: usize = 65_536;
 
-/// Why what a source holds is not served.
+/// A credential file does not have the form its credential needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found {found}")]
 pub struct CredentialError {
@@ -28,22 +28,22 @@ const TOKEN: &str = "a token in one line";
 const IDENTITY: &str = "a JWT, or JSON with `access_token` and `expires_on` (Unix seconds)";
 const EXPIRY: &str = "a JWT with an `exp` claim";
 
-/// A credential that may have a source.
+/// A credential that can have a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credential {
-    /// `credentials.iam`: keys in the form AWS gives them.
+    /// `credentials.iam`: keys as JSON, as AWS returns them.
     Iam,
-    /// `credentials.service_account.token`: a token in one line.
+    /// `credentials.service_account.token`: a token on one line.
     ServiceAccount,
-    /// `credentials.managed_identity`: a JWT, or the JSON Azure gives it in.
+    /// `credentials.managed_identity`: a JWT, or the JSON in which Azure returns it.
     ManagedIdentity,
 }
 
 impl Credential {
-    /// Every one.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Iam, Self::ServiceAccount, Self::ManagedIdentity];
 
-    /// The file's name in the record.
+    /// Returns the path of the record field that names the file.
     #[must_use]
     pub fn field(self) -> Vec<Step> {
         match self {
@@ -55,7 +55,7 @@ impl Credential {
 }
 
 impl Credentials {
-    /// Where a credential is read.
+    /// Returns the source file of a credential; `None` if the record has none.
     #[must_use]
     pub fn source(&self, credential: Credential) -> Option<&Source> {
         match credential {
@@ -65,7 +65,7 @@ impl Credentials {
         }
     }
 
-    /// Makes literals of what has been read from sources, for whoever keeps the record and not the files beside it.
+    /// Turns credentials read from sources into literal ones, for a copy of the record without the files beside it.
     pub(super) fn settle(&mut self) {
         if let Some(iam) = self.iam.as_mut().filter(|iam| iam.secret_access_key.is_some()) {
             iam.source = None;
@@ -79,10 +79,10 @@ impl Credentials {
         }
     }
 
-    /// Puts in what was read from a credential's source.
+    /// Stores the content of a credential's source file.
     ///
     /// # Errors
-    /// [`CredentialError`] when that is not in the credential's form; the credential then stays without it.
+    /// [`CredentialError`] if the content has the wrong form; the credential then does not change.
     pub fn resolve(&mut self, credential: Credential, octets: &[u8]) -> Result<(), CredentialError> {
         let account = self.service_account.as_mut().and_then(|account| account.token.as_mut());
         match (credential, &mut self.iam, account, &mut self.managed_identity) {
@@ -94,7 +94,7 @@ impl Credentials {
     }
 }
 
-/// What AWS calls credentials, from its metadata service, STS and `credential_process` alike.
+/// Credentials in the JSON form of AWS's metadata service, STS and `credential_process`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Keys {
@@ -125,7 +125,7 @@ fn service_account(token: &mut Token, octets: &[u8]) -> Result<(), CredentialErr
     Ok(())
 }
 
-/// The answer of Azure's `identity/oauth2/token`; it writes numbers as strings.
+/// Response of Azure's `identity/oauth2/token`, which encodes numbers as strings.
 #[derive(Deserialize)]
 struct Identity {
     access_token: Secret,
@@ -149,25 +149,25 @@ fn managed_identity(identity: &mut ManagedIdentity, octets: &[u8]) -> Result<(),
     Ok(())
 }
 
-/// Reads JSON. The parser's own words are kept back: they repeat what it found.
+/// Parses JSON. Drops the parser's message, which would repeat secret content.
 fn json<T: DeserializeOwned>(octets: &[u8], expected: &'static str) -> Result<T, CredentialError> {
     serde_json::from_slice(octets).map_err(|_| CredentialError { expected, found: "something else" })
 }
 
-/// A line of text without the newline it may end in.
+/// Parses one line of text and drops a final newline.
 fn line(octets: &[u8], expected: &'static str) -> Result<Secret, CredentialError> {
     let text = std::str::from_utf8(octets.trim_ascii()).ok();
     let found = if octets.trim_ascii().is_empty() { "nothing" } else { "something else" };
     text.and_then(Secret::read).ok_or(CredentialError { expected, found })
 }
 
-/// `exp` of a JWT (RFC 7519 §4.1.4). The signature is for those who are shown the token.
+/// Returns `exp` of a JWT (RFC 7519 §4.1.4). It does not check the signature: the token's recipients do.
 fn expiry(jwt: &str) -> Option<Timestamp> {
     let mut parts = jwt.split('.');
     let (_, claims, _) = (parts.next()?, parts.next()?, parts.next()?);
     let claims = URL_SAFE_NO_PAD.decode(claims.trim_end_matches('=')).ok()?;
     let claims: Value = serde_json::from_slice(&claims).ok()?;
-    // A NumericDate may have a fraction, which is of no use to anybody.
+    // A NumericDate may have a fraction; a `Timestamp` has whole seconds.
     let digits = claims.get("exp")?.to_string();
     Timestamp::at(digits.split('.').next()?.parse().ok()?)
 }
@@ -181,7 +181,7 @@ mod tests {
 
     const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 
-    /// The full record's credentials, each with a source; none is read yet.
+    /// Credentials of the full record, each with a source that is not read yet.
     fn sourced(expires: &str) -> Credentials {
         let mut record: serde_json::Value = serde_yaml::from_str(FULL).expect("YAML");
         let source = serde_json::json!({ "file": "secret" });
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_taken_in_the_forms_aws_gives_them() {
+    fn keys_are_accepted_in_each_form_that_aws_returns() {
         let mut credentials = sourced("");
         let forms = [
             r#"{"Code":"Success","LastUpdated":"2026-01-01T00:00:00Z","Type":"AWS-HMAC","AccessKeyId":"A",
@@ -217,11 +217,11 @@ mod tests {
             assert_eq!(iam.session_token.as_ref().map(|token| token.expose()), Some("t"));
             assert_eq!(iam.expires.as_ref().map(Timestamp::as_str), Some("2026-01-01T06:00:00Z"));
         }
-        assert!(credentials.iam.expect("a role").updated.is_none(), "nothing stays of the keys before");
+        assert!(credentials.iam.expect("a role").updated.is_none(), "a field of the earlier keys remains");
     }
 
     #[test]
-    fn a_token_ends_when_it_says_or_when_the_record_does() {
+    fn a_token_expires_at_the_records_time_or_else_at_its_own() {
         let token = jwt(r#"{"exp":1767225600}"#);
         for (expires, text, ends) in [
             ("", token.as_str(), "2026-01-01T00:00:00Z"),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_is_a_jwt_or_what_azure_answers() {
+    fn an_identity_is_a_jwt_or_azures_json() {
         let token = jwt(r#"{"exp":1767225600.75}"#);
         let forms = [
             format!(" {token}\n"),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_credential_is_refused_without_repeating_it() {
+    fn a_malformed_credential_is_refused_without_repeating_it() {
         let secret = "hunter2";
         for (credential, text) in [
             (Credential::Iam, r#""hunter2""#),

@@ -1,13 +1,13 @@
-//! Values that follow from others, for dialects whose ids have a shape of their own.
+//! Values derived from the record, for dialects that prescribe the form of their ids.
 //!
-//! All are stable functions of the record, so that a VM keeps its ids when it moves to another node.
+//! Each is a pure function of the record, so a VM keeps its ids when it moves to another node.
 
 use sha2::{Digest as _, Sha256};
 
 use super::vm::Iam;
 use super::{Nic, Record};
 
-/// The first 17 hex digits of SHA-256 of `prefix` and `value`.
+/// Returns the first 17 hex digits of SHA-256 over `prefix` and `value`.
 fn h17(prefix: &str, value: &str) -> String {
     use std::fmt::Write as _;
     let digest = digest(prefix, value);
@@ -24,20 +24,20 @@ fn digest(prefix: &str, value: &str) -> [u8; 32] {
 }
 
 impl Record {
-    /// `vm.instance_id`, or the UUID.
+    /// Returns `vm.instance_id`; the UUID if it is not set.
     #[must_use]
     pub fn instance_id(&self) -> &str {
         self.vm.instance_id.as_ref().map_or(self.vm.uuid.as_str(), |id| id.as_str())
     }
 
-    /// `vm.ec2_id`, or one made from the UUID.
+    /// Returns `vm.ec2_id`; `i-` and a hash of the UUID if it is not set.
     #[must_use]
     pub fn ec2_id(&self) -> String {
         let derived = || format!("i-{}", h17("ec2:", self.vm.uuid.as_str()));
         self.vm.ec2_id.as_ref().map_or_else(derived, ToString::to_string)
     }
 
-    /// `vm.numeric_id`, or the top 52 bits of a hash of the UUID, never 0.
+    /// Returns `vm.numeric_id`; the top 52 bits of a hash of the UUID, never 0, if it is not set.
     #[must_use]
     pub fn numeric_id(&self) -> u64 {
         let derived = || {
@@ -47,57 +47,57 @@ impl Record {
         self.vm.numeric_id.map_or_else(derived, |id| id.get())
     }
 
-    /// EC2 reservation id.
+    /// Returns the EC2 reservation id: the digits of the instance id after `r-`.
     #[must_use]
     pub fn reservation_id(&self) -> String {
         format!("r-{}", self.ec2_id().trim_start_matches("i-"))
     }
 
-    /// EC2 image id; `None` without an image.
+    /// Returns the EC2 image id; `None` without an image.
     #[must_use]
     pub fn ami_id(&self) -> Option<String> {
         let id = self.image.as_ref()?.id.as_str();
         Some(if id.starts_with("ami-") { id.to_owned() } else { format!("ami-{}", h17("ami:", id)) })
     }
 
-    /// EC2 VPC id, from the project.
+    /// Returns the EC2 VPC id: `vpc-` and a hash of the project id.
     #[must_use]
     pub fn vpc_id(&self) -> String {
         format!("vpc-{}", h17("vpc:", self.vm.project.id.as_str()))
     }
 
-    /// EC2 instance profile id of a role, from the project.
+    /// Returns the EC2 instance profile id: `AIPA` and a hash of project id and role.
     #[must_use]
     pub fn instance_profile_id(&self, iam: &Iam) -> String {
         let owner = format!("iam:{}:", self.vm.project.id);
         format!("AIPA{}", h17(&owner, iam.role.as_str()).to_ascii_uppercase())
     }
 
-    /// Oracle instance id.
+    /// Returns the Oracle instance id, which contains the UUID.
     #[must_use]
     pub fn ocid(&self) -> String {
         format!("ocid1.instance.oc1..{}", self.vm.uuid)
     }
 
-    /// Vultr region code.
+    /// Returns the Vultr region code: the first three characters of the region in upper case.
     #[must_use]
     pub fn region_code(&self) -> String {
         self.placement.region.as_str().to_uppercase().chars().take(3).collect()
     }
 
-    /// GCE zone.
+    /// Returns the zone as a GCE resource path.
     #[must_use]
     pub fn gce_zone(&self) -> String {
         format!("projects/{}/zones/{}", self.vm.project.number, self.placement.zone)
     }
 
-    /// GCE region.
+    /// Returns the region as a GCE resource path.
     #[must_use]
     pub fn gce_region(&self) -> String {
         format!("projects/{}/regions/{}", self.vm.project.number, self.placement.region)
     }
 
-    /// GCE machine type.
+    /// Returns the instance type as a GCE resource path.
     #[must_use]
     pub fn gce_machine_type(&self) -> String {
         format!("projects/{}/machineTypes/{}", self.vm.project.number, self.instance_type())
@@ -105,13 +105,13 @@ impl Record {
 }
 
 impl Nic {
-    /// EC2 interface id; `None` without a MAC.
+    /// Returns the EC2 interface id: `eni-` and a hash of the MAC; `None` without a MAC.
     #[must_use]
     pub fn eni_id(&self) -> Option<String> {
         self.mac.map(|mac| format!("eni-{}", h17("eni:", &mac.to_string())))
     }
 
-    /// EC2 subnet id; `None` without a network id.
+    /// Returns the EC2 subnet id: `subnet-` and a hash of the network id; `None` without one.
     #[must_use]
     pub fn subnet_id(&self) -> Option<String> {
         self.network_id.as_ref().map(|id| format!("subnet-{}", h17("subnet:", id.as_str())))

@@ -1,15 +1,15 @@
-//! What is wrong with a record, and where.
+//! Errors and warnings about a record, with their place in its text.
 
 use std::fmt;
 
-/// Where in a record something is.
+/// Place of a field in a record's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The record's source, such as its file name.
+    /// Source of the record, such as its file name.
     pub source: String,
-    /// Line and column, counted from 1, where they are known.
+    /// Line and column, counted from 1; `None` if the parser reports none.
     pub position: Option<(usize, usize)>,
-    /// The field, such as `network.nics[0].mac`; empty for the record itself.
+    /// Field path, such as `network.nics[0].mac`; empty for the whole record.
     pub field: String,
 }
 
@@ -26,50 +26,50 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why a record is refused.
+/// Why the parser refuses a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// It is larger than is read.
+    /// The text exceeds [`Limits::record_octets`](super::Limits::record_octets).
     #[error(
         "{source_name}: expected at most {limit} octets, found {found}; keep large user-data in a file of its \
          own and name it by `source: {{file: …}}`"
     )]
     TooLarge {
-        /// The record's source.
+        /// Source of the record, such as its file name.
         source_name: String,
-        /// Its size in octets.
+        /// Size of the text in octets.
         found: usize,
-        /// The most that is read, in octets.
+        /// Maximum size in octets.
         limit: usize,
     },
-    /// It is no YAML or JSON, or a value has the wrong form.
+    /// The text is not YAML or JSON, or a value has the wrong form.
     #[error("{place}: {reason}")]
     Unreadable {
-        /// Where.
+        /// Place of the problem.
         place: Box<Place>,
-        /// The parser's words: what was expected and what came.
+        /// The parser's message: what it expected and what it found.
         reason: String,
     },
-    /// Every value has its form, and they do not go together or exceed a limit.
+    /// Each value has the right form, but values contradict each other or exceed a limit.
     #[error("{place}: expected {expected}, found {found}; {remedy}")]
     Refused {
-        /// Where.
+        /// Place of the problem.
         place: Box<Place>,
-        /// What was expected.
+        /// What the record should contain.
         expected: String,
-        /// What came.
+        /// What it contains.
         found: String,
-        /// What to do.
+        /// How to correct it.
         remedy: &'static str,
     },
 }
 
-/// Something that is served, and probably not as its author wants.
+/// Something the agent serves although the author probably means something else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// Where.
+    /// Place of the problem.
     pub place: Place,
-    /// What, and what to do.
+    /// What the agent does, and how to change it.
     pub message: String,
 }
 

@@ -1,4 +1,4 @@
-//! `metadata`: the keys an owner gives a VM, and what the dialects make of them.
+//! `metadata`: custom keys of a VM, and the restrictions that dialects put on them.
 
 use super::Record;
 use super::parse::way;
@@ -6,7 +6,7 @@ use super::serving::{DateTree, Dialect};
 use super::validate::{Checked, Validator};
 use super::values::excerpt;
 
-/// Keys of `metadata` that NoCloud's meta-data gives itself.
+/// Keys that NoCloud's meta-data defines itself; they override entries of `metadata`.
 pub const RESERVED_KEYS: [&str; 9] = [
     "instance-id",
     "local-hostname",
@@ -19,25 +19,25 @@ pub const RESERVED_KEYS: [&str; 9] = [
     "instance-type",
 ];
 
-/// Keys of `metadata` that Oracle's `metadata` gives itself.
+/// Keys that Oracle's `metadata` defines itself; they override entries of `metadata`.
 pub const ORACLE_KEYS: [&str; 2] = ["ssh_authorized_keys", "user_data"];
 
-/// Keys of `metadata` that GCE's attributes give themselves.
+/// Keys that GCE's attributes define themselves; they override entries of `metadata`.
 pub const GCE_ATTRIBUTES: [&str; 3] = ["ssh-keys", "user-data", "user-data-encoding"];
 
-/// True for a key that can be the last segment of a path, as GCE's attributes are asked for.
+/// Returns whether a key can be the last segment of a URL path. GCE serves each attribute at such a path.
 #[must_use]
 pub fn is_segment(key: &str) -> bool {
     !matches!(key, "." | "..")
 }
 
-/// Longest key of `metadata` that is an instance tag of EC2, in characters.
+/// Maximum length of a `metadata` key that EC2 serves as an instance tag, in characters.
 const TAG_CHARS: usize = 128;
 
-/// True for an entry of `metadata` that EC2's tree can have as an instance tag.
+/// Returns whether EC2 can serve an entry of `metadata` as an instance tag.
 ///
-/// A key must be able to stand in a listing and a path, a value on one line: clients take a listed `0=name`
-/// for a public key and a value of several lines for a list.
+/// A key must fit a listing and a path, and a value must be one line. Clients parse a listed `0=name` as a public key
+/// and a value of several lines as a list.
 #[must_use]
 pub fn is_instance_tag(key: &str, value: &str) -> bool {
     let clean = |b: u8| b.is_ascii_alphanumeric() || b"+-=.,_:@".contains(&b);
@@ -50,7 +50,7 @@ pub fn is_instance_tag(key: &str, value: &str) -> bool {
 }
 
 impl Validator<'_> {
-    /// Keys and values within the policy; a warning for each that a dialect leaves out.
+    /// Checks keys and values against the limits. Warns of each entry that a dialect omits.
     pub(super) fn metadata(&mut self, record: &Record) -> Checked {
         let entries = &record.metadata.0;
         let has_password = record.admin.as_ref().is_some_and(|admin| admin.password.is_some());

@@ -1,8 +1,8 @@
-//! The VM record, its validation and derivations.
+//! The VM record: its types, how it is parsed and validated, and the values derived from it.
 //!
-//! One neutral record per VM, in YAML or JSON. Nothing in it names a cloud: what a dialect needs is a field
-//! here or derived from one. Unknown fields and bad values are refused with file, line and field, so that a
-//! typo cannot quietly take a VM's user-data away.
+//! Each VM has one neutral record, in YAML or JSON. A dialect takes its values from the record's fields or derives
+//! them from those. The parser refuses unknown fields and bad values and reports file, line and field, so that a typo
+//! cannot silently remove a VM's user-data.
 
 mod credentials;
 mod derive;
@@ -41,42 +41,42 @@ use vm::{
     Schema, Signing, Sinks, SshKey, Vm,
 };
 
-/// How much a record may hold.
+/// Limits on the size of a record. The parser refuses a record that exceeds one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The record's text, in octets.
+    /// Maximum length of the record's text, in octets.
     pub record_octets: usize,
-    /// NICs.
+    /// Maximum number of NICs.
     pub nics: usize,
-    /// Addresses of one NIC.
+    /// Maximum number of addresses per NIC.
     pub addresses: usize,
-    /// Routes of one NIC.
+    /// Maximum number of routes per NIC.
     pub routes: usize,
-    /// Resolvers, and search domains.
+    /// Maximum number of resolvers, and of search domains.
     pub names: usize,
-    /// Public keys.
+    /// Maximum number of public keys.
     pub keys: usize,
-    /// Labels.
+    /// Maximum number of labels.
     pub labels: usize,
-    /// Disks.
+    /// Maximum number of disks.
     pub disks: usize,
-    /// Injected files.
+    /// Maximum number of injected files.
     pub files: usize,
-    /// Injected files' octets in all.
+    /// Maximum total size of the injected files, in octets.
     pub files_octets: usize,
-    /// Keys of `metadata` (policy).
+    /// Maximum number of `metadata` keys; configurable.
     pub metadata_keys: usize,
-    /// Characters of one `metadata` key or value (policy).
+    /// Maximum length of a `metadata` key or value, in characters; configurable.
     pub metadata_chars: usize,
 }
 
 impl Limits {
-    /// The most `metadata_keys` may be configured to: each is a path or more in some dialects.
+    /// Upper bound of the `metadata_keys` setting; some dialects serve one or more paths per key.
     pub const METADATA_KEYS_MOST: usize = 256;
-    /// The most `metadata_chars` may be configured to.
+    /// Upper bound of the `metadata_chars` setting.
     pub const METADATA_CHARS_MOST: usize = 4096;
 
-    /// The limits when nothing else is configured.
+    /// The limits that apply when none are configured.
     pub const DEFAULT: Self = Self {
         record_octets: 4 << 20,
         nics: 32,
@@ -99,83 +99,83 @@ impl Default for Limits {
     }
 }
 
-/// Everything known about one VM.
+/// Everything the agent knows about one VM.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Record {
-    /// The record's form.
+    /// Version of the record format: `vmrecord/1`.
     pub schema: Schema,
-    /// Grows with every change.
+    /// Revision of the record; a source increases it with every change.
     pub generation: u64,
-    /// Who the VM is.
+    /// Names and ids of the VM.
     pub vm: Vm,
-    /// Its host name.
+    /// Host name of the guest.
     pub hostname: Hostname,
-    /// Where it runs.
+    /// Region and zone in which the VM runs.
     pub placement: Placement,
-    /// Its type, `unknown` by default.
+    /// Instance type (flavour); `unknown` by default.
     pub instance_type: Option<Line>,
-    /// Its architecture, `x86_64` by default.
+    /// CPU architecture; `x86_64` by default.
     pub arch: Option<Line>,
-    /// Its image.
+    /// Image from which the VM was created.
     pub image: Option<Image>,
-    /// Its administrator.
+    /// Administrator account of the guest.
     pub admin: Option<Admin>,
-    /// Public keys.
+    /// SSH public keys.
     #[serde(default)]
     pub ssh_keys: Vec<SshKey>,
-    /// User-data: octets, never looked into.
+    /// User-data, served unchanged.
     pub user_data: Option<Payload>,
-    /// Vendor-data, likewise.
+    /// Vendor-data, served unchanged.
     pub vendor_data: Option<Payload>,
-    /// OpenStack's second vendor-data, likewise.
+    /// OpenStack's second vendor-data, served unchanged.
     pub vendor_data2: Option<Payload>,
-    /// Its network.
+    /// Network configuration of the guest.
     #[serde(default)]
     pub network: Network,
-    /// Custom keys.
+    /// Custom keys and values.
     #[serde(default)]
     pub metadata: Metadata,
-    /// Labels.
+    /// Labels, which dialects serve as tags.
     #[serde(default)]
     pub labels: Vec<Line>,
-    /// Disks.
+    /// Disks that the guest sees.
     #[serde(default)]
     pub disks: Vec<Disk>,
-    /// Injected files.
+    /// Files that OpenStack's dialect injects into the guest.
     #[serde(default)]
     pub files: Vec<InjectedFile>,
-    /// A seed for the guest's random number generator.
+    /// Seed for the guest's random number generator.
     pub random_seed: Option<RandomSeed>,
-    /// Credentials.
+    /// Credentials that dialects hand to the guest.
     #[serde(default)]
     pub credentials: Credentials,
-    /// The key that signs identity documents.
+    /// Key that signs identity documents.
     pub signing: Option<Signing>,
-    /// How it is served.
+    /// Which dialects serve the record, and how.
     #[serde(default)]
     pub serve: Serve,
-    /// Where messages from the guest go.
+    /// Destinations of the guest's messages.
     #[serde(default)]
     pub sinks: Sinks,
 }
 
 impl Record {
-    /// Reads and checks a record under [`Limits::DEFAULT`].
+    /// Parses and validates a record under [`Limits::DEFAULT`].
     ///
-    /// `source_name` is named in errors and warnings; a name that ends in `.json` is read as JSON, anything
-    /// else as YAML.
+    /// Errors and warnings name the record by `source_name`. Text whose name ends in `.json` is parsed as JSON, any
+    /// other text as YAML.
     ///
     /// # Errors
-    /// The first thing that is wrong with it, with its place.
+    /// Returns the first violation, with its place in the text.
     pub fn parse(source_name: &str, text: &str) -> Result<(Self, Vec<Warning>), RecordError> {
         Self::parse_within(&Limits::DEFAULT, source_name, text)
     }
 
-    /// Reads and checks a record under other limits.
+    /// Like [`parse`](Self::parse), under the given limits.
     ///
     /// # Errors
-    /// The first thing that is wrong with it, with its place.
+    /// Returns the first violation, with its place in the text.
     pub fn parse_within(
         limits: &Limits,
         source_name: &str,
@@ -194,38 +194,38 @@ impl Record {
         Ok((record, warnings))
     }
 
-    /// The place of a field in a record's text, or of the nearest thing around it.
+    /// Finds a field in a record's text. If the field is absent, returns the place of its nearest ancestor.
     #[must_use]
     pub fn locate(source_name: &str, text: &str, field: &[Step]) -> Place {
         parse::Text { source: source_name, text }.place(field)
     }
 
-    /// `instance_type`, or `unknown`.
+    /// Returns `instance_type`; `unknown` if it is not set.
     #[must_use]
     pub fn instance_type(&self) -> &str {
         self.instance_type.as_ref().map_or("unknown", Line::as_str)
     }
 
-    /// `arch`, or `x86_64`.
+    /// Returns `arch`; `x86_64` if it is not set.
     #[must_use]
     pub fn arch(&self) -> &str {
         self.arch.as_ref().map_or("x86_64", Line::as_str)
     }
 
-    /// `vm.namespace`, or nothing.
+    /// Returns `vm.namespace`; the empty string if it is not set.
     #[must_use]
     pub fn namespace(&self) -> &str {
         self.vm.namespace.as_ref().map_or("", values::AnyLine::as_str)
     }
 
-    /// The role of the NIC at `index`: its own, or public for the first and private for the others.
+    /// Returns the role of the NIC at `index`. By default the first NIC is public and the others are private.
     #[must_use]
     pub fn role(&self, index: usize) -> Role {
         let default = if index == 0 { Role::Public } else { Role::Private };
         self.network.nics.get(index).and_then(|nic| nic.role).unwrap_or(default)
     }
 
-    /// The payloads with their field names.
+    /// Returns user-data and both vendor-data fields with their field names.
     #[must_use]
     pub fn payloads(&self) -> [(&'static str, Option<&Payload>); 3] {
         [
@@ -235,8 +235,8 @@ impl Record {
         ]
     }
 
-    /// Makes it as small as it can be kept: equal octets, which other records may hold too, come in the place
-    /// of payloads and files, and lists have no room left.
+    /// Reduces the record's memory. Replaces the octets of payloads and files by what `share` returns, so that records
+    /// can share equal octets, and shrinks lists to their length.
     pub fn compact(&mut self, mut share: impl FnMut(Bytes) -> Bytes) {
         let payloads = [&mut self.user_data, &mut self.vendor_data, &mut self.vendor_data2];
         payloads.into_iter().flatten().for_each(|payload| payload.share(&mut share));
@@ -254,17 +254,18 @@ impl Record {
         self.files.shrink_to_fit();
     }
 
-    /// The record as JSON that reads back without the files beside it, secrets and all: for files as private as its own.
+    /// Serializes the record as JSON that includes the values read from its source files, secrets among them. Write the
+    /// result only to files as private as the record itself.
     ///
     /// # Errors
-    /// A path in it is no UTF-8.
+    /// Fails if a path in the record is not UTF-8.
     pub fn to_json(&self) -> serde_json::Result<String> {
         let mut whole = self.clone();
         whole.credentials.settle();
         serde_json::to_string(&whole)
     }
 
-    /// The payloads with their field names, to put in what was read from their sources.
+    /// Like [`payloads`](Self::payloads), mutable: the caller stores what it read from the sources.
     pub fn payloads_mut(&mut self) -> [(&'static str, Option<&mut Payload>); 3] {
         [
             ("user_data", self.user_data.as_mut()),

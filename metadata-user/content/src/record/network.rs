@@ -1,4 +1,4 @@
-//! `network`: what the guest shall find on its NICs.
+//! `network`: the network configuration that the guest reads.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,92 +7,92 @@ use serde::{Deserialize, Serialize};
 use super::values::{Cidr, Device, Domain, Id, Ip, Line, Mtu, Netns, NicMac, VlanId};
 use metadata_base::port::PortName;
 
-/// `network`.
+/// `network`: network configuration of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Network {
-    /// Where the network documents come from.
+    /// Source of the network documents: `auto`, `raw` or `none`; `auto` by default.
     pub mode: Mode,
-    /// With [`Mode::Raw`]: network-config version 1 or 2, as text (sent as it is) or as a mapping.
+    /// cloud-init's network-config, version 1 or 2, for mode `raw`: text, served unchanged, or a mapping.
     pub raw: Option<serde_json::Value>,
-    /// With [`Mode::Raw`]: OpenStack's `network_data.json`, as text (sent as it is) or as a mapping. Without it that is
-    /// rendered from the NICs.
+    /// OpenStack's `network_data.json`, for mode `raw`: text, served unchanged, or a mapping; rendered from the NICs by
+    /// default.
     pub network_data: Option<serde_json::Value>,
-    /// Resolvers for NICs with static addresses.
+    /// DNS resolvers, for NICs with static addresses.
     pub dns: Vec<Ip>,
-    /// Search domains.
+    /// DNS search domains.
     pub search: Vec<Domain>,
-    /// The NICs the guest has now; the first is the primary.
+    /// NICs of the guest; the first is the primary one.
     pub nics: Vec<Nic>,
 }
 
-/// `network.mode`.
+/// `network.mode`: source of the network documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Rendered from the NICs.
+    /// Renders the documents from the NICs.
     #[default]
     Auto,
-    /// `network.raw` and `network.network_data` where a dialect takes them.
+    /// Serves `network.raw` and `network.network_data` in the dialects that support them.
     Raw,
-    /// No network document at all.
+    /// Serves no network document.
     None,
 }
 
-/// One of `network.nics`.
+/// An entry of `network.nics`: one NIC of the guest.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Nic {
-    /// Names the NIC in the record and, without `name`, in network documents.
+    /// Id of the NIC within the record; network documents use it if `name` is not set.
     pub id: Id,
-    /// The name the guest shall give it.
+    /// Interface name in the guest.
     pub name: Option<Device>,
-    /// The Ethernet address. Only VLANs and bonds may go without.
+    /// MAC address; required unless the NIC is a VLAN or a bond.
     pub mac: Option<NicMac>,
-    /// MTU in octets.
+    /// MTU in octets, 68 to 65535.
     pub mtu: Option<Mtu>,
-    /// The network it is on.
+    /// Id of the network the NIC is connected to.
     pub network_id: Option<Line>,
-    /// Public or private; by default the first NIC is public and the others are private.
+    /// `public` or `private`; by default the first NIC is public and the others are private.
     pub role: Option<Role>,
-    /// Its addresses.
+    /// IP addresses of the NIC.
     #[serde(default)]
     pub addresses: Vec<Address>,
-    /// Further routes.
+    /// Routes beside those to the gateways.
     #[serde(default)]
     pub routes: Vec<NicRoute>,
-    /// Makes it a VLAN on another NIC.
+    /// Makes the NIC a VLAN on another NIC.
     pub vlan: Option<Vlan>,
-    /// Makes it a bond of other NICs.
+    /// Makes the NIC a bond of other NICs.
     pub bond: Option<Bond>,
-    /// The tap behind it on this node, where no other feed knows.
+    /// Tap of the NIC on this node, if no other feed provides it.
     pub port: Option<NicPort>,
 }
 
 impl Nic {
-    /// The name network documents use for it.
+    /// Returns the name of the NIC in network documents: `name`, or `id` if that is not set.
     #[must_use]
     pub fn label(&self) -> &str {
         self.name.as_ref().map_or(self.id.as_str(), Device::as_str)
     }
 
-    /// True for one the hypervisor gives: no VLAN or bond, which the guest makes.
+    /// Returns whether the hypervisor provides the NIC. The guest creates VLANs and bonds itself.
     #[must_use]
     pub fn is_physical(&self) -> bool {
         self.vlan.is_none() && self.bond.is_none()
     }
 
-    /// The IPv4 addresses that are known: with DHCP those whose lease is.
+    /// Returns the known IPv4 addresses. Entries with DHCP count if they name the lease.
     pub fn ipv4(&self) -> impl Iterator<Item = Cidr> {
         self.addresses.iter().filter_map(|entry| entry.address).filter(|cidr| cidr.address.is_ipv4())
     }
 
-    /// The IPv6 addresses that are known.
+    /// Returns the known IPv6 addresses.
     pub fn ipv6(&self) -> impl Iterator<Item = Cidr> {
         self.addresses.iter().filter_map(|entry| entry.address).filter(|cidr| cidr.address.is_ipv6())
     }
 
-    /// The public IPv4 addresses that are translated to its own.
+    /// Returns the public IPv4 addresses that NAT translates to addresses of this NIC.
     pub fn public_ipv4(&self) -> impl Iterator<Item = Ipv4Addr> {
         self.addresses.iter().filter_map(|entry| match entry.public?.0 {
             IpAddr::V4(public) => Some(public),
@@ -101,35 +101,35 @@ impl Nic {
     }
 }
 
-/// `role` of a NIC.
+/// `role` of a NIC: whether it reaches the Internet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Reaches the world.
+    /// Reaches the Internet.
     Public,
-    /// Does not.
+    /// Does not reach the Internet.
     Private,
 }
 
-/// One of a NIC's `addresses`.
+/// An entry of a NIC's `addresses`: one IP address.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Address {
-    /// How the guest gets it.
+    /// How the guest obtains the address: `static`, `dhcp4`, `dhcp6` or `slaac`.
     pub method: Method,
-    /// The address; with DHCP the lease that will be given.
+    /// Address with prefix length; required for `static`. For DHCP, the address of the expected lease.
     pub address: Option<Cidr>,
-    /// The default gateway.
+    /// Default gateway.
     pub gateway: Option<Ip>,
-    /// The public address that is translated to it.
+    /// Public address that NAT translates to this address.
     pub public: Option<Ip>,
 }
 
-/// `method` of an address.
+/// `method` of an address: how the guest obtains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
-    /// Configured as given.
+    /// The guest configures the address as given.
     Static,
     /// DHCP (RFC 2131).
     Dhcp4,
@@ -139,45 +139,45 @@ pub enum Method {
     Slaac,
 }
 
-/// One of a NIC's `routes`.
+/// An entry of a NIC's `routes`: one route.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct NicRoute {
-    /// The destination.
+    /// Destination network with prefix length.
     pub to: Cidr,
-    /// The next hop.
+    /// Next hop, of the destination's address family.
     pub via: Ip,
-    /// The metric.
+    /// Route metric.
     pub metric: Option<u32>,
 }
 
-/// `vlan` of a NIC.
+/// `vlan` of a NIC: the VLAN it carries.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Vlan {
-    /// `id` of the NIC below.
+    /// `id` of the NIC that carries the VLAN.
     pub link: Id,
-    /// The VLAN id.
+    /// VLAN id (IEEE 802.1Q), 1 to 4094.
     pub id: VlanId,
 }
 
-/// `bond` of a NIC.
+/// `bond` of a NIC: the NICs it bundles, and how.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Bond {
-    /// `id`s of the NICs below.
+    /// `id`s of the bundled NICs, one or more.
     pub links: Vec<Id>,
-    /// The mode.
+    /// Bonding mode, by its name in the Linux bonding driver.
     pub mode: BondMode,
-    /// Link check interval in milliseconds.
+    /// Link monitoring interval in milliseconds.
     pub miimon: Option<u32>,
-    /// How 802.3ad and balance-xor choose a link, in the bonding driver's words (`layer3+4`).
+    /// Transmit hash policy for `802.3ad` and `balance-xor`, by the bonding driver's name, such as `layer3+4`.
     pub xmit_hash_policy: Option<Line>,
-    /// `slow` or `fast`, for 802.3ad.
+    /// LACP rate for `802.3ad`: `slow` or `fast`.
     pub lacp_rate: Option<LacpRate>,
 }
 
-/// `mode` of a bond, in the bonding driver's words.
+/// `mode` of a bond, by its name in the Linux bonding driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "the kernel's own words, explained in its bonding documentation")]
@@ -193,7 +193,7 @@ pub enum BondMode {
 }
 
 impl BondMode {
-    /// The bonding driver's word.
+    /// Returns the bonding driver's name of the value.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -208,7 +208,7 @@ impl BondMode {
     }
 }
 
-/// `lacp_rate` of a bond.
+/// `lacp_rate` of a bond: how often the partner sends LACP frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LacpRate {
@@ -219,7 +219,7 @@ pub enum LacpRate {
 }
 
 impl LacpRate {
-    /// The bonding driver's word.
+    /// Returns the bonding driver's name of the value.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -229,13 +229,13 @@ impl LacpRate {
     }
 }
 
-/// `port` of a NIC.
+/// `port` of a NIC: its tap on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct NicPort {
-    /// The tap's name in its namespace.
+    /// Interface name of the tap in its network namespace.
     pub ifname: Device,
-    /// Its namespace; without it the agent's own.
+    /// Network namespace of the tap; the agent's own by default.
     pub netns: Option<Netns>,
 }
 

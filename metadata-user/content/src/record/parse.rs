@@ -1,4 +1,4 @@
-//! Text to record, and fields back to lines.
+//! Parses a record's text, and maps a field back to its line and column.
 
 use std::fmt;
 
@@ -7,28 +7,28 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use super::Record;
 use super::error::{Place, RecordError};
 
-/// The language of a record's text.
+/// Syntax of a record's text.
 ///
-/// JSON is nearly YAML, but not its escapes of characters beyond the basic plane, so it has its own parser.
+/// JSON has its own parser: YAML does not read its surrogate escapes of characters beyond the basic plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Syntax {
     Yaml,
     Json,
 }
 
-/// A record's text and where it came from.
+/// A record's text and its source.
 #[derive(Clone, Copy)]
 pub(super) struct Text<'a> {
     pub(super) source: &'a str,
     pub(super) text: &'a str,
 }
 
-/// One step into a document.
+/// One step of a path into a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The value of a mapping's key.
+    /// The value of a key in a mapping.
     Key(String),
-    /// A list's member, counted from 0.
+    /// A member of a list, counted from 0.
     Index(usize),
 }
 
@@ -44,7 +44,7 @@ impl From<usize> for Step {
     }
 }
 
-/// A way into a document, written as its steps.
+/// Builds a path into a document from its steps.
 macro_rules! way {
     ($($step:expr),* $(,)?) => { [$($crate::record::parse::Step::from($step)),*] };
 }
@@ -57,7 +57,7 @@ impl Text<'_> {
         if json { Syntax::Json } else { Syntax::Yaml }
     }
 
-    /// Reads the record; values are checked one by one, not yet against each other.
+    /// Parses the record. Checks each value by itself, not values against each other.
     pub(super) fn read(&self) -> Result<Record, RecordError> {
         match self.syntax() {
             Syntax::Yaml => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(self.text))
@@ -102,7 +102,7 @@ impl Text<'_> {
         Place { source: self.source.to_owned(), position, field }
     }
 
-    /// The place of a field, or of the nearest thing around it.
+    /// Finds a field; returns the place of its nearest ancestor if it is absent.
     pub(super) fn place(&self, path: &[Step]) -> Place {
         let seek = Seek(path);
         let position = match self.syntax() {
@@ -119,7 +119,7 @@ impl Text<'_> {
     }
 }
 
-/// The path as people write it.
+/// Formats a path as in `network.nics[0].mac`.
 fn name(path: &[Step]) -> String {
     use fmt::Write as _;
     let mut name = String::new();
@@ -134,16 +134,16 @@ fn name(path: &[Step]) -> String {
     name
 }
 
-/// Fields of the record whose values, and all below them, are nobody's to read in a log.
+/// Fields that may contain secrets: errors do not repeat their values or those below them.
 const SECRET: [&str; 6] = ["admin", "credentials", "random_seed", "user_data", "vendor_data", "vendor_data2"];
 
-/// True below a field of [`SECRET`], and where nothing tells which field it is.
+/// Returns whether a field is in or below [`SECRET`]. An unknown field counts as secret.
 fn may_be_secret(field: &str) -> bool {
     let first = field.split(['.', '[']).next().unwrap_or_default();
     first.is_empty() || SECRET.contains(&first)
 }
 
-/// serde's `invalid type: string "value", expected …` without the value.
+/// Removes the value from serde's `invalid type: string "value", expected …`.
 fn without_value(reason: &str) -> String {
     let found = ["invalid type: ", "invalid value: "].into_iter().find(|start| reason.starts_with(start));
     let end = reason.rfind(", expected ");
@@ -154,7 +154,7 @@ fn without_value(reason: &str) -> String {
     format!("{start}{kind}{}", &reason[end..])
 }
 
-/// A parser's message without the field and the position, which the [`Place`] carries.
+/// Removes the field and the position from a parser's message; the [`Place`] has both.
 fn bare(error: &dyn fmt::Display, field: &str) -> String {
     let text = error.to_string();
     let text =
@@ -171,7 +171,7 @@ fn bare(error: &dyn fmt::Display, field: &str) -> String {
     }
 }
 
-/// Walks a document to a value and fails there on purpose: the parser stamps the error with its position.
+/// Walks a document to a value and fails there on purpose: the parser adds the position to the error.
 struct Seek<'p>(&'p [Step]);
 
 const ARRIVED: &str = "arrived";

@@ -1,15 +1,15 @@
-//! `serve`: how a VM's record is served.
+//! `serve`: which dialects serve a VM's record, and how.
 
 use serde::{Deserialize, Serialize};
 
 use super::values::{HopLimit, UrlPath};
 
-/// `serve.limits.user_data` when it is not set, in octets.
+/// Default of `serve.limits.user_data`, in octets.
 pub const USER_DATA_DEFAULT: u32 = 64 << 10;
-/// The most `serve.limits.user_data` may be, in octets.
+/// Upper bound of `serve.limits.user_data`, in octets.
 pub const USER_DATA_MAX: u32 = 1 << 20;
 
-/// Defines an enum of names, in the order the record's reference lists them.
+/// Defines an enum of names, in the order in which the record reference lists them.
 macro_rules! names {
     ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$doc])*
@@ -20,10 +20,10 @@ macro_rules! names {
         }
 
         impl $name {
-            /// Every one.
+            /// All variants, in the order of the reference.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// The name.
+            /// Returns the name as records spell it.
             #[must_use]
             pub fn as_str(self) -> &'static str {
                 match self {
@@ -35,7 +35,7 @@ macro_rules! names {
 }
 
 names!(
-    /// The dialects a record may name.
+    /// `serve.dialects`: the dialects a record can list.
     Dialect {
         NoCloud = "nocloud",
         Kubevirt = "kubevirt",
@@ -61,7 +61,7 @@ names!(
 );
 
 names!(
-    /// What provisioning stamps into SMBIOS; HTTP does not look at it.
+    /// `serve.smbios`: the datasource that provisioning writes into SMBIOS. It does not affect HTTP answers.
     Smbios {
         NoCloud = "nocloud",
         NoCloudNet = "nocloud-net",
@@ -84,33 +84,33 @@ names!(
     }
 );
 
-/// `serve`.
+/// `serve`: how the record is served.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Serve {
-    /// Which dialects; all when not set. Paths of the others are 404.
+    /// Dialects to serve; all by default. Paths of the others return 404.
     pub dialects: Option<Vec<Dialect>>,
-    /// The SMBIOS identity.
+    /// Datasource that provisioning writes into SMBIOS; `nocloud` by default.
     pub smbios: Smbios,
-    /// Who owns the dated tree.
+    /// Owner of the tree below `/latest` and `/<date>`: `ec2` or `cloudstack`; `ec2` by default.
     pub date_tree: DateTree,
-    /// Whether the dated tree needs a token.
+    /// IMDSv2 tokens on EC2 and AliYun: `off`, `optional` or `required`; `optional` by default.
     pub imdsv2: Imdsv2,
-    /// Whether IAM credentials may go without a token while `imdsv2` is optional.
+    /// Serves IAM credentials without a token unless `imdsv2` is `required`; false by default.
     pub imdsv1_credentials: bool,
-    /// TTL of packets that carry a token.
+    /// TTL or hop limit of packets that carry a token, 1 to 64; 1 by default.
     pub hop_limit: HopLimit,
-    /// Status of NoCloud documents that do not exist.
+    /// Status of absent NoCloud documents: 204 or 404; 204 by default.
     pub absent_seed: AbsentSeed,
-    /// Makes `/` GCE's for every request, not only for those with GCE's header field.
+    /// Serves GCE's `/` to every request, not only to those with GCE's header field; false by default.
     pub gce_root: bool,
-    /// Adds `network-interfaces` to NoCloud's meta-data, for cloud-init before 24.3.
+    /// Adds `network-interfaces` to NoCloud's meta-data, for cloud-init before 24.3; false by default.
     pub legacy_eni: bool,
-    /// Oracle's older tree.
+    /// Oracle's older tree, `/opc/v1`: `on` or `off`; `on` by default.
     pub opc_v1: Switch,
-    /// Where MAAS is served.
+    /// URL path of the MAAS dialect; `/MAAS/metadata` by default.
     pub maas_path: UrlPath,
-    /// Limits.
+    /// Rate, connection and size limits of the VM.
     pub limits: ServeLimits,
 }
 
@@ -135,51 +135,51 @@ impl Default for Serve {
 }
 
 impl Serve {
-    /// True when the dialect is served.
+    /// Returns whether the record serves the dialect.
     #[must_use]
     pub fn serves(&self, dialect: Dialect) -> bool {
         self.dialects.as_ref().is_none_or(|listed| listed.contains(&dialect))
     }
 }
 
-/// `serve.date_tree`.
+/// `serve.date_tree`: owner of the tree below `/latest` and `/<date>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DateTree {
-    /// EC2.
+    /// EC2 serves the tree.
     Ec2,
-    /// CloudStack and Exoscale.
+    /// CloudStack and Exoscale serve the tree.
     CloudStack,
 }
 
-/// `serve.imdsv2`.
+/// `serve.imdsv2`: whether a request needs a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Imdsv2 {
-    /// There are no tokens.
+    /// The token path does not exist.
     Off,
-    /// Tokens are made, and not needed.
+    /// The agent issues tokens; requests need none.
     Optional,
-    /// Nothing without a token.
+    /// Every request needs a token.
     Required,
 }
 
-/// A switch written `on` or `off`.
+/// A setting with the values `on` and `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
-    /// On.
+    /// Enabled.
     On,
-    /// Off.
+    /// Disabled.
     Off,
 }
 
-/// `serve.absent_seed`.
+/// `serve.absent_seed`: status of absent NoCloud documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AbsentSeed {
-    /// 204: the only answer that costs no client any time.
+    /// 204: no client retries it.
     NoContent,
-    /// 404: costs cloud-init 10 s a document and for user-data the boot; for compatibility tests.
+    /// 404, for compatibility tests: cloud-init retries each document for 10 s and fails the boot without user-data.
     NotFound,
 }
 
@@ -212,17 +212,17 @@ impl<'de> Deserialize<'de> for AbsentSeed {
     }
 }
 
-/// `serve.limits`: what one VM may take, all its NICs together.
+/// `serve.limits`: limits of one VM, shared by its NICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct ServeLimits {
-    /// Requests at once.
+    /// Requests that may arrive at once, 1 or more; 400 by default.
     pub burst: u32,
-    /// Requests per second after that.
+    /// Sustained requests per second, 1 or more; 100 by default.
     pub rps: u32,
-    /// Connections at once; one NIC has 128 at most.
+    /// Concurrent connections, 1 or more; 128 by default. Each NIC has at most 128.
     pub conns: u32,
-    /// User-data and vendor-data in octets, [`USER_DATA_MAX`] at most.
+    /// Size of user-data and of each vendor-data in octets, at most 1048576; 65536 by default.
     pub user_data: u32,
 }
 

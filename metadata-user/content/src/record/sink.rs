@@ -1,4 +1,4 @@
-//! Where messages from the guest go.
+//! Destinations of the guest's messages.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::values::{LINE_CHARS, Text, text};
 
-/// Longest path of a Unix socket, in octets (`sun_path` of unix(7), with its final zero).
+/// Maximum length of a Unix socket's path in octets (`sun_path` of unix(7) is 108 with the final zero).
 const SOCKET_OCTETS: usize = 107;
 
-/// One of `sinks`.
+/// A value of `sinks`: a file or a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Sink {
-    /// Lines of JSON at the end of a file: `file:/var/log/guests.jsonl`, or the path alone.
+    /// Appends lines of JSON to a file: `file:/var/log/guests.jsonl`, or the path alone.
     File(PathBuf),
-    /// HTTP POST over a Unix socket: `unix:/run/sink.sock`, or `unix:/run/sink.sock:/path`.
+    /// Sends HTTP POST over a Unix socket: `unix:/run/sink.sock`, or `unix:/run/sink.sock:/path`.
     Unix {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// The path of the request, `/` by default.
+        /// Path of the HTTP request; `/` by default.
         path: String,
     },
 }
@@ -49,7 +49,7 @@ fn unix(address: &str) -> Option<Sink> {
     absolute(socket).filter(|_| good).map(|socket| Sink::Unix { socket, path })
 }
 
-/// A path from the root to a file, without `..`.
+/// Returns the path if it is absolute, names a file and has no `..`.
 fn absolute(text: &str) -> Option<PathBuf> {
     let path = Path::new(text);
     let straight = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));

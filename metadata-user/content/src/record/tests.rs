@@ -1,4 +1,4 @@
-//! Records that are taken, records that are refused, and what the refusal says.
+//! Which records the parser accepts and refuses, and the texts of its errors and warnings.
 
 use proptest::prelude::*;
 
@@ -17,14 +17,14 @@ fn full() -> Record {
     Record::parse("full.yaml", FULL).expect("the full record is good").0
 }
 
-/// The full record, written as JSON.
+/// The full record as JSON.
 fn json() -> String {
     let value: serde_json::Value = serde_yaml::from_str(FULL).expect("the full record is YAML");
     serde_json::to_string_pretty(&value).expect("a value can be written")
 }
 
 #[test]
-fn the_full_record_is_taken_without_a_warning() {
+fn the_full_record_is_accepted_without_a_warning() {
     let (record, warnings) = Record::parse("full.yaml", FULL).expect("the full record is good");
     assert_eq!(warnings, []);
     assert_eq!(record.hostname.fqdn(), "web-1.example.internal");
@@ -44,7 +44,7 @@ fn json_and_yaml_read_as_the_same_record() {
 }
 
 #[test]
-fn refusals_say_where_what_was_expected_and_what_came() {
+fn an_error_names_the_place_the_expected_and_the_found_value() {
     const VENDOR: &str = "vendor_data: {text: \"#cloud-config\\n{}\\n\"}";
     let cases = [
         (
@@ -170,7 +170,7 @@ fn refusals_say_where_what_was_expected_and_what_came() {
 }
 
 #[test]
-fn refusals_of_json_carry_lines_too() {
+fn errors_in_json_have_line_numbers() {
     for (from, to, wanted) in [
         ("52:54:00:12:34:56", "x", "r.json:58:18: network.nics[0].mac: expected the MAC"),
         (
@@ -187,7 +187,7 @@ fn refusals_of_json_carry_lines_too() {
 }
 
 #[test]
-fn what_is_probably_not_meant_is_warned_of_at_its_place() {
+fn a_probable_mistake_causes_a_warning_with_its_place() {
     const VENDOR: &str = "text: \"#cloud-config\\n{}\\n\"";
     const SECOND: &str = "- {method: static, address: 192.168.7.5/24}";
     for (from, to, wanted) in [
@@ -225,7 +225,7 @@ fn what_is_probably_not_meant_is_warned_of_at_its_place() {
 }
 
 #[test]
-fn a_key_that_no_path_can_end_in_is_warned_of_where_it_is_left_out() {
+fn a_key_that_cannot_end_a_path_causes_a_warning_for_gce() {
     for (key, left_out) in [(".", true), ("..", true), ("...", false), (".a", false)] {
         let (_, warnings) =
             Record::parse("r.yaml", &edited("{role: web}", &format!("{{{key}: x}}"))).expect(key);
@@ -236,7 +236,7 @@ fn a_key_that_no_path_can_end_in_is_warned_of_where_it_is_left_out() {
 }
 
 #[test]
-fn credentials_have_files_beside_the_record_and_roles_a_name_for_a_path() {
+fn credential_files_lie_beside_the_record_and_role_names_fit_a_path() {
     const TOKEN: &str = "{text: eyJhbGciOiJub25lIn0.e30., expires: \"2030-01-01T00:00:00Z\"}";
     let (_, warnings) =
         Record::parse("r.yaml", &edited(TOKEN, "{source: {file: sa/token}}")).expect("a source");
@@ -256,7 +256,7 @@ fn credentials_have_files_beside_the_record_and_roles_a_name_for_a_path() {
 }
 
 #[test]
-fn a_network_is_its_address_without_the_hosts_bits() {
+fn a_network_is_its_address_without_the_host_bits() {
     for (text, network, mask) in [
         ("192.0.2.77/26", "192.0.2.64/26", "255.255.255.192"),
         ("192.0.2.77/32", "192.0.2.77/32", "255.255.255.255"),
@@ -270,7 +270,7 @@ fn a_network_is_its_address_without_the_hosts_bits() {
 }
 
 #[test]
-fn every_limit_is_kept_and_named() {
+fn every_limit_is_enforced_and_named_in_the_error() {
     let many = |line: &str, n: usize| line.repeat(n);
     let key = "- {name: k, key: ssh-ed25519 AAAA}\n";
     let nics: String = (0..33)
@@ -334,7 +334,7 @@ fn every_limit_is_kept_and_named() {
 }
 
 #[test]
-fn user_data_may_grow_to_the_records_own_limit() {
+fn a_record_can_raise_its_user_data_limit() {
     let large = "x".repeat(200_000);
     let text = edited("{text: \"#cloud-config\\n{}\\n\"}", &format!("{{text: \"{large}\\n\"}}"));
     assert!(large.len() > usize::try_from(USER_DATA_DEFAULT).expect("it fits"));
@@ -393,7 +393,7 @@ fn derived_ids_match_their_published_values() {
 }
 
 #[test]
-fn given_ids_win_over_derived_ones() {
+fn ids_in_the_record_override_derived_ones() {
     let record = full();
     assert_eq!(record.ec2_id(), "i-0f5e8a1b2c3d4e5f6");
     assert_eq!(record.numeric_id(), 12_345);
@@ -402,7 +402,7 @@ fn given_ids_win_over_derived_ones() {
 }
 
 #[test]
-fn a_nic_may_name_its_port() {
+fn a_nic_can_name_its_port() {
     let text =
         edited("    role: public", "    role: public\n    port: {ifname: vnet3, netns: /proc/42/ns/net}");
     let (record, _) = Record::parse("r.yaml", &text).expect("a port is good");
@@ -423,7 +423,7 @@ fn a_nic_may_name_its_port() {
 
 proptest! {
     #[test]
-    fn mangled_text_is_refused_or_taken_and_never_panics(
+    fn mangled_text_never_causes_a_panic(
         edits in prop::collection::vec((0..FULL.len(), any::<u8>(), 0_usize..40), 1..12),
         json_name in any::<bool>(),
     ) {

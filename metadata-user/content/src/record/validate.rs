@@ -1,4 +1,4 @@
-//! What a record must satisfy beyond the form of its values.
+//! Checks of a record beyond the form of each value.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -15,7 +15,7 @@ use super::values::{FQDN_OCTETS, excerpt};
 use super::vm::{Payload, Source};
 use super::{Limits, Record};
 
-/// Dialects whose documents carry user-data and vendor-data as text.
+/// Dialects that embed user-data and vendor-data as text in a document.
 const TEXT_DIALECTS: [(Dialect, &str); 6] = [
     (Dialect::DigitalOcean, "DigitalOcean"),
     (Dialect::UpCloud, "UpCloud"),
@@ -25,7 +25,7 @@ const TEXT_DIALECTS: [(Dialect, &str); 6] = [
     (Dialect::Scaleway, "Scaleway"),
 ];
 
-/// Checks one record.
+/// Checks one record and collects warnings.
 pub(super) struct Validator<'a> {
     text: Text<'a>,
     pub(super) limits: &'a Limits,
@@ -34,7 +34,7 @@ pub(super) struct Validator<'a> {
 
 pub(super) type Checked = Result<(), RecordError>;
 
-/// Checks that values go together and stay within `limits`.
+/// Checks that values are consistent with each other and within `limits`. Returns the warnings.
 pub(super) fn validate(
     record: &Record,
     text: Text<'_>,
@@ -136,14 +136,14 @@ impl Validator<'_> {
         Ok(())
     }
 
-    /// Documents that are text can carry text, and gzip wrapped as such.
+    /// Warns of a payload that text documents cannot carry: they carry UTF-8, and gzip encoded as text.
     fn textual(&mut self, record: &Record, name: &str, payload: &Payload) {
         let is_text =
             |octets: &[u8]| std::str::from_utf8(octets).is_ok() || octets.starts_with(&[0x1f, 0x8b]);
         let vendor = [(Dialect::OpenStack, "OpenStack"), (Dialect::Maas, "MAAS")];
         let carriers: &[(Dialect, &str)] = match name {
             "user_data" => &TEXT_DIALECTS,
-            // OpenStack's alone has a second one.
+            // Only OpenStack has a second vendor-data.
             "vendor_data2" => &vendor[..1],
             _ => &[&TEXT_DIALECTS[..], &vendor].concat(),
         };
@@ -159,7 +159,7 @@ impl Validator<'_> {
         self.warn(&way![name], message);
     }
 
-    /// Some clients decode text that happens to be base64; a final newline stops the guess.
+    /// Warns of text that is also valid base64, which some clients decode. A final newline prevents that.
     fn guessable(&mut self, name: &str, payload: &Payload) {
         let guess = |text: &str| !text.is_empty() && !text.ends_with('\n') && STANDARD.decode(text).is_ok();
         if payload.text().is_some_and(guess) {
@@ -170,7 +170,7 @@ impl Validator<'_> {
         }
     }
 
-    /// Records may name files beside them and nothing else on the node.
+    /// Refuses source files outside the record's directory, so that a record cannot expose other files of the node.
     fn source(&self, path: &[Step], source: &Source) -> Checked {
         use std::path::Component;
         let inside =
@@ -218,7 +218,7 @@ impl Validator<'_> {
                 ));
             }
             self.nic_kind(n, nic)?;
-            // A VLAN or bond normally carries the MAC of the NIC below it.
+            // A VLAN or bond normally has the MAC of the NIC below it.
             let physical = nic.vlan.is_none() && nic.bond.is_none();
             if let Some(mac) = nic.mac.filter(|mac| physical && !macs.insert(*mac)) {
                 let found = format!("{mac} twice");
@@ -230,7 +230,7 @@ impl Validator<'_> {
             self.nic_links(n, nic, &ids)?;
             self.nic_addresses(n, nic)?;
         }
-        // Without a network document the guest is told nothing.
+        // In mode `none` the guest gets no network document.
         if record.network.mode != Mode::None {
             self.unaddressed(nics);
         }
@@ -324,8 +324,8 @@ impl Validator<'_> {
         };
         for (n, nic) in nics.iter().enumerate() {
             if nic.addresses.is_empty() && !below(nic) {
-                let message = "no addresses: the guest is told to leave this NIC without any; add \
-                               `addresses: [{method: dhcp4}]` if that is not meant";
+                let message = "no addresses: the network document leaves this NIC unconfigured; add \
+                               `addresses: [{method: dhcp4}]` to use DHCP";
                 self.warn(&way!["network", "nics", n], message);
             }
         }
@@ -456,7 +456,7 @@ impl Validator<'_> {
     }
 }
 
-/// True for a mapping that cloud-init takes as network-config; text is parsed for it.
+/// Returns whether cloud-init accepts the value as network-config. Text is parsed as YAML.
 #[must_use]
 pub fn is_network_config(raw: &serde_json::Value) -> bool {
     let mapping = |value: &serde_json::Value| {
@@ -469,8 +469,8 @@ pub fn is_network_config(raw: &serde_json::Value) -> bool {
     }
 }
 
-/// True for an object that clients take as OpenStack's `network_data.json`; text is parsed for it, as JSON. Without links
-/// they would take the guest for one without NICs.
+/// Returns whether clients accept the value as OpenStack's `network_data.json`. Text is parsed as JSON. `links` must
+/// not be empty: clients would conclude that the guest has no NICs.
 #[must_use]
 pub fn is_network_data(given: &serde_json::Value) -> bool {
     let object = |value: &serde_json::Value| {

@@ -1,4 +1,4 @@
-//! Values that are checked while they are read, so that an error carries the place of the value itself.
+//! Values that are checked while the parser reads them, so that an error has the place of the value itself.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,24 +11,24 @@ use metadata_common::mac::Mac;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Longest one-line value, in characters.
+/// Maximum length of a one-line value, in characters.
 pub const LINE_CHARS: usize = 255;
-/// Longest host name with its domain (RFC 1035 §2.3.4, as text without the final dot).
+/// Maximum length of a host name with its domain in octets, as text without the final dot (RFC 1035 §2.3.4).
 pub const FQDN_OCTETS: usize = 253;
-/// How much of a refused value an error repeats, in characters.
+/// Maximum number of characters of a refused value that an error repeats.
 const FOUND_CHARS: usize = 64;
 
 /// A value with a text form.
 pub(super) trait Text: Sized {
-    /// What an error says was expected.
+    /// Description of the form, for errors.
     const EXPECTED: &'static str;
-    /// True when an error must not repeat what was found.
+    /// Whether errors must not repeat the value.
     const SECRET: bool = false;
-    /// Reads the text form.
+    /// Parses the text form; `None` if it is invalid.
     fn read(text: &str) -> Option<Self>;
 }
 
-/// Reads a [`Text`]; the checking happens inside the visitor, where the parser still knows the place.
+/// Deserializes a [`Text`]. The visitor checks the value, because the parser still knows the place there.
 pub(super) fn text<'de, T: Text, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct TextVisitor<T>(PhantomData<T>);
     impl<T: Text> Visitor<'_> for TextVisitor<T> {
@@ -46,7 +46,7 @@ pub(super) fn text<'de, T: Text, D: Deserializer<'de>>(deserializer: D) -> Resul
     deserializer.deserialize_str(TextVisitor(PhantomData))
 }
 
-/// The beginning of a value, in one printable line.
+/// Returns the first 64 characters of a value as one printable line.
 pub fn excerpt(found: &str) -> String {
     let mut shown: String = found.chars().take(FOUND_CHARS).flat_map(char::escape_debug).collect();
     if found.chars().nth(FOUND_CHARS).is_some() {
@@ -55,7 +55,7 @@ pub fn excerpt(found: &str) -> String {
     shown
 }
 
-/// Makes a type readable by its [`Text`] form.
+/// Implements `Deserialize` by the [`Text`] form.
 macro_rules! readable {
     ($($name:ty),+ $(,)?) => {$(
         impl<'de> Deserialize<'de> for $name {
@@ -66,7 +66,7 @@ macro_rules! readable {
     )+};
 }
 
-/// Makes a type writable as it is displayed, which is how it is read.
+/// Implements `Serialize` by `Display`, which gives the form that [`Text`] reads.
 macro_rules! writable {
     ($($name:ty),+ $(,)?) => {$(
         impl Serialize for $name {
@@ -85,7 +85,7 @@ macro_rules! checked_string {
         pub struct $name(String);
 
         impl $name {
-            /// The text.
+            /// Returns the text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -166,7 +166,7 @@ checked_string!(
     |text| kept(text, text.len() <= FQDN_OCTETS && text.split('.').all(is_label))
 );
 checked_string!(
-    /// A UUID in lower case (RFC 9562 §4); upper case is taken and lowered.
+    /// A UUID in lower case (RFC 9562 §4). Upper case is accepted and converted.
     Uuid,
     "a UUID (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)",
     |text| Some(text.to_ascii_lowercase()).filter(|lower| is_uuid(lower))
@@ -190,7 +190,7 @@ checked_string!(
     |text| kept(text, is_device(text))
 );
 checked_string!(
-    /// A name for things inside one record.
+    /// A name that is unique within one record.
     Id,
     "an id (1 to 64 letters, digits, `.`, `_`, `:` and `-`)",
     |text| kept(
@@ -200,7 +200,7 @@ checked_string!(
     )
 );
 checked_string!(
-    /// A network namespace: a name under `/run/netns`, or an absolute path.
+    /// A network namespace: a name below `/run/netns`, or an absolute path.
     Netns,
     "a network namespace (a name under /run/netns, or an absolute path)",
     |text| kept(
@@ -218,13 +218,13 @@ checked_string!(
     |text| kept(text, text.starts_with('/') && is_line(text) && text.bytes().all(|b| b.is_ascii_graphic()))
 );
 checked_string!(
-    /// The name of a public key: no `=`, one line.
+    /// Name of a public key: one line without `=`.
     KeyName,
     "a key name (one line of 1 to 255 characters without `=`)",
     |text| kept(text, !text.is_empty() && is_line(text) && !text.contains('='))
 );
 checked_string!(
-    /// The name of an IAM role.
+    /// Name of an IAM role.
     RoleName,
     "a role name (1 to 64 letters, digits and `+=,.@_-`, not `.` or `..`)",
     |text| kept(
@@ -235,7 +235,7 @@ checked_string!(
     )
 );
 checked_string!(
-    /// A public key: one line; a final newline is dropped.
+    /// A public key on one line. A final newline is dropped.
     PublicKey,
     "a public key on one line of at most 16384 characters",
     |text| {
@@ -244,12 +244,12 @@ checked_string!(
     }
 );
 
-/// A text that logs and errors never show.
+/// A text that never appears in logs and errors.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -271,7 +271,7 @@ impl Text for Secret {
     }
 }
 
-/// Octets, never interpreted; their debug form is their number.
+/// Octets, never interpreted. Their debug form is their length.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Octets(pub Bytes);
 
@@ -290,7 +290,7 @@ impl Text for Octets {
     }
 }
 
-/// A moment, kept as it was written.
+/// A time (RFC 3339) that keeps the text it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timestamp {
     text: String,
@@ -298,13 +298,13 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// The text, RFC 3339.
+    /// Returns the text (RFC 3339).
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The moment so many seconds after 1970-01-01 UTC; `None` outside the years 0 to 9999.
+    /// Builds a timestamp from Unix seconds; `None` outside the years 0 to 9999.
     #[must_use]
     pub fn at(unix_seconds: i64) -> Option<Self> {
         let time = time::OffsetDateTime::from_unix_timestamp(unix_seconds).ok()?;
@@ -312,7 +312,7 @@ impl Timestamp {
         Some(Self { text, unix_seconds })
     }
 
-    /// Seconds since 1970-01-01 UTC.
+    /// Returns the seconds since 1970-01-01 UTC.
     #[must_use]
     pub fn unix_seconds(&self) -> i64 {
         self.unix_seconds
@@ -327,7 +327,7 @@ impl Text for Timestamp {
     }
 }
 
-/// An address and the length of its network's prefix; host bits are kept.
+/// An address with its host bits, and the prefix length of its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr {
     /// The address.
@@ -343,7 +343,7 @@ impl fmt::Display for Cidr {
 }
 
 impl Cidr {
-    /// The network the address is in: the host bits are zero.
+    /// Returns the network of the address, with host bits of zero.
     #[must_use]
     pub fn network(self) -> Self {
         let prefix = u32::from(self.prefix);
@@ -360,7 +360,7 @@ impl Cidr {
         Self { address, ..self }
     }
 
-    /// The mask of the prefix, written as an address of its family.
+    /// Returns the network mask as an address of the same family.
     #[must_use]
     pub fn netmask(self) -> IpAddr {
         let ones = match self.address {
@@ -399,7 +399,7 @@ impl Text for Ip {
     }
 }
 
-/// A NIC's Ethernet address.
+/// MAC address of a NIC: neither a group address nor zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NicMac(pub Mac);
 
@@ -419,7 +419,7 @@ impl Text for NicMac {
 readable!(Secret, Octets, Timestamp, Cidr, Ip, NicMac);
 writable!(Cidr, Ip, NicMac);
 
-/// For what keeps records, in files as private as theirs.
+/// Writes the secret itself. Store the result only in files as private as the record's.
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.expose())
@@ -438,7 +438,7 @@ impl Serialize for Timestamp {
     }
 }
 
-/// An integer between two bounds, both included.
+/// Defines an integer between two inclusive bounds.
 macro_rules! bounded {
     ($(#[$doc:meta])* $name:ident($type:ty), $low:expr, $high:expr, $expected:literal) => {
         $(#[$doc])*
@@ -446,7 +446,7 @@ macro_rules! bounded {
         pub struct $name($type);
 
         impl $name {
-            /// The number.
+            /// Returns the number.
             #[must_use]
             pub fn get(self) -> $type {
                 self.0
@@ -492,19 +492,19 @@ fn number<'de, D: Deserializer<'de>>(
 }
 
 bounded!(
-    /// A number that stands for the VM where ids are numbers: 1 to 2⁵³−1, exact in JSON.
+    /// A numeric instance id, 1 to 2⁵³−1: JSON numbers represent these exactly.
     NumericId(u64), 1, (1 << 53) - 1, "a number from 1 to 9007199254740991");
 bounded!(
-    /// A link's MTU in octets.
+    /// MTU of a link in octets.
     Mtu(u16), 68, 65_535, "an MTU from 68 to 65535 octets");
 bounded!(
     /// A VLAN id (IEEE 802.1Q).
     VlanId(u16), 1, 4_094, "a VLAN id from 1 to 4094");
 bounded!(
-    /// IP TTL or hop limit of a token's packets.
+    /// IP TTL or hop limit of packets that carry a token.
     HopLimit(u8), 1, 64, "a hop limit from 1 to 64");
 
 impl HopLimit {
-    /// One hop: not past a router or container bridge in the guest.
+    /// One hop: the packet passes no router or container bridge in the guest.
     pub const ONE: Self = Self(1);
 }

@@ -1,4 +1,4 @@
-//! The rest of the record: who the VM is and what it is told.
+//! Types of the record's fields other than `network` and `serve`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,61 +12,61 @@ use super::values::{
     Timestamp, Uuid,
 };
 
-/// `schema`.
+/// `schema`: version of the record format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Schema {
-    /// The only one so far.
+    /// Version 1, the only one.
     #[serde(rename = "vmrecord/1")]
     V1,
 }
 
-/// `vm`.
+/// `vm`: names and ids of the VM.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Vm {
-    /// The SMBIOS system UUID.
+    /// SMBIOS system UUID.
     pub uuid: Uuid,
     /// Display name.
     pub name: Line,
-    /// Tenant, or Kubernetes namespace.
+    /// Tenant or Kubernetes namespace.
     pub namespace: Option<AnyLine>,
-    /// `instance-id` of NoCloud and OpenStack, by default the UUID. Never changes in a VM's life.
+    /// `instance-id` of NoCloud and OpenStack; the UUID by default. It must not change during the VM's life.
     pub instance_id: Option<Line>,
-    /// Instance id of EC2 and AliYun, derived by default.
+    /// Instance id of EC2 and AliYun; derived from the UUID by default.
     pub ec2_id: Option<Ec2Id>,
-    /// Instance id where ids are numbers, derived by default.
+    /// Instance id of dialects with numeric ids; derived from the UUID by default.
     pub numeric_id: Option<NumericId>,
-    /// Index within one launch.
+    /// Index of the VM among those launched together, from 0; 0 by default.
     #[serde(default)]
     pub launch_index: u32,
-    /// Whose it is.
+    /// Project that owns the VM.
     pub project: Project,
 }
 
-/// `vm.project`.
+/// `vm.project`: owner of the VM.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Project {
-    /// Its id.
+    /// Project id.
     pub id: Line,
-    /// Its number, for GCE.
+    /// Project number, for GCE.
     pub number: u64,
-    /// Its account, for EC2.
+    /// Account number, for EC2.
     pub account: Account,
 }
 
-/// `hostname`.
+/// `hostname`: host name of the guest.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Hostname {
-    /// The first label.
+    /// First label of the host name.
     pub short: Label,
-    /// The rest.
+    /// Domain that follows the first label.
     pub domain: Option<Domain>,
 }
 
 impl Hostname {
-    /// `short`, or `short.domain`.
+    /// Returns `short.domain`; `short` if no domain is set.
     #[must_use]
     pub fn fqdn(&self) -> String {
         match &self.domain {
@@ -76,73 +76,73 @@ impl Hostname {
     }
 }
 
-/// `placement`.
+/// `placement`: where the VM runs.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Placement {
-    /// Region.
+    /// Region name.
     pub region: Line,
-    /// Zone, best `<region>-<x>`.
+    /// Zone name, preferably `<region>-<x>`.
     pub zone: Line,
-    /// Host, where guests may know it.
+    /// Name of the hypervisor node, if guests may know it.
     pub host: Option<Line>,
-    /// Fault domain.
+    /// Fault domain, for Azure and Oracle; the zone by default on Azure.
     pub fault_domain: Option<Line>,
 }
 
-/// `image`.
+/// `image`: image from which the VM was created.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Image {
-    /// Its id; one that does not start `ami-` is hashed for EC2.
+    /// Image id. EC2 serves it as it is if it starts with `ami-`, else as `ami-` and a hash.
     pub id: Line,
-    /// Its name.
+    /// Image name.
     pub name: Option<Line>,
-    /// Who publishes it, for Azure; like the three that follow, empty there when it is not set.
+    /// Publisher of the image, for Azure; empty by default.
     pub publisher: Option<Line>,
-    /// The publisher's name for its kind, such as `debian-12`, for Azure.
+    /// Offer of the publisher, such as `debian-12`, for Azure; empty by default.
     pub offer: Option<Line>,
-    /// The variant of the offer, such as `12-gen2`, for Azure.
+    /// Variant of the offer, such as `12-gen2`, for Azure; empty by default.
     pub sku: Option<Line>,
-    /// Its version, for Azure.
+    /// Image version, for Azure; empty by default.
     pub version: Option<Line>,
 }
 
-/// `admin`.
+/// `admin`: administrator account of the guest.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Admin {
-    /// The account's name.
+    /// Account name.
     pub user: Option<Line>,
-    /// Its password, given out once.
+    /// Password. The password server of CloudStack and Exoscale serves it until the guest confirms it.
     pub password: Option<Secret>,
 }
 
-/// One of `ssh_keys`.
+/// An entry of `ssh_keys`: one public key.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct SshKey {
-    /// Its name.
+    /// Name of the key.
     pub name: KeyName,
-    /// The key, in the one-line form of `authorized_keys`.
+    /// Public key in the one-line form of `authorized_keys`.
     pub key: PublicKey,
-    /// The account it is for.
+    /// Account that accepts the key.
     pub user: Option<Line>,
 }
 
-/// `user_data`, `vendor_data`, `vendor_data2`: exactly one of the three.
+/// `user_data`, `vendor_data`, `vendor_data2`: set exactly one of `text`, `base64` and `source`.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Payload {
-    /// Text; served as its UTF-8 octets.
+    /// Content as text, served as UTF-8.
     text: Option<Utf8>,
-    /// Octets in base64.
+    /// Content in standard base64 (RFC 4648 §4).
     base64: Option<Octets>,
-    /// Where to read it.
+    /// File to read the content from.
     source: Option<Source>,
 }
 
-/// Text as octets that can be shared.
+/// Text as octets that records can share.
 #[derive(Clone, PartialEq)]
 struct Utf8(Bytes);
 
@@ -169,20 +169,20 @@ impl std::fmt::Debug for Payload {
 }
 
 impl Payload {
-    /// How many of the three forms are there.
+    /// Counts which of the three forms are set.
     pub(super) fn forms(&self) -> usize {
         usize::from(self.text.is_some())
             + usize::from(self.base64.is_some())
             + usize::from(self.source.is_some())
     }
 
-    /// The text, where it was given as text.
+    /// Returns the text; `None` if the record has another form.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         self.text.as_ref().and_then(|text| std::str::from_utf8(&text.0).ok())
     }
 
-    /// The octets; `None` while they are still to be read from [`source`](Self::source).
+    /// Returns the octets; `None` until they are read from [`source`](Self::source).
     #[must_use]
     pub fn bytes(&self) -> Option<Bytes> {
         match (&self.text, &self.base64) {
@@ -192,25 +192,25 @@ impl Payload {
         }
     }
 
-    /// Length in octets, 0 while unread.
+    /// Returns the length in octets; 0 until the source is read.
     #[must_use]
     pub fn len(&self) -> usize {
         self.text.as_ref().map(|text| text.0.len()).or(self.base64.as_ref().map(|o| o.0.len())).unwrap_or(0)
     }
 
-    /// True when there is nothing in it.
+    /// Returns whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where to read it from, when that is still to be done.
+    /// Returns the source; `None` if there is none or it is already read.
     #[must_use]
     pub fn source(&self) -> Option<&Source> {
         self.source.as_ref()
     }
 
-    /// Puts equal octets in the place of its own.
+    /// Replaces the octets by what `share` returns for them.
     pub(super) fn share(&mut self, share: &mut impl FnMut(Bytes) -> Bytes) {
         let text = self.text.as_mut().map(|text| &mut text.0);
         for octets in text.into_iter().chain(self.base64.as_mut().map(|octets| &mut octets.0)) {
@@ -218,7 +218,7 @@ impl Payload {
         }
     }
 
-    /// Puts in the place of the source what was read from it.
+    /// Replaces the source by the octets read from it.
     pub fn resolve(&mut self, octets: Bytes) {
         *self = octets.into();
     }
@@ -230,56 +230,56 @@ impl From<Bytes> for Payload {
     }
 }
 
-/// `source`: where a value that does not belong into the record is read.
+/// `source`: file that holds a value kept out of the record.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Source {
-    /// A file, relative to the record's directory and inside it.
+    /// File path, relative to the record's directory and inside it.
     pub file: PathBuf,
 }
 
-/// One of `disks`.
+/// An entry of `disks`: one disk that the guest sees.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Disk {
-    /// `disk`, `cdrom`, …
+    /// Device type, such as `disk` or `cdrom`.
     #[serde(rename = "type")]
     pub kind: Line,
-    /// `virtio`, `scsi`, …
+    /// Bus, such as `virtio` or `scsi`.
     pub bus: Line,
     /// Address on the bus.
     pub address: Line,
     /// Serial number.
     pub serial: Option<Line>,
-    /// Tags.
+    /// Tags for the guest, in OpenStack's `devices`.
     #[serde(default)]
     pub tags: Vec<Line>,
 }
 
-/// One of `files`.
+/// An entry of `files`: one file for the guest.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct InjectedFile {
-    /// Path in the guest.
+    /// Path of the file in the guest.
     pub path: Line,
-    /// Content.
+    /// Content in standard base64 (RFC 4648 §4).
     pub base64: Octets,
 }
 
-/// `random_seed`.
+/// `random_seed`: seed for the guest's random number generator.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct RandomSeed {
-    /// The seed.
+    /// Seed in standard base64 (RFC 4648 §4).
     pub base64: Octets,
 }
 
-/// `metadata`: keys to values, each key once.
+/// `metadata`: custom keys and values, each key once.
 #[derive(Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Metadata(pub BTreeMap<String, String>);
 
 impl std::fmt::Debug for Metadata {
-    /// Names only: a start-up script is a value, and has passwords in it now and then.
+    /// Prints keys only: a value may be a start-up script that contains passwords.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.0.keys()).finish()
     }
@@ -311,86 +311,86 @@ impl<'de> Deserialize<'de> for Metadata {
     }
 }
 
-/// `credentials`.
+/// `credentials`: credentials that dialects hand to the guest.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Credentials {
-    /// For EC2.
+    /// IAM role and its keys, for EC2.
     pub iam: Option<Iam>,
-    /// For kubevirt and GCE.
+    /// Service account and its token, for KubeVirt and GCE.
     pub service_account: Option<ServiceAccount>,
-    /// For Azure.
+    /// Managed identity and its token, for Azure.
     pub managed_identity: Option<ManagedIdentity>,
-    /// For MAAS: checked when set.
+    /// OAuth credentials a MAAS client must present; without them every client is accepted.
     pub maas: Option<Maas>,
 }
 
-/// `credentials.iam`: a role with either a source or literal keys. What has been read from the source is in the
-/// fields of the literal ones.
+/// `credentials.iam`: a role with either a source or literal keys. The agent stores the keys it reads from the source
+/// in the fields of the literal keys.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Iam {
-    /// The role's name.
+    /// Role name.
     pub role: RoleName,
-    /// Where keys are read.
+    /// File to read the keys from.
     pub source: Option<Source>,
-    /// Literal key id.
+    /// Access key id.
     pub access_key_id: Option<Line>,
-    /// Literal key.
+    /// Secret access key.
     pub secret_access_key: Option<Secret>,
-    /// Literal session token.
+    /// Session token.
     pub session_token: Option<Secret>,
-    /// When literal keys expire.
+    /// Time when the keys expire (RFC 3339).
     pub expires: Option<Timestamp>,
-    /// When literal keys were made.
+    /// Time when the keys were issued (RFC 3339).
     pub updated: Option<Timestamp>,
 }
 
-/// `credentials.service_account`.
+/// `credentials.service_account`: service account of the VM.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct ServiceAccount {
-    /// Kubernetes namespace, by default `vm.namespace`.
+    /// Kubernetes namespace; `vm.namespace` by default.
     pub namespace: Option<Line>,
-    /// Its name.
+    /// Name of the service account.
     pub name: Line,
-    /// Its e-mail address, for GCE.
+    /// E-mail address, for GCE.
     pub email: Option<Line>,
-    /// Its scopes, for GCE.
+    /// OAuth scopes, for GCE.
     #[serde(default)]
     pub scopes: Vec<Line>,
-    /// Its token.
+    /// Token of the service account.
     pub token: Option<Token>,
 }
 
-/// `credentials.service_account.token`: a source, or text with its expiry. What has been read from the source is
-/// in `text`, and `expires` is then the token's own (`exp` of a JWT) unless the record gives one.
+/// `credentials.service_account.token`: a source, or text with its expiry. The agent stores the token it reads from
+/// the source in `text`. It then takes `expires` from the token (`exp` of a JWT) unless the record sets it.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Token {
-    /// Where it is read.
+    /// File to read the token from.
     pub source: Option<Source>,
-    /// The token.
+    /// Token on one line.
     pub text: Option<Secret>,
-    /// When it expires.
+    /// Time when the token expires (RFC 3339); required with `text`.
     pub expires: Option<Timestamp>,
 }
 
-/// `credentials.managed_identity`: a source, or text with its expiry.
+/// `credentials.managed_identity`: a token's source, or its text with the expiry.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct ManagedIdentity {
-    /// Client id.
+    /// Client id of the identity.
     pub client_id: Line,
-    /// Where its token is read.
+    /// File to read the token from.
     pub source: Option<Source>,
-    /// Literal token.
+    /// Token on one line.
     pub text: Option<Secret>,
-    /// When the literal token expires.
+    /// Time when the token expires (RFC 3339); required with `text`.
     pub expires: Option<Timestamp>,
 }
 
-/// `credentials.maas`.
+/// `credentials.maas`: OAuth credentials of the guest.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Maas {
@@ -402,24 +402,24 @@ pub struct Maas {
     pub token_secret: Secret,
 }
 
-/// `signing`.
+/// `signing`: key that signs identity documents.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Signing {
-    /// Where the key is read.
+    /// File to read the key from.
     pub source: Source,
 }
 
-/// `sinks`: where messages from the guest go.
+/// `sinks`: destinations of the guest's messages. A message without a sink is dropped.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Sinks {
-    /// "The guest is ready."
+    /// Readiness reports (Azure's health report, Scaleway's state).
     pub ready: Option<Sink>,
-    /// `phone_home` of cloud-init.
+    /// Requests of cloud-init's `phone_home` module.
     pub phone_home: Option<Sink>,
-    /// Progress events.
+    /// Progress events of cloud-init and MAAS.
     pub events: Option<Sink>,
-    /// The password the guest chose.
+    /// Password that the guest posts.
     pub password: Option<Sink>,
 }

@@ -14,10 +14,10 @@ use time::format_description::well_known::Rfc3339;
 use super::{MessageKind, Place};
 use crate::record::Sink;
 
-/// Most fields of a form that are read; cloud-init sends seven.
+/// Maximum number of form fields that are parsed; cloud-init sends seven.
 const FORM_FIELDS: usize = 64;
 
-/// One message on its way.
+/// One message to be delivered.
 pub struct Message {
     pub(super) sink: Sink,
     pub(super) vm: Arc<str>,
@@ -25,7 +25,7 @@ pub struct Message {
     pub(super) kind: MessageKind,
     pub(super) time_unix: u64,
     pub(super) body: Bytes,
-    /// Held until this message is delivered or lost.
+    /// Held until the message is delivered or lost.
     pub(super) place: Place,
 }
 
@@ -36,21 +36,21 @@ impl fmt::Debug for Message {
 }
 
 impl Message {
-    /// Where it goes.
+    /// Returns the destination.
     #[must_use]
     pub fn sink(&self) -> &Sink {
         &self.sink
     }
 
-    /// Counts it as delivered, or as failed, and makes room for another.
+    /// Counts the message as delivered or failed and frees its place.
     pub fn end(self, delivered: bool) {
         let counters = &self.place.counters;
         let counter = if delivered { &counters.delivered } else { &counters.failed };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The message as one line of JSON, without its end. At most six octets for one of the body (a control
-    /// character's escape), and a few hundred more.
+    /// Returns the message as one line of JSON without a newline. It is at most six times as long as the body (the
+    /// escape of a control character), plus a few hundred octets.
     #[must_use]
     pub fn json(&self) -> String {
         let seconds = i64::try_from(self.time_unix).unwrap_or(i64::MAX);
@@ -67,8 +67,8 @@ impl Message {
     }
 }
 
-/// A form's fields, a JSON object or array as it is, other text as a string, anything else as
-/// `{"base64": …}`.
+/// Converts a body: a form to its fields, JSON objects and arrays unchanged, other text to a string, and anything else
+/// to `{"base64": …}`.
 fn body(kind: MessageKind, octets: &[u8]) -> Value {
     match kind {
         MessageKind::PhoneHome => form(octets),
@@ -87,7 +87,7 @@ fn text(octets: &[u8]) -> Value {
     }
 }
 
-/// The fields of `application/x-www-form-urlencoded`; of two with one name, the first.
+/// Parses `application/x-www-form-urlencoded`. Of two fields with one name the first counts.
 fn form(octets: &[u8]) -> Value {
     let mut fields = Map::new();
     for (name, value) in form_urlencoded::parse(octets).take(FORM_FIELDS) {

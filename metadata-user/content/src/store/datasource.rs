@@ -1,24 +1,24 @@
-//! Which dialect an answer is of, as a small number: what is counted on the packet path indexes an array.
+//! The dialect of an answer as a small number, so that the packet path can count by array index.
 
 use crate::record::Dialect;
 
-/// A dialect, by its number.
+/// Number of a dialect, or of one of the special values below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Datasource(u8);
 
 impl Datasource {
-    /// No route was found: the record serves nothing there.
+    /// No route matched: the record serves nothing at the path.
     pub const NONE: Self = Self(0);
-    /// A route of all dialects, such as `/`.
+    /// A route that all dialects share, such as `/`.
     pub const ANY: Self = Self(1);
-    /// A route of a dialect that no record can name.
+    /// A route of a dialect that records cannot list.
     const OTHER: Self = Self(2);
     const FIRST: usize = 3;
 
-    /// How many there are.
+    /// Number of values.
     pub const COUNT: usize = Self::FIRST + Dialect::ALL.len();
 
-    /// The dialect of a route, by what [`Route::dialect`](super::Route::dialect) calls it.
+    /// Returns the number of a dialect by the name that [`Route::dialect`](super::Route::dialect) returns.
     #[must_use]
     pub fn named(name: &str) -> Self {
         if name == super::EVERY_DIALECT {
@@ -29,19 +29,19 @@ impl Datasource {
         number.map_or(Self::OTHER, Self)
     }
 
-    /// Its number, below [`COUNT`](Self::COUNT).
+    /// Returns the number, less than [`COUNT`](Self::COUNT).
     #[inline]
     #[must_use]
     pub fn index(self) -> usize {
         self.0.into()
     }
 
-    /// All of them, by number.
+    /// Returns all values in the order of their numbers.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..=u8::MAX).take(Self::COUNT).map(Self)
     }
 
-    /// Its name in metrics and in the audit log.
+    /// Returns the name in metrics and in the audit log.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {

@@ -1,44 +1,44 @@
-//! What a request must satisfy before it is answered.
+//! Conditions that a request must satisfy before its route answers it.
 
 use super::live::Call;
 use crate::http::Response;
 use crate::token::Kind;
 
-/// Something a request must satisfy.
+/// A condition on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// A header field must be there with this value; name and value are compared case-insensitively.
+    /// A header field must have this value. Name and value are compared case-insensitively.
     HeaderIs {
-        /// The field's name.
+        /// Field name.
         name: &'static str,
-        /// The value wanted.
+        /// Required value.
         value: &'static str,
     },
-    /// One of these header fields must be there with its value, compared likewise.
+    /// At least one of these header fields must have its value, compared case-insensitively.
     HeaderIsOneOf(&'static [(&'static str, &'static str)]),
-    /// A header field must not be there, not even empty.
+    /// A header field must be absent; an empty one counts as present.
     HeaderAbsent {
-        /// The field's name.
+        /// Field name.
         name: &'static str,
     },
-    /// A header field, where it is there, must hold a token of this VM that has not expired.
+    /// A header field, if present, must contain a token of this VM that has not expired.
     TokenGood {
-        /// The field's name.
+        /// Field name.
         name: &'static str,
-        /// The dialect's kind of token.
+        /// Kind of token, one per dialect.
         kind: Kind,
     },
-    /// A header field must hold a token of this VM that has not expired.
+    /// A header field must contain a token of this VM that has not expired.
     TokenNeeded {
-        /// The field's name.
+        /// Field name.
         name: &'static str,
-        /// The dialect's kind of token.
+        /// Kind of token, one per dialect.
         kind: Kind,
     },
 }
 
 impl Condition {
-    /// True when the call satisfies it.
+    /// Returns whether the call satisfies the condition.
     #[must_use]
     pub fn holds(self, call: &Call<'_>) -> bool {
         let headers = &call.request.headers;
@@ -58,7 +58,7 @@ impl Condition {
 }
 
 impl Condition {
-    /// True when a request without any header field satisfies it.
+    /// Returns whether a request without any header field satisfies the condition.
     #[must_use]
     pub fn asks_for_nothing(self) -> bool {
         matches!(self, Self::HeaderAbsent { .. } | Self::TokenGood { .. })
@@ -82,11 +82,11 @@ impl std::fmt::Display for Condition {
     }
 }
 
-/// A condition, and the answer to requests that do not meet it.
+/// A condition, and the answer to requests that do not satisfy it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
-    /// What must hold.
+    /// Condition on the request.
     pub condition: Condition,
-    /// The answer when it does not.
+    /// Answer if the condition does not hold.
     pub otherwise: Response,
 }

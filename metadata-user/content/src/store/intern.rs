@@ -1,4 +1,4 @@
-//! One allocation for equal bytes.
+//! Stores equal bytes once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use foldhash::{HashMap, HashSet};
 use super::responses::{Responses, Route, Terms};
 use crate::http::{Body, Head, Response, Status};
 
-/// Entries below which the interner does not look for unused ones by itself.
+/// Number of entries below which the interner does not sweep by itself.
 const SWEEP_AT_LEAST: usize = 1_024;
-/// Octets that come before the interner looks for unused ones by itself, at least; else an eighth of what is held.
+/// Minimum number of new octets between automatic sweeps. An eighth of the held octets applies if that is more.
 const SWEEP_OCTETS: usize = 4 << 20;
 
-/// How a text is written into documents.
+/// Encoding of a text within a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Notation {
-    /// As a JSON string.
+    /// JSON string.
     Json,
-    /// As a YAML scalar.
+    /// YAML scalar.
     Yaml,
 }
 
@@ -27,34 +27,33 @@ impl Notation {
     const COUNT: usize = 2;
 }
 
-/// Makes equal responses of all VMs, equal heads of different ones, equal octets and equal terms of routes share
-/// one allocation.
+/// Stores equal responses, response heads, octets and route terms of all VMs in one allocation each.
 ///
-/// What no VM uses any more goes with the next [`sweep`](Self::sweep), which also happens by itself whenever
-/// the number of entries has doubled, or an eighth has been added to their octets.
+/// [`sweep`](Self::sweep) drops entries that no VM uses. It runs by itself when the number of entries has doubled, or
+/// when their octets have grown by an eighth.
 ///
-/// A fast hash will do for all of it: what is interned comes from records, so from who runs the node, and
-/// nothing a guest sends ever does. It is seeded for each process all the same.
+/// The hash is fast and not collision-resistant: all interned values come from records, which the operator controls,
+/// and none from guests. Each process seeds it anew nevertheless.
 #[derive(Default)]
 pub struct Interner {
     octets: HashSet<Bytes>,
-    /// Texts that are among `octets`, and how they are written, by notation.
+    /// Texts among `octets` with their encoded form, by notation.
     written: [HashMap<Bytes, Bytes>; Notation::COUNT],
     responses: HashSet<Response>,
-    /// Heads of plain answers, by type and length of the body.
+    /// Heads of plain 200 responses, by content type and body length.
     found: HashMap<(&'static str, usize), Arc<Head>>,
-    /// Other heads.
+    /// Heads of all other responses.
     heads: HashSet<Arc<Head>>,
     terms: HashSet<Arc<Terms>>,
     hashes: HashSet<Arc<[u32]>>,
     sweep_at: usize,
-    /// Octets that came since the last sweep, and how many may.
+    /// Octets added since the last sweep, and how many trigger the next one.
     fresh: usize,
     fresh_most: usize,
 }
 
 impl fmt::Debug for Interner {
-    /// How much is held, not what.
+    /// Prints counts, not content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Interner");
         shown.field("octets", &self.octets.len()).field("responses", &self.responses.len());
@@ -63,14 +62,14 @@ impl fmt::Debug for Interner {
 }
 
 impl Interner {
-    /// An empty interner.
+    /// Creates an empty interner.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The shared copy of some octets, in an allocation of their own: what they were cut from or grown in is
-    /// not kept with them.
+    /// Returns the shared copy of the octets, in an allocation of their exact size. A larger buffer they are part of is
+    /// not kept alive.
     #[must_use]
     pub fn octets(&mut self, octets: Bytes) -> Bytes {
         if let Some(known) = self.octets.get(&octets) {
@@ -79,7 +78,7 @@ impl Interner {
         self.share(Bytes::copy_from_slice(&octets))
     }
 
-    /// The shared copy of some octets.
+    /// Like [`octets`](Self::octets), for borrowed octets.
     #[must_use]
     pub fn copy_of(&mut self, octets: &[u8]) -> Bytes {
         match self.octets.get(octets) {
@@ -88,7 +87,7 @@ impl Interner {
         }
     }
 
-    /// The shared copy of some octets that somebody else keeps anyway: a copy would be another.
+    /// Returns the shared copy of octets that their owner keeps alive anyway. Does not copy them if they are new.
     #[must_use]
     pub fn kept_octets(&mut self, octets: Bytes) -> Bytes {
         match self.octets.get(&octets) {
@@ -103,8 +102,8 @@ impl Interner {
         octets
     }
 
-    /// The shared copy of a text in a notation. Where the text itself is one of [`octets`](Self::octets), which
-    /// others may have, too, it is written once for all of them.
+    /// Returns the shared copy of a text in a notation. If the text itself is in [`octets`](Self::octets), which other
+    /// VMs may use too, `write` runs once for all of them.
     #[must_use]
     pub(crate) fn written(
         &mut self,
@@ -124,7 +123,7 @@ impl Interner {
         written
     }
 
-    /// The shared 200 of a type with a body.
+    /// Returns the shared 200 response with this content type and body.
     #[must_use]
     pub(crate) fn found(&mut self, content_type: &'static str, body: Body) -> Response {
         let head = self.found_head(content_type, &body);
@@ -135,7 +134,7 @@ impl Interner {
         }
     }
 
-    /// The head of a 200 of a type, for a body as long as this.
+    /// Returns the shared head of a 200 with this content type, for a body of this length.
     #[must_use]
     pub(crate) fn found_head(&mut self, content_type: &'static str, body: &Body) -> Arc<Head> {
         let key = (content_type, body.len());
@@ -148,7 +147,7 @@ impl Interner {
         Arc::clone(response.shared_head())
     }
 
-    /// The shared copy of a response. Its body is shared with others where it is one of [`octets`](Self::octets).
+    /// Returns the shared copy of a response. Its body is shared too if it is in [`octets`](Self::octets).
     #[must_use]
     pub fn response(&mut self, response: Response) -> Response {
         if let Some(known) = self.responses.get(&response) {
@@ -159,7 +158,7 @@ impl Interner {
     }
 
     fn keep(&mut self, head: Arc<Head>, body: &Body) -> Response {
-        // Bodies are mostly a VM's own, and an entry for each costs more than the copies it saves.
+        // Most bodies belong to one VM. An entry for each would cost more memory than it saves.
         let body = match body {
             Body::One(body) => match self.octets.get(body) {
                 Some(known) => known.clone().into(),
@@ -183,7 +182,7 @@ impl Interner {
         Arc::clone(head)
     }
 
-    /// The route on terms it shares with others.
+    /// Makes the route share its terms with equal ones.
     #[must_use]
     pub(crate) fn route(&mut self, mut route: Route) -> Route {
         match self.terms.get(&route.terms) {
@@ -195,7 +194,7 @@ impl Interner {
         route
     }
 
-    /// The responses, found by what they share with others.
+    /// Makes the responses share their hash tables with equal ones.
     #[must_use]
     pub(crate) fn responses(&mut self, mut responses: Responses) -> Responses {
         for hashes in &mut responses.hashes {
@@ -209,27 +208,27 @@ impl Interner {
         responses
     }
 
-    /// Lets go of everything nobody else holds.
+    /// Drops every entry that nobody else holds.
     pub fn sweep(&mut self) {
         self.terms.retain(|terms| Arc::strong_count(terms) > 1);
         self.hashes.retain(|hashes| Arc::strong_count(hashes) > 1);
         self.responses.retain(|response| !response.is_unique());
         self.found.retain(|_, head| Arc::strong_count(head) > 1);
         self.heads.retain(|head| Arc::strong_count(head) > 1);
-        // Texts hold on to what they are among.
+        // `written` holds references into `octets`, so it comes first.
         self.written.iter_mut().for_each(|written| written.retain(|_, written| !written.is_unique()));
         self.octets.retain(|octets| !octets.is_unique());
         self.fresh = 0;
         self.fresh_most = (self.held() / 8).max(SWEEP_OCTETS);
     }
 
-    /// Octets held of texts and what is written of them.
+    /// Returns the octets held in `octets` and `written`.
     fn held(&self) -> usize {
         let written = self.written.iter().flat_map(HashMap::values);
         self.octets.iter().chain(written).map(Bytes::len).sum()
     }
 
-    /// How many responses, heads and pieces of them, terms and tables of routes are held.
+    /// Returns the number of entries of all kinds.
     #[must_use]
     pub fn len(&self) -> usize {
         let written: usize = self.written.iter().map(HashMap::len).sum();
@@ -237,13 +236,13 @@ impl Interner {
         self.octets.len() + written + self.responses.len() + heads + self.terms.len() + self.hashes.len()
     }
 
-    /// True when nothing is held.
+    /// Returns whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sweeps when it is time to, before so many octets come.
+    /// Sweeps if a threshold is reached, before the caller adds this many octets.
     fn make_room(&mut self, octets: usize) {
         let full = self.len() >= self.sweep_at.max(SWEEP_AT_LEAST);
         if full || self.fresh >= self.fresh_most.max(SWEEP_OCTETS) {
@@ -265,7 +264,7 @@ mod tests {
         interner.response(Response::new(Status(200), Some("text/plain"), &[], body.to_owned()))
     }
 
-    /// Where the body is.
+    /// Address of the body.
     fn piece(response: &Response) -> *const u8 {
         response.body().pieces()[0].as_ptr()
     }
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_do_not_keep_what_they_were_cut_from() {
+    fn octets_do_not_keep_the_buffer_they_were_part_of() {
         let mut interner = Interner::new();
         let long = bytes::Bytes::from("a part of it".repeat(1_000));
         let part = interner.octets(long.slice(..6));
@@ -310,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_others_may_have_is_written_once_in_a_notation_and_goes_with_its_users() {
+    fn a_shared_text_is_encoded_once_per_notation_and_dropped_with_its_users() {
         let mut interner = Interner::new();
         let shared = interner.octets("shared".into());
         let mut written = |notation, text: &str, as_what: &str| {
@@ -332,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_answer_is_what_it_is_without_an_interner() {
+    fn a_plain_answer_equals_one_built_without_an_interner() {
         let mut interner = Interner::new();
         for (kind, body) in
             [("text/plain", "a"), ("text/plain", "b"), ("text/yaml", "b"), ("text/plain", "bb")]
@@ -346,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_keeps_only_what_is_used() {
+    fn a_sweep_keeps_only_entries_in_use() {
         let mut interner = Interner::new();
         let kept = response(&mut interner, "kept");
         drop(response(&mut interner, "dropped"));
@@ -375,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_that_somebody_keeps_are_not_copied() {
+    fn octets_that_their_owner_keeps_are_not_copied() {
         let mut interner = Interner::new();
         let kept = bytes::Bytes::from(vec![b'x'; 1_000]);
         assert_eq!(interner.kept_octets(kept.clone()).as_ptr(), kept.as_ptr());

@@ -1,5 +1,4 @@
-//! Answers that cannot be computed before they are asked for: tokens, writes, long-polls, what depends on
-//! the query or the connection.
+//! Answers computed per request: tokens, writes, long polls, and answers that depend on the query or the connection.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -14,21 +13,21 @@ use crate::token::Keyring;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
-/// What a live answer may know of the VM beside what its dialect computed.
+/// State of the VM for live answers.
 #[derive(Clone, Debug)]
 pub struct Vm {
-    /// Its UUID: tokens are bound to it.
+    /// UUID of the VM; tokens are bound to it.
     pub uuid: Box<str>,
-    /// What makes and checks tokens.
+    /// Keys that issue and check tokens.
     pub keyring: Arc<Keyring>,
-    /// What its guest has written and taken.
+    /// State that the guest wrote or confirmed.
     pub mailbox: Arc<Mailbox>,
-    /// Where its guest's messages go.
+    /// Destinations of the guest's messages.
     pub sinks: Sinks,
 }
 
 impl Vm {
-    /// The VM of a record.
+    /// Builds the state from a record. Sets the VM's connection limit to the record's.
     #[must_use]
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
         let uuid = record.vm.uuid.as_str().into();
@@ -36,7 +35,7 @@ impl Vm {
         Self { uuid, keyring, mailbox, sinks: record.sinks.clone() }
     }
 
-    /// A VM by itself, with a key and a mailbox of its own: to look at a record without serving it.
+    /// Builds a VM with its own key and mailbox, to inspect a record without serving it.
     #[must_use]
     pub fn alone(uuid: &str) -> Self {
         let mailbox = Arc::new(Mailbox::new(uuid, &Outbox::detached()));
@@ -47,28 +46,28 @@ impl Vm {
 /// One request to a live route.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// When it is answered.
+    /// Time of the answer.
     pub now: Now,
-    /// Who asked, from which of its ports, at which of our addresses.
+    /// Connection of the request: the VM's slot and both endpoints.
     pub connection: &'a Connection,
     /// The request.
     pub request: &'a Request<'a>,
-    /// What of the path lies below the route: empty, or `/a/b`.
+    /// Part of the path below the route: empty, or `/a/b`.
     pub rest: &'a str,
-    /// The VM.
+    /// VM that sent the request.
     pub vm: &'a Vm,
-    /// What the last answer to this very request was, if that was to wait.
+    /// The previous outcome of this request, if that was [`Outcome::Park`].
     pub parked: Option<&'a Parked>,
 }
 
-/// What there is to say to a call.
+/// Result of a call.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// This.
+    /// The response.
     Ready(Response),
-    /// This; and something has changed that other requests of the VM may wait for.
+    /// The response; the call changed state that parked requests of the VM may wait for.
     Changed(Response),
-    /// Nothing yet: ask again when the VM's record or mailbox has changed, and at the latest at a given time.
+    /// No response yet. Call again when the VM's record or mailbox changes, at the latest at the given time.
     Park(Parked),
 }
 
@@ -81,26 +80,26 @@ impl From<Response> for Outcome {
 /// A request that waits for a change.
 #[derive(Clone, Debug)]
 pub struct Parked {
-    /// When to ask again at the latest (`Now::mono`).
+    /// Latest time of the next call (`Now::mono`).
     pub until: Duration,
-    /// The state it waits to see the end of, in a form of the dialect's own.
+    /// State the request has already seen and waits to change; the dialect defines its form.
     pub state: u64,
-    /// Its place among the VM's waits.
+    /// Registration among the VM's parked requests.
     pub wait: Arc<Wait>,
 }
 
-/// Answers a route's requests when they come.
+/// Computes a route's answers per request.
 ///
-/// Asked on the packet path: must not wait, and what it allocates must have a limit.
+/// The packet path calls it: an implementation must not wait, and its allocations must have a limit.
 pub trait Live: Debug + Send + Sync {
-    /// The answer to one call.
+    /// Answers one call.
     fn answer(&self, call: &Call<'_>) -> Outcome;
 
-    /// What it always says below its route, path (`/a/b`) and text; nothing unless it knows beforehand.
+    /// Returns answers below the route that never change, as path (`/a/b`) and text; none by default.
     fn leaves(&self) -> Vec<(&str, &str)> {
         Vec::new()
     }
 
-    /// What it does, for people: `token for 1 to 21600 s`.
+    /// Describes the answer for people, such as `token for 1 to 21600 s`.
     fn about(&self) -> &'static str;
 }

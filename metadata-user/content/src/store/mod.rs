@@ -1,9 +1,9 @@
-//! Slot to responses; readers never wait.
+//! Finds the responses of a slot. Readers never wait.
 //!
-//! The control side renders a VM's record into [`Responses`] and publishes them under the VM's slot; the
-//! packet path looks the slot up and gets bytes ready to send. A record is replaced by swapping one
-//! pointer, so an exchange in flight keeps what it started with and a reader never meets a lock. The
-//! [`Interner`] makes equal responses of different VMs one allocation.
+//! The control side renders a VM's record into [`Responses`] and publishes them under the VM's slot. The packet path
+//! looks up the slot and gets bytes ready to send. A new record replaces the old one by one pointer swap: an exchange
+//! in progress keeps the responses it started with, and readers take no lock. The [`Interner`] stores equal responses
+//! of different VMs once.
 
 mod datasource;
 mod guard;
@@ -22,5 +22,5 @@ pub use path::Host;
 pub use responses::{Endpoint, Explained, Methods, RequestLimit, Responses, ResponsesBuilder, Route};
 pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
 
-/// What a route is of that no dialect has for itself.
+/// Dialect name of routes that all dialects share.
 pub(crate) const EVERY_DIALECT: &str = "every dialect";

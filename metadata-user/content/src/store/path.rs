@@ -1,13 +1,13 @@
-//! From the address asked and the path to the place where routes are looked up.
+//! Maps the address and path of a request to the host and path under which routes are stored.
 //!
-//! The address comes first, then the path (several clouds use one path for different things on different
-//! addresses). Trees that exist once per version are looked up once, under `latest`.
+//! The address decides before the path, because several clouds use one path for different things on different
+//! addresses. A tree that exists once per version is stored once, under `latest`.
 
 use std::net::IpAddr;
 
 use metadata_base::addresses;
 
-/// Versions of OpenStack's tree, the newest last (nova, `api/metadata/base.py`). All have the same documents.
+/// Versions of OpenStack's tree, newest last (nova, `api/metadata/base.py`). All serve the same documents.
 pub const OPENSTACK_VERSIONS: [&str; 10] = [
     "2012-08-10",
     "2013-04-04",
@@ -21,15 +21,15 @@ pub const OPENSTACK_VERSIONS: [&str; 10] = [
     "2025-04-04",
 ];
 
-/// The port of CloudStack's password server.
+/// TCP port of CloudStack's password server.
 pub const PASSWORD_PORT: u16 = 8080;
-/// The port of the wireserver's address at which WALinuxAgent looks for the host's plug-in (`hostplugin.py`).
+/// TCP port on the wireserver's address where WALinuxAgent expects the host plug-in (`hostplugin.py`).
 pub const HOST_PLUGIN_PORT: u16 = 32_526;
 
-/// What a guest has connected to: each has routes of its own.
+/// A virtual host by its address and port. Each has its own routes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// 169.254.169.254 and its IPv6 sisters: everything that is not below.
+    /// 169.254.169.254, its IPv6 equivalents, and every address without a host of its own.
     #[default]
     Metadata,
     /// 168.63.129.16, Azure's wireserver.
@@ -38,18 +38,18 @@ pub enum Host {
     Scaleway,
     /// 100.100.100.200.
     AliYun,
-    /// Port 8080, the password server of CloudStack and Exoscale.
+    /// Port 8080 of any address: the password server of CloudStack and Exoscale.
     Password,
-    /// 168.63.129.16 port 32526, the host's plug-in of Azure's agent.
+    /// 168.63.129.16 port 32526: the host plug-in of Azure's agent.
     HostPlugin,
 }
 
 impl Host {
-    /// Every one.
+    /// All hosts.
     pub const ALL: [Self; 6] =
         [Self::Metadata, Self::Wireserver, Self::Scaleway, Self::AliYun, Self::Password, Self::HostPlugin];
 
-    /// The host at an address and port.
+    /// Returns the host at an address and port.
     #[must_use]
     pub fn at((address, port): (IpAddr, u16)) -> Self {
         match address {
@@ -62,7 +62,7 @@ impl Host {
         }
     }
 
-    /// What a person would write into a URL for it.
+    /// Returns the authority of URLs for the host.
     #[must_use]
     pub fn authority(self) -> &'static str {
         match self {
@@ -80,7 +80,7 @@ impl Host {
     }
 }
 
-/// A path to look up, in two parts so that replacing a version copies nothing.
+/// A path to look up. It has two parts, so that replacing a version copies nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Canonical<'a> {
     head: &'static str,
@@ -88,7 +88,7 @@ pub struct Canonical<'a> {
 }
 
 impl<'a> Canonical<'a> {
-    /// The place of a normalised path (`/`, or `/a/b` without a trailing slash).
+    /// Converts a normalised path (`/`, or `/a/b` without a trailing slash).
     #[must_use]
     pub fn of(host: Host, path: &'a str) -> Self {
         let as_it_is = Self { head: "", tail: path };
@@ -102,7 +102,7 @@ impl<'a> Canonical<'a> {
                         _ => as_it_is,
                     };
                 }
-                // Nova and others serve EC2's tree a second time below /ec2.
+                // Nova and others serve EC2's tree below /ec2 as well.
                 dated(below(path, "/ec2").unwrap_or(path))
             }
             Host::AliYun => dated(path),
@@ -110,17 +110,17 @@ impl<'a> Canonical<'a> {
         }
     }
 
-    /// True when this is a route's path.
+    /// Returns whether the path equals a route's.
     pub(super) fn is(&self, route: &str) -> bool {
         route.strip_prefix(self.head).is_some_and(|tail| tail == self.tail)
     }
 
-    /// What a route is looked up by.
+    /// Returns the hash by which routes are looked up.
     pub(super) fn hash(&self) -> u32 {
         hash([self.head, self.tail])
     }
 
-    /// The path one level up, and how many octets of the tail lie below it; `None` at the root.
+    /// Returns the path one level up; `None` at the root.
     pub(super) fn parent(&self) -> Option<Self> {
         match self.tail.rfind('/') {
             Some(0) if self.head.is_empty() && self.tail.len() == 1 => None,
@@ -130,7 +130,7 @@ impl<'a> Canonical<'a> {
         }
     }
 
-    /// What of the whole path lies below `self`, which is one of its ancestors or itself.
+    /// Returns the part of `whole` below `self`. `self` must be `whole` or one of its ancestors.
     pub(super) fn rest_of(&self, whole: &Canonical<'a>) -> &'a str {
         if self.head.is_empty() && self.tail == "/" {
             return if whole.tail == "/" { "" } else { whole.tail };
@@ -139,13 +139,13 @@ impl<'a> Canonical<'a> {
     }
 }
 
-/// FNV-1a of a path in parts: the same wherever it is cut.
+/// Returns the FNV-1a hash of a path in parts. It does not depend on where the path is split.
 pub(super) fn hash<'p>(parts: impl IntoIterator<Item = &'p str>) -> u32 {
     let octets = parts.into_iter().flat_map(str::bytes);
     octets.fold(0x811c_9dc5, |hash, octet| (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193))
 }
 
-/// `/2021-03-23/x`, `/1.0/x` and `/latest/x` are one tree; the version by itself lists it.
+/// Maps `/2021-03-23/x`, `/1.0/x` and `/latest/x` to one tree. The version alone lists the tree.
 fn dated(path: &str) -> Canonical<'_> {
     match first(path) {
         Some((version, tail)) if version == "latest" || version == "1.0" || is_date(version) => {
@@ -156,18 +156,18 @@ fn dated(path: &str) -> Canonical<'_> {
     }
 }
 
-/// What follows `prefix` where `path` is it or below it.
+/// Returns what follows `prefix`; `None` unless `path` is `prefix` or below it.
 fn below<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
     path.strip_prefix(prefix).filter(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The first segment of `/a/b`, and what follows it.
+/// Splits `/a/b` into its first segment and the rest.
 fn first(path: &str) -> Option<(&str, &str)> {
     let path = path.strip_prefix('/')?;
     Some(path.split_at(path.find('/').unwrap_or(path.len())))
 }
 
-/// `YYYY-MM-DD`, any digits: every date is taken for a version, as EC2's clients name many.
+/// Returns whether a segment is `YYYY-MM-DD`, any digits. EC2's clients use many dates; each counts as a version.
 fn is_date(segment: &str) -> bool {
     segment.len() == 10
         && segment.bytes().enumerate().all(|(at, octet)| match at {
@@ -181,7 +181,7 @@ mod tests {
     use super::{Canonical, Host, OPENSTACK_VERSIONS, hash};
 
     #[test]
-    fn versions_are_one_tree_and_nothing_else_is() {
+    fn all_versions_map_to_one_tree_and_no_other_path_does() {
         for (host, path, canonical) in [
             (Host::Metadata, "/", "/"),
             (Host::Metadata, "/latest", "/latest"),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_its_text_and_hashes_as_it() {
+    fn a_path_in_two_parts_equals_its_text_and_has_its_hash() {
         let texts = ["/", "/l", "/latest", "/latest/a", "/latest0", "/latest/meta-data", "/z", "/openstack"];
         for path in ["/2009-04-04/meta-data", "/latest", "/x", "/openstack/latest"] {
             let canonical = Canonical::of(Host::Metadata, path);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn ancestors_lead_to_the_root_and_say_what_is_below_them() {
+    fn ancestors_lead_to_the_root_and_give_the_rest_below_them() {
         let whole = Canonical::of(Host::Metadata, "/2009-04-04/a/b");
         let mut rests = Vec::new();
         let mut at = Some(whole);

@@ -1,4 +1,4 @@
-//! All a VM can be answered: host, path and method to response.
+//! All responses for one VM, by host, path and method.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
@@ -11,13 +11,13 @@ use crate::http::{Headers, Method, Request, Response, Status};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
-/// Levels above a path that are looked at for a route that takes all below it. No path served is deeper.
+/// Maximum number of ancestors searched for a route that answers all paths below it. No served path is deeper.
 const LEVELS: usize = 32;
 
 static NOT_FOUND: LazyLock<Response> = LazyLock::new(|| Response::error(Status(404), &[]));
 static READ_ONLY: LazyLock<Response> = LazyLock::new(|| refusal(Methods::READ.iter()));
 
-/// `405` with `Allow`, each method once.
+/// Builds a 405 with `Allow` that lists each method once.
 fn refusal(methods: impl Iterator<Item = Method>) -> Response {
     let mut allow: Vec<&str> = Vec::new();
     for name in methods.map(Method::as_str) {
@@ -28,21 +28,21 @@ fn refusal(methods: impl Iterator<Item = Method>) -> Response {
     Response::error(Status(405), &[("Allow", &allow.join(", "))])
 }
 
-/// The methods of a route.
+/// Methods that a route answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Methods([Option<Method>; Self::MOST]);
 
 impl Methods {
-    /// The most methods of one route: all there are.
+    /// Maximum number of methods of a route: all variants of [`Method`].
     pub const MOST: usize = 8;
 
     /// GET and HEAD.
     pub const READ: Self = Self::of(&[Method::Get, Method::Head]);
 
-    /// These, [`MOST`](Self::MOST) at most, in the order `Allow` names them. HEAD comes with GET.
+    /// Builds a set of at most [`MOST`](Self::MOST) methods, in the order of `Allow`. List HEAD along with GET.
     ///
     /// # Panics
-    /// With more than there are.
+    /// Panics if there are more than [`MOST`](Self::MOST).
     #[must_use]
     pub const fn of(methods: &'static [Method]) -> Self {
         let mut all = [None; Self::MOST];
@@ -54,12 +54,12 @@ impl Methods {
         Self(all)
     }
 
-    /// Each of them.
+    /// Returns each method in order.
     pub fn iter(self) -> impl Iterator<Item = Method> {
         self.0.into_iter().flatten()
     }
 
-    /// True for one of them.
+    /// Returns whether the set contains the method.
     #[must_use]
     pub fn contain(self, method: Method) -> bool {
         self.0.contains(&Some(method))
@@ -75,28 +75,28 @@ impl std::fmt::Display for Methods {
     }
 }
 
-/// Where a route's answer comes from.
+/// Source of a route's answer.
 #[derive(Clone, Debug)]
 pub enum Endpoint {
-    /// Computed beforehand.
+    /// Rendered when the record is published.
     Fixed(Response),
-    /// Computed when it is asked for.
+    /// Computed per request.
     Live(Arc<dyn Live>),
 }
 
-/// How one path is answered.
+/// Answers the requests of one path.
 #[derive(Clone, Debug)]
 pub struct Route {
     endpoint: Endpoint,
-    /// A VM has a hundred routes and a node ten thousand VMs, with the same terms nearly all.
+    /// Shared: a VM has about a hundred routes, and nearly all VMs of a node have the same terms.
     pub(super) terms: Arc<Terms>,
 }
 
-/// Where a route is, and who may come to it by what.
+/// Path of a route, and the requests it answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     path: Cow<'static, str>,
-    /// The path's hash, which stands for all of the terms: few paths are served on different ones.
+    /// Hash of the path. It also serves as the hash of the terms: few paths exist with different ones.
     hash: u32,
     dialect: &'static str,
     datasource: Datasource,
@@ -112,7 +112,7 @@ impl std::hash::Hash for Terms {
     }
 }
 
-/// Guards are compared by where they are: each is written down once.
+/// Guards, compared by address: each list is defined once.
 #[derive(Clone, Copy, Debug)]
 struct Guards(&'static [Guard]);
 
@@ -125,13 +125,13 @@ impl PartialEq for Guards {
 impl Eq for Guards {}
 
 impl Route {
-    /// A route of a dialect, for GET and HEAD, without conditions.
+    /// Creates a route of a dialect for GET and HEAD, without conditions.
     #[must_use]
     pub fn new(dialect: &'static str, endpoint: Endpoint) -> Self {
         Self::of(dialect, Datasource::named(dialect), endpoint)
     }
 
-    /// The same, where the dialect's number is known already.
+    /// Like [`new`](Self::new), for a caller that already knows the dialect's number.
     pub(crate) fn of(dialect: &'static str, datasource: Datasource, endpoint: Endpoint) -> Self {
         let terms = Terms {
             path: Cow::Borrowed("/"),
@@ -146,7 +146,7 @@ impl Route {
         Self { endpoint, terms: Arc::new(terms) }
     }
 
-    /// The same route at a normalised path.
+    /// Sets the route's path, which must be normalised.
     #[must_use]
     pub(crate) fn at(self, path: impl Into<Cow<'static, str>>) -> Self {
         let mut path = path.into();
@@ -156,7 +156,7 @@ impl Route {
         self.on(|terms| (terms.hash, terms.path) = (hash([path.as_ref()]), path))
     }
 
-    /// Where it is.
+    /// Returns the path.
     fn path(&self) -> &str {
         &self.terms.path
     }
@@ -170,72 +170,72 @@ impl Route {
         self
     }
 
-    /// The same route with these conditions; the first that fails decides.
+    /// Sets the conditions. The first one that fails determines the answer.
     #[must_use]
     pub fn guarded(self, guards: &'static [Guard]) -> Self {
         self.on(|terms| terms.guards = Guards(guards))
     }
 
-    /// The same route for these methods.
+    /// Sets the methods.
     #[must_use]
     pub fn methods(self, methods: Methods) -> Self {
         self.on(|terms| terms.methods = methods)
     }
 
-    /// The same route for requests with this header field only, before those for any request.
+    /// Limits the route to requests with this header field. It then precedes routes without one.
     #[must_use]
     pub fn when(self, header: &'static str) -> Self {
         self.on(|terms| terms.header = Some(header))
     }
 
-    /// The same route for all paths below it, too.
+    /// Extends the route to all paths below its own.
     #[must_use]
     pub fn and_below(self) -> Self {
         self.on(|terms| terms.below = true)
     }
 
-    /// The dialect's name.
+    /// Returns the dialect's name.
     #[must_use]
     pub fn dialect(&self) -> &'static str {
         self.terms.dialect
     }
 
-    /// Where the answer comes from.
+    /// Returns the source of the answer.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// The conditions, in order.
+    /// Returns the conditions in order.
     #[must_use]
     pub fn guards(&self) -> &'static [Guard] {
         self.terms.guards.0
     }
 
-    /// The methods it answers.
+    /// Returns the methods that the route answers.
     #[must_use]
     pub fn allowed(&self) -> Methods {
         self.terms.methods
     }
 
-    /// The header field a request must have to be the route's at all.
+    /// Returns the header field that requests of this route must have; `None` if any request matches.
     #[must_use]
     pub fn header(&self) -> Option<&'static str> {
         self.terms.header
     }
 
-    /// True when it answers all paths below its own.
+    /// Returns whether the route answers all paths below its own.
     #[must_use]
     pub fn takes_below(&self) -> bool {
         self.terms.below
     }
 
-    /// True when the route is for requests with these headers, whatever their method.
+    /// Returns whether the route matches these headers; ignores the method.
     fn is_for(&self, headers: &Headers<'_>) -> bool {
         self.terms.header.is_none_or(|header| headers.contains(header))
     }
 
-    /// True when nothing that comes to `other`, at the same path, is left by this route.
+    /// Returns whether this route answers every request that `other`, at the same path, would answer.
     fn covers(&self, other: &Self) -> bool {
         let (own, others) = (&self.terms, &other.terms);
         own.header == others.header
@@ -254,70 +254,69 @@ impl Route {
     }
 }
 
-/// What there is for a request.
+/// Result of a look-up.
 #[derive(Clone, Copy, Debug)]
 enum Found<'r, 'p> {
-    /// A route, and what of the path lies below it.
+    /// A route, and the part of the path below it.
     Route(&'r Route, &'p str),
-    /// Routes of the path for other methods, and for requests that are not like this one.
+    /// Routes of the path that do not match the request's method or header fields.
     Others(&'r [Route]),
     /// No route.
     Nothing,
 }
 
-/// What there is for a request, for people.
+/// Result of a look-up, for reports to people.
 #[derive(Clone, Debug)]
 pub enum Explained<'r, 'p> {
-    /// A route answers it, or one of the route's conditions does.
+    /// A route answers the request, or one of its conditions does.
     Route {
-        /// Where the route is.
+        /// Path of the route.
         path: &'r str,
-        /// The route.
+        /// The route that matched.
         route: &'r Route,
-        /// What of the request's path lies below.
+        /// Part of the request's path below the route.
         rest: &'p str,
     },
-    /// Only routes for other methods are there.
+    /// The path has routes for other methods only.
     Others {
-        /// They, with their paths.
+        /// The routes with their paths.
         routes: Vec<(&'r str, &'r Route)>,
     },
-    /// Nothing is there.
+    /// No route matches.
     Nothing,
 }
 
-/// Everything one VM can be answered.
+/// All responses for one VM.
 #[derive(Clone, Debug)]
 pub struct Responses {
-    /// By host, then sorted by the hash of their path, and by path; of one path those that want a header first.
+    /// By host; sorted by path hash, then path. Routes of one path that require a header come first.
     routes: [Box<[Route]>; Host::ALL.len()],
-    /// The hashes of all, in their order. VMs with the same paths share them, so that a look-up is in the cache
-    /// already, whoever asks.
+    /// Path hashes of `routes`, in their order. VMs with the same paths share them, so that they stay in the CPU cache.
     pub(super) hashes: [Arc<[u32]>; Host::ALL.len()],
     limit: RequestLimit,
     vm: Vm,
 }
 
-/// How often a VM may ask. What is above waits, then is answered 429.
+/// Rate limit of a VM. A request above it waits, then gets 429.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestLimit {
-    /// Requests a second in the long run; 0 means no limit.
+    /// Sustained requests per second; 0 means no limit.
     pub per_second: u32,
-    /// Requests at once after a pause.
+    /// Requests that may arrive at once after a pause.
     pub burst: u32,
 }
 
 impl Responses {
-    /// Starts an empty set.
+    /// Starts an empty set for the VM.
     #[must_use]
     pub fn builder(vm: Vm) -> ResponsesBuilder {
         ResponsesBuilder { routes: Default::default(), limit: RequestLimit::default(), vm }
     }
 
-    /// The answer to a request. Copies reference counts, and allocates nothing unless the route is live.
+    /// Answers a request. Increments reference counts, and allocates only if the route is live or the answer is a 405.
     ///
-    /// A method the route does not take is 405 with `Allow`, as is writing to an unknown path; other unknown
-    /// paths are 404. HEAD gets the answer to GET: whoever sends it leaves the body out (RFC 9110 §9.3.2).
+    /// A method that the path does not have gets 405 with `Allow`. On an unknown path, GET and HEAD get 404, and other
+    /// methods 405. HEAD gets the answer to GET; the sender omits the body (RFC 9110 §9.3.2).
     #[must_use]
     pub fn answer(
         &self,
@@ -329,7 +328,7 @@ impl Responses {
         self.answer_of(now, connection, request, parked).0
     }
 
-    /// The same, and the dialect it is of.
+    /// Like [`answer`](Self::answer), plus the dialect of the route.
     #[must_use]
     pub fn answer_of(
         &self,
@@ -354,7 +353,7 @@ impl Responses {
         }
     }
 
-    /// True when the answer was computed beforehand: nothing a guest has written or waits for is in it.
+    /// Returns whether the answer is rendered in advance and so independent of what the guest wrote.
     #[must_use]
     pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
         match self.find(Host::at(connection.local), request) {
@@ -363,7 +362,7 @@ impl Responses {
         }
     }
 
-    /// Which route answers a request.
+    /// Returns the route that answers a request, for reports to people.
     #[must_use]
     pub fn explain<'p>(&self, host: Host, request: &Request<'p>) -> Explained<'_, 'p> {
         match self.find(host, request) {
@@ -375,26 +374,26 @@ impl Responses {
         }
     }
 
-    /// True when anything is answered at this host.
+    /// Returns whether the host has any route.
     #[must_use]
     pub fn has(&self, host: Host) -> bool {
         !self.routes[host.index()].is_empty()
     }
 
-    /// How often the VM may ask.
+    /// Returns the VM's rate limit.
     #[must_use]
     pub fn limit(&self) -> RequestLimit {
         self.limit
     }
 
-    /// The VM they are for.
+    /// Returns the VM of these responses.
     #[must_use]
     pub fn vm(&self) -> &Vm {
         &self.vm
     }
 
-    /// The route that answers a request: the first at its path, or the first that takes all below the nearest
-    /// path above, whose header and method it has.
+    /// Finds the first route of the path whose header and method match. If the path has none for these headers, tries
+    /// the nearest ancestor with routes that answer all paths below them.
     fn find<'p>(&self, host: Host, request: &Request<'p>) -> Found<'_, 'p> {
         let whole = Canonical::of(host, request.target.path);
         let mut at = whole;
@@ -418,7 +417,7 @@ impl Responses {
         Found::Nothing
     }
 
-    /// The routes of a path.
+    /// Returns the routes of a path.
     fn at(&self, host: Host, path: &Canonical<'_>) -> &[Route] {
         let (routes, hashes, hash) = (&self.routes[host.index()], &self.hashes[host.index()], path.hash());
         let start = hashes.partition_point(|known| *known < hash);
@@ -429,7 +428,7 @@ impl Responses {
         &alike[first..=first + others]
     }
 
-    /// All hosts, paths and routes, by path.
+    /// Returns all routes with host and path, sorted by path within a host.
     pub fn routes(&self) -> impl Iterator<Item = (Host, &str, &Route)> {
         let of = |host: Host| {
             let mut routes: Vec<&Route> = self.routes[host.index()].iter().collect();
@@ -449,31 +448,31 @@ pub struct ResponsesBuilder {
 }
 
 impl ResponsesBuilder {
-    /// Sets how often the VM may ask.
+    /// Sets the VM's rate limit.
     pub fn limit(&mut self, limit: RequestLimit) {
         self.limit = limit;
     }
 
-    /// The VM they are for.
+    /// Returns the VM of these responses.
     #[must_use]
     pub fn vm(&self) -> &Vm {
         &self.vm
     }
 
-    /// Adds the route of a normalised path: `/`, or `/a/b` without a trailing slash.
+    /// Adds a route at a normalised path: `/`, or `/a/b` without a trailing slash.
     ///
-    /// A path may have several routes. Those that want a header come first, then those added earlier: of two
-    /// for the same requests the first is kept, so dialects listed earlier win.
+    /// A path can have several routes. Those that require a header precede the others, and earlier ones precede later
+    /// ones. Of two routes for the same requests only the first stays, so a dialect listed earlier wins.
     pub fn add(&mut self, host: Host, path: impl Into<Cow<'static, str>>, route: Route) {
         self.place(host, route.at(path));
     }
 
-    /// Adds a route where it says it is.
+    /// Adds a route at its own path.
     pub(crate) fn place(&mut self, host: Host, route: Route) {
         self.routes[host.index()].push(route);
     }
 
-    /// Finishes.
+    /// Sorts the routes and drops those that no request can reach.
     #[must_use]
     pub fn build(self) -> Responses {
         let routes = self.routes.map(sorted);
@@ -482,7 +481,7 @@ impl ResponsesBuilder {
     }
 }
 
-/// In the order they are looked up in, without those that can never be reached.
+/// Sorts routes for the look-up and drops those that no request can reach.
 fn sorted(mut routes: Vec<Route>) -> Box<[Route]> {
     fn key(route: &Route) -> (u32, &str, bool) {
         (route.hash(), route.path(), route.terms.header.is_none())

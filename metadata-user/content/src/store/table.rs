@@ -1,4 +1,4 @@
-//! The table of slots.
+//! The table of slots and their responses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,27 +12,27 @@ use super::{RequestLimit, Responses};
 use crate::http::Request;
 use metadata_base::connection::Connection;
 
-/// Most slots a table can be made for: 2²⁰ VMs (8 MiB of pointers).
+/// Maximum number of slots of a table: 2²⁰ VMs (8 MiB of pointers).
 pub const MAX_SLOTS: u32 = 1 << 20;
 
-/// What is known about a slot.
+/// State of a slot.
 #[derive(Clone, Debug)]
 pub enum Entry {
-    /// No VM has this slot: answer 404 at once.
+    /// No VM has the slot: answer 404 at once.
     Unknown,
-    /// The VM is known and its record has not arrived: hold the request, then answer 503.
+    /// The VM is known, but its record has not arrived: hold the request, then answer 503.
     Expected,
-    /// Ready to answer.
+    /// The VM's responses are published.
     Ready(Arc<Responses>),
 }
 
-/// A slot beyond the end of the table.
+/// The slot is beyond the end of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot} is beyond the table of {slots} slots; start the agent with room for more VMs")]
 pub struct SlotOutOfRange {
-    /// The slot asked for.
+    /// The requested slot.
     pub slot: Slot,
-    /// How many slots the table has, counted from 0.
+    /// Number of slots of the table; the first is 0.
     pub slots: u32,
 }
 
@@ -42,18 +42,17 @@ enum Held {
     Ready(Arc<Responses>),
 }
 
-/// Slot to responses. Shared by reference between the control side, which writes, and the workers, which
-/// read without locks.
+/// Maps slots to responses. The control side writes it, and the workers read it without locks.
 #[derive(Debug)]
 pub struct Store {
     table: Box<[ArcSwapOption<Held>]>,
-    /// Per slot, the state of its token bucket: when it will be full again, in nanoseconds of `Now::mono`.
-    /// Kept when a record is replaced, so that a change of record is no way round the limit.
+    /// Per slot, when its token bucket will be full again, in nanoseconds of `Now::mono`. A new record does not reset
+    /// it, so that replacing records cannot evade the limit.
     buckets: Box<[AtomicU64]>,
 }
 
 impl Store {
-    /// A table of `slots` unknown slots, [`MAX_SLOTS`] at most.
+    /// Creates a table of `slots` slots without a VM, at most [`MAX_SLOTS`].
     #[must_use]
     pub fn new(slots: u32) -> Self {
         let slots = slots.min(MAX_SLOTS);
@@ -63,31 +62,31 @@ impl Store {
         }
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     #[must_use]
     pub fn slots(&self) -> u32 {
         u32::try_from(self.table.len()).unwrap_or(MAX_SLOTS)
     }
 
-    /// Answers for `slot` from now on with `responses`.
+    /// Publishes `responses` for `slot`. Later requests get them.
     ///
     /// # Errors
-    /// [`SlotOutOfRange`] when the table has no such slot.
+    /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn publish(&self, slot: Slot, responses: Arc<Responses>) -> Result<(), SlotOutOfRange> {
         self.set(slot, Some(Held::Ready(responses)))
     }
 
-    /// Marks `slot` as a VM whose record is still to come. Replaces what was published before.
+    /// Marks `slot` as a VM whose record has not arrived. Replaces published responses.
     ///
     /// # Errors
-    /// [`SlotOutOfRange`] when the table has no such slot.
+    /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn expect(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
         self.set(slot, Some(Held::Expected))
     }
 
-    /// Takes one request's credit from the token bucket of `slot`; false when it is empty. Never waits.
+    /// Takes one token from the bucket of `slot`; returns false if it is empty. Never waits.
     ///
-    /// Only the worker that serves a slot asks, so nobody races for the credit.
+    /// Only the worker that serves the slot calls this, so there is no race.
     #[must_use]
     pub fn admit(&self, slot: Slot, limit: RequestLimit, now: Duration) -> bool {
         let Some(bucket) = usize::try_from(slot).ok().and_then(|index| self.buckets.get(index)) else {
@@ -99,10 +98,10 @@ impl Store {
         taken.inspect(|full_at_ns| bucket.store(*full_at_ns, Ordering::Relaxed)).is_some()
     }
 
-    /// Forgets `slot`, and what its guest has asked.
+    /// Clears `slot` and refills its token bucket.
     ///
     /// # Errors
-    /// [`SlotOutOfRange`] when the table has no such slot.
+    /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn withdraw(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
         self.set(slot, None)?;
         if let Some(bucket) = usize::try_from(slot).ok().and_then(|index| self.buckets.get(index)) {
@@ -111,7 +110,7 @@ impl Store {
         Ok(())
     }
 
-    /// True when what a slot is asked has been computed beforehand. Never waits.
+    /// Returns whether the answer to a request is rendered in advance. Never waits.
     #[must_use]
     pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
         match self.get(connection.slot) {
@@ -121,7 +120,7 @@ impl Store {
         }
     }
 
-    /// What `slot` holds now; [`Entry::Unknown`] beyond the end of the table. Never waits.
+    /// Returns the state of `slot`; [`Entry::Unknown`] beyond the end of the table. Never waits.
     #[must_use]
     pub fn get(&self, slot: Slot) -> Entry {
         let Some(cell) = usize::try_from(slot).ok().and_then(|index| self.table.get(index)) else {
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_beyond_the_table_are_refused_to_writers_and_unknown_to_readers() {
+    fn a_slot_beyond_the_table_is_an_error_for_writers_and_unknown_to_readers() {
         let store = Store::new(2);
         let refused = SlotOutOfRange { slot: 2, slots: 2 };
         assert_eq!(store.publish(2, some()), Err(refused));
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_asks_its_burst_at_once_and_its_rate_after_that() {
+    fn a_slot_may_use_its_burst_at_once_and_its_rate_afterwards() {
         let store = Store::new(2);
         let limit = RequestLimit { per_second: 100, burst: 400 };
         let admitted = |slot, at| (0..1_000).filter(|_| store.admit(slot, limit, at)).count();

@@ -10,7 +10,7 @@ const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
 const NOW: u64 = 1_790_000_000;
 
 #[test]
-fn a_token_has_the_form_that_is_written_down() {
+fn a_token_has_the_documented_form() {
     let token = Keyring::ephemeral().mint(Kind::AliYun, VM, 60, NOW);
     assert_eq!(token.len(), TOKEN_CHARS);
     let octets = STANDARD.decode(&token).expect("base64");
@@ -21,8 +21,8 @@ fn a_token_has_the_form_that_is_written_down() {
 }
 
 #[test]
-fn a_token_made_elsewhere_by_the_written_form_is_taken() {
-    // Made with Python's hmac: the key is the octets 0 to 31, the nonce 1 to 8, the end NOW + 60.
+fn a_token_made_elsewhere_in_the_documented_form_is_accepted() {
+    // Made with Python's hmac: the key is the octets 0 to 31, the nonce 1 to 8, the expiry NOW + 60.
     const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     const TOKEN: &[u8; TOKEN_CHARS] = b"AQMAAAAAarE7vAECAwQFBgcICNh7cL9xTgVOVBvj7TiD6OBCKx0GG7SZ";
     let text =
@@ -33,7 +33,7 @@ fn a_token_made_elsewhere_by_the_written_form_is_taken() {
 }
 
 #[test]
-fn no_two_tokens_are_alike() {
+fn no_two_tokens_are_equal() {
     let keyring = Keyring::ephemeral();
     let tokens: std::collections::HashSet<_> =
         (0..1_000).map(|_| keyring.mint(Kind::Aws, VM, 60, NOW)).collect();
@@ -41,7 +41,7 @@ fn no_two_tokens_are_alike() {
 }
 
 #[test]
-fn no_token_outlives_the_longest_life_of_its_kind() {
+fn no_token_outlives_the_maximum_lifetime_of_its_kind() {
     let keyring = Keyring::ephemeral();
     for kind in KINDS {
         let token = keyring.mint(kind, VM, u32::MAX, NOW);
@@ -65,7 +65,7 @@ fn anything_but_a_token_is_refused() {
 
 proptest! {
     #[test]
-    fn a_token_holds_for_its_vm_and_kind_until_it_ends(
+    fn a_token_is_valid_for_its_vm_and_kind_until_it_expires(
         kind in 0_usize..3, other in 1_usize..3, ttl in 1_u32..=21_600, now in 0_u64..1 << 40, late in 0_u64..1 << 40,
     ) {
         let keyring = Keyring::ephemeral();
@@ -99,7 +99,7 @@ proptest! {
 }
 
 #[test]
-fn no_key_is_shown() {
+fn debug_output_contains_no_key() {
     let keyring = Keyring::ephemeral();
     assert_eq!(format!("{keyring:?}"), "Keyring(…)");
 }

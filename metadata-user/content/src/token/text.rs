@@ -1,4 +1,4 @@
-//! The text of a key file: JSON with the current key, when it began, and the key before it.
+//! The text of a key file: JSON with the current key, its start time, and the former key.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +8,7 @@ use super::{KEY_OCTETS, Key, Keys};
 
 const FORM: &str = "xdp-imds token keys 1";
 
-/// What the file says. No `Debug`: these are the keys.
+/// Content of the file. It has no `Debug`, because the keys are secret.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Text {
@@ -19,7 +19,7 @@ struct Text {
 }
 
 impl Keys {
-    /// The keys of a key file's text; `None` for anything else.
+    /// Parses the text of a key file; `None` if it has another form.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text: Text = serde_json::from_slice(text).ok().filter(|text: &Text| text.form == FORM)?;
@@ -30,7 +30,7 @@ impl Keys {
         Some(Self { current: key(&text.current)?, since_unix: text.since_unix, previous })
     }
 
-    /// What a file of these keys says, which is as secret as they are.
+    /// Returns the text of a key file, which is as secret as the keys.
     #[must_use]
     pub fn text(&self) -> String {
         let text = Text {

@@ -10,7 +10,7 @@ fn text(body: &'static str) -> Endpoint {
     Endpoint::Fixed(Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body))
 }
 
-/// Says what lies below its route.
+/// Answers with the part of the path below its route.
 #[derive(Debug)]
 struct Below;
 
@@ -105,7 +105,7 @@ fn known_paths_are_answered_and_others_not_found() {
 }
 
 #[test]
-fn the_address_decides_before_the_path() {
+fn the_address_selects_the_host_before_the_path_is_looked_up() {
     for (local, path, status, said) in [
         (("169.254.42.42", 80), "/a", 200, "elsewhere"),
         (("fd00:42::42", 80), "/a", 200, "elsewhere"),
@@ -136,7 +136,7 @@ fn head_gets_the_answer_to_get() {
 }
 
 #[test]
-fn methods_a_route_does_not_take_are_not_allowed() {
+fn a_method_that_a_route_does_not_answer_gets_405() {
     for (path, method, allow) in [
         ("/a", Method::Post, "GET, HEAD"),
         ("/b", Method::Put, "GET, HEAD"),
@@ -154,7 +154,7 @@ fn methods_a_route_does_not_take_are_not_allowed() {
 }
 
 #[test]
-fn the_first_guard_that_fails_decides() {
+fn the_first_guard_that_fails_determines_the_answer() {
     let xff = ("x-forwarded-for", "");
     for (fields, status) in [
         (&[][..], 400),
@@ -168,7 +168,7 @@ fn the_first_guard_that_fails_decides() {
     }
 }
 
-/// Two dialects at one path: one for any reader, one for those with a header, one for writers.
+/// Routes of two dialects at one path: one for any reader, one for readers with a header, one for writers.
 fn shared() -> Responses {
     let mut builder = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
     let put = Methods::of(&[Method::Put]);
@@ -211,7 +211,7 @@ fn a_path_has_a_route_for_each_header_and_method() {
 }
 
 #[test]
-fn allow_names_the_methods_of_all_routes_of_a_path_once() {
+fn allow_lists_the_methods_of_all_routes_of_a_path_once() {
     let token = &[("X-Token", "x")][..];
     for (path, fields, allow) in [
         ("/s", &[][..], "GET, HEAD, PUT"),
