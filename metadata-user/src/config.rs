@@ -114,10 +114,8 @@ pub struct Config {
     /// How VMs of KubeVirt are found and served; `None` (default) looks for none.
     #[cfg(feature = "kubevirt")]
     pub kubevirt: Option<kubevirt::Options>,
-    /// Whether system calls and capabilities that serving does not take are given up ([`sandbox`]): `on` (default),
-    /// `log`, which allows all and has the kernel log what `on` would refuse, or `off`.
-    #[serde(deserialize_with = "read_sandbox")]
-    pub sandbox: sandbox::Mode,
+    /// Whether the agent gives up system calls and capabilities that serving does not need; `on` by default.
+    pub sandbox: Sandbox,
 }
 
 impl Default for Config {
@@ -148,7 +146,7 @@ impl Default for Config {
             workers: 1,
             #[cfg(feature = "kubevirt")]
             kubevirt: None,
-            sandbox: sandbox::Mode::On,
+            sandbox: Sandbox::On,
         }
     }
 }
@@ -191,16 +189,15 @@ fn read_octets<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize
     }
 }
 
-/// The words for [`sandbox::Mode`].
-#[derive(Clone, Copy, Debug, serde::Deserialize, clap::ValueEnum)]
+/// What becomes of system calls and capabilities that serving does not need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Sandbox {
-    /// What is not allowed fails.
+    /// They fail.
     On,
-    /// Everything is allowed, and what should not be is in the kernel's log (audit type 1326): to find out what a
-    /// filter lacks.
+    /// They succeed, and the kernel logs each one (audit type 1326), which shows what a filter lacks.
     Log,
-    /// No filter, and no capability is given up.
+    /// There is no filter, and the agent keeps its capabilities.
     Off,
 }
 
@@ -212,10 +209,6 @@ impl From<Sandbox> for sandbox::Mode {
             Sandbox::Off => Self::Off,
         }
     }
-}
-
-fn read_sandbox<'de, D: serde::Deserializer<'de>>(from: D) -> Result<sandbox::Mode, D::Error> {
-    Sandbox::deserialize(from).map(Into::into)
 }
 
 fn read_workers<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
@@ -517,7 +510,7 @@ mod tests {
         use metadata_datapath::sandbox::Mode;
         for (text, mode) in [("on", Mode::On), ("log", Mode::Log), ("off", Mode::Off)] {
             let config: Config = serde_yaml::from_str(&format!("sandbox: {text}")).expect(text);
-            assert_eq!(config.sandbox, mode);
+            assert_eq!(Mode::from(config.sandbox), mode);
         }
         assert!(serde_yaml::from_str::<Config>("sandbox: enforce").is_err());
     }

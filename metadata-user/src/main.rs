@@ -291,7 +291,7 @@ impl Serve {
         config.guard = this.guard.unwrap_or(config.guard);
         config.hub = this.hub.unwrap_or(config.hub);
         config.workers = this.workers.unwrap_or(config.workers);
-        config.sandbox = this.sandbox.map_or(config.sandbox, Into::into);
+        config.sandbox = this.sandbox.unwrap_or(config.sandbox);
         config.validate()?;
         anyhow::ensure!(
             config.has_records(),

@@ -21,7 +21,7 @@ use crate::config::Config;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_datapath::link::{Both, HubTap};
-use metadata_datapath::sandbox::Stage;
+use metadata_datapath::sandbox::{Mode, Stage};
 use metadata_datapath::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
 use metadata_datapath::worker::{Worker, WorkerConfig, WorkerHandle};
 use metadata_feed::libvirt;
@@ -58,7 +58,7 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "both answer SY
 /// address. Nothing is left behind then.
 pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
     // There is one thread yet, and all others are started by it.
-    config.sandbox.enter(Stage::Start)?;
+    Mode::from(config.sandbox).enter(Stage::Start)?;
     let lingering = (entry == Entry::TakeOver { linger: true }).then(Lingering::new).transpose()?;
     let metrics = config.metrics;
     let takeover = entry != Entry::Alone;
@@ -72,7 +72,7 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
         }
         let (state, errands) = State::open(&config)?;
         let (node, giver) = start(&config, state, taking.as_ref())?;
-        config.sandbox.enter(Stage::Serve)?;
+        Mode::from(config.sandbox).enter(Stage::Serve)?;
         super::run(config, origin, Started { node, giver, errands, taking }, signals).await
     })?;
     // Whatever follows a feed or keeps a file ends with it.
@@ -157,7 +157,7 @@ fn work(
     let worker = WorkerConfig {
         name: format!("imds-hub-{}", hub.number),
         spin: Duration::from_micros(config.spin_us.into()),
-        sandbox: config.sandbox,
+        sandbox: config.sandbox.into(),
         ..WorkerConfig::default()
     };
     Ok(match steering.take_ring(hub.number) {
