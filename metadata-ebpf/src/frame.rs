@@ -108,6 +108,7 @@ impl Reader for Frame {
             return self.read(offset);
         };
         // The pointers are read again. Otherwise the compiler would merge the comparisons of several reads.
+        // SAFETY: the kernel gave this pointer to a live context; nothing writes to it meanwhile.
         let context = unsafe { &*context };
         // SAFETY: a reference to one aligned u32.
         let start = unsafe { (&raw const context.data).read_volatile() } as usize;

@@ -74,10 +74,12 @@ struct FirstPiece {
 impl FirstPiece {
     #[inline(always)]
     fn of(context: &TcContext) -> Self {
-        // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
-        let start = unsafe { (&raw const (*context.skb.skb).data).read_volatile() };
+        // SAFETY: the kernel gave this pointer to a live buffer; nothing writes to these fields meanwhile.
+        let buffer = unsafe { &*context.skb.skb };
+        // SAFETY: a reference to one aligned u32.
+        let start = unsafe { (&raw const buffer.data).read_volatile() };
         // SAFETY: as above.
-        let end = unsafe { (&raw const (*context.skb.skb).data_end).read_volatile() };
+        let end = unsafe { (&raw const buffer.data_end).read_volatile() };
         Self { start: start as usize, end: end as usize }
     }
 }

@@ -335,6 +335,7 @@ impl decide::Guests for Guests {
     fn guest(&self, slot: Slot) -> Option<Guest> {
         let place = GUESTS.get_ptr(slot)?;
         // A single load of the whole entry prevents a partially updated copy.
+        // SAFETY: the map returned this pointer to a live, aligned u64.
         let [a, b, c, d, e, f, live @ ..] = unsafe { place.read_volatile() }.to_ne_bytes();
         Some(Guest { mac: [a, b, c, d, e, f], live: u16::from_ne_bytes(live) })
     }

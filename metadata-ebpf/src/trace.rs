@@ -34,6 +34,8 @@ pub(crate) fn begin(note: impl FnOnce()) -> Watched {
     };
     // The field is read twice. After a comparison the verifier would know whether the value is zero, and
     // would follow the rest of the program once for each case.
+    // SAFETY: the map returned this pointer to a live, aligned Trace, which exists as long as the program. Only an
+    // address is taken, since user space may write to the Trace meanwhile.
     let by = unsafe { &raw const (*place).by };
     // SAFETY: as above; one aligned u32 is read at once.
     let watched = Watched(unsafe { by.read_volatile() });

@@ -28,7 +28,7 @@ pub const COMPUTED_PER_VM: usize = 4 << 20;
 /// answer, so that the unread answers of others do not block it.
 pub const COMPUTED_PER_WORKER: usize = 64 << 20;
 /// Minimum size of a computed answer that is counted, in octets.
-/// [`SEND_AHEAD`](metadata_datapath::stack::SEND_AHEAD) limits smaller ones per connection.
+/// The stack limits smaller ones per connection (`SEND_AHEAD` of `metadata-datapath`).
 pub const COMPUTED_FROM: usize = 4 << 10;
 
 /// A counted resource.

@@ -68,7 +68,7 @@ impl Default for Places {
     }
 }
 
-/// What inlets are like ([`inlet`](metadata_links::inlet)).
+/// What inlets are like ([`inlet`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inlets {
     /// The metadata addresses.
