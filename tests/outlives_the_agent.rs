@@ -67,8 +67,14 @@ impl Node {
     }
 
     fn release(&self, more: &[&str]) -> Output {
+        let pins = self.bpffs.pins();
+        self.release_of("--pins", &pins, more)
+    }
+
+    /// Releases the pins that an option names.
+    fn release_of(&self, option: &str, path: &Path, more: &[&str]) -> Output {
         let mut command = Command::new(agent::binary().expect("the agent is built"));
-        command.arg("release").arg("--pins").arg(self.bpffs.pins()).args(more);
+        command.arg("release").arg(option).arg(path).args(more);
         self.host.ns().output(&mut command).expect("it runs")
     }
 }
@@ -418,6 +424,31 @@ fn release_frees_the_ports_of_an_agent_that_has_ended_and_not_of_one_that_runs()
         Ok(())
     })
     .expect("open");
+}
+
+#[test]
+fn release_finds_the_pins_by_run_directory_or_configuration() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(&[]);
+    let pins = node.bpffs.pins();
+    let run = node.records.path().join("run");
+    let file = node.records.path().join("agent.yml.off");
+    std::fs::write(&file, format!("pins: {}\n", pins.display())).expect("a file");
+    let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+
+    let agent = node.agent();
+    for (option, path) in [("--run", &run), ("--config", &file)] {
+        let refused = node.release_of(option, path, &[]);
+        assert!(!refused.status.success(), "{option}: an agent runs on these pins");
+        assert!(stderr(&refused).contains(&pins.display().to_string()), "{option}: {}", stderr(&refused));
+    }
+    assert!(agent.stop().expect("stopped").success());
+    let unanswered = node.release_of("--run", &run, &[]);
+    assert!(stderr(&unanswered).contains("--pins"), "{}", stderr(&unanswered));
+    let released = node.release_of("--config", &file, &[]);
+    assert!(released.status.success(), "{}", stderr(&released));
 }
 
 #[test]

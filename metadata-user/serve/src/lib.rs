@@ -37,7 +37,7 @@ pub enum Answer {
     NotYet,
     /// The slot has exceeded its request rate.
     TooMany,
-    /// The slot has neither a record nor one expected.
+    /// The slot has no record, and none is expected.
     Unknown,
 }
 

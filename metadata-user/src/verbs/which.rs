@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use metadata_base::run::DEFAULT_RUN;
 use metadata_control::status;
 
@@ -44,7 +45,10 @@ impl Agent {
             (Some(pins), _, _) => Ok(Some(pins.into())),
             (None, _, Some(config)) => Ok(config.pins),
             (None, Some(run), None) => {
-                let answer = status::get(run, "/v1/status")?;
+                let answer = status::get(run, "/v1/status");
+                let answer = answer.context(
+                    "an agent that has ended cannot be asked: name its pins by --pins or --config",
+                )?;
                 Ok(serde_json::from_slice::<status::Status>(&answer)?.pins)
             }
             (None, None, None) => Ok(Some(DEFAULT_PINS.into())),
@@ -86,6 +90,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let agent = Agent { run: Some(directory.path().into()), config: None };
         let error = agent.pins(None).expect_err("nobody answers there");
-        assert!(error.to_string().contains("no agent serves"), "{error}");
+        let shown = format!("{error:#}");
+        assert!(shown.contains("--pins") && shown.contains("no agent serves"), "{shown}");
     }
 }

@@ -84,7 +84,7 @@ pub struct Parked {
     pub until: Duration,
     /// State the request has already seen and waits to change; the dialect defines its form.
     pub state: u64,
-    /// Registration among the VM's parked requests.
+    /// The VM's mailbox shares it and ends it when a newer request takes its place.
     pub wait: Arc<Wait>,
 }
 

@@ -14,10 +14,10 @@ use syn::{BinOp, Expr, Item, Lit, UseTree};
 /// Crates whose types and constants readers see.
 const ROOTS: [&str; 2] = ["metadata-common", "metadata-user"];
 
-/// How many constants one may lead to, one after the other.
+/// How many constants a constant may refer to in a chain.
 const DEPTH: u32 = 16;
 
-/// The text of every source file, and those that were parsed.
+/// The source files: the text of each, and the syntax of those that a check has parsed.
 pub(super) struct Code {
     files: Vec<(PathBuf, String)>,
     parsed: RefCell<BTreeMap<PathBuf, Rc<syn::File>>>,
@@ -31,7 +31,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// How prose may write it, the shortest last.
+    /// The ways in which prose may write the value, the shortest last.
     pub(super) fn forms(&self) -> Vec<String> {
         match self {
             Self::Number(number) => {
@@ -61,7 +61,7 @@ fn grouped(number: u128) -> String {
 }
 
 impl Code {
-    /// Reads all of it.
+    /// Reads every source file below [`ROOTS`].
     pub(super) fn read() -> Result<Self> {
         let mut paths = Vec::new();
         for root in ROOTS {
@@ -79,7 +79,7 @@ impl Code {
         }
     }
 
-    /// Each file with its path from the top of the project.
+    /// Path, relative to the top of the project, and text of each file.
     pub(super) fn texts(&self) -> impl Iterator<Item = (&Path, &str)> {
         self.files.iter().map(|(path, text)| (path.as_path(), text.as_str()))
     }
@@ -95,7 +95,7 @@ impl Code {
         Ok(file)
     }
 
-    /// The one file of a name that is no Rust.
+    /// The text of the only file with this name that is not Rust.
     pub(super) fn file(&self, name: &str) -> Result<String> {
         let ending =
             Path::new(name).extension().context("a name with an ending")?.to_string_lossy().into_owned();
@@ -108,7 +108,7 @@ impl Code {
         Ok(fs::read_to_string(shell::top().join(path))?)
     }
 
-    /// Items of a name, each with its file. `word` is what stands before the name; nothing where a macro defines it.
+    /// Items with this name, each with its file. `word` is the keyword before the name; it is empty for a macro's item.
     pub(super) fn items(
         &self,
         word: &str,
@@ -133,7 +133,7 @@ impl Code {
         self.valued(name, &place.split("::").collect::<Vec<_>>(), DEPTH)
     }
 
-    /// A text of a file with the values of constants in place of their names, which are code spans of it.
+    /// Replaces each code span of `text` that names a constant by the constant's value. `from` is the file of the text.
     pub(super) fn valued_in(&self, from: &Path, text: &str) -> String {
         let value = |span: &str| {
             let words: Vec<String> = span.split("::").map(str::to_owned).collect();
@@ -156,7 +156,7 @@ impl Code {
         text.split('`').enumerate().map(part).collect()
     }
 
-    /// The value of a constant as a file names it: one that it imports, or its own, where it says no more.
+    /// The value of the constant that `words` name in a file: one it imports, else one of its own.
     fn meant(&self, from: &Path, words: &[String], depth: u32) -> Result<Value> {
         let (last, before) = words.split_last().context("a name")?;
         let before = match before {
@@ -184,7 +184,7 @@ impl Code {
         .with_context(|| format!("{name} in {}", path.display()))
     }
 
-    /// Every constant of a name with its file and the modules in it, also those of types.
+    /// Every constant with this name, associated constants too: its file with the modules in it, and its expression.
     fn constants(&self, name: &str) -> Result<Vec<(PathBuf, Expr)>> {
         let mut found = Vec::new();
         for (path, text) in self.texts().filter(|(_, text)| text.contains(&format!("const {name}:"))) {
@@ -193,7 +193,7 @@ impl Code {
         Ok(found)
     }
 
-    /// The path by which a file imports a name.
+    /// The path from which a file imports a name; empty if it does not.
     pub(super) fn imported(&self, from: &Path, name: &str) -> Vec<String> {
         let text = self.texts().find(|(path, _)| from.starts_with(path));
         let Some(Ok(file)) = text.map(|(path, text)| self.parsed(path, text)) else { return Vec::new() };
@@ -205,7 +205,7 @@ impl Code {
     }
 }
 
-/// Constants of a name among items.
+/// Adds the constants with this name among `items` to `found`.
 fn within(items: &[Item], path: &Path, name: &str, found: &mut Vec<(PathBuf, Expr)>) {
     for item in items {
         match item {
@@ -222,7 +222,7 @@ fn within(items: &[Item], path: &Path, name: &str, found: &mut Vec<(PathBuf, Exp
     }
 }
 
-/// The words of an import that lead to a name.
+/// The path segments of an import that end in a name.
 fn led(tree: &UseTree, name: &str) -> Option<Vec<String>> {
     match tree {
         UseTree::Path(path) => {
@@ -235,7 +235,7 @@ fn led(tree: &UseTree, name: &str) -> Option<Vec<String>> {
     }
 }
 
-/// The candidate whose path has most of the words of a place; none, or one that is clear.
+/// The candidate whose path shares most words with `place`. A tie is an error.
 pub(super) fn best<'a, T>(
     candidates: &'a [T],
     place: &[&str],
@@ -260,7 +260,7 @@ pub(super) fn best<'a, T>(
     Ok(Some(one))
 }
 
-/// The value of a constant's expression.
+/// Evaluates the expression of a constant.
 fn evaluated(expression: &Expr, of: &dyn Fn(&syn::Path) -> Result<Value>) -> Result<Value> {
     let number = |expression: &Expr| match evaluated(expression, of)? {
         Value::Number(number) => Ok(number),

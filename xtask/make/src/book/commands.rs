@@ -7,15 +7,15 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How commands of ours begin.
+/// The first words of the project's commands.
 const AGENT: &[&str] = &["xdp-imds"];
 const XTASK: &[&str] = &["cargo", "xtask"];
 
-/// Languages of blocks whose lines are commands; of `text` only those after a prompt.
+/// Languages of blocks in which every line is a command. In `text` only a line after a prompt is one.
 const SHELL: [&str; 2] = ["sh", "console"];
 
-/// Verbs and options that the programs refuse. What a line would do is not done: `--help` is added to it, which programs
-/// answer once they have read everything before it. They do not get as far as to miss a word.
+/// Finds verbs and options that the programs refuse. It runs each command with `--help` added, so the command has no
+/// effect. A program checks the words before `--help` and then prints its help; it does not report a missing word.
 pub(super) fn findings(pages: &[Page], programs: &Programs) -> Result<Vec<String>> {
     let mut places: BTreeMap<Vec<String>, String> = BTreeMap::new();
     for page in pages {
@@ -35,7 +35,7 @@ pub(super) fn findings(pages: &[Page], programs: &Programs) -> Result<Vec<String
     Ok(findings)
 }
 
-/// Why a command is refused.
+/// The reason why a program refuses a command.
 fn refused(words: &[&str], programs: &Programs) -> Result<Option<String>> {
     if let Some(rest) = words.strip_prefix(AGENT) {
         return help(&programs.agent, rest);
@@ -59,7 +59,7 @@ fn help(program: &Path, words: &[&str]) -> Result<Option<String>> {
     Ok(bad.then(|| shown.lines().next().unwrap_or_default().to_owned()))
 }
 
-/// Lines that may hold commands: those of the shell's blocks, joined where they go on, and code spans.
+/// Lines that may contain commands: those of shell blocks, continued lines joined, and code spans.
 fn lines(page: &Page) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for block in page.blocks() {
@@ -83,7 +83,7 @@ fn lines(page: &Page) -> Vec<(usize, String)> {
     found
 }
 
-/// Our commands in a line of shell, wherever they stand: after a variable, in `$(…)`, behind `--`.
+/// The project's commands in a line of shell, also after an assignment, in `$(…)` and after `--`.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for segment in split(line) {
@@ -108,12 +108,12 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// A placeholder that has to be a number, as one.
+/// Replaces the placeholder `N` by a number.
 fn filled(word: &str) -> String {
     if word == "N" { "1".to_owned() } else { word.to_owned() }
 }
 
-/// The words of each simple command of a line, as a shell would see them, as far as ours need it.
+/// Splits a line into simple commands and these into words. It knows the part of shell syntax that the book uses.
 fn split(line: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word: Option<String> = None;

@@ -8,11 +8,11 @@ use std::path::Path;
 
 const PAGE: &str = "docs/src/design/architecture.md";
 
-/// Where crates are, and what some begin their names with.
+/// Directories of crates, and prefixes of package names.
 const PLACES: [&str; 2] = ["", "metadata-user"];
 const PREFIXES: [&str; 3] = ["metadata-", "xdp-imds-", "imds-"];
 
-/// Crates whose dependencies on one another differ from their row, and those that name what they must not.
+/// Finds crates whose dependencies on one another differ from their row, and crates that depend on a forbidden package.
 pub(super) fn findings(pages: &[Page]) -> Vec<String> {
     let Some(page) = pages.iter().find(|page| page.path == Path::new(PAGE)) else {
         return vec![format!("no {PAGE}")];
@@ -63,13 +63,13 @@ fn unshown(crates: &BTreeSet<String>) -> Vec<String> {
         .collect()
 }
 
-/// The crate of ours that a dependency is, by the name of its directory.
+/// The directory of the project's crate that a dependency names, if it names one.
 fn ours(dependency: &str, crates: &BTreeSet<String>) -> Option<String> {
     let short = PREFIXES.iter().filter_map(|prefix| dependency.strip_prefix(prefix));
     std::iter::once(dependency).chain(short).find(|name| crates.contains(*name)).map(str::to_owned)
 }
 
-/// Names in the section of dependencies: neither those of tests nor those of builds.
+/// The names in `[dependencies]`, without development and build dependencies.
 fn dependencies(manifest: &str) -> BTreeSet<String> {
     let lines = manifest.lines().map(str::trim).skip_while(|line| *line != "[dependencies]").skip(1);
     let names = lines.take_while(|line| !line.starts_with('[')).filter(|line| !line.starts_with('#'));

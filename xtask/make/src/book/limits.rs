@@ -6,7 +6,7 @@ use std::path::Path;
 
 const PAGE: &str = "docs/src/reference/limits.md";
 
-/// Constants that do not exist, and values that no cell of their row states.
+/// Finds constants that do not exist, and values that the row of their constant does not state.
 pub(super) fn findings(pages: &[Page], code: &Code) -> Vec<String> {
     let mut findings = Vec::new();
     let Some(page) = pages.iter().find(|page| page.path == Path::new(PAGE)) else {
@@ -29,7 +29,7 @@ pub(super) fn findings(pages: &[Page], code: &Code) -> Vec<String> {
     findings
 }
 
-/// True when a text has a form that is no part of a longer number.
+/// True if a text contains `form`, and not as part of a longer number.
 fn has(text: &str, form: &str) -> bool {
     text.match_indices(form).any(|(at, _)| {
         let before = text[..at].chars().next_back();

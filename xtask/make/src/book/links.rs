@@ -6,14 +6,14 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-/// Files of this repository as pages of the built book name them.
+/// The URLs under which pages of the built book link to files of this repository.
 const REPOSITORY: [&str; 2] =
     ["https://github.com/xdp-imds/xdp-imds/blob/main/", "https://github.com/xdp-imds/xdp-imds/tree/main/"];
 
 /// The book's table of contents.
 const SUMMARY: &str = "SUMMARY.md";
 
-/// Links that lead nowhere, and pages that no reader finds.
+/// Finds links without a target, and pages that the table of contents lacks.
 pub(super) fn findings(pages: &[Page]) -> Result<Vec<String>> {
     let anchors: BTreeMap<&Path, Vec<String>> =
         pages.iter().map(|page| (page.path.as_path(), page.anchors())).collect();
@@ -29,7 +29,7 @@ pub(super) fn findings(pages: &[Page]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Why a link leads nowhere.
+/// The reason why a link has no target.
 fn broken(page: &Path, target: &str, anchors: &BTreeMap<&Path, Vec<String>>) -> Option<String> {
     let (place, name) = target.split_once('#').map_or((target, None), |(place, name)| (place, Some(name)));
     let inside = REPOSITORY.iter().find_map(|start| place.strip_prefix(start));
@@ -67,7 +67,7 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// Targets of inline links and pictures, with the line of each; code spans are none.
+/// Line and target of each inline link and picture. Code spans are ignored.
 fn links(prose: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose.lines().enumerate() {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Where the book's pages are, from the top of the project.
 pub(crate) const SOURCE: &str = "docs/src";
 
-/// Texts outside the book that are checked like it, as far as they exist.
+/// Files outside the book that are checked in the same way, if they exist.
 const OTHERS: [&str; 6] = [
     "README.md",
     "CONTRIBUTING.md",
@@ -35,7 +35,7 @@ pub(crate) struct Block {
     pub(crate) text: String,
 }
 
-/// A piece of prose: one line's text without fenced code. Code spans may reach over lines, so they are found in a whole text.
+/// Text without fenced code. A code span may continue on the next line, so spans are searched in the whole text.
 impl Page {
     /// Blocks of code.
     pub(crate) fn blocks(&self) -> Vec<Block> {
@@ -90,7 +90,7 @@ impl Page {
         rows.map(|(number, line)| (number + 1, cells(line))).collect()
     }
 
-    /// Names that links may end in (`#name`), as GitHub and mdBook make them of headings.
+    /// Anchors of the headings (`#name`), as GitHub and mdBook derive them.
     pub(crate) fn anchors(&self) -> Vec<String> {
         let prose = self.prose();
         let headings = prose.lines().filter(|line| line.starts_with('#'));
@@ -103,7 +103,7 @@ impl Page {
         anchors
     }
 
-    /// How findings name it.
+    /// `path:line`, as findings name a place.
     pub(crate) fn at(&self, line: usize) -> String {
         format!("{}:{line}", self.path.display())
     }
@@ -115,7 +115,7 @@ fn fence(line: &str) -> Option<(usize, &str)> {
     Some((line.len() - text.len(), text.strip_prefix("```")?.trim()))
 }
 
-/// The cells of a row; `\|` is no border.
+/// The cells of a row. `\|` does not end a cell.
 fn cells(line: &str) -> Vec<String> {
     let line = line.replace("\\|", "\u{0}");
     let inner = line.trim().trim_start_matches('|').trim_end_matches('|');
@@ -128,7 +128,7 @@ pub(crate) fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
 }
 
-/// README, the book's pages, and what else is written in Markdown for readers.
+/// Reads README, the book's pages and the project's other Markdown files.
 pub(crate) fn pages() -> Result<Vec<Page>> {
     let mut paths: Vec<PathBuf> =
         OTHERS.map(PathBuf::from).into_iter().filter(|path| shell::top().join(path).exists()).collect();
@@ -141,7 +141,7 @@ pub(crate) fn pages() -> Result<Vec<Page>> {
     paths.into_iter().map(read).collect()
 }
 
-/// Files below a directory, by the end of their names, in order; both from the top of the project.
+/// Adds the files below `directory` with this extension to a list, sorted. Paths are relative to the top of the project.
 pub(crate) fn collect(directory: &Path, ending: &str, found: &mut Vec<PathBuf>) -> Result<()> {
     let whole = shell::top().join(directory);
     let entries = fs::read_dir(&whole).with_context(|| format!("cannot read {}", whole.display()))?;

@@ -5,10 +5,10 @@ use super::markdown::Page;
 
 const PREFIX: &str = "xdp_imds_";
 
-/// Counters of the TCP stack, whose names are made of what it calls them.
+/// Prefix of the TCP stack's counters. Sources have only the rest of such a name as a string.
 const STACK: &str = "xdp_imds_stack_";
 
-/// Names that no source has.
+/// Finds metrics that no source file names.
 pub(super) fn findings(pages: &[Page], code: &Code) -> Vec<String> {
     let mut findings = Vec::new();
     for page in pages {

@@ -20,10 +20,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Builds the pages; a release of its own, so that everybody's book looks the same.
+/// Installs mdBook. The version is fixed, so that every build of the book looks the same.
 const MDBOOK: &str = "cargo install --locked mdbook@0.5.4 --no-default-features --features search";
 
-/// What to do beside checking.
+/// The options of `cargo xtask book`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Write nothing: a generated page that differs from what the code says is a failure
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     agent: Option<PathBuf>,
 }
 
-/// Runs the verb: every check, also after a failure, so that one run shows all findings.
+/// Runs every check, also after a finding, so that one run shows all findings.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let agent = match &args.agent {
         Some(agent) => agent.clone(),
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if findings.is_empty() { Ok(()) } else { bail!("{} findings in README and book", findings.len()) }
 }
 
-/// What can be judged without running anything.
+/// The checks that run no program.
 fn of_text(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     let mut findings = links::findings(pages)?;
     findings.extend(statements::findings(pages, code)?);
