@@ -111,6 +111,23 @@ pub const fn mtu_of(answers: u64) -> u32 {
     (answers >> MTU_SHIFT) as u32
 }
 
+/// The words of `INSPECTED`, one bit for each value of an octet.
+pub const INSPECTED_WORDS: usize = 4;
+
+/// The word of `INSPECTED` with the bit of the last octet of an address.
+#[inline(always)]
+#[must_use]
+pub const fn word_of(octet: u8) -> usize {
+    (octet / 64) as usize
+}
+
+/// The bit of the last octet of an address in [`word_of`].
+#[inline(always)]
+#[must_use]
+pub const fn bit_of(octet: u8) -> u64 {
+    1 << (octet % 64)
+}
+
 /// Names of the maps and global constants in the eBPF object.
 pub mod name {
     /// `HASH` [`PortKey`](super::PortKey) → [`Port`](super::Port): the ports that the agent owns.
@@ -138,9 +155,10 @@ pub mod name {
     pub const SERVED_V4: &str = "SERVED_V4";
     /// `HASH` IPv6 address (16 octets, wire order) → [`SERVED`](super::SERVED).
     pub const SERVED_V6: &str = "SERVED_V6";
-    /// `ARRAY` octet → [`SERVED`](super::SERVED) if an address in `SERVED_V4` or `SERVED_V6` ends with this
-    /// octet, else 0. It saves a hash lookup for most of the guests' other traffic.
-    pub const LAST_OCTETS: &str = "LAST_OCTETS";
+    /// `ARRAY` of one `[u64; 4]`: the last octets of addresses that classifiers inspect. The bit of an octet
+    /// ([`word_of`](super::word_of), [`bit_of`](super::bit_of)) is set if an address in `SERVED_V4` or `SERVED_V6`
+    /// ends with it. One lookup in one cache line decides about most of the guests' other traffic.
+    pub const INSPECTED: &str = "INSPECTED";
     /// `ARRAY`, mapped into user space: [`Flow::index`](crate::cookie::Flow::index) →
     /// [`AllSent`](super::AllSent).
     pub const ALL_SENT: &str = "ALL_SENT";
@@ -166,7 +184,7 @@ pub mod name {
     /// separate from `PORT_PROGRAMS` because such a map holds programs of one type.
     pub const PORT_CLASSIFIERS: &str = "PORT_CLASSIFIERS";
     /// The maps of the stubs' object. Each is shared with the main object or holds programs of it.
-    pub const OF_STUBS: [&str; 5] = [PORT_PROGRAMS, PORT_CLASSIFIERS, LAST_OCTETS, TRACE_PASSING, COUNTERS];
+    pub const OF_STUBS: [&str; 5] = [PORT_PROGRAMS, PORT_CLASSIFIERS, INSPECTED, TRACE_PASSING, COUNTERS];
     /// `PROG_ARRAY` hub number → the instance of `ring` that writes to that hub's `RING`.
     pub const RINGS: &str = "RINGS";
     /// `RINGBUF` of one hub: frames that a classifier cannot redirect to the hub, each after

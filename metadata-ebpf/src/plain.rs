@@ -7,10 +7,11 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, PerCpuArray};
 use aya_ebpf::programs::TcContext;
 use metadata_common::classify::{Reader, is_ordinary};
+use metadata_common::maps::{INSPECTED_WORDS, bit_of, word_of};
 use metadata_common::verdict::Verdict;
 
 #[map]
-static LAST_OCTETS: Array<u32> = Array::with_max_entries(256, 0);
+static INSPECTED: Array<[u64; INSPECTED_WORDS]> = Array::with_max_entries(1, 0);
 #[map]
 static TRACE_PASSING: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
@@ -19,8 +20,10 @@ static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT
 /// Returns true for an ordinary frame, which passes, and counts it.
 #[inline(always)]
 pub(crate) fn passes(context: &TcContext) -> bool {
-    let is_plain = !is_tagged(context) && is_ordinary(&FirstPiece::of(context), may_be_served);
-    if !is_plain || is_set(&TRACE_PASSING, 0) {
+    let Some(octets) = Octets::get() else { return false };
+    let is_plain =
+        !is_tagged(context) && is_ordinary(&FirstPiece::of(context), |last| octets.contain(last));
+    if !is_plain || traces_passing() {
         return false;
     }
     count_index(Verdict::PassIpv4.index());
@@ -35,16 +38,30 @@ pub(crate) fn is_tagged(context: &TcContext) -> bool {
     present != 0
 }
 
-/// False if no served address ends with this octet. An array lookup takes a few instructions, a hash lookup
-/// takes a call.
-#[inline(always)]
-pub(crate) fn may_be_served(last: u8) -> bool {
-    is_set(&LAST_OCTETS, last.into())
+/// The last octets of served addresses. Looking up an array takes a few instructions, looking up a hash takes a
+/// call.
+pub(crate) struct Octets(*const [u64; INSPECTED_WORDS]);
+
+impl Octets {
+    #[inline(always)]
+    pub(crate) fn get() -> Option<Self> {
+        INSPECTED.get_ptr(0).map(Self)
+    }
+
+    #[inline(always)]
+    pub(crate) fn contain(&self, last: u8) -> bool {
+        let words = self.0.cast::<u64>();
+        // SAFETY: the map returned this pointer to four live words; an octet has a bit in one of them.
+        let word = unsafe { words.add(word_of(last)) };
+        // SAFETY: as above; the word is aligned.
+        let bits = unsafe { word.read_volatile() };
+        bits & bit_of(last) != 0
+    }
 }
 
 #[inline(always)]
-fn is_set(array: &Array<u32>, index: u32) -> bool {
-    let Some(entry) = array.get_ptr(index) else {
+fn traces_passing() -> bool {
+    let Some(entry) = TRACE_PASSING.get_ptr(0) else {
         return false;
     };
     // SAFETY: the map returned this pointer to a live, aligned u32.

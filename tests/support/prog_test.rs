@@ -19,8 +19,8 @@ use aya::{Ebpf, EbpfLoader};
 use metadata_common::cookie::Flow;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, MAX_HUBS, Port, PortKey, SERVED,
-    Slot, name, program,
+    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, INSPECTED_WORDS, Identity, IdentityKey, MAX_HUBS, Port,
+    PortKey, SERVED, Slot, bit_of, name, program, word_of,
 };
 use metadata_common::trace::{Event, PASSING_TOO, Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -268,8 +268,11 @@ impl Programs {
     }
 
     fn may_be_served(&mut self, last: u8) -> Result<()> {
-        let map = self.ebpf.map_mut(name::LAST_OCTETS).context(name::LAST_OCTETS)?;
-        Ok(Array::<_, u32>::try_from(map)?.set(last.into(), SERVED, 0)?)
+        let map = self.ebpf.map_mut(name::INSPECTED).context(name::INSPECTED)?;
+        let mut inspected = Array::<_, [u64; INSPECTED_WORDS]>::try_from(map)?;
+        let mut words = inspected.get(&0, 0)?;
+        words[word_of(last)] |= bit_of(last);
+        Ok(inspected.set(0, words, 0)?)
     }
 
     /// Registers a port, its bucket as given.

@@ -10,7 +10,9 @@ use aya::programs::links::FdLink;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
-use metadata_common::maps::{IN_FRONT, Port, PortKey, SERVED, name, program};
+use metadata_common::maps::{
+    IN_FRONT, INSPECTED_WORDS, Port, PortKey, SERVED, bit_of, name, program, word_of,
+};
 use std::net::Ipv4Addr;
 
 /// The number of the tap's namespace.
@@ -126,8 +128,10 @@ fn serve(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
         SERVED,
         0,
     )?;
-    let last = ebpf.map_mut(name::LAST_OCTETS).context(name::LAST_OCTETS)?;
-    Array::<_, u32>::try_from(last)?.set(254, SERVED, 0)?;
+    let inspected = ebpf.map_mut(name::INSPECTED).context(name::INSPECTED)?;
+    let mut words = [0; INSPECTED_WORDS];
+    words[word_of(254)] = bit_of(254);
+    Array::<_, [u64; INSPECTED_WORDS]>::try_from(inspected)?.set(0, words, 0)?;
     let ports = ebpf.map_mut(name::PORTS).context(name::PORTS)?;
     HashMap::<_, [u8; 8], [u8; 72]>::try_from(ports)?.insert(
         PortKey { netns: NETNS, ifindex }.to_bytes(),

@@ -41,7 +41,7 @@ const SHARED: [&str; 23] = [
     name::SOCKETS,
     name::SERVED_V4,
     name::SERVED_V6,
-    name::LAST_OCTETS,
+    name::INSPECTED,
     name::ALL_SENT,
     name::DRAINING,
     name::AGENT,

@@ -9,8 +9,8 @@ use aya::programs::ProgramFd;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, Agent, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, answers_within,
-    name, socket_index,
+    ARP_ONLY, Agent, Guest, INSPECTED_WORDS, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot,
+    answers_within, bit_of, name, socket_index, word_of,
 };
 use metadata_common::verdict::Verdict;
 use std::io;
@@ -36,7 +36,7 @@ pub(super) struct Tables {
     rings: ProgramArray<MapData>,
     served_v4: HashMap<MapData, [u8; 4], u32>,
     served_v6: HashMap<MapData, [u8; 16], u32>,
-    last_octets: Array<MapData, u32>,
+    inspected: Array<MapData, [u64; INSPECTED_WORDS]>,
     all_sent: Array<MapData, [u64; 4]>,
     draining: HashMap<MapData, u64, u32>,
     agent: Array<MapData, [u64; 4]>,
@@ -68,7 +68,7 @@ impl Tables {
             rings: take(ebpf, name::RINGS)?,
             served_v4: take(ebpf, name::SERVED_V4)?,
             served_v6: take(ebpf, name::SERVED_V6)?,
-            last_octets: take(ebpf, name::LAST_OCTETS)?,
+            inspected: take(ebpf, name::INSPECTED)?,
             all_sent: take(ebpf, name::ALL_SENT)?,
             draining: take(ebpf, name::DRAINING)?,
             agent: take(ebpf, name::AGENT)?,
@@ -88,11 +88,17 @@ impl Tables {
             };
             outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
             // This goes last: it enables the lookup of the address.
-            self.last_octets
-                .set(last_octet(address).into(), SERVED, 0)
-                .map_err(|source| SteerError::map(name::LAST_OCTETS, format!("enter {address}"), source))?;
+            self.inspect(last_octet(address))
+                .map_err(|source| SteerError::map(name::INSPECTED, format!("enter {address}"), source))?;
         }
         self.serve_no_others(served, arp_only)
+    }
+
+    /// Has classifiers inspect frames whose address ends with this octet.
+    fn inspect(&mut self, octet: u8) -> Result<(), MapError> {
+        let mut words = self.inspected.get(&0, 0)?;
+        words[word_of(octet)] |= bit_of(octet);
+        self.inspected.set(0, words, 0)
     }
 
     /// Removes addresses that the previous agent served and this one does not.
