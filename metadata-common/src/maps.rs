@@ -184,7 +184,7 @@ pub mod name {
     /// separate from `PORT_PROGRAMS` because such a map holds programs of one type.
     pub const PORT_CLASSIFIERS: &str = "PORT_CLASSIFIERS";
     /// The maps of the stubs' object. Each is shared with the main object or holds programs of it.
-    pub const OF_STUBS: [&str; 5] = [PORT_PROGRAMS, PORT_CLASSIFIERS, INSPECTED, TRACE_PASSING, COUNTERS];
+    pub const OF_STUBS: [&str; 4] = [PORT_PROGRAMS, PORT_CLASSIFIERS, INSPECTED, TRACE_PASSING];
     /// `PROG_ARRAY` hub number → the instance of `ring` that writes to that hub's `RING`.
     pub const RINGS: &str = "RINGS";
     /// `RINGBUF` of one hub: frames that a classifier cannot redirect to the hub, each after

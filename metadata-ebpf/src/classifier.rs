@@ -25,9 +25,9 @@ use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
-use crate::plain::{self, count_index};
+use crate::plain;
 use crate::ring;
-use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, is_behind_stubs};
+use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, count_index, is_behind_stubs};
 use crate::{report_unknown, trace, worth_a_line};
 
 /// At the entry of a VM's frames to the network stack: steers frames for the metadata service, and passes

@@ -41,8 +41,7 @@ use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
-use crate::plain::count_index;
-use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, is_bare, own_hub};
+use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, is_bare, own_hub};
 
 /// The action of a redirect without an entry in its map. The frame is for the service, so it must not pass.
 const OR_DROP: u64 = XDP_DROP as u64;

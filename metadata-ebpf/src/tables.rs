@@ -21,7 +21,7 @@ use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
 use crate::frame::Frame;
-use crate::plain::{Octets, count_index};
+use crate::plain::Octets;
 
 /// The number of the namespace of this instance, or [`IN_FRONT`]; set by the loader.
 #[unsafe(no_mangle)]
@@ -72,12 +72,27 @@ pub(crate) static TRACE: Array<Trace> = Array::with_max_entries(1, 0);
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(EVENT_BYTES, 0);
 #[map]
+static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Verdict::COUNT, 0);
+#[map]
 pub(crate) static TRACED: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 
 /// Adds one to a verdict's counter. Returns this CPU's new count.
 #[inline(always)]
 pub(crate) fn count(verdict: Verdict) -> u64 {
     count_index(verdict.index())
+}
+
+/// Adds one to the counter of [`Verdict::index`]. Returns this CPU's new count.
+#[inline(always)]
+pub(crate) fn count_index(index: u32) -> u64 {
+    let Some(counter) = COUNTERS.get_ptr_mut(index) else {
+        return 0;
+    };
+    // SAFETY: the map returned this pointer to a live, aligned u64 of this CPU, which no other CPU
+    // writes; neither XDP programs nor classifiers preempt each other on a CPU.
+    let counter = unsafe { &mut *counter };
+    *counter += 1;
+    *counter
 }
 
 /// The namespace and interface on which a frame arrived, with the tables about them.
