@@ -1,4 +1,5 @@
-//! One guest: who has the metadata address, then a request after the other, each on a connection of its own.
+//! One guest: it resolves the metadata address by ARP, then makes one request after the other, each on a new connection
+//! unless kept alive.
 
 use super::answer::{Answer, Progress};
 use super::plan::Planned;
@@ -13,46 +14,46 @@ use std::net::Ipv4Addr;
 const VNET: usize = support::tap::VNET_HDR_LEN;
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM.
 const NEEDS_CHECKSUM: u8 = 1;
-/// Where a TCP checksum begins and where in the TCP header it is.
+/// The start of the TCP checksum's range in a frame, and the checksum's offset in the TCP header.
 const CHECKSUM_START: u16 = 34;
 const CHECKSUM_OFFSET: u16 = 16;
 
-/// Until ARP is asked again, and how often (Linux's retrans_time and mcast_solicit).
+/// The pause before ARP is repeated, and the number of tries (Linux's retrans_time and mcast_solicit).
 const ARP_AGAIN: Nanos = SECOND;
 const ARP_TRIES: u8 = 5;
-/// Without an octet, an answer is given up: cloud-init's time limits are 2 to 50 s.
+/// An answer is given up after this time without an octet. cloud-init's own limits are 2 to 50 s.
 const SILENCE: Nanos = 10 * SECOND;
-/// Closed connections whose end is waited for; the oldest makes room.
+/// The most closed connections whose end the guest awaits. Beyond it the oldest is dropped.
 const CLOSING_MOST: usize = 64;
-/// First port a guest connects from, and how many it uses (Linux's ip_local_port_range).
+/// The first port a guest connects from, and the number of ports it uses (Linux's ip_local_port_range).
 const FIRST_PORT: u16 = 32_768;
 const PORTS: u16 = 28_232;
-/// Until a request that has failed is asked again.
+/// The pause before a failed request is repeated.
 const RETRY_PAUSE: Nanos = SECOND;
-/// Between two requests of a guest that is alone.
+/// The pause between two requests of a lone guest.
 const LONE_PAUSE: Nanos = 2 * MILLISECOND;
 
-/// Takes frames to the network.
+/// Sends frames to the network.
 pub(super) trait Transmit {
-    /// Sends a frame, virtio header and all if the tap has one.
+    /// Sends a frame, with its virtio header if the tap has one.
     fn send(&mut self, frame: &[u8]);
 }
 
-/// How guests behave.
+/// The behaviour of all guests of a storm.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Manner {
-    /// Frames begin with a virtio header, and checksums are left to the device.
+    /// Frames begin with a virtio header, and the device computes checksums.
     pub(super) vnet: bool,
     pub(super) keep_alive: bool,
-    /// A pause between two requests.
+    /// The guest pauses between two requests.
     pub(super) lone: bool,
-    /// The service closes a connection first: the guest reads on behind its answer, to the end.
+    /// The service closes connections first, so the guest reads beyond its answer to the end of the connection.
     pub(super) to_the_end: bool,
-    /// Times a request that has failed is asked again.
+    /// How often a failed request is repeated.
     pub(super) retries: u8,
 }
 
-/// What all guests share while frames are handled.
+/// The state that all guests share while frames are handled.
 pub(super) struct World<'a> {
     pub(super) now: Nanos,
     pub(super) manner: Manner,
@@ -64,7 +65,7 @@ pub(super) struct World<'a> {
     pub(super) random: &'a mut fastrand::Rng,
 }
 
-/// Buffers used for one frame.
+/// Buffers that are used for one frame.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     frame: Vec<u8>,
@@ -74,12 +75,12 @@ pub(super) struct Scratch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Has not begun, or has finished.
+    /// The guest has not begun, or has finished.
     Off,
-    /// ARP was asked so often.
+    /// ARP has been sent this many times.
     Resolving(u8),
     Asking,
-    /// Before the next request.
+    /// The guest waits before the next request.
     Pausing,
 }
 
@@ -89,24 +90,24 @@ pub(super) struct Guest {
     ends: Ends,
     slow: bool,
     state: State,
-    /// The request being asked.
+    /// The index of the current request.
     at: usize,
     answer: Answer,
-    /// The answer is there, and the end of its connection is waited for.
+    /// The answer is complete, and the guest awaits the end of the connection.
     is_answered: bool,
     connection: Option<Connection>,
     closing: Vec<Connection>,
     ports_used: u16,
     began_at: Nanos,
-    /// Something of this boot has failed.
+    /// Some request of this boot has failed.
     failed: bool,
-    /// Times the present request was asked again.
+    /// How often the current request was repeated.
     tries: u8,
     asked_at: Nanos,
     heard_at: Nanos,
-    /// When [`State::Resolving`] or [`State::Pausing`] goes on.
+    /// The time at which [`State::Resolving`] or [`State::Pausing`] continues.
     on_at: Nanos,
-    /// When [`Guest::due`] wants to be called.
+    /// The time at which [`Guest::due`] must be called.
     pub(super) wake_at: Nanos,
 }
 
@@ -134,28 +135,28 @@ impl Guest {
         }
     }
 
-    /// Whether it is not booting.
+    /// Whether the guest is not booting.
     pub(super) fn is_off(&self) -> bool {
         self.state == State::Off
     }
 
-    /// Since when it waits for the service to go on with the present answer, and on which port.
+    /// Returns since when the guest waits for progress of its answer, and its port.
     pub(super) fn waits(&self) -> Option<(Nanos, u16)> {
         let connection = self.connection.as_ref().filter(|_| self.state == State::Asking)?;
         Some((self.heard_at, connection.port))
     }
 
-    /// Requests of this boot that are over.
+    /// Returns the number of requests of this boot that have ended.
     pub(super) fn answered(&self) -> u64 {
         self.at as u64
     }
 
-    /// Whether nothing of it is left on the network.
+    /// Whether none of the guest's connections is open.
     pub(super) fn is_quiet(&self) -> bool {
         self.is_off() && self.closing.is_empty()
     }
 
-    /// Forgets what is left of earlier storms: the next subject knows nothing of it either.
+    /// Drops the state of earlier storms, as the next subject does not know it either.
     pub(super) fn forget(&mut self, slow: bool, random: &mut fastrand::Rng) {
         self.closing.clear();
         self.connection = None;
@@ -165,7 +166,7 @@ impl Guest {
         self.wake_at = Nanos::MAX;
     }
 
-    /// Begins to boot.
+    /// Starts a boot.
     pub(super) fn boot(&mut self, world: &mut World<'_>) {
         world.tally.boots += 1;
         self.began_at = world.now;
@@ -195,7 +196,7 @@ impl Guest {
         world.arp(|out| wire::who_has(out, &ends));
     }
 
-    /// Takes a frame from the tap.
+    /// Handles a frame from the tap.
     pub(super) fn receive(&mut self, frame: &[u8], world: &mut World<'_>) {
         let (partial, frame) = if world.manner.vnet {
             let Some((head, frame)) = frame.split_at_checked(VNET) else { return };
@@ -221,7 +222,7 @@ impl Guest {
         self.plan_wake();
     }
 
-    /// Does what the time wants.
+    /// Handles the timers that have expired.
     pub(super) fn due(&mut self, world: &mut World<'_>) {
         match self.state {
             State::Resolving(tries) if self.on_at <= world.now => self.resolve(tries, world),
@@ -275,7 +276,7 @@ impl Guest {
         self.wake_at = connections.fold(own, Nanos::min);
     }
 
-    /// Asks the next request, on the connection there is or a new one.
+    /// Begins the next request, on the existing connection or on a new one.
     fn ask(&mut self, world: &mut World<'_>) {
         self.state = State::Asking;
         self.answer.reset();
@@ -344,8 +345,8 @@ impl Guest {
         }
     }
 
-    /// Resets a connection that is not the guest's, or not any more (RFC 9293 §3.10.7.1): otherwise a server
-    /// would hold what is left of it against the next one from the same port.
+    /// Resets a connection that the guest does not know (RFC 9293 §3.10.7.1). Otherwise a server would match its old
+    /// state with the next connection from the same port.
     fn refuse(&self, header: &Header, world: &mut World<'_>) {
         if header.flags & wire::ACK != 0 && header.flags & wire::RST == 0 {
             let (port, seq) = (header.port, header.ack);
@@ -355,7 +356,7 @@ impl Guest {
         }
     }
 
-    /// Takes a segment of the present connection; how the request ended, if it did.
+    /// Handles a segment of the current connection. Returns the outcome of the request if it ended.
     fn advance(
         &mut self,
         header: &Header,
@@ -366,7 +367,8 @@ impl Guest {
         let (event, mut acknowledge) = connection.segment(header, payload, world.now);
         let mut outcome = None;
         match event {
-            // An old connection from the same port (RFC 9293 §3.10.7.3); the SYN will be sent again.
+            // The segment belongs to an old connection from the same port (RFC 9293 §3.10.7.3). The SYN will be sent
+            // again.
             Event::Nothing if connection.is_opening() => self.refuse(header, world),
             Event::Nothing => {}
             Event::Reset if connection.is_opening() => return Some(Err(Failure::Connect)),
@@ -433,7 +435,7 @@ impl Guest {
         }
     }
 
-    /// Gives up the present request, and asks it again or goes on with the next.
+    /// Gives the current request up, and repeats it or continues with the next one.
     fn fail(&mut self, failure: Failure, reset: bool, world: &mut World<'_>) {
         if let Some(mut connection) = self.connection.take()
             && reset
