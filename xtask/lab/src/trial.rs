@@ -5,6 +5,7 @@
 mod container;
 
 use anyhow::{Context as _, Result, ensure};
+use container::{Bundle, Container, Grant};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -16,8 +17,6 @@ use support::netns::Namespace;
 use support::privilege::QEMU;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
-
-use container::{Bundle, Container, Grant};
 
 const DAEMONSET: &str = "deploy/kustomize/base/daemonset.yaml";
 const CONFIGMAP: &str = "deploy/kustomize/base/configmap.yaml";

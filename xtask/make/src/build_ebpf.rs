@@ -8,12 +8,11 @@
 mod object;
 mod toolchain;
 
+use anyhow::{Context as _, Result, bail, ensure};
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-
-use anyhow::{Context as _, Result, bail, ensure};
 use toolchain::Toolchain;
 
 /// The target triple of the programs: little-endian, as all supported nodes are.

@@ -1,13 +1,11 @@
 //! Events that disturb the agent in the middle of a storm, and their durations.
 
+use super::model::Disturbed;
+use super::peer::{Disturbance, Running};
+use anyhow::{Context as _, Result};
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-
-use anyhow::{Context as _, Result};
-
-use super::model::Disturbed;
-use super::peer::{Disturbance, Running};
 
 /// How often a guest repeats a failed request, a second apart, if the storm has events. cloud-init's clients repeat at
 /// least as often.

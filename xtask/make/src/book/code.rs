@@ -1,7 +1,6 @@
 //! The Rust sources that the book is checked against.
 
 use super::markdown;
-
 use anyhow::{Context as _, Result, bail, ensure};
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,7 +1,6 @@
 //! Checks the crate table of the architecture page against the manifests.
 
 use super::markdown::Page;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,6 @@
 //! Checks that the links and anchors in README and book have targets.
 
 use super::markdown::{Page, SOURCE};
-
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};

@@ -1,7 +1,6 @@
 //! Checks that the agent accepts the configurations and records that README and book show.
 
 use super::markdown::{Page, SOURCE};
-
 use anyhow::{Context as _, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -2,7 +2,6 @@
 
 use super::code::Code;
 use super::markdown::{self, Page};
-
 use anyhow::{Context as _, Result};
 use std::collections::BTreeSet;
 use std::fs;

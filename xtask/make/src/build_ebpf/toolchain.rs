@@ -1,11 +1,10 @@
 //! Finds the compiler and linker of the eBPF objects, or installs them, or reports what is missing.
 
+use anyhow::{Context as _, Result, bail, ensure};
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use anyhow::{Context as _, Result, bail, ensure};
 
 /// Debian's Rust with the source of its standard library, and the LLVM that the linker uses.
 const DEBIAN_PACKAGES: [&str; 7] =

@@ -1,6 +1,7 @@
 //! Writes the image layout: blobs named by their digest, a manifest and an index
 //! (<https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>).
 
+use super::layer::Layer;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -8,8 +9,6 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-
-use super::layer::Layer;
 
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";

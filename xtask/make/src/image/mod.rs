@@ -18,13 +18,12 @@ mod layer;
 mod layout;
 
 use anyhow::{Context as _, Result, ensure};
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Instant;
-
 use binary::Tree;
 use layer::Entry;
 use layout::{About, Image};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// What to build, and which checks to run.
 #[derive(clap::Args)]

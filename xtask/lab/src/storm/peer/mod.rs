@@ -10,13 +10,12 @@ mod tests;
 
 use anyhow::Result;
 use bytes::Bytes;
+use haproxy::{Form, Haproxy};
 use metadata_common::mac::Mac;
+use nginx::Nginx;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 use support::netns::Namespace;
-
-use haproxy::{Form, Haproxy};
-use nginx::Nginx;
 
 /// A guest as a subject sees it.
 #[derive(Clone, Debug)]
