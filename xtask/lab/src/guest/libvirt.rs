@@ -50,24 +50,12 @@ pub(super) fn boot(
     directory: &Path,
     patience: Duration,
 ) -> Result<(Outcome, Vec<Finding>)> {
-    if directory.exists() {
-        fs::remove_dir_all(directory).with_context(|| format!("cannot empty {}", directory.display()))?;
-    }
-    let records = directory.join("records");
-    let (run, files) = (records.join("run"), directory.join("files"));
-    for room in [&records, &files] {
-        fs::create_dir_all(room).with_context(|| format!("cannot make {}", room.display()))?;
-    }
-    let node = Node { subject, agent, directory, run, files };
-    let beside = node.files.join(format!("{}.yaml", subject.uuid));
-    fs::write(&beside, node.beside())?;
-    fs::set_permissions(&beside, fs::Permissions::from_mode(0o640))?;
-
+    let node = prepared(subject, agent, directory)?;
     let host = Host::new()?;
     let _dhcp = boot::dhcp(host.ns(), subject, directory)?;
     let hook = libvirt::hook(agent, &node.run, &node.files);
     let mut libvirt = Libvirt::start(host.ns(), &hook)?;
-    let agent = Agent::start_binary(agent, host.ns(), agent::arguments(&records, &[]))?;
+    let agent = Agent::start_binary(agent, host.ns(), agent::arguments(&directory.join("records"), &[]))?;
     let before = agent.metrics()?;
 
     let accelerator = boot::accelerator();
@@ -108,6 +96,23 @@ pub(super) fn boot(
     let time = reported.duration_since(started);
     let outcome = Outcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() };
     Ok((outcome, findings))
+}
+
+/// Empties the directory and writes the file that is named by the domain's UUID.
+fn prepared<'a>(subject: &'a Subject, agent: &'a Path, directory: &'a Path) -> Result<Node<'a>> {
+    if directory.exists() {
+        fs::remove_dir_all(directory).with_context(|| format!("cannot empty {}", directory.display()))?;
+    }
+    let records = directory.join("records");
+    let (run, files) = (records.join("run"), directory.join("files"));
+    for room in [&records, &files] {
+        fs::create_dir_all(room).with_context(|| format!("cannot make {}", room.display()))?;
+    }
+    let node = Node { subject, agent, directory, run, files };
+    let beside = node.files.join(format!("{}.yaml", subject.uuid));
+    fs::write(&beside, node.beside())?;
+    fs::set_permissions(&beside, fs::Permissions::from_mode(0o640))?;
+    Ok(node)
 }
 
 impl Node<'_> {

@@ -1,7 +1,7 @@
 //! `cargo xtask haul`: sends millions of large answers to guests on real taps with offloads, and fails on any stall.
 //!
 //! ```text
-//!  this process ── one case after the other ── site (namespace, taps, records, agent)
+//!  this process ── for each case ── site (namespace, taps, records, agent)
 //!                     ├─ pretended ── the storm's guests: TCP clients that own the taps' descriptors
 //!                     ├─ linux ────── kernels' TCP in namespaces behind the same taps, frames pumped
 //!                     └─ stalls ── report (table, JSON)

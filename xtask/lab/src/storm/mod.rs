@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  this process                      a namespace of its own
-//!  run ── one subject at a time ────────── agent | peer (nginx, haproxy, …)
+//!  run ── for each subject ────────── agent | peer (nginx, haproxy, …)
 //!   │                                    │ the same taps
 //!   └─ lab ── generator process ───────── guests (guest/: TCP clients that own the taps' descriptors)
 //!   cpu, memory (from /proc) ── model ── table, --json, --report

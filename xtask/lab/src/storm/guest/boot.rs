@@ -1,22 +1,16 @@
 //! One guest: it resolves the metadata address by ARP, then makes one request after the other, each on a new connection
 //! unless kept alive.
 
-use super::answer::{Answer, Progress};
+mod exchange;
+
+use super::answer::Answer;
 use super::plan::Planned;
-use super::request::Requests;
-use super::tally::{Failure, Tally};
-use super::tcp::{Connection, Due, Event, MILLISECOND, Nanos, SECOND, Send};
-use super::wire::{self, Ends, FRAME_MOST, Header, Incoming};
+use super::tally::Failure;
+use super::tcp::{Connection, Due, MILLISECOND, Nanos, SECOND};
+use super::wire::{self, Ends, Incoming};
+use super::world::{NEEDS_CHECKSUM, VNET, World};
 use metadata_common::mac::Mac;
 use std::net::Ipv4Addr;
-
-/// Octets of `struct virtio_net_hdr` (Linux: include/uapi/linux/virtio_net.h).
-const VNET: usize = support::tap::VNET_HDR_LEN;
-/// VIRTIO_NET_HDR_F_NEEDS_CSUM.
-const NEEDS_CHECKSUM: u8 = 1;
-/// The start of the TCP checksum's range in a frame, and the checksum's offset in the TCP header.
-const CHECKSUM_START: u16 = 34;
-const CHECKSUM_OFFSET: u16 = 16;
 
 /// The pause before ARP is repeated, and the number of tries (Linux's retrans_time and mcast_solicit).
 const ARP_AGAIN: Nanos = SECOND;
@@ -32,46 +26,6 @@ const PORTS: u16 = 28_232;
 const RETRY_PAUSE: Nanos = SECOND;
 /// The pause between two requests of a lone guest.
 const LONE_PAUSE: Nanos = 2 * MILLISECOND;
-
-/// Sends frames to the network.
-pub(super) trait Transmit {
-    /// Sends a frame, with its virtio header if the tap has one.
-    fn send(&mut self, frame: &[u8]);
-}
-
-/// The behaviour of all guests of a storm.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Manner {
-    /// Frames begin with a virtio header, and the device computes checksums.
-    pub(super) vnet: bool,
-    pub(super) keep_alive: bool,
-    /// The guest pauses between two requests.
-    pub(super) lone: bool,
-    /// The service closes connections first, so the guest reads beyond its answer to the end of the connection.
-    pub(super) to_the_end: bool,
-    /// How often a failed request is repeated.
-    pub(super) retries: u8,
-}
-
-/// The state that all guests share while frames are handled.
-pub(super) struct World<'a> {
-    pub(super) now: Nanos,
-    pub(super) manner: Manner,
-    pub(super) requests: &'a Requests,
-    pub(super) bodies: &'a [u8],
-    pub(super) tally: &'a mut Tally,
-    pub(super) out: &'a mut dyn Transmit,
-    pub(super) scratch: &'a mut Scratch,
-    pub(super) random: &'a mut fastrand::Rng,
-}
-
-/// Buffers that are used for one frame.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    frame: Vec<u8>,
-    request: Vec<u8>,
-    sacks: Vec<(u32, u32)>,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -276,194 +230,6 @@ impl Guest {
         self.wake_at = connections.fold(own, Nanos::min);
     }
 
-    /// Begins the next request, on the existing connection or on a new one.
-    fn ask(&mut self, world: &mut World<'_>) {
-        self.state = State::Asking;
-        self.answer.reset();
-        self.is_answered = false;
-        self.heard_at = world.now;
-        if self.tries == 0 {
-            self.asked_at = world.now;
-        }
-        if let Some(mut connection) = self.connection.take() {
-            self.send_request(&mut connection, world);
-            self.connection = Some(connection);
-            return;
-        }
-        self.ports_used = (self.ports_used + 1) % PORTS;
-        let port = FIRST_PORT + self.ports_used;
-        let mut connection = Connection::new(port, world.random.u32(..), self.slow, world.now);
-        self.send(Send::Syn, &mut connection, world);
-        self.connection = Some(connection);
-    }
-
-    fn send_request(&self, connection: &mut Connection, world: &mut World<'_>) {
-        let length = world.requests.length(self.at, self.answer.token());
-        connection.ask(length, world.now);
-        self.send(Send::Request, connection, world);
-    }
-
-    fn send(&self, send: Send, connection: &mut Connection, world: &mut World<'_>) {
-        let header = connection.header(send, world.now);
-        let Scratch { request, sacks, .. } = world.scratch;
-        request.clear();
-        connection.sacks(sacks);
-        if send == Send::Request {
-            world.requests.write(request, self.at, self.ends.mac, self.answer.token());
-        }
-        world.segment(&self.ends, &header);
-    }
-
-    fn segment(&mut self, header: &Header, payload: &[u8], world: &mut World<'_>) {
-        match self.connection.take() {
-            Some(mut connection) if connection.port == header.port => {
-                let over = self.advance(header, payload, &mut connection, world);
-                match over {
-                    None => self.connection = Some(connection),
-                    Some(outcome) => self.end_request(outcome, connection, world),
-                }
-            }
-            other => {
-                self.connection = other;
-                self.closing_segment(header, payload, world);
-            }
-        }
-    }
-
-    fn closing_segment(&mut self, header: &Header, payload: &[u8], world: &mut World<'_>) {
-        let Some(at) = self.closing.iter().position(|closing| closing.port == header.port) else {
-            self.refuse(header, world);
-            return;
-        };
-        let mut connection = self.closing.swap_remove(at);
-        let (event, acknowledge) = connection.segment(header, payload, world.now);
-        if acknowledge {
-            self.send(Send::Ack, &mut connection, world);
-        }
-        if event != Event::Reset && !connection.is_over() {
-            self.closing.push(connection);
-        }
-    }
-
-    /// Resets a connection that the guest does not know (RFC 9293 §3.10.7.1). Otherwise a server would match its old
-    /// state with the next connection from the same port.
-    fn refuse(&self, header: &Header, world: &mut World<'_>) {
-        if header.flags & wire::ACK != 0 && header.flags & wire::RST == 0 {
-            let (port, seq) = (header.port, header.ack);
-            world.scratch.request.clear();
-            world.scratch.sacks.clear();
-            world.segment(&self.ends, &Header { port, seq, flags: wire::RST, ..Header::default() });
-        }
-    }
-
-    /// Handles a segment of the current connection. Returns the outcome of the request if it ended.
-    fn advance(
-        &mut self,
-        header: &Header,
-        payload: &[u8],
-        connection: &mut Connection,
-        world: &mut World<'_>,
-    ) -> Option<Result<bool, Failure>> {
-        let (event, mut acknowledge) = connection.segment(header, payload, world.now);
-        let mut outcome = None;
-        match event {
-            // The segment belongs to an old connection from the same port (RFC 9293 §3.10.7.3). The SYN will be sent
-            // again.
-            Event::Nothing if connection.is_opening() => self.refuse(header, world),
-            Event::Nothing => {}
-            Event::Reset if connection.is_opening() => return Some(Err(Failure::Connect)),
-            Event::Reset => return Some(Err(Failure::Reset)),
-            Event::Opened => {
-                self.heard_at = world.now;
-                self.send(Send::Ack, connection, world);
-                self.send_request(connection, world);
-                acknowledge = false;
-            }
-            Event::Data { skip } => {
-                let octets = &payload[skip..];
-                outcome = self.feed(octets, world);
-                acknowledge |= connection.took(octets.len(), world.now);
-                while let (None, Some((seq, octets))) = (outcome, connection.ripe()) {
-                    let ripe = Header { seq, flags: wire::ACK, ..*header };
-                    if let (Event::Data { skip }, _) = connection.segment(&ripe, &octets, world.now) {
-                        outcome = self.feed(&octets[skip..], world);
-                    }
-                    acknowledge = true;
-                }
-            }
-            Event::Ended => {}
-        }
-        if matches!(outcome, Some(Ok(_))) && world.manner.to_the_end && !connection.is_ended() {
-            self.is_answered = true;
-            outcome = None;
-        } else if connection.is_ended() && outcome.is_none() {
-            outcome = Some(if self.is_answered { Ok(false) } else { Err(Failure::Cut) });
-        }
-        if acknowledge {
-            self.send(Send::Ack, connection, world);
-        }
-        outcome
-    }
-
-    fn feed(&mut self, octets: &[u8], world: &mut World<'_>) -> Option<Result<bool, Failure>> {
-        self.heard_at = world.now;
-        let expected = &self.plan.answers[self.at];
-        match self.answer.feed(octets, expected, world.bodies) {
-            Progress::More => None,
-            Progress::Done { keep } => Some(Ok(keep)),
-            Progress::Wrong(failure) => Some(Err(failure)),
-        }
-    }
-
-    fn end_request(&mut self, outcome: Result<bool, Failure>, connection: Connection, world: &mut World<'_>) {
-        match outcome {
-            Ok(keep) => {
-                world.tally.requests += 1;
-                world.tally.request.add(world.now - self.asked_at);
-                if keep && world.manner.keep_alive && !connection.is_ended() {
-                    self.connection = Some(connection);
-                } else {
-                    self.close(connection, world);
-                }
-                self.go_on(world);
-            }
-            Err(failure) => {
-                let reset = !matches!(failure, Failure::Reset | Failure::Connect);
-                self.connection = Some(connection);
-                self.fail(failure, reset, world);
-            }
-        }
-    }
-
-    /// Gives the current request up, and repeats it or continues with the next one.
-    fn fail(&mut self, failure: Failure, reset: bool, world: &mut World<'_>) {
-        if let Some(mut connection) = self.connection.take()
-            && reset
-        {
-            self.send(Send::Reset, &mut connection, world);
-        }
-        if self.tries < world.manner.retries {
-            self.tries += 1;
-            world.tally.retries += 1;
-            world.tally.note(failure);
-            self.state = State::Pausing;
-            self.on_at = world.now + RETRY_PAUSE;
-            return;
-        }
-        world.tally.fail(failure);
-        self.failed = true;
-        self.go_on(world);
-    }
-
-    fn close(&mut self, mut connection: Connection, world: &mut World<'_>) {
-        connection.close(world.now);
-        self.send(Send::Fin, &mut connection, world);
-        if self.closing.len() == CLOSING_MOST {
-            self.closing.remove(0);
-        }
-        self.closing.push(connection);
-    }
-
     fn go_on(&mut self, world: &mut World<'_>) {
         self.at += 1;
         self.tries = 0;
@@ -488,30 +254,5 @@ impl Guest {
         if !self.failed {
             world.tally.finished.push(world.now);
         }
-    }
-}
-
-impl World<'_> {
-    fn begin(&mut self, virtio: [u8; VNET]) {
-        self.scratch.frame.clear();
-        self.scratch.frame.reserve(VNET + FRAME_MOST);
-        if self.manner.vnet {
-            self.scratch.frame.extend(virtio);
-        }
-    }
-
-    fn arp(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        self.begin([0; VNET]);
-        write(&mut self.scratch.frame);
-        self.out.send(&self.scratch.frame);
-    }
-
-    fn segment(&mut self, ends: &Ends, header: &Header) {
-        let [start, offset] = [CHECKSUM_START, CHECKSUM_OFFSET].map(u16::to_ne_bytes);
-        // Flags, GSO type, header length, GSO size, checksum start and offset.
-        self.begin([NEEDS_CHECKSUM, 0, 0, 0, 0, 0, start[0], start[1], offset[0], offset[1]]);
-        let Scratch { frame, request, sacks } = self.scratch;
-        wire::segment(frame, ends, header, sacks, request, self.manner.vnet);
-        self.out.send(frame);
     }
 }

@@ -7,6 +7,7 @@
 //! ```text
 //!  pump (epoll, taps, clock) ── boot (one guest: ARP, requests in turn) ── tcp (one connection)
 //!                                 ├─ request (request texts)             └─ wire, sum (frames)
+//!                                 ├─ world (shared state, sending)
 //!                                 └─ answer (checks) ── tally (counts, times)
 //! ```
 
@@ -22,6 +23,7 @@ mod sum;
 mod tally;
 mod tcp;
 pub(crate) mod wire;
+mod world;
 
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,12 @@
 //! Moves frames between guests and their taps, and runs the guests' timers.
 
-use super::boot::{Guest, Manner, Scratch, Transmit, World};
+use super::boot::Guest;
 use super::plan::{Arrival, Orders, Plan};
 use super::request::Requests;
 use super::stall::{Stall, Watch, seconds};
 use super::tally::{Calls, Tally};
 use super::tcp::{MILLISECOND, Nanos, SECOND};
+use super::world::{Manner, Scratch, Transmit, World};
 use anyhow::{Context as _, Result, ensure};
 use rustix::event::epoll;
 use std::borrow::Borrow;
@@ -134,33 +135,7 @@ impl<'a> Pump<'a> {
         orders: &Orders,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<(Tally, Nanos)> {
-        ensure!(
-            (1..=self.guests.len()).contains(&orders.guests),
-            "the plan has {} guests",
-            self.guests.len()
-        );
-        let vnet = self.taps[0].shape().vnet_hdr;
-        let lone = orders.arrival == Arrival::Lone;
-        let Orders { keep_alive, to_the_end, retries, .. } = *orders;
-        self.manner = Manner { vnet, keep_alive, lone, to_the_end, retries };
-        let mut random = fastrand::Rng::with_seed(orders.seed);
-        self.drain()?;
-        for (number, guest) in self.guests.iter_mut().enumerate() {
-            guest.forget(number < orders.slow, &mut random);
-        }
-        self.watches.clear();
-        if orders.stall > 0.0 {
-            self.watches.resize_with(self.guests.len(), Default::default);
-        }
-        let mut storm = Storm {
-            orders,
-            clock: Instant::now(),
-            arrivals: Vec::new(),
-            tally: Tally::default(),
-            calls: Calls::default(),
-            dice: random.fork(),
-            random,
-        };
+        let mut storm = self.begin(orders)?;
         let (mut ticked, mut reported, mut first_wave) = (0, 0, None);
         storm.wave(0);
         let (mut wave, pause) = (0, PAUSE * self.requests.len() as Nanos);
@@ -193,6 +168,38 @@ impl<'a> Pump<'a> {
         tally.finished.truncate(first_wave.unwrap_or(0));
         tally.calls = storm.calls;
         Ok((tally, wall))
+    }
+
+    /// Resets the guests for a storm.
+    fn begin<'o>(&mut self, orders: &'o Orders) -> Result<Storm<'o>> {
+        ensure!(
+            (1..=self.guests.len()).contains(&orders.guests),
+            "the plan has {} guests, but {} are ordered",
+            self.guests.len(),
+            orders.guests
+        );
+        let vnet = self.taps[0].shape().vnet_hdr;
+        let lone = orders.arrival == Arrival::Lone;
+        let Orders { keep_alive, to_the_end, retries, .. } = *orders;
+        self.manner = Manner { vnet, keep_alive, lone, to_the_end, retries };
+        let mut random = fastrand::Rng::with_seed(orders.seed);
+        self.drain()?;
+        for (number, guest) in self.guests.iter_mut().enumerate() {
+            guest.forget(number < orders.slow, &mut random);
+        }
+        self.watches.clear();
+        if orders.stall > 0.0 {
+            self.watches.resize_with(self.guests.len(), Default::default);
+        }
+        Ok(Storm {
+            orders,
+            clock: Instant::now(),
+            arrivals: Vec::new(),
+            tally: Tally::default(),
+            calls: Calls::default(),
+            dice: random.fork(),
+            random,
+        })
     }
 
     /// Starts the boots that are due.
