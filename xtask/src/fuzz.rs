@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: runs each fuzz target for some time, one after the other.
 //!
 //! Seeds come from `tests/fuzz/corpus`, which is committed and small. Inputs that a fuzzer finds worth keeping go to a
-//! directory below Cargo's target directory, and the next run starts from them. Give an input that breaks a target's
-//! assertion a name that describes it, add it to the seeds, and fix the bug.
+//! directory below Cargo's target directory, and the next run starts from them. If an input breaks a target's
+//! assertion, name it after its fault, add it to the seeds, and fix the bug.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, BufReader};
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 const CRATE: &str = "tests/fuzz";
 /// The longest run of one target, in minutes.
 const MINUTES_MOST: f64 = 24.0 * 60.0;
-/// The most time and memory that one input may take; an input that takes more is a find.
+/// The most time and memory that one input may take. An input that takes more counts as a find, like one that breaks an
+/// assertion.
 const TIMEOUT_S: u32 = 20;
 const MEMORY_MIB: u32 = 2_048;
 /// Interval of progress lines.
@@ -104,7 +105,7 @@ pub(crate) fn has_nightly() -> bool {
 /// tested twice as often.
 fn fuzz(word: &str) -> Command {
     let mut command = Command::new("cargo");
-    // These variables would bind this Cargo's toolchain to the nightly one's run.
+    // These variables would make the nightly Cargo use this one's toolchain.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC").current_dir(shell::top());
     command.args(["+nightly", "fuzz", word, "--fuzz-dir", CRATE, "--sanitizer", "none"]);
     command

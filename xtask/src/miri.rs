@@ -47,7 +47,7 @@ pub(crate) fn missing() -> Option<&'static str> {
 
 fn miri() -> Command {
     let mut command = Command::new("cargo");
-    // These variables would bind this Cargo's toolchain to the nightly one's run.
+    // These variables would make the nightly Cargo use this one's toolchain.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC").current_dir(shell::top());
     command.args(["+nightly", "miri"]);
     command

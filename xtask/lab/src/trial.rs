@@ -142,7 +142,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let container = start()?;
     waits(&container)?;
     println!(
-        "stopped within {} ms; the next one, in a namespace of its own, answers the waiting request {} ms after its start",
+        "stopped within {} ms; the next one, in a namespace of its own, answers the waiting request {} ms after its \
+         start",
         stopped.as_millis(),
         starting.elapsed().as_millis()
     );

@@ -64,7 +64,8 @@ fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
     let committed = OBJECTS.iter().map(read).collect::<Result<Vec<_>>>()?;
     ensure!(
         recorded.ends_with(&instruction_table(&instructions(&committed)?)),
-        "{RECORD} does not show the instruction counts of the objects; run `cargo xtask build-ebpf` and commit its changes"
+        "{RECORD} does not show the instruction counts of the objects; run `cargo xtask build-ebpf` and commit its \
+         changes"
     );
     let aside = tempfile::tempdir().context("no temporary directory")?;
     let fresh = build(top, toolchain, aside.path())?;
@@ -104,8 +105,8 @@ fn prove(top: &Path, objects: &Path) -> Result<()> {
     toolchain::run(&mut test)
 }
 
-/// Builds the objects into a directory and returns them in the order of [`OBJECTS`]. The place of the project does not
-/// change them.
+/// Builds the objects into a directory and returns them in the order of [`OBJECTS`]. They do not depend on the
+/// directory of the project.
 fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>> {
     let mut cargo = Command::new(&toolchain.cargo);
     clean_environment(&mut cargo);

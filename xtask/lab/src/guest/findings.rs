@@ -100,7 +100,7 @@ fn retries(outcome: &Outcome, twice: &[&str]) -> Finding {
     let (sleep, attempts) = (outcome.report.retry_sleep(), outcome.report.further_attempts());
     let again = asked_again(&outcome.traffic.exchanges, twice);
     let found = format!(
-        "{} s slept, {attempts} attempts repeated, {} asked again",
+        "{} s slept, {attempts} further attempts, {} repeated requests",
         sleep.as_secs_f64(),
         listed(again.len(), &again)
     );

@@ -1,4 +1,4 @@
-//! The content of the guest's record, which the guest must end up with.
+//! The values of the guest's record. The guest must have them after its boot.
 
 use super::dialect::Dialect;
 use metadata_common::mac::Mac;
@@ -8,7 +8,7 @@ use support::host;
 
 /// The address that the DHCP server assigns.
 const LEASE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// An address that no DHCP server assigns. A guest that has it read it from its dialect.
+/// An address that no DHCP server assigns. A guest learns it only from its dialect.
 const STATIC: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 20);
 /// The file that user-data writes and the guest's report includes.
 pub(super) const MARKER: &str = "/run/xdp-imds-user-data";
@@ -49,7 +49,7 @@ impl Subject {
         }
     }
 
-    /// Returns the instance id that cloud-init must end up with.
+    /// Returns the instance id that cloud-init must have after the boot.
     pub(super) fn instance_id(&self) -> &'static str {
         match self.dialect {
             Dialect::NoCloud | Dialect::OpenStack => self.uuid,
@@ -57,7 +57,8 @@ impl Subject {
         }
     }
 
-    /// Returns the address that the NIC must end up with. OpenStack has a static one; EC2 and 22.4's NoCloud use DHCP.
+    /// Returns the address that the NIC must have after the boot. OpenStack has a static one; EC2 and 22.4's NoCloud
+    /// use DHCP.
     pub(super) fn address(&self) -> Ipv4Addr {
         match self.dialect {
             Dialect::NoCloud | Dialect::Ec2 => self.lease,

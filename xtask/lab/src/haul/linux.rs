@@ -1,5 +1,6 @@
-//! Guests with Linux's own TCP, each in a namespace behind its tap. A guest uses one connection after the other. In
-//! turn, a connection is ended by the service, by the service after the guest has closed its half, and by the guest.
+//! Guests with Linux's own TCP, each in a namespace behind its tap. A guest uses one connection after the other.
+//! Connections are closed in three ways in turn: by the service, by the service after the guest has closed its half,
+//! and by the guest.
 
 use super::site::Site;
 use super::{Found, Job, ProgressLines};
@@ -27,7 +28,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// The most octets of one read.
 const READ: usize = 256 << 10;
 
-/// The end that closes a connection.
+/// The side that closes a connection.
 #[derive(Clone, Copy)]
 enum Ending {
     /// The service closes, and the guest reads to the end.

@@ -14,7 +14,7 @@ use support::agent::{Agent, PortArgument, arguments};
 use support::netns::Namespace;
 use support::tap::{Shape, Tap};
 
-/// Turns off the limits on what a port may send. The records allow a VM as many requests.
+/// Turns off the limits on what a port may send. The records raise the limit of requests.
 const NO_LIMITS: &str = "limits: {frames_per_second: 0, connections_per_second: 0}\n";
 
 /// The namespace with its taps, and the files of the agent and its guests.

@@ -3,8 +3,8 @@
 use super::watch::{Figure, Sample};
 use serde::Serialize;
 
-/// Descriptors: one each for a configuration being read, a namespace being entered and a file being watched, and one to
-/// spare.
+/// Descriptors: a configuration that is read, a namespace that is entered and a file that is watched each need one
+/// more.
 const FDS: u64 = 4;
 /// Threads: the control side's runtime starts them for file access and ends them after some idle time.
 const THREADS: u64 = 4;

@@ -11,7 +11,7 @@ use support::tap::Tap;
 
 /// Pause between two turns of all hostile guests.
 const TURN: Duration = Duration::from_millis(10);
-/// Turns of one cycle of a flood, and the turns of it in which the flood sends. A flood comes in bursts.
+/// Turns of one cycle of a flood, and the number of these turns in which it sends. A flood comes in bursts.
 const TIDE: u64 = 200;
 const FLOOD: u64 = 20;
 /// Frames per turn of a flood, and of garbage.
@@ -24,7 +24,7 @@ const OPEN_EVERY: u64 = 5;
 const READ: usize = 64;
 /// The receive window of a slow reader, in octets.
 const SLOW_WINDOW: u16 = 1;
-/// The destination MAC. Any MAC reaches the service, because only the destination address decides.
+/// The destination MAC. Any MAC reaches the service, because frames are steered by their destination address.
 const ANY_MAC: Mac = Mac([0x02, 0, 0xa9, 0xfe, 0, 0]);
 
 /// A way to attack.

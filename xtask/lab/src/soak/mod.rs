@@ -36,7 +36,7 @@ use watch::{Sample, Watch};
 
 /// The longest soak, in minutes. A longer one deserves a node of its own.
 const MINUTES_MOST: f64 = 24.0 * 60.0;
-/// The most taps. One machine holds more, but then the guests would be measured.
+/// The most taps. With more of them, the soak would measure the guests rather than the agent.
 const TAPS_MOST: i64 = 1_000;
 /// The share of the whole time for restarts, and the share of a life for warming up.
 const RESTARTS: f64 = 0.25;

@@ -40,7 +40,7 @@ pub(super) struct Sample {
     pub(super) identities: u64,
     pub(super) records: u64,
     pub(super) connections: u64,
-    /// Frames received so far.
+    /// Frames received so far, and frames that no counter accounts for.
     pub(super) frames: u64,
     pub(super) unaccounted: u64,
 }
@@ -150,19 +150,19 @@ fn settled(agent: &Agent<'_>, node: &Namespace, first: Option<Ledger>) -> Result
 struct Ledger {
     /// Frames that `port` sent to the hub.
     steered: u64,
-    /// Frames that `socket` gave to a socket.
+    /// Frames that `socket` gave to a socket, and those for which there was none.
     delivered: u64,
     absent: u64,
     /// Frames that the hub device dropped, including those for which the socket had no room.
     lost_by_device: u64,
-    /// Frames that the socket received.
+    /// Frames that the socket received, and those that it dropped.
     received: u64,
     lost_at_socket: u64,
     /// Frames that the link rejected.
     lost_at_link: u64,
     /// Frames that the stack received.
     stack: u64,
-    /// Frames that the hub tap accepted.
+    /// Frames that the hub tap accepted, and frames that reached `hub`.
     sent: u64,
     hub: u64,
 }

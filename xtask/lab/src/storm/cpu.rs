@@ -83,8 +83,8 @@ impl Clocks {
         Ok(clocks)
     }
 
-    /// Returns the CPU time used from `self` to `after`. A flooding guest's share counts for the generator as any other
-    /// guest's does: the kernel's work on its frames is the subject's cost.
+    /// Returns the CPU time used from `self` to `after`. The generator's own share of a flood is the price of its
+    /// calls, as for other guests. The kernel's work on the frames counts as the subject's cost.
     pub(super) fn until(&self, after: &Self, calls: &Calls, prices: &Prices, flood_frames: u64) -> Cpu {
         let us = |before: u64, after: u64| after.saturating_sub(before) as f64 * tick_us();
         let wall = after.at.duration_since(self.at).as_secs_f64() * 1e6;

@@ -93,7 +93,7 @@ pub(crate) const FIGURES: &[Figure] = &[
     },
     Figure { name: "attach / tap", unit: Unit::Time, threshold: Some(0.1), of: |r, _| r.attach_us },
     Figure {
-        name: "idle CPU, of a core",
+        name: "idle share of a core",
         unit: Unit::Share,
         threshold: None,
         of: |r, _| r.idle.filter(|idle| idle.wall_us > 0.0).map(|idle| idle.server_us / idle.wall_us),

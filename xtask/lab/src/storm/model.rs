@@ -159,8 +159,9 @@ pub(crate) struct Cpu {
 }
 
 impl Cpu {
-    /// Returns the kernel's work for either side that is not charged to the server: within the guests' system calls
-    /// beyond their own price (a tap's frame is processed where it is written), in softirqs, and in kernel threads.
+    /// Returns the kernel's work that is charged neither to the server nor to the generator: in softirqs, in kernel
+    /// threads, and in the guests' system calls beyond the price of the calls. A frame is processed within the call
+    /// that writes it to a tap.
     pub(crate) fn rest_us(&self) -> f64 {
         (self.busy_us - self.generator_us - self.server_user_us - self.server_system_us).max(0.0)
     }

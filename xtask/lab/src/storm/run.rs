@@ -18,8 +18,8 @@ use support::bpffs::Bpffs;
 /// Pause between a server's start and the storm, so that one-time work after the start is not measured.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// The same before a server's idle time is measured: threads of the start end, and ports are checked for the first time
-/// (2 s).
+/// Pause before a server's idle time is measured. Its start-up threads end in this time, and it checks its ports for
+/// the first time (after 2 s).
 const SETTLE_IDLE: Duration = Duration::from_secs(3);
 
 /// The shortest interval of progress lines of a round.

@@ -1,9 +1,9 @@
 //! `cargo xtask traffic`: measures what steering costs guests' other traffic, by program and kind of frame.
 //!
 //! One guest on a real tap with offloads, in a namespace of its own, sends through a bridge to a neighbour that does
-//! not answer. With `--pod` the path leaves a pod as one of KubeVirt's bindings lays it (see `way`). The kernel does
-//! all of this within the guest's `write(2)`, so the sender's CPU time is that of the whole system. Programs alternate
-//! on the same tap, in every round.
+//! not answer. With `--pod`, the path leads out of a pod through one of KubeVirt's bindings (see `way`). The kernel
+//! does all of this within the guest's `write(2)`, so the sender's CPU time is that of the whole system. Programs
+//! alternate on the same tap, in every round.
 
 mod frames;
 mod report;

@@ -49,11 +49,11 @@ impl Report {
     pub(crate) fn new(way: &'static str, rounds: u16, rows: Vec<Row>) -> Result<Self> {
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")
             .context("cannot read the kernel release")?;
-        let said =
+        let output =
             Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(shell::top()).output();
-        let commit = said.ok().filter(|said| said.status.success()).map_or_else(
+        let commit = output.ok().filter(|output| output.status.success()).map_or_else(
             || "unknown".to_owned(),
-            |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+            |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         );
         let cores = std::thread::available_parallelism()?.get();
         Ok(Self { kernel: kernel.trim().to_owned(), cores, commit, way, rounds, rows })

@@ -167,7 +167,7 @@ impl Bundle {
             "hostname": "agent",
             "mounts": mounts,
             "linux": {
-                // With hostPID, the container has its own namespaces of all kinds but processes.
+                // With hostPID, the container shares the node's process ids. All other namespaces are its own.
                 "namespaces": [{"type": "mount"}, {"type": "ipc"}, {"type": "uts"},
                     {"type": "network", "path": ns.path()}],
                 "resources": {"devices": [{"allow": false, "access": "rwm"}]},
@@ -209,7 +209,7 @@ impl<'a> Container<'a> {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Checks that the container's probes succeed. kubelet uses the same, but another address.
+    /// Checks that the container's probes succeed. kubelet uses the same probes at another address.
     pub(super) fn is_ready(&self) -> Result<()> {
         for path in ["healthz", "readyz"] {
             let mut curl = Command::new("curl");

@@ -94,7 +94,7 @@ impl Code {
         Ok(file)
     }
 
-    /// Reads the only file below [`ROOTS`] with this name, which is not a Rust file.
+    /// Reads the one file of this name below [`ROOTS`]. It is not a Rust file.
     pub(super) fn file(&self, name: &str) -> Result<String> {
         let ending =
             Path::new(name).extension().context("a name with an ending")?.to_string_lossy().into_owned();
@@ -142,7 +142,7 @@ impl Code {
             let value = (name.len() > 2 && name.chars().all(constant))
                 .then(|| self.meant(from, &words, DEPTH).ok())??;
             let mut forms = value.forms();
-            // A form with a smaller unit might be taken for another number.
+            // A smaller number may count something other than octets, so it gets no unit.
             if matches!(value, Value::Number(number) if number < 1 << 20) {
                 forms.drain(1..);
             }

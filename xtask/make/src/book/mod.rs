@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Write nothing, and fail if a generated page differs from the code
     #[arg(long)]
     check: bool,
-    /// The agent whose help is shown and whose `check` judges the samples; by default it is built
+    /// The agent for the help pages and for checking the samples; by default it is built
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
-//! Lists what the binary was made from as CycloneDX 1.5 (<https://cyclonedx.org/docs/1.5/json/>): the crates linked for
-//! this target, with their licences and the digests that Cargo verified.
+//! Writes the image's bill of materials as CycloneDX 1.5 (<https://cyclonedx.org/docs/1.5/json/>): the crates linked
+//! for this target, with their licences and the digests that Cargo verified.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
-//! Finds omitted fields inside lists that API servers fill in with defaults. If such a field is omitted, `kubectl
-//! apply` reports `configured` each time, and GitOps tools see a drift that no sync ends, because a list without merge
-//! keys is compared as a whole.
+//! Finds fields that are omitted inside lists and that API servers fill in with defaults. After such an omission,
+//! `kubectl apply` reports `configured` each time, and GitOps tools see a drift that no sync ends, because a list
+//! without merge keys is compared as a whole.
 
 use serde_json::Value;
 

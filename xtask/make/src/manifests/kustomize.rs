@@ -1,8 +1,8 @@
 //! Renders the overlays with kubectl's kustomize.
 //!
 //! Debian 12's kubectl (1.20) has kustomize 2.0.3, which accepts directories only as `bases` and patches only as
-//! `patchesStrategicMerge`. For such a kubectl the tree is copied and these two fields replace their successors. The
-//! rendered objects are the same.
+//! `patchesStrategicMerge`. For such a kubectl, a copy of the tree with these two old fields is rendered. The objects
+//! are the same.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;

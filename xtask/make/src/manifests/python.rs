@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// The distribution's interpreter. One in somebody's home might disappear.
+/// The distribution's interpreter. Another one on PATH could disappear with its owner's home.
 const PYTHON: &str = "/usr/bin/python3";
 const REQUIREMENTS: &str = include_str!("requirements.txt");
 

@@ -29,7 +29,8 @@ pub(crate) fn run(before: &Path, after: &Path, force: bool) -> Result<()> {
     let different = differences(&before, &after);
     ensure!(
         force || different.is_empty(),
-        "the files are not comparable:\n  {}\nMeasure both in the same way on the same machine, or compare their common figures with --force",
+        "the files are not comparable:\n  {}\nMeasure both in the same way on the same machine, or compare their \
+         common figures with --force",
         different.join("\n  ")
     );
     for difference in &different {
@@ -173,8 +174,9 @@ impl Comparison {
         }
         let _ = write!(
             out,
-            "\nratio: after / before, medians of rounds, with the range of all rounds. A change is a difference of\nmedians beyond the figure's \
-             threshold, confirmed by a rank test at {} % or, below {} rounds, by disjoint ranges.\n",
+            "\nratio: after / before, medians of rounds, with the range of all rounds. A change is a difference \
+             of\nmedians beyond the figure's threshold, confirmed by a rank test at {} % or, below {} rounds, by \
+             disjoint ranges.\n",
             rule::CHANCE * 100.0,
             rule::ENOUGH_ROUNDS
         );

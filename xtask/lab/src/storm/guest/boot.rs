@@ -58,7 +58,7 @@ pub(super) struct Guest {
     /// How often the current request was repeated.
     tries: u8,
     asked_at: Nanos,
-    heard_at: Nanos,
+    progress_at: Nanos,
     /// The time at which [`State::Resolving`] or [`State::Pausing`] continues.
     on_at: Nanos,
     /// The time at which [`Guest::due`] must be called.
@@ -83,7 +83,7 @@ impl Guest {
             failed: false,
             tries: 0,
             asked_at: 0,
-            heard_at: 0,
+            progress_at: 0,
             on_at: 0,
             wake_at: Nanos::MAX,
         }
@@ -94,10 +94,11 @@ impl Guest {
         self.state == State::Off
     }
 
-    /// Returns since when the guest waits for progress of its answer, and its port.
+    /// Returns the time of the last progress of the current answer, and the port; `None` if the guest waits for no
+    /// answer.
     pub(super) fn waits(&self) -> Option<(Nanos, u16)> {
         let connection = self.connection.as_ref().filter(|_| self.state == State::Asking)?;
-        Some((self.heard_at, connection.port))
+        Some((self.progress_at, connection.port))
     }
 
     /// Returns the number of requests of this boot that have ended.
@@ -110,7 +111,7 @@ impl Guest {
         self.is_off() && self.closing.is_empty()
     }
 
-    /// Drops the state of earlier storms, as the next subject does not know it either.
+    /// Drops the state of earlier storms. The next subject has no state of them either.
     pub(super) fn forget(&mut self, slow: bool, random: &mut fastrand::Rng) {
         self.closing.clear();
         self.connection = None;
@@ -181,7 +182,7 @@ impl Guest {
         match self.state {
             State::Resolving(tries) if self.on_at <= world.now => self.resolve(tries, world),
             State::Pausing if self.on_at <= world.now => self.ask(world),
-            State::Asking if self.heard_at + SILENCE <= world.now => {
+            State::Asking if self.progress_at + SILENCE <= world.now => {
                 let opening = self.connection.as_ref().is_some_and(Connection::is_opening);
                 self.fail(if opening { Failure::Connect } else { Failure::Silence }, true, world);
             }
@@ -224,7 +225,7 @@ impl Guest {
         let own = match self.state {
             State::Off => Nanos::MAX,
             State::Resolving(_) | State::Pausing => self.on_at,
-            State::Asking => self.heard_at + SILENCE,
+            State::Asking => self.progress_at + SILENCE,
         };
         let connections = self.connection.iter().chain(&self.closing).map(Connection::wake_at);
         self.wake_at = connections.fold(own, Nanos::min);

@@ -41,7 +41,7 @@ pub(super) fn run(
 /// Makes SYNs from different ports.
 fn frames(tap: &Tap, guest: &Planned, server: Ipv4Addr, flood: Flood) -> Vec<Vec<u8>> {
     let (server, server_mac) = match flood {
-        // Any MAC reaches the service, because only the destination address decides.
+        // Any MAC reaches the service, because frames are steered by their destination address.
         Flood::Syn => (server, Mac([0x02, 0, 0xa9, 0xfe, 0, 0])),
         Flood::Ordinary => (ELSEWHERE, NOBODY),
     };

@@ -17,7 +17,7 @@ const SYN_RTO: Nanos = SECOND;
 const RTO_MIN: Nanos = 200 * MILLISECOND;
 /// How often a segment is sent again before the connection is given up: Linux's tcp_syn_retries.
 const RETRIES: u8 = 6;
-/// The longest delay of an acknowledgement: Linux's TCP_DELACK_MIN.
+/// The delay of an acknowledgement: Linux's TCP_DELACK_MIN.
 const DELAYED_ACK: Nanos = 40 * MILLISECOND;
 /// Number of first segments of a connection that are acknowledged at once: Linux's TCP_MAX_QUICKACKS.
 const QUICK_ACKS: u8 = 16;
@@ -48,7 +48,7 @@ enum State {
 pub(super) enum Send {
     Syn,
     Ack,
-    /// The request, with this many octets of it.
+    /// The current request.
     Request,
     Fin,
     Reset,

@@ -33,7 +33,8 @@ pub(super) fn shares(guests: usize, networks: usize) -> Result<Vec<std::ops::Ran
     let most = guests.div_ceil(networks);
     ensure!(
         most <= MAX_PORTS,
-        "{networks} networks have {most} guests each, but a bridge has at most {MAX_PORTS} ports; use at least {} networks",
+        "{networks} networks have {most} guests each, but a bridge has at most {MAX_PORTS} ports; use at least {} \
+         networks",
         guests.div_ceil(MAX_PORTS)
     );
     Ok((0..networks).map(|n| n * guests / networks..(n + 1) * guests / networks).collect())

@@ -29,10 +29,10 @@ pub(super) fn of_case(case: &Case, names: &[&str]) -> Vec<(Drawing, &'static str
     vec![
         (
             cpu(case),
-            "CPU time of the whole machine per answered request, by user, in the round of median cost. The \
-             rest of the host is the kernel's own work: on taps mostly within the guests' system calls, \
-             beyond their price on a tap that nothing serves, otherwise in softirqs and kernel threads. The load \
-             generator's own work is shown, but not charged to any subject.",
+            "CPU time of the whole machine per answered request, by user, in the round of median cost. The rest of \
+             the host is the kernel's own work: on taps mostly within the guests' system calls, beyond their price \
+             on a tap that nothing serves, otherwise in softirqs and kernel threads. The load generator's own work \
+             is shown, but not charged to any subject.",
         ),
         (
             finished(case, names),
@@ -40,13 +40,14 @@ pub(super) fn of_case(case: &Case, names: &[&str]) -> Vec<(Drawing, &'static str
         ),
         (
             distribution("Time of a request", case, names, per_request),
-            "From the first SYN of a connection to the last octet of its answer, over all rounds. The vertical axis is the \
-             share of requests that took no longer, and each mark divides the rest by ten. Further left is better.",
+            "From the first SYN of a connection to the last octet of its answer, over all rounds. The vertical axis \
+             is the share of requests that took no longer, and each mark divides the rest by ten. Further left is \
+             better.",
         ),
         (
             distribution("Time of a whole boot", case, names, per_boot),
-            "From a guest's first frame (ARP) to the last octet of its last answer, over all rounds. It is the time for which a \
-             booting guest waits for its metadata.",
+            "From a guest's first frame (ARP) to the last octet of its last answer, over all rounds. It is the time \
+             for which a booting guest waits for its metadata.",
         ),
     ]
 }
@@ -91,8 +92,8 @@ pub(super) fn memory(results: &Results, names: &[&str]) -> Option<(Drawing, &'st
         curves,
         marked: true,
     };
-    let caption = "Resident memory of the server's processes, and growth of the kernel's own memory, with all guests \
-                   attached. Of several cases with the same number of VMs, the largest is shown.";
+    let caption = "Resident memory of the server's processes, and growth of the kernel's own memory, with all \
+                   guests attached. Of several cases with the same number of VMs, the largest is shown.";
     Some((Drawing::Plot(plot), caption))
 }
 

@@ -38,7 +38,8 @@ pub(super) fn page(results: &Results) -> String {
 fn introduction(xml: &mut Xml, results: &Results) {
     xml.line("h1", &[], "Boot storm");
     let guests = "Guests on real taps boot at the same moment and make all requests of cloud-init. Each server \
-                  gives the same guests the same octets on the same taps. Servers run one after the other, in every round.";
+                  gives the same guests the same octets on the same taps. Servers run one after the other, in every \
+                  round.";
     xml.line("p", &[], guests);
     match words::foremost(results) {
         None => xml.line("p", &[("class", &"bad")], "No case was measured."),
@@ -143,20 +144,21 @@ fn reasons(xml: &mut Xml, case: &Case) {
 fn method(xml: &mut Xml, results: &Results) {
     xml.line("h2", &[], "Method");
     let lines = [
-        "host CPU / request: CPU time of the whole machine during a round, minus the load generator's own, divided by \
-         the requests answered. It includes the time of the server's processes and the kernel's work for them in \
-         softirqs, wherever they ran. The generator's own time is its time in user mode and the price of its system calls \
-         on a tap that nothing serves, measured before the first round.",
+        "host CPU / request: CPU time of the whole machine during a round, minus the load generator's own, divided \
+         by the requests answered. It includes the time of the server's processes and the kernel's work for them in \
+         softirqs, wherever they ran. The generator's own time is its time in user mode and the price of its system \
+         calls on a tap that nothing serves, measured before the first round.",
         "server CPU / request: the time of the server's processes alone.",
-        "rounds: servers are started for each round, in another order each time, and have served no guest before. Guests boot again \
-         until the time of the round is over, so most boots of a round are repetitions.",
+        "rounds: servers are started for each round, in another order each time, and have served no guest before. \
+         Guests boot again until the time of the round is over, so most boots of a round are repetitions.",
         "memory: resident memory of the server's processes, and growth of the kernel's memory, with all guests \
-         attached. xdp-imds and haproxy hold the guests' documents in their own memory. Those of nginx and neutron are files on a \
-         file system in memory, which is charged to neither.",
-        "Peers are tuned as a careful operator would do it. nginx: a worker per core, sendfile, open files cached, files in \
-         memory. haproxy: one for each of several networks, in a namespace of its own, answering from memory by itself. \
-         neutron: the same proxies as OpenStack Neutron configures them. They forward requests over a Unix socket to one \
-         nginx, where Neutron has a Python program. Bridges flood no frames and have a neighbour entry for every guest.",
+         attached. xdp-imds and haproxy hold the guests' documents in their own memory. Those of nginx and neutron \
+         are files on a file system in memory, which is charged to neither.",
+        "Peers are tuned as a careful operator would do it. nginx: a worker per core, sendfile, open files cached, \
+         files in memory. haproxy: one for each of several networks, in a namespace of its own, answering from \
+         memory by itself. neutron: the same proxies as OpenStack Neutron configures them. They forward requests \
+         over a Unix socket to one nginx, where Neutron has a Python program. Bridges flood no frames and have a \
+         neighbour entry for every guest.",
     ];
     for line in lines {
         xml.line("p", &[], line);

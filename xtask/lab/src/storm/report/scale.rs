@@ -17,8 +17,8 @@ pub(crate) enum Scale {
         /// The value at the far end.
         max: f64,
     },
-    /// Fractions from 0 to 1, mapped by the remainder to 1: the range from 0 to 90 % is as long as the one from 90 to
-    /// 99 %, so that tails are visible.
+    /// Fractions from 0 to 1, spaced by their distance from 1. The range from 0 to 90 % is as long as the one from 90
+    /// to 99 %, so that tails are visible.
     Tail {
         /// Number of nines at the far end.
         nines: u8,

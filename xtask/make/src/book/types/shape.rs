@@ -16,13 +16,13 @@ pub(super) struct Found {
 pub(super) enum Shape {
     /// A mapping.
     Fields(Vec<Entry>),
-    /// One of several words.
+    /// An enumeration: one of several words.
     Values(Vec<Entry>),
     /// A text, number or other value, described in words.
     Text(String),
 }
 
-/// A field of a mapping, or one of several words.
+/// A field of a mapping, or a word of an enumeration.
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) doc: String,
@@ -175,7 +175,7 @@ fn defined(tokens: &str) -> (&str, &str) {
     (&rest[..end], rest[end..].trim_start())
 }
 
-/// Describes the type that a macro defines: several words (`Name { A = "a", … }`), or the expected text (`Name, "a
+/// Describes the type that a macro defines: an enumeration (`Name { A = "a", … }`), or the expected text (`Name, "a
 /// word", …`).
 fn of_macro(tokens: &str) -> Shape {
     let (_, body) = defined(tokens);
@@ -252,7 +252,7 @@ pub(super) fn doc(attributes: &[Attribute]) -> String {
 fn serde(attributes: &[Attribute], word: &str) -> Option<Option<String>> {
     let mut found = None;
     for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("serde")) {
-        // Words with a form of their own end the parse; the words before them are kept.
+        // A word in a form that this does not parse ends the parse. The words before it are kept.
         let _ = attribute.parse_nested_meta(|meta| {
             let value = match meta.value() {
                 Ok(value) => Some(value.parse::<syn::LitStr>()?.value()),

@@ -13,7 +13,7 @@ impl Guest {
         self.state = State::Asking;
         self.answer.reset();
         self.is_answered = false;
-        self.heard_at = world.now;
+        self.progress_at = world.now;
         if self.tries == 0 {
             self.asked_at = world.now;
         }
@@ -106,7 +106,7 @@ impl Guest {
             Event::Reset if connection.is_opening() => return Some(Err(Failure::Connect)),
             Event::Reset => return Some(Err(Failure::Reset)),
             Event::Opened => {
-                self.heard_at = world.now;
+                self.progress_at = world.now;
                 self.send(Send::Ack, connection, world);
                 self.send_request(connection, world);
                 acknowledge = false;
@@ -138,7 +138,7 @@ impl Guest {
     }
 
     fn feed(&mut self, octets: &[u8], world: &mut World<'_>) -> Option<Result<bool, Failure>> {
-        self.heard_at = world.now;
+        self.progress_at = world.now;
         let expected = &self.plan.answers[self.at];
         match self.answer.feed(octets, expected, world.bodies) {
             Progress::More => None,
