@@ -1,20 +1,20 @@
-//! `cargo xtask ci`: everything a change must pass, in the order of what fails fastest.
+//! `cargo xtask ci`: every check that a change must pass. Checks that fail quickly come first.
 
 use anyhow::{Result, bail};
 use std::process::Command;
 use std::time::Instant;
 
-/// No choices: everybody passes the same.
+/// `ci` has no options, so that everybody runs the same checks.
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
 /// The eBPF crate, which is outside the workspace.
 const EBPF: &str = "metadata-ebpf/Cargo.toml";
 
-/// What is only tried is not optimised, which would take a quarter of an hour.
+/// The profile for builds that are only tested: it does not optimise, which would take a quarter of an hour.
 const QUICK: &str = "quick";
 
-/// A step, and how it is done.
+/// The name of a step, and the function that runs it.
 type Step = (&'static str, fn() -> Result<()>);
 
 const STEPS: &[Step] = &[
@@ -34,7 +34,7 @@ const STEPS: &[Step] = &[
     ("soak", soak),
 ];
 
-/// Runs the verb: every step, also after a failure, so that one run tells all.
+/// Runs every step, even after a failure, so that one run shows every failure.
 pub(crate) fn run(_: &Args) -> Result<()> {
     let mut lines = Vec::new();
     let mut failed = Vec::new();
@@ -63,10 +63,10 @@ fn format() -> Result<()> {
 fn lints() -> Result<()> {
     let strict = ["--locked", "--", "--deny", "warnings"];
     shell::run(shell::cargo(["clippy", "--workspace", "--all-targets"]).args(strict))?;
-    // The agent without what only clusters need.
+    // The agent without the features that only clusters need.
     let lean = ["clippy", "--package", "metadata-user", "--all-targets", "--no-default-features"];
     shell::run(shell::cargo(lean).args(strict))?;
-    // Tests that need neither root nor a cluster.
+    // The tests that need neither root nor a cluster.
     let plain = ["clippy", "--package", "xdp-imds-tests", "--all-targets", "--no-default-features"];
     shell::run(shell::cargo(plain).args(strict))?;
     shell::run(shell::cargo(["clippy", "--manifest-path", EBPF]).args(strict))
@@ -92,8 +92,8 @@ fn deny() -> Result<()> {
     ]))
 }
 
-/// Known vulnerabilities. The database comes over the network, and a machine that cannot reach it can still
-/// judge everything else: then this says that it did not look.
+/// Checks for known vulnerabilities. The advisory database comes over the network. A machine without network prints
+/// `NOT CHECKED` and goes on with the other steps.
 fn advisories() -> Result<()> {
     let fetched =
         shell::cargo(["deny", "--locked", "fetch", "db"]).stderr(std::process::Stdio::null()).status();
@@ -114,37 +114,37 @@ fn tests() -> Result<()> {
     xtask(&["test", "--require-privileged"])
 }
 
-/// README and book say what the code does, and their links lead somewhere.
+/// Checks that README and book match the code, and that their links work.
 fn book() -> Result<()> {
     let agent = shell::target().join("debug/xdp-imds");
     xtask(&["book", "--check", "--agent", &agent.to_string_lossy()])
 }
 
-/// What is deployed, rendered and held to its schemas.
+/// Renders the manifests and validates them against their schemas.
 fn manifests() -> Result<()> {
     xtask(&["manifests"])
 }
 
-/// Two builds in two places have one digest, and a container of it serves a guest.
+/// Checks that builds in two directories have the same digest, and that a container of the image serves a guest.
 fn image() -> Result<()> {
     xtask(&["image", "--check", "--try", "--profile", QUICK])
 }
 
-/// The package has what it should, of the binary of the image, and is installed and purged.
+/// Builds the package around the image's binary, checks its contents, installs it and purges it.
 fn package() -> Result<()> {
     xtask(&["deb", "--static", "--profile", QUICK])
 }
 
-/// They must build; their laws and seeds are among the tests.
+/// Checks that the fuzz targets build. The ordinary tests run their assertions on the seeds.
 fn fuzz_targets() -> Result<()> {
     let manifest = ["--manifest-path", "tests/fuzz/Cargo.toml"];
     shell::run(shell::cargo(["fmt"]).args(manifest).arg("--check"))?;
     let mut check = shell::cargo(["check", "--locked"]);
-    // Beside the workspace's, so that what both need is checked once.
+    // The workspace's target directory, so that shared dependencies are checked once.
     shell::run(check.args(manifest).arg("--target-dir").arg(shell::target()))
 }
 
-/// Unsafe code under Miri, which only comes with nightly toolchains: without one this says that it did not look.
+/// Runs unsafe code under Miri, which only nightly toolchains have. Without one it prints `NOT CHECKED`.
 fn miri() -> Result<()> {
     if let Some(missing) = super::miri::missing() {
         eprintln!("NOT CHECKED: {missing}");
@@ -153,13 +153,13 @@ fn miri() -> Result<()> {
     xtask(&["miri"])
 }
 
-/// A minute of churn, restarts and hostile guests, on the agent the tests have built.
+/// Soaks the agent that the tests built for a minute, with churn, restarts and hostile guests.
 fn soak() -> Result<()> {
     let agent = shell::target().join("debug/xdp-imds");
     xtask(&["soak", "--minutes", "1", "--agent", &agent.to_string_lossy()])
 }
 
-/// Another verb, by itself, as a person would run it.
+/// Runs another verb in a process of its own, as a person would.
 fn xtask(words: &[&str]) -> Result<()> {
     shell::run(Command::new(std::env::current_exe()?).args(words).current_dir(shell::top()))
 }

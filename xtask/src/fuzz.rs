@@ -1,33 +1,34 @@
-//! `cargo xtask fuzz`: every fuzz target for a while, one after the other.
+//! `cargo xtask fuzz`: runs each fuzz target for some time, one after the other.
 //!
-//! Seeds come from `tests/fuzz/corpus`, which is committed and small; what a fuzzer finds worth keeping goes to a
-//! directory of its own under Cargo's target directory, so that the next run goes on where this one stopped. A find
-//! that breaks a law is to be named for what it is, put among the seeds, and mended.
+//! Seeds come from `tests/fuzz/corpus`, which is committed and small. Inputs that a fuzzer finds worth keeping go to a
+//! directory below Cargo's target directory, and the next run starts from them. If an input breaks a target's
+//! assertion, name it after its fault, add it to the seeds, and fix the bug.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The crate of the targets.
+/// The crate of the fuzz targets.
 const CRATE: &str = "tests/fuzz";
-/// Longest run of one target.
+/// The longest run of one target, in minutes.
 const MINUTES_MOST: f64 = 24.0 * 60.0;
-/// One input may take so long, and the fuzzer so much memory, before that is a find.
+/// The most time and memory that one input may take. An input that takes more counts as a find, like one that breaks an
+/// assertion.
 const TIMEOUT_S: u32 = 20;
 const MEMORY_MIB: u32 = 2_048;
-/// How often progress is told.
-const TELL: Duration = Duration::from_secs(10);
-/// Lines kept to explain a find.
+/// Interval of progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// The last lines of output that are printed with a find.
 const KEPT: usize = 40;
 
-/// What to fuzz, and for how long.
+/// Which targets to fuzz, and for how long.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How long each target runs
+    /// Minutes that each target runs
     #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = minutes)]
     minutes: f64,
-    /// Targets; all by default
+    /// Targets to fuzz; all by default
     #[arg(value_name = "TARGET")]
     targets: Vec<String>,
 }
@@ -41,7 +42,7 @@ fn minutes(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let all = targets()?;
     for name in &args.targets {
-        ensure!(all.contains(name), "there is no target `{name}`; there are {}", all.join(", "));
+        ensure!(all.contains(name), "there is no target `{name}`; expected one of {}", all.join(", "));
     }
     let chosen = if args.targets.is_empty() { all } else { args.targets.clone() };
     if let Some(missing) = missing() {
@@ -49,8 +50,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let mut build = fuzz("build");
     shell::run(&mut build)?;
-    let mut lines =
-        vec![format!("{:<12} {:>14} {:>12} {:>10} {:>10}", "target", "inputs", "a second", "edges", "finds")];
+    let mut lines = vec![format!(
+        "{:<12} {:>14} {:>12} {:>10} {:>10}",
+        "target", "inputs", "per second", "edges", "finds"
+    )];
     let mut found = Vec::new();
     for target in &chosen {
         let outcome = one(target, args.minutes)?;
@@ -58,18 +61,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let rate = *inputs as f64 / seconds.max(1e-3);
         let finds = usize::from(find.is_some());
         lines.push(format!("{target:<12} {inputs:>14} {rate:>12.0} {edges:>10} {finds:>10}"));
-        if let Some(said) = find {
-            eprintln!("{said}");
+        if let Some(output) = find {
+            eprintln!("{output}");
             found.push(target.clone());
         }
     }
     println!("{}", lines.join("\n"));
-    let advice = "name the input for what it is and put it into tests/fuzz/corpus/TARGET";
+    let advice = "give the input a name that describes it and add it to tests/fuzz/corpus/TARGET";
     ensure!(found.is_empty(), "finds of {}; {advice}", found.join(", "));
     Ok(())
 }
 
-/// Every target, by its file.
+/// Lists the targets by the names of their source files.
 fn targets() -> Result<Vec<String>> {
     let directory = shell::top().join(CRATE).join("fuzz_targets");
     let files =
@@ -83,7 +86,7 @@ fn targets() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What is missing to fuzz at all.
+/// Says what fuzzing needs and this machine lacks.
 pub(crate) fn missing() -> Option<&'static str> {
     if shell::which("cargo-fuzz").is_none() {
         return Some("cargo-fuzz is missing; run `cargo install --locked cargo-fuzz`");
@@ -98,21 +101,22 @@ pub(crate) fn has_nightly() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A command of cargo-fuzz. Without a sanitizer: unsafe code is Miri's, and laws are found broken twice as fast.
+/// Returns a cargo-fuzz command. It uses no sanitizer: Miri checks unsafe code, and without one the assertions are
+/// tested twice as often.
 fn fuzz(word: &str) -> Command {
     let mut command = Command::new("cargo");
-    // Not the variables that bind this program's own Cargo to its toolchain.
+    // These variables would make the nightly Cargo use this one's toolchain.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC").current_dir(shell::top());
     command.args(["+nightly", "fuzz", word, "--fuzz-dir", CRATE, "--sanitizer", "none"]);
     command
 }
 
-/// How one target fared.
+/// The result of one target.
 struct Outcome {
     inputs: u64,
     edges: u64,
     seconds: f64,
-    /// What the fuzzer said of an input that breaks a law.
+    /// The fuzzer's last output, if an input broke an assertion.
     find: Option<String>,
 }
 
@@ -135,13 +139,13 @@ fn one(target: &str, minutes: f64) -> Result<Outcome> {
         .stderr(Stdio::piped())
         .spawn()
         .context("cannot run cargo fuzz")?;
-    let said = BufReader::new(child.stderr.take().context("standard error is piped")?);
+    let output = BufReader::new(child.stderr.take().context("standard error is piped")?);
     let mut read = Read::default();
-    let mut told = began;
-    for line in said.lines() {
+    let mut reported = began;
+    for line in output.lines() {
         read.line(&line?);
-        if told.elapsed() >= TELL {
-            told = Instant::now();
+        if reported.elapsed() >= PROGRESS_INTERVAL {
+            reported = Instant::now();
             let seconds = began.elapsed().as_secs();
             eprintln!("[{seconds:>5} s] {target}: {} inputs, {} edges", read.inputs, read.edges);
         }
@@ -151,7 +155,7 @@ fn one(target: &str, minutes: f64) -> Result<Outcome> {
     Ok(Outcome { inputs: read.inputs, edges: read.edges, seconds: began.elapsed().as_secs_f64(), find })
 }
 
-/// What libFuzzer says (<https://llvm.org/docs/LibFuzzer.html#output>).
+/// The figures in libFuzzer's output (<https://llvm.org/docs/LibFuzzer.html#output>).
 #[derive(Default)]
 struct Read {
     inputs: u64,
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_fuzzer_says_is_read() {
+    fn figures_in_the_output_of_the_fuzzer_are_read() {
         let mut read = Read::default();
         for line in [
             "INFO: Seed: 1",

@@ -1,5 +1,5 @@
-//! `cargo xtask <verb>`: build, test, demo and lab. One file per verb that only runs other programs; the other verbs are
-//! programs of their own, which are built when they are asked for.
+//! `cargo xtask <verb>`: build, test, demo and lab. A verb that only runs other programs has a file here. Every other
+//! verb belongs to a program of its own, which is built when the verb is first used.
 
 mod ci;
 mod fuzz;
@@ -20,51 +20,51 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Write the generated pages of the book, hold README and book to the code, and build it
+    /// Write the generated pages of the book, check README and book against the code, and build it
     #[command(disable_help_flag = true)]
     Book(Words),
-    /// Rebuild the eBPF object from source, or prove that the committed one is its source's
+    /// Rebuild the eBPF object from source, or check that the committed one matches its source
     #[command(disable_help_flag = true)]
     BuildEbpf(Words),
-    /// Everything a change must pass: format, lints, docs, licences, the eBPF object, tests
+    /// Run every check that a change must pass: format, lints, docs, licences, the eBPF object, tests
     Ci(ci::Args),
-    /// Make the Debian package, look through it, and install, use and purge it on a throw-away copy of this system
+    /// Make the Debian package, check its contents, and install, use and purge it on a throw-away copy of this system
     #[command(disable_help_flag = true)]
     Deb(Words),
-    /// Show it: guests on true taps ask the real agent and get their own metadata
+    /// Run a demo: guests on real taps ask the real agent and get their own metadata
     #[command(disable_help_flag = true)]
     Demo(Words),
-    /// Fuzz: every target for a while, from the committed seeds on
+    /// Fuzz each target for some time, starting from the committed seeds
     Fuzz(fuzz::Args),
-    /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
+    /// Boot a real Debian guest on a served tap and report what its cloud-init did
     #[command(disable_help_flag = true)]
     Guest(Words),
-    /// Large answers by the million to guests of two kinds, with and without loss, and none may stand still
+    /// Send millions of large answers to two kinds of guests, with and without loss, and fail on any stall
     #[command(disable_help_flag = true)]
     Haul(Words),
-    /// Write the agent as an OCI image, the same octets each time
+    /// Write the agent as an OCI image, reproducible octet for octet
     #[command(disable_help_flag = true)]
     Image(Words),
-    /// A lab that stays: a node and guests to work with by hand
+    /// Keep a lab up: a node and guests to work with by hand
     #[command(disable_help_flag = true)]
     Lab(Words),
-    /// Render and judge what is deployed, without a cluster
+    /// Render and check the deployment manifests, without a cluster
     #[command(disable_help_flag = true)]
     Manifests(Words),
     /// Run the unsafe code that needs no kernel under Miri
     Miri(miri::Args),
-    /// Make the extract of published schemas that tests hold objects to, or prove that it is what was published
+    /// Make the extract of published schemas that tests check objects against, or check that it is up to date
     #[command(disable_help_flag = true)]
     Schemas(Words),
-    /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
+    /// Put hours of churn, restarts and hostile guests into minutes, and watch everything that could leak
     #[command(disable_help_flag = true)]
     Soak(Words),
-    /// Boot thousands of guests at once, on us and on peers, and measure
+    /// Boot thousands of guests at once on the agent and on peers, and measure
     #[command(disable_help_flag = true)]
     Storm(Words),
-    /// Build as you, test as root, count what was skipped
+    /// Build as this user, test as root, and count skipped tests
     Test(test::Args),
-    /// Measure what steering costs guests' ordinary traffic, by program and kind of frame
+    /// Measure what steering costs guests' other traffic, by program and kind of frame
     #[command(disable_help_flag = true)]
     Traffic(Words),
 }
@@ -91,7 +91,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// The command line with `help VERB` as `VERB --help`, which a program that is started understands, too.
+/// Returns the command line with `help VERB` turned into `VERB --help`, which the started programs also understand.
 fn words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.collect();
     if words.len() == 3 && words[1] == "help" {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn help_of_a_verb_is_asked_of_the_verb() {
+    fn help_of_a_verb_becomes_the_verb_with_help() {
         let line = |text: &str| words(text.split(' ').map(Into::into));
         assert_eq!(line("xtask help storm"), ["xtask", "storm", "--help"]);
         assert_eq!(line("xtask help"), ["xtask", "help"]);

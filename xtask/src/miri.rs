@@ -1,22 +1,21 @@
-//! `cargo xtask miri`: the unsafe code that can run without a kernel, under Miri.
+//! `cargo xtask miri`: runs the unsafe code that needs no kernel under Miri.
 //!
-//! That is all of AF_XDP's rings, frame memory and the table shared with the kernel, over plain memory: Miri sees
-//! every access out of bounds, to what is not initialised, through a pointer that may not be used any more, and
-//! every race.
+//! This covers AF_XDP's rings, the frame memory and the table shared with the kernel, over plain memory. Miri finds
+//! accesses out of bounds, reads of uninitialised memory, uses of dangling pointers, and data races.
 
 use crate::fuzz;
 use anyhow::{Result, bail};
 use std::process::{Command, Stdio};
 
-/// The tests.
-const ROOM: &str = "afxdp::";
-/// Random tests take their seed from the environment; small sizes are the tests' own affair.
+/// The tests to run: the module that has the unsafe code.
+const MODULE: &str = "afxdp::";
+/// Isolation is off because randomised tests read their seed from the environment.
 const FLAGS: &str = "-Zmiri-disable-isolation";
 
-/// What to run.
+/// Which tests to run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Further words for the test program, e.g. a test's name
+    /// Further arguments for the test program, for example a test's name
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }
@@ -27,12 +26,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         bail!("{missing}");
     }
     let mut command = miri();
-    command.args(["test", "--package", "metadata-datapath", "--lib", "--", ROOM]).args(&args.words);
+    command.args(["test", "--package", "metadata-datapath", "--lib", "--", MODULE]).args(&args.words);
     let seed = std::env::var_os("XDP_IMDS_SEED").unwrap_or_else(|| "1".into());
     shell::run(command.env("MIRIFLAGS", FLAGS).env("XDP_IMDS_SEED", seed))
 }
 
-/// What is missing to run at all.
+/// Says what Miri needs and this machine lacks.
 pub(crate) fn missing() -> Option<&'static str> {
     let works = fuzz::has_nightly()
         && miri()
@@ -48,7 +47,7 @@ pub(crate) fn missing() -> Option<&'static str> {
 
 fn miri() -> Command {
     let mut command = Command::new("cargo");
-    // Not the variables that bind this program's own Cargo to its toolchain.
+    // These variables would make the nightly Cargo use this one's toolchain.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC").current_dir(shell::top());
     command.args(["+nightly", "miri"]);
     command

@@ -1,4 +1,4 @@
-//! Verbs that are programs of their own: built when they are asked for, and started in the place of this one.
+//! Builds the program of a verb and replaces this process by it.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use std::ffi::OsString;
@@ -6,7 +6,7 @@ use std::io::IsTerminal as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-/// The words of a verb, which only its program understands.
+/// The arguments of a verb, which only its program understands.
 #[derive(clap::Args)]
 pub(crate) struct Words {
     /// Options of the verb; see `cargo xtask VERB --help`
@@ -16,26 +16,26 @@ pub(crate) struct Words {
 
 /// A program beside this one.
 pub(crate) struct Program {
-    /// Its package, and its file.
+    /// The name of its package and of its executable.
     name: &'static str,
-    /// Cargo's profile to build it by.
+    /// The Cargo profile that builds it.
     profile: &'static str,
 }
 
-/// Guests, a node and the agent, with as little to compile as can be.
+/// Guests, a node and the agent, with few dependencies to compile.
 pub(crate) const DEMO: Program = Program { name: "xdp-imds-demo", profile: "demo" };
-/// What uses the agent's own crates.
+/// The verbs that use the agent's own crates.
 pub(crate) const LAB: Program = Program { name: "xdp-imds-lab", profile: "dev" };
-/// What makes or checks files that are committed or released.
+/// The verbs that make or check committed or released files.
 pub(crate) const MAKE: Program = Program { name: "xdp-imds-make", profile: "dev" };
 
-/// Files that are built here.
+/// The executables that `start` may build.
 const PROGRAMS: [&str; 4] = ["xdp-imds", DEMO.name, LAB.name, MAKE.name];
-/// How a program is asked for help, or given an agent: then it needs none built.
+/// Options with which a demo needs no agent built: a request for help, or the path of an agent.
 const WITHOUT_AGENT: [&str; 3] = ["--help", "-h", "--agent"];
 
 impl Program {
-    /// Builds it and lets it take the place of this process, with this verb and these words.
+    /// Builds the program and replaces this process by it, with this verb and these arguments.
     pub(crate) fn start(&self, verb: &str, words: &Words) -> Result<()> {
         let Words { words } = words;
         let directory = if self.profile == "dev" { "debug" } else { self.profile };
@@ -45,7 +45,7 @@ impl Program {
         let all_built = build.iter().filter(|word| PROGRAMS.contains(word)).all(is_built);
         let mut cargo = shell::cargo(build);
         if all_built && !std::io::stderr().is_terminal() {
-            // Cargo has little or nothing to do, and what a script reads is the verb's.
+            // Cargo has little or nothing to build, and a script wants only the verb's output.
             cargo.arg("--quiet");
         }
         let status = cargo.status().context("cannot run cargo")?;
@@ -55,7 +55,7 @@ impl Program {
         bail!("cannot start {}: {}", self.name, command.exec())
     }
 
-    /// The words for Cargo that build it.
+    /// Returns Cargo's arguments to build the program.
     fn build(&self, verb: &str, words: &[OsString]) -> Vec<&'static str> {
         let mut build = vec!["build", "--profile", self.profile, "--package", self.name, "--bin", self.name];
         let given = |word: &OsString| {
@@ -63,7 +63,7 @@ impl Program {
             WITHOUT_AGENT.contains(&word.split('=').next().unwrap_or_default())
         };
         if verb == "demo" && !words.iter().any(given) {
-            // In one call, so that what both use is compiled once; without what only clusters need.
+            // One call compiles shared dependencies once. The demo needs no feature that only clusters use.
             build.extend(["--package", "metadata-user", "--no-default-features", "--bin", "xdp-imds"]);
         }
         build

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: build as the user, test as root, count what was skipped.
+//! `cargo xtask test`: builds as this user, tests as root, and counts skipped tests.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use shell::variables::{CLOUD_INIT, PRIVILEGED_LOG, REQUIRE_PRIVILEGED, SEED};
@@ -6,13 +6,13 @@ use shell::{Root, afterburn, tools};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
 
-/// What to test and how strictly.
+/// What to test, and whether skips are failures.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A skipped privileged test is a failure, and so is a run of none (the default when CI=true)
+    /// Fail if a privileged test is skipped or none runs (the default when CI=true)
     #[arg(long)]
     require_privileged: bool,
-    /// Further words for `cargo test`, e.g. `--test boot_storm -- --nocapture`
+    /// Further arguments for `cargo test`, for example `--test boot_storm -- --nocapture`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match root {
         Root::Already => {}
         Root::Sudo(sudo) => {
-            // Cargo and the compiler stay with the user; only the test programs run as root.
+            // Cargo and the compiler run as the user; only the test programs run as root.
             let variable = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
             let kept = [PRIVILEGED_LOG, REQUIRE_PRIVILEGED, CLOUD_INIT, SEED];
             let keep = format!("--preserve-env={}", kept.join(","));
@@ -56,14 +56,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     runs.report();
     println!("tests: {} passed, {} failed, {} skipped", totals.passed, totals.failed, runs.skipped.len());
     ensure!(outcome.success(), "cargo test: {outcome}");
-    // A selection of tests may well hold none that needs root.
-    ensure!(!require || !args.words.is_empty() || runs.ran > 0, "not one privileged test ran");
+    // A selection of tests may contain no privileged test.
+    ensure!(!require || !args.words.is_empty() || runs.ran > 0, "no privileged test ran");
     ensure!(!require || runs.skipped.is_empty(), "{} privileged tests were skipped", runs.skipped.len());
     Ok(())
 }
 
-/// Builds Afterburn, a client of the tests, once for each of its releases. Without it they skip, or fail where no test
-/// may.
+/// Builds Afterburn, a client that tests run, unless its release is already built. Without it those tests are skipped,
+/// or fail where skips are failures.
 fn build_afterburn() {
     let target = shell::target();
     if afterburn::program(&target).is_file() {
@@ -71,11 +71,13 @@ fn build_afterburn() {
     }
     let mut install = shell::cargo(afterburn::install(&target));
     if let Err(error) = shell::run(install.env("CARGO_PROFILE_DEV_DEBUG", "0")) {
-        eprintln!("there is no Afterburn for tests: {error:#}; it needs libssl-dev and pkg-config");
+        eprintln!(
+            "cannot build Afterburn for the tests: {error:#}; its build needs libssl-dev and pkg-config"
+        );
     }
 }
 
-/// Runs `cargo test`, shows what it says as it says it, and adds up its result lines.
+/// Runs `cargo test`, passes its output on line by line, and adds up its result lines.
 fn run_counted(test: &mut Command) -> Result<(Totals, ExitStatus)> {
     let mut child = test.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
     let mut totals = Totals::default();
@@ -88,7 +90,7 @@ fn run_counted(test: &mut Command) -> Result<(Totals, ExitStatus)> {
     Ok((totals, child.wait()?))
 }
 
-/// All test programs' results together.
+/// The results of all test programs together.
 #[derive(Default, Debug, PartialEq)]
 struct Totals {
     passed: usize,
@@ -96,7 +98,7 @@ struct Totals {
 }
 
 impl Totals {
-    /// Adds a line such as `test result: ok. 3 passed; 0 failed; 0 ignored; …`; others count nothing.
+    /// Adds a line such as `test result: ok. 3 passed; 0 failed; 0 ignored; …` and ignores other lines.
     fn add(&mut self, line: &str) {
         let Some(result) = line.strip_prefix("test result: ") else { return };
         let number = |word: &str| {
@@ -108,7 +110,7 @@ impl Totals {
     }
 }
 
-/// Privileged tests by what became of them.
+/// How many privileged tests ran, and which were skipped.
 #[derive(Default, Debug, PartialEq)]
 struct Runs {
     ran: usize,
@@ -135,7 +137,7 @@ impl Runs {
     }
 }
 
-/// The target this compiler builds for by itself.
+/// Returns the target triple that this compiler builds for by default.
 fn host() -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output =
@@ -143,7 +145,7 @@ fn host() -> Result<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     match text.lines().find_map(|line| line.strip_prefix("host: ")) {
         Some(host) => Ok(host.to_owned()),
-        None => bail!("rustc -vV names no host: {text}"),
+        None => bail!("rustc -vV shows no host: {text}"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: guests on true taps ask the real agent, each gets its own metadata, an impostor gets
-//! nothing, and nobody's other traffic notices.
+//! `cargo xtask demo`: guests on real taps ask the real agent. Each guest gets its own metadata, an impostor gets
+//! nothing, and all other traffic is unaffected.
 
 mod report;
 
@@ -16,24 +16,24 @@ use testbed::host::{self, Host};
 use testbed::record::Identity;
 use testbed::tap::Shape;
 
-/// Guests a demo may have: each is a namespace and a thread.
+/// The most guests of a demo: each takes a namespace and a thread.
 const MAX_GUESTS: u16 = 64;
-/// Pings between two guests.
+/// Pings from each guest to each of its two peers.
 const PINGS: u32 = 20;
-/// Longest one request may take.
+/// The longest time one request may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the impostor asks in vain: three SYNs.
-const IN_VAIN: Duration = Duration::from_secs(4);
-/// An address no record has.
+/// How long the impostor keeps asking: enough for three SYNs.
+const IMPOSTOR_ASKS: Duration = Duration::from_secs(4);
+/// A MAC that no record has.
 const FORGED: Mac = Mac([0x52, 0x54, 0x00, 0xba, 0xdb, 0xad]);
 
-/// How large, and how told.
+/// The size of the demo and the form of its result.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Honest guests; one impostor comes on top
+    /// Number of honest guests; the demo adds one impostor
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(3..=i64::from(MAX_GUESTS)))]
     guests: u16,
-    /// The result as JSON on standard output (progress goes to standard error either way)
+    /// Print the result as JSON on standard output (progress always goes to standard error)
     #[arg(long)]
     json: bool,
     /// The agent to run, instead of the one that `cargo xtask` builds for the demo
@@ -53,28 +53,34 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         print!("{}", report.text());
     }
     let wrong = report.wrong();
-    ensure!(wrong.is_empty(), "not as it should be:\n  {}", wrong.join("\n  "));
-    eprintln!("every guest got its own metadata, the impostor none, and everything is cleaned up");
+    ensure!(wrong.is_empty(), "the demo failed:\n  {}", wrong.join("\n  "));
+    eprintln!("every guest got its own metadata, the impostor got none, and everything is cleaned up");
     Ok(())
 }
 
 fn show(count: u16, agent: &Path) -> Result<Report> {
     let started = Instant::now();
-    let tell = |what: &str| eprintln!("[{:>5.1} s] {what}", started.elapsed().as_secs_f64());
+    let progress = |what: &str| eprintln!("[{:>5.1} s] {what}", started.elapsed().as_secs_f64());
 
-    tell(&format!("a node in a namespace of its own: bridge {} with {}", host::BRIDGE, host::ADDRESS));
+    progress(&format!(
+        "create a node in a namespace of its own: bridge {} with {}",
+        host::BRIDGE,
+        host::ADDRESS
+    ));
     let host = Host::new()?;
     let records = tempfile::tempdir()?;
-    tell(&format!("{count} guests and an impostor, each a Linux stack behind a true tap with offloads on"));
+    progress(&format!("boot {count} guests and an impostor, each a Linux stack on a real tap with offloads"));
     let guests = boot(&host, count, records.path())?;
-    let (impostor, honest) = guests.split_last().context("there is an impostor")?;
+    let (impostor, honest) = guests.split_last().context("`boot` adds an impostor")?;
 
-    tell("xdp-imds: load XDP, attach it to every tap, serve");
+    progress("start xdp-imds: load XDP, attach it to every tap, serve");
     let ports: Vec<_> =
         guests.iter().map(|guest| PortArgument::new(guest.host_tap().name(), guest.identity().mac)).collect();
     let running = Agent::start_binary(agent, host.ns(), agent::arguments(records.path(), &ports))?;
 
-    tell(&format!("every guest asks http://{METADATA} with curl, while all ping each other and the gateway"));
+    progress(&format!(
+        "every guest asks http://{METADATA} with curl, while all ping each other and the gateway"
+    ));
     let (asked, pings) = std::thread::scope(|scope| {
         let pings = scope.spawn(|| ping(honest));
         let asked: Vec<_> = honest.iter().map(ask).collect();
@@ -82,15 +88,19 @@ fn show(count: u16, agent: &Path) -> Result<Report> {
     });
     let pings = pings?;
 
-    tell(&format!("the impostor asks for {} s with a MAC that is not its tap's", IN_VAIN.as_secs()));
-    // Only silence counts: curl failing for another reason shows nothing.
-    let refused =
-        impostor.fetch(PATHS[0], IN_VAIN).is_err_and(|error| format!("{error:#}").contains("timed out"));
+    progress(&format!(
+        "the impostor asks for {} s with a MAC that is not its tap's",
+        IMPOSTOR_ASKS.as_secs()
+    ));
+    // Only a timeout counts as a refusal; curl may fail for other reasons, which prove nothing.
+    let refused = impostor
+        .fetch(PATHS[0], IMPOSTOR_ASKS)
+        .is_err_and(|error| format!("{error:#}").contains("timed out"));
 
     let verdicts = running.metrics()?.verdicts().map(|(name, frames)| (name.to_owned(), frames)).collect();
     let links =
         honest.iter().map(|guest| Link::read(host.ns(), guest.host_tap().name())).collect::<Result<_>>()?;
-    tell("xdp-imds: stop");
+    progress("stop xdp-imds");
     let status = running.stop()?;
     if !status.success() {
         bail!("the agent ended with {status}");
@@ -99,7 +109,8 @@ fn show(count: u16, agent: &Path) -> Result<Report> {
     Ok(Report { asked, refused, verdicts, pings, links, program_left })
 }
 
-/// The honest guests, every second one without a route of its own to the metadata address; then the impostor.
+/// Boots the honest guests, then the impostor. Every second honest guest reaches the metadata address through its
+/// gateway.
 fn boot(host: &Host, count: u16, records: &Path) -> Result<Vec<Guest>> {
     let mut guests = Vec::new();
     for number in 0..=count {
@@ -117,7 +128,7 @@ fn boot(host: &Host, count: u16, records: &Path) -> Result<Vec<Guest>> {
     Ok(guests)
 }
 
-/// Lets a guest fetch everything it should get; what went wrong is part of the answer.
+/// Lets a guest fetch all of its documents. A failure is part of the result.
 fn ask(guest: &Guest) -> Asked {
     let mut asked = Asked { guest: guest.identity().clone(), bytes: 0, time: Duration::ZERO, error: None };
     for path in PATHS {
@@ -135,7 +146,7 @@ fn ask(guest: &Guest) -> Asked {
     asked
 }
 
-/// Each guest pings the gateway and its neighbour.
+/// Each guest pings the gateway and the next guest.
 fn ping(guests: &[Guest]) -> Result<Pings> {
     let mut pings = Pings { sent: 0, answered: 0 };
     for (number, guest) in guests.iter().enumerate() {

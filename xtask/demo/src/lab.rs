@@ -1,7 +1,7 @@
-//! `cargo xtask lab`: a node and guests that stay, to work with by hand.
+//! `cargo xtask lab`: a node and guests that stay up, to work with by hand.
 //!
-//! A background process holds the guests' taps and carries their frames; everything else is namespaces with
-//! names that begin with `xdp-imds-lab-`.
+//! A background process holds the guests' taps and carries their frames. The rest of the lab is namespaces whose names
+//! begin with `xdp-imds-lab-`.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use shell::tools;
@@ -21,12 +21,12 @@ use testbed::tap::Shape;
 
 const STATE: &str = "/run/xdp-imds-lab";
 const PREFIX: &str = "xdp-imds-lab-";
-/// Guests a lab may have: each is a namespace and a thread.
+/// The most guests of a lab: each takes a namespace and a thread.
 const MAX_GUESTS: u16 = 256;
-/// Longest a lab may take to come up or go down.
+/// The longest time a lab may take to come up or to go down.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What to do with the lab.
+/// The lab's own verb.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -35,16 +35,16 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
-    /// Make the node, the guests and their records, and say how to go on
+    /// Make the node, the guests and their records, and print what to do next
     Up(Size),
     /// Remove everything the lab made
     Down,
-    /// Open a shell inside: `host` (the default) or `guest-N`; or run a command there
+    /// Open a shell in `host` (the default) or `guest-N`, or run a command there
     Shell {
-        /// Where
+        /// Where to run it: `host` or `guest-N`
         #[arg(default_value = "host")]
         place: String,
-        /// What to run instead of a shell
+        /// The command to run instead of a shell
         #[arg(trailing_var_arg = true)]
         command: Vec<String>,
     },
@@ -55,10 +55,10 @@ enum Verb {
 
 #[derive(clap::Args)]
 struct Size {
-    /// Guests
+    /// Number of guests
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_GUESTS)))]
     guests: u16,
-    /// Taps without a virtio header: no offloads, every frame complete
+    /// Make taps without a virtio header: no offloads, every frame complete
     #[arg(long)]
     plain: bool,
 }
@@ -84,7 +84,10 @@ fn records() -> PathBuf {
 
 fn up(size: &Size) -> Result<()> {
     tools::ensure(tools::LAB)?;
-    ensure!(!Path::new(STATE).exists(), "a lab is up already, or was not taken down: `cargo xtask lab down`");
+    ensure!(
+        !Path::new(STATE).exists(),
+        "a lab is already up, or was not taken down; run `cargo xtask lab down`"
+    );
     std::fs::create_dir_all(records()).with_context(|| format!("cannot make {STATE}"))?;
     let log = Path::new(STATE).join("log");
     let mut holder = Command::new(std::env::current_exe()?);
@@ -92,7 +95,7 @@ fn up(size: &Size) -> Result<()> {
     if size.plain {
         holder.arg("--plain");
     }
-    // A group of its own: Ctrl-C in this terminal is not meant for it.
+    // The holder gets a process group of its own, so that Ctrl-C in this terminal does not end it.
     holder.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
     let mut child = holder.spawn()?;
     let started = eventually(PATIENCE, || {
@@ -101,9 +104,9 @@ fn up(size: &Size) -> Result<()> {
         Ok(!ended)
     });
     if !started? {
-        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        let output = std::fs::read_to_string(&log).unwrap_or_default();
         down()?;
-        bail!("the lab did not come up: {}", said.trim());
+        bail!("the lab did not come up: {}", output.trim());
     }
     explain(size);
     Ok(())
@@ -114,7 +117,7 @@ fn explain(size: &Size) {
     let ports: Vec<_> = guests().map(|guest| PortArgument::new(Host::tap_name(&guest), guest.mac)).collect();
     let words: Vec<_> =
         agent::arguments(&records(), &ports).iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    println!("The node is the namespace {PREFIX}host; its guests:");
+    println!("The node is the namespace {PREFIX}host; these are its guests:");
     for guest in guests() {
         println!(
             "  {:<10} {:<12} {:<15} {}",
@@ -131,11 +134,11 @@ fn explain(size: &Size) {
     );
     println!("Ask it as a guest:");
     println!("  cargo xtask lab shell guest-0 curl -s http://{METADATA}/v1/meta-data");
-    println!("Look around (`host`, `guest-0` …), and take it down:");
+    println!("Enter the node (`host`) or a guest (`guest-0` …), and take the lab down:");
     println!("  cargo xtask lab shell guest-0\n  cargo xtask lab down");
 }
 
-/// Makes the lab and holds it until this process is ended; its taps end with it.
+/// Makes the lab and holds it until this process ends; the taps disappear with the process.
 fn hold(size: &Size) -> Result<()> {
     let shape = if size.plain { Shape::default() } else { Shape::virtio() };
     let host = Host::inside(Namespace::create(&format!("{PREFIX}host"))?)?;
@@ -159,7 +162,7 @@ fn down() -> Result<()> {
         if is_holder(pid) {
             process::terminate(pid)?;
             eventually(PATIENCE, || {
-                ensure!(!is_holder(pid), "process {pid} holds the lab still");
+                ensure!(!is_holder(pid), "process {pid} still holds the lab");
                 Ok(())
             })?;
         }
@@ -176,7 +179,7 @@ fn down() -> Result<()> {
     Ok(())
 }
 
-/// Whether the process of this id is a lab's holder, and not one that got the number after it.
+/// Whether process `pid` holds a lab, and is not another process that got the same number later.
 fn is_holder(pid: u32) -> bool {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|&octet| octet == 0).skip(1).take(2).eq([b"lab".as_slice(), b"hold".as_slice()])

@@ -1,4 +1,4 @@
-//! The verbs of `cargo xtask` that show xdp-imds: nothing of the agent is compiled into them, so they are built soon.
+//! The verbs of `cargo xtask` that show xdp-imds. They build quickly, because they compile no part of the agent.
 
 mod demo;
 mod lab;
@@ -14,9 +14,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Show it: guests on true taps ask the real agent and get their own metadata
+    /// Run a demo: guests on real taps ask the real agent and get their own metadata
     Demo(demo::Args),
-    /// A lab that stays: a node and guests to work with by hand
+    /// Keep a lab up: a node and guests to work with by hand
     Lab(lab::Args),
 }
 

@@ -1,4 +1,5 @@
-//! The verbs of `cargo xtask` that use the agent's own crates or what tests do: load, soak, real guests, containers.
+//! The verbs of `cargo xtask` that use the agent's own crates or the code of its tests: load, soak, real guests,
+//! containers.
 
 mod guest;
 mod haul;
@@ -18,21 +19,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
+    /// Boot a real Debian guest on a served tap and report what its cloud-init did
     Guest(guest::Args),
-    /// Large answers by the million to guests of two kinds, with and without loss, and none may stand still
+    /// Send millions of large answers to two kinds of guests, with and without loss, and fail on any stall
     Haul(haul::Args),
     /// Serve a guest from a container of an image (started by `image --try`)
     #[command(hide = true)]
     ImageTrial(trial::Args),
-    /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
+    /// Put hours of churn, restarts and hostile guests into minutes, and watch everything that could leak
     Soak(soak::Args),
-    /// Boot thousands of guests at once, on us and on peers, and measure
+    /// Boot thousands of guests at once on the agent and on peers, and measure
     Storm(Box<storm::Args>),
-    /// The load generator of a storm (started by `storm`)
+    /// Generate the load of a storm (started by `storm`)
     #[command(hide = true)]
     StormGuests(storm::guest::Args),
-    /// Measure what steering costs guests' ordinary traffic, by program and kind of frame
+    /// Measure what steering costs guests' other traffic, by program and kind of frame
     Traffic(traffic::Args),
 }
 

@@ -1,9 +1,11 @@
-//! `xdp-imds-lab image-trial`, which `cargo xtask image --try` starts: a container of the image, with what the DaemonSet grants and nothing else, serves a guest whose tap is in another
-//! namespace; it is stopped and killed, and another in a namespace of its own goes on, as in a rolling update.
+//! `xdp-imds-lab image-trial`, which `cargo xtask image --try` starts. A container of the image, with the DaemonSet's
+//! privileges and no others, serves a guest whose tap is in another namespace. The container is stopped, and later
+//! killed. Each time another container, in a network namespace of its own, continues, as in a rolling update.
 
 mod container;
 
 use anyhow::{Context as _, Result, ensure};
+use container::{Bundle, Container, Grant};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -16,20 +18,18 @@ use support::privilege::QEMU;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
 
-use container::{Bundle, Container, Grant};
-
 const DAEMONSET: &str = "deploy/kustomize/base/daemonset.yaml";
 const CONFIGMAP: &str = "deploy/kustomize/base/configmap.yaml";
 const REQUEST: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(20);
 const PATH: &str = "/v1/user-data";
 
-/// Where a guest's tap is, with a process of KubeVirt's user in it, as a launcher's.
+/// A namespace with a guest's tap and a process of KubeVirt's user, as a launcher's.
 struct Launcher {
     process: Child,
     guest: Guest,
     identity: Identity,
-    // Last: what is in it goes first.
+    // Dropped last, after everything in it.
     _ns: Namespace,
 }
 
@@ -57,18 +57,18 @@ impl Launcher {
 impl Drop for Launcher {
     fn drop(&mut self) {
         if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
-            eprintln!("process {} stays behind: {error}", self.process.id());
+            eprintln!("process {} cannot be ended: {error}", self.process.id());
         }
     }
 }
 
-/// What skopeo makes of a layout: the image's digest, having verified those of all blobs.
-fn read_by_another(layout: &Path, tag: &str) -> Result<String> {
+/// Returns the image's digest as skopeo reads it from a layout. skopeo also verifies the digests of all blobs.
+fn read_by_skopeo(layout: &Path, tag: &str) -> Result<String> {
     let name = format!("oci:{}:{tag}", layout.display());
     let skopeo = |words: &[&str]| -> Result<String> {
         let output = Command::new("skopeo").args(words).output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "skopeo takes {name} for no image: {}", said.trim());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "skopeo cannot read {name}: {}", errors.trim());
         Ok(String::from_utf8(output.stdout)?.trim().to_owned())
     };
     let digest = skopeo(&["inspect", "--format", "{{.Digest}}", &name])?;
@@ -78,36 +78,36 @@ fn read_by_another(layout: &Path, tag: &str) -> Result<String> {
 }
 
 fn unserved(container: &Container<'_>) -> String {
-    format!("the guest is not served; the container said:\n{}", container.said())
+    format!("the guest is not served; the container's log:\n{}", container.log())
 }
 
-/// The configuration that is deployed.
+/// Returns the deployed configuration.
 fn configuration() -> Result<String> {
     let path = shell::top().join(CONFIGMAP);
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let map: serde_yaml::Value = serde_yaml::from_str(&text)?;
-    let config = map["data"]["config.yaml"].as_str().context("a configuration in the ConfigMap")?;
+    let config = map["data"]["config.yaml"].as_str().context("the ConfigMap has no config.yaml")?;
     Ok(config.to_owned())
 }
 
-/// Which image to try.
+/// The image to try.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The directory of its layout
+    /// The directory of the image's layout
     layout: PathBuf,
-    /// Its name there
+    /// The image's name in the layout
     tag: String,
-    /// Its digest, as it was written
+    /// The digest with which the image was written
     digest: String,
 }
 
-/// Tries the image of this name and digest in a layout.
+/// Tries the image with this name and digest.
 pub(crate) fn run(args: &Args) -> Result<()> {
     shell::go_on_as_root(&[])?;
     let Args { layout, tag, digest } = args;
     shell::tools::ensure(&[("runc", "runc"), ("skopeo", "skopeo"), ("setpriv", "util-linux")])?;
-    let found = read_by_another(layout, tag)?;
-    ensure!(found == *digest, "skopeo reads {found}, written was {digest}");
+    let found = read_by_skopeo(layout, tag)?;
+    ensure!(found == *digest, "skopeo reads the digest {found}, expected {digest}");
     let launcher = Launcher::new()?;
     let bpffs = Bpffs::mount()?;
     let grant = Grant::read(&shell::top().join(DAEMONSET))?;
@@ -122,16 +122,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     println!("a container with {} serves a guest in another namespace", grant.capabilities().join(", "));
     let closed = || -> Result<()> {
         let answer = launcher.guest.fetch(PATH, Duration::from_millis(500));
-        ensure!(answer.is_err(), "somebody answers though no agent runs");
+        ensure!(answer.is_err(), "the guest got an answer although no agent runs");
         let links = bpffs.path().join("xdp-imds/v1/links");
-        ensure!(links.read_dir().is_ok_and(|mut links| links.next().is_some()), "nothing is pinned");
+        ensure!(
+            links.read_dir().is_ok_and(|mut links| links.next().is_some()),
+            "the agent left no pinned links"
+        );
         Ok(())
     };
     let stopping = Instant::now();
     container.stop()?;
     let stopped = stopping.elapsed();
     closed()?;
-    // One request, which is asked before there is anybody to answer.
+    // A request that is sent before any agent can answer it.
     let waits = |container: &Container<'_>| {
         launcher.guest.fetch_own(PATH, PATIENCE).with_context(|| unserved(container)).map(drop)
     };
@@ -139,7 +142,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let container = start()?;
     waits(&container)?;
     println!(
-        "stopped within {} ms; the next one, in a namespace of its own, answers what waited {} ms after its start",
+        "stopped within {} ms; the next one, in a namespace of its own, answers the waiting request {} ms after its \
+         start",
         stopped.as_millis(),
         starting.elapsed().as_millis()
     );
@@ -147,6 +151,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     closed()?;
     let container = start()?;
     waits(&container)?;
-    println!("killed; the next one goes on");
+    println!("killed; the next one continues");
     container.stop()
 }

@@ -1,15 +1,15 @@
-//! A boot storm as users run it, small: guests of three clouds at once, every answer checked, none fails.
+//! A small boot storm as users run it: guests of three clouds boot at once, every answer is checked, and none fails.
 
 use std::process::Command;
 use support::{agent, privileged};
 
-/// What the verb is told besides the case; wall time bounded by the rounds, as a single wave is enough.
+/// Options of every test. Zero seconds give a single wave of boots.
 const SMALL: [&str; 7] = ["storm", "--rounds", "1", "--seconds", "0", "--subjects", "xdp-imds"];
 
-/// Guests of the small ones.
+/// The number of guests in small storms.
 const FEW: [&str; 2] = ["--vms", "32"];
 
-/// Runs a storm and reads what it wrote.
+/// Runs a storm and reads the results that it wrote.
 fn storm(more: &[&str]) -> serde_json::Value {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("storm.json");
@@ -17,12 +17,12 @@ fn storm(more: &[&str]) -> serde_json::Value {
     command.args(SMALL).args(more).arg("--json").arg(&json);
     command.arg("--agent").arg(agent::binary().expect("the agent is built"));
     let output = command.output().expect("the storm runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}\n{said}", output.status);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{messages}", output.status);
     serde_json::from_slice(&std::fs::read(&json).expect("the results")).expect("JSON")
 }
 
-/// Requests answered rightly and failed, per case.
+/// Returns the requests answered correctly and those that failed, for each case.
 fn outcomes(results: &serde_json::Value) -> Vec<(u64, u64)> {
     let cases = results["cases"].as_array().expect("cases");
     let round = |case: &serde_json::Value| case["subjects"][0]["rounds"][0].clone();
@@ -40,7 +40,7 @@ fn guests_of_every_cloud_boot_at_once_without_a_failure() {
 }
 
 #[test]
-fn guests_that_lose_frames_read_slowly_or_leave_checksums_to_the_device_boot_all_the_same() {
+fn guests_with_loss_slow_reads_or_checksum_offload_boot_without_a_failure() {
     if !privileged::or_skip() {
         return;
     }
@@ -57,7 +57,7 @@ fn guests_that_lose_frames_read_slowly_or_leave_checksums_to_the_device_boot_all
 }
 
 #[test]
-fn guests_boot_through_a_takeover_without_noticing_and_through_the_death_of_the_agent_without_a_failure() {
+fn a_takeover_disturbs_no_request_and_a_killed_agent_fails_none() {
     if !privileged::or_skip() {
         return;
     }
@@ -84,7 +84,7 @@ fn one_guest_that_floods_makes_no_other_fail() {
 }
 
 #[test]
-fn guests_that_ask_nothing_cost_their_documents_and_less_time_in_five_seconds_than_booting_once() {
+fn silent_guests_cost_little_memory_and_less_cpu_time_than_one_boot() {
     if !privileged::or_skip() {
         return;
     }
@@ -93,10 +93,10 @@ fn guests_that_ask_nothing_cost_their_documents_and_less_time_in_five_seconds_th
         (0..2).map(|case| results["cases"][case]["subjects"][0]["rounds"][0].clone()).collect();
     let number = |value: &serde_json::Value| value.as_f64().expect("a number");
     let [few, many] = [0, 1].map(|case: usize| number(&rounds[case]["memory"]["server_bytes"]));
-    // All dialects of a VM are some 30 kB; its record, its tables and the allocator's share come on top.
+    // All dialects of a VM take about 30 kB. Its record, its tables and the allocator's share are added to this.
     let each = (many - few) / 500.0;
     assert!(each < 64.0 * 1024.0, "{each} octets for each further VM");
     let idle = number(&rounds[1]["idle"]["server_us"]);
     let boots = ["server_user_us", "server_system_us"].map(|what| number(&rounds[1]["cpu"][what]));
-    assert!(idle < boots.iter().sum(), "{idle} µs while nobody asks, {boots:?} µs to boot");
+    assert!(idle < boots.iter().sum(), "{idle} µs without requests, {boots:?} µs to boot");
 }

@@ -1,36 +1,35 @@
-//! `cargo xtask build-ebpf`: the committed eBPF objects from their source.
+//! `cargo xtask build-ebpf`: builds the committed eBPF objects from their source.
 //!
-//! The objects are committed so that the agent builds on stable Rust without LLVM. `--check` rebuilds them
-//! and compares byte for byte, so they can never lag their source. Compilers of another version make other
-//! bytes from the same source; with those, `--check` says so and runs the verdict tests on the fresh
-//! objects instead, which the committed ones pass as well.
+//! The objects are committed so that the agent builds on stable Rust without LLVM. `--check` rebuilds them and compares
+//! each byte, so that they cannot lag behind their source. Compilers of other versions make other bytes from the same
+//! source. With such a compiler, `--check` runs the verdict tests on the fresh objects instead; the committed objects
+//! pass the same tests.
 
 mod object;
 mod toolchain;
 
+use anyhow::{Context as _, Result, bail, ensure};
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-
-use anyhow::{Context as _, Result, bail, ensure};
 use toolchain::Toolchain;
 
-/// The target triple of the programs: little-endian, as every node we run on.
+/// The target triple of the programs: little-endian, as all supported nodes are.
 const TARGET: &str = "bpfel-unknown-none";
-/// The instruction set: 32-bit arithmetic and jumps, which every kernel that can load us has (5.1).
+/// The instruction set: 32-bit arithmetic and jumps. Every kernel that can load the programs has it (since 5.1).
 const CPU: &str = "v3";
-/// The objects, by what Cargo calls them.
+/// The names of the objects in Cargo.
 const OBJECTS: [&str; 2] = ["xdp-imds", "port-stub"];
-/// Where they are committed, from the top of the project.
+/// The directory of the committed objects, relative to the top of the project.
 const PREBUILT: &str = "metadata-ebpf/prebuilt";
-/// What they were built with and how large their programs are.
+/// The versions of the tools that built the objects, and the sizes of the programs.
 const RECORD: &str = "metadata-ebpf/prebuilt/toolchain.toml";
 
-/// What to do.
+/// Whether to update or to check.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Build aside, and fail unless the committed objects are what their source says
+    /// Build in a temporary directory, and fail unless the committed objects match their source
     #[arg(long)]
     check: bool,
 }
@@ -56,7 +55,7 @@ fn update(top: &Path, toolchain: &Toolchain) -> Result<()> {
     Ok(())
 }
 
-/// Proves that the committed objects are what their source says.
+/// Checks that the committed objects match their source.
 fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
     let read = |name: &&str| {
         let path = top.join(PREBUILT).join(file_name(name));
@@ -65,7 +64,8 @@ fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
     let committed = OBJECTS.iter().map(read).collect::<Result<Vec<_>>>()?;
     ensure!(
         recorded.ends_with(&instruction_table(&instructions(&committed)?)),
-        "{RECORD} does not give the instruction counts of the objects; run `cargo xtask build-ebpf` and commit all"
+        "{RECORD} does not show the instruction counts of the objects; run `cargo xtask build-ebpf` and commit its \
+         changes"
     );
     let aside = tempfile::tempdir().context("no temporary directory")?;
     let fresh = build(top, toolchain, aside.path())?;
@@ -76,7 +76,7 @@ fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
     };
     if recorded.starts_with(&toolchain.record()) {
         bail!(
-            "{} has {} octets and is not what its source makes now ({} octets, first difference at {}); run \
+            "{} has {} octets and differs from its source's build ({} octets, first difference at {}); run \
              `cargo xtask build-ebpf` and commit it",
             file_name(OBJECTS[at]),
             committed[at].len(),
@@ -85,8 +85,8 @@ fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
         );
     }
     println!(
-        "The objects were built by other tools, so their bytes cannot be compared. Recorded:\n{recorded}\nHere:\n{}\n\
-         Proving by the verdict tests instead that the fresh objects decide alike.",
+        "Other tools built the objects, so their bytes cannot be compared. Recorded:\n{recorded}\nHere:\n{}\n\
+         The verdict tests check instead that the fresh objects reach the same verdicts.",
         toolchain.record()
     );
     prove(top, aside.path()).context("the fresh objects do not pass the verdict tests")
@@ -105,7 +105,8 @@ fn prove(top: &Path, objects: &Path) -> Result<()> {
     toolchain::run(&mut test)
 }
 
-/// Builds the objects into a directory, alike from wherever the project lies; returns them in order.
+/// Builds the objects into a directory and returns them in the order of [`OBJECTS`]. They do not depend on the
+/// directory of the project.
 fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>> {
     let mut cargo = Command::new(&toolchain.cargo);
     clean_environment(&mut cargo);
@@ -129,7 +130,7 @@ fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>>
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}".as_ref()))
         .env("PATH", toolchain.path()?)
         .env("RUSTC", &toolchain.rustc)
-        // Stable compilers build `core` for a target of tier 3 only if told that they may.
+        // A stable compiler builds `core` for a tier 3 target only with this variable.
         .env("RUSTC_BOOTSTRAP", "1");
     toolchain::run(&mut cargo)?;
     let named = |name: &&str| {
@@ -142,7 +143,7 @@ fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>>
     OBJECTS.iter().map(named).collect()
 }
 
-/// Keeps the settings of the Cargo that runs us, and of its rustup, from the one we run.
+/// Removes the settings of the Cargo and rustup that run this program from the environment of the Cargo it starts.
 fn clean_environment(command: &mut Command) {
     const KEPT: [&str; 2] = ["CARGO_HOME", "RUSTUP_HOME"];
     const NETWORK: [&str; 3] = ["CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR"];
@@ -156,12 +157,12 @@ fn clean_environment(command: &mut Command) {
     }
 }
 
-/// What stands beside the objects.
+/// Returns the text of [`RECORD`].
 fn record(toolchain: &Toolchain, objects: &[Vec<u8>]) -> Result<String> {
     Ok(toolchain.record() + &instruction_table(&instructions(objects)?))
 }
 
-/// The programs of all objects by name, with their length in instructions.
+/// Returns the programs of all objects by name, with their length in instructions.
 fn instructions(objects: &[Vec<u8>]) -> Result<Vec<(String, u64)>> {
     let counted = objects.iter().map(|object| object::instructions(object)).collect::<Result<Vec<_>>>()?;
     let mut all: Vec<_> = counted.into_iter().flatten().collect();
@@ -174,7 +175,7 @@ fn instruction_table(counted: &[(String, u64)]) -> String {
     std::iter::once("\n[instructions]\n".to_owned()).chain(lines).collect()
 }
 
-/// Writes a file whole: whoever reads it meanwhile gets the old one.
+/// Replaces a file in one step: a reader gets the old file or the new one.
 fn write(path: &Path, octets: &[u8]) -> Result<()> {
     let dir = path.parent().context("a file lies in a directory")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;

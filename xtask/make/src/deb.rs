@@ -1,7 +1,7 @@
-//! `cargo xtask deb`: the Debian package, and what must hold of it.
+//! `cargo xtask deb`: makes the Debian package and tests it.
 //!
-//! It is looked through, and then installed, used and purged on a throw-away copy of this system: an overlay over `/`
-//! in a mount namespace, which the system itself does not see.
+//! It checks the contents of the package. Then it installs, uses and purges the package on a throw-away copy of this
+//! system: an overlay over `/` in a mount namespace, which leaves the system itself unchanged.
 
 use crate::image::binary::{TARGET, Tree};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -12,11 +12,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the verb calls, and the Debian packages they are in.
+/// The programs that the verb runs, and their Debian packages.
 const TOOLS: &[(&str, &str)] =
     &[("dpkg-deb", "dpkg"), ("strip", "binutils"), ("systemd-analyze", "systemd"), ("unshare", "util-linux")];
 
-/// Files of the package, with their modes.
+/// The files of the package, with their modes.
 const FILES: [(&str, &str); 16] = [
     ("./etc/libvirt/hooks/qemu.d/xdp-imds", "-rwxr-xr-x"),
     ("./etc/xdp-imds/config.yaml", "-rw-r--r--"),
@@ -36,11 +36,11 @@ const FILES: [(&str, &str); 16] = [
     ("./usr/share/lintian/overrides/xdp-imds", "-rw-r--r--"),
 ];
 
-/// Most octets of the package: more means that debugging symbols came along.
+/// The largest size of the package, in octets. A larger package has debugging symbols in it.
 const SIZE: u64 = 16 << 20;
 
-/// Installs the package named by the second word on an overlay in the room that is the first, uses it as its owner
-/// would, and takes it off again.
+/// Mounts an overlay in the directory `$1`, installs the package `$2` in it, uses it as an administrator would with the
+/// record `$3`, and purges it.
 const INSIDE: &str = r#"
     mount -t tmpfs tmpfs "$1"
     mkdir "$1/upper" "$1/work" "$1/system"
@@ -54,7 +54,7 @@ const INSIDE: &str = r#"
         test "$(stat -c %a /etc/xdp-imds)" = 700
         unit=/usr/lib/systemd/system/xdp-imds.service
         systemd-analyze verify $unit
-        # In tenths: no more is open to it than when this was written.
+        # In tenths: the exposure that systemd computes must not grow.
         systemd-analyze security --offline=true --no-pager --threshold=40 $unit > /tmp/exposure || {
             cat /tmp/exposure
             exit 1
@@ -64,8 +64,8 @@ const INSIDE: &str = r#"
         xdp-imds check --config /etc/xdp-imds/config.yaml /etc/xdp-imds/records.d
         hook=/etc/libvirt/hooks/qemu.d/xdp-imds
         example=/usr/share/doc/xdp-imds/examples/domain.xml
-        said=$($hook web-1 start begin - < $example)
-        test -z "$said"
+        output=$($hook web-1 start begin - < $example)
+        test -z "$output"
         test "$(stat -c %a /run/xdp-imds/hook.d/*.json)" = 600
         xdp-imds check /run/xdp-imds/hook.d
         $hook web-1 release end - < $example
@@ -73,7 +73,7 @@ const INSIDE: &str = r#"
         rm /etc/xdp-imds/records.d/"$2"
         dpkg -r xdp-imds
         test ! -e /usr/bin/xdp-imds
-        # Its configuration is still there, and so is the hook, which must keep no domain from starting.
+        # The configuration and the hook remain. The hook must not keep a domain from starting.
         $hook web-1 start begin - < /dev/null
         dpkg -P xdp-imds
         for place in /etc/xdp-imds /etc/libvirt/hooks/qemu.d/xdp-imds /run/xdp-imds /var/lib/xdp-imds; do
@@ -82,19 +82,19 @@ const INSIDE: &str = r#"
     ' sh "$(basename "$2")" "$(basename "$3")"
 "#;
 
-/// What is built.
+/// Which binary to package, and where.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Package what was built before
+    /// Package the binary of an earlier build
     #[arg(long)]
     no_build: bool,
-    /// Package the static binary, which the image has too: it runs with any C library
+    /// Package the static binary, which the image also has: it runs with any C library
     #[arg(long = "static")]
     is_static: bool,
-    /// Cargo's profile to build by; `quick` is for trying
+    /// Cargo's build profile; `quick` builds faster, for tests
     #[arg(long, value_name = "NAME", default_value = "release")]
     profile: String,
-    /// Where the package goes
+    /// The directory of the package [default: target/debian]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 }
@@ -119,18 +119,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Command::new("lintian").args(["--fail-on", "error,warning", "--allow-root"]).arg(&package),
         )?;
     } else {
-        println!("deb: lintian is not installed, and was not asked");
+        println!("deb: lintian is not installed; its check is skipped");
     }
     if shell::is_root() {
         on_an_overlay(&package)?;
     } else {
-        println!("deb: installing it on a copy of this system needs root, and was left out");
+        println!("deb: installing the package on a copy of this system needs root; this is skipped");
     }
-    println!("deb: {} is good, {} KiB", package.display(), fs::metadata(&package)?.len() >> 10);
+    println!("deb: {} is ok, {} KiB", package.display(), fs::metadata(&package)?.len() >> 10);
     Ok(())
 }
 
-/// Makes the package of what is built.
+/// Makes the package from the built binary.
 fn build(args: &Args) -> Result<PathBuf> {
     let output = args.output.clone().unwrap_or_else(|| shell::target().join("debian"));
     fs::create_dir_all(&output).with_context(|| format!("cannot make {}", output.display()))?;
@@ -140,15 +140,16 @@ fn build(args: &Args) -> Result<PathBuf> {
     if args.is_static {
         command.args(["--target", TARGET]).env("CARGO_TARGET_DIR", Tree::here()?.target());
     }
-    let said = said(command.arg("--output").arg(output.join("")))?;
-    let package = said.lines().last().map(PathBuf::from).context("cargo deb names no package")?;
-    ensure!(package.is_file(), "cargo deb made no {}", package.display());
+    let output = printed(command.arg("--output").arg(output.join("")))?;
+    let package =
+        output.lines().last().map(PathBuf::from).context("cargo deb did not print the package's path")?;
+    ensure!(package.is_file(), "cargo deb did not make {}", package.display());
     Ok(package)
 }
 
 /// Checks files, modes, owners, configuration files and version.
 fn contents(package: &Path) -> Result<()> {
-    let listed = said(Command::new("dpkg-deb").arg("--contents").arg(package))?;
+    let listed = printed(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let found: BTreeMap<_, _> = listed.lines().filter_map(entry).collect();
     for (path, mode) in FILES {
         let expected = (mode, "0/0");
@@ -157,30 +158,34 @@ fn contents(package: &Path) -> Result<()> {
     }
     let known = |path: &&str| path.ends_with('/') || FILES.iter().any(|(file, _)| file == path);
     if let Some(other) = found.keys().find(|path| !known(path)) {
-        bail!("{other} is in the package, and nobody said that it should be");
+        bail!("{other} is in the package but not in the list of expected files");
     }
     let size = fs::metadata(package)?.len();
-    ensure!(size <= SIZE, "expected at most {SIZE} octets, found {size}: is it stripped?");
-    let conffiles = said(Command::new("dpkg-deb").args(["--info"]).arg(package).arg("conffiles"))?;
+    ensure!(size <= SIZE, "expected at most {SIZE} octets, found {size}: is the binary stripped?");
+    let conffiles = printed(Command::new("dpkg-deb").args(["--info"]).arg(package).arg("conffiles"))?;
     let kept = FILES.iter().filter_map(|(path, _)| path.strip_prefix('.'));
     let kept: Vec<_> = kept.filter(|path| path.starts_with("/etc/")).collect();
     let mut found: Vec<_> = conffiles.lines().collect();
     found.sort_unstable();
-    ensure!(found == kept, "expected as configuration files {kept:?}, found {found:?}");
-    let version = said(Command::new("dpkg-deb").args(["--field"]).arg(package).arg("Version"))?;
+    ensure!(found == kept, "expected the configuration files {kept:?}, found {found:?}");
+    let version = printed(Command::new("dpkg-deb").args(["--field"]).arg(package).arg("Version"))?;
     let changes = fs::read_to_string(shell::top().join("deploy/deb/changelog"))?;
     let newest = changes.split(['(', ')']).nth(1).unwrap_or_default();
-    ensure!(version.trim() == newest, "the package is {}, the newest change {newest}", version.trim());
+    ensure!(
+        version.trim() == newest,
+        "the package has version {}, but the newest entry of the changelog is {newest}",
+        version.trim()
+    );
     Ok(())
 }
 
-/// Path, mode and owner of a line of `dpkg-deb --contents`.
+/// Returns path, mode and owner from a line of `dpkg-deb --contents`.
 fn entry(line: &str) -> Option<(&str, (&str, &str))> {
     let words: Vec<_> = line.split_whitespace().collect();
     Some((words.get(5)?, (words[0], words[1])))
 }
 
-/// Installs, uses and purges it where that leaves no trace.
+/// Installs, uses and purges the package without leaving a trace on this system.
 fn on_an_overlay(package: &Path) -> Result<()> {
     let room = tempfile::tempdir()?;
     let record = room.path().join("web.json");
@@ -193,8 +198,8 @@ fn on_an_overlay(package: &Path) -> Result<()> {
     shell::run(command.arg(&place).arg(package.canonicalize()?).arg(&record))
 }
 
-/// What a program prints.
-fn said(command: &mut Command) -> Result<String> {
+/// Runs a program and returns its standard output. An exit status other than zero is an error.
+fn printed(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_owned();
     let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;
     let errors = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! The verbs of `cargo xtask` that make or check files which are committed or released.
+//! The verbs of `cargo xtask` that make or check committed or released files.
 
 mod book;
 mod build_ebpf;
@@ -18,17 +18,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Write the generated pages of the book, hold README and book to the code, and build it
+    /// Write the generated pages of the book, check README and book against the code, and build it
     Book(book::Args),
-    /// Rebuild the eBPF object from source, or prove that the committed one is its source's
+    /// Rebuild the eBPF object from source, or check that the committed one matches its source
     BuildEbpf(build_ebpf::Args),
-    /// Make the Debian package, look through it, and install, use and purge it on a throw-away copy of this system
+    /// Make the Debian package, check its contents, and install, use and purge it on a throw-away copy of this system
     Deb(deb::Args),
-    /// Write the agent as an OCI image, the same octets each time
+    /// Write the agent as an OCI image, reproducible octet for octet
     Image(image::Args),
-    /// Render and judge what is deployed, without a cluster
+    /// Render and check the deployment manifests, without a cluster
     Manifests(manifests::Args),
-    /// Make the extract of published schemas that tests hold objects to, or prove that it is what was published
+    /// Make the extract of published schemas that tests check objects against, or check that it is up to date
     Schemas(schemas::Args),
 }
 

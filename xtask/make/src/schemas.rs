@@ -1,7 +1,7 @@
-//! `cargo xtask schemas`: the extract of published schemas in `tests/schemas`, made again from what was published.
+//! `cargo xtask schemas`: makes the extract in `tests/schemas` from published schemas.
 //!
-//! Tests hold objects to it without a network. What only explains (descriptions, defaults) or is for merging is left out; a
-//! word that says what is valid and is not known here is an error, so that nothing is lost in silence.
+//! Tests check objects against the extract without a network. Keywords that only describe (descriptions, defaults) or
+//! control merging are left out. An unknown keyword is an error, so that no rule is lost unnoticed.
 
 mod prune;
 
@@ -16,20 +16,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What to do.
+/// Whether to write the extract or to check it.
 #[derive(Arguments)]
 pub(crate) struct Args {
-    /// Directory with the published files by their names in the URLs; otherwise they are fetched
+    /// Directory with the published files, named as in their URLs; by default they are fetched
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// Only prove that the extract is what would be made
+    /// Only check that the extract is up to date
     #[arg(long)]
     check: bool,
 }
 
 const EXTRACT: &str = "tests/schemas/published.json";
 
-/// A published file.
+/// A published file with schemas.
 struct Source {
     project: &'static str,
     version: &'static str,
@@ -38,17 +38,17 @@ struct Source {
     form: Form,
 }
 
-/// How schemas are in it.
+/// The form of the schemas in a file.
 enum Form {
-    /// OpenAPI 2, with the kinds that are wanted of a group.
+    /// OpenAPI 2, with the wanted kinds of one API group.
     Swagger { group: &'static str, kinds: &'static [&'static str] },
-    /// A CustomResourceDefinition; properties of its spec that our objects do not use are left out.
+    /// A CustomResourceDefinition. Properties of its spec that our objects do not use are left out.
     Crd { without: &'static [&'static str] },
-    /// Text of such a schema, in a Go map of them.
+    /// A schema as text in a Go map of schemas.
     Go { entry: &'static str, group: &'static str, kind: &'static str },
 }
 
-/// KubeVirt 1.9.0 and what else an overlay may have.
+/// The schemas of KubeVirt 1.9.0 and of the other kinds that an overlay may have.
 const SOURCES: [Source; 7] = [
     Source {
         project: "kubevirt/kubevirt",
@@ -107,8 +107,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let path = shell::top().join(EXTRACT);
     if args.check {
         let kept = fs::read_to_string(&path)?;
-        ensure!(kept == made, "{EXTRACT} is another; run `cargo xtask schemas` and look at what changes");
-        println!("{EXTRACT} is what was published");
+        ensure!(kept == made, "{EXTRACT} differs; run `cargo xtask schemas` and review the difference");
+        println!("{EXTRACT} is up to date");
         return Ok(());
     }
     fs::write(&path, &made)?;
@@ -155,7 +155,7 @@ fn take(
         }
         Form::Go { entry, group, kind } => {
             let begins = format!("\"{entry}\": `openAPIV3Schema:\n");
-            let at = text.find(&begins).with_context(|| format!("no entry {entry}"))? + begins.len();
+            let at = text.find(&begins).with_context(|| format!("there is no entry {entry}"))? + begins.len();
             let schema = text[at..].split('`').next().unwrap_or_default();
             let schema = Value::deserialize(serde_yaml::Deserializer::from_str(schema))?;
             let kind = format!("{group} {kind}");
@@ -166,7 +166,7 @@ fn take(
     Ok(())
 }
 
-/// One definition a line, so that a change of one is a change of its line.
+/// Writes one definition per line, so that a changed definition is a changed line.
 fn written(
     sources: &[Value],
     kinds: &Map<String, Value>,
@@ -183,7 +183,7 @@ fn written(
     Ok(text)
 }
 
-/// A source's text: from a directory, or from where it was published.
+/// Reads a source from a directory, or fetches it from its URL, and checks its digest.
 fn read(source: &Source, from: Option<&Path>) -> Result<String> {
     let name = source.url.rsplit('/').next().unwrap_or_default();
     let path = match from {

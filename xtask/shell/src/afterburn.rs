@@ -1,13 +1,13 @@
-//! Afterburn, the metadata agent of Fedora CoreOS and Flatcar, built from the package registry below the target
+//! Builds Afterburn, the metadata agent of Fedora CoreOS and Flatcar, from the package registry into the target
 //! directory. Debian has no package of it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The release that is built.
+/// The release to build.
 pub const VERSION: &str = "5.11.0";
 
-/// The arguments with which Cargo builds it below `target`. Without optimisation that takes two minutes of one core.
+/// Returns Cargo's arguments to install it below `target`. A build without optimisation takes one core two minutes.
 #[must_use]
 pub fn install(target: &Path) -> Vec<OsString> {
     let mut words: Vec<OsString> =
@@ -17,7 +17,7 @@ pub fn install(target: &Path) -> Vec<OsString> {
     words
 }
 
-/// The built program below a target directory, there or not.
+/// Returns the path of the program below `target`, whether or not it is built.
 #[must_use]
 pub fn program(target: &Path) -> PathBuf {
     root(target).join("bin/afterburn")

@@ -1,4 +1,4 @@
-//! Running other programs, as this user or as root, and what `cargo xtask` shares with the programs it starts.
+//! Runs other programs, as this user or as root, and holds what `cargo xtask` shares with the programs it starts.
 
 pub mod afterburn;
 pub mod tools;
@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The top of the project.
+/// Returns the top directory of the project.
 pub fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
@@ -18,19 +18,19 @@ pub fn top() -> &'static Path {
         .expect("this crate is two directories below the project")
 }
 
-/// Cargo, at the top of the project.
+/// Returns a Cargo command that runs at the top of the project.
 pub fn cargo<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(words).current_dir(top());
     command
 }
 
-/// Where Cargo puts what it builds.
+/// Returns Cargo's target directory.
 pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| top().join("target"), |dir| top().join(dir))
 }
 
-/// Shows a command on standard error, runs it, and fails if it does.
+/// Prints a command on standard error and runs it. An exit status other than zero is an error.
 pub fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);
     eprintln!("$ {shown}");
@@ -50,24 +50,24 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The file of a program on PATH, or where a user's PATH does not look but root's does.
+/// Finds a program on PATH, or in the directories that root's PATH has and a user's often lacks.
 pub fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(more).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
-/// How to become root from here: nothing to do, `sudo`, or not at all.
+/// How this process can become root.
 pub enum Root {
     /// This process is root.
     Already,
     /// `sudo` works, perhaps after asking for a password on a terminal.
     Sudo(PathBuf),
-    /// There is no way; the reason.
+    /// This process cannot become root; the reason.
     No(&'static str),
 }
 
-/// Finds out how to become root; `sudo` asks for its password now, not in the middle of things.
+/// Finds out how to become root. `sudo` asks for its password here, so that it does not ask during a test.
 pub fn root() -> Root {
     if is_root() {
         return Root::Already;
@@ -79,8 +79,8 @@ pub fn root() -> Root {
     }
 }
 
-/// Goes on as root: returns if this process is root, else replaces it by the same program under sudo, with
-/// the same words and `more`.
+/// Returns if this process is root. Otherwise it replaces this process by the same program under sudo, with the same
+/// arguments and `more`.
 pub fn go_on_as_root(more: &[OsString]) -> Result<()> {
     match root() {
         Root::Already => Ok(()),

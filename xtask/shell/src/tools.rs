@@ -1,4 +1,4 @@
-//! Programs the lab calls, and the Debian packages they come in.
+//! The programs that labs need, and the Debian packages that have them.
 
 use crate::Root;
 use anyhow::{Result, bail};
@@ -7,14 +7,14 @@ use std::process::Command;
 /// A program and its package.
 pub type Tool = (&'static str, &'static str);
 
-/// What namespaces and pretend guests need.
+/// The tools for namespaces and simulated guests.
 pub const LAB: &[Tool] = &[("ip", "iproute2"), ("curl", "curl"), ("ping", "iputils-ping")];
 
-/// Servers a boot storm is measured against. Debian starts them when they are installed and at each boot, so that is
-/// left to whoever owns the host.
+/// Servers that `storm` compares the agent with. Debian starts them on installation and at each boot, so the owner of
+/// the host installs them.
 const PEERS: &[Tool] = &[("nginx", "nginx-light"), ("haproxy", "haproxy")];
 
-/// What of these servers is missing, and how it is had.
+/// Returns which of these servers are missing and how to install them; `None` if all are there.
 pub fn missing_peers() -> Option<String> {
     let missing: Vec<_> = PEERS.iter().filter(|(program, _)| crate::which(program).is_none()).collect();
     let list = |of: fn(&Tool) -> &'static str, between: &str| {
@@ -23,14 +23,14 @@ pub fn missing_peers() -> Option<String> {
     let (programs, packages) = (list(|tool| tool.0, ", "), list(|tool| tool.1, " "));
     (!missing.is_empty()).then(|| {
         format!(
-            "missing: {programs}. On Debian: `apt-get install --no-install-recommends {packages}`, and as it starts \
-             them: `systemctl disable --now {}`",
+            "missing: {programs}. On Debian, run `apt-get install --no-install-recommends {packages}`. It starts \
+             them; stop them with `systemctl disable --now {}`",
             list(|tool| tool.0, " ")
         )
     })
 }
 
-/// Installs what is missing where apt-get and root are at hand; else says what to run.
+/// Installs missing programs with apt-get as root. Where that cannot be done, the error says what to run.
 pub fn ensure(tools: &[Tool]) -> Result<()> {
     let missing: Vec<_> = tools.iter().filter(|(program, _)| crate::which(program).is_none()).collect();
     if missing.is_empty() {
@@ -41,7 +41,9 @@ pub fn ensure(tools: &[Tool]) -> Result<()> {
     packages.dedup();
     let (programs, listed) = (programs.join(", "), packages.join(" "));
     let Some(apt) = crate::which("apt-get") else {
-        bail!("missing: {programs}. On Debian they come in the packages {listed}; install their like here");
+        bail!(
+            "missing: {programs}. On Debian they come in the packages {listed}; install the equivalent packages here"
+        );
     };
     let as_root = |words: &[&str]| {
         let mut command = match crate::root() {

@@ -1,4 +1,4 @@
-//! What a demo showed, as tables and as JSON.
+//! The result of a demo, as tables and as JSON.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -8,36 +8,36 @@ use testbed::agent::{DROPPED, IMPOSTOR, PASSED, STEERED};
 use testbed::netns::Namespace;
 use testbed::record::Identity;
 
-/// Everything there is to tell.
+/// What a demo measured.
 pub(crate) struct Report {
     pub(crate) asked: Vec<Asked>,
-    /// Whether the impostor went away with nothing.
+    /// Whether the impostor's requests timed out.
     pub(crate) refused: bool,
     /// Frames by the kernel's verdict.
     pub(crate) verdicts: Vec<(String, u64)>,
     pub(crate) pings: Pings,
     pub(crate) links: Vec<Link>,
-    /// Whether a program stayed on a tap after the agent stopped.
+    /// Whether an XDP program was still attached to a tap after the agent stopped.
     pub(crate) program_left: bool,
 }
 
-/// How one guest fared.
+/// The result of one guest.
 pub(crate) struct Asked {
     pub(crate) guest: Identity,
-    /// Octets of all bodies.
+    /// Octets of all bodies together.
     pub(crate) bytes: usize,
-    /// Time of all requests, connection set-up included.
+    /// Time of all requests together, with connection set-up.
     pub(crate) time: Duration,
     pub(crate) error: Option<String>,
 }
 
-/// Ordinary traffic.
+/// Pings among guests and the gateway, which the agent must not affect.
 pub(crate) struct Pings {
     pub(crate) sent: u32,
     pub(crate) answered: u32,
 }
 
-/// A tap's own counters.
+/// The counters of one tap.
 pub(crate) struct Link {
     name: String,
     received: u64,
@@ -46,14 +46,14 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Reads them with `ip -s link`.
+    /// Reads the counters of `name` with `ip -s link`.
     pub(crate) fn read(ns: &Namespace, name: &str) -> Result<Self> {
         let shown: Value = serde_json::from_str(&ns.ip(&format!("-j -s link show dev {name}"))?)?;
         let stats = &shown[0]["stats64"];
         let count = |way: &str, what: &str| {
             stats[way][what]
                 .as_u64()
-                .with_context(|| format!("`ip -j -s link` tells no {way} {what} of {name}"))
+                .with_context(|| format!("`ip -j -s link` shows no {way} {what} of {name}"))
         };
         Ok(Self {
             name: name.to_owned(),
@@ -69,7 +69,7 @@ impl Report {
         self.verdicts.iter().filter(|(name, _)| name.starts_with(beginning)).map(|(_, frames)| frames).sum()
     }
 
-    /// Everything that is not as it should be.
+    /// One sentence for each expectation that was not met; empty after a good demo.
     pub(crate) fn wrong(&self) -> Vec<String> {
         let mut wrong: Vec<String> = self.asked.iter().filter_map(|asked| asked.error.clone()).collect();
         if !self.refused {
@@ -79,8 +79,10 @@ impl Report {
             wrong.push(format!("the impostor's frames are not counted as {IMPOSTOR}"));
         }
         if self.frames(STEERED) == 0 || self.frames(PASSED) == 0 {
-            wrong
-                .push("the kernel counted no frames of one kind, so its programs were not in the way".into());
+            wrong.push(
+                "the kernel counted no steered or no passed frames, so its programs did not see the traffic"
+                    .into(),
+            );
         }
         if self.pings.answered != self.pings.sent {
             wrong.push(format!("{} of {} pings were answered", self.pings.answered, self.pings.sent));
@@ -89,15 +91,15 @@ impl Report {
             wrong.push(format!("{} has {} errors", link.name, link.errors));
         }
         if self.program_left {
-            wrong.push("an XDP program stayed behind".into());
+            wrong.push("an XDP program stayed on a tap after the agent stopped".into());
         }
         wrong
     }
 
-    /// The tables.
+    /// The result as tables for people.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
-        self.write(&mut text).expect("a String takes what it is given");
+        self.write(&mut text).expect("writing to a String cannot fail");
         text
     }
 
@@ -109,7 +111,7 @@ impl Report {
         )?;
         for Asked { guest, bytes, time, error } in &self.asked {
             let ms = time.as_secs_f64() * 1_000.0;
-            let verdict = error.as_deref().unwrap_or("its own");
+            let verdict = error.as_deref().unwrap_or("ok");
             let (name, id, data) = (&guest.hostname, &guest.instance_id, guest.user_data.len());
             writeln!(out, "{name:<10} {id:<36} {data:>9} {bytes:>7} {ms:>7.1}  {verdict}")?;
         }
@@ -131,7 +133,7 @@ impl Report {
         writeln!(out)
     }
 
-    /// The same for programs.
+    /// The result as JSON for programs.
     pub(crate) fn json(&self) -> Value {
         let asked = |asked: &Asked| {
             json!({

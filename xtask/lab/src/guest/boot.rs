@@ -1,4 +1,4 @@
-//! One boot: a namespace with bridge, tap and DHCP server, the agent on the tap, QEMU behind it.
+//! Boots a guest once: a namespace with bridge, tap and DHCP server, the agent on the tap, and QEMU behind the tap.
 
 use super::image::Image;
 use super::subject::Subject;
@@ -15,36 +15,36 @@ use support::netns::Namespace;
 use support::record::replace;
 
 const TAP: &str = "tap0";
-/// The kernel's command line. Mitigations and security modules cost an emulated processor dearly.
+/// The kernel's command line. It turns off mitigations and security modules, which slow an emulated processor down.
 pub(super) const KERNEL: &str = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=1 mitigations=off audit=0 \
                       apparmor=0 xdp-imds-report";
-/// Guest memory in MiB, and its processors.
+/// The guest's memory in MiB, and its number of processors.
 pub(super) const MEMORY_MIB: u32 = 1_024;
 pub(super) const PROCESSORS: u32 = 2;
-/// Longest the DHCP server may take to come up.
+/// The longest time the DHCP server may take to come up.
 const DHCP_PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(100);
-/// Between two lines of progress.
+/// Interval of progress lines.
 const PROGRESS_EVERY: Duration = Duration::from_secs(15);
 
-/// What a boot left behind for the report.
+/// The results of a boot, for the report.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// The guest's own words.
+    /// The report that the guest wrote.
     pub(super) report: super::report::GuestReport,
-    /// From the start of QEMU to the guest's report.
+    /// Time from the start of QEMU to the guest's report.
     pub(super) time: Duration,
-    /// `kvm` or `tcg`.
+    /// QEMU's accelerator: `kvm` or `tcg`.
     pub(super) accelerator: &'static str,
-    /// What went over the guest's NIC.
+    /// The traffic on the guest's NIC.
     pub(super) traffic: wire::Traffic,
-    /// The agent's metrics once it served, and after the boot.
+    /// The agent's metrics before and after the boot.
     pub(super) metrics: (Metrics, Metrics),
-    /// Where console log, report, packet dump and the servers' logs are.
+    /// The directory of the console log, the report, the packet dump and the servers' logs.
     pub(super) directory: PathBuf,
 }
 
-/// Boots the image once and collects what came of it; everything it started is gone when it returns.
+/// Boots the image once and collects the results. All processes that it started have ended when it returns.
 pub(super) fn boot(
     image: &Image,
     subject: &Subject,
@@ -52,7 +52,7 @@ pub(super) fn boot(
     directory: &Path,
     patience: Duration,
 ) -> Result<Outcome> {
-    // Logs of the boot before would be taken for this one's.
+    // Files of an earlier boot could be taken for files of this one.
     if directory.exists() {
         fs::remove_dir_all(directory).with_context(|| format!("cannot empty {}", directory.display()))?;
     }
@@ -60,11 +60,11 @@ pub(super) fn boot(
     fs::create_dir_all(&records).with_context(|| format!("cannot make {}", records.display()))?;
     let record = records.join("guest.yaml");
     replace(&record, &subject.record())?;
-    // Records hold secrets; the agent warns of one that everybody may read.
+    // Records hold secrets, so the agent warns of records that everybody may read.
     fs::set_permissions(&record, fs::Permissions::from_mode(0o640))?;
 
     let host = Host::new()?;
-    // A tap that waits for its hypervisor, as libvirt makes it; it goes with the namespace.
+    // The tap exists before its hypervisor, as with libvirt. It disappears with the namespace.
     host.ns().ip_batch(&format!(
         "tuntap add dev {TAP} mode tap vnet_hdr\nlink set {TAP} master {} up\n",
         host::BRIDGE
@@ -94,7 +94,7 @@ pub(super) fn boot(
     Ok(Outcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() })
 }
 
-/// A child that does not outlive its guard.
+/// A child process that is killed when this guard is dropped.
 #[derive(Debug)]
 pub(super) struct Running(Child);
 
@@ -104,13 +104,12 @@ impl Drop for Running {
             return;
         }
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
-            eprintln!("process {} stays behind: {error}", self.0.id());
+            eprintln!("cannot end process {}: {error}", self.0.id());
         }
     }
 }
 
-/// Starts a DHCP server on the bridge: its broadcasts cross the tap, so they show that what is not
-/// metadata passes.
+/// Starts a DHCP server on the bridge. Its broadcasts cross the tap, which shows that frames other than metadata pass.
 pub(super) fn dhcp(ns: &Namespace, subject: &Subject, directory: &Path) -> Result<Running> {
     let log_path = directory.join("dnsmasq.log");
     let log = File::create(&log_path)?;
@@ -132,14 +131,15 @@ pub(super) fn dhcp(ns: &Namespace, subject: &Subject, directory: &Path) -> Resul
             bail!("dnsmasq ended ({status}): {}", fs::read_to_string(&log_path)?.trim());
         }
         if Instant::now() > end {
-            bail!("dnsmasq does not serve after {DHCP_PATIENCE:?}; see {}", log_path.display());
+            bail!("dnsmasq did not come up within {DHCP_PATIENCE:?}; see {}", log_path.display());
         }
         std::thread::sleep(POLL);
     }
     Ok(server)
 }
 
-/// KVM where a guest can run under it: a `/dev/kvm` alone may belong to a processor without the feature.
+/// Returns `kvm` where a guest can run under it. `/dev/kvm` can exist on a processor without the feature, so that is
+/// checked too.
 pub(super) fn accelerator() -> &'static str {
     let opens = File::options().read(true).write(true).open("/dev/kvm").is_ok();
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -148,7 +148,7 @@ pub(super) fn accelerator() -> &'static str {
 }
 
 fn qemu(image: &Image, subject: &Subject, accelerator: &str, directory: &Path) -> Result<Command> {
-    // QEMU splits its options at commas and would read on in the next one.
+    // QEMU splits its options at commas, so a comma in a path would begin another option.
     let place = |name: &str| {
         let path = directory.join(name).display().to_string();
         if path.contains(',') {
@@ -157,7 +157,7 @@ fn qemu(image: &Image, subject: &Subject, accelerator: &str, directory: &Path) -
         Ok(path)
     };
     let disk = image.disk().display().to_string();
-    // TCG emulates the vector extensions of newer models slowly; a guest that lacks them is quicker.
+    // TCG emulates the vector extensions of newer models slowly. A guest boots faster without them.
     let cpu = if accelerator == "kvm" { "host" } else { "qemu64,-svm" };
     let mut command = Command::new("qemu-system-x86_64");
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
@@ -165,7 +165,7 @@ fn qemu(image: &Image, subject: &Subject, accelerator: &str, directory: &Path) -
     command.args(["-m", &MEMORY_MIB.to_string(), "-smp", &PROCESSORS.to_string()]);
     command.arg("-kernel").arg(image.kernel()).arg("-initrd").arg(image.initrd());
     command.args(["-append", KERNEL]);
-    // What a boot writes goes to a temporary overlay: each boot is a first boot.
+    // Writes go to a temporary overlay, so that each boot is a first boot.
     command.args(["-drive", &format!("file={disk},if=virtio,format=raw,snapshot=on")]);
     command.args(["-netdev", &format!("tap,id=n0,ifname={TAP},script=no,downscript=no")]);
     command.args(["-device", &format!("virtio-net-pci,netdev=n0,mac={},romfile=", subject.mac)]);
@@ -181,7 +181,7 @@ fn qemu(image: &Image, subject: &Subject, accelerator: &str, directory: &Path) -
     Ok(command)
 }
 
-/// Waits for the guest's report; `ended` says how QEMU ended, once it has.
+/// Waits for the guest's report. `ended` returns how QEMU ended, or `None` while it runs.
 pub(super) fn wait(
     mut ended: impl FnMut() -> Result<Option<String>>,
     directory: &Path,
@@ -189,40 +189,40 @@ pub(super) fn wait(
 ) -> Result<(super::report::GuestReport, Instant)> {
     let path = directory.join("report.json");
     let started = Instant::now();
-    let mut told = Duration::ZERO;
+    let mut reported_at = Duration::ZERO;
     loop {
         let text = fs::read_to_string(&path).unwrap_or_default();
-        // The guest ends its report with a line feed: until then it may be half there.
+        // The guest ends its report with a line feed. Without it the report may be incomplete.
         if text.ends_with('\n') {
             let reported = Instant::now();
             let report = serde_json::from_str(&text)
-                .with_context(|| format!("{} is not the report the image makes", path.display()))?;
+                .with_context(|| format!("{} is not a valid report", path.display()))?;
             return Ok((report, reported));
         }
         if let Some(status) = ended()? {
-            let said = fs::read_to_string(directory.join("qemu.log")).unwrap_or_default();
-            bail!("QEMU ended ({status}) before the guest reported: {}\n{}", said.trim(), tail(directory));
+            let output = fs::read_to_string(directory.join("qemu.log")).unwrap_or_default();
+            bail!("QEMU ended ({status}) before the guest reported: {}\n{}", output.trim(), tail(directory));
         }
         let elapsed = started.elapsed();
         if elapsed > patience {
             bail!("no report from the guest after {} s\n{}", patience.as_secs(), tail(directory));
         }
-        if elapsed >= told + PROGRESS_EVERY {
-            told = elapsed;
+        if elapsed >= reported_at + PROGRESS_EVERY {
+            reported_at = elapsed;
             println!("guest: {:>3} s  {}", elapsed.as_secs(), console(directory).last().map_or("", |l| l));
         }
         std::thread::sleep(POLL);
     }
 }
 
-/// The end of the console log, for an error.
+/// Returns the end of the console log, for an error.
 fn tail(directory: &Path) -> String {
     let lines = console(directory);
     let end = lines[lines.len().saturating_sub(15)..].join("\n");
     format!("the console ({}) ends with:\n{end}", directory.join("console.log").display())
 }
 
-/// The console's lines that say something, without colours and cursor movements.
+/// Returns the console's lines that are not empty, without colours and cursor movements.
 fn console(directory: &Path) -> Vec<String> {
     let octets = fs::read(directory.join("console.log")).unwrap_or_default();
     let text = String::from_utf8_lossy(&octets);

@@ -1,18 +1,18 @@
-//! What a guest's firmware shows so that cloud-init finds a dialect, and what a boot under it must come to.
+//! The SMBIOS values by which cloud-init finds a dialect, and the expected results of a boot with them.
 
 use super::subject::Subject;
 
-/// The seed as the firmware names it, and as policy, webhook and manual have it. Without `dsmode` Debian 12's cloud-init
-/// (22.4) throws away what it fetched, and later versions call the older name `nocloud-net` deprecated.
+/// The seed in SMBIOS, identical to the one in policy, webhook and manual. Without `dsmode`, Debian 12's cloud-init
+/// (22.4) discards the fetched documents. Later versions call the older name `nocloud-net` deprecated.
 pub(super) const SEED: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";
 
 /// A dialect that Debian's cloud-init finds by SMBIOS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Dialect {
-    /// The seed, fetched once the guest's own network is up
+    /// The NoCloud seed, fetched once the guest's own network is up
     #[value(name = "nocloud")]
     NoCloud,
-    /// OpenStack's documents and the EC2 tree beside them, fetched before the guest has a network
+    /// OpenStack's documents and its EC2 tree, fetched before the guest has a network
     #[value(name = "openstack")]
     OpenStack,
     /// AWS's tree behind a session token, fetched before the guest has a network
@@ -20,29 +20,29 @@ pub(crate) enum Dialect {
     Ec2,
 }
 
-/// What holds after a boot that found its dialect, besides what the record says.
+/// The expected results of a boot that found its dialect, besides the record's values.
 #[derive(Debug)]
 pub(super) struct Expected {
-    /// How the name of cloud-init's class begins.
+    /// The beginning of the name of cloud-init's datasource class.
     pub(super) datasource: &'static str,
-    /// What `cloud-id` says.
+    /// The output of `cloud-id`.
     pub(super) cloud_id: &'static str,
-    /// Whether the NIC is configured as the dialect says, or by cloud-init's own fallback, which is DHCP.
+    /// The source of the NIC's configuration: the dialect, or cloud-init's own fallback, which is DHCP.
     pub(super) network: NetworkSource,
-    /// Requests that are made, by method and target.
+    /// The requests that cloud-init must make, by method and target.
     pub(super) asked: &'static [&'static str],
-    /// Of those, what cloud-init asks twice by itself; anything else asked again is a retry.
+    /// Those of `asked` that cloud-init makes twice by itself. Any other repeated request is a retry.
     pub(super) twice: &'static [&'static str],
-    /// The one whose answer is a token, which is not to leave the guest.
+    /// The request that is answered with a token. The token must not leave the guest.
     pub(super) token: Option<&'static str>,
 }
 
-/// Where cloud-init has the network configuration from, in the word of its log (`stages.py`).
+/// The source of cloud-init's network configuration, by the word in its log (`stages.py`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NetworkSource {
-    /// DHCP on the first NIC, for want of anything better.
+    /// DHCP on the first NIC, which cloud-init uses if no source has a configuration.
     Fallback,
-    /// The datasource.
+    /// The datasource that cloud-init found.
     Datasource,
 }
 
@@ -55,7 +55,7 @@ impl NetworkSource {
     }
 }
 
-/// 22.4 does not ask a seed on the web for network-config.
+/// Version 22.4 does not fetch network-config from a seed on the web.
 const NOCLOUD: Expected = Expected {
     datasource: "DataSourceNoCloud",
     cloud_id: "nocloud",
@@ -65,7 +65,7 @@ const NOCLOUD: Expected = Expected {
     token: None,
 };
 
-/// `/openstack` shows that the service is there, and is then read for its versions.
+/// cloud-init requests `/openstack` to detect the service, and again to list its versions.
 const OPENSTACK: Expected = Expected {
     datasource: "DataSourceOpenStack",
     cloud_id: "openstack",
@@ -84,7 +84,7 @@ const OPENSTACK: Expected = Expected {
     token: None,
 };
 
-/// `instance-id` shows that the version is there, and is a leaf of the tree.
+/// cloud-init requests `instance-id` to detect the version, and again as a leaf of the tree.
 const EC2: Expected = Expected {
     datasource: "DataSourceEc2",
     cloud_id: "aws",
@@ -101,7 +101,7 @@ const EC2: Expected = Expected {
 };
 
 impl Dialect {
-    /// As the command line and the record name it.
+    /// Returns the dialect's name on the command line and in records.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::NoCloud => "nocloud",
@@ -110,7 +110,7 @@ impl Dialect {
         }
     }
 
-    /// What a boot under it must come to.
+    /// Returns the expected results of a boot with this dialect.
     pub(super) fn expected(self) -> &'static Expected {
         match self {
             Self::NoCloud => &NOCLOUD,
@@ -119,10 +119,10 @@ impl Dialect {
         }
     }
 
-    /// QEMU's `-smbios` words, one identity and no other.
+    /// Returns the values of QEMU's `-smbios` option. They show one identity and no other.
     ///
-    /// EC2: `ds-identify` and `DataSourceEc2.py` (22.4) want the serial equal to the UUID, both beginning
-    /// `ec2`, as on AWS's own machines; systemd looks at the vendor of the firmware.
+    /// For EC2, `ds-identify` and `DataSourceEc2.py` (22.4) expect the serial to equal the UUID, and both to begin with
+    /// `ec2`, as on AWS's own machines. systemd uses the vendor of the firmware.
     pub(super) fn smbios(self, subject: &Subject) -> Vec<String> {
         let uuid = subject.uuid;
         match self {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_special_among_the_requests_is_one_of_them() {
+    fn repeated_and_token_requests_are_among_the_expected_ones() {
         for dialect in Dialect::value_variants() {
             let expected = dialect.expected();
             assert!(expected.twice.iter().all(|again| expected.asked.contains(again)), "{dialect:?}");

@@ -1,4 +1,4 @@
-//! A boot judged against its record and its dialect.
+//! Compares a boot with its record and its dialect.
 
 use super::boot::Outcome;
 use super::subject::Subject;
@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Messages of one DHCP exchange: discover, offer, request, acknowledge (RFC 2131, section 3.1).
 const DHCP_EXCHANGE: usize = 4;
 
-/// Requests or warnings that a finding names; the rest are below it, or in the logs.
+/// The most requests or warnings that a finding names. The output below it, or the logs, have all of them.
 const NAMED: usize = 3;
 
-/// One thing that must hold.
+/// One checked expectation.
 #[derive(Debug)]
 pub(super) struct Finding {
     pub(super) what: &'static str,
@@ -19,11 +19,11 @@ pub(super) struct Finding {
     pub(super) holds: bool,
 }
 
-/// Judges a boot.
+/// Checks a boot against all expectations.
 pub(super) fn findings(subject: &Subject, outcome: &Outcome) -> Vec<Finding> {
     let (report, traffic) = (&outcome.report, &outcome.traffic);
     let expected = subject.dialect.expected();
-    let datasource = report.datasource().unwrap_or("none: cloud-init left no result");
+    let datasource = report.datasource().unwrap_or("none: cloud-init wrote no result");
     let uuid = report.firmware.get("product_uuid").map_or("none", String::as_str);
     let errors = match report.errors() {
         Some(errors) => errors.join("; "),
@@ -40,7 +40,7 @@ pub(super) fn findings(subject: &Subject, outcome: &Outcome) -> Vec<Finding> {
         finding("cloud-id", or(&report.cloud_id, "none"), report.cloud_id == expected.cloud_id),
         finding("stages not done", or(&unfinished.join(", "), "none"), unfinished.is_empty()),
         finding("errors", or(&errors, "none"), errors.is_empty()),
-        finding("warnings", &told(warnings.len(), &warnings), warnings.is_empty()),
+        finding("warnings", &listed(warnings.len(), &warnings), warnings.is_empty()),
         finding("instance-id", &report.instance_id, report.instance_id == subject.instance_id()),
         finding("hostname", &report.hostname, report.hostname == subject.hostname),
         finding("ssh key in", or(&holders.join(", "), "no file"), !holders.is_empty()),
@@ -58,29 +58,29 @@ pub(super) fn findings(subject: &Subject, outcome: &Outcome) -> Vec<Finding> {
     findings
 }
 
-/// An answer with a token has the record's hop limit, which is 1: a router behind the guest drops it. Others
-/// have an ordinary one.
+/// Checks the hop limits. An answer with a token has the record's hop limit, which is 1, so that a router behind the
+/// guest drops it. Other answers have an ordinary hop limit.
 fn token_stays(exchanges: &[Exchange], token: &str) -> Finding {
     let (tokens, others): (Vec<_>, Vec<_>) = exchanges.iter().partition(|one| one.request == token);
     let least = |exchanges: &[&Exchange]| exchanges.iter().map(|one| one.hops).min().unwrap_or_default();
     let most = tokens.iter().map(|one| one.hops).max().unwrap_or_default();
     let (own, other) = (least(&tokens), least(&others));
-    let found = format!("{own} with the token, {other} or more else");
+    let found = format!("{own} with the token, at least {other} without");
     finding("hop limit", &found, own == 1 && most == 1 && other > 1)
 }
 
-/// The address and where its configuration is from.
+/// Checks the address and the source of its configuration.
 fn network(subject: &Subject, outcome: &Outcome) -> Finding {
     let expected = subject.dialect.expected().network.word();
     let (address, source) = (outcome.report.address(), outcome.report.network_source());
     let shown = address.map_or_else(|| "no address".to_owned(), |address| address.to_string());
     let holds = address == Some(subject.address()) && source == Some(expected);
-    let found = format!("{shown} by configuration from {}", source.unwrap_or("nowhere"));
+    let found = format!("{shown}, configured from {}", source.unwrap_or("no source"));
     let wanted = format!("; expected {} from {expected}", subject.address());
     finding("network", &format!("{found}{}", if holds { "" } else { &wanted }), holds)
 }
 
-/// Everything the dialect must be asked for was, and nothing was answered badly: the record has all of it.
+/// Checks that all expected requests were made, and that all requests succeeded. The record has every document.
 fn requests(traffic: &Traffic, asked: &[&str]) -> Finding {
     let refused: Vec<_> = traffic.exchanges.iter().filter(|exchange| !exchange.answered_well()).collect();
     let refused: Vec<_> = refused.iter().map(|exchange| exchange.request.as_str()).collect();
@@ -89,25 +89,25 @@ fn requests(traffic: &Traffic, asked: &[&str]) -> Finding {
     let found = format!(
         "{} made, {} without a good answer, {} expected and not made",
         traffic.exchanges.len(),
-        told(refused.len(), &refused),
-        told(missed.len(), &missed),
+        listed(refused.len(), &refused),
+        listed(missed.len(), &missed),
     );
     finding("requests", &found, refused.is_empty() && missed.is_empty())
 }
 
-/// Nothing was slept for, tried again, or asked again.
+/// Checks that cloud-init neither slept nor repeated a request.
 fn retries(outcome: &Outcome, twice: &[&str]) -> Finding {
     let (sleep, attempts) = (outcome.report.retry_sleep(), outcome.report.further_attempts());
     let again = asked_again(&outcome.traffic.exchanges, twice);
     let found = format!(
-        "{} s slept, {attempts} attempts repeated, {} asked again",
+        "{} s slept, {attempts} further attempts, {} repeated requests",
         sleep.as_secs_f64(),
-        told(again.len(), &again)
+        listed(again.len(), &again)
     );
     finding("retries", &found, sleep.is_zero() && attempts == 0 && again.is_empty())
 }
 
-/// Requests made more often than cloud-init makes them by itself.
+/// Returns the requests that were made more often than cloud-init makes them by itself.
 fn asked_again<'a>(exchanges: &'a [Exchange], twice: &[&str]) -> Vec<&'a str> {
     let mut times = BTreeMap::<_, usize>::new();
     for exchange in exchanges {
@@ -122,7 +122,7 @@ fn asked_again<'a>(exchanges: &'a [Exchange], twice: &[&str]) -> Vec<&'a str> {
 }
 
 impl Exchange {
-    /// Whether it was answered with what was asked for, or with the word that there is none.
+    /// Whether the answer's status is a success.
     pub(super) fn answered_well(&self) -> bool {
         let status = self.answer.as_deref().and_then(|line| line.split(' ').nth(1));
         status.is_some_and(|status| status.starts_with('2'))
@@ -133,8 +133,8 @@ pub(super) fn finding(what: &'static str, found: &str, holds: bool) -> Finding {
     Finding { what, found: found.to_owned(), holds }
 }
 
-/// A number, and what it counts where that is something: the first few, each once.
-fn told(count: usize, what: &[&str]) -> String {
+/// Formats a number with the first few names that it counts, each once.
+fn listed(count: usize, what: &[&str]) -> String {
     let mut different: Vec<_> = what.to_vec();
     let mut seen = BTreeSet::new();
     different.retain(|name| seen.insert(*name));
@@ -151,7 +151,7 @@ fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Exchange, Traffic, asked_again, requests, token_stays, told};
+    use super::{Exchange, Traffic, asked_again, listed, requests, token_stays};
     use std::net::Ipv4Addr;
     use std::time::Duration;
 
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_made_oftener_than_cloud_init_makes_it_is_a_retry() {
+    fn a_request_made_more_often_than_expected_is_a_retry() {
         let requests = ["GET /openstack", "GET /a", "GET /openstack", "GET /b"];
         let exchanges: Vec<_> = requests.iter().map(|request| exchange(request, None)).collect();
         assert!(asked_again(&exchanges, &["GET /openstack"]).is_empty());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_answer_with_the_token_may_not_be_forwarded() {
+    fn only_the_answer_with_the_token_has_hop_limit_1() {
         let answered = |request, hops| Exchange { hops, ..exchange(request, Some("HTTP/1.1 200 OK")) };
         let cases = [(1, 64, true), (64, 64, false), (1, 1, false), (0, 64, false)];
         for (token, other, holds) in cases {
@@ -198,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_names_a_few_and_each_once() {
-        assert_eq!(told(0, &[]), "0");
-        assert_eq!(told(3, &["a", "b", "a"]), "3 (a, b)");
-        assert_eq!(told(5, &["a", "b", "c", "d", "a"]), "5 (a, b, c, …)");
+    fn a_finding_names_a_few_requests_each_once() {
+        assert_eq!(listed(0, &[]), "0");
+        assert_eq!(listed(3, &["a", "b", "a"]), "3 (a, b)");
+        assert_eq!(listed(5, &["a", "b", "c", "d", "a"]), "5 (a, b, c, …)");
     }
 
     #[test]
-    fn a_document_refused_or_never_asked_for_is_named() {
+    fn a_refused_or_missing_request_is_named() {
         let ok = Some("HTTP/1.1 200 OK");
         let exchanges = vec![exchange("GET /a", ok), exchange("GET /b", Some("HTTP/1.1 404 Not Found"))];
         let traffic = Traffic { exchanges, ..Traffic::default() };

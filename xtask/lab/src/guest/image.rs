@@ -1,4 +1,4 @@
-//! The guest's disk: Debian 12 by debootstrap, put into an ext4 file without mounting anything.
+//! Makes the guest's disk: Debian 12 by debootstrap, written to an ext4 file without mounting anything.
 
 use anyhow::{Context as _, Result, bail};
 use std::fs::{self, File, Permissions};
@@ -11,27 +11,27 @@ use std::time::Instant;
 use support::netns::run;
 
 const SUITE: &str = "bookworm";
-/// Where packages come from on a machine whose apt has no source for [`SUITE`].
+/// The mirror for machines whose apt has no source for [`SUITE`].
 const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
-/// What the guest has on top of debootstrap's minbase.
+/// The guest's packages, in addition to debootstrap's minbase.
 const PACKAGES: &[&str] = &[
     "cloud-init",
-    // cloud-init reaches this one through virtual packages, which debootstrap does not resolve.
+    // cloud-init depends on this one through virtual packages, which debootstrap does not resolve.
     "python3-cffi-backend",
     "ifupdown",
     "iproute2",
     "isc-dhcp-client",
     "linux-image-cloud-amd64",
     "netbase",
-    // For ssh-keygen: host keys are part of a first boot.
+    // For ssh-keygen, because a first boot makes host keys.
     "openssh-client",
     "sudo",
     "systemd-sysv",
     "udev",
-    // The initrd is packed with it; gzip would take the emulated processor longer to unpack.
+    // Packs the initrd; an emulated processor unpacks gzip more slowly.
     "zstd",
 ];
-/// Files laid over the packages: path, mode, content.
+/// Files that replace or complete those of the packages: path, mode, content.
 const FILES: &[(&str, u32, &str)] = &[
     ("usr/local/sbin/boot-report", 0o755, include_str!("recipe/boot-report.py")),
     ("etc/systemd/system/boot-report.service", 0o644, include_str!("recipe/boot-report.service")),
@@ -39,13 +39,13 @@ const FILES: &[(&str, u32, &str)] = &[
     ("etc/default/locale", 0o644, "LANG=C.UTF-8\n"),
     ("etc/fstab", 0o644, "/dev/vda / ext4 defaults 0 0\n"),
     ("etc/hostname", 0o644, "unnamed\n"),
-    // debootstrap leaves this machine's resolver there. In its local stage cloud-init looks up three names or
-    // four before it asks for metadata; a resolver that never answers costs 10 s for each.
+    // debootstrap leaves this machine's resolver configuration there. In its local stage, cloud-init looks up three or
+    // four names before it requests metadata. A resolver that never answers costs 10 s for each.
     ("etc/resolv.conf", 0o644, "# None: questions are refused at once.\n"),
     ("etc/initramfs-tools/conf.d/guest", 0o644, "MODULES=list\nCOMPRESS=zstd\n"),
     ("etc/initramfs-tools/modules", 0o644, "virtio_pci\nvirtio_blk\next4\n"),
 ];
-/// Units that cost an emulated processor seconds and say nothing about metadata.
+/// Units that take an emulated processor seconds and are unrelated to metadata.
 const MASKED: &[&str] = &[
     "apt-daily-upgrade.timer",
     "apt-daily.timer",
@@ -59,31 +59,31 @@ const MASKED: &[&str] = &[
     "serial-getty@ttyS1.service",
     "systemd-logind.service",
 ];
-/// Left out of the disk: a third of its size, none of its behaviour.
+/// Directories removed from the disk: a third of its size, without effect on its behaviour.
 const PRUNED: &[&str] = &["usr/share/doc", "usr/share/locale", "usr/share/man"];
-/// The disk's size; the file is sparse.
+/// The size of the disk. The file is sparse.
 const DISK_SIZE: &str = "1500M";
-/// Packages between two lines of progress.
+/// The number of packages between two progress lines.
 const PROGRESS_EVERY: u32 = 50;
 
-/// A finished image: what a boot needs, in one directory.
+/// A finished image: the files that a boot needs, in one directory.
 #[derive(Debug)]
 pub(super) struct Image {
     directory: PathBuf,
 }
 
 impl Image {
-    /// The root file system, never written to by a boot.
+    /// Returns the path of the root file system. A boot never writes to it.
     pub(super) fn disk(&self) -> PathBuf {
         self.directory.join("disk.img")
     }
 
-    /// The kernel of the guest's own package.
+    /// Returns the path of the kernel from the guest's own package.
     pub(super) fn kernel(&self) -> PathBuf {
         self.directory.join("vmlinuz")
     }
 
-    /// The initrd that package made.
+    /// Returns the path of the initrd that the package made.
     pub(super) fn initrd(&self) -> PathBuf {
         self.directory.join("initrd.img")
     }
@@ -93,14 +93,14 @@ impl Image {
     }
 }
 
-/// The image of the present recipe below `cache`, made if it is not there.
+/// Returns the image of the current recipe below `cache`, and makes it if it is missing.
 pub(super) fn ready(cache: &Path, rebuild: bool) -> Result<Image> {
     let image = Image { directory: cache.join(key()) };
     if image.is_whole() && !rebuild {
         return Ok(image);
     }
     let started = Instant::now();
-    println!("image: making Debian {SUITE} in {} (some minutes, once)", image.directory.display());
+    println!("image: making Debian {SUITE} in {} (once; takes some minutes)", image.directory.display());
     let work = cache.join(format!("work-{}", std::process::id()));
     fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
     let made = make(&work, cache);
@@ -122,10 +122,11 @@ fn publish(work: &Path, directory: &Path) -> Result<()> {
     if directory.exists() {
         fs::remove_dir_all(directory)?;
     }
-    fs::rename(work, directory).with_context(|| format!("cannot put {} in place", directory.display()))
+    fs::rename(work, directory)
+        .with_context(|| format!("cannot rename the new directory to {}", directory.display()))
 }
 
-/// Removes images of other recipes: each is some hundred megabytes that no boot will ask for again.
+/// Removes images of other recipes: each takes hundreds of megabytes, and no boot will use them again.
 fn forget_others(cache: &Path, kept: &Path) -> Result<()> {
     let ours = format!("{SUITE}-");
     for entry in fs::read_dir(cache)? {
@@ -138,7 +139,7 @@ fn forget_others(cache: &Path, kept: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names the recipe: another recipe, another image.
+/// Returns a name for the recipe, which changes with every change of the recipe.
 fn key() -> String {
     let mut hasher = DefaultHasher::new();
     (SUITE, PACKAGES, FILES, MASKED, PRUNED, DISK_SIZE).hash(&mut hasher);
@@ -148,7 +149,7 @@ fn key() -> String {
 fn make(work: &Path, cache: &Path) -> Result<()> {
     let tree = work.join("tree");
     debootstrap(&tree, cache)?;
-    println!("image: laying files over the packages");
+    println!("image: adding the recipe's files");
     lay_over(&tree)?;
     run(Command::new("chroot").arg(&tree).args(["update-initramfs", "-u"]))?;
     for (link, name) in [("vmlinuz", "vmlinuz"), ("initrd.img", "initrd.img")] {
@@ -168,7 +169,7 @@ fn debootstrap(tree: &Path, cache: &Path) -> Result<()> {
     let packages = packages.canonicalize()?;
     let log_path = cache.join("debootstrap.log");
     let mut log = File::create(&log_path)?;
-    // A mount namespace of its own: what debootstrap mounts in the tree goes with it, also when it fails.
+    // A mount namespace of its own removes debootstrap's mounts, even if debootstrap fails.
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "debootstrap", "--variant=minbase"]);
     command.arg(format!("--include={}", PACKAGES.join(",")));
@@ -200,7 +201,7 @@ fn debootstrap(tree: &Path, cache: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Turns debootstrap's line per package into a line per phase and [`PROGRESS_EVERY`] packages.
+/// Reduces debootstrap's line per package to one line per phase and per [`PROGRESS_EVERY`] packages.
 #[derive(Debug, Default)]
 struct Progress {
     phase: String,
@@ -210,7 +211,7 @@ struct Progress {
 impl Progress {
     fn see(&mut self, line: &str) {
         let Some(verb) = line.strip_prefix("I: ").and_then(|rest| rest.split(' ').next()) else { return };
-        // Fetching alternates between two verbs; they are one phase.
+        // debootstrap alternates between two verbs while it fetches; they count as one phase.
         let verb = if verb == "Validating" { "Retrieving" } else { verb };
         if verb == self.phase {
             self.packages += 1;
@@ -225,7 +226,7 @@ impl Progress {
     }
 }
 
-/// The mirror this machine's apt takes [`SUITE`] from.
+/// Returns the mirror from which this machine's apt gets [`SUITE`].
 fn mirror() -> String {
     let format = "$(REPO_URI) $(RELEASE) $(COMPONENT)";
     let mut command = Command::new("apt-get");
@@ -239,11 +240,11 @@ fn mirror() -> String {
     of_suite.unwrap_or_else(|| DEFAULT_MIRROR.to_owned())
 }
 
-/// The proxy this machine's apt goes through, if any.
+/// Returns apt's HTTP proxy on this machine, if it has one.
 fn proxy() -> Option<String> {
-    let said =
+    let output =
         run(Command::new("apt-config").args(["dump", "--format", "%v", "Acquire::http::Proxy"])).ok()?;
-    let proxy = said.trim();
+    let proxy = output.trim();
     (!proxy.is_empty() && proxy != "DIRECT").then(|| proxy.to_owned())
 }
 

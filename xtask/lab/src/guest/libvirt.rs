@@ -1,7 +1,8 @@
-//! The same guest as a domain of Debian's libvirt, whose hook makes its record.
+//! Boots the same guest as a domain of Debian's libvirt, whose hook makes its record.
 //!
-//! What it is told is in the domain's metadata and in a file beside its UUID. While it boots libvirtd is restarted, and
-//! once it has reported the domain is destroyed: neither may leave anything behind or take anything away.
+//! The record comes from the domain's metadata and from a file named by the domain's UUID. libvirtd is restarted while
+//! the guest boots, and the domain is destroyed once the guest has reported. Neither may leave anything behind or
+//! remove anything that is still needed.
 
 use super::boot::{self, KERNEL, MEMORY_MIB, Outcome, PROCESSORS};
 use super::dialect::{Dialect, SEED};
@@ -23,13 +24,13 @@ use support::eventually::eventually;
 use support::host::{self, Host};
 use support::libvirt::{self, Libvirt};
 
-/// For the agent to notice a record.
+/// The longest time the agent may take to notice a record.
 const NOTICE: Duration = Duration::from_secs(10);
-/// Between two looks whether the domain still runs.
-const LOOK: Duration = Duration::from_secs(2);
-/// A slot of the machine's bus that libvirt, which does not know of the disk, leaves free.
+/// Interval at which the domain's state is checked.
+const STATE_INTERVAL: Duration = Duration::from_secs(2);
+/// A slot of the machine's bus that libvirt leaves free. libvirt does not know of the disk.
 const DISK_SLOT: &str = "0x10";
-/// Calls of the hook that are timed, of each kind.
+/// The number of timed calls of the hook, of each kind.
 const CALLS: usize = 50;
 
 /// A node on which libvirt starts the guest.
@@ -41,7 +42,7 @@ struct Node<'a> {
     files: PathBuf,
 }
 
-/// Boots the image as a domain; everything that was started is gone when it returns.
+/// Boots the image as a domain. All processes that it started have ended when it returns.
 pub(super) fn boot(
     image: &Image,
     subject: &Subject,
@@ -49,6 +50,56 @@ pub(super) fn boot(
     directory: &Path,
     patience: Duration,
 ) -> Result<(Outcome, Vec<Finding>)> {
+    let node = prepared(subject, agent, directory)?;
+    let host = Host::new()?;
+    let _dhcp = boot::dhcp(host.ns(), subject, directory)?;
+    let hook = libvirt::hook(agent, &node.run, &node.files);
+    let mut libvirt = Libvirt::start(host.ns(), &hook)?;
+    let agent = Agent::start_binary(agent, host.ns(), agent::arguments(&directory.join("records"), &[]))?;
+    let before = agent.metrics()?;
+
+    let accelerator = boot::accelerator();
+    println!("guest: booting for {} by libvirt under {accelerator}", subject.dialect.name());
+    let started = Instant::now();
+    libvirt.boot(subject.hostname, &node.domain(image, accelerator))?;
+    let taken = started.elapsed();
+    let (tap, attached) = node.attached(started)?;
+    libvirt.restart()?;
+    let mut checked = Instant::now();
+    let ended = || {
+        if checked.elapsed() < STATE_INTERVAL {
+            return Ok(None);
+        }
+        checked = Instant::now();
+        let state = libvirt.virsh(&["domstate", "--reason", subject.hostname])?;
+        Ok((!state.starts_with("running")).then_some(state))
+    };
+    let waited = boot::wait(ended, directory, patience);
+    let metrics = (before, agent.metrics()?);
+    fs::write(directory.join("agent.log"), agent.said())?;
+    let (report, reported) = waited?;
+    let mut findings =
+        vec![finding("libvirt", &format!("started the domain in {} ms", taken.as_millis()), true)];
+    findings.push(finding(
+        "tap",
+        &format!("{tap}, attached {} ms after the start began", attached.as_millis()),
+        true,
+    ));
+    let xml = libvirt.virsh(&["dumpxml", subject.hostname])?;
+    // The domain is destroyed at once, because the guest powers itself off after its report.
+    findings.push(node.end(&libvirt)?);
+    drop(libvirt);
+    findings.push(node.calls(&xml)?);
+    let traffic = wire::read(&fs::read(directory.join("wire.pcap"))?, subject.mac)?;
+    let status = agent.stop()?;
+    ensure!(status.success(), "the agent ended with {status}; see agent.log in {}", directory.display());
+    let time = reported.duration_since(started);
+    let outcome = Outcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() };
+    Ok((outcome, findings))
+}
+
+/// Empties the directory and writes the file that is named by the domain's UUID.
+fn prepared<'a>(subject: &'a Subject, agent: &'a Path, directory: &'a Path) -> Result<Node<'a>> {
     if directory.exists() {
         fs::remove_dir_all(directory).with_context(|| format!("cannot empty {}", directory.display()))?;
     }
@@ -61,51 +112,7 @@ pub(super) fn boot(
     let beside = node.files.join(format!("{}.yaml", subject.uuid));
     fs::write(&beside, node.beside())?;
     fs::set_permissions(&beside, fs::Permissions::from_mode(0o640))?;
-
-    let host = Host::new()?;
-    let _dhcp = boot::dhcp(host.ns(), subject, directory)?;
-    let hook = libvirt::hook(agent, &node.run, &node.files);
-    let mut libvirt = Libvirt::start(host.ns(), &hook)?;
-    let agent = Agent::start_binary(agent, host.ns(), agent::arguments(&records, &[]))?;
-    let before = agent.metrics()?;
-
-    let accelerator = boot::accelerator();
-    println!("guest: booting for {} by libvirt under {accelerator}", subject.dialect.name());
-    let started = Instant::now();
-    libvirt.boot(subject.hostname, &node.domain(image, accelerator))?;
-    let taken = started.elapsed();
-    let (tap, attached) = node.attached(started)?;
-    libvirt.restart()?;
-    let mut looked = Instant::now();
-    let ended = || {
-        if looked.elapsed() < LOOK {
-            return Ok(None);
-        }
-        looked = Instant::now();
-        let state = libvirt.virsh(&["domstate", "--reason", subject.hostname])?;
-        Ok((!state.starts_with("running")).then_some(state))
-    };
-    let waited = boot::wait(ended, directory, patience);
-    let metrics = (before, agent.metrics()?);
-    fs::write(directory.join("agent.log"), agent.said())?;
-    let (report, reported) = waited?;
-    let mut findings = vec![finding("libvirt", &format!("started it in {} ms", taken.as_millis()), true)];
-    findings.push(finding(
-        "tap",
-        &format!("{tap}, attached {} ms after that began", attached.as_millis()),
-        true,
-    ));
-    let xml = libvirt.virsh(&["dumpxml", subject.hostname])?;
-    // At once: once it has reported the guest powers itself off.
-    findings.push(node.end(&libvirt)?);
-    drop(libvirt);
-    findings.push(node.calls(&xml)?);
-    let traffic = wire::read(&fs::read(directory.join("wire.pcap"))?, subject.mac)?;
-    let status = agent.stop()?;
-    ensure!(status.success(), "the agent ended with {status}; see agent.log in {}", directory.display());
-    let time = reported.duration_since(started);
-    let outcome = Outcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() };
-    Ok((outcome, findings))
+    Ok(node)
 }
 
 impl Node<'_> {
@@ -113,7 +120,7 @@ impl Node<'_> {
         self.run.join("hook.d").join(format!("{}.json", self.subject.uuid))
     }
 
-    /// What the file beside the domain's UUID says.
+    /// Returns the content of the file that is named by the domain's UUID.
     fn beside(&self) -> String {
         let Subject { ec2_id, ssh_key, mac, .. } = self.subject;
         let part = json!({
@@ -125,7 +132,7 @@ impl Node<'_> {
         format!("{part:#}\n")
     }
 
-    /// The domain, with the rest in its metadata.
+    /// Returns the domain's XML, with the rest of the record in its metadata.
     fn domain(&self, image: &Image, accelerator: &str) -> String {
         let Subject { uuid, hostname, mac, marker, .. } = self.subject;
         let place = |name: &str| self.directory.join(name).display().to_string();
@@ -141,7 +148,7 @@ impl Node<'_> {
         let (kernel, initrd, disk) = (image.kernel(), image.initrd(), image.disk());
         let (kernel, initrd, disk) = (kernel.display(), initrd.display(), disk.display());
         let (console, report, dump) = (place("console.log"), place("report.json"), place("wire.pcap"));
-        // What a boot writes goes to a temporary overlay, and QEMU dumps the NIC: libvirt has no words for either.
+        // Writes go to a temporary overlay, and QEMU dumps the NIC. libvirt's XML can express neither.
         format!(
             "<domain type='{kind}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{hostname}</name>
@@ -195,11 +202,11 @@ runcmd:
 
     fn status(&self) -> Result<Status> {
         let mut command = Command::new(self.agent);
-        let said = command.args(["status", "--all", "--json", "--run"]).arg(&self.run).output()?;
-        serde_json::from_slice(&said.stdout).context("the agent's status is not what it was")
+        let output = command.args(["status", "--all", "--json", "--run"]).arg(&self.run).output()?;
+        serde_json::from_slice(&output.stdout).context("cannot parse the agent's status")
     }
 
-    /// The guest's tap, and how long after the start it was attached.
+    /// Returns the guest's tap, and the time from the start of the domain until the agent attached the tap.
     fn attached(&self, started: Instant) -> Result<(String, Duration)> {
         let tap = eventually(NOTICE, || {
             let ports = self.status()?.ports.listed;
@@ -209,7 +216,7 @@ runcmd:
         Ok((tap, started.elapsed()))
     }
 
-    /// Times the hook with the running domain: with nothing new to say, and with a record to be made.
+    /// Times the hook with the running domain: with an unchanged record, and with a record to make.
     fn calls(&self, xml: &str) -> Result<Finding> {
         let run = self.directory.join("timed");
         let anew = self.timed(xml, &run, |run| match fs::remove_dir_all(run) {
@@ -217,11 +224,11 @@ runcmd:
             _ => Ok(()),
         })?;
         let known = self.timed(xml, &run, |_| Ok(()))?;
-        let found = format!("a call takes {known} with the record there, {anew} to make it");
+        let found = format!("a call takes {known} with an unchanged record, {anew} to make the record");
         Ok(finding("hook", &found, true))
     }
 
-    /// Median and longest of some calls.
+    /// Returns the median and the longest time of [`CALLS`] calls.
     fn timed(&self, xml: &str, run: &Path, before: impl Fn(&Path) -> Result<()>) -> Result<String> {
         let mut took = Vec::new();
         for _ in 0..CALLS {
@@ -232,12 +239,12 @@ runcmd:
             command.args(["--", self.subject.hostname, "reconnect", "begin", "-"]);
             let mut child =
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-            child.stdin.take().context("piped")?.write_all(xml.as_bytes())?;
+            child.stdin.take().context("standard input is piped")?.write_all(xml.as_bytes())?;
             let output = child.wait_with_output()?;
             took.push(started.elapsed());
             ensure!(
                 output.status.success() && output.stdout.is_empty(),
-                "the hook spoke or failed: {output:?}"
+                "the hook failed or printed something: {output:?}"
             );
         }
         took.sort_unstable();
@@ -245,7 +252,7 @@ runcmd:
         Ok(format!("{median:.1} ms (at most {longest:.1})"))
     }
 
-    /// Destroys the domain: its record and its port go.
+    /// Destroys the domain and checks that its record and its port disappear.
     fn end(&self, libvirt: &Libvirt) -> Result<Finding> {
         let there = self.record().exists();
         libvirt.virsh(&["destroy", self.subject.hostname])?;
@@ -256,16 +263,16 @@ runcmd:
             Ok(())
         });
         let record = match (there, gone) {
-            (true, true) => "record gone",
+            (true, true) => "record removed",
             (true, false) => "record still there",
-            (false, _) => "record lost before",
+            (false, _) => "record missing before the domain was destroyed",
         };
-        let port = ports.as_ref().map_or_else(|error| format!("{error:#}"), |()| "port gone".to_owned());
+        let port = ports.as_ref().map_or_else(|error| format!("{error:#}"), |()| "port removed".to_owned());
         Ok(finding("destroyed", &format!("{record}, {port}"), there && gone && ports.is_ok()))
     }
 }
 
-/// One identity and no other, in libvirt's words; see [`Dialect::smbios`].
+/// Returns the same identity as [`Dialect::smbios`], as XML of libvirt.
 fn sysinfo(subject: &Subject) -> String {
     let entry = |name: &str, value: &str| format!("<entry name='{name}'>{value}</entry>");
     let uuid = entry("uuid", subject.uuid);

@@ -1,5 +1,5 @@
-//! `cargo xtask guest`: a real Debian 12 guest boots on a tap that xdp-imds serves, and tells what its
-//! unmodified cloud-init made of it.
+//! `cargo xtask guest`: boots a real Debian 12 guest on a tap that xdp-imds serves, and reports the results of its
+//! unmodified cloud-init.
 //!
 //! ```text
 //!  private network namespace
@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use subject::Subject;
 
-/// What the verb calls, and the Debian packages they are in.
+/// The programs that the verb runs, and their Debian packages.
 const TOOLS: &[(&str, &str)] = &[
     ("debootstrap", "debootstrap"),
     ("dnsmasq", "dnsmasq-base"),
@@ -37,23 +37,23 @@ const TOOLS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
 ];
 
-/// Which dialects, how long, with which image, on which agent.
+/// Dialects, timeout, image and agent of a run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The dialect a guest's SMBIOS shows and cloud-init must end on; several, with commas between, boot one
-    /// after the other
+    /// The dialects to boot, separated by commas, one boot each. The guest's SMBIOS shows the dialect, and cloud-init
+    /// must find it
     #[arg(long, value_enum, value_delimiter = ',', default_value = "nocloud")]
     dialect: Vec<Dialect>,
-    /// Seconds the guest may take from power-on to its report
+    /// The longest time from power-on to the guest's report, in seconds
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=3_600))]
     timeout: u64,
-    /// Have Debian's libvirt start the guest: our hook makes its record of the domain's metadata and a file beside it
+    /// Let Debian's libvirt start the guest; its hook makes the record from the domain's metadata and a file
     #[arg(long)]
     libvirt: bool,
-    /// Make the image anew even if the cached one fits its recipe
+    /// Make the image again, even if the cached one fits its recipe
     #[arg(long)]
     rebuild: bool,
-    /// Make the image and stop there
+    /// Make the image and boot nothing
     #[arg(long)]
     image_only: bool,
     /// The agent to run, instead of building one
@@ -99,11 +99,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let findings: Vec<_> = boots.iter().flat_map(|(_, _, findings)| findings).collect();
     let failed = findings.iter().filter(|finding| !finding.holds).count();
-    ensure!(failed == 0, "{failed} of {} findings are not as they must be; see above", findings.len());
+    ensure!(failed == 0, "{failed} of {} checks failed; see above", findings.len());
     Ok(())
 }
 
-/// The image, once there are root and tools to make and boot it.
+/// Becomes root, installs missing tools and returns the image.
 fn ready(args: &Args) -> Result<image::Image> {
     shell::go_on_as_root(&[])?;
     tools::ensure(TOOLS)?;

@@ -1,4 +1,4 @@
-//! A boot and its findings on the terminal.
+//! Prints a boot and its findings on the terminal.
 
 use super::boot::Outcome;
 use super::findings::Finding;
@@ -11,12 +11,12 @@ use std::time::Duration;
 use support::agent::Sample;
 use support::guest::METADATA;
 
-/// The file beside the logs that has each request.
+/// The file beside the logs that lists each request.
 const REQUESTS: &str = "requests.log";
-/// Below it an EC2 tree has one document per value, too many to show.
+/// The root of an EC2 tree. Below it each value is a document, too many to show.
 const TREE: &str = "/meta-data/";
 
-/// Prints findings and figures of one boot, and writes each of its requests beside its logs.
+/// Prints the findings and figures of one boot, and writes all of its requests to a file beside its logs.
 pub(super) fn boot(subject: &Subject, outcome: &Outcome, findings: &[Finding]) -> Result<()> {
     let report = &outcome.report;
     let (name, package) = (subject.dialect.name(), report.package.replace('\t', " "));
@@ -30,11 +30,14 @@ pub(super) fn boot(subject: &Subject, outcome: &Outcome, findings: &[Finding]) -
     for line in summary(exchanges) {
         println!("  {line}");
     }
-    println!("  {} connections, {} segments repeated", outcome.traffic.connections, outcome.traffic.repeated);
-    println!("\nnetwork as cloud-init configured it");
+    println!(
+        "  {} connections, {} segments sent again",
+        outcome.traffic.connections, outcome.traffic.repeated
+    );
+    println!("\nnetwork configuration written by cloud-init");
     let stanzas = report.interfaces.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     stanzas.for_each(|line| println!("  {line}"));
-    println!("\nwhat the agent counted during the boot");
+    println!("\nthe agent's counters that grew during the boot");
     for line in counted(outcome) {
         println!("  {line}");
     }
@@ -57,7 +60,7 @@ fn times(outcome: &Outcome) {
     let (wall, uptime) = (outcome.time.as_secs_f64(), outcome.report.uptime_seconds);
     println!("\ntime");
     println!(
-        "  {wall:.1} s from power-on to report under {} ({uptime:.1} s by the guest)",
+        "  {wall:.1} s from power-on to report under {} ({uptime:.1} s by the guest's clock)",
         outcome.accelerator
     );
     for (_, took, stage) in outcome.report.stages() {
@@ -67,16 +70,16 @@ fn times(outcome: &Outcome) {
     let waited: Duration = exchanges.iter().map(|exchange| exchange.took).sum();
     let (crawl, waited) = (crawl(exchanges).as_secs_f64(), waited.as_secs_f64() * 1e3);
     println!(
-        "  {crawl:>6.1} s  from the first request to the last answer, {waited:.1} ms of it for our answers"
+        "  {crawl:>6.1} s  from the first request to the last answer; the agent's answers took {waited:.1} ms of it"
     );
 }
 
-/// From the first request to the last answer.
+/// Returns the time from the first request to the last answer.
 fn crawl(exchanges: &[Exchange]) -> Duration {
     exchanges.last().map_or(Duration::ZERO, |last| last.at + last.took)
 }
 
-/// A line per request; a tree that went well is one line.
+/// Returns a line for each request. Consecutive successful requests below one tree share a line.
 fn summary(exchanges: &[Exchange]) -> Vec<String> {
     let tree = |exchange: &Exchange| {
         let (root, rest) = exchange.request.split_once(TREE)?;
@@ -89,7 +92,7 @@ fn summary(exchanges: &[Exchange]) -> Vec<String> {
             let below = tree(first).unwrap_or_default();
             let took = (last.at + last.took).saturating_sub(first.at).as_secs_f64();
             format!(
-                "{:>8.2} ms  {} × {below}… in {took:.1} s; the slowest",
+                "{:>8.2} ms  {} × {below}… in {took:.1} s; slowest shown",
                 slowest.as_secs_f64() * 1e3,
                 run.len()
             )
@@ -106,7 +109,7 @@ fn line(exchange: &Exchange) -> String {
     format!("{:>8.2} ms  {}{server}  →  {answer}", exchange.took.as_secs_f64() * 1e3, exchange.request)
 }
 
-/// The agent's counters that moved.
+/// Returns the agent's counters that grew.
 fn counted(outcome: &Outcome) -> Vec<String> {
     let (before, after) = &outcome.metrics;
     let moved = after.samples().iter().filter_map(|sample| {
@@ -119,7 +122,7 @@ fn counted(outcome: &Outcome) -> Vec<String> {
     moved.collect()
 }
 
-/// Prints a line per boot.
+/// Prints one line for each boot.
 pub(super) fn table(boots: &[(Subject, Outcome, Vec<Finding>)]) {
     println!(
         "\n{:<10} {:<9} {:>9} {:>8} {:>9} {:>8}",
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_one_line_and_what_went_wrong_in_it_another() {
+    fn a_tree_is_one_line_and_a_failed_request_in_it_another() {
         let crawled = [
             exchange(0, "PUT /latest/api/token", "200 OK"),
             exchange(1, "GET /latest/meta-data/", "200 OK"),
@@ -168,7 +171,7 @@ mod tests {
         let expected = [
             "    0.00 ms  PUT /latest/api/token  →  HTTP/1.1 200 OK",
             "    1.00 ms  GET /latest/meta-data/  →  HTTP/1.1 200 OK",
-            "    3.00 ms  2 × GET /latest/meta-data/… in 1.0 s; the slowest",
+            "    3.00 ms  2 × GET /latest/meta-data/… in 1.0 s; slowest shown",
             "    4.00 ms  GET /latest/meta-data/c  →  HTTP/1.1 404 Not Found",
         ];
         assert_eq!(summary(&crawled), expected);

@@ -1,46 +1,47 @@
-//! The document the guest writes, and what can be read in it.
+//! Reads the document that the guest writes.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-/// How cloud-init's log announces each sleep before a retry (`url_helper.py`, 22.4 to 25.1).
+/// The text by which cloud-init's log announces a sleep before a retry (`url_helper.py`, 22.4 to 25.1).
 const SLEEP: &str = "Please wait ";
-/// Where the same log tells each attempt: `url_helper.py[DEBUG]: [1/6] open 'http://…'` is the second of six.
+/// The text by which the same log announces an attempt: `url_helper.py[DEBUG]: [1/6] open 'http://…'` is the second of
+/// six.
 const ATTEMPT: &str = "url_helper.py[DEBUG]: [";
-/// How it tells where the network configuration is from (`stages.py`).
+/// The text by which it announces the source of the network configuration (`stages.py`).
 const NETWORK: &str = "Applying network configuration from ";
-/// The stages of a boot.
+/// The stages of cloud-init.
 const STAGES: [&str; 4] = ["init-local", "init", "modules-config", "modules-final"];
-/// Modules whose warnings are about this image, which has no SSH server and brings its NIC up by itself.
+/// Modules whose warnings are about this image, which has no SSH server and configures its NIC by itself.
 const OF_THE_IMAGE: [&str; 2] = ["activators.py", "cc_set_passwords.py"];
 
-/// The document the image's `boot-report` writes.
+/// The document that the image's `boot-report` writes.
 #[derive(Debug, Deserialize)]
 pub(super) struct GuestReport {
-    /// Since the kernel started.
+    /// Seconds since the kernel started.
     pub(super) uptime_seconds: f64,
     /// Name and version of the cloud-init package.
     pub(super) package: String,
-    /// What SMBIOS shows, by the kernel's names.
+    /// The values of SMBIOS, by the kernel's names.
     pub(super) firmware: BTreeMap<String, String>,
-    /// cloud-init's `result.json`; nothing when it did not finish.
+    /// cloud-init's `result.json`; `None` if it did not finish.
     result: Option<Versioned<CloudInitResult>>,
     /// cloud-init's `status.json`.
     status: Option<Versioned<serde_json::Map<String, serde_json::Value>>>,
     pub(super) cloud_id: String,
     pub(super) instance_id: String,
     pub(super) hostname: String,
-    /// By path.
+    /// The content of authorized_keys files, by path.
     pub(super) authorized_keys: BTreeMap<String, String>,
-    /// What user-data left, if it had any effect.
+    /// The content of the file that user-data writes; `None` if user-data had no effect.
     pub(super) marker: Option<String>,
-    /// By `ip -brief -4 address`.
+    /// The output of `ip -brief -4 address`.
     addresses: String,
-    /// The file cloud-init configured the network in.
+    /// The file with cloud-init's network configuration.
     pub(super) interfaces: String,
-    /// Lines of cloud-init's log: requests, DHCP, network, warnings, errors.
+    /// Lines of cloud-init's log about requests, DHCP, the network, warnings and errors.
     log: Vec<String>,
 }
 
@@ -56,17 +57,17 @@ struct CloudInitResult {
 }
 
 impl GuestReport {
-    /// The datasource class with its details, when cloud-init finished.
+    /// Returns the datasource class with its details, if cloud-init finished.
     pub(super) fn datasource(&self) -> Option<&str> {
         self.result.as_ref().map(|result| result.v1.datasource.as_str())
     }
 
-    /// Errors cloud-init ended with; nothing when it did not finish.
+    /// Returns the errors in cloud-init's result; `None` if it did not finish.
     pub(super) fn errors(&self) -> Option<&[String]> {
         self.result.as_ref().map(|result| result.v1.errors.as_slice())
     }
 
-    /// What cloud-init slept between retries of a request, in all.
+    /// Returns the time that cloud-init slept between attempts, in total.
     pub(super) fn retry_sleep(&self) -> Duration {
         let sleeps = self.log.iter().filter_map(|line| {
             let (_, rest) = line.split_once(SLEEP)?;
@@ -75,26 +76,26 @@ impl GuestReport {
         Duration::from_secs_f64(sleeps.sum())
     }
 
-    /// Attempts cloud-init made after a first one had failed.
+    /// Returns the number of attempts that cloud-init made after a first one failed.
     pub(super) fn further_attempts(&self) -> usize {
         let attempts = self.log.iter().filter_map(|line| line.split_once(ATTEMPT)?.1.split('/').next());
         attempts.filter(|number| *number != "0").count()
     }
 
-    /// Where cloud-init had the network configuration from when it last applied one.
+    /// Returns the source of the network configuration that cloud-init applied last.
     pub(super) fn network_source(&self) -> Option<&str> {
         let sources = self.log.iter().rev().filter_map(|line| line.split_once(NETWORK)?.1.split(' ').next());
-        // `ds` of some versions is the name of an enum's variant.
+        // Some versions write `ds` as the name of an enum's variant.
         sources.map(|word| word.rsplit('.').next().unwrap_or(word)).next()
     }
 
-    /// The first address that is not the loopback's.
+    /// Returns the first address that is not the loopback's.
     pub(super) fn address(&self) -> Option<Ipv4Addr> {
         let nic = self.addresses.lines().find(|line| !line.starts_with("lo "))?;
         nic.split_whitespace().nth(2)?.split('/').next()?.parse().ok()
     }
 
-    /// Warnings and errors in the log that metadata or the network may be to blame for, and the rest.
+    /// Returns the warnings and errors that metadata or the network may have caused, and the others.
     pub(super) fn warnings(&self) -> (Vec<&str>, Vec<&str>) {
         let doubtful = self
             .log
@@ -108,7 +109,7 @@ impl GuestReport {
         })
     }
 
-    /// When each stage of cloud-init began and how long it took, by its `status.json`.
+    /// Returns start and duration of each stage of cloud-init, in seconds, with its name, from `status.json`.
     pub(super) fn stages(&self) -> Vec<(f64, f64, &str)> {
         let Some(status) = &self.status else { return Vec::new() };
         let stages = status.v1.iter().filter_map(|(name, stage)| {
@@ -120,7 +121,7 @@ impl GuestReport {
         stages
     }
 
-    /// Stages that did not come to their end.
+    /// Returns the stages that did not finish.
     pub(super) fn unfinished(&self) -> Vec<&'static str> {
         let finished = self.stages();
         STAGES.into_iter().filter(|stage| !finished.iter().any(|(_, _, name)| name == stage)).collect()
@@ -152,7 +153,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sleeps_and_further_attempts_add_up_and_other_lines_do_not() {
+    fn sleeps_and_further_attempts_are_added_up() {
         let quiet = report(&[
             "2026-01-01 00:00:00,000 - url_helper.py[DEBUG]: [0/11] open 'http://x/v1/meta-data' with {}",
             "2026-01-01 00:00:00,100 - url_helper.py[DEBUG]: Read from http://x/v1/meta-data (200, 9b) after 1 attempts",
@@ -169,7 +170,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn stages_come_in_the_order_they_began_and_missing_ones_are_named() {
+    fn stages_are_sorted_by_their_start_and_missing_ones_are_named() {
         let report = report(&[]);
         let names: Vec<_> = report.stages().into_iter().map(|(_, took, name)| (name, took)).collect();
         assert_eq!(names, [("init", 2.5), ("modules-final", 1.0)]);
@@ -177,7 +178,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_network_configuration_that_was_applied_last_counts() {
+    fn the_network_configuration_applied_last_is_used() {
         let report = report(&[
             "t - stages.py[INFO]: Applying network configuration from fallback bringup=False: {}",
             "t - stages.py[INFO]: Applying network configuration from ds bringup=True: {}",

@@ -1,4 +1,4 @@
-//! What the guest's record says, and so what the guest must become.
+//! The values of the guest's record. The guest must have them after its boot.
 
 use super::dialect::Dialect;
 use metadata_common::mac::Mac;
@@ -6,39 +6,39 @@ use serde_json::{Value, json};
 use std::net::Ipv4Addr;
 use support::host;
 
-/// The address the DHCP server gives.
+/// The address that the DHCP server assigns.
 const LEASE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// An address no DHCP server gives: a guest that has it read it in its dialect.
+/// An address that no DHCP server assigns. A guest learns it only from its dialect.
 const STATIC: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 20);
-/// The file user-data writes and the guest's report reads.
+/// The file that user-data writes and the guest's report includes.
 pub(super) const MARKER: &str = "/run/xdp-imds-user-data";
 
-/// One guest on paper.
+/// The values of one guest's record.
 #[derive(Debug)]
 pub(super) struct Subject {
     pub(super) dialect: Dialect,
     pub(super) mac: Mac,
     /// The system UUID in SMBIOS.
     pub(super) uuid: &'static str,
-    /// The instance id where it is not the UUID.
+    /// The instance id of EC2, where it differs from the UUID.
     pub(super) ec2_id: &'static str,
     pub(super) hostname: &'static str,
     pub(super) ssh_key: &'static str,
-    /// What user-data leaves in its file.
+    /// The text that user-data writes to [`MARKER`].
     pub(super) marker: &'static str,
-    /// What the DHCP server gives it.
+    /// The address that the DHCP server assigns.
     pub(super) lease: Ipv4Addr,
 }
 
 impl Subject {
-    /// The guest of this dialect.
+    /// Returns the guest for a dialect.
     pub(super) fn of(dialect: Dialect) -> Self {
         Self {
             dialect,
             mac: Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]),
             uuid: match dialect {
                 Dialect::NoCloud | Dialect::OpenStack => "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
-                // AWS's mark.
+                // The beginning that AWS uses.
                 Dialect::Ec2 => "ec2f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
             },
             ec2_id: "i-0f5e8a1b2c3d4e5f6",
@@ -49,7 +49,7 @@ impl Subject {
         }
     }
 
-    /// What cloud-init must take for its instance id.
+    /// Returns the instance id that cloud-init must have after the boot.
     pub(super) fn instance_id(&self) -> &'static str {
         match self.dialect {
             Dialect::NoCloud | Dialect::OpenStack => self.uuid,
@@ -57,7 +57,8 @@ impl Subject {
         }
     }
 
-    /// The address the NIC must end with. OpenStack tells static ones; EC2 and 22.4's NoCloud lead to DHCP.
+    /// Returns the address that the NIC must have after the boot. OpenStack has a static one; EC2 and 22.4's NoCloud
+    /// use DHCP.
     pub(super) fn address(&self) -> Ipv4Addr {
         match self.dialect {
             Dialect::NoCloud | Dialect::Ec2 => self.lease,
@@ -65,7 +66,7 @@ impl Subject {
         }
     }
 
-    /// The record, in JSON, which is YAML too.
+    /// Returns the record as JSON, which is also YAML.
     pub(super) fn record(&self) -> String {
         let script = format!("echo {} > {MARKER}", self.marker);
         let user_data = format!("#cloud-config\nruncmd:\n- [sh, -c, \"{script}\"]\n");
@@ -91,7 +92,7 @@ impl Subject {
                 "network_id": "lab",
                 "addresses": [self.address_entry()],
             }]},
-            // An AWS guest uses tokens whatever the record says: here it also needs them.
+            // An AWS guest uses tokens in any case. This record also requires them.
             "serve": {"smbios": self.dialect.name(), "imdsv2": self.imdsv2()},
         });
         format!("{record:#}\n")

@@ -1,7 +1,7 @@
-//! What went over the guest's NIC, read from QEMU's dump of it (libpcap file format 2.4).
+//! Reads the traffic on the guest's NIC from QEMU's packet dump (libpcap file format 2.4).
 //!
-//! QEMU sees the frames before XDP and after it, so this is the exchange as the guest and the server had it,
-//! whichever server that was.
+//! QEMU sees frames before XDP drops or redirects them, and frames that XDP sends. The dump therefore has each exchange
+//! as guest and server saw it, whichever server answered.
 
 use anyhow::{Context as _, Result, ensure};
 use metadata_common::mac::Mac;
@@ -14,60 +14,60 @@ use std::time::Duration;
 
 const FILE_HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
-/// Little-endian file, times in microseconds.
+/// The mark of a little-endian file with times in microseconds.
 const MAGIC: u32 = 0xa1b2_c3d4;
 /// Lengths of the virtio header that some versions of QEMU leave in front of a dumped frame.
 const PREFIXES: [usize; 3] = [0, 10, 12];
-/// Where every dialect of a guest that boots is served; it asks nothing else of this port.
+/// The port of every dialect. A booting guest uses it for nothing else.
 const HTTP: u16 = 80;
 const DHCP_SERVER: u16 = 67;
 
-/// One request and its answer.
+/// A request and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
     /// Method and target.
     pub(super) request: String,
-    /// Who was asked.
+    /// The address that the request was sent to.
     pub(super) server: IpAddr,
-    /// The status line, when an answer came.
+    /// The status line of the answer; `None` without an answer.
     pub(super) answer: Option<String>,
-    /// When it was asked, since the first request.
+    /// Time since the first request.
     pub(super) at: Duration,
-    /// From the segment with the request to the first segment of the answer.
+    /// Time from the segment with the request to the first segment of the answer.
     pub(super) took: Duration,
-    /// The hop limit (TTL) that segment came with; 0 when there was none.
+    /// The hop limit (TTL) of that first segment; 0 without an answer.
     pub(super) hops: u8,
 }
 
-/// Everything the report tells of the wire.
+/// The traffic that the report shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traffic {
-    /// Requests in the order they were made.
+    /// The requests in their order.
     pub(super) exchanges: Vec<Exchange>,
-    /// Connections the guest opened for them.
+    /// Connections that the guest opened for them.
     pub(super) connections: usize,
-    /// SYNs and requests it had to send again.
+    /// SYNs and requests that the guest sent again.
     pub(super) repeated: usize,
-    /// DHCP messages, both ways.
+    /// DHCP messages in both directions.
     pub(super) dhcp: usize,
-    /// Of these, the ones before the first request.
+    /// DHCP messages before the first request.
     pub(super) dhcp_before: usize,
 }
 
-/// Reads a dump of the NIC with this MAC.
+/// Reads a dump of the NIC with the MAC `nic`.
 pub(super) fn read(dump: &[u8], nic: Mac) -> Result<Traffic> {
     let magic = word(dump, 0).context("the packet dump is empty")?;
     ensure!(magic == MAGIC, "the packet dump starts with {magic:#x}, not with {MAGIC:#x}");
     let mut reader = Reader { nic, ..Reader::default() };
     let mut at = FILE_HEADER;
-    // QEMU may have been stopped in the middle of the last record.
+    // QEMU may stop in the middle of the last record.
     while let (Some(seconds), Some(micros), Some(len)) =
         (word(dump, at), word(dump, at + 4), word(dump, at + 8))
     {
         let start = at + RECORD_HEADER;
         let Some(frame) = dump.get(start..start + len as usize) else { break };
         let time = Duration::from_secs(seconds.into()) + Duration::from_micros(micros.into());
-        // A frame that is none of what is counted here has nothing to tell.
+        // Frames of other protocols are not counted.
         reader.frame(time, frame).unwrap_or_default();
         at = start + len as usize;
     }
@@ -80,27 +80,27 @@ fn word(dump: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(octets.try_into().ok()?))
 }
 
-/// What the IP header of a packet says.
+/// The parts of a packet's IP header that are used here.
 struct Path {
     from: IpAddr,
     to: IpAddr,
     hops: u8,
 }
 
-/// One end of the guest's conversation: the server's address and the guest's port.
+/// A connection: the server's address and the guest's port.
 type Peer = (IpAddr, u16);
 
 #[derive(Default)]
 struct Reader {
     nic: Mac,
     traffic: Traffic,
-    /// When the first request was made.
+    /// The time of the first request.
     first: Option<Duration>,
-    /// First sequence numbers of connections.
+    /// Initial sequence numbers of connections.
     opened: HashSet<(Peer, i32)>,
     /// Sequence numbers of requests.
     requested: HashSet<(Peer, i32)>,
-    /// The exchange under way: its place in the list.
+    /// The index of the exchange under way on each connection.
     asked: HashMap<Peer, usize>,
 }
 
@@ -200,7 +200,7 @@ mod tests {
     const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
     const NIC: Mac = Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
 
-    /// A TCP segment between guest and metadata address; no checksum, as with offloads.
+    /// Makes a TCP segment between guest and metadata address, without a checksum, as with offloads.
     fn segment(to_server: bool, port: u16, flags: u8, payload: &str) -> Vec<u8> {
         let (guest, server) = ([10, 0, 2, 15], [169, 254, 169, 254]);
         let mut frame = if to_server { [[2; 6], NIC.0] } else { [NIC.0, [2; 6]] }.concat();
@@ -227,7 +227,7 @@ mod tests {
         file
     }
 
-    /// The same over IPv6.
+    /// Makes the same segment over IPv6.
     fn segment_v6(to_server: bool, port: u16, payload: &str) -> Vec<u8> {
         let v4 = segment(to_server, port, 0x18, payload);
         let ends = [[0xfd; 16], SERVER_V6.octets()];
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_paired_with_their_answers_whatever_precedes_a_frame() {
+    fn requests_and_answers_are_paired_with_any_frame_prefix() {
         let frames = [
             segment(true, 4000, 0x02, ""),
             segment(true, 4000, 0x02, ""),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn both_families_are_read_and_kept_apart() {
+    fn exchanges_over_ipv4_and_ipv6_are_kept_apart() {
         let frames = [
             segment(true, 4000, 0x18, "PUT /latest/api/token HTTP/1.1\r\n\r\n"),
             segment_v6(true, 4000, "PUT /latest/api/token HTTP/1.1\r\n\r\n"),
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_cut_short_gives_what_is_whole() {
+    fn a_truncated_dump_gives_its_complete_records() {
         let whole = dump(0, &[segment(true, 1, 0x18, "GET / HTTP/1.1\r\n"), segment(true, 2, 0x02, "")]);
         for len in FILE_HEADER..whole.len() {
             let traffic = read(&whole[..len], NIC).expect("a dump");

@@ -1,8 +1,9 @@
-//! Guests with Linux's own TCP, each in a namespace behind its tap: one connection after the other, ended in turn by
-//! the service, by the service after the guest has closed its half, and by the guest.
+//! Guests with Linux's own TCP, each in a namespace behind its tap. A guest uses one connection after the other.
+//! Connections are closed in three ways in turn: by the service, by the service after the guest has closed its half,
+//! and by the guest.
 
 use super::site::Site;
-use super::{Found, Job, Tell};
+use super::{Found, Job, ProgressLines};
 use crate::storm::guest::stall::{Stall, Stalls, Watch, seconds};
 use crate::storm::guest::{Answer, Expected, Nanos, Progress, SECOND};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -20,51 +21,51 @@ use support::recent::Recent;
 use support::record::Identity;
 use support::tap::Shape;
 
-/// A guest gives a connection up when nothing comes for so long.
+/// A guest gives a connection up if nothing arrives for this time.
 const GIVES_UP: Duration = Duration::from_secs(30);
-/// Between two looks at all guests.
-const LOOK: Duration = Duration::from_millis(20);
-/// Octets of one read.
+/// Interval at which all guests are checked for stalls.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// The most octets of one read.
 const READ: usize = 256 << 10;
 
-/// Who ends a connection.
+/// The side that closes a connection.
 #[derive(Clone, Copy)]
 enum Ending {
-    /// The service, and the guest reads to the end.
+    /// The service closes, and the guest reads to the end.
     Service,
-    /// The same, after the guest has closed its half with the request.
+    /// The service closes, after the guest closed its half right after the request.
     HalfClosed,
-    /// The guest, once it has its answer.
+    /// The guest closes once it has the answer.
     Guest,
 }
 
 const ENDINGS: [Ending; 3] = [Ending::Service, Ending::HalfClosed, Ending::Guest];
 
-/// One guest, as its own thread and the one that looks for stalls see it.
+/// The state of one guest, shared by its own thread and the thread that checks for stalls.
 struct Lane {
     guest: Guest,
     recent: Arc<Mutex<Recent>>,
-    at: Mutex<At>,
+    state: Mutex<State>,
 }
 
-/// Where a guest is.
+/// The progress of a guest.
 #[derive(Default)]
-struct At {
-    /// The last progress of the present connection.
+struct State {
+    /// The time of the current connection's last progress; `None` without a connection.
     since: Option<Nanos>,
     port: u16,
     answered: u64,
     watch: Watch,
 }
 
-/// What all guests share.
+/// The state that all guests share.
 struct Shared<'a> {
     job: &'a Job,
     began: Instant,
-    /// A request, and the same with the wish that the service close the connection.
+    /// The request, and the same request with `Connection: close`.
     requests: [&'a str; 2],
     bodies: &'a [u8],
-    /// Requests begun, and guests that go on.
+    /// Requests begun, and guests whose thread still runs.
     begun: AtomicU64,
     busy: AtomicU64,
     stalls: Mutex<Stalls>,
@@ -84,54 +85,54 @@ impl Shared<'_> {
         (self.job.limit * SECOND as f64) as Nanos
     }
 
-    /// The next request's number, if there is one.
+    /// Returns the next request's number, or `None` if there are no more requests.
     fn next(&self) -> Option<u64> {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         (number < self.job.answers && Instant::now() < self.job.end).then_some(number)
     }
 
-    /// A guest's connection has made progress, or is over.
+    /// Records that a guest's connection made progress. `goes_on` is false if the connection is over.
     fn progressed(&self, lane: &Lane, goes_on: bool) {
         let lost = lock(&lane.recent).lost;
-        let mut at = lock(&lane.at);
+        let mut state = lock(&lane.state);
         let now = self.now();
-        if let Some(since) = at.since.replace(now) {
-            at.watch.progressed(now - since, lost, self.limit(), &mut lock(&self.stalls));
+        if let Some(since) = state.since.replace(now) {
+            state.watch.progressed(now - since, lost, self.limit(), &mut lock(&self.stalls));
         }
-        at.since = at.since.filter(|_| goes_on);
+        state.since = state.since.filter(|_| goes_on);
     }
 
-    /// Notes a guest that waits for too long.
-    fn look(&self, lane: &Lane) {
+    /// Records a stall if a guest waits for too long.
+    fn check(&self, lane: &Lane) {
         let lost = lock(&lane.recent).lost;
-        let overdue = |at: &At| {
-            let waited = self.now().saturating_sub(at.since?);
-            at.watch.overdue(waited, lost, self.limit())
+        let overdue = |state: &State| {
+            let waited = self.now().saturating_sub(state.since?);
+            state.watch.overdue(waited, lost, self.limit())
         };
-        if overdue(&lock(&lane.at)).is_none() {
+        if overdue(&lock(&lane.state)).is_none() {
             return;
         }
         let sockets = lane.guest.ns().output(Command::new("ss").args(["-H", "-t", "-i", "-n", "-o"]));
         let sockets = sockets.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-        let mut at = lock(&lane.at);
-        let Some((lost, since)) = overdue(&at).zip(at.since) else { return };
+        let mut state = lock(&lane.state);
+        let Some((lost, since)) = overdue(&state).zip(state.since) else { return };
         let stall = Stall {
-            connection: format!("{}:{}", lane.guest.identity().address, at.port),
-            answers: at.answered,
+            connection: format!("{}:{}", lane.guest.identity().address, state.port),
+            answers: state.answered,
             seconds: seconds(self.now().saturating_sub(since)),
             lost,
             segments: lock(&lane.recent).lines(),
             sockets: sockets.unwrap_or_else(|error| format!("{error:#}")),
         };
-        at.watch.stalls(stall, &mut lock(&self.stalls));
+        state.watch.stalls(stall, &mut lock(&self.stalls));
     }
 }
 
-/// Lets all guests ask until all answers have come.
-pub(super) fn haul(site: &Site, job: &Job, tell: &mut Tell) -> Result<Found> {
+/// Runs all guests until all answers have arrived.
+pub(super) fn haul(site: &Site, job: &Job, progress: &mut ProgressLines) -> Result<Found> {
     let agent = site.serve()?;
     let closing = site.closing_request();
-    let bodies = std::fs::read(&site.plan.bodies).context("the bodies")?;
+    let bodies = std::fs::read(&site.plan.bodies).context("cannot read the file of bodies")?;
     let began = Instant::now();
     let lanes = (0..job.guests).map(|number| lane(site, job, number, began)).collect::<Result<Vec<_>>>()?;
     let shared = Shared {
@@ -144,7 +145,7 @@ pub(super) fn haul(site: &Site, job: &Job, tell: &mut Tell) -> Result<Found> {
         stalls: Mutex::default(),
         failed: Mutex::default(),
     };
-    let answered = || lanes.iter().map(|lane| lock(&lane.at).answered).sum();
+    let answered = || lanes.iter().map(|lane| lock(&lane.state).answered).sum();
     std::thread::scope(|scope| {
         for (number, lane) in lanes.iter().enumerate() {
             let (shared, expected) = (&shared, site.expected(number));
@@ -154,9 +155,9 @@ pub(super) fn haul(site: &Site, job: &Job, tell: &mut Tell) -> Result<Found> {
             });
         }
         while shared.busy.load(Ordering::Relaxed) > 0 {
-            std::thread::sleep(LOOK);
-            lanes.iter().for_each(|lane| shared.look(lane));
-            tell.progress(answered(), lock(&shared.stalls).count);
+            std::thread::sleep(CHECK_INTERVAL);
+            lanes.iter().for_each(|lane| shared.check(lane));
+            progress.report(answered(), lock(&shared.stalls).count);
         }
     });
     drop(agent);
@@ -166,7 +167,7 @@ pub(super) fn haul(site: &Site, job: &Job, tell: &mut Tell) -> Result<Found> {
     Ok(Found { answered, failed: take(shared.failed), stalls })
 }
 
-/// A guest whose thread has not ended.
+/// Counts a guest as busy until it is dropped at the end of the guest's thread.
 struct Busy<'a>(&'a AtomicU64);
 
 impl Drop for Busy<'_> {
@@ -188,14 +189,15 @@ fn lane(site: &Site, job: &Job, number: usize, began: Instant) -> Result<Lane> {
         ..Spec::of(&identity)
     };
     let guest = Guest::boot_on(Arc::clone(&site.taps[number]), Namespace::new("guest")?, &spec)?;
-    // Address resolution is lost as often as everything else, and its three tries are not what is looked at.
+    // Frames of address resolution are lost as often as others. More than the usual three tries keep this from failing
+    // requests.
     for (name, value) in [("mcast_solicit", "20"), ("ucast_solicit", "20"), ("retrans_time_ms", "100")] {
         guest.ns().sysctl(&format!("ipv4/neigh/{NIC}/{name}"), value)?;
     }
-    Ok(Lane { guest, recent, at: Mutex::default() })
+    Ok(Lane { guest, recent, state: Mutex::default() })
 }
 
-/// Asks in the guest's place, on a thread in its namespace.
+/// Makes the requests of a guest, on a thread in the guest's namespace.
 fn ask(shared: &Shared<'_>, lane: &Lane, expected: &Expected) {
     let mut buffer = vec![0; READ];
     while let Some(number) = shared.next() {
@@ -204,7 +206,7 @@ fn ask(shared: &Shared<'_>, lane: &Lane, expected: &Expected) {
         let fetched = fetch(shared, lane, ending, expected, &mut buffer);
         shared.progressed(lane, false);
         match fetched {
-            Ok(()) => lock(&lane.at).answered += 1,
+            Ok(()) => lock(&lane.state).answered += 1,
             Err(error) => *lock(&shared.failed).entry(format!("{error:#}")).or_default() += 1,
         }
     }
@@ -220,22 +222,22 @@ fn fetch(
     let mut stream =
         TcpStream::connect_timeout(&SocketAddr::from((METADATA, 80)), GIVES_UP).context("connect")?;
     shared.progressed(lane, true);
-    lock(&lane.at).port = stream.local_addr()?.port();
+    lock(&lane.state).port = stream.local_addr()?.port();
     stream.set_read_timeout(Some(GIVES_UP))?;
     let request = shared.requests[usize::from(!matches!(ending, Ending::Guest))];
-    stream.write_all(request.as_bytes()).context("ask")?;
+    stream.write_all(request.as_bytes()).context("send the request")?;
     if matches!(ending, Ending::HalfClosed) {
-        stream.shutdown(Shutdown::Write).context("close a half")?;
+        stream.shutdown(Shutdown::Write).context("close one half")?;
     }
     let (mut answer, mut is_done) = (Answer::default(), false);
     loop {
-        let length = stream.read(buffer).context(if is_done { "read the end" } else { "read" })?;
+        let length = stream.read(buffer).context(if is_done { "read up to the end" } else { "read" })?;
         shared.progressed(lane, true);
         if length == 0 {
             ensure!(is_done, "the connection ended before the answer");
             return Ok(());
         }
-        ensure!(!is_done, "octets after the answer");
+        ensure!(!is_done, "octets follow the answer");
         match answer.feed(&buffer[..length], expected, shared.bodies) {
             Progress::More => {}
             Progress::Done { .. } if matches!(ending, Ending::Guest) => return Ok(()),

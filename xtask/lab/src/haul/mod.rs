@@ -1,14 +1,15 @@
-//! `cargo xtask haul`: large answers by the million on true taps with offloads, and none may stand still.
+//! `cargo xtask haul`: sends millions of large answers to guests on real taps with offloads, and fails on any stall.
 //!
 //! ```text
-//!  this process ── cases in turn ── site (namespace, taps, records, agent)
+//!  this process ── for each case ── site (namespace, taps, records, agent)
 //!                     ├─ pretended ── the storm's guests: TCP clients that own the taps' descriptors
 //!                     ├─ linux ────── kernels' TCP in namespaces behind the same taps, frames pumped
 //!                     └─ stalls ── report (table, JSON)
 //! ```
 //!
-//! A stall is a connection that makes no progress for longer than `--limit` and than the frames lost on purpose
-//! meanwhile explain (`storm::guest::stall`). Each is shown with its last segments. The agent's rate limits are off.
+//! A stall is a connection that makes no progress for longer than `--limit`, and for longer than the frames lost on
+//! purpose explain (`storm::guest::stall`). Each stall is shown with its last segments. The agent's rate limits are
+//! off.
 
 mod linux;
 mod pretended;
@@ -26,15 +27,15 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Guests of a kind at most: a Linux guest is a namespace and three threads.
+/// The most guests of a kind: a Linux guest takes a namespace and three threads.
 const GUESTS_MOST: usize = 256;
-/// Least time between two lines of progress.
-const TELL: Duration = Duration::from_secs(5);
+/// The shortest interval of progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What guests are made of.
+/// The kind of TCP that the guests use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Kind {
-    /// A TCP client that owns its tap's descriptor, as in a storm
+    /// A simulated TCP client that owns its tap's descriptor, as in a storm
     Pretended,
     /// Linux's own TCP in a namespace behind the tap
     Linux,
@@ -46,80 +47,80 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How many answers, to whom, and what a stall is.
+/// Number of answers, kinds of guests, and the limit of a stall.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Answers of a size that each kind of guest gets at each loss
+    /// Sizes of answers, and how many answers each kind of guest gets at each loss
     #[arg(long, value_name = "SIZE=COUNT", value_delimiter = ',', value_parser = answers,
           default_value = "64KiB=1000000,1MiB=100000")]
     answers: Vec<(usize, u64)>,
-    /// Guests of each kind, a case each
+    /// Kinds and numbers of guests; each kind is a case of its own
     #[arg(long, value_name = "KIND=COUNT", value_delimiter = ',', value_parser = guests,
           default_value = "pretended=64,linux=32")]
     guests: Vec<(Kind, usize)>,
-    /// Shares of frames lost in either direction, a case each
+    /// Shares of frames lost in each direction; each is a case of its own
     #[arg(long, value_name = "SHARE", value_delimiter = ',', default_values_t = [0.0, 0.01])]
     loss: Vec<f64>,
-    /// Seconds without progress that make a stall
+    /// Seconds without progress that count as a stall
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     limit: f64,
-    /// Longest the whole may take; what is missing then is a failure
+    /// Limit for the whole run, in minutes; answers missing then are a failure
     #[arg(long, value_name = "N", default_value_t = 240.0)]
     minutes: f64,
-    /// What all randomness grows from
+    /// The seed of all random choices
     #[arg(long, value_name = "NUMBER", env = "XDP_IMDS_SEED", default_value_t = 1)]
     seed: u64,
-    /// Also write everything seen as JSON
+    /// Also write all results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// The agent to run, instead of building one with optimisation
+    /// The agent to run, instead of building an optimised one
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
-    /// More of the agent's configuration (YAML, without `limits` and `ports`)
+    /// Further configuration of the agent (YAML, without `limits` and `ports`)
     #[arg(long, value_name = "FILE")]
     agent_config: Option<PathBuf>,
 }
 
-/// One case: who asks for what, and how often.
+/// One case: the guests, their requests and the losses.
 pub(super) struct Job {
     pub(super) kind: Kind,
     pub(super) guests: usize,
     pub(super) octets: usize,
     pub(super) answers: u64,
     pub(super) loss: f64,
-    /// Seconds without progress that make a stall.
+    /// Seconds without progress that count as a stall.
     pub(super) limit: f64,
     pub(super) seed: u64,
-    /// No request begins after it.
+    /// No request begins after this time.
     pub(super) end: Instant,
 }
 
-/// What came of a case.
+/// The results of a case.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) answered: u64,
-    /// Requests that failed, by why.
+    /// Failed requests, by reason.
     pub(super) failed: std::collections::BTreeMap<String, u64>,
     pub(super) stalls: Stalls,
 }
 
-/// Says how far a case is.
-pub(super) struct Tell {
+/// Prints the progress of a case.
+pub(super) struct ProgressLines {
     label: String,
     began: Instant,
-    told: Instant,
+    printed: Instant,
 }
 
-impl Tell {
+impl ProgressLines {
     fn new(label: String) -> Self {
         let now = Instant::now();
-        Self { label, began: now, told: now }
+        Self { label, began: now, printed: now }
     }
 
-    /// Says it now and then.
-    pub(super) fn progress(&mut self, answered: u64, stalls: u64) {
-        if self.told.elapsed() >= TELL {
-            self.told = Instant::now();
+    /// Prints a line if the last one is at least [`PROGRESS_INTERVAL`] old.
+    pub(super) fn report(&mut self, answered: u64, stalls: u64) {
+        if self.printed.elapsed() >= PROGRESS_INTERVAL {
+            self.printed = Instant::now();
             let seconds = self.began.elapsed().as_secs_f64();
             eprintln!("[{seconds:>6.0} s] {}: {answered} answers, {stalls} stalls", self.label);
         }
@@ -144,14 +145,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for &(octets, answers) in &args.answers {
         for &loss in &args.loss {
             for &(kind, guests) in &args.guests {
-                let mut tell = Tell::new(format!("{kind}, {octets} octets, loss {loss}"));
+                let mut progress = ProgressLines::new(format!("{kind}, {octets} octets, loss {loss}"));
                 let Args { limit, seed, .. } = *args;
                 let job = Job { kind, guests, octets, answers, loss, limit, seed, end };
                 let site = Site::new(&job, &agent, &configuration)?;
                 let began = Instant::now();
                 let found = match kind {
-                    Kind::Pretended => pretended::haul(&site, &job, &mut tell)?,
-                    Kind::Linux => linux::haul(&site, &job, &mut tell)?,
+                    Kind::Pretended => pretended::haul(&site, &job, &mut progress)?,
+                    Kind::Linux => linux::haul(&site, &job, &mut progress)?,
                 };
                 report.add(Case::new(&job, found, began.elapsed()));
             }
@@ -165,25 +166,33 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 impl Args {
-    /// What clap cannot check.
+    /// Checks the options that clap cannot check.
     fn check(&self) -> Result<()> {
         for loss in &self.loss {
-            ensure!((0.0..0.5).contains(loss), "--loss is a share from 0 to 0.5, not {loss}");
+            ensure!((0.0..0.5).contains(loss), "--loss: expected a share from 0 to 0.5, found {loss}");
         }
-        ensure!((0.1..=60.0).contains(&self.limit), "--limit is 0.1 to 60 s, not {}", self.limit);
-        ensure!((0.1..=1_440.0).contains(&self.minutes), "--minutes is 0.1 to 1440, not {}", self.minutes);
+        ensure!(
+            (0.1..=60.0).contains(&self.limit),
+            "--limit: expected 0.1 to 60 seconds, found {}",
+            self.limit
+        );
+        ensure!(
+            (0.1..=1_440.0).contains(&self.minutes),
+            "--minutes: expected 0.1 to 1440, found {}",
+            self.minutes
+        );
         Ok(())
     }
 }
 
-/// Reads `64KiB=1000000`.
+/// Parses `64KiB=1000000`.
 fn answers(text: &str) -> Result<(usize, u64), String> {
     let (octets, count) = text.split_once('=').ok_or("expected SIZE=COUNT, such as 64KiB=1000000")?;
     let count = count.parse().ok().filter(|count| *count > 0);
     Ok((size(octets)?, count.ok_or("expected a number of answers from 1")?))
 }
 
-/// Reads `linux=32`.
+/// Parses `linux=32`.
 fn guests(text: &str) -> Result<(Kind, usize), String> {
     let (kind, count) = text.split_once('=').ok_or("expected KIND=COUNT, such as linux=32")?;
     let kind = clap::ValueEnum::from_str(kind, false)?;

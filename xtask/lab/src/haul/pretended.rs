@@ -1,19 +1,19 @@
-//! Guests that are TCP clients of our own, as in a storm: in turn, they close their connections once they have their
-//! answers, and leave that to the service.
+//! Guests with the storm's own simulated TCP clients. In alternate rounds, the guests and the service close the
+//! connections.
 
 use super::site::Site;
-use super::{Found, Job, Tell};
+use super::{Found, Job, ProgressLines};
 use crate::storm::guest::stall::DESCRIBED;
 use crate::storm::guest::{Arrival, Orders, Pump};
 use anyhow::Result;
 use std::time::Instant;
 
-/// Requests of a guest in one storm: the guest that takes longest holds up the next storm, so not few, and a storm
-/// ends within minutes.
+/// Requests of each guest in one storm. All guests wait for the slowest one before the next storm, so there should be
+/// many requests; but a storm should end within minutes.
 const REQUESTS: u64 = 250;
 
-/// Lets all guests ask until all answers have come.
-pub(super) fn haul(site: &Site, job: &Job, tell: &mut Tell) -> Result<Found> {
+/// Runs all guests until all answers have arrived.
+pub(super) fn haul(site: &Site, job: &Job, progress: &mut ProgressLines) -> Result<Found> {
     let _agent = site.serve()?;
     let mut pump = Pump::new(&site.taps)?;
     let mut found = Found::default();
@@ -52,7 +52,7 @@ pub(super) fn haul(site: &Site, job: &Job, tell: &mut Tell) -> Result<Found> {
         stalls.longest = stalls.longest.max(more.longest);
         let room = DESCRIBED - stalls.described.len();
         stalls.described.extend(more.described.into_iter().take(room));
-        tell.progress(found.answered, found.stalls.count);
+        progress.report(found.answered, found.stalls.count);
     }
     Ok(found)
 }

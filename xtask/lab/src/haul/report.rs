@@ -1,4 +1,4 @@
-//! What came of a long haul: a table, and JSON.
+//! The results of a haul: a table and JSON.
 
 use super::{Found, Job};
 use crate::storm::guest::stall::{Stall, seconds};
@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// Everything about one run.
+/// The results of one run.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     seed: u64,
@@ -17,7 +17,7 @@ pub(super) struct Report {
     cases: Vec<Case>,
 }
 
-/// One case.
+/// The results of one case.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Case {
     kind: String,
@@ -32,7 +32,7 @@ pub(super) struct Case {
     excused: u64,
     longest_wait_s: f64,
     took_s: f64,
-    /// The first stalls.
+    /// The first stalls, with their segments.
     described: Vec<Stall>,
 }
 
@@ -62,7 +62,7 @@ impl Case {
         self.failed.values().sum()
     }
 
-    /// The stalls, with what was seen of each.
+    /// Returns the described stalls and the failures as text.
     fn described(&self) -> String {
         let mut text = String::new();
         for stall in &self.described {
@@ -93,7 +93,7 @@ impl Report {
         self.cases.push(case);
     }
 
-    /// What must not be, in words; nothing if all is well.
+    /// Returns one sentence for each case with a stall, a failure or a missing answer.
     pub(super) fn broken(&self) -> Vec<String> {
         let broken = self.cases.iter().filter(|it| it.stalls + it.failures() > 0 || it.answered < it.asked);
         let shown = |case: &Case| {
@@ -104,7 +104,7 @@ impl Report {
         broken.map(shown).collect()
     }
 
-    /// The stalls, and the table.
+    /// Returns the stalls, then the table.
     pub(super) fn text(&self) -> String {
         let mut text: String = self.cases.iter().map(Case::described).collect();
         let _ = writeln!(text, "\nseed {}; a stall is {} s without progress\n", self.seed, self.limit_s);
@@ -121,7 +121,7 @@ impl Report {
             "excused",
             "longest",
             "took",
-            "a second"
+            "per second"
         );
         for case in &self.cases {
             let _ = writeln!(
@@ -143,7 +143,7 @@ impl Report {
         text
     }
 
-    /// Writes the file asked for.
+    /// Writes the JSON file if one is wanted.
     pub(super) fn write(&self, json: Option<&Path>) -> Result<()> {
         let Some(path) = json else { return Ok(()) };
         std::fs::write(path, serde_json::to_string_pretty(self)? + "\n")

@@ -1,4 +1,4 @@
-//! Where a case takes place: taps in a namespace of their own, a record for each guest, and the agent.
+//! The site of a case: taps in a namespace of their own, a record for each guest, and the agent.
 
 use super::Job;
 use crate::storm::crawl::Dialect;
@@ -14,15 +14,15 @@ use support::agent::{Agent, PortArgument, arguments};
 use support::netns::Namespace;
 use support::tap::{Shape, Tap};
 
-/// No limit on what a port may send (the records allow a VM as many requests); see the README's configuration.
+/// Turns off the limits on what a port may send. The records raise the limit of requests.
 const NO_LIMITS: &str = "limits: {frames_per_second: 0, connections_per_second: 0}\n";
 
-/// The node and what is laid out on it.
+/// The namespace with its taps, and the files of the agent and its guests.
 pub(super) struct Site {
     agent: PathBuf,
     configuration: PathBuf,
     pub(super) taps: Vec<Arc<Tap>>,
-    /// One request, for user-data, and each guest's answer to it.
+    /// One request, for user-data, and the answer to each guest.
     pub(super) plan: Plan,
     case: Case,
     ns: Namespace,
@@ -34,14 +34,14 @@ impl Site {
         let case = Case::lay_out(Dialect::Nocloud, job.guests, job.octets)?;
         let crawl = Dialect::Nocloud.crawl()?;
         let at = crawl.iter().position(|asked| asked.path.ends_with("/user-data"));
-        let at = at.context("the crawl asks for no user-data")?;
+        let at = at.context("the crawl has no request for user-data")?;
         let mut plan: Plan = serde_json::from_reader(BufReader::new(File::open(case.plan())?))?;
         plan.requests = vec![plan.requests.swap_remove(at)];
         plan.guests.iter_mut().for_each(|guest| guest.answers = vec![guest.answers[at]]);
         let file = case.plan().with_file_name("agent.yaml");
         std::fs::write(&file, format!("{NO_LIMITS}{configuration}"))?;
         let ns = Namespace::new("haul")?;
-        // No chatter of the node's own.
+        // Without IPv6 the node itself sends no frames on the taps.
         ns.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         let mut lines = String::new();
         let mut taps = Vec::new();
@@ -62,12 +62,12 @@ impl Site {
         Agent::start_binary(&self.agent, &self.ns, words)
     }
 
-    /// The request with the wish that the service close the connection.
+    /// Returns the request with `Connection: close` in place of `keep-alive`.
     pub(super) fn closing_request(&self) -> String {
         self.plan.requests[0].replace("Connection: keep-alive", "Connection: close")
     }
 
-    /// What a guest is answered.
+    /// Returns the answer that a guest must get.
     pub(super) fn expected(&self, number: usize) -> &Expected {
         &self.plan.guests[number].answers[0]
     }
@@ -75,9 +75,9 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // All taps in one step: descriptors that close one by one wait out a grace period each.
+        // All taps are deleted in one step. Each tap that closes by its descriptor waits for a grace period of its own.
         if let Err(error) = self.ns.ip(&format!("link del group {TAP_GROUP}")) {
-            eprintln!("the taps of {} go one by one: {error:#}", self.ns.name());
+            eprintln!("cannot delete the taps of {} in one step: {error:#}", self.ns.name());
         }
     }
 }

@@ -1,40 +1,42 @@
-//! What may grow, by how much, and why.
+//! The bounds of a soak: what may grow, by how much, and why.
 
 use super::watch::{Figure, Sample};
 use serde::Serialize;
 
-/// Descriptors: one more for a configuration being read, a namespace being entered and a file being watched.
+/// Descriptors: a configuration that is read, a namespace that is entered and a file that is watched each need one
+/// more.
 const FDS: u64 = 4;
-/// Threads: those the control side's runtime starts for files, and ends when they have had nothing to do.
+/// Threads: the control side's runtime starts them for file access and ends them after some idle time.
 const THREADS: u64 = 4;
-/// Namespaces held: one being entered.
+/// Namespaces held: one that is being entered.
 const NAMESPACES: u64 = 1;
-/// Programs, and maps with their constants and texts: the classifier of the agent's own namespace, loaded when the
-/// first guest has been quiet for long, which in a soak of a minute is in the middle of a life.
+/// Programs, and maps with their constants and texts: the agent loads the classifier of its own namespace when the
+/// first guest becomes quiet. In a soak of one minute this happens in the middle of the agent's life.
 const PROGRAMS: u64 = 1;
 const MAPS: u64 = 2;
-/// Links beyond what ports and the hub can have at once: all is calm when they are counted, so each tap is there.
+/// Links beyond those of ports and hub. Traffic and changes pause while they are counted, so every tap is attached.
 const LINKS: u64 = 0;
-/// Links of one port, XDP's and the classifier's, and of the hub.
+/// Links of one port (XDP's and the classifier's), and links of the hub.
 const LINKS_OF_PORT: u64 = 2;
 const LINKS_OF_HUB: u64 = 2;
-/// Devices beyond the hub's veth pair and tap, which were made at the start.
+/// Devices beyond the hub's veth pair and tap, which are made at the start.
 const DEVICES: u64 = 0;
-/// Objects no agent holds: nothing may keep them.
+/// Objects that no agent holds. Nothing else may keep them alive.
 const ORPHANS: u64 = 0;
-/// Frames whose fate no counter knows.
+/// Frames that no counter accounts for.
 const UNACCOUNTED: u64 = 0;
-/// Memory, by the line through all looks: what the allocator takes while tables come to the largest size they
-/// ever need (a guest's hostile connections, one more page of a heap). A leak of 100 octets for each of the
-/// thousands of crawls, changes and hostile connections of a minute is far above it.
+/// Growth of memory along its trend line: what the allocator takes while tables reach their largest size (the hostile
+/// connections of a guest, one more page of a heap). A leak of 100 octets in each of the thousands of crawls, changes
+/// and hostile connections of a minute would exceed it by far.
 const GROWTH_BYTES: f64 = (4 << 20) as f64;
-/// The same by the minute, once the soak is long enough for a slope to mean something: a node that gains this
-/// much is 0.5 GiB larger after a week.
+/// Growth of memory per minute, checked once the soak is long enough for a slope to be significant. A node that grows
+/// by this much gains 0.5 GiB in a week.
 const SLOPE_BYTES: f64 = (48 << 10) as f64;
-/// A slope of fewer minutes than these says more about the allocator than about leaks.
+/// The least number of minutes for the slope to be checked. Over shorter times it depends more on the allocator than on
+/// leaks.
 const SLOPE_MINUTES: f64 = 8.0;
 
-/// A bound, and what was found.
+/// A bound and the value found.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Verdict {
     pub(super) bound: &'static str,
@@ -49,7 +51,7 @@ impl Verdict {
     }
 }
 
-/// Holds looks at one life of an agent, none of them before it was warm, against the bounds.
+/// Checks the samples of one agent's life, taken after its warm-up, against the bounds.
 pub(super) fn judge(samples: &[Sample], guests: u64) -> Vec<Verdict> {
     let spread = |of: Figure| {
         let values = samples.iter().map(of);
@@ -64,32 +66,42 @@ pub(super) fn judge(samples: &[Sample], guests: u64) -> Vec<Verdict> {
         verdict("namespaces held vary by", spread(|sample| sample.namespaces), NAMESPACES, ""),
         verdict("programs vary by", spread(|sample| sample.programs), PROGRAMS, ""),
         verdict("maps vary by", spread(|sample| sample.maps), MAPS, ""),
-        verdict("links beyond two a port", most(&|sample| sample.links.saturating_sub(links)), LINKS, ""),
+        verdict("links beyond two per port", most(&|sample| sample.links.saturating_sub(links)), LINKS, ""),
         verdict("links on no device, or twice on one", most(&|sample| sample.idle_links), LINKS, ""),
-        verdict("objects held by nobody", most(&|sample| sample.orphans), ORPHANS, ""),
-        verdict("hub devices beside three", most(&|sample| sample.hub_devices.abs_diff(3)), DEVICES, ""),
+        verdict("objects held by no process", most(&|sample| sample.orphans), ORPHANS, ""),
+        verdict(
+            "hub devices missing or beyond three",
+            most(&|sample| sample.hub_devices.abs_diff(3)),
+            DEVICES,
+            "",
+        ),
         verdict("frames unaccounted for", most(&|sample| sample.unaccounted), UNACCOUNTED, ""),
-        verdict("ports beside taps", most(&|sample| sample.ports.abs_diff(guests)), 0, ""),
-        verdict("records beside guests", most(&|sample| sample.records.abs_diff(guests)), 0, ""),
-        verdict("slots beside records", most(&|sample| sample.identities.abs_diff(sample.records)), 0, ""),
+        verdict("difference of ports and taps", most(&|sample| sample.ports.abs_diff(guests)), 0, ""),
+        verdict("difference of records and guests", most(&|sample| sample.records.abs_diff(guests)), 0, ""),
+        verdict(
+            "difference of slots and records",
+            most(&|sample| sample.identities.abs_diff(sample.records)),
+            0,
+            "",
+        ),
     ];
     let (slope, minutes) = memory_slope(samples);
     let growth = Verdict {
-        bound: "memory grows in all, by its trend,",
+        bound: "memory grows in total, along its trend, by",
         found: slope * minutes,
         most: GROWTH_BYTES,
         unit: "B",
     };
     verdicts.push(growth);
     if minutes >= SLOPE_MINUTES {
-        let bound = "memory grows each minute by";
+        let bound = "memory grows per minute by";
         verdicts.push(Verdict { bound, found: slope, most: SLOPE_BYTES, unit: "B" });
     }
     verdicts
 }
 
-/// The slope of the line with the least squares through all looks at memory, in octets a minute, and how many
-/// minutes they span.
+/// Returns the slope of the least-squares line through all memory samples, in octets per minute, and the minutes that
+/// they span.
 pub(super) fn memory_slope(samples: &[Sample]) -> (f64, f64) {
     let points = || samples.iter().map(|sample| (sample.at_s / 60.0, sample.rss_bytes as f64));
     let count = samples.len().max(1) as f64;
@@ -152,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_as_it_is_breaks_no_bound() {
+    fn steady_or_noisy_values_break_no_bound() {
         assert_eq!(broken(&minutes(|_| Sample::default())), Vec::<&str>::new());
         let noise = minutes(|n| Sample { rss_bytes: (n * 7_919) % 100_000, fds: n % 3, ..Sample::default() });
         assert_eq!(broken(&noise), Vec::<&str>::new());
     }
 
     #[test]
-    fn each_leak_is_called_by_its_bound() {
+    fn each_leak_breaks_its_own_bound() {
         type Leak = fn(u64) -> Sample;
         let leaks: [(&str, Leak); 11] = [
             ("open descriptors vary by", |n| Sample { fds: n, ..Sample::default() }),
@@ -167,24 +179,24 @@ mod tests {
             ("namespaces held vary by", |n| Sample { namespaces: n, ..Sample::default() }),
             ("programs vary by", |n| Sample { programs: n / 5, ..Sample::default() }),
             ("maps vary by", |n| Sample { maps: n / 3, ..Sample::default() }),
-            ("links beyond two a port", |n| Sample { links: n * 6, ..Sample::default() }),
+            ("links beyond two per port", |n| Sample { links: n * 6, ..Sample::default() }),
             ("links on no device, or twice on one", |n| Sample { idle_links: n / 11, ..Sample::default() }),
-            ("objects held by nobody", |n| Sample { orphans: n / 11, ..Sample::default() }),
-            ("hub devices beside three", |n| Sample { hub_devices: n / 11, ..Sample::default() }),
+            ("objects held by no process", |n| Sample { orphans: n / 11, ..Sample::default() }),
+            ("hub devices missing or beyond three", |n| Sample { hub_devices: n / 11, ..Sample::default() }),
             ("frames unaccounted for", |n| Sample { unaccounted: n / 11, ..Sample::default() }),
-            ("memory grows each minute by", |n| Sample { rss_bytes: n * (60 << 10), ..Sample::default() }),
+            ("memory grows per minute by", |n| Sample { rss_bytes: n * (60 << 10), ..Sample::default() }),
         ];
         for (bound, leak) in leaks {
             assert_eq!(broken(&minutes(leak)), [bound]);
         }
         let slots = minutes(|n| Sample { identities: n, ..Sample::default() });
-        assert_eq!(broken(&slots), ["slots beside records"]);
+        assert_eq!(broken(&slots), ["difference of slots and records"]);
         let jump = minutes(|n| Sample { rss_bytes: n * (500 << 10), ..Sample::default() });
-        assert!(broken(&jump).contains(&"memory grows in all, by its trend,"));
+        assert!(broken(&jump).contains(&"memory grows in total, along its trend, by"));
     }
 
     #[test]
-    fn a_slope_is_that_of_the_line() {
+    fn the_slope_of_a_line_is_found() {
         let line = minutes(|n| Sample { rss_bytes: n * 6_000, ..Sample::default() });
         let (slope, span) = memory_slope(&line);
         assert!((slope - 6_000.0).abs() < 1e-6, "{slope}");
@@ -194,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_holds_up_to_its_value() {
+    fn a_bound_holds_up_to_and_including_its_value() {
         let at = |found| Verdict { bound: "b", found, most: 4.0, unit: "" };
         assert!(at(4.0).holds() && !at(4.1).holds() && !at(f64::NAN).holds());
     }

@@ -1,4 +1,4 @@
-//! Hostile guests: each keeps to one way of doing harm, as fast as a share of a core allows.
+//! Hostile guests. Each attacks in one way, as fast as its share of a core allows.
 
 use super::shared::{Shared, add};
 use crate::storm::guest::wire::{self, ACK, Ends, Header, Incoming, PSH, RST, SYN};
@@ -9,42 +9,42 @@ use support::guest::METADATA;
 use support::record::Identity;
 use support::tap::Tap;
 
-/// Between two turns of all of them.
+/// Pause between two turns of all hostile guests.
 const TURN: Duration = Duration::from_millis(10);
-/// Turns of one ebb and flow, and how many of them the floods take: bursts, not a dam.
+/// Turns of one cycle of a flood, and the number of these turns in which it sends. A flood comes in bursts.
 const TIDE: u64 = 200;
 const FLOOD: u64 = 20;
-/// Frames of a flood's turn, and of garbage.
+/// Frames per turn of a flood, and of garbage.
 const FLOOD_FRAMES: usize = 256;
 const GARBAGE_FRAMES: usize = 16;
-/// Connections opened in a turn, every so many turns.
+/// Connections opened in a turn, and the number of turns between.
 const OPENED: usize = 2;
 const OPEN_EVERY: u64 = 5;
-/// Frames read in a turn.
+/// The most frames read in a turn.
 const READ: usize = 64;
-/// What a slow reader says it can take.
+/// The receive window of a slow reader, in octets.
 const SLOW_WINDOW: u16 = 1;
-/// Any MAC reaches the service: it is the address that says whose a frame is.
+/// The destination MAC. Any MAC reaches the service, because frames are steered by their destination address.
 const ANY_MAC: Mac = Mac([0x02, 0, 0xa9, 0xfe, 0, 0]);
 
-/// A way of doing harm.
+/// A way to attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Harm {
     /// SYNs from every port, in bursts.
     Flood,
-    /// Frames that are no good, mostly for metadata addresses.
+    /// Malformed frames, mostly to metadata addresses.
     Garbage,
-    /// Connections that begin a request and never end it.
+    /// Connections that begin a request and never finish it.
     Hoard,
-    /// Requests whose answers nobody takes.
+    /// Requests whose answers are never read.
     Slow,
-    /// Requests without end, and resets in the middle.
+    /// Endless requests, and resets in the middle of answers.
     Bomb,
 }
 
 pub(super) const HARMS: [Harm; 5] = [Harm::Flood, Harm::Garbage, Harm::Hoard, Harm::Slow, Harm::Bomb];
 
-/// One of them.
+/// A hostile guest and its tap.
 pub(super) struct Hostile {
     tap: Tap,
     ends: Ends,
@@ -102,7 +102,7 @@ impl Hostile {
         u64::from(self.tap.send(0, &self.frame).unwrap_or(false))
     }
 
-    /// A frame that was good once.
+    /// Sends a frame that was valid before random changes.
     fn garbage(&mut self) -> u64 {
         let header = Header {
             port: self.random.u16(..),
@@ -126,7 +126,7 @@ impl Hostile {
             let at = self.random.usize(..self.frame.len());
             self.frame[at] ^= 1 << self.random.u8(..8);
         }
-        // A tap takes no frame without a whole Ethernet header.
+        // A tap accepts no frame without a complete Ethernet header.
         let length = self.frame.len();
         if self.random.u8(..4) == 0 {
             self.frame.truncate(self.random.usize(14..=length));
@@ -134,7 +134,7 @@ impl Hostile {
         u64::from(self.tap.send(0, &self.frame).unwrap_or(false))
     }
 
-    /// Does harm to whoever answers.
+    /// Attacks the service in reply to a frame from it.
     fn answer(&mut self, frame: &[u8]) -> u64 {
         let Incoming::Tcp(header, _) = wire::read(frame, &self.ends, false) else { return 0 };
         if header.flags & (SYN | ACK) != SYN | ACK {
@@ -174,7 +174,7 @@ impl Hostile {
     }
 }
 
-/// Does harm until the soak is over.
+/// Runs all hostile guests until the soak is over.
 pub(super) fn harm(shared: &Shared, guests: &mut [Hostile]) -> Result<()> {
     let mut buffer = vec![0; 2_048];
     for number in 0.. {

@@ -1,16 +1,16 @@
-//! `cargo xtask soak`: hours of a node's life in minutes, with an eye on everything that could leak.
+//! `cargo xtask soak`: puts hours of a node's life into minutes, and watches everything that could leak.
 //!
 //! ```text
-//!  steady ─── crawls on taps that never change: nothing may fail while one agent serves
-//!  roam ───── taps and records that change all the time: after each change, the right octets
+//!  steady ─── crawls on taps that never change: no request may fail while one agent serves
+//!  roam ───── taps and records that change all the time: each change must show in the answers
 //!  hostile ── floods, garbage, hoarders, slow readers, bombs
-//!  this thread ── restarts of the agent, then one long life ── watch (a look at each interval, all else still)
+//!  this thread ── restarts of the agent, then one long life ── watch (samples while all else pauses)
 //!                                                                 └─ bounds ── report (table, page, JSON)
 //! ```
 //!
-//! It takes place in two network namespaces of its own. The first part of the time goes to restarts, by SIGTERM and
-//! SIGKILL in turn, under full load; the rest is the life of one agent, whose memory and objects are held
-//! against the bounds once it is warm.
+//! The soak runs in two network namespaces of its own. In the first part, the agent is restarted under full load, by
+//! SIGTERM, SIGKILL and takeover in turn. The rest is the life of one agent. Once the agent is warm, its memory and its
+//! kernel objects are checked against the bounds.
 
 mod bounds;
 mod hostile;
@@ -34,36 +34,36 @@ use std::time::{Duration, Instant};
 use support::agent::Agent;
 use watch::{Sample, Watch};
 
-/// Longest soak: longer ones are for a node of their own.
+/// The longest soak, in minutes. A longer one deserves a node of its own.
 const MINUTES_MOST: f64 = 24.0 * 60.0;
-/// Most taps: one machine holds more, but then their guests are what is measured.
+/// The most taps. With more of them, the soak would measure the guests rather than the agent.
 const TAPS_MOST: i64 = 1_000;
-/// Of all time, what goes to restarts, and of a life, what goes to warming up.
+/// The share of the whole time for restarts, and the share of a life for warming up.
 const RESTARTS: f64 = 0.25;
 const WARM_UP: f64 = 0.2;
-/// Between two restarts.
+/// Time between two restarts.
 const RESTART_EVERY: Duration = Duration::from_secs(6);
-/// Between two looks, and how many there are at least, however short the soak.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
-const LOOKS: f64 = 8.0;
-/// How often progress is told.
-const TELL: Duration = Duration::from_secs(5);
-/// Between two changes of roaming guests.
+/// The interval of samples, and their least number in a short soak.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
+const SAMPLES: f64 = 8.0;
+/// Interval of progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+/// Pause between two changes of roaming guests.
 const CHANGE_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long, and how told.
+/// Length of the soak, its guests and its reports.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How long, after everything is set up
+    /// Minutes of the soak, without the set-up
     #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = minutes)]
     minutes: f64,
-    /// Taps: three eighths of them steady guests', as many roaming ones', the others hostile ones'
+    /// Number of taps: three eighths for steady guests, three eighths for roaming ones, the others for hostile ones
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(16..=TAPS_MOST))]
     taps: u16,
-    /// Where all choices come from: the same seed, the same changes in the same order
+    /// The seed of all choices: the same seed makes the same changes in the same order
     #[arg(long, value_name = "S", env = "XDP_IMDS_SEED", default_value_t = 1)]
     seed: u64,
-    /// Also write everything seen as JSON
+    /// Also write all results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Also write a page with charts
@@ -72,7 +72,7 @@ pub(crate) struct Args {
     /// Pin nothing: no agent takes over from another, and none leaves anything behind
     #[arg(long)]
     no_pins: bool,
-    /// The agent to run, instead of building one with optimisation
+    /// The agent to run, instead of building an optimised one
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
 }
@@ -95,7 +95,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     tools::ensure(tools::LAB)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // The first ends the soak in good order, the second at once.
+        // The first signal ends the soak in an orderly way, the second one at once.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupted))?;
         signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
     }
@@ -103,15 +103,15 @@ pub(crate) fn run(args: Args) -> Result<()> {
     print!("{}", report.text());
     report.write(args.json.as_deref(), args.report.as_deref())?;
     let broken = report.broken();
-    ensure!(broken.is_empty(), "broken: {}", broken.join("; "));
+    ensure!(broken.is_empty(), "the soak failed: {}", broken.join("; "));
     Ok(())
 }
 
-/// The agent, built with optimisation.
+/// Builds an optimised agent and returns its path.
 fn build() -> Result<PathBuf> {
     shell::run(&mut shell::cargo(["build", "--release", "--package", "metadata-user"]))?;
     let agent = shell::target().join("release/xdp-imds");
-    ensure!(agent.is_file(), "nothing was built at {}", agent.display());
+    ensure!(agent.is_file(), "the build made no {}", agent.display());
     Ok(agent)
 }
 
@@ -124,7 +124,7 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
     let shared = Shared::new(interrupted);
     let began = Instant::now();
     let mut watch = Watch::new(began);
-    let (looks, agent) = std::thread::scope(|scope| {
+    let (samples, agent) = std::thread::scope(|scope| {
         let ends = EndsWithMe(&shared);
         let threads = set_going(scope, &shared, &node, &records, &mut guests, args.seed);
         let stages = stages(args, &node, first, &mut watch, &shared, began);
@@ -137,20 +137,20 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
         }
         stages
     })?;
-    // Nobody sends any more: the last look is at what stays behind.
+    // All guests have ended. The last check finds objects that stayed behind.
     node.stop(agent, &shared)?;
     node.release()?;
-    let left = watch.orphans(None)?;
-    if !left.is_empty() {
-        shared.breach(format!("the last agent has left {left}"));
+    let remaining = watch.orphans(None)?;
+    if !remaining.is_empty() {
+        shared.breach(format!("the last agent left {remaining}"));
     }
     let minutes = began.elapsed().as_secs_f64() / 60.0;
-    Ok(Report::new(args.seed, args.taps.into(), minutes, looks, &shared))
+    Ok(Report::new(args.seed, args.taps.into(), minutes, samples, &shared))
 }
 
 type Running<'scope> = Vec<std::thread::ScopedJoinHandle<'scope, Result<()>>>;
 
-/// Starts everybody who sends frames or changes things.
+/// Starts all threads that send frames or make changes.
 fn set_going<'scope, 'env>(
     scope: &'scope std::thread::Scope<'scope, 'env>,
     shared: &'env Shared,
@@ -178,7 +178,7 @@ fn set_going<'scope, 'env>(
     ]
 }
 
-/// Restarts, then a long life; returns what was seen of that, once it was warm, and the agent.
+/// Runs the restarts, then one long life. Returns the samples of that life after its warm-up, and the agent.
 fn stages<'a>(
     args: &Args,
     node: &'a Node,
@@ -188,10 +188,10 @@ fn stages<'a>(
     began: Instant,
 ) -> Result<(Vec<Sample>, Agent<'a>)> {
     let whole = Duration::from_secs_f64(args.minutes * 60.0);
-    let mut tell = Tell { shared, began, whole, told: began };
+    let mut progress = ProgressLines { shared, began, whole, printed: began };
     let mut endings = node.endings().iter().cycle();
     while began.elapsed() + RESTART_EVERY < whole.mul_f64(RESTARTS) && !shared.is_over() {
-        tell.wait(RESTART_EVERY, "restarts");
+        progress.wait(RESTART_EVERY, "restarts");
         if shared.is_over() {
             break;
         }
@@ -199,45 +199,48 @@ fn stages<'a>(
         agent = node.restart(agent, ending, watch, shared)?;
     }
     let life = whole.saturating_sub(began.elapsed());
-    tell.wait(life.mul_f64(WARM_UP), "warming up");
-    let every = LOOK_EVERY.min(life.mul_f64((1.0 - WARM_UP) / LOOKS));
-    let mut looks = Vec::new();
+    progress.wait(life.mul_f64(WARM_UP), "warm-up");
+    let every = SAMPLE_INTERVAL.min(life.mul_f64((1.0 - WARM_UP) / SAMPLES));
+    let mut samples = Vec::new();
     while !shared.is_over() {
         {
             let _calm = shared.calm();
-            looks.push(watch.sample(&agent, &node.ns)?);
+            samples.push(watch.sample(&agent, &node.ns)?);
         }
         if began.elapsed() >= whole {
             break;
         }
-        tell.wait(every.min(whole.saturating_sub(began.elapsed())), "one life");
+        progress.wait(every.min(whole.saturating_sub(began.elapsed())), "one life");
     }
     if shared.interrupted.load(Ordering::Relaxed) {
         bail!("interrupted after {:.1} minutes", began.elapsed().as_secs_f64() / 60.0);
     }
-    Ok((looks, agent))
+    Ok((samples, agent))
 }
 
-/// Tells of progress while time passes.
-struct Tell<'a> {
+/// Prints progress lines during waits.
+struct ProgressLines<'a> {
     shared: &'a Shared,
     began: Instant,
     whole: Duration,
-    told: Instant,
+    printed: Instant,
 }
 
-impl Tell<'_> {
+impl ProgressLines<'_> {
     fn wait(&mut self, long: Duration, stage: &str) {
         let end = Instant::now() + long;
         while !self.shared.is_over() {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = end.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return;
             }
-            self.shared
-                .sleep(left.min(TELL.saturating_sub(self.told.elapsed())).max(Duration::from_millis(1)));
-            if self.told.elapsed() >= TELL {
-                self.told = Instant::now();
+            self.shared.sleep(
+                remaining
+                    .min(PROGRESS_INTERVAL.saturating_sub(self.printed.elapsed()))
+                    .max(Duration::from_millis(1)),
+            );
+            if self.printed.elapsed() >= PROGRESS_INTERVAL {
+                self.printed = Instant::now();
                 let counts = self.shared.counts.all();
                 let counts: Vec<_> =
                     counts.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect();

@@ -21,31 +21,31 @@ use support::record::Identity;
 use support::tap::{Shape, Tap};
 use tempfile::TempDir;
 
-/// Of all taps, the shares of steady and of roaming guests; the rest are hostile.
+/// The shares of steady and of roaming guests. The others are hostile.
 const STEADY: f64 = 0.375;
 const ROAMING: f64 = 0.375;
-/// Of the steady ones, one in so many lives in the other namespace.
+/// One in so many steady guests has its tap in the second namespace.
 const ASIDE_EVERY: u16 = 6;
-/// Files go where reading them needs no disk.
+/// The directory for files, so that reading them needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
-/// Longest until an agent has attached all taps.
+/// The longest time until an agent has attached all taps.
 const READY: Duration = Duration::from_secs(60);
-/// Longest an agent that was taken over from may stay: 30 s for its guests, and some.
+/// The longest time a previous agent may stay after a takeover: 30 s for its guests, and a margin.
 const LEAVES_WITHIN: Duration = Duration::from_secs(40);
 
-/// Namespaces and directories.
+/// The namespaces and directories of a soak.
 pub(super) struct Node {
     pub(super) ns: Namespace,
     pub(super) side: Namespace,
     pub(super) files: TempDir,
     agent: PathBuf,
-    /// Where links and maps are pinned, unless they are not.
+    /// The directory of pinned links and maps; `None` if nothing is pinned.
     pins: Option<Bpffs>,
-    /// Guests that have a tap and a record.
+    /// Number of guests, each with a tap and a record.
     pub(super) guests: u64,
 }
 
-/// Everybody on the node.
+/// All guests of the node.
 pub(super) struct Guests {
     pub(super) steady: Vec<Tap>,
     pub(super) plans: Vec<Plan>,
@@ -60,12 +60,12 @@ pub(super) enum Ending {
     Stop,
     /// SIGKILL.
     Kill,
-    /// The next one takes over from it.
+    /// The next agent takes over from it.
     Takeover,
 }
 
 impl Node {
-    /// Makes the namespaces.
+    /// Makes the namespaces and directories.
     pub(super) fn new(agent: PathBuf, guests: u16, pins: bool) -> Result<Self> {
         let base = PathBuf::from(IN_MEMORY);
         let base = if base.is_dir() { base } else { std::env::temp_dir() };
@@ -75,13 +75,13 @@ impl Node {
         let pins = pins.then(Bpffs::mount).transpose()?;
         let node = Self { ns: ns?, side: side?, files, agent, pins, guests: guests.into() };
         for ns in [&node.ns, &node.side] {
-            // No chatter of the node's own.
+            // Without IPv6 the node itself sends no frames on the taps.
             ns.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         }
         Ok(node)
     }
 
-    /// The directory of records.
+    /// Returns the directory of records.
     pub(super) fn records(&self) -> PathBuf {
         self.files.path().join("records")
     }
@@ -99,7 +99,7 @@ impl Node {
         Ok(Guests { steady: taps, plans, roaming, hostile })
     }
 
-    /// What roaming guests need to know.
+    /// Returns the namespaces and directories that roaming guests use.
     pub(super) fn places<'a>(&'a self, records: &'a Path) -> Places<'a> {
         Places { node: &self.ns, side: &self.side, records, scratch: self.files.path() }
     }
@@ -141,7 +141,7 @@ impl Node {
         Ok(guests)
     }
 
-    /// How agents end here, in turn. Without pins there is nothing to take over.
+    /// Returns the ways in which agents end, in their order. Without pins there is no takeover.
     pub(super) fn endings(&self) -> &'static [Ending] {
         match self.pins {
             Some(_) => &[Ending::Stop, Ending::Kill, Ending::Takeover, Ending::Takeover],
@@ -156,7 +156,7 @@ impl Node {
         }
     }
 
-    /// Starts an agent and waits until it has attached every tap that is there.
+    /// Starts an agent and waits until it has attached every tap.
     pub(super) fn start(&self) -> Result<Agent<'_>> {
         self.ready(Agent::start_binary(&self.agent, &self.ns, self.words())?)
     }
@@ -165,15 +165,15 @@ impl Node {
         eventually(READY, || {
             let metrics = agent.metrics()?;
             let ports = metrics.samples().iter().find(|sample| sample.name == "xdp_imds_ports");
-            let ports = ports.context("no metric of ports")?.value as u64;
-            // A roaming guest may be without a tap just now.
+            let ports = ports.context("the agent has no metric `xdp_imds_ports`")?.value as u64;
+            // One roaming guest may be without a tap at this moment.
             ensure!(ports + 1 >= self.guests, "{ports} of {} ports are attached", self.guests);
             Ok(())
         })?;
         Ok(agent)
     }
 
-    /// Has another agent follow this one, and sees that nothing of this one is left.
+    /// Ends the agent, starts the next one, and checks that the previous agent left nothing behind.
     pub(super) fn restart<'a>(
         &'a self,
         agent: Agent<'a>,
@@ -199,23 +199,23 @@ impl Node {
                 shared.disturb();
                 next
             }
-            // No disturbance: nothing may fail.
+            // A takeover is no disturbance: no request may fail.
             Ending::Takeover => self.take_over(agent, shared)?,
         };
-        let left = watch.orphans(Some(next.pid()))?;
-        if !left.is_empty() {
-            shared.breach(format!("the agent before ({ending:?}) has left {left}"));
+        let remaining = watch.orphans(Some(next.pid()))?;
+        if !remaining.is_empty() {
+            shared.breach(format!("the previous agent ({ending:?}) left {remaining}"));
         }
         Ok(next)
     }
 
-    /// Ends an agent as a service manager does.
+    /// Ends an agent with SIGTERM, as a service manager does.
     pub(super) fn stop(&self, agent: Agent<'_>, shared: &Shared) -> Result<()> {
         let status = agent.stop()?;
         ensure!(status.success(), "the agent ended with {status} after SIGTERM");
         let devices = hub_devices(&self.ns)?;
         if devices > 0 {
-            shared.breach(format!("an agent that was told to stop left {devices} hub devices"));
+            shared.breach(format!("an agent left {devices} hub devices after SIGTERM"));
         }
         Ok(())
     }
@@ -229,34 +229,34 @@ impl Node {
         eventually(LEAVES_WITHIN, || {
             ensure!(
                 has_ended(agent.pid()),
-                "the agent that was taken over from is still there:\n{}",
+                "the previous agent has not ended after a takeover:\n{}",
                 agent.said()
             );
             Ok(())
         })?;
         shared.hand_over();
-        let said = agent.said();
+        let log = agent.said();
         let status = agent.stop()?;
-        ensure!(status.success(), "the agent that was taken over from ended with {status}:\n{said}");
+        ensure!(status.success(), "the previous agent ended with {status} after a takeover:\n{log}");
         Ok(next)
     }
 
-    /// Takes off what outlives agents.
+    /// Removes the pins, which outlive agents.
     pub(super) fn release(&self) -> Result<()> {
         let Some(bpffs) = &self.pins else { return Ok(()) };
         let mut command = Command::new(&self.agent);
         command.arg("release").arg("--pins").arg(bpffs.pins());
         let output = self.ns.output(&mut command)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "`xdp-imds release`: {}: {said}", output.status);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "`xdp-imds release`: {}: {errors}", output.status);
         Ok(())
     }
 }
 
-/// Whether a child has ended, before anybody has waited for it (Linux: Documentation/filesystems/proc.rst, `stat`).
+/// Whether a child has ended, before anything waits for it (Linux: Documentation/filesystems/proc.rst, `stat`).
 fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain anything.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }

@@ -1,4 +1,4 @@
-//! What came of a soak: a table, a page with charts, JSON.
+//! The results of a soak: a table, a page with charts, and JSON.
 
 use super::bounds::{Verdict, judge, memory_slope};
 use super::shared::Shared;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Everything about one soak.
+/// The results of one soak.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     seed: u64,
@@ -22,7 +22,7 @@ pub(super) struct Report {
     counts: Vec<(&'static str, u64)>,
     verdicts: Vec<Verdict>,
     breaches: Vec<String>,
-    /// Of the last agent's life, once it was warm.
+    /// Samples of the last agent's life, taken after its warm-up.
     samples: Vec<Sample>,
 }
 
@@ -33,7 +33,7 @@ impl Report {
         Self { seed, taps, minutes, counts, verdicts, breaches, samples }
     }
 
-    /// What must not be, in words; nothing if all is well.
+    /// Returns one sentence for each broken bound and each breach.
     pub(super) fn broken(&self) -> Vec<String> {
         let bounds = self.verdicts.iter().filter(|verdict| !verdict.holds());
         let bounds = bounds.map(|it| {
@@ -42,7 +42,7 @@ impl Report {
         bounds.chain(self.breaches.iter().cloned()).collect()
     }
 
-    /// The table.
+    /// Returns the table.
     pub(super) fn text(&self) -> String {
         let mut text = format!("{:.1} minutes, {} taps, seed {}\n\n", self.minutes, self.taps, self.seed);
         for (name, count) in &self.counts {
@@ -51,7 +51,7 @@ impl Report {
         let (slope, minutes) = memory_slope(&self.samples);
         let _ = writeln!(
             text,
-            "\n{} looks at the last agent over {minutes:.1} minutes; memory {} a minute\n",
+            "\n{} samples of the last agent over {minutes:.1} minutes; memory {} per minute\n",
             self.samples.len(),
             units::memory(slope)
         );
@@ -68,7 +68,7 @@ impl Report {
         text
     }
 
-    /// Writes the files asked for.
+    /// Writes the JSON file and the page, if they are wanted.
     pub(super) fn write(&self, json: Option<&Path>, page: Option<&Path>) -> Result<()> {
         let write = |path: &Path, text: String| {
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
@@ -112,7 +112,7 @@ impl Report {
             Curve { subject, name: name.into(), points: self.samples.iter().map(point).collect() }
         };
         let minutes = || Axis {
-            title: "minutes since the beginning",
+            title: "minutes since the start",
             scale: Scale::linear(self.samples.iter().map(|sample| sample.at_s / 60.0)),
             label: units::number,
         };
@@ -129,7 +129,7 @@ impl Report {
                 title: "Memory of the agent".into(),
                 x: minutes(),
                 y: Axis {
-                    title: "octets, files not counted",
+                    title: "octets, without mapped files",
                     scale: Scale::binary(self.samples.iter().map(|sample| sample.rss_bytes as f64)),
                     label: units::memory,
                 },
@@ -137,7 +137,7 @@ impl Report {
                 marked: true,
             }),
             Drawing::Plot(Plot {
-                title: "What it holds".into(),
+                title: "Objects the agent holds".into(),
                 x: minutes(),
                 y: Axis { title: "number", scale: Scale::linear(most), label: units::number },
                 curves: (0..).zip(counted).map(|(at, (name, of))| curve(at, name, of)).collect(),
@@ -189,14 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_bound_is_told_with_its_value() {
+    fn a_broken_bound_is_shown_with_its_value() {
         assert_eq!(report(0).broken(), Vec::<String>::new());
         assert_eq!(report(1).broken(), ["open descriptors vary by 9, 4 at most"]);
         assert!(report(1).text().contains("BROKEN"));
     }
 
     #[test]
-    fn the_page_is_well_formed_also_when_nothing_was_seen() {
+    fn the_page_is_well_formed_with_and_without_samples() {
         let nothing = Report { samples: Vec::new(), ..report(0) };
         for page in [report(1).page(), nothing.page()] {
             let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };

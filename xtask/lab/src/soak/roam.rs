@@ -1,5 +1,5 @@
-//! Roaming guests: their taps and records change all the time, and after each change they must be answered by
-//! what their record says now.
+//! Roaming guests. Their taps and records change all the time, and after each change the answers must be those of the
+//! current record.
 
 use super::script::{self, Place};
 use super::shared::{Shared, add};
@@ -13,35 +13,35 @@ use support::netns::Namespace;
 use support::record::{Identity, replace};
 use support::tap::{Shape, Tap};
 
-/// Longest until a guest is served after a change, restarts of the agent not counted: inotify, netlink and the
-/// guest's own retransmissions of ARP (a second apart, 5 of them) on a machine with other work.
+/// The longest time until a guest is served after a change, without restarts of the agent. It covers inotify, netlink
+/// and the guest's own retransmissions of ARP (five, a second apart) on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two tries.
+/// Pause between two crawls of a guest that is not served yet.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A name is free once the last descriptor of its tap is closed, of which a program just being started may hold
-/// a copy.
+/// The longest time until the name of a deleted tap is free. A program that is just being started may hold a copy of
+/// the tap's descriptor.
 const NAME_PATIENCE: Duration = Duration::from_secs(5);
-/// MTUs a tap may get. None is smaller than what the guest says it can take.
+/// MTUs that a tap may get. None is smaller than the MSS that the guest announces.
 const MTUS: [u16; 4] = [1_500, 1_600, 3_000, 9_000];
 
-/// What is done to one guest.
+/// A change to one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// Its tap is deleted, and made again under the same name.
+    /// Delete its tap and make it again under the same name.
     Recreate,
-    /// The same under another name.
+    /// Delete its tap and make it again under another name.
     Rename,
-    /// Its tap goes to the other namespace, as it is.
+    /// Move its tap to the other namespace.
     Move,
-    /// The MTU of its tap.
+    /// Change the MTU of its tap.
     Mtu,
-    /// Its tap is down for a moment.
+    /// Take its tap down for a moment.
     Down,
-    /// Its record says something else.
+    /// Change the content of its record.
     Update,
-    /// Its record goes, and another one comes.
+    /// Remove its record, and write another one a moment later.
     Replace,
-    /// Its record becomes one that must be refused, then one that must not.
+    /// Write an invalid record, and a valid one a moment later.
     Spoil,
 }
 
@@ -56,23 +56,23 @@ const CHANGES: [Change; 8] = [
     Change::Spoil,
 ];
 
-/// What is no record.
+/// Texts that are not valid records.
 const SPOILT: [&str; 4] =
     ["", "schema: vmrecord/1\n", "{\"schema\": \"vmrecord/1\", \"vm\": [", "\u{0}\u{1}\u{2}"];
 
-/// The two namespaces taps may be in.
+/// The two namespaces that taps may be in, and the directories of a soak.
 pub(super) struct Places<'a> {
-    /// The agent's own.
+    /// The agent's namespace.
     pub(super) node: &'a Namespace,
-    /// Another.
+    /// The other namespace.
     pub(super) side: &'a Namespace,
     /// The directory of records.
     pub(super) records: &'a Path,
-    /// A directory for files of our own.
+    /// A directory for temporary files.
     pub(super) scratch: &'a Path,
 }
 
-/// One of them.
+/// A roaming guest, its tap and its record.
 pub(super) struct Roamer {
     identity: Identity,
     tap: Option<Tap>,
@@ -82,7 +82,7 @@ pub(super) struct Roamer {
 }
 
 impl Roamer {
-    /// A guest with a tap in the agent's namespace and a record.
+    /// Makes a guest with a tap in the agent's namespace and a record.
     pub(super) fn new(places: &Places<'_>, identity: Identity) -> Result<Self> {
         let place = Place { ifname: format!("roam{}", identity.number), netns: None };
         let mut roamer = Self { identity, tap: None, place, generation: 1, renamed: 0 };
@@ -148,7 +148,8 @@ impl Roamer {
                 self.write(places)
             }
             Change::Replace => {
-                std::fs::remove_file(self.identity.path(places.records)).context("its record was there")?;
+                std::fs::remove_file(self.identity.path(places.records))
+                    .context("cannot remove its record")?;
                 std::thread::sleep(Duration::from_millis(random.u64(..300)));
                 self.generation += 1;
                 self.write(places)
@@ -163,7 +164,7 @@ impl Roamer {
         }
     }
 
-    /// Crawls until the answers are what the record says.
+    /// Crawls until the answers match the record.
     fn verify(
         &self,
         shared: &Shared,
@@ -175,8 +176,8 @@ impl Roamer {
         let tap = self.tap.as_ref().context("a roaming guest has a tap between two changes")?;
         let mut pump = Pump::new(std::slice::from_ref(tap))?;
         let mut began = Instant::now();
-        // The last of the octets that were neither what the record says now nor what it said before.
-        let mut strange = 0;
+        // Consecutive crawls whose octets match neither the current record nor the former one.
+        let mut mismatches = 0;
         while !shared.is_over() {
             let mark = shared.mark();
             let failures = crawled(&mut pump, now, self.generation)?;
@@ -193,11 +194,11 @@ impl Roamer {
                 Some(plan) if octets => crawled(&mut pump, plan, self.generation)?.is_empty(),
                 _ => false,
             };
-            // Once between two records is chance: the first request saw the old one, the next crawl the new.
-            strange = if octets && !former { strange + 1 } else { 0 };
-            if strange > 2 {
+            // One such crawl can happen between two records: its first request may be answered from the former one.
+            mismatches = if octets && !former { mismatches + 1 } else { 0 };
+            if mismatches > 2 {
                 shared.breach(format!(
-                    "{} got octets that are neither its record's nor its former one's, after {after:?}",
+                    "{} got octets that match neither its record nor its former one after {after:?}",
                     self.identity.hostname
                 ));
                 return Ok(());
@@ -206,7 +207,7 @@ impl Roamer {
                 let place = &self.place;
                 let link = self.ns(places).ip(&format!("-d link show {}", place.ifname));
                 shared.breach(format!(
-                    "{} at {place:?} is not served {PATIENCE:?} after {after:?}: {failures:?}; {link:?}",
+                    "{} at {place:?} is still not served {PATIENCE:?} after {after:?}: {failures:?}; {link:?}",
                     self.identity.hostname
                 ));
                 return Ok(());
@@ -222,7 +223,7 @@ impl Roamer {
     }
 }
 
-/// One crawl; why requests failed, if any did.
+/// Crawls once and returns the failures of its requests.
 fn crawled(pump: &mut Pump<'_>, plan: &Plan, seed: u64) -> Result<Vec<Failure>> {
     pump.load(plan.clone())?;
     let orders = Orders {
@@ -240,12 +241,12 @@ fn crawled(pump: &mut Pump<'_>, plan: &Plan, seed: u64) -> Result<Vec<Failure>> 
     };
     let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;
     if tally.failed == 0 && tally.requests == 0 {
-        bail!("a crawl of no requests");
+        bail!("the crawl made no request");
     }
     Ok(if tally.failed == 0 { Vec::new() } else { tally.reasons.into_keys().collect() })
 }
 
-/// Changes one guest after the other until the soak is over.
+/// Changes a random guest at a time until the soak is over.
 pub(super) fn roam(
     shared: &Shared,
     places: &Places<'_>,

@@ -1,4 +1,4 @@
-//! Who the guests are, what their records say, and what each must be answered.
+//! The guests' records, and the answers that each guest must get.
 
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::{Plan, Planned};
@@ -13,20 +13,20 @@ use std::path::Path;
 use support::guest::METADATA;
 use support::record::{Identity, replace};
 
-/// Requests of one guest per second that its record allows: crawls follow one another without a pause.
+/// Requests per second that a record allows its guest. It is high, because crawls follow one another without a pause.
 const REQUESTS_PER_SECOND: u32 = 1_000_000;
-/// Octets of user-data, which differ from one generation of a record to the next: several segments.
+/// Octets of user-data, enough for several segments. Each generation of a record has its own.
 const USER_DATA: usize = 5_000;
 
-/// A guest's tap, as its record names it.
+/// The tap of a guest, as its record names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) ifname: String,
-    /// The namespace, when it is not the agent's.
+    /// The tap's namespace; `None` for the agent's.
     pub(super) netns: Option<String>,
 }
 
-/// The record of a guest.
+/// Returns the record of a guest.
 pub(super) fn record(guest: &Identity, generation: u64, place: &Place) -> Result<String> {
     let mut record: Value = serde_json::from_str(&guest.record(generation))?;
     let Place { ifname, netns } = place;
@@ -45,13 +45,13 @@ pub(super) fn record(guest: &Identity, generation: u64, place: &Place) -> Result
     Ok(record.to_string())
 }
 
-/// Writes a guest's record, whole or not at all.
+/// Replaces a guest's record in one step.
 pub(super) fn write(directory: &Path, guest: &Identity, generation: u64, place: &Place) -> Result<()> {
     replace(&guest.path(directory), &record(guest, generation, place)?)
 }
 
-/// What these guests ask and must be answered, by the records they have now; `bodies` is a file of the
-/// plan's own, read when the plan is loaded.
+/// Returns the requests of these guests and the answers that their current records give. `bodies` is a file that only
+/// this plan uses; it is read when the plan is loaded.
 pub(super) fn plan(records: &Path, bodies: &Path, dialect: Dialect, guests: &[Identity]) -> Result<Plan> {
     let crawl = dialect.crawl()?;
     let mut bodies = Bodies::create(bodies.to_owned())?;

@@ -1,25 +1,26 @@
-//! What the threads of a soak share: when to stop, when to hold still, and what was counted.
+//! State that the threads of a soak share: when to end, when to pause, and the counts.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-/// Breaches kept in words; more only count.
+/// The most breaches that are kept as text. Further ones are only counted.
 const BREACHES_KEPT: usize = 20;
-/// How soon a sleeper notices that the soak is over.
-const NOTICE: Duration = Duration::from_millis(50);
+/// The longest time until a sleeping thread notices the end of the soak.
+const WAKE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Everything shared.
+/// The shared state.
 pub(super) struct Shared {
-    /// The soak is over, for whatever reason.
+    /// True once the soak must end.
     over: AtomicBool,
-    /// Somebody wants it to end: a signal.
+    /// True after SIGINT or SIGTERM.
     pub(super) interrupted: Arc<AtomicBool>,
-    /// Whoever sends frames or changes things holds it for reading; for writing, all is calm.
+    /// Threads hold it for reading while they send frames or make changes. Whoever holds it for writing has paused them
+    /// all.
     calm: RwLock<()>,
-    /// Odd while there is no agent.
+    /// Odd while no agent runs.
     disturbances: AtomicU64,
-    /// Odd while one agent takes over from another.
+    /// Odd during a takeover.
     handovers: AtomicU64,
     breaches: Mutex<Vec<String>>,
     pub(super) counts: Counts,
@@ -27,14 +28,14 @@ pub(super) struct Shared {
 
 macro_rules! counts {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// What was done so far.
+        /// Counts of what happened so far.
         #[derive(Debug, Default)]
         pub(super) struct Counts {
             $($(#[doc = $doc])+ pub(super) $name: AtomicU64,)+
         }
 
         impl Counts {
-            /// Each by name.
+            /// Returns each count with its name.
             pub(super) fn all(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)+]
             }
@@ -45,30 +46,30 @@ macro_rules! counts {
 counts! {
     /// Boots of steady guests.
     boots,
-    /// Their requests answered, every octet right.
+    /// Requests of steady guests that were answered correctly.
     requests,
-    /// Their requests that failed while there was no agent, or went out on a kept connection just when the agent that
-    /// was taken over from closed it: a client asks those again (RFC 9112 §9.3.1).
+    /// Requests of steady guests that failed while no agent ran, or that were sent on a kept connection just as the
+    /// previous agent closed it. A client repeats the latter (RFC 9112 §9.3.1).
     interrupted,
-    /// Their requests that failed for no such reason.
+    /// Requests of steady guests that failed for another reason.
     failed,
     /// Changes to taps and records of roaming guests.
     changes,
-    /// Crawls of roaming guests that were answered rightly after a change.
+    /// Crawls of roaming guests that got the right answers after a change.
     verified,
-    /// Crawls of roaming guests that came too early, or in the middle of a restart.
+    /// Crawls of roaming guests before the change took effect, or during a restart.
     early,
-    /// Frames hostile guests sent.
+    /// Frames sent by hostile guests.
     hostile_frames,
-    /// Connections hostile guests opened.
+    /// Connections opened by hostile guests.
     hostile_connections,
     /// Agents ended by SIGTERM.
     stops,
     /// Agents ended by SIGKILL.
     kills,
-    /// Agents that were taken over from.
+    /// Agents ended by a takeover.
     takeovers,
-    /// Bounds broken.
+    /// Expectations that were not met.
     breaches,
 }
 
@@ -85,54 +86,54 @@ impl Shared {
         }
     }
 
-    /// Whether everybody should end.
+    /// Whether all threads must end.
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed) || self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// Ends everybody.
+    /// Makes all threads end.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// The right to send frames and change things, until it is dropped.
+    /// Allows the caller to send frames and make changes while it holds the guard.
     pub(super) fn busy(&self) -> RwLockReadGuard<'_, ()> {
         self.calm.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody is busy, and keeps it so.
+    /// Waits until all threads pause, and keeps them paused while the caller holds the guard.
     pub(super) fn calm(&self) -> RwLockWriteGuard<'_, ()> {
         self.calm.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that the agent goes, and once more that one is there again.
+    /// Records that the agent ends. The next call records that an agent serves again.
     pub(super) fn disturb(&self) {
         self.disturbances.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Says that one agent begins to take over from another, and once more that it has.
+    /// Records the start of a takeover. The next call records its end.
     pub(super) fn hand_over(&self) {
         self.handovers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A mark of the present.
+    /// Returns the current numbers of disturbances and takeovers.
     pub(super) fn mark(&self) -> Mark {
         let [disturbances, handovers] =
             [&self.disturbances, &self.handovers].map(|count| count.load(Ordering::SeqCst));
         Mark { disturbances, handovers }
     }
 
-    /// Whether there was an agent all the time since the mark.
+    /// Whether an agent served all the time since the mark.
     pub(super) fn was_undisturbed_since(&self, mark: Mark) -> bool {
         mark.disturbances.is_multiple_of(2) && mark.disturbances == self.mark().disturbances
     }
 
-    /// Whether that was one agent, which handed nothing over.
+    /// Whether the same agent served all the time since the mark.
     pub(super) fn was_one_since(&self, mark: Mark) -> bool {
         mark.handovers.is_multiple_of(2) && mark == self.mark()
     }
 
-    /// Notes that something happened that must not.
+    /// Records an expectation that was not met, and prints it.
     pub(super) fn breach(&self, what: String) {
         add(&self.counts.breaches, 1);
         eprintln!("BREACH: {what}");
@@ -142,35 +143,35 @@ impl Shared {
         }
     }
 
-    /// What must not have happened.
+    /// Returns the recorded breaches.
     pub(super) fn breaches(&self) -> Vec<String> {
         self.breaches.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sleeps, but not beyond the end.
+    /// Sleeps, at most until the end of the soak.
     pub(super) fn sleep(&self, long: Duration) {
-        let mut left = long;
-        while !left.is_zero() && !self.is_over() {
-            let step = left.min(NOTICE);
+        let mut remaining = long;
+        while !remaining.is_zero() && !self.is_over() {
+            let step = remaining.min(WAKE_INTERVAL);
             std::thread::sleep(step);
-            left -= step;
+            remaining -= step;
         }
     }
 }
 
-/// What had happened to agents at some moment.
+/// The numbers of disturbances and takeovers at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     disturbances: u64,
     handovers: u64,
 }
 
-/// Adds to a count.
+/// Adds `more` to a count.
 pub(super) fn add(count: &AtomicU64, more: u64) {
     count.fetch_add(more, Ordering::Relaxed);
 }
 
-/// Ends the soak when it is dropped, so that a thread that panics takes the others with it.
+/// Ends the soak when dropped, so that a panic in one thread ends the others.
 pub(super) struct EndsWithMe<'a>(pub(super) &'a Shared);
 
 impl Drop for EndsWithMe<'_> {

@@ -1,20 +1,21 @@
-//! Steady guests: nothing of theirs ever changes, so nothing of theirs may ever fail.
+//! Steady guests. Their taps and records never change, so none of their requests may fail.
 
 use super::shared::{Mark, Shared, add};
 use crate::storm::guest::{Arrival, Failure, Orders, Plan, Pump, Tally};
 use anyhow::Result;
 use support::tap::Tap;
 
-/// Every so many rounds, connections are kept between requests, some guests read slowly, and frames get lost.
+/// Every so many rounds, the guests keep their connections between requests, some guests read slowly, and frames are
+/// lost.
 const KEEP_ALIVE_EVERY: u64 = 3;
 const SLOW_EVERY: u64 = 4;
 const LOSS_EVERY: u64 = 5;
-/// Share of frames lost then, either way.
+/// The share of frames lost in these rounds, in each direction.
 const LOSS: f64 = 0.005;
-/// Guests begin within so many seconds of one another.
+/// The guests begin within this number of seconds.
 const RAMP: f64 = 0.3;
 
-/// Crawls on all taps, one plan after the other, until the soak is over.
+/// Crawls on all taps, with one plan after the other, until the soak is over.
 pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) -> Result<()> {
     let mut pump = Pump::new(taps)?;
     for round in 0.. {
@@ -44,7 +45,7 @@ pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) ->
     Ok(())
 }
 
-/// Whether a request failed because of what came, not because nothing came.
+/// Whether a request failed because of wrong octets, not because of missing ones.
 pub(super) fn is_about_octets(failure: Failure) -> bool {
     matches!(failure, Failure::Head | Failure::Length | Failure::Body | Failure::Checksum)
 }
@@ -58,15 +59,15 @@ fn count(shared: &Shared, tally: &Tally, mark: Mark, kept: bool) {
     } else if shared.was_undisturbed_since(mark) && !only_closed {
         add(&shared.counts.failed, tally.failed);
         shared.breach(format!(
-            "{} requests of steady guests failed though an agent served (kept connections: {kept}): {:?}",
+            "{} requests of steady guests failed while an agent served (kept connections: {kept}): {:?}",
             tally.failed, tally.reasons
         ));
     } else {
         add(&shared.counts.interrupted, tally.failed);
     }
-    // What was not this guest's is a fault however the agent fares.
+    // Wrong octets are a breach even while no agent serves.
     let strange = tally.reasons.iter().filter(|(reason, _)| is_about_octets(**reason));
     for (reason, times) in strange {
-        shared.breach(format!("steady guests got something that was not theirs: {reason:?}, {times} times"));
+        shared.breach(format!("steady guests got wrong octets: {reason:?}, {times} times"));
     }
 }

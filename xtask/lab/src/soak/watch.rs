@@ -1,4 +1,4 @@
-//! One look at everything that could leak.
+//! Samples everything that could leak.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
@@ -7,52 +7,53 @@ use support::agent::{Agent, Metrics};
 use support::netns::Namespace;
 use support::objects::Objects;
 
-/// What the name of every hub's inner end begins with.
+/// The prefix of the names of the hubs' inner ends.
 const INNER: &str = "imds-i";
-/// What every hub device's name begins with.
+/// The prefix of the names of all hub devices.
 const HUB: &str = "imds-";
-/// Longest until frames under way have arrived and counters are published, and until what the kernel frees
-/// later (RCU, workqueues, a closed AF_XDP socket) is gone.
+/// The longest time until frames under way have arrived, counters are published, and objects that the kernel frees
+/// later (RCU, workqueues, a closed AF_XDP socket) have disappeared.
 const SETTLE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What was seen, with nobody sending.
+/// The values found while no guest sends.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Sample {
-    /// Since the beginning of the soak.
+    /// Seconds since the start of the soak.
     pub(super) at_s: f64,
-    /// Memory of the agent that is not of files.
+    /// The agent's resident memory without mapped files, in octets.
     pub(super) rss_bytes: u64,
-    /// Descriptors of anything but eBPF objects.
+    /// Descriptors except those of eBPF objects.
     pub(super) fds: u64,
     pub(super) threads: u64,
-    /// Network namespaces it holds by descriptors.
+    /// Network namespaces that the agent holds by descriptors.
     pub(super) namespaces: u64,
     pub(super) programs: u64,
     pub(super) maps: u64,
     pub(super) links: u64,
-    /// Links it holds that are on no device, or on one where it has another of the same program.
+    /// Links of the agent that are on no device, or on a device with another link of the same program.
     pub(super) idle_links: u64,
-    /// Objects any agent of this soak was ever seen to hold, and none holds now, that are in the kernel still.
+    /// Objects that any agent of this soak held, that the current one does not hold, and that are still in the kernel.
     pub(super) orphans: u64,
     pub(super) hub_devices: u64,
     pub(super) ports: u64,
     pub(super) identities: u64,
     pub(super) records: u64,
     pub(super) connections: u64,
-    /// Frames received so far, and those no counter knows the fate of.
+    /// Frames received so far, and frames that no counter accounts for.
     pub(super) frames: u64,
     pub(super) unaccounted: u64,
 }
 
-/// One figure of a look.
+/// Reads one value of a sample.
 pub(super) type Figure = fn(&Sample) -> u64;
 
-/// Looks, and remembers what agents have held.
+/// Takes samples, and remembers the objects that agents have held.
 pub(super) struct Watch {
     began: Instant,
     ever: Objects,
-    /// What was counted when this agent was first looked at: what it serves by may have been counting before.
+    /// The process id of the current agent and the counters at its first sample. Pinned maps may hold counts of earlier
+    /// agents.
     first: Option<(u32, Ledger)>,
 }
 
@@ -61,30 +62,30 @@ impl Watch {
         Self { began, ever: Objects::default(), first: None }
     }
 
-    /// Notes what the agent holds, to look for it later.
+    /// Records the objects that the agent holds, so that later calls can check that they disappear.
     pub(super) fn note(&mut self, pid: u32) -> Result<Objects> {
         let held = Objects::held_by(pid)?;
         self.ever.add(&held);
         Ok(held)
     }
 
-    /// What earlier agents, or this one, have left in the kernel, once it had time to go.
+    /// Returns objects that agents held and that stay in the kernel after [`SETTLE`]. `holder` is the running agent.
     pub(super) fn orphans(&mut self, holder: Option<u32>) -> Result<Objects> {
         let end = Instant::now() + SETTLE;
         loop {
             let held = holder.map_or_else(|| Ok(Objects::default()), |pid| self.note(pid))?;
-            let left = self.ever.without(&held).among(&Objects::in_kernel());
-            if left.is_empty() || Instant::now() >= end {
-                // What is gone needs no remembering.
+            let remaining = self.ever.without(&held).among(&Objects::in_kernel());
+            if remaining.is_empty() || Instant::now() >= end {
+                // Objects that have disappeared need not be remembered.
                 self.ever = held;
-                self.ever.add(&left);
-                return Ok(left);
+                self.ever.add(&remaining);
+                return Ok(remaining);
             }
             std::thread::sleep(PAUSE);
         }
     }
 
-    /// A whole look. All is calm.
+    /// Takes a complete sample. The caller has paused all guests.
     pub(super) fn sample(&mut self, agent: &Agent<'_>, node: &Namespace) -> Result<Sample> {
         let pid = agent.pid();
         let first = self.first.filter(|(of, _)| *of == pid).map(|(_, first)| first);
@@ -118,13 +119,13 @@ impl Watch {
     }
 }
 
-/// The metrics once every frame since the first look is accounted for, or when that does not happen; and how many are
-/// not. At the first look: once nothing moves any more.
+/// Returns the metrics, the ledger and the number of unaccounted frames, once all frames since the first sample are
+/// accounted for, or after [`SETTLE`]. Without a first sample it waits until no counter changes.
 fn settled(agent: &Agent<'_>, node: &Namespace, first: Option<Ledger>) -> Result<(Metrics, Ledger, u64)> {
     let end = Instant::now() + SETTLE;
     let mut before = None;
     loop {
-        // A retransmission may fall between two counters: what counts is whether they ever agree.
+        // A retransmission may be counted between two reads. It is enough that the counters agree once.
         let lost_by_device = dropped(node)?;
         let metrics = agent.metrics()?;
         let ledger = Ledger::read(&metrics, lost_by_device)?;
@@ -135,7 +136,7 @@ fn settled(agent: &Agent<'_>, node: &Namespace, first: Option<Ledger>) -> Result
         let rests = first.is_some() || before == Some(ledger);
         if unaccounted == 0 && rests || Instant::now() >= end {
             if unaccounted > 0 {
-                eprintln!("unaccounted: {:?}", first.map(|first| ledger.since(&first)));
+                eprintln!("unaccounted frames: {:?}", first.map(|first| ledger.since(&first)));
             }
             return Ok((metrics, ledger, unaccounted));
         }
@@ -144,24 +145,24 @@ fn settled(agent: &Agent<'_>, node: &Namespace, first: Option<Ledger>) -> Result
     }
 }
 
-/// Frames by where they were seen, in the order they pass.
+/// Frames counted at each place, in the order of their path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ledger {
-    /// `port`: sent to the hub.
+    /// Frames that `port` sent to the hub.
     steered: u64,
-    /// `socket`: given to a socket, or not.
+    /// Frames that `socket` gave to a socket, and those for which there was none.
     delivered: u64,
     absent: u64,
-    /// The device between them: thrown away, those the socket had no room for included.
+    /// Frames that the hub device dropped, including those for which the socket had no room.
     lost_by_device: u64,
-    /// The socket: taken, or not.
+    /// Frames that the socket received, and those that it dropped.
     received: u64,
     lost_at_socket: u64,
-    /// The link: no good.
+    /// Frames that the link rejected.
     lost_at_link: u64,
-    /// The stack.
+    /// Frames that the stack received.
     stack: u64,
-    /// The hub tap: taken; `hub`: sent on, or not.
+    /// Frames that the hub tap accepted, and frames that reached `hub`.
     sent: u64,
     hub: u64,
 }
@@ -189,7 +190,7 @@ impl Ledger {
         })
     }
 
-    /// The same from another moment on.
+    /// Returns the growth since `first`.
     fn since(&self, first: &Self) -> Self {
         let since = |of: fn(&Self) -> u64| of(self).saturating_sub(of(first));
         Self {
@@ -206,10 +207,10 @@ impl Ledger {
         }
     }
 
-    /// Frames that were seen at one place and neither seen nor counted as lost at the next.
+    /// Counts frames that were seen at one place, but neither seen nor counted as lost at the next.
     fn unaccounted(&self) -> u64 {
         let at_device = self.steered.abs_diff(self.delivered + self.absent);
-        // The device counts what the socket refused as well as what it had no room for itself.
+        // The device counts frames that the socket refused, and frames for which it had no room itself.
         let unexplained = at_device.saturating_sub(self.lost_by_device.saturating_sub(self.lost_at_socket));
         unexplained
             + self.delivered.abs_diff(self.received + self.lost_at_socket)
@@ -218,36 +219,36 @@ impl Ledger {
     }
 }
 
-/// A metric's sum over all its labels.
+/// Returns the sum of a metric over all its labels.
 fn value(metrics: &Metrics, name: &str) -> Result<u64> {
     let mut found = metrics.samples().iter().filter(|sample| sample.name == name).peekable();
     ensure!(found.peek().is_some(), "the agent has no metric {name}");
     Ok(found.map(|sample| sample.value as u64).sum())
 }
 
-/// Frames the hubs' inner ends have thrown away.
+/// Returns the number of frames that the hubs' inner ends have dropped.
 fn dropped(node: &Namespace) -> Result<u64> {
     let table = node.run_in(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
     let mut ends = table.lines().filter(|line| line.trim_start().starts_with(INNER)).peekable();
     ensure!(ends.peek().is_some(), "there is no hub");
-    // Octets, packets, errors, dropped, … received (Linux: net/core/net-procfs.c).
+    // The columns of received frames begin with octets, packets, errors, dropped (Linux: net/core/net-procfs.c).
     let dropped = |line: &str| line.split_once(':')?.1.split_whitespace().nth(3)?.parse::<u64>().ok();
-    ends.map(|line| dropped(line).context("/proc/net/dev has another form")).sum()
+    ends.map(|line| dropped(line).context("cannot parse /proc/net/dev")).sum()
 }
 
-/// Devices of hubs in the agent's namespace.
+/// Returns the number of hub devices in the agent's namespace.
 pub(super) fn hub_devices(node: &Namespace) -> Result<u64> {
     let table = node.run_in(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
     Ok(table.lines().filter(|line| line.trim_start().starts_with(HUB)).count() as u64)
 }
 
-/// Descriptors of a process but those of eBPF objects, and of these the namespaces.
+/// Returns the number of a process's descriptors except those of eBPF objects, and how many of them are namespaces.
 fn descriptors(pid: u32) -> Result<(u64, u64)> {
     let (mut all, mut namespaces) = (0, 0);
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let Ok(target) = std::fs::read_link(entry?.path()) else { continue };
         let target = target.to_string_lossy().into_owned();
-        // Links come and go with the quiet of guests; they are counted as what they are.
+        // Links come and go as guests become quiet, so they are counted separately.
         all += u64::from(!target.starts_with("anon_inode:bpf"));
         namespaces += u64::from(target.starts_with("net:[") || target.starts_with("/run/netns/"));
     }
@@ -258,9 +259,9 @@ fn count(directory: &str) -> Result<u64> {
     Ok(std::fs::read_dir(directory).with_context(|| format!("cannot list {directory}"))?.count() as u64)
 }
 
-/// Resident memory that is not of files.
+/// Returns resident memory without mapped files, in octets.
 fn resident(pid: u32) -> Result<u64> {
-    crate::storm::memory::resident(pid).with_context(|| format!("process {pid} has no memory"))
+    crate::storm::memory::resident(pid).with_context(|| format!("cannot read the memory of process {pid}"))
 }
 
 #[cfg(test)]
@@ -281,7 +282,7 @@ mod tests {
     };
 
     #[test]
-    fn what_was_counted_before_the_first_look_does_not_count() {
+    fn counts_from_before_the_first_sample_are_ignored() {
         let later = Ledger { steered: 1_010, delivered: 910, received: 880, stack: 860, ..RIGHT };
         assert_eq!(later.since(&RIGHT).unaccounted(), 0);
         let odd = Ledger { received: 0, stack: 0, lost_at_link: 0, ..RIGHT };
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_missing_at_any_place_is_missed() {
+    fn a_frame_missing_at_any_place_is_unaccounted_for() {
         assert_eq!(RIGHT.unaccounted(), 0);
         for wrong in [
             Ledger { steered: 1_001, ..RIGHT },

@@ -1,4 +1,4 @@
-//! Our own subject: the agent as an operator runs it, with a record per guest.
+//! The storm's subject xdp-imds: the agent as an operator runs it, with a record for each guest.
 
 use super::peer::{Disturbance, Running, Scene, Subject};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,34 +13,34 @@ use support::bpffs::Bpffs;
 use support::eventually::eventually;
 use support::process;
 
-/// The name in tables and files.
+/// The name of the subject in tables and files.
 pub(super) const NAME: &str = "xdp-imds";
-/// Where it gives its metrics, inside its namespace.
+/// The address of the agent's metrics, inside its namespace.
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9_253);
-/// Longest it may take to read all records and attach all taps, or to stop.
+/// The longest time the agent may take to read all records and attach all taps, or to stop.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Between two looks at whether it serves.
+/// Interval at which the agent's readiness is checked.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The agent, not yet running.
+/// The agent and its files.
 pub(super) struct Agent {
     pub(super) binary: PathBuf,
     pub(super) records: PathBuf,
-    /// More of its configuration, as YAML lines; to compare settings.
+    /// Further lines of its YAML configuration, for comparisons of settings.
     pub(super) configuration: String,
     directory: Option<tempfile::TempDir>,
-    /// Where it pins its links and maps, if it is to.
+    /// The directory for pinned links and maps; `None` if nothing is pinned.
     pins: Option<Bpffs>,
 }
 
 impl Agent {
-    /// The agent of this binary, to serve these records.
+    /// Describes an agent of `binary` that serves `records`. It does not run yet.
     pub(super) fn new(binary: PathBuf, records: PathBuf, configuration: String, pins: Option<Bpffs>) -> Self {
         Self { binary, records, configuration, directory: None, pins }
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
-        Ok(self.directory.as_ref().context("the agent was not prepared")?.path().join(name))
+        Ok(self.directory.as_ref().context("`prepare` was not called")?.path().join(name))
     }
 }
 
@@ -71,7 +71,7 @@ impl Subject for Agent {
 }
 
 impl Agent {
-    /// Starts a process, which takes over if it is to.
+    /// Starts a process, which takes over from the running agent if `takeover` is set.
     fn spawn(&self, scene: &Scene<'_>, takeover: bool) -> Result<Child> {
         let mut command = match scene.pinned {
             None => Command::new(&self.binary),
@@ -99,7 +99,7 @@ impl Agent {
     }
 }
 
-/// The agent, running.
+/// A running agent.
 struct Serving<'a> {
     child: Child,
     agent: &'a Agent,
@@ -108,19 +108,19 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    /// Waits until all ports are attached.
+    /// Waits until `ports` ports are attached.
     fn wait(&mut self, ports: usize) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         loop {
-            ensure!(self.child.try_wait()?.is_none(), "the agent ended:\n{}", said(&self.log));
+            ensure!(self.child.try_wait()?.is_none(), "the agent ended:\n{}", tail(&self.log));
             let metrics = self.scene.node.run_in(metrics).unwrap_or_default();
             if sample(&metrics, "xdp_imds_ports").is_some_and(|attached| attached as usize >= ports) {
                 return Ok(());
             }
             ensure!(
                 Instant::now() < end,
-                "the agent has not attached {ports} ports in {PATIENCE:?}:\n{}",
-                said(&self.log)
+                "the agent did not attach {ports} ports within {PATIENCE:?}:\n{}",
+                tail(&self.log)
             );
             std::thread::sleep(PAUSE);
         }
@@ -132,13 +132,13 @@ impl Serving<'_> {
         }
         process::terminate(self.child.id())?;
         let ended = eventually(PATIENCE, || {
-            ensure!(self.child.try_wait()?.is_some(), "the agent is still there");
+            ensure!(self.child.try_wait()?.is_some(), "the agent has not ended");
             Ok(())
         });
         if ended.is_err() {
             self.child.kill()?;
             self.child.wait()?;
-            bail!("the agent did not stop and was killed:\n{}", said(&self.log));
+            bail!("the agent did not stop and was killed:\n{}", tail(&self.log));
         }
         Ok(())
     }
@@ -164,15 +164,15 @@ impl Running for Serving<'_> {
             }
             Disturbance::TakeOver => {
                 let next = self.agent.spawn(self.scene, true)?;
-                let mut former = std::mem::replace(&mut self.child, next);
-                let left =
-                    eventually(PATIENCE, || former.try_wait()?.context("the agent before is still there"));
-                if left.is_err() {
-                    former.kill()?;
-                    former.wait()?;
+                let mut previous = std::mem::replace(&mut self.child, next);
+                let ended =
+                    eventually(PATIENCE, || previous.try_wait()?.context("the previous agent has not ended"));
+                if ended.is_err() {
+                    previous.kill()?;
+                    previous.wait()?;
                 }
-                let status = left.with_context(|| said(&self.log))?;
-                ensure!(status.success(), "the agent before ended with {status}:\n{}", said(&self.log));
+                let status = ended.with_context(|| tail(&self.log))?;
+                ensure!(status.success(), "the previous agent ended with {status}:\n{}", tail(&self.log));
                 self.wait(self.scene.tenants.len())
             }
         }
@@ -180,7 +180,7 @@ impl Running for Serving<'_> {
 
     fn stop(mut self: Box<Self>) -> Result<()> {
         self.end()?;
-        // The next round, or another subject, finds the taps as they were.
+        // The next round, or another subject, must find the taps without programs.
         match &self.agent.pins {
             Some(bpffs) => metadata_steer::release(&bpffs.pins(), false).map(drop).map_err(Into::into),
             None => Ok(()),
@@ -191,18 +191,18 @@ impl Running for Serving<'_> {
 impl Drop for Serving<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            eprintln!("agent {} stays behind: {error:#}", self.child.id());
+            eprintln!("cannot end agent {}: {error:#}", self.child.id());
         }
     }
 }
 
-fn said(log: &Path) -> String {
-    let said = std::fs::read_to_string(log).unwrap_or_default();
-    let last: Vec<_> = said.lines().rev().take(10).collect();
+fn tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let last: Vec<_> = text.lines().rev().take(10).collect();
     last.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
-/// The metrics page, by this thread's namespace.
+/// Fetches the metrics page, in the namespace of this thread.
 fn metrics() -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&METRICS, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -212,7 +212,7 @@ fn metrics() -> Result<String> {
     Ok(answer)
 }
 
-/// A metric without labels.
+/// Returns the value of a metric without labels.
 fn sample(metrics: &str, name: &str) -> Option<f64> {
     let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
     metrics.lines().find_map(value)

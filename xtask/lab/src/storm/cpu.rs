@@ -1,9 +1,9 @@
-//! Who used the processors: the whole machine, the server, the generator, and everybody else.
+//! Measures CPU time: of the whole machine, the server, the generator, and all other programs.
 //!
-//! "Busy" is what was not idle, so that softirqs show wherever they ran: the kernel counts idle time exactly
-//! (NO_HZ), everything else by ticks. Other programs on the machine are told apart by their own clocks, those
-//! that have ended included, as their parents inherit them; kernel threads are nobody else's, since they may
-//! work for the server.
+//! Busy time is all time that was not idle, so that softirqs count wherever they ran. The kernel counts idle time
+//! exactly (NO_HZ), and other times by ticks. Other programs are measured by their own clocks. A program that has ended
+//! is included in the clock of its parent. Kernel threads do not count as other programs, because they may work for the
+//! server.
 
 use super::guest::{Calls, Prices};
 use super::model::Cpu;
@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Microseconds of one tick of /proc's clocks.
+/// Returns the microseconds of one tick of /proc's clocks.
 fn tick_us() -> f64 {
     1e6 / rustix::param::clock_ticks_per_second() as f64
 }
@@ -31,30 +31,30 @@ impl std::ops::AddAssign for Ticks {
     }
 }
 
-/// One look at all clocks.
+/// The state of all clocks at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Clocks {
     at: Instant,
     cores: u64,
-    /// Idle, waiting for a disk, or taken by the hypervisor this machine runs on; all cores.
+    /// Ticks of all cores that were idle, waiting for a disk, or taken by the hypervisor of this machine.
     idle: u64,
     server: Ticks,
     generator: Ticks,
     others: Ticks,
 }
 
-/// One process as /proc/PID/stat shows it (Linux: Documentation/filesystems/proc.rst).
+/// A process as /proc/PID/stat shows it (Linux: Documentation/filesystems/proc.rst).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     pid: u32,
     parent: u32,
     own: Ticks,
-    /// Those it has waited for.
+    /// Time of ended children that the process has waited for.
     children: Ticks,
 }
 
 impl Clocks {
-    /// Looks.
+    /// Reads all clocks.
     pub(super) fn read(generator: u32, server: &[u32]) -> Result<Self> {
         let server: HashSet<u32> = server.iter().copied().collect();
         let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
@@ -68,7 +68,7 @@ impl Clocks {
             others: Ticks::default(),
         };
         for entry in std::fs::read_dir("/proc")?.flatten() {
-            // Whoever ends meanwhile is found in its parent.
+            // A process that ends during the loop is included in the times of its parent.
             let Ok(text) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
             let Some(process) = Process::parse(&text) else { continue };
             if process.pid == generator {
@@ -83,8 +83,8 @@ impl Clocks {
         Ok(clocks)
     }
 
-    /// What was used from `self` to `after`. Of a flooding guest the generator's own is as of any other: what the kernel
-    /// does with its frames is the subject's doing.
+    /// Returns the CPU time used from `self` to `after`. The generator's own share of a flood is the price of its
+    /// calls, as for other guests. The kernel's work on the frames counts as the subject's cost.
     pub(super) fn until(&self, after: &Self, calls: &Calls, prices: &Prices, flood_frames: u64) -> Cpu {
         let us = |before: u64, after: u64| after.saturating_sub(before) as f64 * tick_us();
         let wall = after.at.duration_since(self.at).as_secs_f64() * 1e6;
@@ -109,13 +109,13 @@ impl Clocks {
     }
 }
 
-/// CPU time of each thread of some processes so far, in nanoseconds: exact where ticks of 10 ms are too coarse
-/// (Linux: Documentation/scheduler/sched-stats.rst), but without telling user mode from the kernel.
+/// CPU time of each thread of some processes so far, in nanoseconds. It is exact where ticks of 10 ms are too coarse
+/// (Linux: Documentation/scheduler/sched-stats.rst), but does not distinguish user mode from the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Threads(HashMap<PathBuf, u64>);
 
 impl Threads {
-    /// Looks.
+    /// Reads the times of all threads of these processes.
     pub(super) fn read(pids: &[u32]) -> Self {
         let threads =
             pids.iter().filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten();
@@ -126,7 +126,8 @@ impl Threads {
         Self(threads.flatten().filter_map(spent).collect())
     }
 
-    /// What those still there have used since `before`: what a thread used that has ended meanwhile is not told.
+    /// Returns the time that the remaining threads have used since `before`. Threads that ended since then are not
+    /// included.
     pub(super) fn since(&self, before: &Self) -> u64 {
         let used =
             |(thread, now): (&PathBuf, &u64)| now.saturating_sub(before.0.get(thread).copied().unwrap_or(0));
@@ -134,10 +135,10 @@ impl Threads {
     }
 }
 
-/// Parent of all kernel threads.
+/// The parent of all kernel threads.
 const KTHREADD: u32 = 2;
 
-/// Cores, and the ticks of all of them that were idle, waiting or stolen.
+/// Returns the number of cores, and the ticks of all cores that were idle, waiting or stolen.
 fn idle(stat: &str) -> Option<(u64, u64)> {
     let cores = stat.lines().filter(|line| {
         line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
@@ -151,10 +152,10 @@ fn idle(stat: &str) -> Option<(u64, u64)> {
 impl Process {
     fn parse(stat: &str) -> Option<Self> {
         let (pid, rest) = stat.split_once(' ')?;
-        // The name is in parentheses and may hold anything.
+        // The name is in parentheses and may contain anything.
         let fields: Vec<&str> = rest[rest.rfind(')')? + 2..].split(' ').collect();
         let number = |at: usize| fields.get(at)?.trim().parse::<u64>().ok();
-        // proc(5) numbers fields from 1, and 3 is the first after the name.
+        // proc(5) numbers fields from 1, and 3 is the first field after the name.
         Some(Self {
             pid: pid.parse().ok()?,
             parent: number(1)? as u32,
@@ -171,14 +172,14 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn idle_is_idle_waiting_and_stolen() {
+    fn idle_time_includes_waiting_and_stolen_time() {
         let stat = "cpu  1 2 3 400 50 6 7 8 0 0\ncpu0 1 2 3 4 5 6 7 8\ncpu1 1 2 3 4 5 6 7 8\nintr 5\n";
         assert_eq!(idle(stat), Some((2, 458)));
         assert_eq!(idle("cpu0 1 2"), None);
     }
 
     #[test]
-    fn this_process_has_used_time_and_uses_more() {
+    fn the_time_used_by_this_process_grows() {
         let own = [std::process::id()];
         let before = Threads::read(&own);
         let until = Instant::now() + Duration::from_millis(20);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_read_whatever_its_name() {
+    fn a_process_is_parsed_whatever_its_name() {
         let line = "77 (a) b (c) S 5 77 77 0 -1 4194560 1 2 3 4 10 20 30 40 20 0 1 0 99\n";
         let expected = Process {
             pid: 77,
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_did_is_not_busy_and_what_nothing_costs_is_not_the_hosts() {
+    fn busy_time_excludes_others_and_host_time_excludes_calls() {
         let at = Instant::now();
         let none = Ticks::default();
         let before = Clocks { at, cores: 2, idle: 0, server: none, generator: none, others: none };
@@ -215,7 +216,7 @@ mod tests {
         let calls = Calls { writes: 1_000, reads: 1_000, waits: 10 };
         let prices = Prices { write: 100.0, read: 50.0, wait: 1_000.0 };
         let cpu = before.until(&after, &calls, &prices, 0);
-        // Two cores for a second, less half a second idle and 0.4 s of others; ticks are 10 ms.
+        // Two cores for a second, minus half a second of idle time and 0.4 s of other programs. A tick is 10 ms.
         assert_eq!(cpu.busy_us.round(), 1_100_000.0);
         assert_eq!(cpu.generator_floor_us, 160.0);
         assert_eq!(cpu.generator_us, 150_160.0);

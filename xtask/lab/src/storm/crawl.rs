@@ -1,16 +1,17 @@
-//! What guests ask: request sequences recorded from cloud-init's own classes, in files under `crawls/`.
+//! The requests of guests: sequences recorded from cloud-init's own classes, in files below `crawls/`.
 
 use super::guest::TOKEN;
 use anyhow::{Context as _, Result, bail};
 use std::fmt::{self, Write as _};
 use support::guest::METADATA;
 
-/// What python-requests, which cloud-init uses, sends with every request. Though it says `keep-alive`,
-/// cloud-init drops its session after each answer (cloudinit/url_helper.py, readurl): the guest closes.
+/// The header fields that python-requests, which cloud-init uses, sends with every request. Despite `keep-alive`,
+/// cloud-init drops its session after each answer (cloudinit/url_helper.py, readurl), so the guest closes the
+/// connection.
 const USUAL: &str = "User-Agent: Cloud-Init/22.4.2\r\nAccept-Encoding: gzip, deflate\r\nAccept: */*\r\n\
                      Connection: keep-alive\r\n";
 
-/// A cloud whose guests boot.
+/// A cloud dialect that guests boot with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Dialect {
     /// 4 requests
@@ -31,17 +32,17 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// One request of a boot. The path and the fields may hold gaps, as a plan's requests do.
+/// One request of a boot. Path and field may contain the placeholders of [`Plan`](super::guest::Plan).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) method: String,
     pub(crate) path: String,
-    /// A field of its own, without the line's end.
+    /// A header field of this request, without the end of the line.
     pub(crate) field: Option<String>,
 }
 
 impl Dialect {
-    /// The requests of one boot, in order.
+    /// Returns the requests of one boot, in order.
     pub(crate) fn crawl(self) -> Result<Vec<Asked>> {
         parse(match self {
             Self::Nocloud => include_str!("crawls/nocloud.txt"),
@@ -53,7 +54,7 @@ impl Dialect {
 }
 
 impl Asked {
-    /// The request as it is sent.
+    /// Returns the request's text, with its placeholders.
     pub(crate) fn text(&self) -> String {
         let Self { method, path, field } = self;
         let mut text = format!("{method} {path} HTTP/1.1\r\nHost: {METADATA}\r\n{USUAL}");
@@ -66,12 +67,12 @@ impl Asked {
         text + "\r\n"
     }
 
-    /// Whether the answer is a token, which nobody knows beforehand.
+    /// Whether the answer is a token, which cannot be known in advance.
     pub(crate) fn brings_token(&self) -> bool {
         self.method == "PUT"
     }
 
-    /// The field with a token in place.
+    /// Returns name and value of the request's own field, with `token` in place of the placeholder.
     pub(crate) fn field_with(&self, token: &str) -> Option<(String, String)> {
         let (name, value) = self.field.as_ref()?.split_once(": ")?;
         Some((name.to_owned(), value.replace(TOKEN, token)))
@@ -98,14 +99,14 @@ mod tests {
     use super::{Dialect, parse};
 
     #[test]
-    fn crawls_have_the_length_they_were_recorded_with() {
+    fn crawls_have_their_recorded_length() {
         for (dialect, requests) in [(Dialect::Nocloud, 4), (Dialect::Openstack, 48), (Dialect::Ec2, 46)] {
             assert_eq!(dialect.crawl().expect("a crawl").len(), requests, "{dialect}");
         }
     }
 
     #[test]
-    fn ec2_asks_for_a_token_and_then_shows_it() {
+    fn ec2_requests_a_token_and_then_sends_it() {
         let crawl = Dialect::Ec2.crawl().expect("a crawl");
         assert!(crawl[0].text().contains("X-aws-ec2-metadata-token-ttl-seconds: 21600\r\n"));
         let others = crawl[1..].iter();
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn lines_that_are_not_requests_are_refused() {
         for line in ["POST /", "GET http://x/", "nonsense"] {
             assert!(parse(line).is_err(), "{line}");
         }

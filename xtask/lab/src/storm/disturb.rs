@@ -1,18 +1,17 @@
-//! What is done to the agent in the middle of a storm, and how long it takes.
+//! Events that disturb the agent in the middle of a storm, and their durations.
 
+use super::model::Disturbed;
+use super::peer::{Disturbance, Running};
+use anyhow::{Context as _, Result};
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-
-use super::model::Disturbed;
-use super::peer::{Disturbance, Running};
-
-/// Times a guest asks again, a second apart, when something is done to the agent: what cloud-init's clients do at least.
+/// How often a guest repeats a failed request, a second apart, if the storm has events. cloud-init's clients repeat at
+/// least as often.
 pub(super) const RETRIES: u8 = 5;
 
-/// Something done so long after a storm's start.
+/// A disturbance, and its time since the start of a storm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Event {
     what: Disturbance,
@@ -29,7 +28,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// Reads `kill9@SECONDS` or `takeover@SECONDS`.
+/// Parses `kill9@SECONDS` or `takeover@SECONDS`.
 pub(super) fn read(text: &str) -> Result<Event, String> {
     let parts = text.split_once('@').and_then(|(name, seconds)| {
         let what = match name {
@@ -43,12 +42,12 @@ pub(super) fn read(text: &str) -> Result<Event, String> {
     parts.ok_or_else(|| "expected kill9@SECONDS or takeover@SECONDS".into())
 }
 
-/// All events, as they are asked for.
+/// Formats all events as on the command line.
 pub(super) fn shown(events: &[Event]) -> String {
     events.iter().map(Event::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Does what is due until the storm is over, which the other end of `over` tells by being dropped.
+/// Causes each event when it is due, until the storm is over. Dropping the other end of `over` ends the storm.
 pub(super) fn all(
     running: &mut dyn Running,
     events: &[Event],
@@ -78,7 +77,7 @@ mod tests {
     use anyhow::Result;
     use std::sync::mpsc::{Sender, channel};
 
-    /// Takes note of what happens to it, and is over with a takeover.
+    /// Records its disturbances. A takeover ends the storm.
     struct Noted(Vec<Disturbance>, Option<Sender<()>>);
 
     impl Running for Noted {
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_shown_as_it_is_read() {
+    fn an_event_is_shown_as_it_was_given() {
         for text in ["kill9@0.5", "takeover@2"] {
             assert_eq!(read(text).map(|event| event.to_string()), Ok(text.to_owned()));
         }
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn events_come_in_their_order_and_none_after_the_end() {
+    fn events_are_sorted_by_time_and_none_follows_the_end() {
         let events = ["takeover@0.02", "kill9@0", "kill9@3600"].map(|text| read(text).expect("an event"));
         assert_eq!(shown(&events), "takeover@0.02,kill9@0,kill9@3600");
         let (over, end) = channel::<()>();

@@ -1,11 +1,11 @@
-//! Where a storm ran, for whoever reads its figures elsewhere.
+//! The machine and the source of a storm, for readers of its results.
 
 use super::model::Environment;
 use anyhow::Result;
 use std::process::Command;
 use support::netns::run;
 
-/// What can be said of this machine and this source before anything runs.
+/// Describes this machine and this source before the storm.
 pub(super) fn look(seed: u64) -> Result<Environment> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {

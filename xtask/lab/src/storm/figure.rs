@@ -1,19 +1,19 @@
-//! The figures a round is judged by: one list for the report's tables and for comparisons.
+//! The figures of a round: one list for the report's tables and for comparisons.
 
 use super::model::{Round, Settings, Spread, Subject};
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Microseconds.
     Time,
     /// Octets.
     Memory,
-    /// Things per second.
+    /// Events per second.
     Rate,
-    /// Things.
+    /// A number of events.
     Count,
-    /// Parts of 1.
+    /// A fraction of 1.
     Share,
 }
 
@@ -21,13 +21,13 @@ pub(crate) enum Unit {
 pub(crate) struct Figure {
     pub(crate) name: &'static str,
     pub(crate) unit: Unit,
-    /// By what share medians must differ before a comparison calls it a change; none: shown, never judged,
-    /// since one slow request out of thousands decides it.
+    /// The fraction by which medians must differ for a comparison to call it a change. A figure with `None` is shown
+    /// but never judged, because one slow request in thousands decides it.
     pub(crate) threshold: Option<f64>,
     of: fn(&Round, &Settings) -> Option<f64>,
 }
 
-/// All of them, the most telling first.
+/// All figures, the most significant first.
 pub(crate) const FIGURES: &[Figure] = &[
     Figure {
         name: "failed requests",
@@ -93,20 +93,20 @@ pub(crate) const FIGURES: &[Figure] = &[
     },
     Figure { name: "attach / tap", unit: Unit::Time, threshold: Some(0.1), of: |r, _| r.attach_us },
     Figure {
-        name: "idle CPU, of a core",
+        name: "idle share of a core",
         unit: Unit::Share,
         threshold: None,
         of: |r, _| r.idle.filter(|idle| idle.wall_us > 0.0).map(|idle| idle.server_us / idle.wall_us),
     },
     Figure { name: "flood frames / s", unit: Unit::Count, threshold: None, of: |r, _| r.flood_per_second },
     Figure {
-        name: "requests asked again",
+        name: "requests repeated",
         unit: Unit::Count,
         threshold: None,
         of: |r, _| (!r.events.is_empty()).then_some(r.retries as f64),
     },
     Figure {
-        name: "until it was over",
+        name: "longest event",
         unit: Unit::Time,
         threshold: None,
         of: |r, _| r.events.iter().map(|event| event.took_us).reduce(f64::max),
@@ -120,36 +120,36 @@ pub(crate) const FIGURES: &[Figure] = &[
 ];
 
 impl Figure {
-    /// The figure of this name.
+    /// Returns the figure with this name.
     ///
     /// # Panics
-    /// When there is none: names are constants.
+    /// Panics if there is none; names are constants.
     pub(crate) fn named(name: &str) -> &'static Self {
         FIGURES.iter().find(|figure| figure.name == name).expect("a figure of this name")
     }
 
-    /// Its value in each round that has one.
+    /// Returns the figure's value in each round that has one.
     pub(crate) fn values(&self, subject: &Subject, settings: &Settings) -> Vec<f64> {
         subject.rounds.iter().filter_map(|round| (self.of)(round, settings)).collect()
     }
 
-    /// Median and spread over all rounds.
+    /// Returns median and range over all rounds.
     pub(crate) fn spread(&self, subject: &Subject, settings: &Settings) -> Option<Spread> {
         Spread::of(self.values(subject, settings).into_iter())
     }
 
-    /// Whether it is to be 0 always: the first one breaks a promise, however rare.
+    /// Whether the figure must always be 0. The first deviation breaks the promise, however rare.
     pub(crate) fn is_promise(&self) -> bool {
         self.threshold == Some(0.0)
     }
 
-    /// Whether more is better.
+    /// Whether a higher value is better.
     pub(crate) fn higher_is_better(&self) -> bool {
         self.unit == Unit::Rate
     }
 }
 
-/// Clocks tick every 10 ms: what is shorter than a few dozen of them is no figure.
+/// The least busy time for figures of cost. Clocks tick every 10 ms, so shorter times are too coarse.
 const LEAST_US: f64 = 200_000.0;
 
 fn per_request(round: &Round, us: f64) -> Option<f64> {
@@ -160,7 +160,7 @@ fn rate(round: &Round) -> Option<f64> {
     (round.wall_us > 0.0).then(|| round.requests as f64 * 1e6 / round.wall_us)
 }
 
-/// Nothing is what was not measured.
+/// Returns octets per VM; `None` if there was no measurement.
 fn per_vm(bytes: u64, settings: &Settings) -> Option<f64> {
     (settings.vms > 0 && bytes > 0).then(|| bytes as f64 / f64::from(settings.vms))
 }
@@ -171,7 +171,7 @@ mod tests {
     use crate::storm::model::{Cpu, Round, Settings, Subject};
 
     #[test]
-    fn a_round_of_nothing_has_no_figures_but_its_failures() {
+    fn an_empty_round_has_no_figure_but_its_failures() {
         let subject = Subject { name: "x".into(), rounds: vec![Round::default()] };
         for figure in FIGURES {
             let values = figure.values(&subject, &Settings::default());
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn cost_is_divided_by_answered_requests_and_leaves_the_generator_out() {
+    fn cost_is_per_answered_request_and_excludes_the_generator() {
         let cpu = Cpu {
             server_user_us: 100_000.0,
             server_system_us: 200_000.0,

@@ -1,4 +1,4 @@
-//! Where a storm happens: a namespace of its own, and the generator process that holds its taps.
+//! The place of a storm: a namespace, and the generator process that holds its taps.
 
 use super::guest::{Command as Order, Orders, Outcome, Prices, Reply, TAP_GROUP};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use support::netns::Namespace;
 
-/// A node with taps, and guests on them.
+/// A node with taps, and the generator of its guests.
 pub(super) struct Lab {
     generator: Child,
     orders: Option<ChildStdin>,
     replies: BufReader<ChildStdout>,
-    /// Dropped last: the taps are in it.
+    /// Dropped last, because the taps are in it.
     node: Namespace,
 }
 
@@ -20,7 +20,7 @@ impl Lab {
     /// Makes the namespace and the taps.
     pub(super) fn new(generator: &Path, taps: usize, vnet_hdr: bool, cpu: Option<usize>) -> Result<Self> {
         let node = Namespace::new("storm")?;
-        // No chatter of the node's own.
+        // Without IPv6 the node itself sends no frames on the taps.
         node.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         let mut command = Command::new(generator);
         command.args(["storm-guests", node.name(), &taps.to_string()]);
@@ -40,77 +40,78 @@ impl Lab {
         Ok(lab)
     }
 
-    /// The namespace.
+    /// Returns the node's namespace.
     pub(super) fn node(&self) -> &Namespace {
         &self.node
     }
 
-    /// The generator's process.
+    /// Returns the generator's process id.
     pub(super) fn pid(&self) -> u32 {
         self.generator.id()
     }
 
-    /// Gives the guests another plan.
+    /// Loads a plan into the generator.
     pub(super) fn load(&mut self, plan: &Path) -> Result<()> {
         self.order(&Order::Load(plan.to_owned()))?;
         self.expect_done()
     }
 
-    /// Prices the generator's system calls. Nobody may serve the taps.
+    /// Measures the prices of the generator's system calls. No server may run.
     pub(super) fn prices(&mut self) -> Result<Prices> {
         self.order(&Order::Price)?;
         match self.reply()? {
             Reply::Priced(prices) => Ok(prices),
-            other => bail!("expected prices, the generator replied {other:?}"),
+            other => bail!("expected prices, found the reply {other:?}"),
         }
     }
 
-    /// Lets guests boot; tells of boots finished and failures meanwhile.
-    pub(super) fn storm(&mut self, orders: &Orders, tell: &mut dyn FnMut(u64, u64)) -> Result<Outcome> {
+    /// Runs a storm. `report` gets the numbers of finished boots and of failures.
+    pub(super) fn storm(&mut self, orders: &Orders, report: &mut dyn FnMut(u64, u64)) -> Result<Outcome> {
         self.order(&Order::Storm(orders.clone()))?;
         loop {
             match self.reply()? {
-                Reply::Progress { boots, failures } => tell(boots, failures),
+                Reply::Progress { boots, failures } => report(boots, failures),
                 Reply::Stormed(outcome) => return Ok(*outcome),
-                other => bail!("expected an outcome, the generator replied {other:?}"),
+                other => bail!("expected an outcome, found the reply {other:?}"),
             }
         }
     }
 
     fn order(&mut self, order: &Order) -> Result<()> {
-        let orders = self.orders.as_mut().context("the generator takes no more orders")?;
+        let orders = self.orders.as_mut().context("the generator's input is closed")?;
         let mut line = serde_json::to_vec(order)?;
         line.push(b'\n');
-        orders.write_all(&line).context("the generator has ended; what it said is above")
+        orders.write_all(&line).context("the generator has ended; its messages are above")
     }
 
     fn reply(&mut self) -> Result<Reply> {
         let mut line = String::new();
         ensure!(
             self.replies.read_line(&mut line)? > 0,
-            "the generator has ended ({}); what it said is above",
+            "the generator has ended ({}); its messages are above",
             self.generator.wait()?
         );
-        serde_json::from_str(&line).with_context(|| format!("the generator replied {}", line.trim()))
+        serde_json::from_str(&line)
+            .with_context(|| format!("cannot parse the generator's reply {}", line.trim()))
     }
 
     fn expect_done(&mut self) -> Result<()> {
         match self.reply()? {
             Reply::Done => Ok(()),
-            other => bail!("expected the end of an order, the generator replied {other:?}"),
+            other => bail!("expected the end of an order, found the reply {other:?}"),
         }
     }
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // All taps in one step, before their descriptors close one by one.
+        // All taps are deleted in one step, before their descriptors close one by one.
         if let Err(error) = self.node.ip(&format!("link del group {TAP_GROUP}")) {
-            eprintln!("the taps of {} go one by one: {error:#}", self.node.name());
+            eprintln!("cannot delete the taps of {} in one step: {error:#}", self.node.name());
         }
         drop(self.orders.take());
         if let Err(error) = self.generator.wait() {
-            eprintln!("generator {} stays behind: {error}", self.generator.id());
+            eprintln!("cannot end generator {}: {error}", self.generator.id());
         }
     }
 }

@@ -1,21 +1,21 @@
-//! What a subject takes of the machine's memory.
+//! Measures the memory that a subject takes.
 
 use super::model::Memory;
 use std::time::Duration;
 
-/// What is free, somebody's, of files, or would be given back: the rest is the kernel's own, whether it has a
-/// name (slabs, stacks, vmalloc, per-CPU) or not (rings, pages of packets). By /proc/meminfo's names (Linux:
-/// Documentation/filesystems/proc.rst).
+/// Fields of /proc/meminfo that are not the kernel's own memory: free memory, processes' memory, file caches and
+/// reclaimable memory. The rest belongs to the kernel, whether it has a name (slabs, stacks, vmalloc, per-CPU) or not
+/// (rings, packet pages). See Linux: Documentation/filesystems/proc.rst.
 const NOT_THE_KERNELS: [&str; 7] =
     ["MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "PageTables"];
 
-/// Looks at the kernel's memory before what is seen last must do, the time between two, and by how many octets two
-/// may differ when it rests.
-const LOOKS: usize = 30;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
-const RESTS: u64 = 64 << 10;
+/// The most samples of the kernel's memory before the last one is used, the time between two, and the octets by which
+/// two may differ once the memory is stable.
+const SAMPLES: usize = 30;
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
+const STABLE_WITHIN: u64 = 64 << 10;
 
-/// Octets the kernel has taken for itself.
+/// Returns the octets that the kernel has taken for itself.
 fn kernel() -> Option<u64> {
     parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
@@ -29,13 +29,14 @@ fn parse(text: &str) -> Option<u64> {
     Some(field("MemTotal")?.checked_sub(others)? << 10)
 }
 
-/// The same once it rests: what was let go of lately is freed later, after RCU's grace periods and by workqueues.
+/// Returns the same once it is stable. Objects released a moment ago are freed later, after RCU's grace periods and by
+/// workqueues.
 pub(super) fn settled_kernel() -> Option<u64> {
     let mut last = kernel()?;
-    for _ in 0..LOOKS {
-        std::thread::sleep(BETWEEN_LOOKS);
+    for _ in 0..SAMPLES {
+        std::thread::sleep(SAMPLE_INTERVAL);
         let now = kernel()?;
-        if now.abs_diff(last) < RESTS {
+        if now.abs_diff(last) < STABLE_WITHIN {
             return Some(now);
         }
         last = now;
@@ -43,7 +44,7 @@ pub(super) fn settled_kernel() -> Option<u64> {
     Some(last)
 }
 
-/// What these processes have, and the kernel has taken since it had `before`.
+/// Returns the memory of these processes, and the growth of the kernel's memory since `before`.
 pub(super) fn since(before: Option<u64>, pids: &[u32]) -> Memory {
     Memory {
         server_bytes: pids.iter().filter_map(|pid| resident(*pid)).sum(),
@@ -51,7 +52,7 @@ pub(super) fn since(before: Option<u64>, pids: &[u32]) -> Memory {
     }
 }
 
-/// Resident memory that is not of files, so that libraries do not count once per process.
+/// Returns resident memory without mapped files, so that libraries do not count once per process.
 pub(crate) fn resident(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| {
@@ -66,7 +67,7 @@ mod tests {
     use super::{parse, resident};
 
     #[test]
-    fn the_kernels_memory_is_what_is_nobody_elses() {
+    fn the_kernels_memory_is_the_rest_of_all_memory() {
         let text = "MemTotal: 1000 kB\nMemFree: 400 kB\nBuffers: 10 kB\nCached: 200 kB\nSwapCached: 0 kB\n\
                     AnonPages: 100 kB\nSReclaimable: 50 kB\nPageTables: 5 kB\nSUnreclaim: 90 kB\n";
         assert_eq!(parse(text), Some(235 << 10));

@@ -1,11 +1,11 @@
-//! `cargo xtask storm`: thousands of guests boot at once, on us and on peers, and every answer is checked.
+//! `cargo xtask storm`: boots thousands of guests at once on the agent and on peers, and checks every answer.
 //!
 //! ```text
 //!  this process                      a namespace of its own
-//!  run ── subjects in turn ────────── agent | peer (nginx, haproxy, …)
+//!  run ── for each subject ────────── agent | peer (nginx, haproxy, …)
 //!   │                                    │ the same taps
 //!   └─ lab ── generator process ───────── guests (guest/: TCP clients that own the taps' descriptors)
-//!   cpu, memory (looks at /proc) ── model ── table, --json, --report
+//!   cpu, memory (from /proc) ── model ── table, --json, --report
 //! ```
 
 mod agent;
@@ -38,90 +38,90 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use support::record::MAX_GUESTS;
 
-/// How large a storm, of what, on whom.
+/// The size of a storm, its guests, its subjects and its reports.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// VMs that boot; several numbers are cases of their own
+    /// Number of VMs that boot; each of several numbers is a case of its own
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1000",
           value_parser = clap::value_parser!(u16).range(1..i64::from(MAX_GUESTS)))]
     vms: Vec<u16>,
-    /// Clouds whose guests boot, a case each
+    /// Clouds that the guests boot with; each is a case of its own
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Dialect::Nocloud, Dialect::Openstack, Dialect::Ec2])]
     dialect: Vec<Dialect>,
-    /// What is measured, in turn: xdp-imds, nginx, haproxy, neutron
+    /// The subjects to measure, one after the other: xdp-imds, nginx, haproxy, neutron
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "xdp-imds,nginx,haproxy")]
     subjects: Vec<String>,
-    /// Rounds of each subject
+    /// Number of rounds of each subject
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// A round's guests boot again until so many seconds are over: clocks need a second
+    /// Guests boot again until this many seconds have passed; the clocks need about one second
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     seconds: f64,
-    /// When guests begin: at-once, ramp:SECONDS or poisson:PER-SECOND
+    /// When guests begin to boot: at-once, ramp:SECONDS or poisson:PER-SECOND
     #[arg(long, value_name = "HOW", default_value = "at-once", value_parser = arrival)]
     arrival: Arrival,
-    /// Octets of user-data: 300, 64KiB, 1MiB; several are cases of their own
+    /// Octets of user-data, such as 300, 64KiB, 1MiB; each of several sizes is a case of its own
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "300", value_parser = size)]
     user_data: Vec<usize>,
-    /// One connection for all of a boot's requests, instead of one for each
+    /// Use one connection for all requests of a boot, instead of one for each
     #[arg(long)]
     keep_alive: bool,
-    /// Share of frames lost in either direction, e.g. 0.01
+    /// Share of frames lost in each direction, such as 0.01
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     loss: f64,
-    /// Guests that read slowly; they do only when there is much to read, as with --user-data 64KiB
+    /// Number of guests that read slowly; this needs large answers, as with --user-data 64KiB
     #[arg(long, value_name = "N", default_value_t = 0)]
     slow_readers: usize,
-    /// One more guest sends as fast as it can: SYNs for us, or as much for somebody else
+    /// Let one more guest flood: SYNs to the metadata address, or as many frames to others
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "syn")]
     flood: Option<Flood>,
-    /// What happens to xdp-imds so many seconds after a storm began: kill9@SECONDS (and it is started again) or
-    /// takeover@SECONDS. It pins its links and maps then, and guests ask again what failed, as clients do
+    /// Disturb xdp-imds this many seconds after the start of a storm: kill9@SECONDS (it is started again) or
+    /// takeover@SECONDS. The agent then pins its links and maps, and guests repeat failed requests, as clients do
     #[arg(long, value_name = "WHAT@SECONDS", value_delimiter = ',', value_parser = disturb::read)]
     event: Vec<Event>,
-    /// One request after another with pauses between: what a lone request takes
+    /// Measure a lone request: one guest at a time, with pauses between requests
     #[arg(long)]
     lone: bool,
-    /// Taps with a virtio header, checksums left to the device, large segments whole
+    /// Make taps with a virtio header: devices compute checksums, and large segments stay whole
     #[arg(long)]
     vnet_hdr: bool,
-    /// Measure for so many seconds what silent guests cost
+    /// Also measure for this many seconds what silent guests cost
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     idle: u64,
-    /// Networks with a proxy each, for haproxy and neutron
+    /// Number of networks for haproxy and neutron, with a proxy each
     #[arg(long, value_name = "N", default_value_t = 8)]
     networks: usize,
-    /// The generator keeps to this core
+    /// The core on which the generator runs
     #[arg(long, value_name = "CORE")]
     guest_cpu: Option<usize>,
-    /// Servers keep to these cores
+    /// The cores on which servers run
     #[arg(long, value_name = "CORES", value_delimiter = ',')]
     server_cpus: Vec<usize>,
-    /// The generator on core 0 and servers on all others
+    /// Run the generator on core 0 and servers on all others
     #[arg(long, conflicts_with_all = ["guest_cpu", "server_cpus"])]
     pin: bool,
-    /// What all randomness grows from
+    /// The seed of all random choices
     #[arg(long, value_name = "NUMBER", env = "XDP_IMDS_SEED", default_value_t = 1)]
     seed: u64,
-    /// Write all results there
+    /// Write all results as JSON to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page with drawings there
+    /// Write a page with charts to this file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Write one drawing there
+    /// Write one image with charts to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Measure nothing: say what became better or worse from A to B, and fail if something did
+    /// Measure nothing: show what improved or worsened from A to B, and fail on regressions
     #[arg(long, num_args = 2, value_names = ["A.json", "B.json"])]
     compare: Vec<PathBuf>,
-    /// Compare even what was measured differently
+    /// Compare files even if machine or settings differ
     #[arg(long, requires = "compare")]
     force: bool,
-    /// The agent to run, instead of building one; the generator is then this very program
+    /// The agent to run, instead of building one; the generator is then this program
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
-    /// More of the agent's configuration (YAML, without `ports`)
+    /// Further configuration of the agent (YAML, without `ports`)
     #[arg(long, value_name = "FILE")]
     agent_config: Option<PathBuf>,
 }
@@ -156,13 +156,13 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
     let began = Instant::now();
     let mut environment = environment::look(args.seed)?;
     let most = usize::from(args.vms.iter().copied().max().unwrap_or(1)) + usize::from(args.flood.is_some());
-    progress(began, &format!("{most} taps in a namespace of their own"));
+    progress(began, &format!("make {most} taps in a namespace of their own"));
     let mut lab = Lab::new(generator, most, args.vnet_hdr, args.guest_cpu)?;
     let prices = lab.prices()?;
     progress(
         began,
         &format!(
-            "system calls that do nothing: write {:.0} ns, read {:.0} ns, wait {:.0} ns",
+            "system calls without effect: write {:.0} ns, read {:.0} ns, wait {:.0} ns",
             prices.write, prices.read, prices.wait
         ),
     );
@@ -191,33 +191,45 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
 }
 
 impl Args {
-    /// What clap cannot check, and what one option means for another.
+    /// Checks the options that clap cannot check, and applies `--pin`.
     fn check(&mut self) -> Result<()> {
         for name in &self.subjects {
             ensure!(
                 name == agent::NAME || peer::PEERS.contains(&name.as_str()),
-                "there is no subject `{name}`; there are {}, {}",
+                "there is no subject `{name}`; expected one of {}, {}",
                 agent::NAME,
                 peer::PEERS.join(", ")
             );
         }
-        ensure!((0.0..0.5).contains(&self.loss), "--loss is a share from 0 to 0.5, not {}", self.loss);
+        ensure!(
+            (0.0..0.5).contains(&self.loss),
+            "--loss: expected a share from 0 to 0.5, found {}",
+            self.loss
+        );
         let least = usize::from(self.vms.iter().copied().min().unwrap_or(0));
-        ensure!(self.slow_readers <= least, "--slow-readers {} of {least} VMs", self.slow_readers);
+        ensure!(
+            self.slow_readers <= least,
+            "--slow-readers: expected at most {least}, the number of VMs, found {}",
+            self.slow_readers
+        );
         ensure!(
             self.event.is_empty() || self.subjects.iter().all(|name| name == agent::NAME),
-            "--event is for {} alone: --subjects {0}",
+            "--event works only with {}; add --subjects {0}",
             agent::NAME
         );
-        ensure!((0.0..=300.0).contains(&self.seconds), "--seconds is 0 to 300, not {}", self.seconds);
+        ensure!(
+            (0.0..=300.0).contains(&self.seconds),
+            "--seconds: expected 0 to 300, found {}",
+            self.seconds
+        );
         let cores = std::thread::available_parallelism()?.get();
         if self.pin {
-            ensure!(cores > 1, "--pin needs two cores");
+            ensure!(cores > 1, "--pin needs at least two cores");
             self.guest_cpu = Some(0);
             self.server_cpus = (1..cores).collect();
         }
         if let Some(core) = self.server_cpus.iter().chain(&self.guest_cpu).find(|core| **core >= cores) {
-            bail!("there is no core {core}: this machine has {cores}, from 0");
+            bail!("there is no core {core}; this machine has {cores} cores, numbered from 0");
         }
         Ok(())
     }
@@ -235,12 +247,12 @@ impl Args {
     }
 }
 
-/// Says on standard error how far the run is.
+/// Prints a progress line on standard error.
 fn progress(began: Instant, what: &str) {
     eprintln!("[{:>6.1} s] {what}", began.elapsed().as_secs_f64());
 }
 
-/// Reads `at-once`, `ramp:SECONDS` or `poisson:RATE`.
+/// Parses `at-once`, `ramp:SECONDS` or `poisson:RATE`.
 fn arrival(text: &str) -> Result<Arrival, String> {
     let number = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     let read = match text.split_once(':') {
@@ -252,7 +264,7 @@ fn arrival(text: &str) -> Result<Arrival, String> {
     read.ok_or_else(|| "expected at-once, ramp:SECONDS or poisson:PER-SECOND".into())
 }
 
-/// As [`arrival`] reads it.
+/// Formats an arrival as [`arrival`] parses it.
 fn shown(arrival: Arrival) -> String {
     match arrival {
         Arrival::AtOnce => "at-once".into(),
@@ -262,7 +274,7 @@ fn shown(arrival: Arrival) -> String {
     }
 }
 
-/// Reads a number of octets: `300`, `64KiB`, `1MiB`.
+/// Parses a number of octets: `300`, `64KiB`, `1MiB`.
 pub(crate) fn size(text: &str) -> Result<usize, String> {
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let unit = match unit {
@@ -280,7 +292,7 @@ mod tests {
     use super::{arrival, shown, size};
 
     #[test]
-    fn an_arrival_is_shown_as_it_is_read() {
+    fn an_arrival_is_shown_as_it_was_given() {
         for text in ["at-once", "ramp:2.5", "poisson:1000"] {
             assert_eq!(arrival(text).map(shown), Ok(text.to_owned()));
         }

@@ -1,16 +1,16 @@
-//! What a storm found out, as it stands in its JSON file: the report and the comparison read nothing else.
+//! The results of a storm, in the form of its JSON file. The report and the comparison use nothing else.
 //!
-//! Times are microseconds, sizes octets. Fields may be added; readers ignore what they do not know.
+//! Times are in microseconds, sizes in octets. Fields may be added; readers ignore unknown fields.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Version of the file's form.
+/// The version of the file format.
 pub(crate) const SCHEMA: &str = "xdp-imds-storm/1";
 
-/// A whole run: every case, with all subjects alternating in it.
+/// The results of a run: every case, with its subjects in alternation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) schema: String,
@@ -18,7 +18,7 @@ pub(crate) struct Results {
     pub(crate) cases: Vec<Case>,
 }
 
-/// Where and with what it ran.
+/// The machine and the software of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Environment {
     /// Kernel release and version.
@@ -27,18 +27,18 @@ pub(crate) struct Environment {
     pub(crate) processor: String,
     /// Cores online.
     pub(crate) cores: usize,
-    /// Memory of the machine.
+    /// Octets of the machine's memory.
     pub(crate) memory_bytes: u64,
-    /// Commit the agent was built from; `-dirty` at its end if files were changed.
+    /// The commit that the agent was built from, with `-dirty` at the end if files had changed.
     pub(crate) commit: String,
-    /// When it began, as RFC 3339.
+    /// The start of the run, as RFC 3339.
     pub(crate) started: String,
-    /// Versions of the peers, by subject.
+    /// Versions of all subjects, by name.
     pub(crate) versions: BTreeMap<String, String>,
-    /// What every round's randomness grows from.
+    /// The seed of every round's random choices.
     #[serde(default)]
     pub(crate) seed: u64,
-    /// Whatever else may sway the figures: pinning, other load.
+    /// Other influences on the figures, such as pinning and load.
     pub(crate) notes: Vec<String>,
 }
 
@@ -49,100 +49,100 @@ pub(crate) struct Case {
     pub(crate) subjects: Vec<Subject>,
 }
 
-/// What was asked of the subjects. Two runs compare only where these are equal.
+/// The settings of a case. Two runs are comparable only where these are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Settings {
-    /// `nocloud`, `openstack`, `ec2`.
+    /// `nocloud`, `openstack` or `ec2`.
     pub(crate) dialect: String,
     pub(crate) vms: u32,
     pub(crate) user_data_bytes: u64,
     /// Requests of one boot.
     pub(crate) requests_per_boot: u32,
-    /// Everything else, by option and value: arrival, keep-alive, loss, flood, slow readers, offloads.
+    /// All other settings, by option and value: arrival, keep-alive, loss, flood, slow readers, offloads.
     pub(crate) options: BTreeMap<String, String>,
 }
 
 /// One server and its rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// `xdp-imds`, `nginx`, `haproxy`, `neutron`.
+    /// `xdp-imds`, `nginx`, `haproxy` or `neutron`.
     pub(crate) name: String,
     pub(crate) rounds: Vec<Round>,
 }
 
-/// One round: every guest boots, as often as it takes for the clocks to be exact.
+/// One round. Every guest boots as often as the clocks need to be exact.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Round {
     /// Boots begun.
     #[serde(default)]
     pub(crate) boots: u64,
-    /// Requests that were answered in full and correctly.
+    /// Requests that were answered completely and correctly.
     pub(crate) requests: u64,
-    /// Requests that were not.
+    /// Requests that failed.
     pub(crate) failures: u64,
-    /// Why, with how often; the first few reasons.
+    /// Failures by reason.
     pub(crate) reasons: BTreeMap<String, u64>,
-    /// Segments guests sent again.
+    /// Segments that guests sent again.
     pub(crate) retransmissions: u64,
-    /// Requests guests asked again after they had failed.
+    /// Requests that guests repeated after a failure.
     #[serde(default)]
     pub(crate) retries: u64,
-    /// What was done to the server meanwhile.
+    /// Disturbances of the server during the round.
     #[serde(default)]
     pub(crate) events: Vec<Disturbed>,
-    /// From the first guest's start to the last one's end.
+    /// Time from the first guest's start to the last guest's end.
     pub(crate) wall_us: f64,
     pub(crate) cpu: Cpu,
     pub(crate) request: Distribution,
     pub(crate) boot: Distribution,
-    /// Boots finished by a time since the round's start: (time, boots), both rising.
+    /// Finished boots over time since the round's start: (time, boots), both rising.
     pub(crate) finished: Vec<(f64, u32)>,
     pub(crate) memory: Memory,
-    /// From the start of the server, its records or configuration not read yet, until all taps are served.
+    /// Time from the start of the server, before it has read records or configuration, until it serves all taps.
     pub(crate) ready_us: f64,
-    /// Of that, what attaching one tap took (the median), where the server tells.
+    /// The median time to attach one tap, if the server reports it. `ready_us` includes it.
     pub(crate) attach_us: Option<f64>,
-    /// Frames the flooding guest sent a second, if there was one.
+    /// Frames per second that the flooding guest sent, if there was one.
     #[serde(default)]
     pub(crate) flood_per_second: Option<f64>,
-    /// With all guests attached and silent, if that was asked for.
+    /// The cost of silent guests, if it was measured.
     #[serde(default)]
     pub(crate) idle: Option<Idle>,
 }
 
-/// Something done to the server while guests booted.
+/// A disturbance of the server while guests booted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Disturbed {
-    /// As it was asked for: `kill9@0.5`.
+    /// The event as on the command line: `kill9@0.5`.
     pub(crate) event: String,
-    /// Until all guests were served by the next agent again, or the one before had left.
+    /// Time until the next agent served all guests, and the previous agent had ended.
     pub(crate) took_us: f64,
 }
 
-/// What silent guests cost.
+/// The cost of silent guests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Idle {
-    /// How long nobody asked.
+    /// The time without requests.
     pub(crate) wall_us: f64,
-    /// CPU time of the subject's processes in it.
+    /// CPU time of the subject's processes in that time.
     pub(crate) server_us: f64,
 }
 
-/// CPU time of one round by who used it, all cores together.
+/// CPU time of one round by user, all cores together.
 ///
-/// A guest's write to its tap runs the kernel's side of whatever serves it: XDP, bridge, the server's softirq.
-/// So the generator's system time is mostly the subject's, and only its `floor` is taken off: the same calls,
-/// priced at the beginning of the run against a tap that nobody serves.
+/// A guest's write to its tap runs the kernel's part of whatever serves it: XDP, bridge, the server's softirq. The
+/// generator's system time is therefore mostly the subject's, and only its `floor` is subtracted: the price of the same
+/// calls at the beginning of the run, on a tap that nothing serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cpu {
     /// The subject's processes in user mode.
     pub(crate) server_user_us: f64,
     /// The subject's processes in the kernel.
     pub(crate) server_system_us: f64,
-    /// What the load generator would have used against nobody, its own work: `generator_user_us` plus
+    /// The generator's own work: what it would have used without any server. It is `generator_user_us` plus
     /// `generator_floor_us`.
     pub(crate) generator_us: f64,
-    /// Everything that was not idle, less the background.
+    /// All time that was not idle, minus the background.
     pub(crate) busy_us: f64,
     /// The generator in user mode.
     #[serde(default)]
@@ -150,51 +150,52 @@ pub(crate) struct Cpu {
     /// The generator in the kernel, all of it.
     #[serde(default)]
     pub(crate) generator_system_us: f64,
-    /// Of that, the price of its calls against a tap that nobody serves.
+    /// The price of the generator's calls on a tap that nothing serves. `generator_system_us` includes it.
     #[serde(default)]
     pub(crate) generator_floor_us: f64,
-    /// What other programs used meanwhile; already taken off `busy_us`.
+    /// Time used by other programs, already subtracted from `busy_us`.
     #[serde(default)]
     pub(crate) background_us: f64,
 }
 
 impl Cpu {
-    /// What the kernel did for either side and the server is not charged for: within the guests' system calls (on a tap
-    /// a frame is processed where it is written) beyond what these cost by themselves, in softirqs, in kernel threads.
+    /// Returns the kernel's work that is charged neither to the server nor to the generator: in softirqs, in kernel
+    /// threads, and in the guests' system calls beyond the price of the calls. A frame is processed within the call
+    /// that writes it to a tap.
     pub(crate) fn rest_us(&self) -> f64 {
         (self.busy_us - self.generator_us - self.server_user_us - self.server_system_us).max(0.0)
     }
 
-    /// What serving cost the host: everything but the generator.
+    /// Returns the cost of serving for the host: everything but the generator.
     pub(crate) fn host_us(&self) -> f64 {
         (self.busy_us - self.generator_us).max(0.0)
     }
 }
 
-/// Memory a subject takes with all guests attached.
+/// The memory that a subject takes with all guests attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Memory {
-    /// Resident memory of its processes.
+    /// Resident memory of the subject's processes.
     pub(crate) server_bytes: u64,
-    /// Growth of the kernel's own memory, 0 where it shrank; none where the kernel does not say.
+    /// Growth of the kernel's own memory, 0 if it shrank; `None` if the kernel does not report it.
     pub(crate) kernel_bytes: Option<u64>,
 }
 
 /// Times, counted in buckets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Distribution {
-    /// (upper bound of the bucket, times in it), bounds rising; none is empty.
+    /// The buckets as (upper bound, number of times), with rising bounds and no empty bucket.
     pub(crate) buckets: Vec<(f64, u64)>,
     pub(crate) max_us: f64,
 }
 
 impl Distribution {
-    /// Times counted.
+    /// Returns the number of times.
     pub(crate) fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
-    /// The time that a share of all were no longer than; none of nothing.
+    /// Returns the time that the fraction `share` of all times did not exceed; `None` without times.
     pub(crate) fn quantile(&self, share: f64) -> Option<f64> {
         let count = self.count();
         let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
@@ -205,7 +206,7 @@ impl Distribution {
         })
     }
 
-    /// All times of several.
+    /// Returns the distribution of the times of several others.
     pub(crate) fn joined<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
         let mut joined = Self::default();
         for one in all {
@@ -223,15 +224,15 @@ impl Distribution {
 }
 
 impl Results {
-    /// Reads a file a storm wrote.
+    /// Reads a file that a storm wrote.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let results: Self = serde_json::from_str(&text)
-            .with_context(|| format!("{} holds no results of `cargo xtask storm --json`", path.display()))?;
+            .with_context(|| format!("{} has no results of `cargo xtask storm --json`", path.display()))?;
         ensure!(
             results.schema == SCHEMA,
-            "{} has the form {}, and this reads {SCHEMA}: measure again",
+            "{} has the format {}, expected {SCHEMA}; measure again",
             path.display(),
             results.schema
         );
@@ -239,7 +240,7 @@ impl Results {
     }
 }
 
-/// The middle one of several figures, and the lowest and the highest.
+/// Median, lowest and highest of several values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) low: f64,
@@ -248,7 +249,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// None of nothing.
+    /// Returns the spread of finite values; `None` without values.
     pub(crate) fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
@@ -268,7 +269,7 @@ mod tests {
     use super::{Cpu, Distribution, Spread};
 
     #[test]
-    fn a_quantile_is_the_bound_of_the_bucket_it_falls_into() {
+    fn a_quantile_is_the_bound_of_its_bucket() {
         let times = Distribution { buckets: vec![(10.0, 90), (20.0, 9), (50.0, 1)], max_us: 43.0 };
         for (share, expected) in
             [(0.0, 10.0), (0.5, 10.0), (0.9, 10.0), (0.91, 20.0), (0.99, 20.0), (1.0, 43.0)]
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_server_nor_generator_is_the_rest_of_the_host() {
+    fn time_of_neither_server_nor_generator_is_the_rest_of_the_host() {
         let cpu = Cpu {
             server_user_us: 1.0,
             server_system_us: 2.0,
@@ -297,13 +298,13 @@ mod tests {
             ..Cpu::default()
         };
         assert_eq!((cpu.rest_us(), cpu.host_us()), (3.0, 6.0));
-        // Clocks of different grain may disagree: nothing costs less than nothing.
+        // Clocks of different resolution may disagree, but no cost is negative.
         let cpu = Cpu { generator_us: 12.0, ..cpu };
         assert_eq!((cpu.rest_us(), cpu.host_us()), (0.0, 0.0));
     }
 
     #[test]
-    fn a_spread_is_lowest_middle_and_highest() {
+    fn a_spread_has_the_lowest_the_median_and_the_highest() {
         let of = |values: &[f64]| Spread::of(values.iter().copied());
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[3.0, 1.0, f64::NAN, 2.0]), Some(Spread { low: 1.0, median: 2.0, high: 3.0 }));

@@ -1,6 +1,6 @@
-//! One case laid out: records for our agent, the same documents for the peers, and the plan for the guests.
+//! Lays out one case: records for the agent, the same documents for the peers, and the plan for the guests.
 //!
-//! Every document comes from our own renderer, so that all subjects serve the same octets.
+//! Every document comes from the agent's own renderer, so that all subjects serve the same octets.
 
 use super::crawl::{Asked, Dialect};
 use super::guest::{Body, Expected, Plan, Planned, tap_name};
@@ -27,19 +27,19 @@ use support::guest::METADATA;
 use support::record::{Identity, replace};
 use tempfile::TempDir;
 
-/// User-data of a case in all, in octets: beyond it, guests share texts.
+/// Octets of all user-data of a case together. Beyond it, guests share texts.
 const USER_DATA_IN_ALL: usize = 256 << 20;
-/// Requests of one guest per second that the record allows: guests boot again and again here.
+/// Requests per second that a record allows its guest. It is high, because guests boot again and again.
 const REQUESTS_PER_SECOND: u32 = 1_000_000;
-/// Files of a case go where reading them needs no disk.
+/// The directory for files, so that reading them needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
-/// What the peers answer where a token is asked for; as long as ours.
+/// The token that peers answer with. It is as long as the agent's.
 const PEERS_TOKEN: &str = "AQAEAI4xVrg5xVnSdFYNZCbLpYWKSEwDqLtSLUFb9SDYmbrTYl1zXg==";
 
-/// A case on disk (in memory), and what of it everybody needs.
+/// A case, with its files on a file system in memory.
 pub(crate) struct Case {
     pub(crate) dialect: Dialect,
-    /// The guests, one that may flood last.
+    /// The guests. The last one floods, if any does.
     pub(crate) tenants: Vec<Tenant>,
     /// Octets of a guest's user-data.
     pub(crate) user_data: usize,
@@ -48,11 +48,11 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Lays out `guests` guests.
+    /// Lays out a case with `guests` guests.
     pub(crate) fn lay_out(dialect: Dialect, guests: usize, user_data: usize) -> Result<Self> {
         ensure!(
             user_data <= USER_DATA_MAX as usize,
-            "user-data has {USER_DATA_MAX} octets at most, not {user_data}"
+            "user-data can have at most {USER_DATA_MAX} octets, not {user_data}"
         );
         let base =
             if Path::new(IN_MEMORY).is_dir() { PathBuf::from(IN_MEMORY) } else { std::env::temp_dir() };
@@ -63,12 +63,12 @@ impl Case {
         Ok(case)
     }
 
-    /// Where the records are.
+    /// Returns the directory of records.
     pub(crate) fn records(&self) -> PathBuf {
         self.directory.path().join("records")
     }
 
-    /// The generator's plan.
+    /// Returns the file of the generator's plan.
     pub(crate) fn plan(&self) -> PathBuf {
         self.directory.path().join("plan.json")
     }
@@ -100,9 +100,9 @@ impl Case {
         Ok(file.flush()?)
     }
 
-    /// Writes a guest's record and reads it as the agent will.
+    /// Writes a guest's record and loads it as the agent will.
     fn record(&self, identity: &Identity, guests: usize) -> Result<Record> {
-        // Distinct texts, as far as memory goes; guests whose numbers are equal modulo this share one.
+        // As many distinct texts as fit into memory. Guests whose numbers are equal modulo `texts` share one.
         let texts = (USER_DATA_IN_ALL / self.user_data.max(1)).clamp(1, guests) as u16;
         let like = Identity::of(identity.number % texts).with_user_data_of(self.user_data);
         let mut record: serde_json::Value = serde_json::from_str(&identity.record(1))?;
@@ -116,12 +116,13 @@ impl Case {
         }});
         replace(&identity.path(&self.records()), &record.to_string())?;
         let name = format!("{}.yaml", identity.hostname);
-        let loaded = directory::load(&self.records(), &name, &Limits::DEFAULT).context("no record")?;
+        let loaded = directory::load(&self.records(), &name, &Limits::DEFAULT)
+            .with_context(|| format!("{name} has no record"))?;
         Ok(loaded.record?.0)
     }
 }
 
-/// The answers to a guest's requests, in order, and the pages a peer needs for them.
+/// Returns the expected answers to a guest's requests, in order, and the pages that a peer needs for them.
 pub(crate) fn ask(
     crawl: &[Asked],
     identity: &Identity,
@@ -141,7 +142,7 @@ pub(crate) fn ask(
             let (offset, length) = (bodies.add(&body)?, body.len() as u64);
             answers.push(Expected { status, body: Body::Exactly { offset, length } });
         }
-        // Guests ask for some documents twice.
+        // Guests request some documents twice.
         if !pages.iter().any(|page| page.method == asked.method && page.path == asked.path) {
             let content_type = response.field("Content-Type").unwrap_or_default().to_owned();
             let (method, path) = (asked.method.clone(), asked.path.clone());
@@ -151,7 +152,7 @@ pub(crate) fn ask(
     Ok((pages, answers))
 }
 
-/// What our agent would answer.
+/// Returns the agent's answer to a request.
 fn answer(asked: &Asked, identity: &Identity, responses: &Responses, token: &str) -> Result<Response> {
     let method = Method::from_token(&asked.method);
     let path = asked.path.replace(OWN_MAC, &identity.mac.to_string());
@@ -159,7 +160,7 @@ fn answer(asked: &Asked, identity: &Identity, responses: &Responses, token: &str
     let fields: Vec<_> =
         field.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
     let mut buffer = [0; TARGET_MAX];
-    let target = normalise(&path, &mut buffer).ok().with_context(|| format!("{path} is no path"))?;
+    let target = normalise(&path, &mut buffer).ok().with_context(|| format!("{path} is not a valid path"))?;
     let request = Request { method, target, headers: Headers::new(&fields), body: b"" };
     let connection = Connection {
         slot: 0,
@@ -169,18 +170,18 @@ fn answer(asked: &Asked, identity: &Identity, responses: &Responses, token: &str
     let now = Now { mono: Duration::ZERO, unix_seconds: 0 };
     let outcome = responses.answer(now, &connection, &request, None);
     let (Outcome::Ready(response) | Outcome::Changed(response)) = outcome else {
-        anyhow::bail!("{path} is not answered at once");
+        anyhow::bail!("{path} has no immediate answer");
     };
     ensure!(
         matches!(response.status().0, 200 | 204),
-        "{} {path} is answered {}: the crawl does not fit the record",
+        "{} {path} gets status {}; the crawl does not match the record",
         asked.method,
         response.status().0
     );
     Ok(response)
 }
 
-/// The file of bodies, each in it once.
+/// The file of bodies, which has each distinct body once.
 pub(crate) struct Bodies {
     path: PathBuf,
     file: BufWriter<File>,
@@ -195,7 +196,7 @@ impl Bodies {
         Ok(Self { path, file, length: 0, known: HashMap::new() })
     }
 
-    /// Where the body is in the file.
+    /// Adds a body if it is new; returns its offset in the file.
     fn add(&mut self, body: &Bytes) -> Result<u64> {
         if let Some(&offset) = self.known.get(body) {
             return Ok(offset);

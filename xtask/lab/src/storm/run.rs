@@ -1,4 +1,4 @@
-//! The rounds: subjects in turn on the same taps, every case in every round.
+//! Runs the rounds: in each round, every subject in turn on the same taps.
 
 use super::agent::{self, Agent};
 use super::cpu::{Clocks, Threads};
@@ -15,15 +15,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
 
-/// Between a server's start and the storm: what it does once after its start is not the storm's.
+/// Pause between a server's start and the storm, so that one-time work after the start is not measured.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// The same before its silence is measured: threads of its start end, and ports are looked at for the first time (2 s).
+/// Pause before a server's idle time is measured. Its start-up threads end in this time, and it checks its ports for
+/// the first time (after 2 s).
 const SETTLE_IDLE: Duration = Duration::from_secs(3);
 
-/// Least time between two lines about one round.
-const TELL: Duration = Duration::from_secs(2);
-/// Seeds of two cases are so far apart: more than rounds there are.
+/// The shortest interval of progress lines of a round.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+/// Distance of the seeds of two cases, more than there are rounds.
 const SEEDS: u64 = 10_000;
 
 /// All cases of a run, measured one after the other.
@@ -33,20 +34,22 @@ pub(super) struct Run<'a> {
     pub(super) lab: &'a mut Lab,
     pub(super) prices: Prices,
     pub(super) began: Instant,
-    /// Cases begun.
+    /// Number of cases begun.
     pub(super) cases: u64,
-    /// More of the agent's configuration.
+    /// Further configuration of the agent.
     pub(super) configuration: Option<String>,
-    /// Of each subject, once it was prepared.
+    /// The version of each prepared subject.
     pub(super) versions: BTreeMap<String, String>,
 }
 
 impl Run<'_> {
-    /// One case: every subject, as many rounds as asked for, in turn.
+    /// Measures one case: every subject, in turn, for all rounds.
     pub(super) fn case(&mut self, dialect: Dialect, vms: usize, user_data: usize) -> Result<Measured> {
         self.cases += 1;
         let guests = vms + usize::from(self.args.flood.is_some());
-        self.tell(&format!("{dialect}, {vms} VMs, {user_data} B of user-data: records and documents"));
+        self.progress(&format!(
+            "{dialect}, {vms} VMs, {user_data} B of user-data: write records and documents"
+        ));
         let case = Case::lay_out(dialect, guests, user_data)?;
         self.lab.load(&case.plan())?;
         let subjects = self.subjects(&case)?;
@@ -59,11 +62,11 @@ impl Run<'_> {
             match subject.prepare(&scene) {
                 Ok(()) => {}
                 Err(error) if subject.name() == agent::NAME => {
-                    return Err(error.context("preparing the agent"));
+                    return Err(error.context("cannot prepare the agent"));
                 }
-                // A peer that cannot serve this case is left out of it, visibly.
+                // A peer that cannot serve this case is left out of it, with a message.
                 Err(error) => {
-                    self.tell(&format!("{dialect} without {}: {error:#}", subject.name()));
+                    self.progress(&format!("{dialect} without {}: {error:#}", subject.name()));
                     continue;
                 }
             }
@@ -72,7 +75,7 @@ impl Run<'_> {
             prepared.push(subject);
         }
         for number in 0..self.args.rounds {
-            // Each round in another order: what one leaves behind must not always meet the same next.
+            // Each round has another order, so that a subject does not always follow the same one.
             for turn in 0..prepared.len() {
                 let place = (turn + number as usize) % prepared.len();
                 let subject = prepared[place].as_ref();
@@ -80,15 +83,15 @@ impl Run<'_> {
                 match self.round(&label, subject, &case, vms, number, pinned) {
                     Ok(round) => found[place].rounds.push(round),
                     Err(error) if subject.name() == agent::NAME => return Err(error.context(label)),
-                    // A peer that breaks down loses the round, not the whole run its results.
-                    Err(error) => self.tell(&format!("{label} gives up: {error:#}")),
+                    // A peer that fails loses its round. The run continues.
+                    Err(error) => self.progress(&format!("{label} failed: {error:#}")),
                 }
             }
         }
         Ok(Measured { settings: self.settings(&case, vms), subjects: found })
     }
 
-    /// Cores a server may use.
+    /// Returns the number of cores that a server may use.
     fn server_cores(&self) -> Result<usize> {
         let all = std::thread::available_parallelism()?.get();
         Ok(if self.args.server_cpus.is_empty() { all } else { self.args.server_cpus.len() })
@@ -117,7 +120,8 @@ impl Run<'_> {
     ) -> Result<Round> {
         let cores = self.server_cores()?;
         let kernel = memory::settled_kernel();
-        // The lab is lent to the generator while the subject runs in its namespace.
+        // `self.lab` is borrowed for the storm while the subject runs in the namespace, so the namespace is opened
+        // again.
         let node = support::netns::Namespace::open(self.lab.node().name())?;
         let scene = Scene { node: &node, tenants: &case.tenants, cores, pinned };
         let started = Instant::now();
@@ -130,10 +134,10 @@ impl Run<'_> {
         let orders = self.orders(vms, number);
         let before = Clocks::read(self.lab.pid(), &pids)?;
         let (outcome, events) = {
-            let (began, mut told) = (self.began, Instant::now());
-            let mut tell = |boots: u64, failures: u64| {
-                if told.elapsed() >= TELL {
-                    told = Instant::now();
+            let (began, mut reported) = (self.began, Instant::now());
+            let mut report = |boots: u64, failures: u64| {
+                if reported.elapsed() >= PROGRESS_INTERVAL {
+                    reported = Instant::now();
                     super::progress(began, &format!("{label}: {boots} boots, {failures} failures"));
                 }
             };
@@ -141,7 +145,7 @@ impl Run<'_> {
             let (events, running) = (&self.args.event, running.as_mut());
             std::thread::scope(|scope| {
                 let disturbed = scope.spawn(move || super::disturb::all(running, events, &end));
-                let outcome = self.lab.storm(&orders, &mut tell);
+                let outcome = self.lab.storm(&orders, &mut report);
                 drop(over);
                 let events = disturbed.join().expect("events do not panic");
                 anyhow::Ok((outcome?, events?))
@@ -158,7 +162,7 @@ impl Run<'_> {
         (round.cpu, round.memory, round.idle) = (cpu, silent, idle);
         round.ready_us = ready.as_secs_f64() * 1e6;
         round.attach_us = attached.map(|took| took.as_secs_f64() * 1e6);
-        self.tell(&format!("{label}: {}", super::table::line(&round)));
+        self.progress(&format!("{label}: {}", super::table::line(&round)));
         Ok(round)
     }
 
@@ -188,7 +192,7 @@ impl Run<'_> {
             flood: args.flood,
             stall: 0.0,
             to_the_end: false,
-            // The same for all subjects of a round, another for each round: guests come from other ports.
+            // All subjects of a round have the same seed. Each round has another, so that guests use other ports.
             seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(round)),
         }
     }
@@ -236,7 +240,7 @@ impl Run<'_> {
         }
     }
 
-    fn tell(&self, what: &str) {
+    fn progress(&self, what: &str) {
         super::progress(self.began, what);
     }
 }
@@ -258,11 +262,11 @@ fn round_of(outcome: Outcome) -> Round {
     }
 }
 
-/// The agent's binary and our own, built with optimisation.
+/// Builds the agent and this program with optimisation; returns their paths. `given` is the agent of `--agent`.
 pub(crate) fn build(given: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     let release = shell::target().join("release");
     if let Some(agent) = given {
-        // A generator without optimisation would be what is measured.
+        // The generator must be optimised too, or it would limit the measurement.
         let beside = agent.with_file_name("xdp-imds-lab");
         let own = if beside.is_file() { beside } else { std::env::current_exe()? };
         return Ok((agent.to_owned(), own));
@@ -276,6 +280,6 @@ pub(crate) fn build(given: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
         "xdp-imds-lab",
     ]))?;
     let (agent, own) = (release.join("xdp-imds"), release.join("xdp-imds-lab"));
-    ensure!(agent.is_file() && own.is_file(), "nothing was built in {}", release.display());
+    ensure!(agent.is_file() && own.is_file(), "the build made no programs in {}", release.display());
     Ok((agent, own))
 }

@@ -1,4 +1,4 @@
-//! The table at the end of a run, and the line at the end of a round.
+//! Formats the table at the end of a run, and the line at the end of a round.
 
 use super::agent;
 use super::figure::{FIGURES, Figure};
@@ -6,11 +6,11 @@ use super::model::{Case, Results, Round, Spread, Subject};
 use super::report::show;
 use std::fmt::Write as _;
 
-/// Octets of the first column, and of the others.
+/// Widths of the first column and of the others, in characters.
 const FIRST: usize = 22;
 const OTHER: usize = 30;
 
-/// A round in one line.
+/// Formats a round as one line.
 pub(super) fn line(round: &Round) -> String {
     let requests = round.requests.max(1) as f64;
     let ms = |us: Option<f64>| us.unwrap_or(0.0) / 1e3;
@@ -30,10 +30,10 @@ pub(super) fn line(round: &Round) -> String {
         let _ = write!(text, ", {} retransmissions", round.retransmissions);
     }
     if round.retries > 0 {
-        let _ = write!(text, ", {} asked again", round.retries);
+        let _ = write!(text, ", {} repeated", round.retries);
     }
     for event in &round.events {
-        let _ = write!(text, ", {} over in {:.0} ms", event.event, event.took_us / 1e3);
+        let _ = write!(text, ", {} took {:.0} ms", event.event, event.took_us / 1e3);
     }
     for (reason, count) in &round.reasons {
         let _ = write!(text, ", {reason} {count}");
@@ -41,7 +41,7 @@ pub(super) fn line(round: &Round) -> String {
     text
 }
 
-/// All cases, a table each.
+/// Formats all cases, each as a table.
 pub(super) fn text(results: &Results) -> String {
     let mut text = String::new();
     for case in &results.cases {
@@ -59,7 +59,7 @@ pub(super) fn text(results: &Results) -> String {
     text
 }
 
-/// Medians, with the lowest and highest round in brackets.
+/// Formats a case's medians, with the lowest and the highest round in brackets.
 fn of_case(case: &Case) -> String {
     let rounds = case.subjects.iter().map(|subject| subject.rounds.len()).max().unwrap_or(0);
     let mut text = format!("\n{}; medians of {rounds} rounds [lowest..highest]\n\n", case.settings);
@@ -78,7 +78,7 @@ fn of_case(case: &Case) -> String {
     let answered =
         |subject: &Subject| subject.rounds.iter().map(|round| round.requests).sum::<u64>().to_string();
     row("answered requests", case.subjects.iter().map(answered).collect());
-    for (name, figure) in [("host CPU / ours", "host CPU / request"), ("boot p99 / ours", "boot p99")] {
+    for (name, figure) in [("host CPU ratio", "host CPU / request"), ("boot p99 ratio", "boot p99")] {
         if let Some(ratios) = ratios(case, Figure::named(figure)) {
             row(name, ratios);
         }
@@ -93,7 +93,7 @@ fn cell(figure: &Figure, spread: Option<Spread>) -> String {
     })
 }
 
-/// Each subject's median as a multiple of ours.
+/// Returns each subject's median as a multiple of xdp-imds's.
 fn ratios(case: &Case, figure: &Figure) -> Option<Vec<String>> {
     let median = |subject: &Subject| figure.spread(subject, &case.settings).map(|spread| spread.median);
     let ours = case.subjects.iter().find(|subject| subject.name == agent::NAME).and_then(median)?;

@@ -1,28 +1,28 @@
-//! What a guest sends on an ordinary day.
+//! The frames of a guest's ordinary traffic.
 
 use support::tap::VNET_HDR_LEN;
 
 /// A kind of frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The shortest: acknowledgements, DNS.
+    /// The shortest frames, such as acknowledgements and DNS.
     Small,
-    /// A full MTU.
+    /// Frames of a full MTU.
     Full,
-    /// 60 KB for the kernel or the NIC to cut into segments: every bulk transfer.
+    /// Frames of 60 KB that the kernel or the NIC cuts into segments, as in every bulk transfer.
     Tso,
 }
 
-/// Ethernet, IPv4 and TCP headers without options, octets.
+/// Octets of Ethernet, IPv4 and TCP headers without options.
 const HEADERS: usize = 54;
-/// Payload of a segment when the MTU is 1,500 octets.
+/// Octets of payload in a segment with an MTU of 1,500.
 const MSS: u16 = 1_460;
 
 impl Kind {
-    /// Each of them.
+    /// All kinds.
     pub(crate) const ALL: [Self; 3] = [Self::Small, Self::Full, Self::Tso];
 
-    /// For a table.
+    /// Returns the name of the kind in tables.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Small => "64 B",
@@ -31,7 +31,7 @@ impl Kind {
         }
     }
 
-    /// Octets without the virtio header.
+    /// Returns the octets of a frame without the virtio header.
     const fn len(self) -> usize {
         match self {
             Self::Small => 64,
@@ -40,7 +40,7 @@ impl Kind {
         }
     }
 
-    /// How many make one measurement: a few milliseconds.
+    /// Returns the number of frames of one measurement, which takes a few milliseconds.
     pub(crate) const fn frames(self) -> u32 {
         match self {
             Self::Small | Self::Full => 3_000,
@@ -48,21 +48,22 @@ impl Kind {
         }
     }
 
-    /// A TCP segment to a neighbour, behind its virtio header: checksum left to the host, as guests do.
+    /// Returns a TCP segment to a neighbour behind its virtio header. The host computes the checksum, as for most
+    /// guests.
     pub(crate) fn frame(self) -> Vec<u8> {
         const NEEDS_CHECKSUM: u8 = 1;
         const TCP_OVER_IPV4: u8 = 1;
         let (kind, segment) = if self == Self::Tso { (TCP_OVER_IPV4, MSS) } else { (0, 0) };
         let mut frame = Vec::with_capacity(VNET_HDR_LEN + self.len());
         frame.extend([NEEDS_CHECKSUM, kind]);
-        // Length of the headers, octets of a segment, where the checksum starts and stands (virtio 1.3 §5.1.6).
+        // Length of the headers, octets of a segment, start and offset of the checksum (virtio 1.3 §5.1.6).
         for field in [HEADERS as u16, segment, 34, 16] {
             frame.extend(field.to_le_bytes());
         }
         frame.extend([0x52, 0x54, 0, 0, 0, 2, 0x52, 0x54, 0, 0, 0, 1, 0x08, 0x00]);
         let datagram = (self.len() - 14) as u16;
         let mut words = [0x4500, datagram, 1, 0x4000, 0x4006, 0, 0x0a00, 0x020f, 0x0a00, 0x0210_u16];
-        // A bridge that filters drops what has no good header checksum (RFC 1071).
+        // A bridge that filters drops packets with a wrong header checksum (RFC 1071).
         let sum: u32 = words.iter().map(|word| u32::from(*word)).sum();
         words[5] = !((sum & 0xffff) + (sum >> 16)) as u16;
         frame.extend(words.iter().flat_map(|word| word.to_be_bytes()));
@@ -79,7 +80,7 @@ mod tests {
     use support::tap::VNET_HDR_LEN;
 
     #[test]
-    fn a_frame_is_as_long_as_its_kind_says() {
+    fn a_frame_has_the_length_of_its_kind() {
         for (kind, len) in [(Kind::Small, 64), (Kind::Full, 1_514), (Kind::Tso, 59_914)] {
             assert_eq!(kind.frame().len(), VNET_HDR_LEN + len, "{kind:?}");
         }

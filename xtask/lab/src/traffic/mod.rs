@@ -1,8 +1,9 @@
-//! `cargo xtask traffic`: what steering costs guests' ordinary traffic, by program and kind of frame.
+//! `cargo xtask traffic`: measures what steering costs guests' other traffic, by program and kind of frame.
 //!
-//! One guest on one true tap with offloads, in a namespace of its own, sends through a bridge to a neighbour
-//! that takes no notice; with `--pod` as one of KubeVirt's bindings lays the way out of a pod (`way`). The kernel does all of that within the guest's `write(2)`, so the sender's own CPU time
-//! is the whole system's. Programs take turns on the same tap, round by round.
+//! One guest on a real tap with offloads, in a namespace of its own, sends through a bridge to a neighbour that does
+//! not answer. With `--pod`, the path leads out of a pod through one of KubeVirt's bindings (see `way`). The kernel
+//! does all of this within the guest's `write(2)`, so the sender's CPU time is that of the whole system. Programs
+//! alternate on the same tap, in every round.
 
 mod frames;
 mod report;
@@ -19,24 +20,24 @@ use support::tap::Tap;
 use support::variants::{Variant, Variants};
 use way::{Binding, Way};
 
-/// Rounds that may be asked for: each takes about a third of a second.
+/// The most rounds. Each takes about a third of a second.
 const MAX_ROUNDS: u16 = 2_000;
-/// Frames sent, unmeasured, after each change of program.
+/// Frames sent without measurement after each change of program.
 const WARM_UP: u32 = 200;
 
-/// How long, and how told.
+/// The number of rounds, the path and the form of the result.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Measurements of each program with each kind of frame
+    /// Number of measurements of each program with each kind of frame
     #[arg(long, default_value_t = 101, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROUNDS)))]
     rounds: u16,
-    /// The tap in a pod of this binding, and the neighbour behind the node's bridge
+    /// Put the tap into a pod with this binding, and the neighbour behind the node's bridge
     #[arg(long, value_name = "BINDING", num_args = 0..=1, default_missing_value = "bridge")]
     pod: Option<Binding>,
-    /// The result as JSON on standard output (progress goes to standard error either way)
+    /// Print the result as JSON on standard output (progress always goes to standard error)
     #[arg(long)]
     json: bool,
-    /// Also draw it as a bar chart
+    /// Also draw the result as a bar chart
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -67,7 +68,7 @@ fn measure(rounds: u16, pod: Option<Binding>) -> Result<Report> {
             eprintln!("round {} of {rounds}", round + 1);
         }
         for turn in 0..Variant::ALL.len() {
-            // Another one first in each round, so that none always follows the same one.
+            // Each round begins with another program, so that none always follows the same one.
             let at = (turn + round) % Variant::ALL.len();
             let taken = variants.with(Variant::ALL[at], || {
                 Kind::ALL.iter().map(|kind| cost(tap, *kind)).collect::<Result<Vec<_>>>()
@@ -82,13 +83,16 @@ fn measure(rounds: u16, pod: Option<Binding>) -> Result<Report> {
     let sent: u64 = Kind::ALL.iter().map(|kind| u64::from(WARM_UP + kind.frames())).sum::<u64>()
         * u64::from(rounds)
         * Variant::ALL.len() as u64;
-    ensure!(arrived >= sent, "only {arrived} of {sent} frames reached the neighbour: nothing is proved");
+    ensure!(
+        arrived >= sent,
+        "only {arrived} of {sent} frames reached the neighbour, so the costs are not valid"
+    );
     let cells = Kind::ALL.iter().flat_map(|kind| Variant::ALL.iter().map(move |variant| (*kind, *variant)));
     let rows = cells.zip(samples).map(|((kind, variant), nanos)| Row::new(kind, variant, nanos)).collect();
     Report::new(way.name(), rounds, rows)
 }
 
-/// CPU nanoseconds of the whole system for one frame of a kind.
+/// Returns the CPU time of the whole system for one frame of a kind, in nanoseconds.
 fn cost(tap: &Tap, kind: Kind) -> Result<f64> {
     let frame = kind.frame();
     send(tap, &frame, WARM_UP)?;
@@ -99,14 +103,14 @@ fn cost(tap: &Tap, kind: Kind) -> Result<f64> {
 
 fn send(tap: &Tap, frame: &[u8], times: u32) -> Result<()> {
     for _ in 0..times {
-        ensure!(tap.send(0, frame)?, "the tap has no room, though nothing on its way waits");
+        ensure!(tap.send(0, frame)?, "the tap refused a frame, although no queue is on its path");
     }
     Ok(())
 }
 
-/// Nanoseconds this thread has been on a CPU (Linux: Documentation/scheduler/sched-stats.rst).
+/// Returns the CPU time of this thread in nanoseconds (Linux: Documentation/scheduler/sched-stats.rst).
 fn own_cpu() -> Result<u64> {
-    // Yielding brings the count up to date, which the tick does only every few milliseconds.
+    // Yielding updates the value, which the tick does only every few milliseconds.
     std::thread::yield_now();
     let shown =
         fs::read_to_string("/proc/thread-self/schedstat").context("cannot read this thread's CPU time")?;
@@ -114,8 +118,8 @@ fn own_cpu() -> Result<u64> {
     Ok(first.parse()?)
 }
 
-/// Frames the neighbour was given. A frame of many segments is one.
+/// Returns the number of frames that reached the neighbour. A frame of many segments counts once.
 fn sink_frames(ns: &Namespace) -> Result<u64> {
     let shown: serde_json::Value = serde_json::from_str(&ns.ip("-j -s link show dev far0")?)?;
-    shown[0]["stats64"]["rx"]["packets"].as_u64().context("`ip -j -s link` tells no frames received")
+    shown[0]["stats64"]["rx"]["packets"].as_u64().context("`ip -j -s link` shows no received frames")
 }

@@ -1,4 +1,4 @@
-//! What was measured, as a table, as JSON and as a bar chart.
+//! The results as a table, as JSON and as a bar chart.
 
 use super::frames::Kind;
 use anyhow::{Context as _, Result};
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 use support::variants::Variant;
 
-/// Everything there is to tell.
+/// The results of one run, and the machine they belong to.
 pub(crate) struct Report {
     kernel: String,
     cores: usize,
@@ -17,16 +17,16 @@ pub(crate) struct Report {
     rows: Vec<Row>,
 }
 
-/// One program with one kind of frame.
+/// The results of one program with one kind of frame.
 pub(crate) struct Row {
     kind: Kind,
     variant: Variant,
-    /// CPU nanoseconds a frame in each round.
+    /// CPU nanoseconds per frame in each round.
     rounds: Vec<f64>,
 }
 
 impl Row {
-    /// From the measurements of every round, in order.
+    /// Makes a row of the measurements of all rounds, in order.
     pub(crate) fn new(kind: Kind, variant: Variant, rounds: Vec<f64>) -> Self {
         Self { kind, variant, rounds }
     }
@@ -36,7 +36,7 @@ impl Row {
     }
 }
 
-/// The value below which this part of the values lies, `values` being in any order.
+/// Returns the value below which the fraction `part` of the values lies. The values may be in any order.
 fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -45,21 +45,22 @@ fn quantile(values: &[f64], part: f64) -> f64 {
 }
 
 impl Report {
-    /// With what is known of this machine.
+    /// Makes a report, with kernel, cores and commit of this machine.
     pub(crate) fn new(way: &'static str, rounds: u16, rows: Vec<Row>) -> Result<Self> {
-        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("no kernel release")?;
-        let said =
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")
+            .context("cannot read the kernel release")?;
+        let output =
             Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(shell::top()).output();
-        let commit = said.ok().filter(|said| said.status.success()).map_or_else(
+        let commit = output.ok().filter(|output| output.status.success()).map_or_else(
             || "unknown".to_owned(),
-            |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+            |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         );
         let cores = std::thread::available_parallelism()?.get();
         Ok(Self { kernel: kernel.trim().to_owned(), cores, commit, way, rounds, rows })
     }
 
-    /// Cost as a multiple of no program's: the median over rounds of the ratio within a round, so that what
-    /// slows a whole round down does not show.
+    /// Returns the cost as a multiple of the cost without a program. It is the median of the ratios within each round,
+    /// so that a slow round does not affect it.
     fn ratio(&self, row: &Row) -> f64 {
         let Some(bare) = self.rows.iter().find(|r| r.kind == row.kind && r.variant == Variant::None) else {
             return f64::NAN;
@@ -69,11 +70,11 @@ impl Report {
         quantile(&ratios, 0.5)
     }
 
-    /// A table.
+    /// Returns the results as a table.
     pub(crate) fn text(&self) -> String {
         let Self { kernel, cores, commit, way, rounds, .. } = self;
         let mut text = format!(
-            "CPU of the whole system for one ordinary frame a guest sends, {way}\n\
+            "CPU time of the whole system per ordinary frame that a guest sends, {way}\n\
              Linux {kernel}, {cores} cores, commit {commit}, {rounds} rounds: median, quartiles\n\n\
              {:<10} {:<12} {:>9} {:>19} {:>10}\n",
             "frame", "program", "ns", "quartiles", "ratio"
@@ -93,7 +94,7 @@ impl Report {
         text
     }
 
-    /// The same for programs, with every round.
+    /// Returns the results as JSON, with every round.
     pub(crate) fn json(&self) -> Value {
         let rows: Vec<Value> = self
             .rows
@@ -115,7 +116,7 @@ impl Report {
         })
     }
 
-    /// A bar for each row, as long as its ratio.
+    /// Returns a bar chart with a bar for each row, as long as its ratio.
     pub(crate) fn svg(&self) -> String {
         const BAR: usize = 18;
         const LEFT: usize = 190;
@@ -123,7 +124,7 @@ impl Report {
         let height = self.rows.len() * BAR + 50;
         let mut svg = format!(
             "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 800 {height}' font-family='sans-serif' \
-             font-size='12'>\n<text x='8' y='20'>CPU per ordinary frame, against no program, {} (Linux {}, {} rounds)</text>\n",
+             font-size='12'>\n<text x='8' y='20'>CPU time per ordinary frame, relative to no program, {} (Linux {}, {} rounds)</text>\n",
             self.way, self.kernel, self.rounds
         );
         for (n, row) in self.rows.iter().enumerate() {
@@ -158,13 +159,13 @@ mod tests {
     use super::{Kind, Report, Row, Variant, quantile};
 
     #[test]
-    fn quantiles_are_values_that_were_measured() {
+    fn quantiles_are_measured_values() {
         let values = [5.0, 1.0, 4.0, 2.0, 3.0];
         assert_eq!([0.0, 0.25, 0.5, 1.0].map(|part| quantile(&values, part)), [1.0, 2.0, 3.0, 5.0]);
     }
 
     #[test]
-    fn a_round_that_is_slow_as_a_whole_leaves_the_ratio_alone() {
+    fn a_slow_round_does_not_change_the_ratio() {
         let row = |variant, rounds: [f64; 3]| Row::new(Kind::Tso, variant, rounds.to_vec());
         let rows =
             vec![row(Variant::None, [100.0, 1_000.0, 100.0]), row(Variant::Tcx, [110.0, 1_100.0, 110.0])];

@@ -1,4 +1,4 @@
-//! A container as kubelet would have it made of the DaemonSet, by runc.
+//! A container with the DaemonSet's grants, made by runc as kubelet would make it.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use flate2::read::GzDecoder;
@@ -11,9 +11,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::netns::Namespace;
 
-/// Longest a container takes to end after SIGTERM: the agent's drain and some.
+/// The longest time until a container ends after SIGTERM: the agent's drain, and a margin.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
-/// Capabilities by number (include/uapi/linux/capability.h), of those a DaemonSet of ours may ask for.
+/// The numbers of the capabilities that our DaemonSet may request (include/uapi/linux/capability.h).
 const NUMBERS: [(&str, u32); 7] = [
     ("DAC_READ_SEARCH", 2),
     ("NET_ADMIN", 12),
@@ -23,7 +23,7 @@ const NUMBERS: [(&str, u32); 7] = [
     ("SYS_ADMIN", 21),
     ("BPF", 39),
 ];
-/// What kubelet hides and protects of `/proc` and `/sys`.
+/// The paths of `/proc` and `/sys` that kubelet hides or makes read-only.
 const MASKED: [&str; 6] = [
     "/proc/kcore",
     "/proc/keys",
@@ -34,7 +34,7 @@ const MASKED: [&str; 6] = [
 ];
 const READONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// What the DaemonSet grants.
+/// The privileges, arguments and volumes that the DaemonSet grants.
 #[derive(Debug)]
 pub(super) struct Grant {
     capabilities: Vec<String>,
@@ -44,7 +44,7 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// Reads it off a manifest.
+    /// Reads the grants of a manifest.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let daemonset: Value = serde_yaml::from_str(&text)?;
@@ -54,9 +54,12 @@ impl Grant {
         let security = &agent["securityContext"];
         ensure!(
             pod["hostPID"] == true && security["readOnlyRootFilesystem"] == true,
-            "another kind of DaemonSet"
+            "expected a DaemonSet with hostPID and a read-only root file system"
         );
-        ensure!(security["capabilities"]["drop"] == json!(["ALL"]), "not all capabilities are dropped");
+        ensure!(
+            security["capabilities"]["drop"] == json!(["ALL"]),
+            "expected the DaemonSet to drop ALL capabilities"
+        );
         let names = list(&security["capabilities"]["add"]);
         Ok(Self {
             capabilities: names.iter().filter_map(Value::as_str).map(ToOwned::to_owned).collect(),
@@ -66,7 +69,7 @@ impl Grant {
         })
     }
 
-    /// The capabilities' names, without `CAP_`.
+    /// Returns the names of the capabilities, without `CAP_`.
     pub(super) fn capabilities(&self) -> &[String] {
         &self.capabilities
     }
@@ -74,12 +77,12 @@ impl Grant {
     fn mask(&self) -> Result<u64> {
         self.capabilities.iter().try_fold(0, |mask, name| {
             let number = NUMBERS.iter().find(|(known, _)| known == name);
-            Ok(mask | 1 << number.with_context(|| format!("which number has {name}?"))?.1)
+            Ok(mask | 1 << number.with_context(|| format!("the number of capability {name} is not known"))?.1)
         })
     }
 }
 
-/// An unpacked image and what stands for the node's directories.
+/// An unpacked image, and directories in place of the node's.
 #[derive(Debug)]
 pub(super) struct Bundle {
     room: tempfile::TempDir,
@@ -96,12 +99,12 @@ impl Bundle {
         };
         let blob = |of: &Value| -> Result<PathBuf> {
             let digest = of["digest"].as_str().and_then(|text| text.strip_prefix("sha256:"));
-            Ok(layout.join("blobs/sha256").join(digest.context("a digest of SHA-256")?))
+            Ok(layout.join("blobs/sha256").join(digest.context("expected a SHA-256 digest")?))
         };
         let index = json(layout.join("index.json"))?;
         let named = |entry: &&Value| entry["annotations"]["org.opencontainers.image.ref.name"] == tag;
         let entry = index["manifests"].as_array().into_iter().flatten().find(named);
-        let manifest = json(blob(entry.with_context(|| format!("no image {tag}"))?)?)?;
+        let manifest = json(blob(entry.with_context(|| format!("the layout has no image {tag}"))?)?)?;
         let config = json(blob(&manifest["config"])?)?;
         let room = tempfile::Builder::new().prefix("xdp-imds-try-").tempdir()?;
         let layer = File::open(blob(&manifest["layers"][0])?)?;
@@ -110,28 +113,29 @@ impl Bundle {
             fs::create_dir(room.path().join(directory))?;
             fs::set_permissions(room.path().join(directory), fs::Permissions::from_mode(0o755))?;
         }
-        let entrypoint = config["config"]["Entrypoint"].as_array().context("an entry point")?.clone();
+        let entrypoint =
+            config["config"]["Entrypoint"].as_array().context("the image has no entry point")?.clone();
         Ok(Self { room, entrypoint, containers: Cell::new(0) })
     }
 
-    /// Where records go.
+    /// Returns the directory of records.
     pub(super) fn records(&self) -> PathBuf {
         self.room.path().join("records")
     }
 
-    /// Puts the ConfigMap's place of the configuration.
+    /// Writes the configuration, in place of the ConfigMap.
     pub(super) fn configure(&self, text: &str) -> Result<()> {
         Ok(fs::write(self.room.path().join("config.yaml"), text)?)
     }
 
-    /// What stands for a volume.
+    /// Returns the directory or file that replaces a volume.
     fn source(&self, volume: &str, bpffs: &Path) -> Result<PathBuf> {
         Ok(match volume {
             "config" => self.room.path().join("config.yaml"),
             "bpffs" => bpffs.into(),
             "tun" => "/dev/net/tun".into(),
             "records" | "state" | "run" | "token-key" => self.room.path().join(volume),
-            other => bail!("nothing stands for the volume {other}"),
+            other => bail!("there is no replacement for the volume {other}"),
         })
     }
 
@@ -142,8 +146,11 @@ impl Bundle {
             json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]}),
         ];
         for mount in &grant.mounts {
-            let name = mount["name"].as_str().context("a mount's name")?;
-            ensure!(grant.volumes.iter().any(|volume| volume["name"] == name), "no volume {name}");
+            let name = mount["name"].as_str().context("expected a mount with a name")?;
+            ensure!(
+                grant.volumes.iter().any(|volume| volume["name"] == name),
+                "the DaemonSet has no volume {name}"
+            );
             let mode = if mount["readOnly"] == true { "ro" } else { "rw" };
             mounts.push(json!({"destination": mount["mountPath"], "type": "bind",
                 "source": self.source(name, bpffs)?, "options": ["rbind", mode, "rslave"]}));
@@ -160,7 +167,7 @@ impl Bundle {
             "hostname": "agent",
             "mounts": mounts,
             "linux": {
-                // hostPID: all but the processes' numbers is its own.
+                // With hostPID, the container shares the node's process ids. All other namespaces are its own.
                 "namespaces": [{"type": "mount"}, {"type": "ipc"}, {"type": "uts"},
                     {"type": "network", "path": ns.path()}],
                 "resources": {"devices": [{"allow": false, "access": "rwm"}]},
@@ -171,7 +178,7 @@ impl Bundle {
     }
 }
 
-/// A running container; dropping it ends it.
+/// A running container. Dropping it ends it.
 #[derive(Debug)]
 pub(super) struct Container<'a> {
     bundle: &'a Bundle,
@@ -182,7 +189,7 @@ pub(super) struct Container<'a> {
 }
 
 impl<'a> Container<'a> {
-    /// Starts one in a network namespace of its own.
+    /// Starts a container in a network namespace of its own.
     pub(super) fn start(bundle: &'a Bundle, grant: &Grant, bpffs: &Path) -> Result<Self> {
         let number = bundle.containers.replace(bundle.containers.get() + 1);
         let ns = Namespace::new("agent")?;
@@ -197,51 +204,54 @@ impl<'a> Container<'a> {
         Ok(Self { bundle, name, child, log, ns })
     }
 
-    /// What it has said so far.
-    pub(super) fn said(&self) -> String {
+    /// Returns the container's output so far.
+    pub(super) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// That its probes succeed, as kubelet asks them but for the address.
+    /// Checks that the container's probes succeed. kubelet uses the same probes at another address.
     pub(super) fn is_ready(&self) -> Result<()> {
         for path in ["healthz", "readyz"] {
             let mut curl = Command::new("curl");
             curl.args(["-sSf", "--noproxy", "*", "--max-time", "2"]);
             let output = self.ns.output(curl.arg(format!("http://127.0.0.1:9177/{path}")))?;
-            let said = String::from_utf8_lossy(&output.stderr);
-            ensure!(output.status.success(), "{path}: {}", said.trim());
+            let errors = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{path}: {}", errors.trim());
         }
         Ok(())
     }
 
-    /// That it can have no other capabilities than those granted, and has fenced itself in.
+    /// Checks that the container has no other capabilities than those granted, and that its sandbox is on.
     pub(super) fn has_only(&self, grant: &Grant) -> Result<()> {
         let output = runc(self.bundle).args(["state", &self.name]).output()?;
-        let state: Value = serde_json::from_slice(&output.stdout).context("runc's state is JSON")?;
+        let state: Value = serde_json::from_slice(&output.stdout).context("cannot parse runc's state")?;
         let status = fs::read_to_string(format!("/proc/{}/status", state["pid"]))?;
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.map(str::trim).with_context(|| format!("no {name} in its status"))
+            line.map(str::trim).with_context(|| format!("the status of the process has no {name}"))
         };
-        // 2 is a filter of system calls.
-        ensure!(field("Seccomp")? == "2" && field("NoNewPrivs")? == "1", "it has no filter:\n{status}");
+        // 2 stands for a filter of system calls.
+        ensure!(
+            field("Seccomp")? == "2" && field("NoNewPrivs")? == "1",
+            "the process has no system call filter:\n{status}"
+        );
         let expected = grant.mask()?;
         for name in ["CapBnd", "CapPrm"] {
             let found = u64::from_str_radix(field(name)?, 16)?;
-            ensure!(found & !expected == 0, "{name} is {found:#x}, granted were {expected:#x}");
+            ensure!(found & !expected == 0, "{name} is {found:#x}, but only {expected:#x} is granted");
         }
         Ok(())
     }
 
-    /// As kubelet stops a pod.
+    /// Stops the container with SIGTERM, as kubelet does.
     pub(super) fn stop(mut self) -> Result<()> {
         self.signal("TERM")?;
         let status = self.wait()?;
-        ensure!(status, "it ended badly:\n{}", self.said());
+        ensure!(status, "the container failed:\n{}", self.log());
         Ok(())
     }
 
-    /// As when it crashes.
+    /// Kills the container, as a crash would.
     pub(super) fn kill(mut self) -> Result<()> {
         self.signal("KILL")?;
         self.wait().map(drop)
@@ -259,7 +269,7 @@ impl<'a> Container<'a> {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status.success());
             }
-            ensure!(Instant::now() < until, "it does not end:\n{}", self.said());
+            ensure!(Instant::now() < until, "the container has not ended:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -267,15 +277,15 @@ impl<'a> Container<'a> {
 
 impl Drop for Container<'_> {
     fn drop(&mut self) {
-        // One that has ended has nothing left to delete, and runc says so.
+        // A container that has ended has nothing left to delete, which runc reports as an error.
         let _ = runc(self.bundle).args(["delete", "--force", &self.name]).output();
         if let Err(error) = self.child.wait() {
-            eprintln!("the container {} stays behind: {error}", self.name);
+            eprintln!("cannot end the container {}: {error}", self.name);
         }
     }
 }
 
-/// runc with a state directory that goes with the bundle.
+/// Returns runc with a state directory inside the bundle.
 fn runc(bundle: &Bundle) -> Command {
     let mut command = Command::new("runc");
     command.arg("--root").arg(bundle.room.path().join("runc"));

@@ -1,7 +1,6 @@
-//! The sources, as far as the book is held to them.
+//! The Rust sources that the book is checked against.
 
 use super::markdown;
-
 use anyhow::{Context as _, Result, bail, ensure};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,19 +10,19 @@ use std::rc::Rc;
 use std::time::Duration;
 use syn::{BinOp, Expr, Item, Lit, UseTree};
 
-/// Crates whose types and constants readers see.
+/// The crates whose types and constants the book shows.
 const ROOTS: [&str; 2] = ["metadata-common", "metadata-user"];
 
-/// How many constants a constant may refer to in a chain.
+/// The longest chain of constants that refer to each other.
 const DEPTH: u32 = 16;
 
-/// The source files: the text of each, and the syntax of those that a check has parsed.
+/// All source files: the text of each, and the syntax trees of those already parsed.
 pub(super) struct Code {
     files: Vec<(PathBuf, String)>,
     parsed: RefCell<BTreeMap<PathBuf, Rc<syn::File>>>,
 }
 
-/// What a constant is.
+/// The value of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Value {
     Number(u128),
@@ -31,7 +30,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// The ways in which prose may write the value, the shortest last.
+    /// Returns the spellings that prose may use for the value, the shortest last.
     pub(super) fn forms(&self) -> Vec<String> {
         match self {
             Self::Number(number) => {
@@ -49,7 +48,7 @@ impl Value {
     }
 }
 
-/// A number with a comma before every three digits.
+/// Formats a number with a comma before every three digits.
 fn grouped(number: u128) -> String {
     let digits = number.to_string();
     let places = digits.len();
@@ -79,12 +78,12 @@ impl Code {
         }
     }
 
-    /// Path, relative to the top of the project, and text of each file.
+    /// Returns each file's path, relative to the top of the project, and its text.
     pub(super) fn texts(&self) -> impl Iterator<Item = (&Path, &str)> {
         self.files.iter().map(|(path, text)| (path.as_path(), text.as_str()))
     }
 
-    /// A file's syntax.
+    /// Parses a file, or returns the syntax tree of an earlier call.
     pub(super) fn parsed(&self, path: &Path, text: &str) -> Result<Rc<syn::File>> {
         if let Some(file) = self.parsed.borrow().get(path) {
             return Ok(Rc::clone(file));
@@ -95,7 +94,7 @@ impl Code {
         Ok(file)
     }
 
-    /// The text of the only file with this name that is not Rust.
+    /// Reads the one file of this name below [`ROOTS`]. It is not a Rust file.
     pub(super) fn file(&self, name: &str) -> Result<String> {
         let ending =
             Path::new(name).extension().context("a name with an ending")?.to_string_lossy().into_owned();
@@ -108,7 +107,8 @@ impl Code {
         Ok(fs::read_to_string(shell::top().join(path))?)
     }
 
-    /// Items with this name, each with its file. `word` is the keyword before the name; it is empty for a macro's item.
+    /// Returns the items with this name, each with its file. `word` is the keyword before the name; it is empty for an
+    /// item that a macro defines.
     pub(super) fn items(
         &self,
         word: &str,
@@ -127,13 +127,13 @@ impl Code {
         Ok(found)
     }
 
-    /// The value of a constant: `NAME`, or `file::NAME` where several files have one.
+    /// Returns the value of a constant: `NAME`, or `file::NAME` if several files have one.
     pub(super) fn constant(&self, name: &str) -> Result<Value> {
         let (place, name) = name.rsplit_once("::").unwrap_or(("", name));
         self.valued(name, &place.split("::").collect::<Vec<_>>(), DEPTH)
     }
 
-    /// Replaces each code span of `text` that names a constant by the constant's value. `from` is the file of the text.
+    /// Replaces each code span that names a constant by the constant's value. `from` is the file that has `text`.
     pub(super) fn valued_in(&self, from: &Path, text: &str) -> String {
         let value = |span: &str| {
             let words: Vec<String> = span.split("::").map(str::to_owned).collect();
@@ -142,7 +142,7 @@ impl Code {
             let value = (name.len() > 2 && name.chars().all(constant))
                 .then(|| self.meant(from, &words, DEPTH).ok())??;
             let mut forms = value.forms();
-            // Less is as likely a number of something else.
+            // A smaller number may count something other than octets, so it gets no unit.
             if matches!(value, Value::Number(number) if number < 1 << 20) {
                 forms.drain(1..);
             }
@@ -156,7 +156,8 @@ impl Code {
         text.split('`').enumerate().map(part).collect()
     }
 
-    /// The value of the constant that `words` name in a file: one it imports, else one of its own.
+    /// Returns the value of the constant that `words` name in a file: an imported constant, or else one of the file
+    /// itself.
     fn meant(&self, from: &Path, words: &[String], depth: u32) -> Result<Value> {
         let (last, before) = words.split_last().context("a name")?;
         let before = match before {
@@ -171,7 +172,7 @@ impl Code {
     }
 
     fn valued(&self, name: &str, place: &[&str], depth: u32) -> Result<Value> {
-        ensure!(depth > 0, "{name} leads from constant to constant");
+        ensure!(depth > 0, "{name} refers to a chain of more than {DEPTH} constants");
         let candidates = self.constants(name)?;
         let (path, expression) = match best(&candidates, place, |(path, _)| path)? {
             Some((path, expression)) => (path, expression),
@@ -184,7 +185,8 @@ impl Code {
         .with_context(|| format!("{name} in {}", path.display()))
     }
 
-    /// Every constant with this name, associated constants too: its file with the modules in it, and its expression.
+    /// Returns every constant with this name, including associated constants, with its file, the modules around it and
+    /// its expression.
     fn constants(&self, name: &str) -> Result<Vec<(PathBuf, Expr)>> {
         let mut found = Vec::new();
         for (path, text) in self.texts().filter(|(_, text)| text.contains(&format!("const {name}:"))) {
@@ -193,7 +195,7 @@ impl Code {
         Ok(found)
     }
 
-    /// The path from which a file imports a name; empty if it does not.
+    /// Returns the path from which a file imports a name, or an empty path if it does not import it.
     pub(super) fn imported(&self, from: &Path, name: &str) -> Vec<String> {
         let text = self.texts().find(|(path, _)| from.starts_with(path));
         let Some(Ok(file)) = text.map(|(path, text)| self.parsed(path, text)) else { return Vec::new() };
@@ -222,7 +224,7 @@ fn within(items: &[Item], path: &Path, name: &str, found: &mut Vec<(PathBuf, Exp
     }
 }
 
-/// The path segments of an import that end in a name.
+/// Returns the path segments of an import that ends in `name`.
 fn led(tree: &UseTree, name: &str) -> Option<Vec<String>> {
     match tree {
         UseTree::Path(path) => {
@@ -235,7 +237,7 @@ fn led(tree: &UseTree, name: &str) -> Option<Vec<String>> {
     }
 }
 
-/// The candidate whose path shares most words with `place`. A tie is an error.
+/// Returns the candidate whose path shares most words with `place`. A tie is an error.
 pub(super) fn best<'a, T>(
     candidates: &'a [T],
     place: &[&str],
@@ -243,7 +245,7 @@ pub(super) fn best<'a, T>(
 ) -> Result<Option<&'a T>> {
     let score = |one: &'a T| {
         let parts: Vec<_> = path(one).iter().map(Path::new).filter_map(Path::file_stem).collect();
-        // A crate is called by its directory, with or without the prefix of all.
+        // A crate is named by its directory, with or without the common prefix `metadata_`.
         let is = |word: &&&str| {
             parts.iter().any(|part| {
                 *part == **word || word.strip_prefix("metadata_").is_some_and(|rest| *part == rest)
@@ -255,7 +257,7 @@ pub(super) fn best<'a, T>(
     let chosen: Vec<_> = candidates.iter().filter(|one| score(one) == most).collect();
     let [one] = chosen.as_slice() else {
         let paths: Vec<_> = chosen.iter().map(|one| path(one).display().to_string()).collect();
-        bail!("several of that name: {}; write file::NAME", paths.join(", "));
+        bail!("several constants or types have this name: {}; write file::NAME", paths.join(", "));
     };
     Ok(Some(one))
 }
@@ -269,7 +271,7 @@ fn evaluated(expression: &Expr, of: &dyn Fn(&syn::Path) -> Result<Value>) -> Res
     Ok(match expression {
         Expr::Lit(literal) => match &literal.lit {
             Lit::Int(int) => Value::Number(int.base10_parse()?),
-            _ => bail!("no number"),
+            _ => bail!("expected a number"),
         },
         Expr::Paren(inner) => evaluated(&inner.expr, of)?,
         Expr::Cast(inner) => evaluated(&inner.expr, of)?,
@@ -284,19 +286,21 @@ fn evaluated(expression: &Expr, of: &dyn Fn(&syn::Path) -> Result<Value>) -> Res
                 BinOp::Shl(_) => left.checked_shl(u32::try_from(right)?),
                 _ => None,
             };
-            Value::Number(value.context("an operation that is not known")?)
+            Value::Number(value.context("an operator that `cargo xtask book` cannot evaluate")?)
         }
         Expr::Call(call) => {
-            let Expr::Path(function) = call.func.as_ref() else { bail!("a call that is not known") };
+            let Expr::Path(function) = call.func.as_ref() else {
+                bail!("a call that `cargo xtask book` cannot evaluate")
+            };
             let amount = u64::try_from(number(call.args.first().context("an argument")?)?)?;
             match function.path.segments.last().context("a name")?.ident.to_string().as_str() {
                 "from_secs" => Value::Time(Duration::from_secs(amount)),
                 "from_millis" => Value::Time(Duration::from_millis(amount)),
                 "from_micros" => Value::Time(Duration::from_micros(amount)),
-                other => bail!("{other} is not known"),
+                other => bail!("`{other}` is a function that `cargo xtask book` cannot evaluate"),
             }
         }
-        _ => bail!("an expression that is not known"),
+        _ => bail!("an expression that `cargo xtask book` cannot evaluate"),
     })
 }
 
@@ -306,7 +310,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn values_are_written_as_people_do() {
+    fn values_have_the_forms_that_prose_uses() {
         let cases: [(Value, &[&str]); 4] = [
             (Value::Number(65_536), &["65,536", "64 KiB"]),
             (Value::Number(4 << 20), &["4,194,304", "4,096 KiB", "4 MiB"]),

@@ -1,4 +1,4 @@
-//! Command lines in README and book are ones that the programs take.
+//! Checks that the programs accept the command lines in README and book.
 
 use super::help::{Programs, asked};
 use super::markdown::Page;
@@ -11,11 +11,11 @@ use std::path::Path;
 const AGENT: &[&str] = &["xdp-imds"];
 const XTASK: &[&str] = &["cargo", "xtask"];
 
-/// Languages of blocks in which every line is a command. In `text` only a line after a prompt is one.
+/// The languages of code blocks in which every line is a command. In `text`, only a line after a prompt is a command.
 const SHELL: [&str; 2] = ["sh", "console"];
 
-/// Finds verbs and options that the programs refuse. It runs each command with `--help` added, so the command has no
-/// effect. A program checks the words before `--help` and then prints its help; it does not report a missing word.
+/// Finds verbs and options that the programs refuse. Each command runs with `--help` added, so it has no effect: a
+/// program checks the words before `--help` and then prints its help. A missing word is therefore not found.
 pub(super) fn findings(pages: &[Page], programs: &Programs) -> Result<Vec<String>> {
     let mut places: BTreeMap<Vec<String>, String> = BTreeMap::new();
     for page in pages {
@@ -35,7 +35,7 @@ pub(super) fn findings(pages: &[Page], programs: &Programs) -> Result<Vec<String
     Ok(findings)
 }
 
-/// The reason why a program refuses a command.
+/// Returns the reason for which a program refuses a command.
 fn refused(words: &[&str], programs: &Programs) -> Result<Option<String>> {
     if let Some(rest) = words.strip_prefix(AGENT) {
         return help(&programs.agent, rest);
@@ -43,7 +43,7 @@ fn refused(words: &[&str], programs: &Programs) -> Result<Option<String>> {
     if let Some(rest) = words.strip_prefix(XTASK) {
         return help(&programs.xtask, rest);
     }
-    // `cargo test` and `cargo bench` of ours: the file has to be there.
+    // `cargo test` and `cargo bench` name a file of `tests/`, which must be registered.
     let named = words.windows(2).find(|pair| matches!(pair[0], "--test" | "--bench")).map(|pair| pair[1]);
     let known = statements::registered()?;
     Ok(named
@@ -54,12 +54,12 @@ fn refused(words: &[&str], programs: &Programs) -> Result<Option<String>> {
 fn help(program: &Path, words: &[&str]) -> Result<Option<String>> {
     let output = asked(program, &[words, &["--help"]].concat()).output()?;
     let shown = String::from_utf8_lossy(&output.stderr);
-    // The hook ends well whatever it is given, and says on standard error what it does not take.
+    // `libvirt-hook` always exits with 0 and reports bad arguments on standard error.
     let bad = !output.status.success() || shown.starts_with("error:");
     Ok(bad.then(|| shown.lines().next().unwrap_or_default().to_owned()))
 }
 
-/// Lines that may contain commands: those of shell blocks, continued lines joined, and code spans.
+/// Returns the lines that may hold commands: those of shell blocks, with continued lines joined, and code spans.
 fn lines(page: &Page) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for block in page.blocks() {
@@ -83,13 +83,13 @@ fn lines(page: &Page) -> Vec<(usize, String)> {
     found
 }
 
-/// The project's commands in a line of shell, also after an assignment, in `$(…)` and after `--`.
+/// Finds the project's commands in a line of shell, including after an assignment, in `$(…)` and after `--`.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for segment in split(line) {
         let starts = [AGENT, XTASK, &["cargo", "test"], &["cargo", "bench"]];
         let at = (0..segment.len()).find(|at| {
-            // A word before, other than a program that runs another, makes it an argument.
+            // The word is an argument if another word precedes it, unless that word runs another program.
             let first = *at == 0
                 || matches!(segment[*at - 1].as_str(), "--" | "sudo" | "exec")
                 || segment[*at - 1].contains('=');
@@ -113,7 +113,8 @@ fn filled(word: &str) -> String {
     if word == "N" { "1".to_owned() } else { word.to_owned() }
 }
 
-/// Splits a line into simple commands and these into words. It knows the part of shell syntax that the book uses.
+/// Splits a line into simple commands, and each command into words. It knows the part of shell syntax that the book
+/// uses.
 fn split(line: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word: Option<String> = None;
@@ -121,7 +122,7 @@ fn split(line: &str) -> Vec<Vec<String>> {
     let mut characters = line.chars().peekable();
     while let Some(c) = characters.next() {
         let ends = match (quote, c) {
-            // What is substituted is a command of its own, also within double quotes.
+            // A command substitution is a command of its own, even within double quotes.
             (None | Some('"'), '$') if characters.peek() == Some(&'(') => {
                 characters.next();
                 quote = None;

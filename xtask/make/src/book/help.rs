@@ -1,4 +1,4 @@
-//! Pages of `--help`, verb by verb.
+//! Writes the book's pages of `--help`, verb by verb.
 
 use anyhow::{Result, ensure};
 use std::path::{Path, PathBuf};
@@ -6,42 +6,42 @@ use std::process::{Command, Stdio};
 
 /// The programs whose verbs the book describes.
 pub(super) struct Programs {
-    /// `xdp-imds`.
+    /// The agent, `xdp-imds`.
     pub(super) agent: PathBuf,
-    /// What `cargo xtask` runs.
+    /// The program that `cargo xtask` runs.
     pub(super) xtask: PathBuf,
 }
 
-/// Runs a program as help is asked for: nothing of the caller's terminal or environment shows in what it prints.
+/// Prepares a program to print help that does not depend on the caller's terminal and environment.
 pub(super) fn asked(program: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null()).env("COLUMNS", "100").env_remove("XDP_IMDS_LOG");
     command
 }
 
-/// The page of the agent's verbs.
+/// Writes the page of the agent's verbs.
 pub(super) fn agent(programs: &Programs) -> Result<String> {
     let mut page = head("Commands", "xdp-imds --help");
     let missing = |verb: &String| !AGENT.contains(&format!("`{verb}`"));
     let missing: Vec<String> = listed(&text(&programs.agent, &[])?).into_iter().filter(missing).collect();
-    ensure!(missing.is_empty(), "the table of what verbs need lacks {}", missing.join(", "));
+    ensure!(missing.is_empty(), "the table of the verbs' privileges lacks {}", missing.join(", "));
     page.push_str(AGENT);
     chapters(&programs.agent, "xdp-imds", &mut page)?;
     Ok(page)
 }
 
-/// What each verb needs, which its help does not say in one place.
+/// The privileges of each verb. The help of a verb does not list them.
 const AGENT: &str = "\
 | Verb | Needs |
 |---|---|
-| `serve`, `doctor`, `release` | the [capabilities](../operate/privileges.md) of a running agent; `doctor` to see what the agent would see |
+| `serve`, `doctor`, `release` | the [capabilities](../operate/privileges.md) of a running agent; `doctor` needs them to see what the agent sees |
 | `register`, `ls`, `get`, `rm`, `status`, `trace` | access to the agent's socket: [who may use it](../operate/api.md#who-may-use-it) |
-| `libvirt-hook` | to write below `/run/xdp-imds` |
+| `libvirt-hook` | write access below `/run/xdp-imds` |
 | `check`, `explain`, `export`, `webhook`, `token-key` | no privilege |
 
 ";
 
-/// The page of the verbs of `cargo xtask`.
+/// Writes the page of the verbs of `cargo xtask`.
 pub(super) fn xtask(programs: &Programs) -> Result<String> {
     let mut page = head("Commands of `cargo xtask`", "cargo xtask --help");
     chapters(&programs.xtask, "cargo xtask", &mut page)?;
@@ -54,14 +54,14 @@ fn head(title: &str, command: &str) -> String {
     )
 }
 
-/// The program's help, and that of each verb it lists.
+/// Appends the program's help, and the help of each verb it lists.
 fn chapters(program: &Path, name: &str, page: &mut String) -> Result<()> {
     let mut verbs = vec![Vec::new()];
     while let Some(words) = verbs.pop() {
         let help = text(program, &words)?;
         let title: String = [vec![name.to_owned()], words.clone()].concat().join(" ");
         page.push_str(&format!("## {title}\n\n```text\n{}\n```\n\n", help.trim_end()));
-        // The last is taken first.
+        // `pop` takes the last verb first.
         for verb in listed(&help).into_iter().rev() {
             verbs.push([words.clone(), vec![verb]].concat());
         }
@@ -80,11 +80,11 @@ fn text(program: &Path, words: &[String]) -> Result<String> {
     Ok(help.lines().map(|line| format!("{}\n", line.trim_end())).collect())
 }
 
-/// The verbs a help text lists, without `help` itself.
+/// Returns the verbs that a help text lists, without `help` itself.
 fn listed(help: &str) -> Vec<String> {
     let list =
         help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    // What a verb does may go on in the next line, further to the right.
+    // The description of a verb may continue in the next line, which is indented further.
     let verbs = list.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
     let names = verbs.filter_map(|line| line.split_whitespace().next()).map(str::to_owned);
     names.filter(|verb| verb != "help").collect()

@@ -1,4 +1,4 @@
-//! Rows of the page of limits state the values of the constants they name.
+//! Checks that each row of the limits page states the value of the constant it names.
 
 use super::code::Code;
 use super::markdown::Page;
@@ -6,11 +6,11 @@ use std::path::Path;
 
 const PAGE: &str = "docs/src/reference/limits.md";
 
-/// Finds constants that do not exist, and values that the row of their constant does not state.
+/// Finds constants that do not exist, and rows that do not state the value of their constant.
 pub(super) fn findings(pages: &[Page], code: &Code) -> Vec<String> {
     let mut findings = Vec::new();
     let Some(page) = pages.iter().find(|page| page.path == Path::new(PAGE)) else {
-        return vec![format!("no {PAGE}")];
+        return vec![format!("{PAGE} is missing")];
     };
     for (line, cells) in page.rows() {
         let [what, limit, beyond, constants] = cells.as_slice() else { continue };
@@ -29,7 +29,7 @@ pub(super) fn findings(pages: &[Page], code: &Code) -> Vec<String> {
     findings
 }
 
-/// True if a text contains `form`, and not as part of a longer number.
+/// Returns true if a text has `form`, and not as part of a longer number.
 fn has(text: &str, form: &str) -> bool {
     text.match_indices(form).any(|(at, _)| {
         let before = text[..at].chars().next_back();
@@ -47,7 +47,7 @@ mod tests {
     use super::has;
 
     #[test]
-    fn a_form_within_a_longer_number_is_none() {
+    fn a_form_inside_a_longer_number_does_not_count() {
         for (text, form, there) in [
             ("16,384 each", "16,384", true),
             ("116,384", "16,384", false),

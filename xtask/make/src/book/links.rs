@@ -1,19 +1,18 @@
-//! Links and anchors of README and book lead somewhere.
+//! Checks that the links and anchors in README and book have targets.
 
 use super::markdown::{Page, SOURCE};
-
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-/// The URLs under which pages of the built book link to files of this repository.
+/// The URLs by which pages of the built book link to files of this repository.
 const REPOSITORY: [&str; 2] =
     ["https://github.com/xdp-imds/xdp-imds/blob/main/", "https://github.com/xdp-imds/xdp-imds/tree/main/"];
 
 /// The book's table of contents.
 const SUMMARY: &str = "SUMMARY.md";
 
-/// Finds links without a target, and pages that the table of contents lacks.
+/// Finds links without a target, and pages missing from the table of contents.
 pub(super) fn findings(pages: &[Page]) -> Result<Vec<String>> {
     let anchors: BTreeMap<&Path, Vec<String>> =
         pages.iter().map(|page| (page.path.as_path(), page.anchors())).collect();
@@ -29,7 +28,7 @@ pub(super) fn findings(pages: &[Page]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The reason why a link has no target.
+/// Returns the reason for which a link has no target.
 fn broken(page: &Path, target: &str, anchors: &BTreeMap<&Path, Vec<String>>) -> Option<String> {
     let (place, name) = target.split_once('#').map_or((target, None), |(place, name)| (place, Some(name)));
     let inside = REPOSITORY.iter().find_map(|start| place.strip_prefix(start));
@@ -42,19 +41,19 @@ fn broken(page: &Path, target: &str, anchors: &BTreeMap<&Path, Vec<String>>) -> 
     if !shell::top().join(&path).exists() {
         return Some(format!("there is no {}", path.display()));
     }
-    // Outside of its source the built book has no such file.
+    // The built book has no files from outside its source directory.
     if inside.is_none() && page.starts_with(SOURCE) && !path.starts_with(SOURCE) {
-        return Some(format!("a page outside the book: write {}{}", REPOSITORY[0], path.display()));
+        return Some(format!("the file is outside the book; write {}{}", REPOSITORY[0], path.display()));
     }
     let name = name?;
     match anchors.get(path.as_path()) {
-        None => Some(format!("anchors of {} are not known", path.display())),
+        None => Some(format!("the headings of {} are not checked; link without an anchor", path.display())),
         Some(known) if known.iter().any(|one| one == name) => None,
         Some(_) => Some(format!("no heading of {} has that name", path.display())),
     }
 }
 
-/// A path without `.` and `..`.
+/// Returns a path without `.` and `..`.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -67,7 +66,7 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// Line and target of each inline link and picture. Code spans are ignored.
+/// Returns the line and target of each inline link and picture. Code spans are ignored.
 fn links(prose: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose.lines().enumerate() {
@@ -82,7 +81,7 @@ fn links(prose: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Pages that the table of contents leaves out.
+/// Finds pages missing from the table of contents.
 fn unlisted(pages: &[Page]) -> Vec<String> {
     let source = Path::new(SOURCE);
     let Some(summary) = pages.iter().find(|page| page.path == source.join(SUMMARY)) else {
@@ -103,13 +102,13 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn links_and_pictures_are_found_and_code_is_not() {
+    fn links_and_pictures_are_found_and_links_in_code_are_not() {
         let text = "a [b](c.md#d) ![e](f.svg)\n`[g](h)` [`i`](j.md)\n";
         assert_eq!(links(text), [(1, "c.md#d".into()), (1, "f.svg".into()), (2, "j.md".into())]);
     }
 
     #[test]
-    fn a_link_that_leads_nowhere_is_found() {
+    fn a_link_without_a_target_is_found() {
         let anchors = BTreeMap::from([(Path::new("README.md"), vec!["try-it".to_owned()])]);
         let book = Path::new("docs/src/operate/api.md");
         let good = [

@@ -1,13 +1,13 @@
-//! README and book as text: their pages, and of a page the code, headings and links.
+//! Reads README and book as text: pages, and the code, headings and tables of each page.
 
 use anyhow::{Context as _, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the book's pages are, from the top of the project.
+/// The directory of the book's pages, relative to the top of the project.
 pub(crate) const SOURCE: &str = "docs/src";
 
-/// Files outside the book that are checked in the same way, if they exist.
+/// Files outside the book that get the same checks, if they exist.
 const OTHERS: [&str; 6] = [
     "README.md",
     "CONTRIBUTING.md",
@@ -17,27 +17,27 @@ const OTHERS: [&str; 6] = [
     "tests/schemas/README.md",
 ];
 
-/// One file of Markdown.
+/// A Markdown file.
 pub(crate) struct Page {
-    /// Its path from the top of the project.
+    /// The path relative to the top of the project.
     pub(crate) path: PathBuf,
     /// Its text.
     pub(crate) text: String,
 }
 
-/// A block of code between fences.
+/// A code block between fences.
 pub(crate) struct Block {
-    /// The word after the opening fence.
+    /// The language: the word after the opening fence.
     pub(crate) language: String,
-    /// The number of its first line, from 1.
+    /// The number of the block's first line, from 1.
     pub(crate) line: usize,
-    /// Its lines, without the fence's indentation.
+    /// The lines of the block, without the indentation of the fence.
     pub(crate) text: String,
 }
 
-/// Text without fenced code. A code span may continue on the next line, so spans are searched in the whole text.
+/// Text without fenced code is searched as a whole, because a code span may continue on the next line.
 impl Page {
-    /// Blocks of code.
+    /// Returns the code blocks.
     pub(crate) fn blocks(&self) -> Vec<Block> {
         let mut found = Vec::new();
         let mut lines = self.text.lines().enumerate();
@@ -51,7 +51,7 @@ impl Page {
         found
     }
 
-    /// The text with fenced blocks made blank, so that lines keep their numbers.
+    /// Returns the text with fenced blocks made blank, so that lines keep their numbers.
     pub(crate) fn prose(&self) -> String {
         let mut inside = false;
         let mut prose = String::with_capacity(self.text.len());
@@ -66,10 +66,10 @@ impl Page {
         prose
     }
 
-    /// Code spans of the prose, with the number of the line each begins in.
+    /// Returns the code spans of the prose, each with the number of the line in which it begins.
     pub(crate) fn spans(&self) -> Vec<(usize, String)> {
         let mut found = Vec::new();
-        // A paragraph at a time: a lone backtick must not swallow the next.
+        // Paragraphs are read one by one, so that an unpaired backtick affects only its own paragraph.
         let mut line = 1;
         for paragraph in self.prose().split_inclusive("\n\n") {
             for (index, span) in paragraph.split('`').enumerate().filter(|(index, _)| index % 2 == 1) {
@@ -82,7 +82,7 @@ impl Page {
         found
     }
 
-    /// Rows of tables, with the number of each one's line: the cells, without the row of dashes.
+    /// Returns the cells of each table row with the row's line number, without the rows of dashes.
     pub(crate) fn rows(&self) -> Vec<(usize, Vec<String>)> {
         let prose = self.prose();
         let rows =
@@ -90,7 +90,7 @@ impl Page {
         rows.map(|(number, line)| (number + 1, cells(line))).collect()
     }
 
-    /// Anchors of the headings (`#name`), as GitHub and mdBook derive them.
+    /// Returns the anchors of the headings (`#name`), as GitHub and mdBook derive them.
     pub(crate) fn anchors(&self) -> Vec<String> {
         let prose = self.prose();
         let headings = prose.lines().filter(|line| line.starts_with('#'));
@@ -103,32 +103,32 @@ impl Page {
         anchors
     }
 
-    /// `path:line`, as findings name a place.
+    /// Returns `path:line`, which begins each finding.
     pub(crate) fn at(&self, line: usize) -> String {
         format!("{}:{line}", self.path.display())
     }
 }
 
-/// The indentation of an opening fence, and its language.
+/// Returns the indentation and the language of an opening fence.
 fn fence(line: &str) -> Option<(usize, &str)> {
     let text = line.trim_start();
     Some((line.len() - text.len(), text.strip_prefix("```")?.trim()))
 }
 
-/// The cells of a row. `\|` does not end a cell.
+/// Returns the cells of a row. `\|` does not end a cell.
 fn cells(line: &str) -> Vec<String> {
     let line = line.replace("\\|", "\u{0}");
     let inner = line.trim().trim_start_matches('|').trim_end_matches('|');
     inner.split('|').map(|cell| cell.trim().replace('\u{0}', "|")).collect()
 }
 
-/// A heading's name in links.
+/// Returns the anchor of a heading.
 pub(crate) fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
 }
 
-/// Reads README, the book's pages and the project's other Markdown files.
+/// Reads README, the book's pages and the other Markdown files of [`OTHERS`].
 pub(crate) fn pages() -> Result<Vec<Page>> {
     let mut paths: Vec<PathBuf> =
         OTHERS.map(PathBuf::from).into_iter().filter(|path| shell::top().join(path).exists()).collect();
@@ -141,7 +141,8 @@ pub(crate) fn pages() -> Result<Vec<Page>> {
     paths.into_iter().map(read).collect()
 }
 
-/// Adds the files below `directory` with this extension to a list, sorted. Paths are relative to the top of the project.
+/// Adds the files below `directory` with this extension to `found`, sorted. Paths are relative to the top of the
+/// project.
 pub(crate) fn collect(directory: &Path, ending: &str, found: &mut Vec<PathBuf>) -> Result<()> {
     let whole = shell::top().join(directory);
     let entries = fs::read_dir(&whole).with_context(|| format!("cannot read {}", whole.display()))?;
@@ -150,7 +151,7 @@ pub(crate) fn collect(directory: &Path, ending: &str, found: &mut Vec<PathBuf>) 
     for entry in entries {
         let path = directory.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            // What Cargo builds of crates outside the workspace.
+            // Cargo's build output of crates outside the workspace.
             if entry.file_name() != "target" {
                 collect(&path, ending, found)?;
             }
@@ -185,12 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_cells_and_an_escaped_bar_is_none() {
+    fn a_row_is_split_into_cells_but_not_at_an_escaped_bar() {
         assert_eq!(cells(r"| a | `b \| c` |"), ["a", "`b | c`"]);
     }
 
     #[test]
-    fn headings_become_anchors_as_their_renderers_make_them() {
+    fn headings_become_the_anchors_that_renderers_make() {
         for (heading, name) in [("VMs on passt", "vms-on-passt"), ("`a.b[]`", "ab"), ("It's: a-b", "its-a-b")]
         {
             assert_eq!(anchor(heading), name);

@@ -1,11 +1,11 @@
-//! Metrics that README and book name are ones the agent has.
+//! Checks that the agent has the metrics that README and book name.
 
 use super::code::Code;
 use super::markdown::Page;
 
 const PREFIX: &str = "xdp_imds_";
 
-/// Prefix of the TCP stack's counters. Sources have only the rest of such a name as a string.
+/// The prefix of the TCP stack's counters. The sources hold only the rest of these names as strings.
 const STACK: &str = "xdp_imds_stack_";
 
 /// Finds metrics that no source file names.

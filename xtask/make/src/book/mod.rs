@@ -1,4 +1,5 @@
-//! `cargo xtask book`: writes the pages that are generated from code, holds the others to the code, and builds the book.
+//! `cargo xtask book`: writes the pages that are generated from code, checks all pages against the code, and builds the
+//! book.
 
 mod code;
 mod commands;
@@ -20,21 +21,21 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Installs mdBook. The version is fixed, so that every build of the book looks the same.
+/// The command that installs mdBook. Its version is fixed, so that every build of the book looks the same.
 const MDBOOK: &str = "cargo install --locked mdbook@0.5.4 --no-default-features --features search";
 
 /// The options of `cargo xtask book`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Write nothing: a generated page that differs from what the code says is a failure
+    /// Write nothing, and fail if a generated page differs from the code
     #[arg(long)]
     check: bool,
-    /// The agent whose help and opinion count; by default it is built
+    /// The agent for the help pages and for checking the samples; by default it is built
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
 }
 
-/// Runs every check, also after a finding, so that one run shows all findings.
+/// Runs every check, even after a finding, so that one run shows all findings.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let agent = match &args.agent {
         Some(agent) => agent.clone(),
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if findings.is_empty() { Ok(()) } else { bail!("{} findings in README and book", findings.len()) }
 }
 
-/// The checks that run no program.
+/// Runs the checks that start no program.
 fn of_text(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     let mut findings = links::findings(pages)?;
     findings.extend(statements::findings(pages, code)?);
@@ -68,7 +69,7 @@ fn of_text(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Writes the generated pages, or finds those that differ.
+/// Writes the generated pages, or with `check` finds those that differ.
 fn generate(code: &Code, programs: &help::Programs, check: bool) -> Result<Vec<String>> {
     let made = [
         ("reference/command.md", help::agent(programs)?),
@@ -85,7 +86,7 @@ fn generate(code: &Code, programs: &help::Programs, check: bool) -> Result<Vec<S
             if let Some(line) = difference(&committed, &text) {
                 let path = path.strip_prefix(shell::top())?.display();
                 findings.push(format!(
-                    "{path}:{line}: differs from the code; run `cargo xtask book`, and commit it"
+                    "{path}:{line}: differs from the code; run `cargo xtask book` and commit the page"
                 ));
             }
         } else {
@@ -95,7 +96,7 @@ fn generate(code: &Code, programs: &help::Programs, check: bool) -> Result<Vec<S
     Ok(findings)
 }
 
-/// The first line in which two texts differ, from 1.
+/// Returns the number of the first line in which two texts differ, from 1.
 fn difference(one: &str, other: &str) -> Option<usize> {
     if one == other {
         return None;

@@ -1,16 +1,16 @@
-//! The page of the HTTP API, from the document that describes it.
+//! Writes the page of the HTTP API from its OpenAPI document.
 
 use super::code::Code;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// The document's file name, wherever below the sources it is.
+/// The file name of the document, which may be anywhere below the sources.
 const DOCUMENT: &str = "openapi.json";
 
 const METHODS: [&str; 5] = ["get", "put", "post", "patch", "delete"];
 
-/// The page.
+/// Returns the page as Markdown.
 pub(super) fn page(code: &Code) -> Result<String> {
     let document: Value = serde_json::from_str(&code.file(DOCUMENT)?)?;
     let mut page =
@@ -39,7 +39,7 @@ pub(super) fn page(code: &Code) -> Result<String> {
     Ok(page)
 }
 
-/// The table of an object's properties.
+/// Writes the table of an object's properties.
 fn object(name: &str, schema: &Value, page: &mut String) -> Result<()> {
     let Some(properties) = schema["properties"].as_object() else { return Ok(()) };
     writeln!(page, "\n### {name}\n")?;
@@ -57,7 +57,7 @@ fn object(name: &str, schema: &Value, page: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// What a property is, in a few words.
+/// Returns the kind of a property in a few words.
 fn kind(value: &Value) -> String {
     if let Some(name) = value["$ref"].as_str().and_then(|reference| reference.rsplit('/').next()) {
         return name.to_owned();
@@ -76,7 +76,7 @@ fn kind(value: &Value) -> String {
     }
 }
 
-/// What a reference leads to, or the thing itself.
+/// Follows a reference; returns a value without a reference as it is.
 fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     let reference = value["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
     reference.and_then(|pointer| document.pointer(pointer)).unwrap_or(value)

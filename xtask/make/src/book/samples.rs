@@ -1,19 +1,18 @@
-//! Configurations and records that README and book show are ones that the agent takes.
+//! Checks that the agent accepts the configurations and records that README and book show.
 
 use super::markdown::{Page, SOURCE};
-
 use anyhow::{Context as _, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-/// A record that is good, for the verb that reads a configuration.
+/// A valid record: `xdp-imds check` reads a configuration only together with a record.
 const RECORD: &str = "tests/vectors/record.yaml";
 
-/// What a block of YAML is.
+/// The kind of a YAML block.
 enum Sample {
-    /// Kubernetes' objects, which `cargo xtask manifests` judges, and what its tools read.
+    /// Objects of Kubernetes, which `cargo xtask manifests` checks, and kustomizations.
     Foreign,
     /// A VM's record.
     Record,
@@ -21,7 +20,7 @@ enum Sample {
     Config,
 }
 
-/// What `xdp-imds check` has to say of them.
+/// Returns the errors of `xdp-imds check` for each sample.
 pub(super) fn findings(pages: &[Page], agent: &Path) -> Result<Vec<String>> {
     let room = tempfile::tempdir()?;
     let file = room.path().join("sample.yaml");
@@ -49,7 +48,8 @@ pub(super) fn findings(pages: &[Page], agent: &Path) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Fields that the page of the configuration does not show: all of the first table of its fields, and of `kubevirt`.
+/// Finds fields that the configuration page does not show: those of the first table of its fields, and those of
+/// `kubevirt`.
 pub(super) fn unshown(pages: &[Page]) -> Vec<String> {
     let page =
         |name: &str| pages.iter().find(|page| page.path == Path::new(SOURCE).join("reference").join(name));

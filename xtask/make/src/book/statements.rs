@@ -1,17 +1,16 @@
-//! Tests and statements that the book names exist.
+//! Checks that the tests and statements which the book names exist.
 
 use super::code::Code;
 use super::markdown::{self, Page};
-
 use anyhow::{Context as _, Result};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Pages whose last column names tests.
+/// The pages with tables whose last column names tests.
 const TABLES: [&str; 2] = ["docs/src/design/promises.md", "docs/src/design/threats.md"];
 
-/// Tests and benches registered in `tests/Cargo.toml`.
+/// Returns the tests and benches registered in `tests/Cargo.toml`, and the lab's tests.
 pub(super) fn registered() -> Result<BTreeSet<String>> {
     let mut of_lab = Vec::new();
     markdown::collect(Path::new(LAB_TESTS), "rs", &mut of_lab)?;
@@ -21,16 +20,16 @@ pub(super) fn registered() -> Result<BTreeSet<String>> {
     Ok(names.chain(of_lab).map(str::to_owned).collect())
 }
 
-/// Tests of the lab, which are not registered one by one.
+/// The directory of the lab's tests, which are not registered one by one.
 const LAB_TESTS: &str = "xtask/lab/tests";
 
-/// What a cell refers to.
+/// A reference of a table cell to a test, a module or a fuzz law.
 #[derive(Debug, PartialEq, Eq)]
 struct Reference {
-    /// A file of `tests/`, a module, or a fuzz law.
+    /// The name of a file in `tests/`, of a module, or of a fuzz law.
     subject: String,
     kind: Kind,
-    /// The statements in it that are quoted.
+    /// The statements quoted from it.
     statements: Vec<String>,
 }
 
@@ -41,7 +40,7 @@ enum Kind {
     Law,
 }
 
-/// Tests that are not there, and statements nobody makes.
+/// Finds references to tests that do not exist, and statements that no test has as its name.
 pub(super) fn findings(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     let known = registered()?;
     let mut tests = sources("tests")?;
@@ -51,7 +50,7 @@ pub(super) fn findings(pages: &[Page], code: &Code) -> Result<Vec<String>> {
         let rows = page.rows();
         let mut cells: Vec<(usize, &str)> =
             rows.iter().filter_map(|(line, cells)| Some((*line, cells.last()?.as_str()))).collect();
-        // A paragraph may quote, too.
+        // A paragraph may also quote statements.
         let prose = page.prose();
         let quoted: Vec<(usize, String)> =
             paragraphs(&prose).filter(|(_, text)| text.contains("`: *")).collect();
@@ -70,7 +69,7 @@ pub(super) fn findings(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// What of a reference does not exist.
+/// Returns the parts of a reference that do not exist.
 fn missing(
     reference: &Reference,
     known: &BTreeSet<String>,
@@ -91,13 +90,13 @@ fn missing(
         Kind::Unit => code.texts().filter(|(path, _)| own(path)).map(|(_, text)| text).collect(),
     };
     if texts.is_empty() {
-        return vec![format!("there is no {subject}")];
+        return vec![format!("{subject} does not exist")];
     }
     let absent = statements.iter().filter(|statement| !texts.iter().any(|text| states(text, statement)));
-    absent.map(|statement| format!("{subject} does not state «{statement}»")).collect()
+    absent.map(|statement| format!("no test of {subject} is named «{statement}»")).collect()
 }
 
-/// True when a function of a text is called as the statement reads; `…` stands for any words.
+/// Returns true if a function in `text` has the statement as its name. `…` stands for any words.
 fn states(text: &str, statement: &str) -> bool {
     let parts: Vec<String> = statement.split('…').map(slug).collect();
     let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
@@ -110,13 +109,13 @@ fn states(text: &str, statement: &str) -> bool {
     })
 }
 
-/// A statement as the name of a function.
+/// Returns the function name of a statement.
 fn slug(statement: &str) -> String {
     let kept = statement.trim().chars().filter(|c| !matches!(c, '\'' | '’' | ',' | '.'));
     kept.map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect()
 }
 
-/// The references of a cell: `` `test`: *statement*, *statement*; unit tests of `module`: … ``.
+/// Returns the references of a cell: `` `test`: *statement*, *statement*; unit tests of `module`: … ``.
 fn references(cell: &str) -> Vec<Reference> {
     let mut found: Vec<Reference> = Vec::new();
     for segment in cell.split(';') {
@@ -125,7 +124,7 @@ fn references(cell: &str) -> Vec<Reference> {
             text if text.starts_with("fuzz law") => Kind::Law,
             _ => Kind::Test,
         };
-        // What stands in brackets is said of a test, and none.
+        // Text in brackets comments on a test and is no reference.
         let segment = segment.split('(').next().unwrap_or_default();
         let mut rest = segment;
         while let Some(at) = rest.find(['`', '*']) {
@@ -143,7 +142,7 @@ fn references(cell: &str) -> Vec<Reference> {
     found
 }
 
-/// Paragraphs of a text that are no tables, each in one line, with the number of its first.
+/// Returns the paragraphs that are not tables, each as one line, with the number of its first line.
 fn paragraphs(prose: &str) -> impl Iterator<Item = (usize, String)> {
     let mut line = 1;
     prose.split_inclusive("\n\n").filter_map(move |paragraph| {
@@ -153,7 +152,7 @@ fn paragraphs(prose: &str) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-/// Rust below a directory, with its paths from the top.
+/// Reads the Rust files below a directory, with paths relative to the top of the project.
 fn sources(directory: &str) -> Result<Vec<(PathBuf, String)>> {
     let mut paths = Vec::new();
     markdown::collect(Path::new(directory), "rs", &mut paths)?;

@@ -1,4 +1,4 @@
-//! Pages of fields, from the types that read them and their doc comments.
+//! Writes the pages of fields from the types that deserialise them and their doc comments.
 
 mod shape;
 
@@ -10,28 +10,28 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The page of a record's fields.
+/// Writes the page of a record's fields.
 pub(super) fn record(code: &Code) -> Result<String> {
-    let intro = "A field that may be left out has a default, which its description names. A mapping with an unknown field is \
+    let intro = "An optional field has a default, which its description states. A mapping with an unknown field is \
                  refused.";
     page(code, "Fields of a record", intro, "record", "Record")
 }
 
-/// The page of the configuration's fields.
+/// Writes the page of the configuration's fields.
 pub(super) fn configuration(code: &Code) -> Result<String> {
     let intro =
-        "Every field may be left out. [Configuration](configuration.md) shows them with their defaults.";
+        "Every field is optional. [Configuration](configuration.md) shows all fields with their defaults.";
     page(code, "Fields of the configuration", intro, "config", "Config")
 }
 
-/// A type, and how a reader names it.
+/// A type that gets a section, and the field after which the section is named.
 struct Visit {
-    /// The field that has it: `vm.project`; of the root nothing.
+    /// The field of this type, such as `vm.project`; empty for the root.
     field: String,
     found: Found,
 }
 
-/// The sections that there are or will be: the field after which each is called, by file and name of its type.
+/// The sections written or queued: the field after which each is named, by file and name of its type.
 type Sections = BTreeMap<(PathBuf, String), String>;
 
 fn page(code: &Code, title: &str, intro: &str, file: &str, root: &str) -> Result<String> {
@@ -40,13 +40,13 @@ fn page(code: &Code, title: &str, intro: &str, file: &str, root: &str) -> Result
     let found =
         shape::find(code, Path::new(""), &[file.into(), root.into()])?.context("the root of the page")?;
     let mut sections = Sections::new();
-    let mut left = vec![Visit { field: String::new(), found }];
-    while let Some(Visit { field, found }) = left.pop() {
+    let mut remaining = vec![Visit { field: String::new(), found }];
+    while let Some(Visit { field, found }) = remaining.pop() {
         section(&field, &found.doc, &mut page)?;
         match &found.shape {
             Shape::Fields(entries) => {
                 let further = fields(code, &field, &found.file, entries, &mut sections, &mut page)?;
-                left.extend(further.into_iter().rev());
+                remaining.extend(further.into_iter().rev());
             }
             Shape::Values(entries) => {
                 page.push_str("\n| Value | Meaning |\n|---|---|\n");
@@ -64,7 +64,7 @@ fn section(field: &str, doc: &str, page: &mut String) -> Result<()> {
     if !field.is_empty() {
         writeln!(page, "\n## `{field}`")?;
     }
-    // A type's doc begins with its field, of which the heading says enough.
+    // The doc comment of a type begins with its field's name, which the heading already shows.
     let after = doc.strip_prefix('`').and_then(|rest| rest.split_once('`')).map(|(_, after)| after);
     let doc = after.and_then(|after| after.strip_prefix([':', '.'])).unwrap_or(doc).trim();
     let mut letters = doc.chars();
@@ -75,7 +75,7 @@ fn section(field: &str, doc: &str, page: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// The table of a type's fields; the types that these lead to and that have no section yet.
+/// Writes the table of a type's fields. Returns the types of these fields that have no section yet.
 fn fields(
     code: &Code,
     field: &str,
@@ -122,7 +122,7 @@ fn fields(
     Ok(further)
 }
 
-/// What is written for a mapping or one of some words.
+/// Returns the words of an enumeration, or `mapping`.
 fn words(shape: &Shape) -> String {
     match shape {
         Shape::Values(entries) => {

@@ -1,4 +1,4 @@
-//! What can be read off an eBPF object.
+//! Reads and rewrites an eBPF object.
 
 use anyhow::{Context as _, Result, ensure};
 use object::build::elf::{Builder, SectionData};
@@ -8,11 +8,11 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
 /// Octets of an instruction (RFC 9669 §3).
 const INSTRUCTION: u64 = 8;
 
-/// The programs by name, with their length in instructions.
+/// Returns the programs by name, with their length in instructions.
 pub(super) fn instructions(object: &[u8]) -> Result<Vec<(String, u64)>> {
-    let file = object::File::parse(object).context("the object is no ELF file")?;
+    let file = object::File::parse(object).context("the object is not an ELF file")?;
     let section = |name| file.section_by_name(name).map(|section| section.index());
-    let sections = [section("xdp").context("the object has no section `xdp`")?]
+    let sections = [section("xdp").context("the object lacks the section `xdp`")?]
         .into_iter()
         .chain(section("classifier"))
         .collect::<Vec<_>>();
@@ -28,9 +28,9 @@ pub(super) fn instructions(object: &[u8]) -> Result<Vec<(String, u64)>> {
     Ok(counted)
 }
 
-/// The same object with plain names for its functions: those the compiler gives hold a hash of where the project lies.
+/// Returns the object with plain names for its functions. The compiler's names contain a hash of the project's path.
 pub(super) fn with_plain_names(object: &[u8]) -> Result<Vec<u8>> {
-    let mut builder = Builder::read(object).context("the object is no ELF file")?;
+    let mut builder = Builder::read(object).context("the object is not an ELF file")?;
     for symbol in &mut builder.symbols {
         let plain = std::str::from_utf8(&symbol.name).ok().and_then(|name| {
             let name = rustc_demangle::try_demangle(name).ok()?;
@@ -40,7 +40,7 @@ pub(super) fn with_plain_names(object: &[u8]) -> Result<Vec<u8>> {
             symbol.name = plain.into_bytes().into();
         }
     }
-    // LLVM has one table for the names of sections and symbols.
+    // LLVM uses one table for the names of sections and of symbols.
     if !builder.sections.iter().any(|section| matches!(section.data, SectionData::SectionString)) {
         let names = builder.sections.add();
         names.name = b".shstrtab"[..].into();
@@ -53,7 +53,7 @@ pub(super) fn with_plain_names(object: &[u8]) -> Result<Vec<u8>> {
     Ok(renamed)
 }
 
-/// Where two objects first differ.
+/// Returns the offset of the first difference.
 pub(super) fn first_difference(left: &[u8], right: &[u8]) -> usize {
     let common = left.len().min(right.len());
     left.iter().zip(right).position(|(l, r)| l != r).unwrap_or(common)
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_object_names_its_functions_alike_wherever_it_is_built() {
+    fn the_committed_object_has_plain_function_names() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
         let object = std::fs::read(path).expect("the object is committed");
         let file = object::File::parse(&*object).expect("it is an object");
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn octets_that_are_not_an_object_are_refused() {
         assert!(with_plain_names(b"no object").is_err());
         assert!(instructions(b"version https://example.org/pointer").is_err());
     }
 
     #[test]
-    fn a_prefix_differs_where_it_ends() {
+    fn a_prefix_differs_at_its_end() {
         assert_eq!(first_difference(b"abc", b"abd"), 2);
         assert_eq!(first_difference(b"abc", b"abcd"), 3);
     }

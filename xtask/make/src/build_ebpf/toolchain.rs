@@ -1,58 +1,57 @@
-//! The compiler and linker of the eBPF object: found, or installed, or named as missing.
+//! Finds the compiler and linker of the eBPF objects, or installs them, or reports what is missing.
 
+use anyhow::{Context as _, Result, bail, ensure};
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail, ensure};
-
-/// Debian's Rust with its standard library's source, and the LLVM the linker is built on.
+/// Debian's Rust with the source of its standard library, and the LLVM that the linker uses.
 const DEBIAN_PACKAGES: [&str; 7] =
     ["rustc-web", "cargo-web", "rust-web-src", "llvm-22-dev", "libpolly-22-dev", "zlib1g-dev", "libzstd-dev"];
-/// Where Debian puts that LLVM. The linker's own search stops at the first `lib64` beside `llvm-config`,
-/// which on Debian is `/usr/lib64` and holds no LLVM.
+/// The directory of that LLVM on Debian. The linker's own search stops at the first `lib64` beside `llvm-config`, which
+/// on Debian is `/usr/lib64` and holds no LLVM.
 const DEBIAN_LLVM: &str = "/usr/lib/llvm-22";
-/// Source of `core` below a sysroot.
+/// The path of `core`'s source below a sysroot.
 const CORE_SOURCE: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
-/// The linker the committed object was made with.
+/// The version of the linker that built the committed objects.
 const LINKER_VERSION: &str = "0.13.0";
 
 /// A compiler with the source of `core`, and a linker for eBPF.
 pub(super) struct Toolchain {
-    /// The compiler.
+    /// The path of the compiler.
     pub(super) rustc: PathBuf,
-    /// Its Cargo.
+    /// The path of the Cargo that belongs to the compiler.
     pub(super) cargo: PathBuf,
     /// The first line of `rustc --version --verbose`.
     pub(super) rustc_version: String,
-    /// Where its libraries are.
+    /// The directory with the compiler's libraries.
     pub(super) sysroot: PathBuf,
-    /// LLVM's version in the compiler.
+    /// The version of the compiler's LLVM.
     rustc_llvm: String,
-    /// The linker.
+    /// The path of the linker.
     linker: PathBuf,
-    /// Its version.
+    /// The version of the linker.
     linker_version: String,
-    /// The LLVM library it uses.
+    /// The file name of the LLVM library that the linker uses.
     linker_llvm: String,
 }
 
 impl Toolchain {
-    /// Finds the tools, those of the record first; installs what is missing where that is possible.
+    /// Finds the tools, preferring those of the record, and installs missing ones where it can.
     pub(super) fn ensure(recorded: &str) -> Result<Self> {
         let (rustc, cargo) = match find_rust(recorded) {
             Some(found) => found,
             None => {
                 install_debian_packages()?;
-                find_rust(recorded).context("the packages are installed, but hold no Rust with its source")?
+                find_rust(recorded).context("the packages are installed but have no Rust with its source")?
             }
         };
         let linker = match find_linker() {
             Some(found) => found,
             None => {
                 install_linker()?;
-                find_linker().context("bpf-linker is installed, but in no directory of PATH")?
+                find_linker().context("bpf-linker is installed, but no directory of PATH has it")?
             }
         };
         let verbose = output(Command::new(&rustc).args(["--version", "--verbose"]))?;
@@ -60,7 +59,7 @@ impl Toolchain {
         let version = output(Command::new(&linker).arg("--version"))?;
         Ok(Self {
             rustc_version: verbose.lines().next().unwrap_or_default().to_owned(),
-            rustc_llvm: field("LLVM version: ").context("rustc does not name its LLVM")?,
+            rustc_llvm: field("LLVM version: ").context("rustc does not show the version of its LLVM")?,
             sysroot: sysroot(&rustc)?,
             linker_version: version.split_whitespace().last().unwrap_or_default().to_owned(),
             linker_llvm: linked_llvm(&linker),
@@ -70,7 +69,7 @@ impl Toolchain {
         })
     }
 
-    /// The tools, as they stand beside the object.
+    /// Returns the versions of the tools as TOML, the first part of `toolchain.toml`.
     pub(super) fn record(&self) -> String {
         format!(
             "# What made the objects here; written by `cargo xtask build-ebpf`.\n\
@@ -79,21 +78,21 @@ impl Toolchain {
         )
     }
 
-    /// PATH with the linker's directory first: the compiler calls it by name.
+    /// Returns PATH with the linker's directory first. The compiler finds the linker by its name.
     pub(super) fn path(&self) -> Result<OsString> {
         let own = self.linker.parent().map(Path::to_owned);
         Ok(env::join_paths(own.into_iter().chain(search_path()))?)
     }
 }
 
-/// Cargo's home, where sources of dependencies lie.
+/// Returns Cargo's home, which has the sources of dependencies.
 pub(super) fn cargo_home() -> Result<PathBuf> {
     let set = env::var_os("CARGO_HOME").map(PathBuf::from);
     set.or_else(|| env::home_dir().map(|home| home.join(".cargo")))
         .context("neither CARGO_HOME nor HOME is set")
 }
 
-/// Shows a command, runs it, and fails if it does.
+/// Prints a command and runs it. An exit status other than zero is an error.
 pub(super) fn run(command: &mut Command) -> Result<()> {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let shown = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
@@ -121,7 +120,8 @@ fn sysroot(rustc: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from(output(Command::new(rustc).args(["--print", "sysroot"]))?.trim()))
 }
 
-/// A compiler and its Cargo that can build `core`: the system's or rustup's nightly, the recorded first.
+/// Finds a compiler and its Cargo that can build `core`: the system's or rustup's nightly, whichever the record names
+/// first.
 fn find_rust(recorded: &str) -> Option<(PathBuf, PathBuf)> {
     let system = Some((PathBuf::from("/usr/bin/rustc"), PathBuf::from("/usr/bin/cargo")));
     let rustup = |program| {
@@ -146,7 +146,7 @@ fn find_linker() -> Option<PathBuf> {
     which("bpf-linker").or(installed)
 }
 
-/// The name of the LLVM library a linker is linked to, which ends in its version.
+/// Returns the name of the LLVM library that a linker is linked to, which ends in the version.
 fn linked_llvm(linker: &Path) -> String {
     let listed = output(Command::new("ldd").arg(linker)).unwrap_or_default();
     let library = listed.split_whitespace().find(|word| word.starts_with("libLLVM"));

@@ -1,5 +1,5 @@
-//! What went into the binary, as CycloneDX 1.5 has it (<https://cyclonedx.org/docs/1.5/json/>): the crates that are linked
-//! for this target, with their licences and the digests Cargo verified.
+//! Writes the image's bill of materials as CycloneDX 1.5 (<https://cyclonedx.org/docs/1.5/json/>): the crates linked
+//! for this target, with their licences and the digests that Cargo verified.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use std::path::Path;
 const TARGET: &str = "x86_64-unknown-linux-musl";
 const ROOT: &str = "metadata-user";
 
-/// The list for a tree.
+/// Returns the list for a source tree.
 pub(super) fn of(top: &Path) -> Result<Vec<u8>> {
     let mut cargo = shell::cargo(["metadata", "--format-version=1", "--locked", "--filter-platform", TARGET]);
     let output = cargo.current_dir(top).output().context("cannot run cargo metadata")?;
@@ -22,7 +22,7 @@ pub(super) fn of(top: &Path) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Digests by `name version`.
+/// Returns the digests of Cargo.lock by `name version`.
 fn checksums(lock: &str) -> BTreeMap<String, String> {
     let field = |block: &str, name: &str| {
         let line = block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
@@ -51,7 +51,7 @@ fn bill(metadata: &Value, checksums: &BTreeMap<String, String>) -> Result<Value>
             continue;
         }
         for dependency in list(&nodes.get(&id).context("an unresolved package")?["deps"]) {
-            // Null is what is linked; `build` and `dev` are not.
+            // A linked dependency has the kind null; others have `build` or `dev`.
             if list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null()) {
                 queue.push(text(&dependency["pkg"]));
             }
@@ -83,7 +83,7 @@ fn component(package: &Value, checksums: &BTreeMap<String, String>) -> Value {
         "version": version,
         "purl": format!("pkg:cargo/{name}@{version}"),
     });
-    // Some still write MIT/Apache-2.0, which SPDX does not know.
+    // Some crates still write MIT/Apache-2.0, which is not valid SPDX.
     if let Some(licence) = package["license"].as_str() {
         component["licenses"] = json!([{"expression": licence.replace('/', " OR ")}]);
     }
@@ -99,7 +99,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_linked_is_listed_and_what_only_builds_or_tests_is_not() {
+    fn linked_crates_are_listed_and_those_that_only_build_or_test_are_not() {
         let package = |name: &str, licence: &str| json!({"id": name, "name": name, "version": "1.0.0", "license": licence});
         let dependency = |name: &str, kind: Option<&str>| json!({"pkg": name, "dep_kinds": [{"kind": kind}]});
         let metadata = json!({

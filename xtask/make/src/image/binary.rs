@@ -1,31 +1,31 @@
-//! The static binary, the same wherever its source lies.
+//! Builds the static binary, identical wherever its source lies.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What it is built for.
+/// The target triple of the binary.
 pub(crate) const TARGET: &str = "x86_64-unknown-linux-musl";
-/// Compiles the little C there is (ring's) against musl.
+/// The compiler for musl of the little C code that the agent has (in ring).
 const CC: &str = "musl-gcc";
 
-/// A tree of the project.
+/// A source tree of the project.
 #[derive(Debug)]
 pub(crate) struct Tree {
     top: PathBuf,
     target: PathBuf,
-    /// A copy goes with this.
+    /// Deletes a copied tree when dropped.
     _copy: Option<tempfile::TempDir>,
 }
 
 impl Tree {
-    /// The one this program was built from.
+    /// Returns the tree that this program was built from.
     pub(crate) fn here() -> Result<Self> {
         Ok(Self { top: shell::top().to_owned(), target: shell::target().join("image-build"), _copy: None })
     }
 
-    /// A copy of what is committed and of what has changed since, in a place of its own.
+    /// Copies all tracked and untracked files, including uncommitted changes, to a temporary directory.
     pub(crate) fn copy() -> Result<Self> {
         let room = tempfile::Builder::new().prefix("xdp-imds-elsewhere-").tempdir()?;
         let top = room.path().join("source");
@@ -39,7 +39,7 @@ impl Tree {
         let names = String::from_utf8(listed.stdout).context("file names are UTF-8")?;
         for name in names.split_terminator('\0') {
             let (from, to) = (shell::top().join(name), top.join(name));
-            // Deleted, and not committed yet.
+            // Deleted, but the deletion is not committed yet.
             if !from.exists() {
                 continue;
             }
@@ -49,17 +49,17 @@ impl Tree {
         Ok(Self { target: room.path().join("target"), top, _copy: Some(room) })
     }
 
-    /// Its top.
+    /// Returns the top directory of the tree.
     pub(crate) fn top(&self) -> &Path {
         &self.top
     }
 
-    /// Cargo's directory for what is built of it.
+    /// Returns the Cargo target directory of the tree.
     pub(crate) fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Builds the agent by a profile of Cargo's; the path of the binary.
+    /// Builds the agent with a Cargo profile; returns the path of the binary.
     pub(crate) fn build(&self, profile: &str) -> Result<PathBuf> {
         shell::tools::ensure(&[(CC, "musl-tools")])?;
         ensure_target()?;
@@ -67,12 +67,12 @@ impl Tree {
             || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
             PathBuf::from,
         );
-        // The last that fits is taken, and what is built may lie below the source.
+        // The last matching rule applies, and the target directory may lie below the source.
         let flags = [
             format!("--remap-path-prefix={}=/xdp-imds", self.top.display()),
             format!("--remap-path-prefix={}=/cargo", home.display()),
             format!("--remap-path-prefix={}=/target", self.target.display()),
-            // What is stripped need not be made.
+            // Debug information would be stripped, so it is not made.
             "-Cdebuginfo=none".into(),
             "-Cstrip=symbols".into(),
         ];
@@ -93,7 +93,7 @@ impl Tree {
     }
 }
 
-/// Has rustup bring the target's standard library.
+/// Makes rustup install the target's standard library if it is missing.
 fn ensure_target() -> Result<()> {
     let mut rustc = Command::new("rustc");
     let output = rustc.args(["--print", "target-libdir", "--target", TARGET]).output()?;

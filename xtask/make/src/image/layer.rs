@@ -1,4 +1,4 @@
-//! One layer: a tar of entries in the order of their names, with one owner and one time.
+//! Writes the image's one layer: a tar whose entries are sorted by name and have the same owner and time.
 
 use anyhow::Result;
 use flate2::{Compression, GzBuilder};
@@ -7,43 +7,43 @@ use std::io::Write as _;
 use std::path::Path;
 use tar::{Builder, EntryType, Header};
 
-/// A file or directory.
+/// A file or directory of the layer.
 #[derive(Debug)]
 pub(super) struct Entry {
     path: String,
     mode: u32,
-    /// Its content; a directory's is empty.
+    /// The content; empty for a directory.
     pub(super) octets: Vec<u8>,
     is_directory: bool,
 }
 
 impl Entry {
-    /// A program anybody may run.
+    /// Returns a program that everybody may run.
     pub(super) fn program(path: &str, octets: Vec<u8>) -> Self {
         Self { path: path.into(), mode: 0o755, octets, is_directory: false }
     }
 
-    /// A file anybody may read.
+    /// Returns a file that everybody may read.
     pub(super) fn file(path: &str, octets: Vec<u8>) -> Self {
         Self { path: path.into(), mode: 0o644, octets, is_directory: false }
     }
 
-    /// A directory.
+    /// Returns a directory that everybody may enter.
     pub(super) fn directory(path: &str) -> Self {
         Self { path: path.into(), mode: 0o755, octets: Vec::new(), is_directory: true }
     }
 }
 
-/// A layer's octets.
+/// The octets of a layer in its two forms.
 #[derive(Debug)]
 pub(super) struct Layer {
-    /// As runtimes unpack it, whose digest names the layer (`diff_id`).
+    /// The form that runtimes unpack. Its digest names the layer (`diff_id`).
     pub(super) tar: Vec<u8>,
-    /// As registries keep it.
+    /// The form that registries store.
     pub(super) gzip: Vec<u8>,
 }
 
-/// Writes entries and the directories they are in.
+/// Writes the entries and all directories above them. `epoch`, in Unix seconds, is the time of every entry.
 pub(super) fn write(mut entries: Vec<Entry>, epoch: u64) -> Result<Layer> {
     let above: BTreeSet<String> = entries
         .iter()
@@ -67,7 +67,7 @@ pub(super) fn write(mut entries: Vec<Entry>, epoch: u64) -> Result<Layer> {
         tar.append_data(&mut header, path, &*entry.octets)?;
     }
     let tar = tar.into_inner()?;
-    // No name, no time: the same input is the same output.
+    // The header has no name and no time, so that the same input gives the same output.
     let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
     gzip.write_all(&tar)?;
     Ok(Layer { gzip: gzip.finish()?, tar })
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn another_octet_is_another_layer() {
+    fn a_changed_octet_changes_the_layer() {
         let of = |octet| write(vec![Entry::file("a", vec![octet])], 0).expect("a layer").gzip;
         assert_ne!(of(1), of(2));
     }

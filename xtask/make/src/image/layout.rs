@@ -1,6 +1,7 @@
-//! The image layout: blobs by their digest, a manifest, an index
+//! Writes the image layout: blobs named by their digest, a manifest and an index
 //! (<https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>).
 
+use super::layer::Layer;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -9,30 +10,28 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::layer::Layer;
-
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// What a build says of itself.
+/// The time and revision of the source that an image is built from.
 #[derive(Debug)]
 pub(super) struct About {
-    /// When its source was committed, in Unix seconds; `SOURCE_DATE_EPOCH` wins, and 0 is for a tree without history.
+    /// The time of the commit, in Unix seconds. `SOURCE_DATE_EPOCH` overrides it. It is 0 for a tree without history.
     pub(super) epoch: u64,
-    /// The commit, of a tree that is as it was committed.
+    /// The commit, if the tree has no uncommitted changes.
     revision: Option<String>,
 }
 
 impl About {
-    /// Of a tree.
+    /// Reads time and revision of a source tree from git.
     pub(super) fn of(top: &Path) -> Result<Self> {
         let git = |words: &[&str]| {
             let output = Command::new("git").arg("-C").arg(top).args(words).output().ok()?;
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         };
-        let is_clean = git(&["status", "--porcelain"]).is_some_and(|said| said.is_empty());
+        let is_clean = git(&["status", "--porcelain"]).is_some_and(|changes| changes.is_empty());
         let epoch = match std::env::var("SOURCE_DATE_EPOCH").ok() {
             Some(text) => text.parse().context("expected Unix seconds in SOURCE_DATE_EPOCH")?,
             None => git(&["log", "-1", "--format=%ct"]).and_then(|text| text.parse().ok()).unwrap_or(0),
@@ -40,7 +39,7 @@ impl About {
         Ok(Self { epoch, revision: git(&["rev-parse", "HEAD"]).filter(|_| is_clean) })
     }
 
-    /// The time as RFC 3339 has it.
+    /// Returns the time as RFC 3339 has it.
     fn created(&self) -> String {
         let days = self.epoch / 86_400;
         let (year, month, day) = civil(days);
@@ -65,9 +64,9 @@ impl About {
     }
 }
 
-/// Days since 1970-01-01 as year, month, day of the Gregorian calendar.
+/// Converts days since 1970-01-01 to year, month and day of the Gregorian calendar.
 fn civil(days: u64) -> (u64, u64, u64) {
-    // Years begin in March, so that a leap day is the last of its year; eras have 400 years.
+    // A year begins in March here, so that a leap day is the last day of its year. An era has 400 years.
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -78,20 +77,20 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
-/// An image's blobs.
+/// The blobs of an image.
 #[derive(Debug)]
 pub(super) struct Image {
     layer: Layer,
     config: Vec<u8>,
     manifest: Vec<u8>,
-    /// Octets of the program.
+    /// Octets of the agent's binary.
     pub(super) binary: usize,
-    /// Its SHA-256, in hexadecimal.
+    /// SHA-256 of the agent's binary, in hexadecimal.
     pub(super) program: String,
 }
 
 impl Image {
-    /// Of one layer.
+    /// Makes the image of one layer. `binary` is the size of the agent's binary, `program` its SHA-256.
     pub(super) fn new(about: &About, layer: Layer, binary: usize, program: String) -> Self {
         let config = json!({
             "architecture": "amd64",
@@ -118,17 +117,17 @@ impl Image {
         Self { layer, config, manifest: manifest.to_string().into_bytes(), binary, program }
     }
 
-    /// What names the image: its manifest's digest.
+    /// Returns the digest of the manifest, which names the image.
     pub(super) fn digest(&self) -> String {
         digest(&self.manifest)
     }
 
-    /// Octets of the layer as registries keep it.
+    /// Returns the octets of the compressed layer.
     pub(super) fn compressed(&self) -> usize {
         self.layer.gzip.len()
     }
 
-    /// Writes the layout, in place of another at `out`.
+    /// Writes the layout to `out`, in place of an older layout.
     pub(super) fn write(&self, out: &Path, tag: &str) -> Result<()> {
         let blobs = out.join("blobs/sha256");
         let marker = out.join("oci-layout");
@@ -157,10 +156,10 @@ fn digest(blob: &[u8]) -> String {
     format!("sha256:{}", hex(blob))
 }
 
-/// SHA-256 in hexadecimal.
+/// Returns the SHA-256 in hexadecimal.
 pub(super) fn hex(blob: &[u8]) -> String {
     Sha256::digest(blob).iter().fold(String::new(), |mut text, octet| {
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         let _ = write!(text, "{octet:02x}");
         text
     })
@@ -174,7 +173,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn days_are_dates() {
+    fn days_since_1970_become_dates() {
         for (days, date) in [
             (0, (1970, 1, 1)),
             (59, (1970, 3, 1)),
@@ -197,7 +196,7 @@ mod tests {
         let image = Image::new(&About { epoch: 5, revision: Some("abc".into()) }, layer, 3, hex(&[1, 2, 3]));
         let room = tempfile::tempdir().expect("a directory");
         let out = room.path().join("image");
-        // Twice: an older layout is replaced.
+        // Written twice, because the second layout must replace the first.
         for tag in ["old", "new"] {
             image.write(&out, tag).expect("written");
         }

@@ -1,14 +1,16 @@
-//! `cargo xtask image`: the agent as an OCI image, without a daemon.
+//! `cargo xtask image`: writes the agent as an OCI image, without a container daemon.
 //!
-//! A static binary (musl), the eBPF object it carries, its licences and a list of what went into it, in one layer on
-//! nothing, written as an OCI image layout (<https://github.com/opencontainers/image-spec>, 1.1):
+//! The image has one layer without a base. The layer holds the static binary (musl), the eBPF objects, the licences and
+//! a list of the linked crates. It is written as an OCI image layout (<https://github.com/opencontainers/image-spec>,
+//! 1.1):
 //!
 //! ```sh
 //! cargo xtask image && skopeo copy oci:target/image:latest docker://registry.example/xdp-imds:0.1.0
 //! ```
 //!
-//! The same source and toolchain make the same octets wherever they are built: `--check` builds a copy of the tree
-//! elsewhere, and compares. `--try` serves a guest from a container with what the DaemonSet grants and nothing else.
+//! The same source and toolchain make the same octets wherever they are built. `--check` builds a copy of the tree in
+//! another directory and compares. `--try` serves a guest from a container that has the DaemonSet's privileges and no
+//! others.
 
 mod bill;
 pub(crate) mod binary;
@@ -16,30 +18,29 @@ mod layer;
 mod layout;
 
 use anyhow::{Context as _, Result, ensure};
+use binary::Tree;
+use layer::Entry;
+use layout::{About, Image};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use binary::Tree;
-use layer::Entry;
-use layout::{About, Image};
-
-/// What to do.
+/// What to build, and which checks to run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where to write the layout [default: target/image]
+    /// Directory of the layout [default: target/image]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// The image's name in the layout
     #[arg(long, value_name = "NAME", default_value = "latest")]
     tag: String,
-    /// Cargo's profile to build by; `quick` is for trying, and takes a third of the time
+    /// Cargo's build profile; `quick` is for tests and takes a third of the time
     #[arg(long, value_name = "NAME", default_value = "release")]
     profile: String,
-    /// Build a second time, from a copy of the tree in another place, and fail unless both have one digest
+    /// Build again from a copy of the tree in another directory, and fail unless both builds have the same digest
     #[arg(long)]
     check: bool,
-    /// Then serve a guest in a namespace from inside a container of it (needs root and runc)
+    /// Serve a guest in a namespace from a container of the image (needs root and runc)
     #[arg(long = "try")]
     trial: bool,
 }
@@ -48,7 +49,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| shell::target().join("image"));
     let started = Instant::now();
-    // Once: a copy has no history of its own, and somebody may work on the tree meanwhile.
+    // Read once, because a copy has no history and the tree may change during the build.
     let about = About::of(shell::top())?;
     let image = make(&Tree::here()?, &args.profile, &about)?;
     image.write(&out, &args.tag)?;
@@ -69,14 +70,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds again elsewhere.
+/// Builds a copy of the tree in another directory and compares the digests.
 fn check(first: &Image, profile: &str, about: &About) -> Result<()> {
     let started = Instant::now();
     let elsewhere = Tree::copy()?;
     let second = make(&elsewhere, profile, about)?;
     ensure!(
         first.digest() == second.digest(),
-        "two builds of one source differ: {} here, {} in {}; the program's SHA-256 is {} here, {} there",
+        "two builds of the same source differ: {} here, {} in {}; the binary's SHA-256 is {} here, {} there",
         first.digest(),
         second.digest(),
         elsewhere.top().display(),
@@ -84,7 +85,7 @@ fn check(first: &Image, profile: &str, about: &About) -> Result<()> {
         second.program
     );
     println!(
-        "the same digest when built in {} ({} s)",
+        "a build in {} has the same digest ({} s)",
         elsewhere.top().display(),
         started.elapsed().as_secs()
     );
@@ -105,7 +106,7 @@ fn make(tree: &Tree, profile: &str, about: &About) -> Result<Image> {
         entries.push(Entry::file(to, read(&top.join(from))?));
     }
     entries.push(Entry::file("usr/share/doc/xdp-imds/bill-of-materials.cdx.json", bill::of(top)?));
-    // What a runtime mounts over, where it may not make directories.
+    // Runtimes mount over these directories, and some runtimes cannot make them.
     for directory in ["etc/xdp-imds", "run/xdp-imds", "var/lib/xdp-imds", "proc", "sys", "dev"] {
         entries.push(Entry::directory(directory));
     }
@@ -114,7 +115,7 @@ fn make(tree: &Tree, profile: &str, about: &About) -> Result<Image> {
     Ok(Image::new(about, layer, size, program))
 }
 
-/// A number of octets for people.
+/// Formats octets as MiB.
 fn size(octets: usize) -> String {
     format!("{:.1} MiB", octets as f64 / f64::from(1 << 20))
 }

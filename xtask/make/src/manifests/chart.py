@@ -1,4 +1,7 @@
-"""Renders and lints a chart: {"files": {path: text}, "values": {…}} in, {"rendered": {path: text}, "lint": […]} out."""
+"""Renders and lints a chart.
+
+Reads {"files": {path: text}, "values": {…}} and prints {"rendered": {path: text}, "lint": […]}.
+"""
 import json, os, sys, tempfile
 import helm_python as helm
 
@@ -11,6 +14,6 @@ with tempfile.TemporaryDirectory() as room:
             file.write(text)
     rendered = helm.Chart.load(top).render(given["values"], name="xdp-imds", namespace="default")
     lint = helm.lint(top, given["values"], strict=True, namespace="default")
-# 1 is «icon is recommended» and its like.
+# Severity 1 is advice, such as «icon is recommended».
 messages = [message for message in lint["messages"] if message["severity"] > 1]
 json.dump({"rendered": rendered, "lint": messages + lint["errors"]}, sys.stdout)

@@ -1,4 +1,4 @@
-//! The chart, by Helm's own engine.
+//! Renders and lints the Helm chart with Helm's own engine.
 
 use super::python::Tools;
 use super::{documents, title};
@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::fs;
 
 const CHART: &str = "deploy/helm/xdp-imds";
-/// Files go by value: who renders cannot read the tree.
+/// The script gets the chart's files as input, because it runs as a user that cannot read the tree.
 const SCRIPT: &str = include_str!("chart.py");
 
-/// The objects the chart renders with the values of a file, or with its own.
+/// Renders the chart with the values of a file, or with the chart's defaults, and returns its objects.
 pub(super) fn render(python: &Tools, values: Option<&str>) -> Result<Vec<Value>> {
     let mut input = chart()?;
     input["values"] = match values {
@@ -28,16 +28,16 @@ pub(super) fn render(python: &Tools, values: Option<&str>) -> Result<Vec<Value>>
     Ok(objects)
 }
 
-/// What `helm lint --strict` says against it.
+/// Returns the messages of `helm lint --strict`.
 pub(super) fn lint(python: &Tools) -> Result<Vec<String>> {
     let mut input = chart()?;
     input["values"] = json!({});
-    let said = python.run(SCRIPT, &input)?;
-    let messages = said["lint"].as_array().cloned().unwrap_or_default();
+    let output = python.run(SCRIPT, &input)?;
+    let messages = output["lint"].as_array().cloned().unwrap_or_default();
     Ok(messages.iter().map(|message| format!("helm lint: {message}")).collect())
 }
 
-/// The chart's files.
+/// Reads the chart's files.
 fn chart() -> Result<Value> {
     let top = shell::top().join(CHART);
     let mut files = BTreeMap::new();

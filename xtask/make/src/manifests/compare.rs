@@ -1,10 +1,10 @@
-//! Whether two renderings are the same objects.
+//! Compares two renderings object by object.
 
 use super::title;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Each difference in a line; none when the same objects are on both sides, in whatever order.
+/// Returns one line for each difference. The order of the objects does not matter.
 pub(super) fn differences(kustomize: &[Value], chart: &[Value]) -> Vec<String> {
     let by_title = |objects: &[Value]| -> BTreeMap<String, Value> {
         objects.iter().map(|object| (title(object), parsed(object))).collect()
@@ -12,7 +12,7 @@ pub(super) fn differences(kustomize: &[Value], chart: &[Value]) -> Vec<String> {
     let (ours, theirs) = (by_title(kustomize), by_title(chart));
     let mut found = Vec::new();
     if ours.len() != kustomize.len() || theirs.len() != chart.len() {
-        found.push("an object is there twice".to_owned());
+        found.push("an object occurs twice".to_owned());
     }
     for (title, object) in &ours {
         match theirs.get(title) {
@@ -25,7 +25,7 @@ pub(super) fn differences(kustomize: &[Value], chart: &[Value]) -> Vec<String> {
     found
 }
 
-/// With documents inside a ConfigMap taken for what they say.
+/// Returns the object with YAML documents inside a ConfigMap parsed, so that their form does not matter.
 fn parsed(object: &Value) -> Value {
     let mut object = object.clone();
     if object["kind"] == "ConfigMap"
@@ -52,7 +52,7 @@ fn compare(path: &str, ours: &Value, theirs: &Value, found: &mut Vec<String>) {
             let only = other.keys().filter(|name| !one.contains_key(*name));
             found.extend(only.map(|name| format!("{path}.{name} is only in the chart")));
         }
-        // Kubernetes merges lists of things with names by these: their order means nothing.
+        // Kubernetes merges lists of named items by name, so their order does not matter.
         (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
             let sorted = |list: &[Value]| -> Vec<Value> {
                 let mut list = list.to_vec();
@@ -66,7 +66,7 @@ fn compare(path: &str, ours: &Value, theirs: &Value, found: &mut Vec<String>) {
             }
         }
         _ if ours == theirs => {}
-        _ => found.push(format!("{path} is {ours}, in the chart {theirs}")),
+        _ => found.push(format!("{path} is {ours}, but {theirs} in the chart")),
     }
 }
 
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn order_and_the_form_of_documents_mean_nothing() {
+    fn order_and_the_form_of_documents_do_not_matter() {
         let map =
             |text: &str| json!({"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a.yaml": text}});
         let ours = [object("a", &json!({"m": [{"name": "x"}, {"name": "y"}]})), map("b: 1\na: [2]\n")];
@@ -89,12 +89,12 @@ mod tests {
     }
 
     #[test]
-    fn every_difference_is_named() {
+    fn every_difference_is_reported() {
         let ours = [object("a", &json!({"n": 1, "l": [1, 2], "only": true})), object("b", &json!({}))];
         let theirs = [object("a", &json!({"n": 2, "l": [2, 1], "more": 0})), object("c", &json!({}))];
         let found = differences(&ours, &theirs);
         for expected in [
-            "a.spec.n is 1, in the chart 2",
+            "a.spec.n is 1, but 2 in the chart",
             "a.spec.l[0] is 1",
             "a.spec.only is not in the chart",
             "a.spec.more is only in the chart",

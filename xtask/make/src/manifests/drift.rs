@@ -1,9 +1,10 @@
-//! Defaults that API servers fill in inside lists: left out, `kubectl apply` says `configured` each time, and GitOps tools see
-//! drift that no sync ends (a list without keys to merge by is compared as a whole).
+//! Finds fields that are omitted inside lists and that API servers fill in with defaults. After such an omission,
+//! `kubectl apply` reports `configured` each time, and GitOps tools see a drift that no sync ends, because a list
+//! without merge keys is compared as a whole.
 
 use serde_json::Value;
 
-/// Fields that must be written, by kind and by where they are; `*` is each item of a list.
+/// The fields that must be written, by kind and path. `*` stands for each item of a list.
 const SPELLED_OUT: [(&str, &str, &[&str]); 8] = [
     (
         "MutatingAdmissionPolicy",
@@ -30,7 +31,7 @@ const SPELLED_OUT: [(&str, &str, &[&str]); 8] = [
     ("Service", "spec/ports/*", &["protocol", "targetPort"]),
 ];
 
-/// Each default that is left out.
+/// Returns each omitted field.
 pub(super) fn findings(objects: &[Value]) -> Vec<String> {
     let mut found = Vec::new();
     for object in objects {
@@ -41,14 +42,16 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
             for place in places(object, path) {
                 let missing = fields.iter().filter(|field| place.get(field).is_none());
                 let title = super::title(object);
-                found.extend(missing.map(|field| format!("{title}: {path} leaves {field} to its default")));
+                found.extend(
+                    missing.map(|field| format!("{title}: {path} omits {field}, which has a default")),
+                );
             }
         }
     }
     found
 }
 
-/// What is at a path.
+/// Returns the values at a path.
 fn places<'a>(object: &'a Value, path: &str) -> Vec<&'a Value> {
     path.split('/').fold(vec![object], |places, step| {
         let next = |place: &'a Value| match step {
@@ -65,12 +68,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_default_that_is_left_out_is_found_in_every_item() {
+    fn an_omitted_default_is_found_in_every_item() {
         let rules = json!([{"scope": "*"}, {"apiGroups": [""]}, {}]);
         let policy = json!({"kind": "MutatingAdmissionPolicy", "metadata": {"name": "p"}, "spec": {"matchConstraints":
             {"matchPolicy": "Equivalent", "namespaceSelector": {}, "objectSelector": {}, "resourceRules": rules}}});
-        let left =
-            "MutatingAdmissionPolicy -/p: spec/matchConstraints/resourceRules/* leaves scope to its default";
+        let left = "MutatingAdmissionPolicy -/p: spec/matchConstraints/resourceRules/* omits scope, which has a default";
         assert_eq!(findings(&[policy]), [left, left]);
         let other = json!({"kind": "ConfigMap", "metadata": {"name": "c"}, "webhooks": [{}]});
         assert_eq!(findings(&[other]), [""; 0]);

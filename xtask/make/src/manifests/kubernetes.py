@@ -1,15 +1,18 @@
-"""Holds objects to a version's schemas: {"version": …, "objects": […]} in; out, for each, null or what is wrong."""
+"""Checks objects against the schemas of a Kubernetes version.
+
+Reads {"version": …, "objects": […]} and prints a list that has null or an error message for each object.
+"""
 import json, sys
 import kubernetes_validate as schemas
 
 given = json.load(sys.stdin)
-said = []
-for thing in given["objects"]:
+errors = []
+for item in given["objects"]:
     try:
-        schemas.validate(thing, given["version"], strict=True)
-        said.append(None)
+        schemas.validate(item, given["version"], strict=True)
+        errors.append(None)
     except schemas.SchemaNotFoundError:
-        said.append("no schema")
+        errors.append("no schema")
     except schemas.ValidationError as error:
-        said.append("%s: %s" % (".".join(str(part) for part in error.path), error.message))
-json.dump(said, sys.stdout)
+        errors.append("%s: %s" % (".".join(str(part) for part in error.path), error.message))
+json.dump(errors, sys.stdout)

@@ -1,39 +1,40 @@
-//! Kubernetes' schemas, strictly: a field nobody knows is a mistake.
+//! Checks objects against Kubernetes' schemas. An unknown field is an error.
 
 use super::python::Tools;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-/// The versions objects are held to.
+/// The Kubernetes versions that objects are checked against.
 pub(super) const VERSIONS: [&str; 3] = ["1.35", "1.36", "1.37"];
 const SCRIPT: &str = include_str!("kubernetes.py");
 
-/// True for kinds of Kubernetes' own.
+/// Returns true for kinds that Kubernetes itself defines.
 pub(super) fn is_own(object: &Value) -> bool {
     let group = object["apiVersion"].as_str().unwrap_or_default();
-    // Groups of its own have no domain, or this one.
+    // The groups of Kubernetes have no domain, or `k8s.io`.
     group.split('/').next().is_some_and(|group| !group.contains('.') || group.ends_with(".k8s.io"))
 }
 
-/// What is wrong with objects, in some version or other.
+/// Returns every error of the objects under any of the versions.
 pub(super) fn judge(python: &Tools, objects: &[Value]) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for version in VERSIONS {
         let objects: Vec<_> = objects.iter().map(|object| of_version(object, version)).collect();
-        let said = python.run(SCRIPT, &json!({"version": version, "objects": objects}))?;
-        for (object, said) in objects.iter().zip(said.as_array().into_iter().flatten()) {
-            let said = match said.as_str() {
+        let errors = python.run(SCRIPT, &json!({"version": version, "objects": objects}))?;
+        for (object, error) in objects.iter().zip(errors.as_array().into_iter().flatten()) {
+            let error = match error.as_str() {
                 None => continue,
                 Some("no schema") => "has no such kind",
-                Some(said) => said,
+                Some(error) => error,
             };
-            found.push(format!("{}: Kubernetes {version}: {said}", super::title(object)));
+            found.push(format!("{}: Kubernetes {version}: {error}", super::title(object)));
         }
     }
     Ok(found)
 }
 
-/// Whether the schemas are as strict as this relies on: what is let through with a field nobody knows.
+/// Checks that the schemas are as strict as these checks assume: they must reject unknown fields. Returns a finding if
+/// they do not.
 pub(super) fn lets_through(python: &Tools, objects: &[Value]) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for object in objects {
@@ -44,12 +45,12 @@ pub(super) fn lets_through(python: &Tools, objects: &[Value]) -> Result<Vec<Stri
     }
     let found = judge(python, &wrong)?;
     let expected = wrong.len() * VERSIONS.len();
-    let let_through = (found.len() != expected)
-        .then(|| format!("a field nobody knows is found {} times, expected {expected}", found.len()));
-    Ok(let_through.into_iter().collect())
+    let finding = (found.len() != expected)
+        .then(|| format!("an unknown field is rejected {} times, expected {expected}", found.len()));
+    Ok(finding.into_iter().collect())
 }
 
-/// MutatingAdmissionPolicy is v1 since 1.36; before, `policy.apiVersion` of the chart says v1beta1.
+/// MutatingAdmissionPolicy is v1 since 1.36. For 1.35 the chart's value `policy.apiVersion` is v1beta1.
 fn of_version(object: &Value, version: &str) -> Value {
     let mut object = object.clone();
     let is_policy = object["kind"].as_str().is_some_and(|kind| kind.starts_with("MutatingAdmissionPolicy"));
@@ -65,7 +66,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn kinds_of_others_are_told_by_their_group() {
+    fn the_group_shows_whether_a_kind_is_kubernetes_own() {
         for (group, own) in [
             ("v1", true),
             ("apps/v1", true),

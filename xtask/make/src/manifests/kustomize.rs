@@ -1,8 +1,8 @@
-//! The overlays, by kubectl's kustomize.
+//! Renders the overlays with kubectl's kustomize.
 //!
-//! Debian 12's kubectl (1.20) has kustomize 2.0.3, which takes directories only as `bases` and patches only as
-//! `patchesStrategicMerge`. For such a one the tree is copied with these two words in the places of today's; all else is
-//! the same, and so is what comes of it.
+//! Debian 12's kubectl (1.20) has kustomize 2.0.3, which accepts directories only as `bases` and patches only as
+//! `patchesStrategicMerge`. For such a kubectl, a copy of the tree with these two old fields is rendered. The objects
+//! are the same.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -10,10 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The first minor version of kubectl whose kustomize is not 2.0.3.
-const FIRST_OF_TODAY: u64 = 21;
+/// The first minor version of kubectl with a kustomize newer than 2.0.3.
+const FIRST_WITH_NEW_FIELDS: u64 = 21;
 
-/// A kubectl and the tree it can read.
+/// A kubectl, and a tree that it can read.
 #[derive(Debug)]
 pub(super) struct Kubectl {
     program: PathBuf,
@@ -22,7 +22,7 @@ pub(super) struct Kubectl {
 }
 
 impl Kubectl {
-    /// The one on PATH, or in `KUBECTL`.
+    /// Finds kubectl by the variable `KUBECTL`, or on PATH.
     pub(super) fn find() -> Result<Self> {
         let program: PathBuf = match std::env::var_os("KUBECTL") {
             Some(path) => path.into(),
@@ -33,27 +33,27 @@ impl Kubectl {
         };
         let tree = shell::top().join("deploy/kustomize");
         let minor = minor(&program)?;
-        if minor >= FIRST_OF_TODAY {
+        if minor >= FIRST_WITH_NEW_FIELDS {
             return Ok(Self { program, tree, _copy: None });
         }
-        eprintln!("kubectl 1.{minor}: rendering a copy in the words of kustomize 2.0.3");
+        eprintln!("kubectl 1.{minor}: rendering a copy with the fields of kustomize 2.0.3");
         let room = tempfile::tempdir()?;
         let copy = room.path().join("kustomize");
         copy_tree(&tree, &copy)?;
         Ok(Self { program, tree: copy, _copy: Some(room) })
     }
 
-    /// An overlay as YAML.
+    /// Renders an overlay as YAML.
     pub(super) fn render(&self, overlay: &str) -> Result<String> {
         let directory = self.tree.join("overlays").join(overlay);
         let output = Command::new(&self.program).arg("kustomize").arg(&directory).output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "kubectl kustomize {}: {}", directory.display(), said.trim());
-        // A word on what is deprecated is one of ours that users would see.
+        let messages = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "kubectl kustomize {}: {}", directory.display(), messages.trim());
+        // Users would see a deprecation warning about our files, so it is an error.
         ensure!(
-            said.trim().is_empty() || self._copy.is_some(),
+            messages.trim().is_empty() || self._copy.is_some(),
             "kubectl kustomize {overlay}: {}",
-            said.trim()
+            messages.trim()
         );
         Ok(String::from_utf8(output.stdout)?)
     }
@@ -62,8 +62,10 @@ impl Kubectl {
 fn minor(program: &Path) -> Result<u64> {
     let output = Command::new(program).args(["version", "--client", "--output=json"]).output();
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
-    let version: Value = serde_json::from_slice(&output.stdout).context("kubectl's version is JSON")?;
-    let minor = version["clientVersion"]["minor"].as_str().context("a minor version")?;
+    let version: Value =
+        serde_json::from_slice(&output.stdout).context("expected kubectl's version as JSON")?;
+    let minor =
+        version["clientVersion"]["minor"].as_str().context("kubectl's version has no minor number")?;
     Ok(minor.trim_end_matches('+').parse()?)
 }
 
@@ -75,7 +77,7 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
         if path.is_dir() {
             copy_tree(&path, &copy)?;
         } else if path.ends_with("kustomization.yaml") {
-            fs::write(&copy, in_old_words(&fs::read_to_string(&path)?, from)?)?;
+            fs::write(&copy, with_old_fields(&fs::read_to_string(&path)?, from)?)?;
         } else {
             fs::copy(&path, &copy)?;
         }
@@ -83,10 +85,10 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A kustomization as 2.0.3 reads it.
-fn in_old_words(text: &str, directory: &Path) -> Result<String> {
+/// Returns a kustomization with the fields of kustomize 2.0.3.
+fn with_old_fields(text: &str, directory: &Path) -> Result<String> {
     let mut kustomization: Value = serde_yaml::from_str(text)?;
-    let words = kustomization.as_object_mut().context("a kustomization is a mapping")?;
+    let words = kustomization.as_object_mut().context("expected a kustomization to be a mapping")?;
     if let Some(Value::Array(resources)) = words.remove("resources") {
         let is_directory = |name: &Value| name.as_str().is_some_and(|name| directory.join(name).is_dir());
         let (bases, files): (Vec<_>, Vec<_>) = resources.into_iter().partition(is_directory);
@@ -102,17 +104,17 @@ fn in_old_words(text: &str, directory: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::in_old_words;
+    use super::with_old_fields;
     use serde_json::{Value, json};
     use std::fs;
 
     #[test]
-    fn directories_are_bases_and_patches_are_files() {
+    fn directories_become_bases_and_patches_become_files() {
         let room = tempfile::tempdir().expect("a directory");
         fs::create_dir(room.path().join("base")).expect("a directory");
         let text = "kind: Kustomization\nresources: [base, a.yaml]\npatches:\n- path: p.yaml\n";
         let old: Value =
-            serde_yaml::from_str(&in_old_words(text, room.path()).expect("translated")).expect("YAML");
+            serde_yaml::from_str(&with_old_fields(text, room.path()).expect("translated")).expect("YAML");
         let expected = json!({"kind": "Kustomization", "bases": ["base"], "resources": ["a.yaml"],
             "patchesStrategicMerge": ["p.yaml"]});
         assert_eq!(old, expected);

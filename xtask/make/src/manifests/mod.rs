@@ -1,9 +1,11 @@
-//! `cargo xtask manifests`: what is deployed, rendered and judged without a cluster.
+//! `cargo xtask manifests`: renders the deployment manifests and checks them without a cluster.
 //!
-//! Each overlay of `deploy/kustomize` is rendered by kubectl and written to `target/manifests`; the Helm chart with the values
-//! of the same name must render the same objects. Objects are held strictly to the schemas of three Kubernetes versions, and
-//! kinds of others, with the examples, to what their projects publish. No role may name `secrets`, pods have the capabilities
-//! of a list and no other, no node is selected by a value that comes and goes, and no default inside a list is left out.
+//! kubectl renders each overlay of `deploy/kustomize` to `target/manifests`. The Helm chart with the values of the same
+//! name must render the same objects. Kubernetes' own kinds are checked strictly against the schemas of three
+//! Kubernetes versions. Other kinds, and the examples, are checked against the schemas that their projects publish.
+//!
+//! Further rules: no role names `secrets`; containers have exactly the listed capabilities; no pod selects nodes by a
+//! label value that changes; no default inside a list is omitted.
 
 mod chart;
 mod compare;
@@ -21,11 +23,12 @@ use serde::Deserialize as _;
 use serde_json::Value;
 use std::fs;
 
-/// No choices.
+/// The verb has no options.
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
-/// Overlays, and the chart's values that are to render the same.
+/// The overlays, each with the chart's values file that must render the same objects. `None` stands for the chart's
+/// defaults.
 const PAIRS: [(&str, Option<&str>); 4] = [
     ("kubevirt", None),
     ("libvirt-host", Some("values-libvirt-host.yaml")),
@@ -46,7 +49,7 @@ pub(crate) fn run(_: &Args) -> Result<()> {
         let objects = documents(&text).with_context(|| format!("the overlay {overlay}"))?;
         let of_chart = chart::render(&python, values)?;
         let mut found = compare::differences(&objects, &of_chart);
-        let equal = if found.is_empty() { "the chart's are equal" } else { "the chart's DIFFER" };
+        let equal = if found.is_empty() { "equal to the chart's" } else { "DIFFERENT from the chart's" };
         found.extend(roles::findings(&objects));
         found.extend(privileges::findings(&objects));
         found.extend(placement::findings(&objects));
@@ -56,7 +59,7 @@ pub(crate) fn run(_: &Args) -> Result<()> {
         found.extend(kubernetes::lets_through(&python, &own)?);
         found.extend(published::judge(&others));
         println!(
-            "{overlay}: {} objects, {equal}; {} held to Kubernetes {}, {} to what others publish",
+            "{overlay}: {} objects, {equal}; {} checked against Kubernetes {}, {} against other published schemas",
             objects.len(),
             own.len(),
             kubernetes::VERSIONS.join(", "),
@@ -66,7 +69,7 @@ pub(crate) fn run(_: &Args) -> Result<()> {
     }
     findings.extend(chart::lint(&python)?);
     let examples = published::examples()?;
-    println!("{} examples held to what KubeVirt publishes", examples.len());
+    println!("{} examples checked against KubeVirt's published schemas", examples.len());
     for (file, object) in examples {
         findings.extend(published::judge(&[object]).into_iter().map(|finding| format!("{file}: {finding}")));
     }
@@ -77,12 +80,12 @@ pub(crate) fn run(_: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The objects of a YAML text, in its order.
+/// Parses the objects of a YAML text, in its order.
 fn documents(text: &str) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
     for document in serde_yaml::Deserializer::from_str(text) {
         match Value::deserialize(document)? {
-            // An empty document, as a template leaves it that renders nothing.
+            // Templates that render nothing leave an empty document.
             Value::Null => {}
             object => objects.push(object),
         }
@@ -90,7 +93,7 @@ fn documents(text: &str) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// What an object is called: its kind, namespace and name.
+/// Returns kind, namespace and name, which identify an object in findings.
 fn title(object: &Value) -> String {
     let part = |of: &Value| of.as_str().unwrap_or("-").to_owned();
     let metadata = &object["metadata"];

@@ -1,14 +1,14 @@
-//! On which nodes pods run: by labels that stay what they are.
+//! Checks that pods select nodes only by labels that do not change.
 //!
-//! The DaemonSet controller deletes a pod whose node selector or required affinity no longer fits its node. KubeVirt sets
-//! `kubevirt.io/schedulable` to `"false"` whenever virt-handler stops or its heartbeats do, thus in every upgrade.
+//! The DaemonSet controller deletes a pod whose node selector or required affinity no longer matches its node. KubeVirt
+//! sets `kubevirt.io/schedulable` to `"false"` whenever virt-handler or its heartbeat stops, so in every upgrade.
 
 use serde_json::Value;
 
-/// Labels whose values a node keeps for life.
+/// The labels whose values never change on a node.
 const CONSTANT: [&str; 3] = ["kubernetes.io/os", "kubernetes.io/arch", "kubernetes.io/hostname"];
 
-/// Each selection by a value that comes and goes.
+/// Returns each selection by a value that may change.
 pub(super) fn findings(objects: &[Value]) -> Vec<String> {
     let mut found = Vec::new();
     for object in objects.iter().filter(|object| object["kind"] == "DaemonSet") {
@@ -20,12 +20,12 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
         }
         let required = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
         let terms = required["nodeSelectorTerms"].as_array().into_iter().flatten();
-        for wish in terms.flat_map(|term| {
+        for requirement in terms.flat_map(|term| {
             let of = |field: &str| term[field].as_array().into_iter().flatten();
             of("matchExpressions").chain(of("matchFields"))
         }) {
-            let label = wish["key"].as_str().unwrap_or_default();
-            if wish["operator"] != "Exists" && !CONSTANT.contains(&label) {
+            let label = requirement["key"].as_str().unwrap_or_default();
+            if requirement["operator"] != "Exists" && !CONSTANT.contains(&label) {
                 found.push(format!("{title} requires a value of {label}"));
             }
         }
@@ -42,14 +42,14 @@ mod tests {
         json!({"kind": "DaemonSet", "metadata": {"name": "a"}, "spec": {"template": {"spec": pod}}})
     }
 
-    fn requiring(wish: &Value) -> Value {
-        let terms = json!([{"matchExpressions": [wish]}]);
+    fn requiring(requirement: &Value) -> Value {
+        let terms = json!([{"matchExpressions": [requirement]}]);
         json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
             {"nodeSelectorTerms": terms}}}})
     }
 
     #[test]
-    fn selecting_on_a_value_that_comes_and_goes_is_found() {
+    fn selecting_nodes_by_a_value_that_changes_is_found() {
         let schedulable = "kubevirt.io/schedulable";
         for (pod, expected) in [
             (json!({}), 0),

@@ -1,12 +1,12 @@
-//! What pods may do: a snapshot, which only grows on purpose.
+//! Checks the privileges of pods against a list, so that they only grow on purpose.
 
 use serde_json::{Value, json};
 
-/// The agent's capabilities, which `tests/least_privilege.rs` proves it needs.
+/// The agent's capabilities. `tests/least_privilege.rs` proves that it needs them.
 const CAPABILITIES: [&str; 7] =
     ["NET_ADMIN", "NET_RAW", "BPF", "SYS_ADMIN", "IPC_LOCK", "SYS_PTRACE", "DAC_READ_SEARCH"];
 
-/// What differs from the snapshot.
+/// Returns each difference from the list.
 pub(super) fn findings(objects: &[Value]) -> Vec<String> {
     let mut found = Vec::new();
     let mut agents = 0;
@@ -15,7 +15,7 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
         let pod = match object["kind"].as_str() {
             Some("DaemonSet" | "Deployment") => &object["spec"]["template"]["spec"],
             Some("Pod" | "Job" | "CronJob" | "StatefulSet" | "ReplicaSet") => {
-                found.push(format!("{title} is not in the snapshot of privileges"));
+                found.push(format!("{title} has no entry in the list of privileges"));
                 continue;
             }
             _ => continue,
@@ -32,17 +32,17 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
             if security["capabilities"]["add"] != added || security["capabilities"]["drop"] != json!(["ALL"])
             {
                 let has = &security["capabilities"];
-                found.push(format!("{title}: {name} has {has}, expected all dropped and {added} added"));
+                found.push(format!("{title}: {name} has {has}, expected ALL dropped and {added} added"));
             }
             if security["privileged"] == true {
                 found.push(format!("{title}: {name} is privileged"));
             }
             if security["readOnlyRootFilesystem"] != true {
-                found.push(format!("{title}: {name} can write to its root"));
+                found.push(format!("{title}: {name} can write to its root file system"));
             }
         }
         if !is_agent && (pod["securityContext"]["runAsNonRoot"] != true || pod["hostPID"] == true) {
-            found.push(format!("{title} runs as root or sees the node's processes, as only the agent may"));
+            found.push(format!("{title} runs as root or sees the node's processes; only the agent may"));
         }
     }
     if agents != 1 {
@@ -67,8 +67,8 @@ mod tests {
             "capabilities": {"drop": ["ALL"], "add": CAPABILITIES}});
         assert_eq!(findings(&[agent(&right)]), [""; 0]);
         for (change, expected) in [
-            (json!({"capabilities": {"drop": ["ALL"], "add": CAPABILITIES[1..]}}), "expected all dropped"),
-            (json!({"capabilities": {"add": CAPABILITIES}}), "expected all dropped"),
+            (json!({"capabilities": {"drop": ["ALL"], "add": CAPABILITIES[1..]}}), "expected ALL dropped"),
+            (json!({"capabilities": {"add": CAPABILITIES}}), "expected ALL dropped"),
             (json!({"privileged": true}), "is privileged"),
             (json!({"readOnlyRootFilesystem": false}), "can write"),
         ] {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_no_agent_has_no_privilege() {
+    fn pods_other_than_the_agent_have_no_privilege() {
         let right = json!({"drop": ["ALL"]});
         let deployment = |root: bool| {
             json!({"kind": "Deployment", "metadata": {"name": "w"}, "spec": {"template": {"spec": {

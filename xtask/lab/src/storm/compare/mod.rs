@@ -1,7 +1,8 @@
-//! `cargo xtask storm --compare A.json B.json`: what became better or worse from A to B.
+//! `cargo xtask storm --compare A.json B.json`: shows what improved or worsened from A to B.
 //!
-//! The rule is in [`rule`]. Only our own figures can fail a comparison. Peers are its control: their code is
-//! the same in both files, so where they moved, the machine did, and that is said.
+//! [`rule`] decides what counts as a change. Only the figures of xdp-imds can fail a comparison. The peers are the
+//! control: their code is the same in both files, so if their figures changed, the machine changed, and the output says
+//! so.
 
 mod rule;
 #[cfg(test)]
@@ -16,19 +17,20 @@ use rule::Verdict;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// The subject whose regressions count.
+/// The subject that can fail a comparison.
 const OURS: &str = "xdp-imds";
 
 /// Reads both files, prints the comparison, and fails if there is a regression.
 ///
 /// # Errors
-/// When a file cannot be read, when they do not compare (unless `force`), and when B is worse than A.
+/// Fails if a file cannot be read, if the files are not comparable (unless `force`), or if B is worse than A.
 pub(crate) fn run(before: &Path, after: &Path, force: bool) -> Result<()> {
     let (before, after) = (Results::read(before)?, Results::read(after)?);
     let different = differences(&before, &after);
     ensure!(
         force || different.is_empty(),
-        "these two do not compare:\n  {}\nMeasure both in the same way on the same machine, or compare what both have with --force",
+        "the files are not comparable:\n  {}\nMeasure both in the same way on the same machine, or compare their \
+         common figures with --force",
         different.join("\n  ")
     );
     for difference in &different {
@@ -43,7 +45,7 @@ pub(crate) fn run(before: &Path, after: &Path, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Everything in which machine or settings differ, so that figures would not compare.
+/// Returns each difference of machine or settings that makes figures incomparable.
 fn differences(before: &Results, after: &Results) -> Vec<String> {
     let mut found = Vec::new();
     let mut check = |what: &str, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
@@ -56,7 +58,7 @@ fn differences(before: &Results, after: &Results) -> Vec<String> {
     check("kernel", &a.kernel, &b.kernel);
     check("processor", &a.processor, &b.processor);
     check("cores", &a.cores, &b.cores);
-    // Our own may differ: that is what is compared.
+    // The version of xdp-imds may differ, because it is the subject of the comparison.
     for (name, version) in a.versions.iter().filter(|(name, _)| *name != agent::NAME) {
         if let Some(other) = b.versions.get(name) {
             check(name, version, other);
@@ -93,7 +95,7 @@ struct Row {
     verdict: Verdict,
 }
 
-/// All rows.
+/// The rows of a comparison, and the commits compared.
 struct Comparison {
     commits: (String, String),
     rows: Vec<Row>,
@@ -125,7 +127,7 @@ fn row(figure: &'static Figure, settings: &Settings, before: &Subject, after: &S
 }
 
 fn verdict(figure: &Figure, before: &[f64], after: &[f64]) -> Verdict {
-    // No failure at all is a promise, not a measurement: the first one breaks it, however rare.
+    // The agent promises that no request fails. The first failure breaks the promise, however rare.
     if figure.is_promise() {
         let (was, is): (f64, f64) = (before.iter().sum(), after.iter().sum());
         match (was > 0.0, is > 0.0) {
@@ -143,7 +145,7 @@ impl Comparison {
         self.rows.iter().filter(|row| row.subject == OURS && row.verdict == Verdict::Regression).count()
     }
 
-    /// The table.
+    /// Returns the table.
     fn text(&self) -> String {
         let mut out = format!("before: {}\nafter:  {}\n", self.commits.0, self.commits.1);
         let mut shown = "";
@@ -159,19 +161,22 @@ impl Comparison {
         }
         let control: Vec<_> = self.rows.iter().filter(|row| row.subject != OURS && row.changed()).collect();
         if !control.is_empty() {
-            let _ =
-                writeln!(out, "\nPeers moved too, though their code did not: the machine was not the same.");
+            let _ = writeln!(
+                out,
+                "\nFigures of peers changed too, although their code did not: the machine was not the same."
+            );
             for row in control {
                 let _ = writeln!(out, "  {}, {}: {} {}", row.case, row.subject, row.figure.name, row.ratio());
             }
         }
         if self.rows.is_empty() {
-            out.push_str("\nNo case is in both.\n");
+            out.push_str("\nNo case is in both files.\n");
         }
         let _ = write!(
             out,
-            "\nratio: after / before, medians of rounds, with the range of all rounds. A change is a median beyond\nthe figure's \
-             threshold and either a rank test at {} % or, below {} rounds, ranges apart.\n",
+            "\nratio: after / before, medians of rounds, with the range of all rounds. A change is a difference \
+             of\nmedians beyond the figure's threshold, confirmed by a rank test at {} % or, below {} rounds, by \
+             disjoint ranges.\n",
             rule::CHANCE * 100.0,
             rule::ENOUGH_ROUNDS
         );

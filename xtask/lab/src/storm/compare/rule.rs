@@ -1,23 +1,25 @@
-//! When two sets of rounds differ: a difference that is large enough to matter and too regular for chance.
+//! Decides whether two sets of rounds differ: whether a difference is large enough to matter and too regular for
+//! chance.
 //!
-//! Large enough: medians differ by more than the figure's threshold. Too regular: with [`ENOUGH_ROUNDS`]
-//! rounds or more of each, the two-sided rank test of Mann and Whitney (1947), exact, gives a probability of
-//! at most [`CHANCE`]; with fewer it never could, so then every round of one lies beyond every round of the
-//! other, and medians are further apart than either spreads. Below [`FEWEST_ROUNDS`] nothing is said.
+//! A difference is large enough if the medians differ by more than the figure's threshold. With at least
+//! [`ENOUGH_ROUNDS`] rounds in each set, it is too regular for chance if the exact two-sided rank test of Mann and
+//! Whitney (1947) gives a probability of at most [`CHANCE`]. With fewer rounds the test could never give that. Then
+//! every round of one set must lie beyond every round of the other, and the medians must be further apart than the
+//! range of either set. Below [`FEWEST_ROUNDS`] there is no verdict.
 
 use crate::storm::model::Spread;
 
-/// Rounds of each that the rank test needs to reach [`CHANCE`].
+/// The least number of rounds in each set for the rank test to reach [`CHANCE`].
 pub(super) const ENOUGH_ROUNDS: usize = 5;
-/// Rounds of each below which there is no verdict.
+/// The least number of rounds in each set for a verdict.
 pub(super) const FEWEST_ROUNDS: usize = 3;
-/// Probability, were both the same, of ranks this uneven or more. There are dozens of figures in a
-/// comparison: at 5 % each, some would always cry.
+/// The probability of ranks at least this uneven if both sets were alike. A comparison has dozens of figures, so with 5
+/// % some would always raise a false alarm.
 pub(super) const CHANCE: f64 = 0.01;
-/// Rounds of each that are ranked; more would tell no more and overflow the count of arrangements.
+/// The most rounds of each set that are ranked. More would add little and overflow the count of arrangements.
 const MOST_ROUNDS: usize = 30;
 
-/// What became of a figure.
+/// The verdict on a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Regression,
@@ -25,11 +27,11 @@ pub(crate) enum Verdict {
     NoDifference,
     /// Fewer rounds than [`FEWEST_ROUNDS`].
     TooFewRounds,
-    /// Shown only.
+    /// The figure is shown but not judged.
     NotJudged,
 }
 
-/// Judges rounds `after` against rounds `before`.
+/// Judges the rounds `after` against the rounds `before`.
 pub(super) fn judge(
     before: &[f64],
     after: &[f64],
@@ -62,10 +64,10 @@ pub(super) fn judge(
     }
 }
 
-/// The two-sided probability of ranks at least this uneven, if both came from the same distribution.
+/// Returns the two-sided probability of ranks at least this uneven, if both sets came from the same distribution.
 fn probability(a: &[f64], b: &[f64]) -> f64 {
     let (a, b) = (&a[..a.len().min(MOST_ROUNDS)], &b[..b.len().min(MOST_ROUNDS)]);
-    // Twice U, so that ties, which count one half, stay whole. Rounding towards the middle is the careful way.
+    // This is twice U, so that ties, which count one half, stay whole. Rounding towards the middle avoids false alarms.
     let twice: usize =
         a.iter().map(|x| b.iter().map(|y| 2 * usize::from(x > y) + usize::from(x == y)).sum::<usize>()).sum();
     let pairs = a.len() * b.len();
@@ -76,16 +78,16 @@ fn probability(a: &[f64], b: &[f64]) -> f64 {
     (2.0 * tail / all).min(1.0)
 }
 
-/// How many of the arrangements of `m` and `n` values in one row have each value of U: the recurrence by
-/// whose the greatest value is.
+/// Returns how many arrangements of `m` and `n` values in one row have each value of U. The recurrence removes the
+/// greatest value, which belongs to one set or the other.
 fn arrangements(m: usize, n: usize) -> Vec<f64> {
-    // table[j][u], for the m so far.
+    // table[j][u], for the values of the first set so far.
     let mut table: Vec<Vec<f64>> = (0..=n).map(|_| vec![1.0]).collect();
     for i in 1..=m {
         let mut next: Vec<Vec<f64>> = vec![vec![1.0]];
         for j in 1..=n {
             let mut counts = vec![0.0; i * j + 1];
-            // The greatest is one of the m: it beats all j others.
+            // The greatest value belongs to the first set: it is above all j values of the other.
             for (u, count) in table[j].iter().enumerate() {
                 counts[u + j] += count;
             }
@@ -104,7 +106,7 @@ mod tests {
     use super::{Verdict, arrangements, judge, probability};
 
     #[test]
-    fn arrangements_are_all_there_are() {
+    fn arrangements_add_up_to_the_binomial_coefficient() {
         for (m, n, all) in [(1, 1, 2.0), (3, 3, 20.0), (4, 4, 70.0), (5, 5, 252.0), (2, 7, 36.0)] {
             let counts = arrangements(m, n);
             assert_eq!(counts.iter().sum::<f64>(), all, "{m}, {n}");
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_are_those_of_the_printed_tables() {
+    fn probabilities_match_the_published_tables() {
         // Mann and Whitney (1947), table I, doubled: m = n = 5.
         let apart = probability(&[1.0, 2.0, 3.0, 4.0, 5.0], &[6.0, 7.0, 8.0, 9.0, 10.0]);
         assert!((apart - 2.0 / 252.0).abs() < 1e-12, "{apart}");

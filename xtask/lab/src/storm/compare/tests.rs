@@ -1,9 +1,9 @@
-//! Comparisons of made-up results.
+//! Tests of comparisons, with made-up results.
 
 use super::{compare, differences, run};
 use crate::storm::model::{Case, Cpu, Distribution, Environment, Results, Round, SCHEMA, Settings, Subject};
 
-/// A round in which a request costs the host this much and takes ten times as long.
+/// Returns a round in which a request costs the host `cost_us` and takes ten times as long.
 fn round(cost_us: f64, failures: u64) -> Round {
     let cpu = Cpu {
         server_user_us: 100_000.0 * cost_us,
@@ -39,8 +39,8 @@ const STEADY: &[f64] = &[7.0, 7.1, 7.05, 7.2, 7.15];
 const WORSE: &[f64] = &[9.0, 9.1, 9.2, 9.05, 9.15];
 
 #[test]
-fn what_became_worse_better_or_stayed_is_said() {
-    // Name; costs and failures of each round before; the same after; whether it is a regression; what is said.
+fn changes_for_better_or_worse_are_shown() {
+    // Name; costs and failures of each round before; the same after; whether it is a regression; the expected text.
     type Row<'a> = (&'a str, &'a [f64], u64, &'a [f64], u64, bool, &'a str);
     let cases: &[Row<'_>] = &[
         ("stayed", STEADY, 0, STEADY, 0, false, "no difference"),
@@ -61,17 +61,17 @@ fn what_became_worse_better_or_stayed_is_said() {
 }
 
 #[test]
-fn a_peer_that_moved_is_told_and_fails_nothing() {
+fn a_change_of_a_peer_is_shown_and_fails_nothing() {
     let before = results(&[("xdp-imds", STEADY, 0), ("nginx", STEADY, 0)]);
     let after = results(&[("xdp-imds", STEADY, 0), ("nginx", WORSE, 2)]);
     let comparison = compare(&before, &after);
     assert_eq!(comparison.regressions(), 0);
-    assert!(comparison.text().contains("Peers moved too"), "{}", comparison.text());
-    assert!(!compare(&before, &before).text().contains("Peers moved too"));
+    assert!(comparison.text().contains("Figures of peers changed too"), "{}", comparison.text());
+    assert!(!compare(&before, &before).text().contains("Figures of peers changed too"));
 }
 
 #[test]
-fn other_machines_and_other_settings_are_named() {
+fn differences_of_machine_and_settings_are_named() {
     let base = results(&[("xdp-imds", STEADY, 0)]);
     assert_eq!(differences(&base, &base), Vec::<String>::new());
     type Change = fn(&mut Results);
@@ -93,7 +93,7 @@ fn other_machines_and_other_settings_are_named() {
 }
 
 #[test]
-fn files_that_do_not_compare_are_refused_unless_forced_and_a_regression_fails() {
+fn incomparable_files_are_refused_unless_forced_and_regressions_fail() {
     let directory = tempfile::tempdir().expect("a directory");
     let write = |name: &str, results: &Results| {
         let path = directory.path().join(name);

@@ -1,63 +1,63 @@
-//! Whether an answer is the right one: status, length and every octet, as they come in.
+//! Checks answers as they arrive: status, length and every octet.
 
 use super::tally::Failure;
 use serde::{Deserialize, Serialize};
 
-/// Longest response head.
+/// Octets of the longest accepted response head.
 const HEAD_MOST: usize = 8 << 10;
-/// Longest token.
+/// Octets of the longest accepted token.
 const TOKEN_MOST: usize = 1 << 10;
 
-/// What a request must be answered with.
+/// The answer that a request must get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Expected {
     pub(crate) status: u16,
     pub(crate) body: Body,
 }
 
-/// What a body must be.
+/// The body that an answer must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Body {
     /// These octets of the file of bodies.
     Exactly { offset: u64, length: u64 },
-    /// A token, to be sent with the requests after it.
+    /// A token, which the guest sends with the following requests.
     Token,
 }
 
-/// How far an answer is.
+/// The state of an answer after some octets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     More,
-    /// All there, and right. `keep`: the server keeps the connection.
+    /// The answer is complete and right. `keep`: the server keeps the connection.
     Done {
         keep: bool,
     },
     Wrong(Failure),
 }
 
-/// One answer being read.
+/// An answer that is being read.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     head: Vec<u8>,
-    /// Octets of the body said and seen, once the head is complete.
+    /// The announced and the received octets of the body, once the head is complete.
     body: Option<(usize, usize)>,
     keep: bool,
     token: Vec<u8>,
 }
 
 impl Answer {
-    /// Forgets all but the token, for the next answer.
+    /// Resets everything but the token, for the next answer.
     pub(crate) fn reset(&mut self) {
         self.head.clear();
         self.body = None;
     }
 
-    /// The token last seen.
+    /// Returns the last token received.
     pub(crate) fn token(&self) -> &[u8] {
         &self.token
     }
 
-    /// The next octets, against what is expected; `bodies` is the file of bodies.
+    /// Checks the next octets. `bodies` is the content of the file of bodies.
     pub(crate) fn feed(&mut self, mut octets: &[u8], expected: &Expected, bodies: &[u8]) -> Progress {
         if self.body.is_none() {
             let before = self.head.len();
@@ -111,7 +111,7 @@ fn fits(length: usize, expected: Body) -> bool {
     }
 }
 
-/// The end of the blank line, of which no octet but the last three can be before `from`.
+/// Returns the end of the blank line. Only its last three octets can be before `from`.
 fn find_end(head: &[u8], from: usize) -> Option<usize> {
     let from = from.saturating_sub(3);
     head[from..].windows(4).position(|four| four == b"\r\n\r\n").map(|at| from + at + 4)
@@ -119,7 +119,7 @@ fn find_end(head: &[u8], from: usize) -> Option<usize> {
 
 struct Head {
     status: u16,
-    /// Of the body; none in an answer that says none, or sends chunks.
+    /// The Content-Length. It is missing in answers without one and in chunked answers.
     length: Option<usize>,
     keep: bool,
 }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_answer_is_right_however_it_is_cut() {
+    fn a_right_answer_is_accepted_however_it_is_split() {
         let answer = "HTTP/1.1 200 OK\r\nServer: x\r\ncontent-LENGTH: 10\r\n\r\nright body";
         for step in 1..=answer.len() {
             assert_eq!(judged(answer, &RIGHT, step), DONE, "{step} octets at a time");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_answer_is_called_by_its_fault() {
+    fn each_wrong_answer_is_reported_with_its_fault() {
         let ok = |rest: &str| format!("HTTP/1.1 200 OK\r\n{rest}");
         for (answer, fault) in [
             (ok("Content-Length: 10\r\n\r\nwrong body"), Failure::Body),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_may_end_the_connection_and_says_so() {
+    fn the_end_of_a_connection_is_read_from_the_head() {
         for (line, keep) in
             [("HTTP/1.1", true), ("HTTP/1.0", false), ("HTTP/1.1 200 OK\r\nConnection: close", false)]
         {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_kept_for_the_requests_after_it() {
+    fn a_token_is_kept_for_the_following_requests() {
         let mut reader = Answer::default();
         let token = Expected { status: 200, body: Body::Token };
         let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcde";

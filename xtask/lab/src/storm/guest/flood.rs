@@ -1,4 +1,4 @@
-//! One more guest, which sends as fast as a core can: SYNs for the metadata address, or as much for others.
+//! The flooding guest. It sends as fast as a core can: SYNs to the metadata address, or as many frames to others.
 
 use super::plan::{Flood, Planned};
 use super::tally::Flooded;
@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use support::tap::{Tap, VNET_HDR_LEN};
 
-/// Frames between two looks at the clock and the stop sign.
+/// Frames between two checks of the stop flag.
 const BURST: usize = 256;
-/// Whose MAC ordinary frames are for: nobody's.
+/// The destination MAC of ordinary frames, which no device has.
 const NOBODY: Mac = Mac([0x02, 0, 0, 0xff, 0xff, 0xff]);
 /// An address for documentation (RFC 5737).
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// Floods until told to stop.
+/// Floods until `stop` is set.
 pub(super) fn run(
     tap: &Tap,
     guest: &Planned,
@@ -38,10 +38,10 @@ pub(super) fn run(
     Ok(done)
 }
 
-/// SYNs from different ports.
+/// Makes SYNs from different ports.
 fn frames(tap: &Tap, guest: &Planned, server: Ipv4Addr, flood: Flood) -> Vec<Vec<u8>> {
     let (server, server_mac) = match flood {
-        // Any MAC reaches the service: it is the address that says whose a frame is.
+        // Any MAC reaches the service, because frames are steered by their destination address.
         Flood::Syn => (server, Mac([0x02, 0, 0xa9, 0xfe, 0, 0])),
         Flood::Ordinary => (ELSEWHERE, NOBODY),
     };
@@ -58,7 +58,8 @@ fn frames(tap: &Tap, guest: &Planned, server: Ipv4Addr, flood: Flood) -> Vec<Vec
         .collect()
 }
 
-/// CPU time of the calling thread, exact where /proc's ticks are not (Linux: Documentation/scheduler/sched-stats.rst).
+/// Returns the CPU time of the calling thread in microseconds, exact where /proc's ticks are not (Linux:
+/// Documentation/scheduler/sched-stats.rst).
 fn thread_cpu_us() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     let ns: u64 = text.split_whitespace().next().unwrap_or("0").parse()?;

@@ -1,13 +1,14 @@
-//! The load generator: thousands of guests in one thread, each on a true tap whose descriptor it owns.
+//! The load generator: thousands of guests in one thread, each on a real tap whose descriptor it owns.
 //!
-//! A process of its own (`cargo xtask storm-guests`, hidden), so that its CPU time can be told apart. It is
-//! told what to do by lines of JSON on standard input and replies so on standard output; when its input ends, it
-//! ends, and its taps with it.
+//! The generator is a process of its own (`cargo xtask storm-guests`, hidden), so that its CPU time can be measured
+//! separately. It reads commands as lines of JSON from standard input and writes replies to standard output. It ends at
+//! the end of its input, and its taps disappear with it.
 //!
 //! ```text
 //!  pump (epoll, taps, clock) ── boot (one guest: ARP, requests in turn) ── tcp (one connection)
-//!                                 ├─ request (what is asked)             └─ wire, sum (frames)
-//!                                 └─ answer (is it right?) ── tally (counts, times)
+//!                                 ├─ request (request texts)             └─ wire, sum (frames)
+//!                                 ├─ world (shared state, sending)
+//!                                 └─ answer (checks) ── tally (counts, times)
 //! ```
 
 mod answer;
@@ -22,6 +23,7 @@ mod sum;
 mod tally;
 mod tcp;
 pub(crate) mod wire;
+mod world;
 
 #[cfg(test)]
 mod tests;
@@ -42,31 +44,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use support::netns::Namespace;
 use support::tap::{Shape, Tap};
 
-/// Descriptors beyond one per tap.
+/// Descriptors in addition to one per tap.
 const MORE_DESCRIPTORS: u64 = 256;
 
-/// What taps to make, and where.
+/// The taps to make.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The namespace the taps go into
+    /// The namespace for the taps
     netns: String,
-    /// Taps, one of them for a guest that floods
+    /// Number of taps, including one for a flooding guest
     taps: usize,
-    /// Taps with a virtio header
+    /// Make taps with a virtio header
     #[arg(long)]
     vnet_hdr: bool,
-    /// The core to keep to
+    /// The core to run on
     #[arg(long)]
     cpu: Option<usize>,
 }
 
-/// A tap's name.
+/// Returns the name of a tap.
 pub(crate) fn tap_name(number: usize) -> String {
     format!("storm{number}")
 }
 
-/// The link group of all taps: deleting it is one step for the kernel; closing descriptors one by one waits
-/// out a grace period for each.
+/// The link group of all taps. The kernel deletes a group in one step, but waits for a grace period for each descriptor
+/// that closes on its own.
 pub(crate) const TAP_GROUP: u32 = 254;
 
 /// Runs the verb.
@@ -74,8 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(cpu) = args.cpu {
         let mut set = rustix::thread::CpuSet::new();
         set.set(cpu);
-        rustix::thread::sched_setaffinity(None, &set)
-            .with_context(|| format!("cannot keep to core {cpu}"))?;
+        rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {cpu}"))?;
     }
     let ns = Namespace::open(&args.netns)?;
     let taps = make_taps(&ns, args)?;
@@ -119,8 +120,9 @@ fn allow_descriptors(count: u64) -> Result<()> {
         return Ok(());
     }
     let maximum = now.maximum.map(|maximum| maximum.max(count));
-    setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum })
-        .with_context(|| format!("cannot open {count} files; `ulimit -n` says how many are allowed"))
+    setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum }).with_context(|| {
+        format!("cannot raise the limit of open files to {count}; `ulimit -n` shows the present one")
+    })
 }
 
 fn storm(
@@ -130,8 +132,8 @@ fn storm(
     orders: &Orders,
 ) -> Result<()> {
     let stop = AtomicBool::new(false);
-    let mut tell = |boots, failures| {
-        // Progress that nobody reads any more is no reason to stop in the middle.
+    let mut report = |boots, failures| {
+        // A reader that ended early must not stop the storm.
         let _ = reply(&Reply::Progress { boots, failures });
     };
     let outcome = std::thread::scope(|scope| {
@@ -139,9 +141,9 @@ fn storm(
             let (tap, stop) = (&taps[taps.len() - 1], &stop);
             scope.spawn(move || flood::run(tap, guest, *server, flood, stop))
         });
-        let stormed = pump.storm(orders, &mut tell);
+        let stormed = pump.storm(orders, &mut report);
         stop.store(true, Ordering::Relaxed);
-        let flooded = flood.map(|thread| thread.join().expect("a flood does not panic")).transpose()?;
+        let flooded = flood.map(|thread| thread.join().expect("flooding does not panic")).transpose()?;
         let (tally, wall) = stormed?;
         anyhow::Ok(Outcome { flood: flooded, ..tally.outcome(wall) })
     })?;

@@ -1,6 +1,6 @@
-//! What guests are told: who they are, what to ask, what must come back.
+//! The plan of a storm: the guests, their requests and the expected answers.
 //!
-//! The storm writes a plan to a file and names it to its generator, whose replies are lines of JSON.
+//! The storm writes a plan to a file and gives the generator its path. The generator's replies are lines of JSON.
 
 use super::answer::Expected;
 use super::tally::Outcome;
@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-/// Stands for the guest's token in a request.
+/// The placeholder for the guest's token in a request.
 pub(crate) const TOKEN: &str = "{token}";
 
-/// Everything about one case that stays from round to round.
+/// The parts of a case that stay the same from round to round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// Who is asked.
+    /// The address of the service.
     pub(crate) server: Ipv4Addr,
-    /// Requests of a boot, heads and all, with [`TOKEN`] and
-    /// [`OWN_MAC`](super::super::peer::OWN_MAC) where those go.
+    /// The requests of a boot, with their heads. [`TOKEN`] and [`OWN_MAC`](super::super::peer::OWN_MAC) are
+    /// placeholders in them.
     pub(crate) requests: Vec<String>,
-    /// The bodies, one after the other.
+    /// The file with all bodies, one after the other.
     pub(crate) bodies: PathBuf,
-    /// In the order of the taps.
+    /// The guests, in the order of their taps.
     pub(crate) guests: Vec<Planned>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Plan {
 pub(crate) struct Planned {
     pub(crate) mac: [u8; 6],
     pub(crate) address: Ipv4Addr,
-    /// One for each request.
+    /// The expected answers, one for each request.
     pub(crate) answers: Vec<Expected>,
 }
 
@@ -45,66 +45,66 @@ impl Planned {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Arrival {
     AtOnce,
-    /// Evenly over so many seconds.
+    /// Evenly over this many seconds.
     Ramp(f64),
-    /// At random, so many per second.
+    /// At random, with this many per second on average.
     Poisson(f64),
-    /// One guest after the other has finished, with a pause between two requests.
+    /// One at a time, with a pause between two requests.
     Lone,
 }
 
-/// What floods.
+/// The kind of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub(crate) enum Flood {
-    /// SYNs for the metadata address.
+    /// SYNs to the metadata address
     Syn,
-    /// Frames as large and as many that are for somebody else.
+    /// Frames of the same size and number to other addresses
     Ordinary,
 }
 
-/// One round's storm.
+/// The orders for one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Orders {
-    /// Of the guests, these many from the first on.
+    /// Number of guests, counted from the first of the plan.
     pub(crate) guests: usize,
     pub(crate) arrival: Arrival,
-    /// Guests boot again until so much time is over; every one boots at least once.
+    /// Guests boot again until this many seconds have passed. Each guest boots at least once.
     pub(crate) seconds: f64,
     pub(crate) keep_alive: bool,
-    /// The service closes each connection first; requests have to ask for that.
+    /// The service closes each connection first. The requests must ask for it.
     #[serde(default)]
     pub(crate) to_the_end: bool,
-    /// Times a guest asks again, a second after its request has failed; clients in guests do.
+    /// How often a guest repeats a failed request, a second after the failure, as clients in guests do.
     #[serde(default)]
     pub(crate) retries: u8,
-    /// Share of frames lost in either direction.
+    /// The fraction of frames lost in each direction.
     pub(crate) loss: f64,
-    /// Guests that read slowly, the first ones.
+    /// Number of slow readers, counted from the first guest.
     pub(crate) slow: usize,
     pub(crate) flood: Option<Flood>,
-    /// Seconds without progress that make a stall; 0 watches nothing.
+    /// Seconds without progress that count as a stall; 0 turns the check off.
     #[serde(default)]
     pub(crate) stall: f64,
     pub(crate) seed: u64,
 }
 
-/// What the generator is told, a line each.
+/// A command to the generator, one per line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
-    /// Take this plan.
+    /// Load the plan in this file.
     Load(PathBuf),
-    /// Price the system calls, on this tap that nobody serves.
+    /// Measure the cost of system calls, on a tap that nothing serves.
     Price,
     Storm(Orders),
 }
 
-/// What it replies, a line each.
+/// A reply of the generator, one per line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// The command is done; the first such line says that the taps are there.
+    /// The command is done. The first such line reports that the taps are made.
     Done,
     Priced(Prices),
-    /// A storm goes on.
+    /// Progress of a storm.
     Progress {
         boots: u64,
         failures: u64,
@@ -112,7 +112,7 @@ pub(crate) enum Reply {
     Stormed(Box<Outcome>),
 }
 
-/// Nanoseconds of one call that does nothing.
+/// The cost of one call without effect, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Prices {
     pub(crate) write: f64,

@@ -1,9 +1,9 @@
-//! What the generator's system calls cost by themselves.
+//! Measures the cost of the generator's own system calls.
 //!
-//! A guest's `write` to its tap does the host's work: it makes the packet, runs XDP or the bridge, and often the
-//! server's softirq. That is what is measured, so only what a call costs before it does any of it is the
-//! generator's: a `write` refused for its length, a `read` that finds nothing, a wait for nothing. These are
-//! the least prices there can be, the same for every subject; whoever serves at least cost gains nothing by them.
+//! A guest's `write` to its tap does work for the host: it makes the packet, runs XDP or the bridge, and often the
+//! server's softirq. The storm measures that work. Only the cost of a call before any of it counts for the generator: a
+//! `write` that is refused for its length, a `read` that finds no frame, a wait without events. These prices are lower
+//! bounds and the same for every subject, so they favour none.
 
 use super::plan::Prices;
 use anyhow::{Result, ensure};
@@ -11,16 +11,17 @@ use rustix::event::epoll;
 use std::time::Instant;
 use support::tap::Tap;
 
-/// Calls of one kind in one trial, and trials; the cheapest counts, as nobody else's work makes a call cheaper.
+/// Calls of one kind in a trial, and number of trials. The cheapest trial counts, because other work can only make a
+/// call dearer.
 const CALLS: u32 = 20_000;
 const TRIALS: u32 = 7;
 
-/// Prices the calls on a tap with nothing to read.
+/// Measures the prices on a tap that has no frames to read.
 pub(super) fn prices(tap: &Tap) -> Result<Prices> {
     let mut buffer = [0; 2_048];
     while tap.receive(0, &mut buffer)?.is_some() {}
-    // A tap refuses what is shorter than its header and Ethernet's (Linux: drivers/net/tun.c).
-    ensure!(tap.send(0, &[0]).is_err(), "the tap takes a frame of one octet");
+    // A tap refuses frames shorter than its own header and Ethernet's (Linux: drivers/net/tun.c).
+    ensure!(tap.send(0, &[0]).is_err(), "the tap accepts a frame of one octet");
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&poll, tap, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
     let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -30,7 +31,7 @@ pub(super) fn prices(tap: &Tap) -> Result<Prices> {
         write: price(|| drop(tap.send(0, &[0]))),
         read: price(|| drop(tap.receive(0, &mut buffer))),
         wait: price(|| {
-            // Nothing is what is waited for.
+            // The wait returns at once without events.
             let _ = epoll::wait(&poll, &mut events[..], Some(&none));
         }),
     })

@@ -1,11 +1,12 @@
-//! Carries frames between guests and their taps, and time to guests.
+//! Moves frames between guests and their taps, and runs the guests' timers.
 
-use super::boot::{Guest, Manner, Scratch, Transmit, World};
+use super::boot::Guest;
 use super::plan::{Arrival, Orders, Plan};
 use super::request::Requests;
 use super::stall::{Stall, Watch, seconds};
 use super::tally::{Calls, Tally};
 use super::tcp::{MILLISECOND, Nanos, SECOND};
+use super::world::{Manner, Scratch, Transmit, World};
 use anyhow::{Context as _, Result, ensure};
 use rustix::event::epoll;
 use std::borrow::Borrow;
@@ -14,25 +15,24 @@ use std::time::{Duration, Instant};
 use support::recent::{Fate, Recent, Towards};
 use support::tap::{Tap, VNET_HDR_LEN};
 
-/// Frames taken from one tap before others get their turn.
+/// Frames read from one tap before the next tap's turn.
 const BATCH: usize = 32;
-/// Taps looked at after one wait.
+/// The most taps handled after one wait.
 const EVENTS: usize = 256;
-/// Largest frame of a tap: 64 KiB with headers, where segments are put together.
+/// The largest frame of a tap: 64 KiB of merged segments, with headers.
 const BUFFER: usize = 68 << 10;
-/// How often guests' clocks are looked at.
+/// Interval at which the guests' timers are checked.
 const TICK: Nanos = 5 * MILLISECOND;
-/// Wait while guests are still to begin.
+/// The longest wait in milliseconds while guests are still to begin.
 const NEXT_ARRIVAL: i32 = 1;
-/// How often progress is told.
-const TELL: Nanos = SECOND / 2;
-/// After the last boot, ends of connections are waited for so long.
+/// Interval of progress reports.
+const PROGRESS_INTERVAL: Nanos = SECOND / 2;
+/// The longest time after the last boot for connections to end.
 const LINGER: Nanos = SECOND;
-/// No storm takes longer; boots that have not finished count as failed by then.
+/// The longest storm. A longer one is an error.
 const LONGEST: Nanos = 600 * SECOND;
-/// Least time between two boots of a guest, for each request: boots one after the other without a pause are no
-/// storm but a flood, and a service that limits what one guest may send (10,000 frames a second) would be held
-/// up by it.
+/// The least time between two boots of a guest, for each request of a boot. Without a pause, boots would be a flood. A
+/// service that limits the frames of a guest (10,000 per second) would delay them.
 const PAUSE: Nanos = MILLISECOND;
 
 /// The guests of a plan on their taps.
@@ -45,11 +45,11 @@ pub(crate) struct Pump<'a> {
     manner: Manner,
     buffer: Vec<u8>,
     scratch: Scratch,
-    /// One for each guest, while stalls are looked for.
+    /// Recent segments and stall watch of each guest; empty if stalls are not watched.
     watches: Vec<(Recent, Watch)>,
 }
 
-/// A tap's descriptor, with loss.
+/// A tap with simulated loss.
 struct Port<'a> {
     tap: &'a Tap,
     loss: f64,
@@ -77,7 +77,7 @@ impl Transmit for Port<'_> {
             return self.note(Fate::Lost, frame);
         }
         self.calls.writes += 1;
-        // A frame the device does not take is lost, as on any network: it is sent again in time.
+        // A frame that the device refuses is lost, as on any network. The guest sends it again.
         let taken = self.tap.send(0, frame).unwrap_or(false);
         self.note(if taken { Fate::Delivered } else { Fate::Refused }, frame);
     }
@@ -87,7 +87,7 @@ impl Transmit for Port<'_> {
 struct Storm<'a> {
     orders: &'a Orders,
     clock: Instant,
-    /// When each guest of the present wave begins, the next one last.
+    /// The start of each guest in the current wave, in reverse order of time.
     arrivals: Vec<(Nanos, usize)>,
     tally: Tally,
     calls: Calls,
@@ -96,7 +96,7 @@ struct Storm<'a> {
 }
 
 impl<'a> Pump<'a> {
-    /// Guests on the first of the taps.
+    /// Makes a pump for these taps, without guests.
     pub(crate) fn new<T: Borrow<Tap>>(taps: &'a [T]) -> Result<Self> {
         let taps: Vec<&Tap> = taps.iter().map(Borrow::borrow).collect();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -117,11 +117,11 @@ impl<'a> Pump<'a> {
         })
     }
 
-    /// Takes another plan.
+    /// Replaces the plan.
     pub(crate) fn load(&mut self, plan: Plan) -> Result<()> {
-        ensure!(plan.guests.len() <= self.taps.len(), "more guests than taps");
+        ensure!(plan.guests.len() <= self.taps.len(), "the plan has more guests than there are taps");
         let wrong = plan.guests.iter().any(|guest| guest.answers.len() != plan.requests.len());
-        ensure!(!wrong, "a guest has another number of answers than there are requests");
+        ensure!(!wrong, "a guest's number of answers differs from the number of requests");
         self.bodies = std::fs::read(&plan.bodies)
             .with_context(|| format!("cannot read bodies from {}", plan.bodies.display()))?;
         self.requests = Requests::new(&plan.requests);
@@ -129,40 +129,14 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Boots guests as ordered; tells of progress by boots finished and failures.
+    /// Boots the guests as ordered. `report` gets the numbers of finished boots and of failures.
     pub(crate) fn storm(
         &mut self,
         orders: &Orders,
-        tell: &mut dyn FnMut(u64, u64),
+        report: &mut dyn FnMut(u64, u64),
     ) -> Result<(Tally, Nanos)> {
-        ensure!(
-            (1..=self.guests.len()).contains(&orders.guests),
-            "the plan has {} guests",
-            self.guests.len()
-        );
-        let vnet = self.taps[0].shape().vnet_hdr;
-        let lone = orders.arrival == Arrival::Lone;
-        let Orders { keep_alive, to_the_end, retries, .. } = *orders;
-        self.manner = Manner { vnet, keep_alive, lone, to_the_end, retries };
-        let mut random = fastrand::Rng::with_seed(orders.seed);
-        self.drain()?;
-        for (number, guest) in self.guests.iter_mut().enumerate() {
-            guest.forget(number < orders.slow, &mut random);
-        }
-        self.watches.clear();
-        if orders.stall > 0.0 {
-            self.watches.resize_with(self.guests.len(), Default::default);
-        }
-        let mut storm = Storm {
-            orders,
-            clock: Instant::now(),
-            arrivals: Vec::new(),
-            tally: Tally::default(),
-            calls: Calls::default(),
-            dice: random.fork(),
-            random,
-        };
-        let (mut ticked, mut told, mut first_wave) = (0, 0, None);
+        let mut storm = self.begin(orders)?;
+        let (mut ticked, mut reported, mut first_wave) = (0, 0, None);
         storm.wave(0);
         let (mut wave, pause) = (0, PAUSE * self.requests.len() as Nanos);
         let wall = loop {
@@ -183,9 +157,9 @@ impl<'a> Pump<'a> {
                     storm.wave(wave);
                 }
             }
-            if now >= told + TELL {
-                told = now;
-                tell(storm.tally.finished.len() as u64, storm.tally.failed);
+            if now >= reported + PROGRESS_INTERVAL {
+                reported = now;
+                report(storm.tally.finished.len() as u64, storm.tally.failed);
             }
             ensure!(now < LONGEST, "the storm is not over after {} s", LONGEST / SECOND);
         };
@@ -196,7 +170,39 @@ impl<'a> Pump<'a> {
         Ok((tally, wall))
     }
 
-    /// Begins the boots that are due.
+    /// Resets the guests for a storm.
+    fn begin<'o>(&mut self, orders: &'o Orders) -> Result<Storm<'o>> {
+        ensure!(
+            (1..=self.guests.len()).contains(&orders.guests),
+            "the plan has {} guests, but {} are ordered",
+            self.guests.len(),
+            orders.guests
+        );
+        let vnet = self.taps[0].shape().vnet_hdr;
+        let lone = orders.arrival == Arrival::Lone;
+        let Orders { keep_alive, to_the_end, retries, .. } = *orders;
+        self.manner = Manner { vnet, keep_alive, lone, to_the_end, retries };
+        let mut random = fastrand::Rng::with_seed(orders.seed);
+        self.drain()?;
+        for (number, guest) in self.guests.iter_mut().enumerate() {
+            guest.forget(number < orders.slow, &mut random);
+        }
+        self.watches.clear();
+        if orders.stall > 0.0 {
+            self.watches.resize_with(self.guests.len(), Default::default);
+        }
+        Ok(Storm {
+            orders,
+            clock: Instant::now(),
+            arrivals: Vec::new(),
+            tally: Tally::default(),
+            calls: Calls::default(),
+            dice: random.fork(),
+            random,
+        })
+    }
+
+    /// Starts the boots that are due.
     fn arrive(&mut self, storm: &mut Storm<'_>, now: Nanos) {
         let lone = storm.orders.arrival == Arrival::Lone;
         while (!lone || self.guests.iter().all(Guest::is_off))
@@ -206,7 +212,7 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Waits for frames and hands them to guests.
+    /// Waits for frames and gives them to the guests.
     fn turn(&mut self, storm: &mut Storm<'_>) -> Result<()> {
         let mut events =
             [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; EVENTS];
@@ -225,7 +231,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Takes the frames of one tap.
+    /// Reads the frames of one tap.
     fn take(&mut self, number: usize, storm: &mut Storm<'_>) -> Result<()> {
         let mut buffer = std::mem::take(&mut self.buffer);
         for _ in 0..BATCH {
@@ -315,7 +321,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Throws away what an earlier subject left in the taps.
+    /// Discards frames that an earlier subject left in the taps.
     fn drain(&mut self) -> Result<()> {
         for tap in &self.taps {
             while tap.receive(0, &mut self.buffer)?.is_some() {}
@@ -329,12 +335,12 @@ impl Storm<'_> {
         self.clock.elapsed().as_nanos() as Nanos
     }
 
-    /// The wait that makes a stall.
+    /// Returns the wait that counts as a stall.
     fn limit(&self) -> Nanos {
         (self.orders.stall * SECOND as f64) as Nanos
     }
 
-    /// Plans when each guest begins.
+    /// Plans the start of each guest.
     fn wave(&mut self, from: Nanos) {
         let guests = self.orders.guests;
         let mut at = 0.0;

@@ -1,4 +1,4 @@
-//! Requests as text with gaps: the same for all guests but for a MAC and a token.
+//! Requests as text with placeholders, which differ between guests only in a MAC and a token.
 
 use super::super::peer::OWN_MAC;
 use super::plan::TOKEN;
@@ -27,7 +27,7 @@ impl Requests {
         self.0.len()
     }
 
-    /// Octets of one request.
+    /// Returns the octets of one request.
     pub(super) fn length(&self, request: usize, token: &[u8]) -> usize {
         let length = |piece: &Piece| match piece {
             Piece::Text(text) => text.len(),
@@ -78,7 +78,7 @@ mod tests {
     use metadata_common::mac::Mac;
 
     #[test]
-    fn gaps_are_filled_and_counted() {
+    fn placeholders_are_filled_and_counted() {
         let requests = Requests::new(&["GET /{mac}/x?{mac} t: {token}".into(), "plain".into()]);
         let mac = Mac([0x52, 0x54, 0, 0x0a, 0xbc, 0xff]);
         for (number, expected) in [(0, "GET /52:54:00:0a:bc:ff/x?52:54:00:0a:bc:ff t: secret"), (1, "plain")]

@@ -1,49 +1,49 @@
-//! Connections that stand still: noticed while they do, with what was seen of them last.
+//! Detects stalled connections while they stall, and describes their last segments.
 
 use super::tcp::{Nanos, SECOND};
 use serde::{Deserialize, Serialize};
 
-/// Stalls described in full; more are counted.
+/// The most stalls that are described. Further ones are only counted.
 pub(crate) const DESCRIBED: usize = 32;
-/// Doublings of a time-out that losses excuse: Linux's tcp_syn_retries.
+/// The most doublings of a timeout that losses excuse: Linux's tcp_syn_retries.
 const DOUBLINGS: u32 = 6;
 
 /// A connection without progress for longer than losses explain.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Stall {
-    /// The guest's address and port.
+    /// Address and port of the guest.
     pub(crate) connection: String,
-    /// Answers the guest had before.
+    /// Answers that the guest got before.
     pub(crate) answers: u64,
-    /// How long, once it is over; until it was noticed, if it never was.
+    /// The length of the stall. If the stall never ended, the time until it was noticed.
     pub(crate) seconds: f64,
-    /// Frames lost on purpose meanwhile.
+    /// Frames lost on purpose during the wait.
     pub(crate) lost: u64,
-    /// The last segments, in the guest's order.
+    /// The last segments, in the order in which the guest saw them.
     pub(crate) segments: Vec<String>,
-    /// What the guest's kernel says of its sockets, if it has one.
+    /// The sockets as the guest's kernel shows them, if the guest has a kernel.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) sockets: String,
 }
 
-/// The first time-out of a connection (RFC 6298 §2.1), and the one after a handshake that was sent again (§5.7).
+/// The first timeout of a connection (RFC 6298 §2.1), and the timeout after a handshake that was sent again (§5.7).
 const FIRST_TIMEOUT: Nanos = SECOND;
 const TIMEOUT_AFTER_LOSS: Nanos = 3 * SECOND;
 
-/// How long a connection may be without progress when so many of its frames were lost meanwhile: the limit, and what
-/// as many time-outs in a row take, each twice the one before (RFC 6298 §5.5).
+/// Returns how long a connection may be without progress if `lost` of its frames were lost: the limit, and the time of
+/// as many timeouts in a row, each twice as long as the one before (RFC 6298 §5.5).
 fn patience(limit: Nanos, lost: u64, first: Nanos) -> Nanos {
     limit + ((1 << lost.min(DOUBLINGS.into())) - 1) * first
 }
 
-/// Where one guest's present connection stands.
+/// The state of a guest's current connection.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    /// Frames lost until the last progress.
+    /// Frames lost before the last progress.
     lost: u64,
-    /// The last progress came after a time-out.
+    /// Whether a timeout preceded the last progress.
     timed_out: bool,
-    /// The stall under way, by its place among those described.
+    /// The index of the current stall among the described ones.
     stall: Option<usize>,
 }
 
@@ -60,26 +60,26 @@ pub(crate) struct Stalls {
 }
 
 impl Watch {
-    /// Takes note of progress after a wait; `lost` is what had been lost in all before it came.
+    /// Records progress after a wait. `lost` is the total of lost frames before the progress.
     pub(crate) fn progressed(&mut self, waited: Nanos, lost: u64, limit: Nanos, stalls: &mut Stalls) {
         self.timed_out = lost > self.lost && waited >= FIRST_TIMEOUT;
         self.lost = lost;
         stalls.longest = stalls.longest.max(waited);
         match self.stall.take() {
-            // Beyond the room there is, a place is nobody's.
+            // Stalls beyond [`DESCRIBED`] have no description to complete.
             Some(at) => stalls.described.get_mut(at).into_iter().for_each(|it| it.seconds = seconds(waited)),
             None => stalls.excused += u64::from(waited > limit),
         }
     }
 
-    /// How many frames were lost in a wait that has just become too long.
+    /// Returns the number of frames lost in a wait that has just become too long.
     pub(crate) fn overdue(&self, waited: Nanos, lost: u64, limit: Nanos) -> Option<u64> {
         let lost = lost.saturating_sub(self.lost);
         let first = if self.timed_out { TIMEOUT_AFTER_LOSS } else { FIRST_TIMEOUT };
         (self.stall.is_none() && waited > patience(limit, lost, first)).then_some(lost)
     }
 
-    /// Counts the wait as a stall.
+    /// Records the wait as a stall.
     pub(crate) fn stalls(&mut self, stall: Stall, stalls: &mut Stalls) {
         self.stall = Some(stalls.described.len());
         stalls.count += 1;
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_that_was_sent_again_excuses_longer_timeouts() {
+    fn a_repeated_handshake_excuses_longer_timeouts() {
         for (handshake, lost_then, waited, stalls) in
             [(1, 1, 12, false), (1, 1, 13, true), (0, 0, 7, true), (1, 0, 7, true)]
         {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_counts_once_and_lasts_until_there_is_progress() {
+    fn a_stall_counts_once_and_lasts_until_progress() {
         let (mut watch, mut stalls) = (Watch::default(), Stalls::default());
         for round in 0..DESCRIBED as u64 + 2 {
             assert_eq!(watch.overdue(4 * SECOND, round, LIMIT), Some(0));

@@ -1,6 +1,6 @@
-//! The Internet checksum (RFC 1071), eight octets at a time, in the machine's own byte order (§2(B)).
+//! The Internet checksum (RFC 1071), four octets at a time, in the machine's own byte order (§2(B)).
 
-/// Adds octets to a sum; every part but the last must be of even length.
+/// Adds octets to a sum. All parts but the last must have an even length.
 pub(super) fn add(sum: u64, octets: &[u8]) -> u64 {
     let (words, rest) = octets.as_chunks::<4>();
     let mut sum = words.iter().fold(sum, |sum, word| sum + u64::from(u32::from_ne_bytes(*word)));
@@ -13,7 +13,7 @@ pub(super) fn add(sum: u64, octets: &[u8]) -> u64 {
     sum
 }
 
-/// The sum in 16 bits, carries added in.
+/// Returns the sum in 16 bits, with carries added.
 pub(super) fn folded(sum: u64) -> u16 {
     let sum = (sum >> 32) + (sum & 0xffff_ffff);
     let sum = (sum >> 32) + (sum & 0xffff_ffff);
@@ -22,7 +22,7 @@ pub(super) fn folded(sum: u64) -> u16 {
     ((sum >> 16) + (sum & 0xffff)) as u16
 }
 
-/// Whether the sum over data and checksum is that of undamaged data.
+/// Whether a sum over data and checksum shows undamaged data.
 pub(super) fn good(sum: u64) -> bool {
     folded(sum) == 0xffff
 }
@@ -32,13 +32,13 @@ mod tests {
     use super::{add, folded, good};
 
     #[test]
-    fn the_example_of_rfc_1071_adds_up() {
+    fn the_example_of_rfc_1071_gives_its_sum() {
         let octets = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
         assert_eq!(folded(add(0, &octets)).to_ne_bytes(), [0xdd, 0xf2]);
     }
 
     #[test]
-    fn any_length_agrees_with_word_by_word_addition() {
+    fn sums_of_any_length_agree_with_word_by_word_addition() {
         let octets: Vec<u8> = (0..=255).cycle().take(1_500).map(|n: u8| n.wrapping_mul(37)).collect();
         for len in [0, 1, 2, 3, 4, 5, 7, 8, 20, 1_459, 1_460] {
             let mut plain = 0u32;

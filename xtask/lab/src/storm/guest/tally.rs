@@ -1,40 +1,40 @@
-//! What guests saw: counts, reasons and times.
+//! The counts, failures and times that guests record.
 
 use super::super::model::Distribution;
 use super::stall::Stalls;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Sub-buckets of each doubling of a time: a bucket's bounds are 1/32 apart.
+/// Buckets for each doubling of a time, so that the bounds of neighbouring buckets differ by 1/32.
 const STEPS: u64 = 32;
 
-/// Why a request failed.
+/// The reason for which a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Failure {
-    /// Nobody answered ARP.
+    /// ARP got no reply.
     Arp,
-    /// No connection.
+    /// No connection was established.
     Connect,
-    /// No octet for too long.
+    /// No octet arrived for too long.
     Silence,
-    /// RST.
+    /// An RST arrived.
     Reset,
     /// The connection ended before the answer did.
     Cut,
-    /// What came is no HTTP/1.x response.
+    /// The answer is not an HTTP/1.x response.
     Head,
-    /// Another status.
+    /// The answer has another status.
     Status,
-    /// Another length, or none said.
+    /// The answer has another length, or announces none.
     Length,
-    /// Another guest's octets, or nobody's.
+    /// The body has wrong octets, perhaps another guest's.
     Body,
-    /// A frame came with a wrong checksum. It is thrown away; the request may succeed all the same.
+    /// A frame had a wrong checksum. It is discarded, and the request may still succeed.
     Checksum,
 }
 
-/// Times, counted in buckets that grow with them.
+/// Times, counted in buckets whose width grows with the time.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     counts: Vec<u64>,
@@ -51,7 +51,7 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// As the model has it: bounds in microseconds, no empty buckets.
+    /// Returns the model's form: bounds in microseconds, without empty buckets.
     fn distribution(&self) -> Distribution {
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         Distribution {
@@ -61,20 +61,21 @@ impl Histogram {
     }
 }
 
-/// Below 2 × [`STEPS`] a bucket for each value, then [`STEPS`] for each doubling.
+/// Returns the bucket of a value. Values below 2 × [`STEPS`] have a bucket each, and each further doubling has
+/// [`STEPS`] buckets.
 fn bucket(value: u64) -> usize {
     let shift = u64::from((value | STEPS).ilog2() - STEPS.ilog2());
     (shift * STEPS + (value >> shift)) as usize
 }
 
-/// The greatest value in a bucket.
+/// Returns the greatest value of a bucket.
 fn bound(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     let shift = (bucket / STEPS).saturating_sub(1);
     ((bucket - shift * STEPS + 1) << shift) - 1
 }
 
-/// Everything counted in one storm.
+/// The counts of one storm.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) boots: u64,
@@ -82,22 +83,22 @@ pub(crate) struct Tally {
     pub(crate) failed: u64,
     pub(crate) reasons: BTreeMap<Failure, u64>,
     pub(crate) retransmissions: u64,
-    /// Requests asked again after they had failed.
+    /// Requests repeated after a failure.
     pub(crate) retries: u64,
     pub(crate) request: Histogram,
     pub(crate) boot: Histogram,
-    /// When each boot finished, from the storm's start; of the first wave only.
+    /// The time at which each boot of the first wave finished, since the storm's start.
     pub(crate) finished: Vec<u64>,
     pub(crate) calls: Calls,
     pub(crate) stalls: Stalls,
 }
 
-/// System calls made.
+/// Numbers of system calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Calls {
     /// Frames written to taps.
     pub(crate) writes: u64,
-    /// Reads of taps, those that found nothing included.
+    /// Reads of taps, including those without a frame.
     pub(crate) reads: u64,
     /// Waits for taps.
     pub(crate) waits: u64,
@@ -133,10 +134,10 @@ impl Tally {
     }
 }
 
-/// Points of a curve of boots over time.
+/// The most points of a curve of finished boots, without the last one.
 const CURVE_POINTS: usize = 200;
 
-/// At most [`CURVE_POINTS`] points, the last always there.
+/// Returns about [`CURVE_POINTS`] points, always including the last.
 fn curve(finished: &[u64]) -> Vec<(f64, u32)> {
     let step = finished.len().div_ceil(CURVE_POINTS).max(1);
     let point = |n: usize| (finished[n - 1] as f64 / 1e3, n as u32);
@@ -147,7 +148,7 @@ fn curve(finished: &[u64]) -> Vec<(f64, u32)> {
     points
 }
 
-/// What the generator tells of one storm.
+/// The generator's report on one storm.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) boots: u64,
@@ -165,7 +166,7 @@ pub(crate) struct Outcome {
     pub(crate) flood: Option<Flooded>,
 }
 
-/// What the flooding guest did.
+/// The counts of the flooding guest.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Flooded {
     pub(crate) frames: u64,
@@ -178,7 +179,7 @@ mod tests {
     use super::{Histogram, bound, bucket, curve};
 
     #[test]
-    fn a_bucket_holds_its_bound_and_the_next_holds_one_more() {
+    fn the_next_bucket_begins_after_the_bound_of_a_bucket() {
         for n in 0..1_500 {
             assert_eq!(bucket(bound(n)), n);
             assert_eq!(bucket(bound(n) + 1), n + 1);

@@ -1,8 +1,8 @@
-//! One connection as a Linux guest makes it: SYN with Linux's options, delayed acknowledgements, selective
-//! ones when something is missing, retransmission with backoff.
+//! One connection that behaves as a Linux guest's: a SYN with Linux's options, delayed acknowledgements, selective
+//! acknowledgements of gaps, and retransmission with backoff.
 //!
-//! Requests are smaller than any MSS and sent one at a time, so there is no send window to watch and never
-//! more than one thing outstanding: SYN, request or FIN.
+//! Requests are smaller than any MSS and sent one at a time. So there is no send window to track, and at most one of
+//! SYN, request and FIN is outstanding.
 
 use super::wire::{ACK, FIN, Header, RST, SYN, WINDOW_SCALE};
 
@@ -11,62 +11,62 @@ pub(crate) type Nanos = u64;
 pub(super) const MILLISECOND: Nanos = 1_000_000;
 pub(crate) const SECOND: Nanos = 1_000_000_000;
 
-/// Until a SYN is sent again (RFC 6298 §2.1); doubled each time.
+/// The time before a SYN is sent again (RFC 6298 §2.1). It doubles each time.
 const SYN_RTO: Nanos = SECOND;
-/// Least until anything else is sent again: Linux's TCP_RTO_MIN.
+/// The least time before another segment is sent again: Linux's TCP_RTO_MIN.
 const RTO_MIN: Nanos = 200 * MILLISECOND;
-/// Times a segment is sent again before the connection is given up; Linux's tcp_syn_retries.
+/// How often a segment is sent again before the connection is given up: Linux's tcp_syn_retries.
 const RETRIES: u8 = 6;
-/// Linux's TCP_DELACK_MIN.
+/// The delay of an acknowledgement: Linux's TCP_DELACK_MIN.
 const DELAYED_ACK: Nanos = 40 * MILLISECOND;
-/// First segments of a connection that are acknowledged at once: Linux's TCP_MAX_QUICKACKS.
+/// Number of first segments of a connection that are acknowledged at once: Linux's TCP_MAX_QUICKACKS.
 const QUICK_ACKS: u8 = 16;
-/// Window of a guest that reads at once, in octets.
+/// The receive window of a guest that reads at once, in octets.
 const WINDOW: u32 = 256 << 10;
-/// Window of a slow reader.
+/// The receive window of a slow reader, in octets.
 const SLOW_WINDOW: u32 = 8 << 10;
-/// What a slow reader takes in [`SLOW_PAUSE`].
+/// Octets that a slow reader reads, and the pause between two reads.
 const SLOW_CHUNK: u32 = 4 << 10;
 const SLOW_PAUSE: Nanos = 50 * MILLISECOND;
-/// Segments kept that came too early; more are thrown away.
+/// The most segments kept out of order. Further ones are discarded.
 const EARLY_MOST: usize = 256;
-/// Blocks of one acknowledgement: with timestamps no more fit (RFC 2018 §3).
+/// The most SACK blocks of an acknowledgement. With timestamps no more fit (RFC 2018 §3).
 const SACKS_MOST: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     SynSent,
     Open,
-    /// FIN sent, not acknowledged.
+    /// The FIN is sent but not acknowledged.
     FinSent,
-    /// FIN acknowledged; the server's may be missing.
+    /// The FIN is acknowledged. The server's FIN may be missing.
     FinAcked,
 }
 
-/// What is to be sent.
+/// A segment to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Send {
     Syn,
     Ack,
-    /// The request, with this many octets of it.
+    /// The current request.
     Request,
     Fin,
     Reset,
 }
 
-/// What a segment meant for whoever owns the connection.
+/// The meaning of a segment for the owner of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Nothing,
-    /// The handshake is done: acknowledge, then ask.
+    /// The handshake is complete. The owner acknowledges it and sends the request.
     Opened,
-    /// Payload came: so many octets at the beginning of the segment's are old, the others are next.
+    /// Payload arrived. Its first `skip` octets are old, and the others are the next ones.
     Data {
         skip: usize,
     },
-    /// The server has ended its side, and all it sent has been taken.
+    /// The server has closed its side, and all of its octets have been delivered.
     Ended,
-    /// RST.
+    /// The server reset the connection.
     Reset,
 }
 
@@ -74,14 +74,14 @@ pub(super) enum Event {
 pub(super) struct Connection {
     pub(super) port: u16,
     state: State,
-    /// Oldest octet sent and not acknowledged, and the next to send.
+    /// The oldest octet that is not acknowledged, and the next one to send.
     unacked: u32,
     next: u32,
-    /// Octets of the request outstanding.
+    /// Octets of the outstanding request.
     asked: u32,
     expected: u32,
     ended: bool,
-    /// The server's last timestamp, if it uses them.
+    /// The server's last timestamp, if the server uses timestamps.
     stamp: Option<u32>,
     sent_at: Nanos,
     rto: Nanos,
@@ -89,10 +89,10 @@ pub(super) struct Connection {
     retransmit_at: Option<Nanos>,
     ack_at: Option<Nanos>,
     quick: u8,
-    /// Segments taken since the last acknowledgement.
+    /// Segments received since the last acknowledgement.
     taken: u8,
     early: Vec<(u32, Vec<u8>)>,
-    /// Octets a slow reader has yet to take, and when it takes more; none for others.
+    /// Octets that a slow reader has not read yet, and the time of its next read; `None` for other guests.
     unread: Option<(u32, Nanos)>,
 }
 
@@ -102,7 +102,7 @@ fn before(a: u32, b: u32) -> bool {
 }
 
 impl Connection {
-    /// A connection about to send its SYN.
+    /// Makes a connection that is about to send its SYN.
     pub(super) fn new(port: u16, first: u32, slow: bool, now: Nanos) -> Self {
         Self {
             port,
@@ -125,38 +125,39 @@ impl Connection {
         }
     }
 
-    /// When [`Connection::due`] wants to be called.
+    /// Returns when [`Connection::due`] must be called.
     pub(super) fn wake_at(&self) -> Nanos {
         let read_at = self.unread.filter(|(unread, _)| *unread > 0).map(|(_, at)| at);
         [self.retransmit_at, self.ack_at, read_at].into_iter().flatten().min().unwrap_or(Nanos::MAX)
     }
 
-    /// Whether a connection that was closed needs nothing more.
+    /// Whether both sides of a closed connection have ended.
     pub(super) fn is_over(&self) -> bool {
         self.state == State::FinAcked && self.ended
     }
 
-    /// Whether the handshake was never done.
+    /// Whether the handshake is incomplete.
     pub(super) fn is_opening(&self) -> bool {
         self.state == State::SynSent
     }
 
-    /// Whether the server has ended its side.
+    /// Whether the server has closed its side.
     pub(super) fn is_ended(&self) -> bool {
         self.ended
     }
 
-    /// Takes note that a request of this length goes out now.
+    /// Records that a request of this length is sent now.
     pub(super) fn ask(&mut self, length: usize, now: Nanos) {
         self.asked = length as u32;
         self.next = self.unacked.wrapping_add(self.asked);
         self.outstanding(now);
     }
 
-    /// Takes note that a FIN goes out now.
+    /// Records that a FIN is sent now.
     pub(super) fn close(&mut self, now: Nanos) {
         self.state = State::FinSent;
-        // An answer acknowledges its request; a server that forgot to say so gets no more of it.
+        // The answer implies that the request arrived. The request is not sent again, even if it was never
+        // acknowledged.
         self.unacked = self.next;
         self.asked = 0;
         self.next = self.next.wrapping_add(1);
@@ -170,7 +171,7 @@ impl Connection {
         self.retransmit_at = Some(now + self.rto);
     }
 
-    /// The header of what is to be sent; an acknowledgement goes with all but a SYN.
+    /// Returns the header of a segment. Every segment but a SYN acknowledges.
     pub(super) fn header(&mut self, send: Send, now: Nanos) -> Header {
         let (flags, seq) = match send {
             Send::Syn => (SYN, self.unacked),
@@ -192,7 +193,7 @@ impl Connection {
         Header { port: self.port, seq, ack, flags, window, timestamps: stamp }
     }
 
-    /// Ranges that came early, nearest first.
+    /// Collects the ranges received out of order, the lowest first.
     pub(super) fn sacks(&self, out: &mut Vec<(u32, u32)>) {
         out.clear();
         for (seq, octets) in &self.early {
@@ -208,7 +209,7 @@ impl Connection {
         }
     }
 
-    /// What has to be sent because of the time; `None` in the second place: the connection is given up.
+    /// Returns the segment whose timer has expired, or [`Due::GiveUp`] after too many retransmissions.
     pub(super) fn due(&mut self, now: Nanos) -> Due {
         if self.retransmit_at.is_some_and(|at| at <= now) {
             if self.retries == RETRIES {
@@ -237,8 +238,8 @@ impl Connection {
         Due::Nothing
     }
 
-    /// Takes a segment of this connection. With [`Event::Data`], the owner takes the octets and calls
-    /// [`Connection::took`]. Second: an acknowledgement has to go out whatever the event.
+    /// Handles a segment of this connection. After [`Event::Data`], the owner takes the octets and calls
+    /// [`Connection::took`]. The second value is true if an acknowledgement must be sent, whatever the event.
     pub(super) fn segment(&mut self, header: &Header, payload: &[u8], now: Nanos) -> (Event, bool) {
         if header.flags & RST != 0 {
             return self.reset(header);
@@ -247,7 +248,7 @@ impl Connection {
             return self.opened(header, now);
         }
         if header.flags & SYN != 0 {
-            // A SYN-ACK again: our acknowledgement was lost (RFC 9293 §3.10.7.4).
+            // The SYN-ACK was sent again because our acknowledgement was lost (RFC 9293 §3.10.7.4).
             return (Event::Nothing, true);
         }
         self.acknowledged(header);
@@ -284,7 +285,7 @@ impl Connection {
         self.expected = header.seq.wrapping_add(1);
         self.stamp = header.timestamps.map(|(value, _)| value);
         self.retransmit_at = None;
-        // RFC 6298 §2.2 with Linux's floor under the variance; §5.7 after a SYN sent twice.
+        // RFC 6298 §2.2 with Linux's lower limit of the variance, or §5.7 after a SYN that was sent twice.
         let took = now - self.sent_at;
         self.rto = if self.retries == 0 { took + RTO_MIN.max(2 * took) } else { 3 * SECOND };
         self.retries = 0;
@@ -303,7 +304,7 @@ impl Connection {
         }
     }
 
-    /// Nobody reads any more, but the server's end is waited for.
+    /// Handles a segment after the guest has closed. Payload is ignored, but the server's FIN is awaited.
     fn after_close(&mut self, header: &Header, length: usize, fin: bool) -> (Event, bool) {
         let end = header.seq.wrapping_add(length as u32);
         if !before(end, self.expected) {
@@ -347,16 +348,17 @@ impl Connection {
         }
     }
 
-    /// The next segment that came early and is not early any more, as if it came now.
+    /// Returns the next segment that was out of order and has become the next in order.
     pub(super) fn ripe(&mut self) -> Option<(u32, Vec<u8>)> {
         let (seq, _) = self.early.first()?;
         (!before(self.expected, *seq)).then(|| self.early.remove(0))
     }
 
-    /// Whether the payload just taken is to be acknowledged at once: every second segment, the first ones of
-    /// a connection, and all while something is missing (RFC 5681 §4.2). Otherwise a little later.
+    /// Whether the payload just taken must be acknowledged at once: every second segment, the first segments of a
+    /// connection, and all segments while there is a gap (RFC 5681 §4.2). Other segments are acknowledged a little
+    /// later.
     pub(super) fn took(&mut self, octets: usize, now: Nanos) -> bool {
-        // An aggregate counts as the segments it was.
+        // An aggregate counts as the segments in it, at most two.
         self.taken = self.taken.saturating_add(octets.div_ceil(usize::from(super::wire::MSS)).min(2) as u8);
         if self.quick > 0 {
             self.quick -= 1;
@@ -370,13 +372,13 @@ impl Connection {
     }
 }
 
-/// What the time wants of a connection.
+/// The action that a connection needs because of the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
     Send(Send),
     /// A retransmission.
     Again(Send),
-    /// It was sent often enough.
+    /// The last retransmission has timed out.
     GiveUp,
 }

@@ -1,21 +1,23 @@
-//! Guests against a server in memory: what goes wrong is noticed, what is lost is sent again.
+//! Tests of guests with a server in memory: faults are detected, and lost segments are sent again.
 
 use super::answer::{Body, Expected};
-use super::boot::{Guest, Manner, Scratch, Transmit, World};
+use super::boot::Guest;
 use super::plan::Planned;
 use super::request::Requests;
 use super::tally::{Failure, Tally};
 use super::tcp::{MILLISECOND, Nanos, SECOND};
 use super::wire::tests::{ends, from_server, turned};
 use super::wire::{self, ACK, FIN, Header, Incoming, MSS, SYN};
+use super::world::{Manner, Scratch, Transmit, World};
 use std::collections::{HashMap, VecDeque};
 
-/// What the server says to every request.
+/// Octets of the body in every answer.
 const LENGTH: usize = 20_000;
-/// No world turns for longer.
+/// The longest simulated time of a boot.
 const LONGEST: Nanos = 120 * SECOND;
 
-/// What the server does wrong, by the number of the frame it sends (from 0) and the frame.
+/// A fault of the server, by the number of the frame (from 0). It may change the frame, and drops it by returning
+/// false.
 type Fault = fn(usize, &mut Vec<u8>) -> bool;
 
 #[derive(Default)]
@@ -27,14 +29,14 @@ impl Transmit for Sent {
     }
 }
 
-/// One connection as the server has it: its next octet, the guest's, and what is unacknowledged.
+/// A connection as the server sees it: its next octet, the guest's next octet, and its unacknowledged segments.
 struct Served {
     next: u32,
     expected: u32,
     sent: Vec<(u32, Vec<u8>, u8)>,
 }
 
-/// A server without memory of time: whatever a guest repeats is answered with what is not acknowledged.
+/// A server without timers. It answers every repetition of the guest with its unacknowledged segments.
 struct Server {
     answer: Vec<u8>,
     connections: HashMap<u16, Served>,
@@ -48,7 +50,7 @@ impl Server {
     fn take(&mut self, frame: &[u8], out: &mut Vec<Vec<u8>>) {
         let guest = ends();
         let server = turned(&guest);
-        // As in `from_server`: ports are turned round.
+        // As in `from_server`, the ports are swapped.
         let mut frame = frame.to_vec();
         match wire::read(&frame, &server, false) {
             Incoming::WhoHas(mac, address) => {
@@ -91,7 +93,7 @@ impl Server {
             served.sent.push((served.next, Vec::new(), FIN | ACK));
             served.next = served.next.wrapping_add(1);
         }
-        // An acknowledgement of less than all may mean a loss: the first outstanding goes out again.
+        // An acknowledgement of less than everything may mean a loss, so the first outstanding segment is sent again.
         let again = if payload.is_empty() && header.flags & FIN == 0 { 1 } else { usize::MAX };
         for (seq, octets, flags) in served.sent.iter().take(again) {
             out.push(frame(header.port, *seq, served.expected, *flags, octets));
@@ -114,8 +116,8 @@ fn answer(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
-/// Boots one guest with two requests against a server, with loss of guest's frames by their number too.
-fn boot(said: &str, manner: Manner, slow: bool, lose: fn(usize) -> bool, fault: Fault) -> (Tally, Nanos) {
+/// Boots one guest with two requests against a server. `lose` drops the guest's frames by their number.
+fn boot(response: &str, manner: Manner, slow: bool, lose: fn(usize) -> bool, fault: Fault) -> (Tally, Nanos) {
     let expected = Expected { status: 200, body: Body::Exactly { offset: 0, length: LENGTH as u64 } };
     let plan = Planned { mac: ends().mac.0, address: ends().address, answers: vec![expected; 2] };
     let requests = Requests::new(&[
@@ -126,7 +128,7 @@ fn boot(said: &str, manner: Manner, slow: bool, lose: fn(usize) -> bool, fault: 
     let (mut sent, mut random) = (Sent::default(), fastrand::Rng::with_seed(1));
     let mut guest = Guest::new(plan, ends().server);
     guest.forget(slow, &mut random);
-    let mut server = Server::new(said);
+    let mut server = Server::new(response);
     let (mut now, mut from_guest, mut to_guest) = (0, 0, 0);
     let mut act = |now, sent: &mut Sent, tally: &mut Tally, act: &mut dyn FnMut(&mut World<'_>)| {
         act(&mut World {
@@ -172,7 +174,7 @@ fn no_fault(_: usize, _: &mut Vec<u8>) -> bool {
 }
 
 #[test]
-fn a_boot_is_an_answer_to_every_request() {
+fn a_boot_gets_an_answer_to_every_request() {
     for (keep_alive, slow) in [(false, false), (true, false), (false, true)] {
         let manner = Manner { keep_alive, ..Manner::default() };
         let (tally, _) = boot(&answer(&body()), manner, slow, no_loss, no_fault);
@@ -194,7 +196,7 @@ fn a_wrong_octet_anywhere_is_a_failed_request() {
 }
 
 #[test]
-fn a_wrong_checksum_is_noticed_and_the_frame_is_not_taken() {
+fn a_frame_with_a_wrong_checksum_is_counted_and_ignored() {
     let damage: Fault = |number, frame| {
         if number == 4 {
             let last = frame.len() - 1;
@@ -208,8 +210,8 @@ fn a_wrong_checksum_is_noticed_and_the_frame_is_not_taken() {
 }
 
 #[test]
-fn what_is_lost_on_the_way_there_is_sent_again() {
-    // ARP, SYN, acknowledgement, request, and something later.
+fn frames_lost_towards_the_server_are_sent_again() {
+    // ARP request, SYN, acknowledgement, request, and every fifth frame.
     let lose: [fn(usize) -> bool; 5] = [|n| n == 0, |n| n == 1, |n| n == 2, |n| n == 3, |n| n % 5 == 4];
     for (number, lose) in lose.into_iter().enumerate() {
         let (tally, _) = boot(&answer(&body()), Manner::default(), false, lose, no_fault);
@@ -220,7 +222,7 @@ fn what_is_lost_on_the_way_there_is_sent_again() {
 }
 
 #[test]
-fn what_is_lost_on_the_way_back_arrives_in_the_end() {
+fn frames_lost_towards_the_guest_arrive_in_the_end() {
     for every in [3, 5, 9] {
         let faults: Fault = match every {
             3 => |n, _| n % 3 != 2,
@@ -234,7 +236,7 @@ fn what_is_lost_on_the_way_back_arrives_in_the_end() {
 }
 
 #[test]
-fn a_silent_network_fails_every_request_by_name() {
+fn a_silent_network_fails_every_request_with_its_reason() {
     let nothing: Fault = |_, _| false;
     let (tally, now) = boot("", Manner::default(), false, no_loss, nothing);
     assert_eq!(tally.reasons.get(&Failure::Arp), Some(&2));
@@ -251,7 +253,7 @@ fn an_answer_that_stops_is_given_up() {
 }
 
 #[test]
-fn what_is_left_of_an_old_connection_is_reset() {
+fn segments_of_an_old_connection_are_reset() {
     let plan = Planned { mac: ends().mac.0, address: ends().address, answers: Vec::new() };
     let (requests, mut tally) = (Requests::new(&[]), Tally::default());
     let (mut sent, mut scratch, mut random) =

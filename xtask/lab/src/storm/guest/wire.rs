@@ -1,21 +1,21 @@
-//! Frames as a guest sends and gets them: ARP (RFC 826), IPv4 (RFC 791) and TCP (RFC 9293) in Ethernet II.
+//! Reads and writes a guest's frames: ARP (RFC 826), IPv4 (RFC 791) and TCP (RFC 9293) in Ethernet II.
 //!
-//! Everything received is checked: a guest's kernel would, unless its NIC said it had.
+//! All received frames are checked, as a guest's kernel does unless its NIC has already checked them.
 
 use super::sum;
 use metadata_common::mac::Mac;
 use std::net::Ipv4Addr;
 
-/// Octets before an ARP packet or an IP header.
+/// Octets of an Ethernet header.
 pub(crate) const ETHERNET: usize = 14;
 const ARP: usize = 28;
 const IPV4: usize = 20;
 const TCP: usize = 20;
-/// Longest TCP header.
+/// Octets of the longest TCP header.
 const TCP_MOST: usize = 60;
-/// Longest frame a guest sends.
+/// Octets of the longest frame that a guest sends.
 pub(crate) const FRAME_MOST: usize = 1514;
-/// What a guest's SYN says it can take.
+/// The MSS that a guest announces in its SYN.
 pub(crate) const MSS: u16 = 1460;
 
 const TYPE_ARP: [u8; 2] = [0x08, 0x06];
@@ -28,7 +28,7 @@ pub(crate) const RST: u8 = 0x04;
 pub(crate) const PSH: u8 = 0x08;
 pub(crate) const ACK: u8 = 0x10;
 
-/// Both ends as one guest sees them.
+/// The addresses of both ends of a guest's connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
     pub(crate) mac: Mac,
@@ -37,7 +37,7 @@ pub(crate) struct Ends {
     pub(crate) server_mac: Mac,
 }
 
-/// The header of a segment; of what comes in, the numbers are the server's.
+/// The header of a TCP segment. In received segments, the numbers are the server's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Header {
     /// The guest's port.
@@ -46,21 +46,21 @@ pub(crate) struct Header {
     pub(crate) ack: u32,
     pub(crate) flags: u8,
     pub(crate) window: u16,
-    /// Value and echo (RFC 7323 §3).
+    /// Value and echo of the timestamps (RFC 7323 §3).
     pub(crate) timestamps: Option<(u32, u32)>,
 }
 
-/// What comes in, payload and all.
+/// A received frame, with its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Incoming<'a> {
-    /// Somebody asks for the guest's MAC: the asker's MAC and address.
+    /// A request for the guest's MAC, with the MAC and address of its sender.
     WhoHas(Mac, Ipv4Addr),
-    /// The server's MAC.
+    /// A reply with the server's MAC.
     IsAt(Mac),
     Tcp(Header, &'a [u8]),
-    /// A checksum is wrong.
+    /// A frame with a wrong checksum.
     Damaged,
-    /// Nothing of the guest's business.
+    /// A frame that does not concern the guest.
     Other,
 }
 
@@ -80,7 +80,7 @@ fn address(from: &[u8]) -> Ipv4Addr {
     Ipv4Addr::new(from[0], from[1], from[2], from[3])
 }
 
-/// Reads a frame. `partial`: the TCP checksum is still to be completed, as the virtio header says.
+/// Reads a frame. `partial` says that the TCP checksum is not complete, as the virtio header shows.
 pub(crate) fn read<'a>(frame: &'a [u8], ends: &Ends, partial: bool) -> Incoming<'a> {
     let Some((head, packet)) = frame.split_at_checked(ETHERNET) else { return Incoming::Other };
     match [head[12], head[13]] {
@@ -108,7 +108,8 @@ fn read_ipv4<'a>(packet: &'a [u8], ends: &Ends, partial: bool) -> Incoming<'a> {
     }
     let head = usize::from(packet[0] & 15) * 4;
     let total = usize::from(be16(packet, 2));
-    // An aggregate of 64 KiB and more says 0 (the kernel's BIG TCP); taps do not carry those by default.
+    // An aggregate of 64 KiB or more has the length 0 (the kernel's BIG TCP). By default taps do not carry such
+    // packets.
     if head < IPV4 || total < head || total > packet.len() {
         return Incoming::Other;
     }
@@ -116,7 +117,7 @@ fn read_ipv4<'a>(packet: &'a [u8], ends: &Ends, partial: bool) -> Incoming<'a> {
         return Incoming::Damaged;
     }
     let ours = packet[12..16] == ends.server.octets() && packet[16..20] == ends.address.octets();
-    // Fragments are no more of our server than other protocols.
+    // Fragments and other protocols are ignored.
     if !ours || packet[9] != PROTOCOL_TCP || be16(packet, 6) & 0x3fff != 0 {
         return Incoming::Other;
     }
@@ -145,7 +146,7 @@ fn read_tcp<'a>(segment: &'a [u8], ends: &Ends, partial: bool) -> Incoming<'a> {
     Incoming::Tcp(header, &segment[head..])
 }
 
-/// The timestamps among options (RFC 9293 §3.2: kind, length, value; kinds 0 and 1 are an octet alone).
+/// Returns the timestamps among the options (RFC 9293 §3.2: kind, length, value; kinds 0 and 1 are single octets).
 fn timestamps(mut options: &[u8]) -> Option<(u32, u32)> {
     loop {
         match *options {
@@ -158,19 +159,19 @@ fn timestamps(mut options: &[u8]) -> Option<(u32, u32)> {
     }
 }
 
-/// The sum of the pseudo-header: addresses, protocol, length (RFC 9293 §3.1).
+/// Returns the sum of the pseudo-header: addresses, protocol, length (RFC 9293 §3.1).
 fn pseudo(ends: &Ends, length: usize) -> u64 {
     let addresses = sum::add(sum::add(0, &ends.address.octets()), &ends.server.octets());
-    // Segments of one packet: the length fits 16 bits.
+    // A segment fits into one packet, so its length fits into 16 bits.
     sum::add(addresses, &[0, PROTOCOL_TCP]) + u64::from((length as u16).to_be())
 }
 
-/// Who has the server's address?
+/// Writes an ARP request for the server's address.
 pub(crate) fn who_has(out: &mut Vec<u8>, ends: &Ends) {
     arp(out, ends, Mac([0xff; 6]), 1, Mac([0; 6]), ends.server);
 }
 
-/// The guest's address is at its MAC.
+/// Writes an ARP reply with the guest's MAC.
 pub(crate) fn is_at(out: &mut Vec<u8>, ends: &Ends, asker: Mac, asked_by: Ipv4Addr) {
     arp(out, ends, asker, 2, asker, asked_by);
 }
@@ -186,8 +187,8 @@ fn arp(out: &mut Vec<u8>, ends: &Ends, to: Mac, operation: u8, target: Mac, targ
     out.extend(target_address.octets());
 }
 
-/// A segment. `partial` leaves the TCP checksum for the device to complete, as a virtio guest does: the
-/// field then holds the pseudo-header's sum.
+/// Writes a segment. With `partial` the device completes the TCP checksum, as for a virtio guest. The field then holds
+/// the sum of the pseudo-header.
 pub(crate) fn segment(
     out: &mut Vec<u8>,
     ends: &Ends,
@@ -230,7 +231,7 @@ pub(crate) fn segment(
     out[tcp + 16..tcp + 18].copy_from_slice(&check.to_ne_bytes());
 }
 
-/// A SYN's options in Linux's order (net/ipv4/tcp_output.c, tcp_options_write), or timestamps and SACK blocks.
+/// Writes a SYN's options in Linux's order (net/ipv4/tcp_output.c, tcp_options_write), or timestamps and SACK blocks.
 fn options(out: &mut Vec<u8>, header: &Header, sacks: &[(u32, u32)]) {
     let (value, echo) = header.timestamps.unwrap_or_default();
     let times = [value.to_be_bytes(), echo.to_be_bytes()];
@@ -255,7 +256,7 @@ fn options(out: &mut Vec<u8>, header: &Header, sacks: &[(u32, u32)]) {
     }
 }
 
-/// Shift of the windows a guest offers, Linux's usual.
+/// The shift of the windows that a guest offers, as Linux usually has it.
 pub(crate) const WINDOW_SCALE: u8 = 7;
 
 #[cfg(test)]
@@ -264,7 +265,7 @@ pub(crate) mod tests {
     use metadata_common::mac::Mac;
     use std::net::Ipv4Addr;
 
-    /// The ends as the server sees them.
+    /// Swaps the two ends.
     pub(in super::super) fn turned(ends: &Ends) -> Ends {
         Ends { mac: ends.server_mac, address: ends.server, server: ends.address, server_mac: ends.mac }
     }
@@ -278,17 +279,17 @@ pub(crate) mod tests {
         }
     }
 
-    /// A frame from the server: `segment` writes ports guest to 80, so they are turned round.
+    /// Makes a frame from the server. `segment` writes the ports of the other direction, so they are swapped.
     pub(in super::super) fn from_server(ends: &Ends, header: &Header, payload: &[u8]) -> Vec<u8> {
         let mut frame = Vec::new();
         segment(&mut frame, &turned(ends), header, &[], payload, false);
-        // A swap of 16-bit words leaves the checksum as it is.
+        // A swap of 16-bit words does not change the checksum.
         frame[34..38].rotate_left(2);
         frame
     }
 
     #[test]
-    fn a_segment_is_read_as_it_was_written() {
+    fn a_written_segment_is_read_back() {
         let ends = ends();
         for (flags, stamps, len) in [(SYN, Some((7, 0)), 0), (ACK | PSH, Some((8, 9)), 33), (ACK, None, 1)] {
             let header = Header { port: 40_000, seq: 1, ack: 2, flags, window: 3, timestamps: stamps };
@@ -299,7 +300,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_octet_of_a_packet_is_under_a_checksum() {
+    fn a_changed_octet_anywhere_in_a_packet_is_detected() {
         let ends = ends();
         let header = Header { port: 40_000, seq: 1, ack: 2, flags: ACK, window: 3, timestamps: None };
         let good = from_server(&ends, &header, b"metadata");
@@ -311,7 +312,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn no_cut_frame_is_read_beyond_its_end() {
+    fn a_truncated_frame_is_not_read_beyond_its_end() {
         let ends = ends();
         let header = Header { port: 1, seq: 1, ack: 2, flags: SYN, window: 3, timestamps: Some((1, 2)) };
         let good = from_server(&ends, &header, b"metadata");
@@ -321,7 +322,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn options_without_an_end_or_a_length_are_survived() {
+    fn truncated_options_hold_no_timestamps() {
         for options in [&[8][..], &[8, 10, 1], &[5, 0, 0, 0], &[2, 255], &[1, 1, 1], &[254, 1]] {
             assert_eq!(timestamps(options), None, "{options:?}");
         }

@@ -1,11 +1,11 @@
-//! A proxy per network, in the manner of OpenStack Neutron: each network's metadata address is in a namespace
-//! of its own, with a haproxy there.
+//! The peers `haproxy` and `neutron`: a proxy for each network, as in OpenStack Neutron. Each network's metadata
+//! address is in a namespace of its own, where a haproxy serves it.
 //!
-//! Two forms. [`Form::Answers`] is the strongest a proxy per network can be: haproxy holds every guest's
-//! documents in memory and answers by itself, nothing behind it. [`Form::Forwards`] is the chain Neutron
-//! has: haproxy adds `X-Forwarded-For` and the network's id and hands requests over a Unix socket to one
-//! server on the node, which finds the guest by them. That server is nginx with files here and keeps its
-//! connections, which is kind: Neutron's agent is a Python program that asks Nova for each answer.
+//! There are two forms. [`Form::Answers`] is the fastest that a proxy per network can be: haproxy holds every guest's
+//! documents in memory and answers without a server behind it. [`Form::Forwards`] is Neutron's chain: haproxy adds
+//! `X-Forwarded-For` and the network's id, and forwards requests over a Unix socket to one server on the node, which
+//! identifies the guest by them. That server is nginx with files here, and connections to it are kept. This favours the
+//! peer: Neutron's agent is a Python program that asks Nova for each answer.
 
 use super::network::{Networks, shares};
 use super::nginx::{self, Listen};
@@ -18,17 +18,17 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use support::guest::METADATA;
 
-/// Largest body haproxy answers by itself: the whole response must fit one of its buffers, of which every
-/// connection takes two.
+/// Octets of the largest body that haproxy answers by itself. The whole response must fit into one of its buffers, and
+/// every connection takes two.
 const MAX_BODY: usize = 256 << 10;
-/// Octets beyond the body a buffer needs: the head, and what haproxy keeps free for rewriting.
+/// Octets of a buffer in addition to the body: the head, and the space that haproxy reserves for rewriting.
 const BUFFER_MARGIN: usize = 4_096;
-/// haproxy's own buffer size.
+/// haproxy's default buffer size, in octets.
 const USUAL_BUFFER: usize = 16_384;
-/// Connections of one haproxy beyond two per guest.
+/// Connections of one haproxy in addition to two per guest.
 const MORE_CONNECTIONS: usize = 256;
 
-/// Who answers.
+/// The program that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// haproxy itself.
@@ -37,23 +37,23 @@ pub(crate) enum Form {
     Forwards,
 }
 
-/// A proxy per network as a subject.
+/// A subject with a proxy for each network.
 pub(crate) struct Haproxy {
     form: Form,
     networks: usize,
     site: Option<Site>,
 }
 
-/// The proxies and their networks.
+/// Running proxies and their networks.
 struct Serving<'a> {
-    // In this order: servers end before their bridges go.
+    // Fields are dropped in this order, so that servers end before their bridges are deleted.
     proxies: Vec<Server>,
     backend: Option<Server>,
     networks: Networks<'a>,
 }
 
 impl Haproxy {
-    /// With the guests shared out to this many networks.
+    /// Makes a subject that distributes the guests over `networks` networks.
     pub(crate) fn new(form: Form, networks: usize) -> Self {
         Self { form, networks, site: None }
     }
@@ -94,16 +94,14 @@ impl Subject for Haproxy {
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>> {
-        let site = self
-            .site
-            .as_ref()
-            .with_context(|| format!("{} is prepared before it is started", self.name()))?;
+        let site =
+            self.site.as_ref().with_context(|| format!("`prepare` was not called for {}", self.name()))?;
         let networks = Networks::apart(scene.node, scene.tenants, self.networks)?;
         let backend = match self.form {
             Form::Answers => None,
             Form::Forwards => {
                 let socket = site.directory().join("backend");
-                // nginx leaves its socket behind when it is killed, and would not start again.
+                // nginx leaves its socket behind when it is killed, and then could not start again.
                 let _ = std::fs::remove_file(&socket);
                 Some(nginx::spawn(scene, site, Listen::Proxies(&socket))?)
             }
@@ -135,7 +133,7 @@ fn configuration(site: &Site, number: usize) -> PathBuf {
     site.directory().join(format!("haproxy-{number}.cfg"))
 }
 
-/// What both forms begin with. The times are Neutron's.
+/// Returns the first part of both configurations. The timeouts are Neutron's.
 fn head(guests: usize, threads: usize, largest: usize) -> String {
     let buffer = (largest + BUFFER_MARGIN).max(USUAL_BUFFER);
     let buffer = if largest > MAX_BODY { USUAL_BUFFER } else { buffer };
@@ -151,7 +149,7 @@ fn bind() -> String {
     format!("bind {METADATA}:80 backlog 65535 defer-accept")
 }
 
-/// Neutron's listener, with connections to the backend kept and used again.
+/// Returns Neutron's listener, with connections to the backend kept and used again.
 fn forwarding(number: usize, socket: &Path) -> String {
     format!(
         "listen metadata\n  {}\n  option forwardfor\n  http-reuse always\n  \
@@ -167,7 +165,7 @@ fn is_shared(entry: &Entry) -> bool {
     entry.shared.is_some() && !entry.path.contains(OWN_MAC)
 }
 
-/// Writes which paths are the same for all guests: haproxy finds those by one look-up.
+/// Writes the map of paths that are the same for all guests. haproxy finds such a path by one look-up.
 fn shared_map(site: &Site) -> Result<PathBuf> {
     let file = site.directory().join("shared.map");
     let mut text = String::new();
@@ -178,11 +176,11 @@ fn shared_map(site: &Site) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// A backend for each guest, found by source address, and one for each document that all share.
+/// Returns a backend for each guest, found by its source address, and one for each shared document.
 fn answering(site: &Site, shared: &Path, share: Range<usize>) -> Result<String> {
     ensure!(
         site.largest() <= MAX_BODY,
-        "haproxy answers bodies of {} KiB at most by itself, and one has {} KiB; leave this peer out or take neutron",
+        "haproxy by itself answers bodies of at most {} KiB, and one has {} KiB; leave this peer out or use neutron",
         MAX_BODY >> 10,
         site.largest() >> 10
     );

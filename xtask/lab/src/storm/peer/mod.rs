@@ -1,4 +1,4 @@
-//! What is measured, and the peers it is measured against.
+//! The subjects of a storm, and the peers among them.
 
 mod haproxy;
 mod network;
@@ -10,15 +10,14 @@ mod tests;
 
 use anyhow::Result;
 use bytes::Bytes;
+use haproxy::{Form, Haproxy};
 use metadata_common::mac::Mac;
+use nginx::Nginx;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 use support::netns::Namespace;
 
-use haproxy::{Form, Haproxy};
-use nginx::Nginx;
-
-/// A guest as a peer sees it.
+/// A guest as a subject sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Tenant {
     pub(crate) tap: String,
@@ -26,71 +25,71 @@ pub(crate) struct Tenant {
     pub(crate) address: Ipv4Addr,
     pub(crate) pages: Vec<Page>,
 }
-/// A request of the sequence and how it is answered.
+/// A request of the sequence and its answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
-    /// GET; PUT for a token.
+    /// GET, or PUT for a token.
     pub(crate) method: String,
-    /// Guests ask for their own MAC where this says [`OWN_MAC`].
+    /// The path. Guests replace [`OWN_MAC`] in it by their MAC.
     pub(crate) path: String,
     pub(crate) status: u16,
     pub(crate) content_type: String,
-    /// Shared where guests' bodies are equal.
+    /// The body, shared by guests with equal bodies.
     pub(crate) body: Bytes,
 }
 
-/// In a page's path: the asking guest's MAC, in lower case with colons (EC2's
-/// `network/interfaces/macs/<mac>/`). A guest that asks for another's MAC need not be answered well.
+/// The placeholder for the guest's MAC in a page's path, in lower case with colons (EC2's
+/// `network/interfaces/macs/<mac>/`). A guest that requests another guest's MAC need not get a correct answer.
 pub(crate) const OWN_MAC: &str = "{mac}";
 
-/// What is measured: something that serves the guests' pages on their taps. Subjects alternate in one run on
-/// the same taps: up, in the node's namespace, with no bridge, no program, no address.
+/// A subject of a storm, which serves the guests' pages on their taps. Subjects alternate in one run on the same taps.
+/// At the start the taps are up, in the node's namespace, without bridge, program or address.
 pub(crate) trait Subject {
-    /// The name in tables and files.
+    /// Returns the name in tables and files.
     fn name(&self) -> &'static str;
 
-    /// What was measured: name and version of the program.
+    /// Returns name and version of the measured program.
     fn version(&self) -> Result<String>;
 
-    /// Whatever need not be repeated each round: documents written, configuration made.
+    /// Does the work that is not repeated each round: writes documents and makes configurations.
     fn prepare(&mut self, scene: &Scene<'_>) -> Result<()>;
 
-    /// Takes the taps and serves; returns when all guests would be answered.
+    /// Serves on the taps; returns when all guests would get answers.
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>>;
 }
 
-/// What can be done to a server while guests boot.
+/// A disturbance of a server while guests boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disturbance {
-    /// It is killed, and started again at once.
+    /// The server is killed and started again at once.
     Kill9,
-    /// Another one takes over from it.
+    /// Another server takes over from it.
     TakeOver,
 }
 
-/// A subject that serves. Dropping it stops it too, and frees the taps.
+/// A running subject. Dropping it also stops it and frees the taps.
 pub(crate) trait Running: Send {
-    /// Processes whose CPU time and memory are the subject's.
+    /// Returns the processes of the subject, for CPU time and memory.
     fn pids(&self) -> Vec<u32>;
 
-    /// What attaching one tap took, the median, if the server tells.
+    /// Returns the median time to attach one tap, if the server reports it.
     fn attached_in(&self) -> Option<Duration> {
         None
     }
 
-    /// Does something to the server while guests boot; returns when it is over.
+    /// Disturbs the server while guests boot; returns when the disturbance is over.
     fn disturb(&mut self, what: Disturbance) -> Result<()> {
-        anyhow::bail!("{what:?} is for our own agent alone")
+        anyhow::bail!("only xdp-imds supports {what:?}")
     }
 
     /// Ends the servers, and leaves the taps as they were before.
     fn stop(self: Box<Self>) -> Result<()>;
 }
 
-/// Names of the peers there are.
+/// The names of all peers.
 pub(crate) const PEERS: [&str; 3] = ["nginx", "haproxy", "neutron"];
 
-/// The peer of this name; those with a proxy per network share the guests out to `networks`.
+/// Returns the peer with this name. Peers with a proxy per network distribute the guests over `networks` networks.
 pub(crate) fn named(name: &str, networks: usize) -> Option<Box<dyn Subject>> {
     match name {
         "nginx" => Some(Box::new(Nginx::default())),
@@ -100,14 +99,14 @@ pub(crate) fn named(name: &str, networks: usize) -> Option<Box<dyn Subject>> {
     }
 }
 
-/// Where subjects work.
+/// The environment of a subject.
 pub(crate) struct Scene<'a> {
-    /// The node: its namespace has the taps.
+    /// The node, whose namespace has the taps.
     pub(crate) node: &'a Namespace,
     /// The guests.
     pub(crate) tenants: &'a [Tenant],
-    /// Cores a server may use.
+    /// Number of cores that a server may use.
     pub(crate) cores: usize,
-    /// Cores a server is pinned to, if it is.
+    /// The cores that a server is pinned to, if it is pinned.
     pub(crate) pinned: Option<&'a [usize]>,
 }

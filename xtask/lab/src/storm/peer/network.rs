@@ -1,8 +1,8 @@
-//! Kernel bridges between guests' taps and a peer's listener.
+//! Connects guests' taps and a peer's listener by kernel bridges.
 //!
-//! Set up as a careful operator would, so that a peer is measured and not a mistake: broadcasts of one guest
-//! are not flooded to a thousand others, and neighbour entries are permanent, as an SDN controller sets them,
-//! which also keeps them out of the kernel's table limits (those hold for the whole machine).
+//! The bridges are set up as a careful operator would do it, so that the peer is measured and not a mistake. A guest's
+//! broadcasts are not flooded to a thousand others. Neighbour entries are permanent, as an SDN controller sets them.
+//! They are therefore exempt from the kernel's limits of the neighbour table, which hold for the whole machine.
 
 use super::Tenant;
 use anyhow::{Context as _, Result, ensure};
@@ -10,37 +10,38 @@ use std::fmt::Write as _;
 use support::guest::METADATA;
 use support::netns::Namespace;
 
-/// Most ports of one bridge: the kernel numbers them with 10 bits (net/bridge/br_private.h, BR_PORT_BITS).
+/// The most ports of one bridge. The kernel numbers ports with 10 bits (net/bridge/br_private.h, BR_PORT_BITS).
 const MAX_PORTS: usize = 1_000;
-/// Connections that may wait for their server; more than guests there are.
+/// The most connections that may wait for a server to accept them; more than there are guests.
 const BACKLOG: &str = "65535";
-/// A network's end of the cable, inside its namespace.
+/// A network's end of the veth pair, inside its namespace.
 const UPLINK: &str = "eth0";
 
-/// Bridges with guests' taps on them. They go with [`Networks::remove`] or on drop; the taps stay.
+/// Bridges with guests' taps on them. [`Networks::remove`] or a drop deletes them; the taps stay.
 pub(super) struct Networks<'a> {
     node: &'a Namespace,
-    /// Bridges, and cables to namespaces.
+    /// Bridges, and veth pairs to namespaces.
     links: Vec<String>,
-    /// One per bridge, if each has its listener in a namespace of its own.
+    /// One namespace per bridge, if each network has its own listener.
     namespaces: Vec<Namespace>,
 }
 
-/// The guests of each network: equal shares, in order.
+/// Distributes the guests over networks in equal shares, in order.
 pub(super) fn shares(guests: usize, networks: usize) -> Result<Vec<std::ops::Range<usize>>> {
     ensure!(networks >= 1, "a storm has at least one network");
     let networks = networks.min(guests.max(1));
     let most = guests.div_ceil(networks);
     ensure!(
         most <= MAX_PORTS,
-        "{networks} networks have {most} guests each; a bridge takes {MAX_PORTS}: use {} networks or more",
+        "{networks} networks have {most} guests each, but a bridge has at most {MAX_PORTS} ports; use at least {} \
+         networks",
         guests.div_ceil(MAX_PORTS)
     );
     Ok((0..networks).map(|n| n * guests / networks..(n + 1) * guests / networks).collect())
 }
 
 impl<'a> Networks<'a> {
-    /// As few bridges as hold all guests, each with the metadata address itself: for one server on the node.
+    /// Makes as few bridges as can hold all guests, each with the metadata address itself, for one server on the node.
     pub(super) fn on_node(node: &'a Namespace, tenants: &[Tenant]) -> Result<Self> {
         allow_backlog(node)?;
         let mut made = Self { node, links: Vec::new(), namespaces: Vec::new() };
@@ -57,7 +58,7 @@ impl<'a> Networks<'a> {
         Ok(made)
     }
 
-    /// A bridge per network, each cabled to a namespace that has the metadata address: for a server each.
+    /// Makes one bridge per network, each connected to a namespace that has the metadata address, for one server each.
     pub(super) fn apart(node: &'a Namespace, tenants: &[Tenant], networks: usize) -> Result<Self> {
         let mut made = Self { node, links: Vec::new(), namespaces: Vec::new() };
         for (number, share) in shares(tenants.len(), networks)?.into_iter().enumerate() {
@@ -77,23 +78,23 @@ impl<'a> Networks<'a> {
         Ok(made)
     }
 
-    /// The namespaces of networks that have one each.
+    /// Returns the networks' namespaces, if each network has one.
     pub(super) fn namespaces(&self) -> &[Namespace] {
         &self.namespaces
     }
 
-    /// Takes the bridges away; the kernel frees the taps on them. Servers have ended before.
+    /// Deletes the bridges; the kernel frees the taps on them. The servers must have ended.
     pub(super) fn remove(mut self) -> Result<()> {
         self.take_away()
     }
 
     fn take_away(&mut self) -> Result<()> {
-        // Cables too: a namespace takes its end away only some time after it was removed.
+        // The veth pairs are deleted too, because a removed namespace deletes its end only some time later.
         let lines: String = self.links.drain(..).map(|link| format!("link del {link}\n")).collect();
         if lines.is_empty() {
             return Ok(());
         }
-        self.node.ip_batch(&lines).context("cannot take a peer's bridges away")
+        self.node.ip_batch(&lines).context("cannot delete a peer's bridges")
     }
 }
 
@@ -105,7 +106,7 @@ impl Drop for Networks<'_> {
     }
 }
 
-/// Lets as many connections wait as a listener asks for.
+/// Raises the limits of connections that wait for a listener.
 fn allow_backlog(ns: &Namespace) -> Result<()> {
     ns.sysctl("core/somaxconn", BACKLOG)?;
     ns.sysctl("ipv4/tcp_max_syn_backlog", BACKLOG)
@@ -116,7 +117,8 @@ fn bridge_name(number: usize) -> String {
 }
 
 fn bridge_lines(bridge: &str, number: usize) -> String {
-    // An address of its own: a borrowed one changes when the port it is of goes, and guests keep the old.
+    // A bridge without an address of its own borrows a port's. It would change when that port goes, and guests would
+    // use the old one.
     let [high, low] = u16::try_from(number).unwrap_or(u16::MAX).to_be_bytes();
     format!(
         "link add {bridge} address 02:00:a9:fe:{high:02x}:{low:02x} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
@@ -150,7 +152,7 @@ mod tests {
     use super::shares;
 
     #[test]
-    fn every_guest_is_on_one_network_and_shares_differ_by_one_at_most() {
+    fn every_guest_is_on_one_network_and_shares_are_equal_within_one() {
         for (guests, networks) in [(1, 1), (7, 3), (1_000, 8), (4_000, 8), (3, 8), (0, 1)] {
             let shares = shares(guests, networks).expect("shares");
             let all: Vec<usize> = shares.iter().cloned().flatten().collect();
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn more_guests_than_a_bridge_has_ports_are_refused_with_the_number_of_networks_needed() {
+    fn too_many_guests_for_the_bridges_are_refused_with_a_remedy() {
         assert!(shares(1_000, 1).is_ok());
         let error = shares(4_000, 3).expect_err("a refusal").to_string();
         assert!(error.contains("4 networks"), "{error}");

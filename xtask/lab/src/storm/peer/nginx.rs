@@ -1,9 +1,9 @@
-//! nginx (Debian's package) with the guests' documents as files: one server on the node, behind bridges that
-//! all taps are on.
+//! The peer nginx (Debian's package), which serves the guests' documents as files: one server on the node, behind
+//! bridges with all taps on them.
 //!
-//! Tuned as a good operator would: a worker per core with a listener of its own, `sendfile`, accept deferred
-//! until the request is there, open files cached while they all fit, no log. Measured against it and slower
-//! or equal: `sendfile off`, no cache, bodies in a `map`.
+//! nginx is tuned as a good operator would do it: a worker per core with a listener of its own, `sendfile`, accepting
+//! only after the request has arrived, open files cached if they all fit, and no log. These alternatives were measured
+//! as slower or equal: `sendfile off`, no cache, bodies in a `map`.
 
 use super::network::Networks;
 use super::process::{self, Answers, Server, descriptors};
@@ -14,32 +14,32 @@ use std::fmt::Write as _;
 use std::path::Path;
 use support::guest::METADATA;
 
-/// Connections of one worker; more than guests there are.
+/// Connections of one worker; more than there are guests.
 const CONNECTIONS: u32 = 8_192;
-/// Longest body nginx takes in its configuration (its buffer has 4,096 octets).
+/// Octets of the longest body that nginx can hold in its configuration, whose buffer has 4,096 octets.
 const MAX_RETURN: usize = 2_048;
 
-/// How requests reach nginx, and how it knows the guest.
+/// How requests reach nginx, and how it identifies the guest.
 #[derive(Clone, Copy)]
 pub(super) enum Listen<'a> {
-    /// Directly: the connection's source address.
+    /// Directly, by the connection's source address.
     Guests,
-    /// From proxies over a Unix socket: the address they saw.
+    /// From proxies over a Unix socket, by the address that they saw.
     Proxies(&'a Path),
 }
 
-/// A MAC as guests write it in a path.
+/// A pattern for a MAC as guests write it in a path.
 const MAC_PATTERN: &str = "[0-9a-f:]{17}";
 
-/// nginx as a subject.
+/// The subject nginx.
 #[derive(Default)]
 pub(crate) struct Nginx {
     site: Option<Site>,
 }
 
-/// nginx and its bridges.
+/// A running nginx and its bridges.
 struct Serving<'a> {
-    // In this order: a server ends before its bridges go.
+    // Fields are dropped in this order, so that the server ends before its bridges are deleted.
     server: Server,
     networks: Networks<'a>,
 }
@@ -59,7 +59,7 @@ impl Subject for Nginx {
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>> {
-        let site = self.site.as_ref().context("nginx is prepared before it is started")?;
+        let site = self.site.as_ref().context("`prepare` was not called for nginx")?;
         let networks = Networks::on_node(scene.node, scene.tenants)?;
         let server = spawn(scene, site, Listen::Guests)?;
         Ok(Box::new(Serving { server, networks }))
@@ -90,13 +90,13 @@ pub(super) fn spawn(scene: &Scene<'_>, site: &Site, listen: Listen<'_>) -> Resul
     Server::start("nginx", scene.node, &mut command, site.directory().join("nginx.log"), &answers)
 }
 
-/// The configuration file.
+/// Returns the configuration file.
 fn configuration(site: &Site, listen: Listen<'_>, workers: usize) -> Result<String> {
     let directory = site.directory().display();
     let descriptors = descriptors();
     let connections = CONNECTIONS.min(descriptors / 2);
     let room = usize::try_from(descriptors - connections)?.saturating_sub(256);
-    // Every guest fetches its files once: a cache smaller than their number would never hit.
+    // Every guest fetches each of its files once per boot, so a cache smaller than their number would never hit.
     let cache = if site.files() <= room {
         format!("open_file_cache max={room} inactive=1h; open_file_cache_valid 1h;")
     } else {
@@ -130,7 +130,10 @@ fn configuration(site: &Site, listen: Listen<'_>, workers: usize) -> Result<Stri
 fn location(site: &Site, entry: &Entry, address: &str) -> Result<String> {
     let Entry { path, method, status, content_type, shared, number } = entry;
     let kind = if content_type.is_empty() { "text/plain" } else { content_type };
-    ensure!(!kind.contains(['"', '\\', '$', '\n']), "{path}: nginx cannot be told of the type {kind}");
+    ensure!(
+        !kind.contains(['"', '\\', '$', '\n']),
+        "{path}: the type {kind} cannot be written in nginx's configuration"
+    );
     let matching = if path.contains(OWN_MAC) {
         let (before, after) = path.split_once(OWN_MAC).unwrap_or((path, ""));
         format!("~ \"^{}{MAC_PATTERN}{}$\"", before.replace('.', "\\."), after.replace('.', "\\."))
@@ -138,14 +141,15 @@ fn location(site: &Site, entry: &Entry, address: &str) -> Result<String> {
         format!("= {path}")
     };
     let head = format!("location {matching} {{ default_type \"{kind}\";");
-    // Files answer GET and HEAD with 200 and nothing else.
+    // A file can answer only GET and HEAD, and only with 200.
     if *status != 200 || method != "GET" {
         let body = shared.as_deref().unwrap_or_default();
         return Ok(format!("{head} return {status}{}; }}", quoted(path, body)?));
     }
     let file = site.file(address, entry);
-    // nginx looks for an index where a path ends in a slash, so that one is rewritten to its file's name.
-    // In a pattern's location an alias is the whole file name, in another what the path continues.
+    // nginx searches for an index file if a path ends in a slash, so such a path is rewritten to its file's name. In a
+    // location with a pattern, an alias is the whole file name; in other locations, the rest of the path is appended to
+    // it.
     Ok(if path.ends_with('/') {
         let owner = if shared.is_some() { "all" } else { address };
         format!("{head} rewrite ^ /{owner}/{number} break; }}")
@@ -154,14 +158,14 @@ fn location(site: &Site, entry: &Entry, address: &str) -> Result<String> {
     })
 }
 
-/// A body as a word of the configuration, with a gap before it; nothing if it is empty.
+/// Returns a body as a quoted word of the configuration with a space before it; empty for an empty body.
 fn quoted(path: &str, body: &[u8]) -> Result<String> {
     if body.is_empty() {
         return Ok(String::new());
     }
     let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= MAX_RETURN && !text.contains('$'));
     let text = text.ok_or_else(|| {
-        anyhow::anyhow!("{path}: nginx can return text of {MAX_RETURN} octets without `$`, and this is other")
+        anyhow::anyhow!("{path}: nginx can return only text of at most {MAX_RETURN} octets without `$`")
     })?;
     Ok(format!(" \"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
 }

@@ -1,4 +1,4 @@
-//! A peer's server processes: started inside a namespace, waited for until they answer, ended by their id.
+//! Starts a peer's servers inside a namespace, waits until they answer, and ends them.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use shell::tools;
@@ -12,28 +12,28 @@ use support::eventually::eventually;
 use support::netns::Namespace;
 use support::process;
 
-/// Longest a server may take to answer; haproxy reads thousands of files first.
+/// The longest time until a server answers. haproxy reads thousands of files first.
 const START: Duration = Duration::from_secs(60);
-/// Longest it may take to end before it is killed.
+/// The longest time until a server ends. After it the server is killed.
 const END: Duration = Duration::from_secs(5);
 
-/// A running server. Ended on drop, with the processes it started.
+/// A running server. Dropping it ends it and the processes it started.
 pub(super) struct Server {
     name: &'static str,
     child: Child,
     log: PathBuf,
 }
 
-/// Where a server answers once it has started.
+/// Where a started server answers.
 pub(super) enum Answers<'a> {
-    /// On port 80 of an address of the namespace.
+    /// On port 80 of an address in the namespace.
     At(Ipv4Addr),
     /// On a Unix socket.
     On(&'a Path),
 }
 
 impl Server {
-    /// Starts `command` inside `ns`, with what it says going to `log`, and waits until it answers.
+    /// Starts `command` inside `ns` with its output in `log`, and waits until it answers.
     pub(super) fn start(
         name: &'static str,
         ns: &Namespace,
@@ -59,12 +59,12 @@ impl Server {
         });
         match ready {
             Ok(None) => Ok(server),
-            Ok(Some(status)) => bail!("{name} ended at once, {status}: {}", server.said()),
-            Err(error) => Err(error.context(format!("{name} does not answer: {}", server.said()))),
+            Ok(Some(status)) => bail!("{name} ended at once, {status}: {}", server.last_output()),
+            Err(error) => Err(error.context(format!("{name} does not answer: {}", server.last_output()))),
         }
     }
 
-    /// The server and the processes it started: those whose CPU time and memory are the peer's.
+    /// Returns the server and the processes it started, for CPU time and memory.
     pub(super) fn pids(&self) -> Vec<u32> {
         let own = self.child.id();
         let children =
@@ -73,14 +73,14 @@ impl Server {
         std::iter::once(own).chain(children).collect()
     }
 
-    /// Ends it and waits until it has ended.
+    /// Ends the server and waits for its end.
     pub(super) fn end(mut self) -> Result<()> {
         self.terminate()
     }
 
-    fn said(&self) -> String {
-        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let last: Vec<_> = said.lines().rev().take(5).collect();
+    fn last_output(&self) -> String {
+        let output = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let last: Vec<_> = output.lines().rev().take(5).collect();
         last.into_iter().rev().collect::<Vec<_>>().join("; ")
     }
 
@@ -91,11 +91,12 @@ impl Server {
         let pids = self.pids();
         process::terminate(self.child.id())?;
         let ended = eventually(END, || {
-            ensure!(self.child.try_wait()?.is_some(), "{} is still there", self.name);
+            ensure!(self.child.try_wait()?.is_some(), "{} has not ended", self.name);
             Ok(())
         });
         if ended.is_err() {
-            // Children first: their parent has not been waited for, so their ids are still theirs.
+            // Children are ended first. Their parent has not been reaped, so their ids cannot belong to other processes
+            // yet.
             for &pid in pids.iter().skip(1) {
                 let _ = process::terminate(pid);
             }
@@ -109,38 +110,38 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Err(error) = self.terminate() {
-            eprintln!("{} (process {}) stays behind: {error:#}", self.name, self.child.id());
+            eprintln!("{} (process {}) cannot be ended: {error:#}", self.name, self.child.id());
         }
     }
 }
 
-/// A peer's program, on these cores alone if there are any.
+/// Returns the command of a peer's program, pinned to these cores if there are any.
 pub(super) fn command(program: &str, pinned: Option<&[usize]>) -> Result<Command> {
     let file = shell::which(program).with_context(|| tools::missing_peers().unwrap_or_default())?;
     let Some(cores) = pinned else { return Ok(Command::new(file)) };
     let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
-    // taskset becomes the program: the process id stays.
+    // taskset executes the program in its place, so the process id stays the same.
     let mut command = Command::new("taskset");
     command.arg("--cpu-list").arg(cores.join(",")).arg(file);
     Ok(command)
 }
 
-/// What a program says its version is, in one line.
+/// Returns the version that a program prints, in one line.
 pub(super) fn version(program: &str, option: &str) -> Result<String> {
     let output = command(program, None)?.arg(option).stdin(Stdio::null()).output()?;
-    // nginx says it on standard error.
-    let said =
-        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
-    let line = said.lines().next().with_context(|| format!("{program} {option} says nothing"))?;
-    // haproxy adds where it comes from.
+    // nginx prints it on standard error.
+    let output =
+        [output.stdout, output.stderr].map(|part| String::from_utf8_lossy(&part).into_owned()).concat();
+    let line = output.lines().next().with_context(|| format!("{program} {option} prints nothing"))?;
+    // haproxy appends its origin.
     Ok(line.split(" - ").next().unwrap_or(line).trim_start_matches("nginx version: ").to_owned())
 }
 
-/// Most descriptors a process may have here: what servers are told to use.
+/// Returns the most descriptors that a process may have here, for the servers' configurations.
 pub(super) fn descriptors() -> u32 {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-    // Soft limit, hard limit, unit; "unlimited" is no number.
+    // Soft limit, hard limit, unit. "unlimited" is not a number.
     let hard = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
     hard.unwrap_or(1 << 20).min(1 << 20)
 }

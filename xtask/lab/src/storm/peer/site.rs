@@ -1,6 +1,6 @@
-//! What a peer serves: the same octets as ours, laid out once for whichever server reads them.
+//! The files that a peer serves: the same octets as the agent's, written once for all servers.
 //!
-//! A document that all guests share is stored once; of the others each guest has its own file,
+//! A document that all guests share is stored once. Of the other documents each guest has its own file,
 //! `<directory>/<address>/<number of the document>`, on a file system in memory.
 
 use super::{OWN_MAC, Page, Tenant};
@@ -11,26 +11,26 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Files go where reading them needs no disk.
+/// The directory for files, so that reading them needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
-/// The directory of documents all guests share.
+/// The directory of documents that all guests share.
 const SHARED: &str = "all";
 
-/// One path and how it is answered.
+/// A path and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Perhaps with [`OWN_MAC`] in it.
+    /// The path, which may contain [`OWN_MAC`].
     pub(super) path: String,
     pub(super) method: String,
     pub(super) status: u16,
     pub(super) content_type: String,
-    /// Its number: the file's name.
+    /// The number of the document, which is its file's name.
     pub(super) number: usize,
     /// The body, if it is the same for every guest.
     pub(super) shared: Option<Bytes>,
 }
 
-/// Files of all guests and the paths they answer.
+/// The files of all guests, and the paths that they answer.
 pub(super) struct Site {
     directory: TempDir,
     entries: Vec<Entry>,
@@ -39,10 +39,10 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// Lays out the pages of all tenants.
+    /// Writes the pages of all tenants.
     ///
     /// # Errors
-    /// When guests differ in more than their bodies, or files cannot be written.
+    /// Fails if guests differ in more than their bodies, or if files cannot be written.
     pub(super) fn lay_out(tenants: &[Tenant]) -> Result<Self> {
         let base =
             if Path::new(IN_MEMORY).is_dir() { PathBuf::from(IN_MEMORY) } else { std::env::temp_dir() };
@@ -51,12 +51,12 @@ impl Site {
         let mut entries = Vec::new();
         let mut numbers = HashMap::new();
         for (number, page) in first.pages.iter().enumerate() {
-            // Clients ask twice for some; that is one entry, if it is one answer.
+            // Clients request some paths twice. Those are one entry if their answers are equal.
             if let Some(earlier) = numbers.insert(page.path.as_str(), page) {
                 ensure!(
                     (&earlier.method, earlier.status, &earlier.body)
                         == (&page.method, page.status, &page.body),
-                    "{} is answered in two ways; a peer has one answer",
+                    "{} has two different answers; a peer can give only one",
                     page.path
                 );
                 continue;
@@ -92,60 +92,60 @@ impl Site {
         Ok(())
     }
 
-    /// Where everything is; sockets and configurations may go there too.
+    /// Returns the directory of all files. Sockets and configurations may be added to it.
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Every path, in the order of the first guest's pages.
+    /// Returns every path, in the order of the first guest's pages.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Guests: the address, as the directory is named, and the MAC.
+    /// Returns the guests: the address, which names the directory, and the MAC.
     pub(super) fn guests(&self) -> &[(String, Mac)] {
         &self.guests
     }
 
-    /// Octets of the largest body.
+    /// Returns the octets of the largest body.
     pub(super) fn largest(&self) -> usize {
         self.largest
     }
 
-    /// Files there are.
+    /// Returns the number of files.
     pub(super) fn files(&self) -> usize {
         let shared = self.entries.iter().filter(|entry| entry.shared.is_some()).count();
         shared + (self.entries.len() - shared) * self.guests.len()
     }
 
-    /// The file that answers `entry` for the guest at this address, or for all.
+    /// Returns the file that answers `entry` for the guest at this address, or for all guests.
     pub(super) fn file(&self, address: &str, entry: &Entry) -> PathBuf {
         let directory = if entry.shared.is_some() { SHARED } else { address };
         self.directory.path().join(directory).join(entry.number.to_string())
     }
 }
 
-/// The entry of one page, once every guest has it.
+/// Returns the entry of one page, after checking that every guest has the page.
 fn entry(number: usize, page: &Page, tenants: &[Tenant]) -> Result<Entry> {
     let Page { method, path, status, content_type, body } = page;
-    // Configurations name paths: nothing in them may end a word or a line.
+    // Paths are written into configurations, so no character in them may end a word or a line.
     let plain = path.replace(OWN_MAC, "");
     ensure!(
         plain.starts_with('/') && plain.bytes().all(|o| o.is_ascii_alphanumeric() || b"/-._~:@".contains(&o)),
-        "a peer cannot be told of the path {path}"
+        "the path {path} cannot be written in a peer's configuration"
     );
     for tenant in tenants {
         let same = tenant
             .pages
             .get(number)
             .is_some_and(|other| (&other.method, &other.path, other.status) == (method, path, *status));
-        ensure!(same, "{path}: {} is answered otherwise than the first guest", tenant.tap);
+        ensure!(same, "{path}: the answer of {} differs from the first guest's", tenant.tap);
     }
     let shared = tenants.iter().all(|tenant| tenant.pages[number].body == *body);
-    // What is no file is written into a configuration, once.
+    // An answer that is not a file is written into the configuration, once for all guests.
     ensure!(
         shared || *status == 200,
-        "{path}: a body of its own with status {status} cannot be served from a file"
+        "{path}: a guest's own body with status {status} cannot be served from a file"
     );
     Ok(Entry {
         path: path.clone(),

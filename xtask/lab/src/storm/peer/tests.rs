@@ -1,4 +1,4 @@
-//! Peers answer as told, each guest its own.
+//! Tests that peers give each guest its own answers.
 
 use super::{Form, Haproxy, OWN_MAC, PEERS, Page, Scene, Subject as _, Tenant, named};
 use bytes::Bytes;
@@ -22,7 +22,7 @@ fn page(method: &str, path: &str, status: u16, body: impl Into<Bytes>) -> Page {
     }
 }
 
-/// Paths as the dialects have them: with a slash at the end and the same without, absent ones, a token's PUT.
+/// Paths as the dialects have them: with and without a slash at the end, absent ones, and the PUT of a token.
 fn tenants() -> Vec<Tenant> {
     let tenant = |number: u8| Tenant {
         tap: format!("stormtap{number}"),
@@ -51,7 +51,7 @@ fn tenants() -> Vec<Tenant> {
     (1..=GUESTS).map(tenant).collect()
 }
 
-/// A node, and each guest as a namespace on a cable instead of a tap.
+/// Makes a node and the guests, each guest as a namespace behind a veth pair instead of a tap.
 fn rack(tenants: &[Tenant]) -> (Namespace, Vec<Namespace>) {
     let node = Namespace::new("storm-peers").expect("a node");
     let guests = tenants.iter().map(|tenant| {
@@ -78,9 +78,9 @@ fn ask(guest: &Namespace, tenant: &Tenant, page: &Page) -> (u16, Vec<u8>) {
     (String::from_utf8_lossy(&output.stderr).trim().parse().unwrap_or(0), output.stdout)
 }
 
-fn everybody_gets_their_own(tenants: &[Tenant], guests: &[Namespace], peer: &str) {
+fn every_guest_gets_its_own(tenants: &[Tenant], guests: &[Namespace], peer: &str) {
     for (tenant, guest) in tenants.iter().zip(guests) {
-        // A booting guest knows nobody's MAC yet.
+        // A booting guest knows no MAC yet.
         guest.ip("neigh flush all").expect("a fresh start");
         for page in &tenant.pages {
             let (status, body) = ask(guest, tenant, page);
@@ -97,7 +97,7 @@ fn may_run() -> bool {
 }
 
 #[test]
-fn every_peer_answers_each_guest_with_its_own_octets_one_after_the_other_on_the_same_taps() {
+fn all_peers_in_turn_answer_each_guest_with_its_own_octets() {
     if !may_run() {
         return;
     }
@@ -109,14 +109,14 @@ fn every_peer_answers_each_guest_with_its_own_octets_one_after_the_other_on_the_
     for peer in &mut peers {
         peer.prepare(&scene).expect("a peer that can be prepared");
     }
-    // Twice: alternating is what they are for.
+    // Each peer runs twice, because a storm alternates them.
     for peer in peers.iter().chain(&peers) {
         let running = peer.start(&scene).expect("a peer that starts");
         let pids = running.pids();
-        everybody_gets_their_own(&tenants, &guests, peer.name());
+        every_guest_gets_its_own(&tenants, &guests, peer.name());
         running.stop().expect("a peer that ends");
         let alive: Vec<_> = pids.iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
-        assert!(alive.is_empty(), "{}: of {pids:?} {alive:?} are still there", peer.name());
+        assert!(alive.is_empty(), "{}: of {pids:?} {alive:?} are still running", peer.name());
         let links = node.ip("-o link show").expect("links");
         assert!(!links.contains("stormbr") && !links.contains("stormup"), "{}: {links}", peer.name());
     }
@@ -143,34 +143,34 @@ fn a_peer_that_is_dropped_ends_and_frees_the_taps() {
 }
 
 #[test]
-fn what_a_peer_cannot_serve_is_refused_before_anything_starts() {
+fn pages_that_a_peer_cannot_serve_are_refused_before_the_start() {
     let of = |pages: Vec<Page>| Tenant { pages, ..tenants().swap_remove(0) };
     let good = || vec![page("GET", "/a", 200, "a"), page("GET", "/b", 404, "none")];
     let cases: Vec<(&str, [Tenant; 2], &str)> = vec![
         (
             "no guest has the second page",
             [of(good()), of(good()[..1].to_vec())],
-            "/b: stormtap1 is answered otherwise",
+            "/b: the answer of stormtap1 differs",
         ),
         (
             "another status",
             [of(good()), of(vec![page("GET", "/a", 404, "a"), good().remove(1)])],
-            "/a: stormtap1",
+            "/a: the answer of stormtap1",
         ),
         (
             "an error of its own",
             [of(good()), of(vec![good().remove(0), page("GET", "/b", 404, "other")])],
-            "body of its own",
+            "own body",
         ),
         (
             "a path that would end a word",
             [of(vec![page("GET", "/a b", 200, "")]), of(vec![page("GET", "/a b", 200, "")])],
-            "cannot be told",
+            "cannot be written",
         ),
         (
             "one path, two methods",
             [of(vec![page("GET", "/a", 200, ""), page("PUT", "/a", 200, "")]), of(good())],
-            "in two ways",
+            "two different answers",
         ),
     ];
     for (name, tenants, says) in cases {

@@ -1,42 +1,42 @@
-//! Figures: curves over two axes, and stacked bars.
+//! Draws plots of curves over two axes, and stacked bars.
 //!
-//! A subject keeps its colour and its dashes through all figures, so that neither colour vision nor a
-//! colour printer is needed.
+//! A subject keeps its colour and its dashes in all drawings, so that readers need neither colour vision nor a colour
+//! printer.
 
 use super::scale::Scale;
 use super::xml::{At, Attribute, Xml};
 use std::fmt::Write as _;
 
-/// Width of every figure, in its own units; the page scales it.
+/// The width of every drawing, in its own units. The page scales it.
 pub(crate) const WIDTH: f64 = 760.0;
 const LEFT: f64 = 88.0;
 const RIGHT: f64 = 24.0;
 const PLOT_HEIGHT: f64 = 270.0;
-/// Room for the title above a plot, and for each line of a legend.
+/// Height of the title above a plot, and of each line of a legend.
 const TITLE_HEIGHT: f64 = 30.0;
 const LEGEND_LINE: f64 = 20.0;
-/// Room for the marks and the title of the horizontal axis.
+/// Height of the marks and the title of the horizontal axis.
 const FOOT: f64 = 48.0;
 const BAR: f64 = 24.0;
 const BAR_GAP: f64 = 12.0;
-/// Average width of a character, generous: where a legend's next entry may begin.
+/// The average width of a character, rounded up; it determines the place of a legend's next entry.
 const CHARACTER: f64 = 7.0;
-/// Colours there are; further subjects begin again with other dashes.
+/// Number of colours. Further subjects use the same colours with other dashes.
 const COLOURS: usize = 6;
 const DASHES: [&str; 4] = ["none", "8 4", "2 3", "10 3 2 3"];
 
-/// One direction of a plot.
+/// One axis of a plot.
 pub(crate) struct Axis {
-    /// What it shows, with its unit.
+    /// The quantity, with its unit.
     pub(crate) title: &'static str,
     pub(crate) scale: Scale,
-    /// How a mark is labelled.
+    /// Formats the label of a mark.
     pub(crate) label: fn(f64) -> String,
 }
 
-/// One subject's line.
+/// The curve of one subject.
 pub(crate) struct Curve {
-    /// The subject's place in the list of subjects: its colour.
+    /// The subject's index in the list of subjects, which determines its colour.
     pub(crate) subject: usize,
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
@@ -48,7 +48,7 @@ pub(crate) struct Plot {
     pub(crate) x: Axis,
     pub(crate) y: Axis,
     pub(crate) curves: Vec<Curve>,
-    /// Whether points are few enough to be marked.
+    /// Whether each point is marked, which suits a small number of points.
     pub(crate) marked: bool,
 }
 
@@ -56,20 +56,20 @@ pub(crate) struct Plot {
 pub(crate) struct Bars {
     pub(crate) title: String,
     pub(crate) axis: Axis,
-    /// Names of the parts, in the order they are stacked.
+    /// The names of the parts, in the order in which they are stacked.
     pub(crate) parts: Vec<&'static str>,
-    /// Each bar's name and its parts.
+    /// Each bar's name and the values of its parts.
     pub(crate) rows: Vec<(String, Vec<f64>)>,
 }
 
-/// Anything that can be drawn.
+/// A plot or bars.
 pub(crate) enum Drawing {
     Plot(Plot),
     Bars(Bars),
 }
 
 impl Drawing {
-    /// What it is called.
+    /// Returns the title.
     pub(crate) fn title(&self) -> &str {
         match self {
             Self::Plot(plot) => &plot.title,
@@ -77,7 +77,7 @@ impl Drawing {
         }
     }
 
-    /// Height, in the units of [`WIDTH`].
+    /// Returns the height, in the units of [`WIDTH`].
     pub(crate) fn height(&self) -> f64 {
         match self {
             Self::Plot(plot) => plot.top() + PLOT_HEIGHT + FOOT,
@@ -85,7 +85,7 @@ impl Drawing {
         }
     }
 
-    /// Draws it with its upper left corner at the origin.
+    /// Draws everything with the upper left corner at the origin.
     pub(crate) fn draw(&self, xml: &mut Xml) {
         xml.line("text", &[("class", &"title"), ("x", &At(0.0)), ("y", &At(18.0))], self.title());
         match self {
@@ -95,7 +95,7 @@ impl Drawing {
     }
 }
 
-/// Where each entry of a legend begins, and how many lines it takes.
+/// Returns the place of each entry of a legend, and the height of all its lines.
 fn legend_places(names: &[&str]) -> (Vec<(f64, f64)>, f64) {
     let (mut x, mut y) = (0.0, 0.0);
     let mut places = Vec::with_capacity(names.len());
@@ -110,7 +110,7 @@ fn legend_places(names: &[&str]) -> (Vec<(f64, f64)>, f64) {
     (places, if names.is_empty() { 0.0 } else { y + LEGEND_LINE })
 }
 
-/// The class and the dashes of a subject's line.
+/// Returns class and dashes of a subject's line.
 fn stroke(subject: usize) -> (String, &'static str) {
     let turn = subject + subject / COLOURS;
     (format!("line s{}", subject % COLOURS), DASHES[turn % DASHES.len()])
@@ -127,7 +127,7 @@ fn rule(xml: &mut Xml, class: &'static str, (x1, y1): (f64, f64), (x2, y2): (f64
     xml.empty("line", &ends);
 }
 
-/// Marks, grid lines and title of the horizontal axis below a plot from `top` to `bottom`.
+/// Draws marks, grid lines and title of the horizontal axis below a plot from `top` to `bottom`.
 fn horizontal(xml: &mut Xml, axis: &Axis, top: f64, bottom: f64) {
     let width = WIDTH - LEFT - RIGHT;
     for mark in axis.scale.marks() {
@@ -219,7 +219,7 @@ impl Bars {
         TITLE_HEIGHT + legend_places(&self.parts).1 + 8.0
     }
 
-    /// A bar's name stands above it, so that long names need no margin.
+    /// Returns the height of all bars. A bar's name is above it, so that long names need no margin.
     fn plot_height(&self) -> f64 {
         self.rows.len().max(1) as f64 * (BAR + BAR_GAP + 14.0) + BAR_GAP
     }
@@ -251,7 +251,7 @@ impl Bars {
                 xml.within("title", &[], |xml| xml.text(&words));
                 rectangle(xml, &format!("part p{part}"), (x, y + 16.0), (end - x, BAR));
                 let label = (self.axis.label)(value);
-                // Only where it fits; the table has every figure.
+                // The label is left out where it does not fit. The table has every value.
                 if end - x > CHARACTER * label.chars().count() as f64 + 6.0 {
                     let at = f64::midpoint(x, end);
                     let class = format!("inside i{part}");

@@ -1,4 +1,4 @@
-//! From results to drawings.
+//! Makes drawings from results.
 
 use super::chart::{Axis, Bars, Curve, Drawing, Plot};
 use super::scale::Scale;
@@ -6,12 +6,12 @@ use super::units;
 use crate::storm::figure::{Figure, Unit};
 use crate::storm::model::{Case, Cpu, Distribution, Results, Round, Spread, Subject};
 
-/// Points of one curve at most: more than a screen's width shows.
+/// The most points of a curve, more than a screen can show.
 const MAX_POINTS: usize = 500;
-/// Nines of the longest tail shown.
+/// The most nines of a tail that are shown.
 const MAX_NINES: u8 = 6;
 
-/// The subjects of a run, in the order of their first appearance: a subject's place is its colour everywhere.
+/// Returns the subjects of a run in the order of their first appearance, which determines their colours.
 pub(super) fn subjects(results: &Results) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for subject in results.cases.iter().flat_map(|case| &case.subjects) {
@@ -22,36 +22,37 @@ pub(super) fn subjects(results: &Results) -> Vec<&str> {
     names
 }
 
-/// The figures of one case, each with what it shows.
+/// Returns the drawings of one case, each with its caption.
 pub(super) fn of_case(case: &Case, names: &[&str]) -> Vec<(Drawing, &'static str)> {
     let per_request = |round: &Round| round.request.clone();
     let per_boot = |round: &Round| round.boot.clone();
     vec![
         (
             cpu(case),
-            "CPU time of the whole machine per answered request, by who used it, in the round of median cost. The \
-             rest of the host is what the kernel did on the way: on taps mostly within the guests' own system calls, \
-             beyond what these cost on a tap that nobody serves, else in softirqs and kernel threads. The load \
-             generator's own work is shown, and counted against nobody.",
+            "CPU time of the whole machine per answered request, by user, in the round of median cost. The rest of \
+             the host is the kernel's own work: on taps mostly within the guests' system calls, beyond their price \
+             on a tap that nothing serves, otherwise in softirqs and kernel threads. The load generator's own work \
+             is shown, but not charged to any subject.",
         ),
         (
             finished(case, names),
-            "Guests that have everything, by time since the storm began, in each subject's median round.",
+            "Guests that have all of their documents, by time since the storm began, in each subject's median round.",
         ),
         (
             distribution("Time of a request", case, names, per_request),
-            "From the first SYN of a connection to the last octet of its answer, over all rounds. Upwards: the \
-             share of requests that took no longer; each mark leaves a tenth of the rest. Further left is better.",
+            "From the first SYN of a connection to the last octet of its answer, over all rounds. The vertical axis \
+             is the share of requests that took no longer, and each mark divides the rest by ten. Further left is \
+             better.",
         ),
         (
             distribution("Time of a whole boot", case, names, per_boot),
-            "From a guest's first frame (ARP) to the last octet of its last answer, over all rounds: what a \
-             booting guest waits for its metadata.",
+            "From a guest's first frame (ARP) to the last octet of its last answer, over all rounds. It is the time \
+             for which a booting guest waits for its metadata.",
         ),
     ]
 }
 
-/// Memory by number of VMs; nothing if every case has the same.
+/// Returns memory by number of VMs; `None` if no subject has cases with different numbers.
 pub(super) fn memory(results: &Results, names: &[&str]) -> Option<(Drawing, &'static str)> {
     let curve = |(place, name): (usize, &&str)| {
         let of = |case: &Case| {
@@ -62,7 +63,7 @@ pub(super) fn memory(results: &Results, names: &[&str]) -> Option<(Drawing, &'st
         };
         let mut points: Vec<_> = results.cases.iter().filter_map(of).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        // Cases of as many VMs that differ otherwise: the most demanding one stands for them.
+        // Of several cases with the same number of VMs, the most demanding one is shown.
         points.dedup_by(|next, kept| {
             let same = next.0 == kept.0;
             kept.1 = if same { kept.1.max(next.1) } else { kept.1 };
@@ -91,8 +92,8 @@ pub(super) fn memory(results: &Results, names: &[&str]) -> Option<(Drawing, &'st
         curves,
         marked: true,
     };
-    let caption = "Resident memory of the server's processes and what the kernel's own memory grew by, with all guests \
-                   attached. Where cases of as many VMs differ, the largest.";
+    let caption = "Resident memory of the server's processes, and growth of the kernel's own memory, with all \
+                   guests attached. Of several cases with the same number of VMs, the largest is shown.";
     Some((Drawing::Plot(plot), caption))
 }
 
@@ -130,7 +131,7 @@ fn distribution(title: &str, case: &Case, names: &[&str], of: fn(&Round) -> Dist
     })
 }
 
-/// Points of the cumulative distribution, at most [`MAX_POINTS`], the last one always.
+/// Returns at most [`MAX_POINTS`] points of the cumulative distribution, and always the last.
 fn cumulated(times: &Distribution) -> Vec<(f64, f64)> {
     let count = times.count();
     let mut passed = 0;
@@ -145,7 +146,7 @@ fn cumulated(times: &Distribution) -> Vec<(f64, f64)> {
     thinned(all)
 }
 
-/// Every n-th point, so that few enough are left, and the last.
+/// Keeps every n-th point, so that at most [`MAX_POINTS`] remain, and the last one.
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let every = points.len().div_ceil(MAX_POINTS).max(1);
     let last = points.len().saturating_sub(1);
@@ -184,7 +185,7 @@ fn finished(case: &Case, names: &[&str]) -> Drawing {
     })
 }
 
-/// The round in the middle by this order.
+/// Returns the median round by `by`.
 fn median_round(subject: &Subject, by: impl Fn(&Round) -> f64) -> Option<&Round> {
     let mut rounds: Vec<_> = subject.rounds.iter().collect();
     rounds.sort_by(|a, b| by(a).total_cmp(&by(b)));
@@ -217,7 +218,7 @@ fn cpu(case: &Case) -> Drawing {
     })
 }
 
-/// A figure's value with its unit.
+/// Formats a figure's value with its unit.
 pub(in crate::storm) fn show(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Time => units::time(value),
@@ -227,7 +228,7 @@ pub(in crate::storm) fn show(unit: Unit, value: f64) -> String {
     }
 }
 
-/// Median and range, in words; a dash for what was not measured.
+/// Formats median and range; a dash stands for a missing measurement.
 pub(super) fn spread(figure: &Figure, case: &Case, subject: &Subject) -> (String, String) {
     let Some(Spread { low, median, high }) = figure.spread(subject, &case.settings) else {
         return ("–".into(), String::new());

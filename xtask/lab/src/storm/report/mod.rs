@@ -1,6 +1,6 @@
-//! A storm's results as a page to show a colleague, and as one image: nothing outside the file is needed.
+//! Shows a storm's results as a page for colleagues, and as one image. Each is a single file.
 //!
-//! Both are XML, the page in HTML's words too, with colours for light and dark screens and for paper.
+//! Both are XML. The page is also valid HTML. Both have colours for light and dark screens and for paper.
 
 pub(crate) mod chart;
 mod figures;
@@ -20,17 +20,17 @@ use xml::{At, Attribute, Xml};
 pub(in crate::storm) use figures::show;
 
 pub(crate) const STYLE: &str = include_str!("style.css");
-/// Room around drawings of an image.
+/// Space around the drawings of an image.
 const MARGIN: f64 = 20.0;
-/// Room for a line of text.
+/// Height of a line of text.
 const LINE: f64 = 22.0;
 
-/// The page.
+/// Returns the page.
 pub(crate) fn html(results: &Results) -> String {
     page::page(results)
 }
 
-/// The case that tells most, as one SVG image for a README or a slide: drawings in two columns.
+/// Returns the most significant case as one SVG image for a README or a slide, with drawings in two columns.
 pub(crate) fn svg(results: &Results) -> String {
     let names = figures::subjects(results);
     let case = words::foremost(results);
@@ -73,13 +73,13 @@ pub(crate) fn svg(results: &Results) -> String {
     xml.finish()
 }
 
-/// A line of text, and `y` below it.
+/// Writes a line of text, and moves `y` below it.
 fn text(xml: &mut Xml, y: &mut f64, class: &str, words: &str) {
     xml.line("text", &[("class", &class), ("x", &At(MARGIN)), ("y", &At(*y))], words);
     *y += LINE;
 }
 
-/// A case in words.
+/// Formats the settings of a case.
 impl Display for super::model::Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dialect, vms, user_data_bytes, requests_per_boot: _, options } = self;
@@ -90,9 +90,9 @@ impl Display for super::model::Settings {
     }
 }
 
-/// Requests a case's subjects answered in all rounds, and how many rounds: what stands behind its figures.
+/// Returns the numbers of rounds and of requests behind the figures of a case.
 fn size(case: &Case) -> String {
     let rounds = case.subjects.iter().map(|subject| subject.rounds.len()).max().unwrap_or(0);
     let requests = case.settings.requests_per_boot;
-    format!("{rounds} rounds of each subject, alternating; {requests} requests a boot")
+    format!("{rounds} rounds of each subject, alternating; {requests} requests per boot")
 }

@@ -1,4 +1,4 @@
-//! The page: what came out, in words, figures and a table for each case.
+//! The page: the results in words, drawings and a table for each case.
 
 use super::chart::{Drawing, WIDTH};
 use super::xml::{At, Attribute, Xml};
@@ -6,7 +6,7 @@ use super::{STYLE, figures, size, units, words};
 use crate::storm::figure::FIGURES;
 use crate::storm::model::{Case, Environment, Results};
 
-/// The whole page.
+/// Returns the whole page.
 pub(super) fn page(results: &Results) -> String {
     let names = figures::subjects(results);
     let mut xml = Xml::default();
@@ -37,8 +37,9 @@ pub(super) fn page(results: &Results) -> String {
 
 fn introduction(xml: &mut Xml, results: &Results) {
     xml.line("h1", &[], "Boot storm");
-    let guests = "Guests on true taps boot at the same moment and fetch everything cloud-init asks for. Each server \
-                  serves the same guests the same octets on the same taps, one after the other, round by round.";
+    let guests = "Guests on real taps boot at the same moment and make all requests of cloud-init. Each server \
+                  gives the same guests the same octets on the same taps. Servers run one after the other, in every \
+                  round.";
     xml.line("p", &[], guests);
     match words::foremost(results) {
         None => xml.line("p", &[("class", &"bad")], "No case was measured."),
@@ -56,7 +57,7 @@ fn introduction(xml: &mut Xml, results: &Results) {
     }
 }
 
-/// Where and with what, as lines.
+/// Returns lines that describe the machine and the software.
 pub(super) fn environment(results: &Results) -> Vec<String> {
     let Environment { kernel, processor, cores, memory_bytes, commit, started, versions, notes, .. } =
         &results.environment;
@@ -102,7 +103,7 @@ fn table(xml: &mut Xml, case: &Case) {
     };
     xml.within("div", &[("class", &"scroll")], |xml| {
         xml.within("table", &[], |xml| {
-            xml.line("caption", &[], "Median of rounds, and below it the lowest and the highest round.");
+            xml.line("caption", &[], "Median of all rounds; below it the lowest and the highest round.");
             xml.within("thead", &[], |xml| {
                 xml.within("tr", &[], |xml| {
                     xml.line("th", &[], "");
@@ -131,7 +132,7 @@ fn table(xml: &mut Xml, case: &Case) {
     });
 }
 
-/// Why requests failed, if any did.
+/// Lists the reasons of failed requests.
 fn reasons(xml: &mut Xml, case: &Case) {
     for subject in &case.subjects {
         for (reason, count) in subject.rounds.iter().flat_map(|round| &round.reasons) {
@@ -141,22 +142,23 @@ fn reasons(xml: &mut Xml, case: &Case) {
 }
 
 fn method(xml: &mut Xml, results: &Results) {
-    xml.line("h2", &[], "How it was measured");
+    xml.line("h2", &[], "Method");
     let lines = [
-        "host CPU / request: CPU time of the whole machine during a round, less the load generator's own, divided by \
-         the requests answered. It holds what the server's processes used and what the kernel did for them in \
-         softirqs, wherever that ran. The generator's own is its time in user mode and the price of its system calls \
-         on a tap that nobody serves, measured before the first round.",
-        "server CPU / request: what the server's processes alone are charged with.",
-        "rounds: servers start anew for each, in another order each time, and have had no guest before; guests boot again \
-         until the second is over, so that a round is mostly of guests that have booted before.",
+        "host CPU / request: CPU time of the whole machine during a round, minus the load generator's own, divided \
+         by the requests answered. It includes the time of the server's processes and the kernel's work for them in \
+         softirqs, wherever they ran. The generator's own time is its time in user mode and the price of its system \
+         calls on a tap that nothing serves, measured before the first round.",
+        "server CPU / request: the time of the server's processes alone.",
+        "rounds: servers are started for each round, in another order each time, and have served no guest before. \
+         Guests boot again until the time of the round is over, so most boots of a round are repetitions.",
         "memory: resident memory of the server's processes, and growth of the kernel's memory, with all guests \
-         attached. Ours and haproxy hold the guests' documents in theirs; those of nginx and neutron are files on a \
-         file system in memory, which is counted for nobody.",
-        "Peers are tuned as a careful operator would. nginx: a worker per core, sendfile, open files cached, files in \
-         memory. haproxy: one for each of several networks, in a namespace of its own, answering from memory by itself. \
-         neutron: the same proxies as OpenStack Neutron configures them, handing requests over a Unix socket to one \
-         nginx, where Neutron has a program in Python. Bridges flood nothing and know every guest beforehand.",
+         attached. xdp-imds and haproxy hold the guests' documents in their own memory. Those of nginx and neutron \
+         are files on a file system in memory, which is charged to neither.",
+        "Peers are tuned as a careful operator would do it. nginx: a worker per core, sendfile, open files cached, \
+         files in memory. haproxy: one for each of several networks, in a namespace of its own, answering from \
+         memory by itself. neutron: the same proxies as OpenStack Neutron configures them. They forward requests \
+         over a Unix socket to one nginx, where Neutron has a Python program. Bridges flood no frames and have a \
+         neighbour entry for every guest.",
     ];
     for line in lines {
         xml.line("p", &[], line);

@@ -1,41 +1,42 @@
-//! From values to places on an axis, and the marks along it.
+//! Maps values to places on an axis, and chooses the marks along it.
 
-/// How values are laid along an axis.
+/// How values are mapped to an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scale {
-    /// Even steps from 0.
+    /// Equal steps from 0.
     Linear {
-        /// The far end.
+        /// The value at the far end.
         max: f64,
-        /// From mark to mark.
+        /// The distance between marks.
         step: f64,
     },
-    /// Each tenfold as long as the one before. Values below `min` are drawn at `min`.
+    /// Equal lengths for each factor of ten. Values below `min` are drawn at `min`.
     Log {
-        /// The near end, above 0.
+        /// The value at the near end, above 0.
         min: f64,
-        /// The far end.
+        /// The value at the far end.
         max: f64,
     },
-    /// Shares from 0 to 1 by what is *left*: as much room from 0 to 90 % as from 90 to 99 %. Tails show.
+    /// Fractions from 0 to 1, spaced by their distance from 1. The range from 0 to 90 % is as long as the one from 90
+    /// to 99 %, so that tails are visible.
     Tail {
-        /// How many nines the far end has.
+        /// Number of nines at the far end.
         nines: u8,
     },
 }
 
-/// Most marks on a linear axis.
+/// The most marks on a linear axis.
 const LINEAR_MARKS: f64 = 6.0;
-/// Powers of ten a logarithmic axis may span; what is further down is drawn at the near end.
+/// The most powers of ten on a logarithmic axis. Lower values are drawn at the near end.
 const MAX_DECADES: f64 = 9.0;
 
 impl Scale {
-    /// Even steps with room for all `values`.
+    /// Returns an axis with equal steps for all `values`.
     pub(crate) fn linear(values: impl Iterator<Item = f64>) -> Self {
         Self::even(values, |_| 1.0)
     }
 
-    /// Even steps, round in KiB, MiB or GiB, with room for all `octets`.
+    /// Returns an axis with equal steps, round in KiB, MiB or GiB, for all `octets`.
     pub(crate) fn binary(octets: impl Iterator<Item = f64>) -> Self {
         Self::even(octets, |max| {
             let units = [30, 20, 10].map(|power| 2_f64.powi(power));
@@ -53,7 +54,7 @@ impl Scale {
         Self::Linear { max: (max / step - 1e-9).ceil() * step, step }
     }
 
-    /// A logarithmic axis of whole 1-2-5 steps with room for all `values` above 0.
+    /// Returns a logarithmic axis with ends at 1, 2 or 5 times a power of ten, for all `values` above 0.
     pub(crate) fn log(values: impl Iterator<Item = f64> + Clone) -> Self {
         let values = values.filter(|value| value.is_finite() && *value > 0.0);
         let (low, high) = values
@@ -63,11 +64,11 @@ impl Scale {
         }
         let low = low.max(high / 10_f64.powf(MAX_DECADES));
         let (min, max) = (round_down(low), round_up(high));
-        // One value alone still needs an axis of some length.
+        // The axis needs some length even for a single value.
         if max / min < 5.0 { Self::Log { min: min / 2.0, max: max * 2.0 } } else { Self::Log { min, max } }
     }
 
-    /// The place of a value: 0 the near end, 1 the far end. Never outside.
+    /// Returns the place of a value, from 0 at the near end to 1 at the far end.
     pub(crate) fn place(self, value: f64) -> f64 {
         let place = match self {
             Self::Linear { max, .. } => value / max,
@@ -80,7 +81,7 @@ impl Scale {
         if place.is_nan() { 0.0 } else { place.clamp(0.0, 1.0) }
     }
 
-    /// Where marks are, from the near end to the far one.
+    /// Returns the values of the marks, from the near end to the far end.
     pub(crate) fn marks(self) -> Vec<f64> {
         match self {
             Self::Linear { max, step } => {
@@ -121,7 +122,7 @@ mod tests {
     use super::Scale;
 
     #[test]
-    fn an_axis_has_room_for_every_value() {
+    fn every_value_is_on_its_axis() {
         for values in [vec![], vec![0.0], vec![3.7], vec![f64::NAN, 1e-9, 12.0], vec![0.001, 5_000_000.0]] {
             let all = || values.iter().copied();
             for scale in [Scale::linear(all()), Scale::binary(all()), Scale::log(all())] {
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn each_nine_of_a_tail_takes_the_same_room() {
+    fn each_nine_of_a_tail_has_the_same_length() {
         let scale = Scale::Tail { nines: 4 };
         for (share, place) in [(0.0, 0.0), (0.9, 0.25), (0.99, 0.5), (0.999, 0.75), (1.0, 1.0)] {
             assert!((scale.place(share) - place).abs() < 1e-9, "{share}");

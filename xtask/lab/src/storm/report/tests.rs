@@ -1,4 +1,4 @@
-//! Whatever the results hold, page and image are well-formed, need nothing else, and name every subject.
+//! Tests that page and image are well-formed and self-contained for any results, and name every subject.
 
 use super::{html, svg};
 use crate::storm::model::{
@@ -10,7 +10,7 @@ fn round(vms: u32, us: f64) -> Round {
     let requests = u64::from(vms) * 4;
     let buckets = (0..40).map(|n| (us * 1.1_f64.powi(n), requests / 40 + u64::from(n == 0))).collect();
     let times = Distribution { buckets, max_us: us * 42.0 };
-    // Long enough for clocks to tell.
+    // Long enough for the resolution of the clocks.
     let used = us * requests as f64;
     let busy = used * 100.0;
     Round {
@@ -54,7 +54,7 @@ fn results(cases: Vec<Case>) -> Results {
     Results { schema: SCHEMA.into(), environment, cases }
 }
 
-/// Both forms, parsed; the page's document type is the only one.
+/// Returns the page and the image, after parsing both. Only the page has a document type.
 fn rendered(results: &Results) -> [String; 2] {
     let both = [html(results), svg(results)];
     for text in &both {
@@ -70,7 +70,7 @@ fn rendered(results: &Results) -> [String; 2] {
 }
 
 #[test]
-fn whatever_was_measured_the_page_and_the_image_are_well_formed() {
+fn page_and_image_are_well_formed_for_any_results() {
     let without_subjects = Case { subjects: Vec::new(), ..case(10, 1) };
     let without_rounds = case(10, 0);
     let mut of_nothing = case(1, 2);
@@ -89,7 +89,7 @@ fn whatever_was_measured_the_page_and_the_image_are_well_formed() {
         ("no subject", vec![without_subjects]),
         ("no round", vec![without_rounds]),
         ("rounds of nothing", vec![of_nothing]),
-        ("figures that are no numbers", vec![broken]),
+        ("figures that are not numbers", vec![broken]),
         ("one round of one VM", vec![case(1, 1)]),
         ("many", vec![case(100, 5), case(1_000, 3), case(4_000, 2)]),
     ] {
@@ -99,14 +99,14 @@ fn whatever_was_measured_the_page_and_the_image_are_well_formed() {
 }
 
 #[test]
-fn every_subject_is_in_every_figure() {
+fn every_drawing_names_every_subject() {
     let results = results(vec![case(100, 3), case(1_000, 3)]);
     let text = html(&results);
     let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
     let page = Document::parse_with_options(&text, options).expect("well-formed");
     let figures: Vec<_> =
         page.descendants().filter(|node| node.has_tag_name(("http://www.w3.org/2000/svg", "svg"))).collect();
-    // Four for each case, and memory.
+    // Four drawings for each case, and one for memory.
     assert_eq!(figures.len(), 9);
     for figure in figures {
         let words: String = figure.descendants().filter_map(|node| node.text()).collect();
@@ -126,7 +126,7 @@ fn names_and_reasons_that_look_like_markup_stay_text() {
 }
 
 #[test]
-fn ratios_and_failures_are_told_in_words() {
+fn ratios_and_failures_are_described_in_words() {
     let mut case = case(1_000, 3);
     let page = html(&results(vec![case.clone()]));
     assert!(page.contains("None of 12,000 requests failed."), "{page}");

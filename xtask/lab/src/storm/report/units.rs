@@ -1,6 +1,6 @@
-//! Quantities as a reader wants them: three digits and a unit.
+//! Formats quantities with three digits and a unit.
 
-/// Three significant digits, without a tail of zeroes.
+/// Formats a number with three significant digits, without trailing zeros.
 pub(crate) fn number(value: f64) -> String {
     if !value.is_finite() {
         return "–".into();
@@ -12,7 +12,7 @@ pub(crate) fn number(value: f64) -> String {
     thousands(text)
 }
 
-/// Sets narrow gaps between groups of three digits.
+/// Separates groups of three digits by commas, in numbers of five digits or more.
 fn thousands(text: &str) -> String {
     let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
     let digits = whole.trim_start_matches('-');
@@ -29,7 +29,7 @@ fn thousands(text: &str) -> String {
     out + rest
 }
 
-/// A time given in microseconds.
+/// Formats a time, given in microseconds.
 pub(crate) fn time(us: f64) -> String {
     match us.abs() {
         value if value >= 999_500.0 => format!("{} s", number(us / 1e6)),
@@ -38,7 +38,7 @@ pub(crate) fn time(us: f64) -> String {
     }
 }
 
-/// An amount of memory given in octets.
+/// Formats an amount of memory, given in octets.
 pub(crate) fn memory(octets: f64) -> String {
     const KIB: f64 = 1024.0;
     match octets.abs() {
@@ -49,7 +49,7 @@ pub(crate) fn memory(octets: f64) -> String {
     }
 }
 
-/// A share of 1 as a percentage, with as many nines as it has.
+/// Formats a fraction of 1 as a percentage, with all of its nines.
 pub(crate) fn share(share: f64) -> String {
     let percent = format!("{:.4}", share * 100.0);
     format!("{} %", percent.trim_end_matches('0').trim_end_matches('.'))

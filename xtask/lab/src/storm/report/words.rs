@@ -1,23 +1,23 @@
-//! The result in a sentence or two: ratios of medians, ours against each peer.
+//! Describes the result in a few sentences: ratios of medians of xdp-imds and each peer.
 
 use super::units;
 use crate::storm::figure::Figure;
 use crate::storm::model::{Case, Results, Subject};
 
-/// The subject the others are compared with.
+/// The subject that the others are compared with.
 const OURS: &str = "xdp-imds";
 
-/// Ratios below this are no news.
+/// The least ratio that counts as a difference.
 const SAME: f64 = 1.1;
 
-/// The case a reader should look at first: most VMs, then smallest user-data.
+/// Returns the most significant case: the one with most VMs, then with the smallest user-data.
 pub(super) fn foremost(results: &Results) -> Option<&Case> {
     let key = |case: &&Case| (case.settings.vms, std::cmp::Reverse(case.settings.user_data_bytes));
-    // Of equals the first: dialects stand in the order they were asked for.
+    // Of equal cases the first is returned, so the order of dialects on the command line decides.
     results.cases.iter().rev().max_by_key(key)
 }
 
-/// Sentences about one case. None about what was not measured.
+/// Returns sentences about one case, omitting figures that were not measured.
 pub(super) fn headlines(case: &Case) -> Vec<String> {
     let Some(ours) = case.subjects.iter().find(|subject| subject.name == OURS) else {
         return vec![format!("{OURS} was not measured here.")];
@@ -52,7 +52,7 @@ pub(super) fn headlines(case: &Case) -> Vec<String> {
     lines
 }
 
-/// How many times, and which way; none where a ratio says nothing.
+/// Returns the ratio and its direction in words; `None` if a value is missing.
 fn ratio(own: f64, other: f64, better: &str, worse: &str) -> Option<String> {
     if own <= 0.0 || other <= 0.0 {
         return None;

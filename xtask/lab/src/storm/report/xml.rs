@@ -1,24 +1,24 @@
-//! Elements that are closed by construction and text that is escaped on its way in: pages and images are
-//! well-formed whatever the results hold.
+//! Writes XML whose elements are closed by construction and whose text is escaped, so that pages and images are
+//! well-formed for any results.
 
 use std::fmt::{Display, Write as _};
 
 /// An attribute and its value.
 pub(crate) type Attribute<'a> = (&'a str, &'a dyn Display);
 
-/// A document in the making.
+/// A document being written.
 #[derive(Default)]
 pub(crate) struct Xml {
     out: String,
 }
 
 impl Xml {
-    /// The document.
+    /// Returns the document.
     pub(crate) fn finish(self) -> String {
         self.out
     }
 
-    /// An element with what `inside` puts into it.
+    /// Writes an element with the content that `inside` writes.
     pub(crate) fn within(&mut self, tag: &str, attributes: &[Attribute<'_>], inside: impl FnOnce(&mut Self)) {
         self.start(tag, attributes);
         self.out.push('>');
@@ -26,25 +26,25 @@ impl Xml {
         let _ = write!(self.out, "</{tag}>");
     }
 
-    /// An element without content: a shape, or one of HTML's void elements.
+    /// Writes an element without content: a shape, or one of HTML's void elements.
     pub(crate) fn empty(&mut self, tag: &str, attributes: &[Attribute<'_>]) {
         self.start(tag, attributes);
         self.out.push_str("/>");
     }
 
-    /// An element with text in it, and a line's end after it.
+    /// Writes an element with text, and a line end after it.
     pub(crate) fn line(&mut self, tag: &str, attributes: &[Attribute<'_>], text: impl Display) {
         self.within(tag, attributes, |xml| xml.text(text));
         self.out.push('\n');
     }
 
-    /// Text.
+    /// Writes text, escaped.
     pub(crate) fn text(&mut self, text: impl Display) {
         let text = text.to_string();
         self.escape(&text);
     }
 
-    /// Text of this module's users that is markup already: a style sheet, a document type.
+    /// Writes constant markup unchanged: a style sheet or a document type.
     pub(crate) fn verbatim(&mut self, text: &'static str) {
         self.out.push_str(text);
     }
@@ -66,7 +66,7 @@ impl Xml {
                 '<' => self.out.push_str("&lt;"),
                 '>' => self.out.push_str("&gt;"),
                 '"' => self.out.push_str("&quot;"),
-                // XML 1.0 §2.2 has no way at all to write the other control characters.
+                // XML 1.0 §2.2 cannot express the other control characters.
                 '\t' | '\n' | '\r' | ' '.. if !matches!(character, '\u{fffe}' | '\u{ffff}') => {
                     self.out.push(character)
                 }
@@ -76,7 +76,7 @@ impl Xml {
     }
 }
 
-/// A coordinate: a tenth of a unit is finer than anybody sees. What is no number is drawn at the origin.
+/// A coordinate, rounded to a tenth of a unit. Values that are not finite become 0.
 pub(crate) struct At(pub(crate) f64);
 
 impl Display for At {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_drawn_at_the_origin() {
+    fn a_coordinate_that_is_not_finite_becomes_zero() {
         assert_eq!(At(f64::NAN).to_string(), "0.0");
         assert_eq!(At(f64::INFINITY).to_string(), "0.0");
         assert_eq!(At(12.345).to_string(), "12.3");

@@ -1,28 +1,28 @@
-//! What of a type's definition a reader of YAML has to know.
+//! Reads the parts of a type's definition that a writer of YAML must know.
 
 use crate::book::code::{self, Code};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, GenericArgument, Item, Meta, PathArguments, Type};
 
-/// A type that was found.
+/// A type that was found, with its file, its doc comment and its form in YAML.
 pub(super) struct Found {
     pub(super) file: PathBuf,
     pub(super) doc: String,
     pub(super) shape: Shape,
 }
 
-/// How a type is written in YAML.
+/// The form of a type in YAML.
 pub(super) enum Shape {
     /// A mapping.
     Fields(Vec<Entry>),
-    /// One of some words.
+    /// An enumeration: one of several words.
     Values(Vec<Entry>),
-    /// A text, number or something else, in words.
+    /// A text, number or other value, described in words.
     Text(String),
 }
 
-/// A field, or one of some words.
+/// A field of a mapping, or a word of an enumeration.
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) doc: String,
@@ -33,15 +33,15 @@ pub(super) struct Entry {
 /// The type of a field.
 #[derive(Default)]
 pub(super) struct Kind {
-    /// A list of it.
+    /// Whether the field is a list of this type.
     pub(super) many: bool,
-    /// The type's name with the path before it, where it is one of ours.
+    /// The type's name with the path before it, if the project defines the type.
     pub(super) path: Vec<String>,
-    /// What it is otherwise.
+    /// The description of any other type.
     pub(super) plain: &'static str,
 }
 
-/// Finds a type by its name, as a file means it that names it.
+/// Finds a type by the name that the file `from` uses for it.
 pub(super) fn find(code: &Code, from: &Path, path: &[String]) -> Result<Option<Found>> {
     let Some((name, before)) = path.split_last() else { return Ok(None) };
     let mut candidates =
@@ -89,7 +89,7 @@ fn with_values(entries: Vec<Entry>, valued: impl Fn(&str) -> String) -> Vec<Entr
     entries.into_iter().map(|entry| Entry { doc: valued(&entry.doc), ..entry }).collect()
 }
 
-/// A struct is a mapping, unless it is read from a text by itself.
+/// Describes a struct: a mapping, unless it is deserialised from a text.
 fn structure(code: &Code, name: &str, item: &syn::ItemStruct) -> Result<Shape> {
     if let Some(expected) = expected(code, name)? {
         return Ok(Shape::Text(expected));
@@ -137,7 +137,7 @@ fn snake(name: &str, between: char) -> String {
     parted.collect()
 }
 
-/// `const EXPECTED` of a type that is read from a text.
+/// Returns `const EXPECTED` of a type that is deserialised from a text.
 fn expected(code: &Code, name: &str) -> Result<Option<String>> {
     let is =
         |item: &Item| matches!(item, Item::Impl(one) if one.trait_.is_some() && named(&one.self_ty) == name);
@@ -156,15 +156,15 @@ fn expected(code: &Code, name: &str) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// True for a macro that defines a type: its first name, after attributes, is the type's.
+/// Returns true for a macro that defines the type `name`. Attributes may precede the name.
 fn is_macro_of(item: &Item, name: &str) -> bool {
     let Item::Macro(one) = item else { return false };
-    // Macros that only list types say nothing about them.
+    // Macros that only list types do not describe them.
     let tokens = one.mac.tokens.to_string();
     one.ident.is_none() && tokens.trim_start().starts_with(['#', '/']) && defined(&tokens).0 == name
 }
 
-/// What a macro's words define, and what follows: attributes come first, comments among them.
+/// Splits the tokens of a macro into the name that it defines and the rest. Attributes and comments come first.
 fn defined(tokens: &str) -> (&str, &str) {
     let mut rest = tokens.trim_start();
     while let Some(attribute) = rest.strip_prefix(['#', '/']) {
@@ -175,7 +175,8 @@ fn defined(tokens: &str) -> (&str, &str) {
     (&rest[..end], rest[end..].trim_start())
 }
 
-/// A list of words (`Name { A = "a", … }`), or what is expected (`Name, "a word", …`).
+/// Describes the type that a macro defines: an enumeration (`Name { A = "a", … }`), or the expected text (`Name, "a
+/// word", …`).
 fn of_macro(tokens: &str) -> Shape {
     let (_, body) = defined(tokens);
     let mut texts = body.split('"').skip(1).step_by(2).map(str::to_owned);
@@ -186,7 +187,7 @@ fn of_macro(tokens: &str) -> Shape {
     Shape::Values(texts.map(entry).collect())
 }
 
-/// What a type that reads itself says it expects: the first text of its reader.
+/// Returns the first text that a hand-written deserialiser gives as its expectation.
 fn expecting(code: &Code, name: &str) -> Option<String> {
     let reader = format!("Deserialize<'de> for {name} ");
     let after = code.texts().find_map(|(_, text)| text.split_once(&reader).map(|(_, after)| after))?;
@@ -194,7 +195,7 @@ fn expecting(code: &Code, name: &str) -> Option<String> {
     written.split_once('"').map(|(expected, _)| expected.to_owned())
 }
 
-/// The kind of a type, and whether it may be left out.
+/// Returns the kind of a type, and whether the field is optional.
 fn kind(ty: &Type) -> (Kind, bool) {
     let Type::Path(path) = ty else { return (Kind::default(), false) };
     let Some(last) = path.path.segments.last() else { return (Kind::default(), false) };
@@ -229,7 +230,7 @@ fn named(ty: &Type) -> String {
     path.path.segments.last().map(|segment| segment.ident.to_string()).unwrap_or_default()
 }
 
-/// A doc comment as one line of Markdown, whose links into the code are code.
+/// Returns a doc comment as one line of Markdown. Links into the code become code spans.
 pub(super) fn doc(attributes: &[Attribute]) -> String {
     let lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
         Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
@@ -243,15 +244,15 @@ pub(super) fn doc(attributes: &[Attribute]) -> String {
     });
     let text =
         lines.collect::<Vec<_>>().join(" ").trim().replace("[`", "`").replace("`]", "`").replace('|', "\\|");
-    // Readers of YAML know no `None`.
+    // YAML has `null` for `None`.
     text.replace("`None`", "`null`")
 }
 
-/// A word of `#[serde(…)]`, with its value if it has one.
+/// Returns a word of `#[serde(…)]`, with its value if it has one.
 fn serde(attributes: &[Attribute], word: &str) -> Option<Option<String>> {
     let mut found = None;
     for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("serde")) {
-        // Words with a form of their own end the parse; what came before them is kept.
+        // A word in a form that this does not parse ends the parse. The words before it are kept.
         let _ = attribute.parse_nested_meta(|meta| {
             let value = match meta.value() {
                 Ok(value) => Some(value.parse::<syn::LitStr>()?.value()),
