@@ -1,5 +1,5 @@
-//! Each count of the metrics moves when what it counts happens to a guest on a true tap, and the whole of them is
-//! what a strict reader takes.
+//! Each metric moves when the event it counts happens to a guest on a real tap, and a strict parser accepts the
+//! whole exposition.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -18,7 +18,7 @@ use support::tap::set_gro;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node and a guest, whose record is still to be written.
+/// A node and a guest without a record.
 struct Scene {
     guest: Guest,
     host: Host,
@@ -44,7 +44,7 @@ impl Scene {
         Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
     }
 
-    /// The status of what curl asks with these words behind the address.
+    /// Runs curl with these arguments before the URL; returns the status.
     fn curl(&self, words: &[&str], path: &str) -> u16 {
         let url = format!("http://{METADATA}{path}");
         self.guest.curl(&[words, &[url.as_str()]].concat(), PATIENCE).expect("an answer").status
@@ -57,7 +57,7 @@ fn families(agent: &Agent<'_>) -> BTreeMap<String, Family> {
     exposition::read(&text).unwrap_or_else(|error| panic!("{error:#}\n{text}"))
 }
 
-/// Waits until a sum is reached: workers publish some counts once a second.
+/// Waits until a sum reaches a value; workers publish some counters once a second.
 fn reaches(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)], expected: f64) {
     let reached = eventually(PATIENCE, || {
         let found = sum(&families(agent), name, labels)?;
@@ -103,7 +103,7 @@ fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
         .expect("a bucket");
     assert_eq!(*slow, asked.len() as f64, "none took a second: {durations:?}");
     let (_, _, total) = durations.samples.iter().find(|(name, ..)| name.ends_with("_sum")).expect("a sum");
-    assert!(*total > 0.0, "no turn takes no time");
+    assert!(*total > 0.0, "every turn takes some time");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
         reaches(&agent, "xdp_imds_parked_total", &[("reason", "record"), ("outcome", outcome)], expected);
     };
     waits(0.0);
-    assert_eq!(scene.curl(&[], "/metadata/v1.json"), 503, "held for a second and a half");
+    assert_eq!(scene.curl(&[], "/metadata/v1.json"), 503, "the request waits 1.5 s");
     ended("expired", 1.0);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| scene.curl(&[], "/openstack/latest/meta_data.json"));
@@ -133,7 +133,7 @@ fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
     scene
         .guest
         .curl(&["--max-time", "1", "-H", flavor, &url], PATIENCE)
-        .expect_err("a client without patience");
+        .expect_err("curl gives up after 1 s");
     reaches(&agent, "xdp_imds_parked_total", &[("reason", "change"), ("outcome", "left")], 1.0);
     let families = families(&agent);
     let late = families["xdp_imds_request_duration_seconds"]
@@ -141,7 +141,7 @@ fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
         .iter()
         .find(|(name, ..)| name.ends_with("_sum"));
     let (_, _, total) = late.expect("a sum");
-    assert!(*total > 1.5, "a wait is part of the time an answer takes: {total}");
+    assert!(*total > 1.5, "the duration of a request includes its wait: {total}");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn records_ports_and_identities_are_counted_by_what_became_of_them() {
     reaches(&agent, "xdp_imds_attached_total", &[], 1.0);
     reaches(&agent, "xdp_imds_registration_lag_seconds", &[], 1.0);
     reaches(&agent, "xdp_imds_build_info", &[], 1.0);
-    // Another guest's record without a port: nobody can be served by it.
+    // A second guest's record that names no port cannot be placed.
     let other = Identity::of(1);
     other.write(scene.records.path(), 1).expect("a record");
     reaches(&agent, "xdp_imds_instances", &[("state", "unplaced")], 1.0);

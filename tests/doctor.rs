@@ -1,4 +1,4 @@
-//! `xdp-imds doctor` names what is wrong, and how to mend it, on nodes where one thing is wrong; and leaves no trace.
+//! On nodes with one fault each, `xdp-imds doctor` names the fault and its remedy, and leaves nothing behind.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{Xdp, XdpMode};
@@ -14,7 +14,7 @@ use support::privileged;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
 
-/// Mounts a bpffs at the first word, in a mount namespace that goes with the program the others name.
+/// Mounts a bpffs at the first argument, in a private mount namespace, and runs the program in the others.
 const ON_BPFFS: [&str; 7] = [
     "unshare",
     "--mount",
@@ -25,7 +25,7 @@ const ON_BPFFS: [&str; 7] = [
     "mount -t bpf bpf \"$1\" && shift && exec \"$@\"",
 ];
 
-/// A node with a tap, and directories for an agent of its own.
+/// A node with a tap, and directories for an agent.
 struct Patient {
     host: Host,
     tap: Tap,
@@ -53,7 +53,7 @@ impl Patient {
         self.room.path().join(name).display().to_string()
     }
 
-    /// What the doctor says of a port, started by way of the programs named, in this node.
+    /// Runs `doctor` for a port on this node, started through the programs in `by`.
     fn seen(&self, by: &[&str], port: &str) -> Report {
         self.examined(by, port, &["--pins", &self.path("pins")])
     }
@@ -76,7 +76,7 @@ impl Patient {
         self.host.ns().output(Command::new(&words[0]).args(&words[1..])).expect("it runs")
     }
 
-    /// As [`Patient::seen`], with a bpffs where pins are to be.
+    /// Like [`Patient::seen`], with a bpffs mounted at the pin directory.
     fn seen_with_bpffs(&self, by: &[&str], port: &str) -> Report {
         let pins = self.path("pins");
         let before: Vec<&str> = ON_BPFFS.into_iter().chain(["sh", &pins]).chain(by.iter().copied()).collect();
@@ -84,7 +84,7 @@ impl Patient {
     }
 }
 
-/// What the doctor said.
+/// The doctor's exit code and checks.
 #[derive(Debug)]
 struct Report {
     code: Option<i32>,
@@ -110,9 +110,9 @@ impl Report {
             schema: String,
             checks: Vec<Finding>,
         }
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         let document: Document =
-            serde_json::from_slice(&output.stdout).with_context(|| format!("no report; it said: {said}"))?;
+            serde_json::from_slice(&output.stdout).with_context(|| format!("no report: {stderr}"))?;
         ensure!(document.schema == "doctor/1", "a report of schema {}", document.schema);
         Ok(Self { code: output.status.code(), checks: document.checks })
     }
@@ -121,7 +121,7 @@ impl Report {
         self.checks.iter().filter(|check| check.status == "fail").map(|check| check.name.as_str()).collect()
     }
 
-    /// The check fails, and says these words about it.
+    /// Asserts that the check fails and that its text contains these words.
     fn blames(&self, name: &str, words: &[&str]) {
         assert_eq!(self.code, Some(1), "{self:#?}");
         let check = self.checks.iter().find(|check| check.name == name && check.status == "fail");
@@ -185,7 +185,7 @@ fn a_missing_capability_is_named_with_what_it_is_for() {
         let report = patient.seen(&["setpriv", &without[0], &without[1]], "tap0");
         let name = format!("CAP_{}", capability.to_uppercase());
         report.blames(check, &[&name, "nor in the bounding set", what_for, "CapabilityBoundingSet="]);
-        // What it hides is not called missing.
+        // A missing capability hides kernel features; they must not count as missing.
         let kernel = report.failed().iter().filter(|name| name.starts_with("kernel.")).count();
         assert_eq!(kernel, 0, "{capability}: {report:#?}");
     }
@@ -214,7 +214,7 @@ fn an_xdp_program_of_somebody_else_on_the_tap_is_named_by_name_and_number() {
     let patient = Patient::new();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
     let mut object = aya::Ebpf::load_file(file).expect("the object");
-    // Of our programs' names this is none that a port has: to a port it is anybody's.
+    // Ports never carry the program `hub`, so the doctor treats it as foreign.
     let program: &mut Xdp = object.program_mut("hub").expect("a program").try_into().expect("an XDP program");
     program.load().expect("loaded");
     let number = program.info().expect("its number").id();
@@ -230,7 +230,7 @@ fn a_tap_in_another_namespace_is_found_there_and_named_as_a_port_would_be() {
     }
     let patient = Patient::new();
     let pod = Namespace::new("pod").expect("a namespace");
-    // A name that no other test's devices have.
+    // Unique among all running tests.
     let name = format!("far{}", std::process::id());
     let _tap = Tap::create(&pod, &name, Shape::virtio()).expect("a tap");
     let port = format!("port: {{ifname: {name}, netns: {}}}", pod.name());
@@ -241,7 +241,7 @@ fn a_tap_in_another_namespace_is_found_there_and_named_as_a_port_would_be() {
     patient.seen(&[], &back).blames("port.device", &["agent's own namespace", "port: {ifname: tap0}"]);
 }
 
-/// A namespace that only a process has, with a tap in it.
+/// An unnamed network namespace, kept alive by a process, with a tap in it.
 struct Nameless(Child);
 
 impl Nameless {
@@ -272,7 +272,7 @@ impl Nameless {
 impl Drop for Nameless {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
-            eprintln!("process {} stays behind: {error}", self.0.id());
+            eprintln!("cannot end process {}: {error}", self.0.id());
         }
     }
 }
@@ -369,7 +369,7 @@ fn what_the_feed_of_kubevirt_lacks_is_named() {
     let cgroups = report.checks.iter().find(|check| check.name == "kubevirt.cgroups").expect("a check");
     assert_eq!((&*cgroups.status, cgroups.found.contains("/nonexistent2")), ("warn", true), "{cgroups:?}");
 
-    // A kubeconfig with a token's file that is missing, cannot be sent, and is well.
+    // A kubeconfig whose token file is missing, then empty, then valid.
     let config = serde_json::json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": "http://192.0.2.1:1"}}],

@@ -1,5 +1,5 @@
-//! A service that leaves loses no question and no answer, keeps no connection open for ever, and says whose flows
-//! are whose.
+//! A draining service loses no request and no answer, closes every connection within its limit, and claims its
+//! flows.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ fn says_close(answer: &Answered) -> bool {
     answer.head.to_ascii_lowercase().contains("\r\nconnection: close\r\n")
 }
 
-/// What has been claimed.
+/// Flows the stack has claimed.
 #[derive(Clone, Default)]
 struct Claimed(Arc<Mutex<Vec<u64>>>);
 
@@ -134,8 +134,8 @@ fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_ove
     world.wait(SOON);
     assert!(says_close(&answers(&world, held)[0]));
     assert!(answers(&world, late).is_empty() && world.stack.stats().refused_leaving > 0);
-    assert_eq!(world.stack.left(), 0, "it holds up nothing");
-    // The next agent has the same key, and knows of nothing.
+    assert_eq!(world.stack.left(), 0, "it does not delay the drain");
+    // The next agent has the same cookie key and no state.
     world.stack = stack(StackConfig::default()).0;
     world.wait(2 * SOON);
     assert_eq!((answers(&world, late)[0].status, world.stack.stats().unmatched), (200, 0));
@@ -191,7 +191,7 @@ fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
     let now = world.now();
     world.stack.drain(now, 4 * SOON, Some(Box::new(Claimed::default())));
     world.wait(2 * SOON);
-    assert!([get, put].iter().all(|talk| !world.client.talks[*talk].ended), "there is time yet");
+    assert!([get, put].iter().all(|talk| !world.client.talks[*talk].ended), "the limit is not reached");
     world.wait(2 * SOON);
     let answers = answers(&world, get);
     assert_eq!((answers[0].status, says_close(&answers[0])), (503, true));
@@ -272,22 +272,22 @@ fn what_begins_or_rests_when_a_service_stays_after_all_has_its_usual_time() {
         assert!(!answers.iter().any(says_close) && !world.client.talks[talk].ended);
     }
     world.wait(80 * SOON);
-    assert!(world.client.talks[idle].ended && world.client.talks[begun].ended, "75 s without a question");
+    assert!(world.client.talks[idle].ended && world.client.talks[begun].ended, "idle for 75 s");
 }
 
-/// The flow of a guest's port.
+/// The flow number of a guest port.
 fn flow(port: u16) -> u64 {
     let [high, low] = port.to_be_bytes();
     let key = StackConfig::default().cookie_key;
     Flow::v4(&key, 7, CLIENT, SERVICE, [high, low, 0, 80]).number()
 }
 
-/// Insists that whatever is sent belongs to a flow that is claimed.
+/// Asserts that the flow of each frame is claimed before the frame is sent.
 struct Later<'a>(&'a Claimed, usize);
 
 impl Transmit for Later<'_> {
     fn send(&mut self, _: &[u8]) {
-        assert_eq!(self.0.flows().len(), self.1, "a word before the claim");
+        assert_eq!(self.0.flows().len(), self.1, "a frame before the claim");
     }
 }
 
@@ -299,7 +299,7 @@ fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_w
         let next = raw.connect(port);
         raw.send(&Segment::ack(port, 1001, next).with(GET));
     }
-    // The third closes, and is in TIME-WAIT.
+    // The last guest closes; its connection is in TIME-WAIT.
     let next = raw.connect(4);
     let said = raw.send(&Segment::ack(4, 1001, next).with(GET_AND_CLOSE));
     let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1)).expect("a FIN");
@@ -308,19 +308,19 @@ fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_w
     let claimed = Claimed::default();
     raw.stack.drain(at(raw.now), DRAIN_LIMIT, Some(Box::new(claimed.clone())));
     let mut flows = claimed.flows();
-    assert_eq!(flows.pop(), Some(flow(4)), "what is over is the least");
+    assert_eq!(flows.pop(), Some(flow(4)), "the closed flow has the least priority");
     flows.sort_unstable();
     let mut expected = [flow(1), flow(2), flow(3)];
     expected.sort_unstable();
     assert_eq!(flows, expected);
     let next = raw.connect(5);
-    assert_eq!(claimed.flows().len(), 4, "a handshake is nobody's yet");
+    assert_eq!(claimed.flows().len(), 4, "a handshake claims nothing");
     let first = Segment::ack(5, 1001, next).with(GET).frame(raw.slot);
     raw.stack.receive(at(raw.now), raw.slot, &first, &mut Later(&claimed, 5));
     assert_eq!(claimed.flows().last(), Some(&flow(5)));
 }
 
-/// Too late to be answered in any case: a port that is used again would be cut off in the middle of a question.
+/// A port reused this late would be cut off in the middle of a request.
 #[test]
 fn a_guest_that_uses_a_claimed_port_again_is_left_to_the_next_agent_late_in_the_drain() {
     let (stack, _) = stack(StackConfig::default());
@@ -339,8 +339,8 @@ fn a_guest_that_uses_a_claimed_port_again_is_left_to_the_next_agent_late_in_the_
     close(&mut raw).expect("an answer early in the drain");
     assert!(claimed.flows().contains(&flow(1)));
     raw.now += DRAIN_LIMIT / 3;
-    assert_eq!(close(&mut raw), None, "nothing is said");
-    assert!(!claimed.flows().contains(&flow(1)), "what is said again goes to the other agent");
+    assert_eq!(close(&mut raw), None, "no answer");
+    assert!(!claimed.flows().contains(&flow(1)), "retransmissions go to the next agent");
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn what_may_be_another_agents_is_not_reset_and_a_late_fin_is_acknowledged() {
     assert_eq!((late.len(), late[0].flags, late[0].seq, late[0].ack), (1, ACK, 9_000, 5_001));
     let mut closed = unknown.clone();
     closed.destination.1 = 81;
-    assert!(is_reset(&mut raw, &closed), "nobody listens there, whichever agent is asked");
+    assert!(is_reset(&mut raw, &closed), "no agent listens on this port");
     assert_eq!(raw.stack.stats().spared, 2);
     raw.stack.spare_unknown(false);
     assert!(is_reset(&mut raw, &unknown));
@@ -392,11 +392,11 @@ fn whatever_guests_are_at_when_a_service_leaves_each_question_is_answered_once_a
             drain(&mut world);
         }
         let ended = |world: &mut World<Serve<Pattern>>| world.client.talks.iter().all(|talk| talk.ended);
-        assert!(world.run(DRAIN_LIMIT, ended), "seed {seed}: not all is over in time");
+        assert!(world.run(DRAIN_LIMIT, ended), "seed {seed}: a connection outlives the limit");
         for (talk, count) in asked {
             world.client.close(talk);
             let answers = answers(&world, talk);
-            // What was asked after the answer that said it was the last is not answered, and its client knows.
+            // A request sent after the answer with `Connection: close` gets no answer, and its client knows that.
             let last = answers.iter().position(says_close).map_or(answers.len(), |last| last + 1);
             assert_eq!(answers.len(), last, "seed {seed}: talk {talk}");
             assert!(answers.len() == count || last < count, "seed {seed}: {} of {count}", answers.len());
@@ -407,7 +407,7 @@ fn whatever_guests_are_at_when_a_service_leaves_each_question_is_answered_once_a
     }
 }
 
-/// Nothing of a drain may be left where there is none.
+/// No draining state may affect a stack that does not drain.
 #[test]
 fn a_stack_that_does_not_drain_claims_nothing() {
     let (mut stack, _): (Stack<Serve<Pattern>>, _) = stack(StackConfig::default());

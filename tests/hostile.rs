@@ -1,5 +1,5 @@
-//! What a hostile guest may send, and all that comes of it: one verdict each, an answer or none, nothing on the
-//! bridge, and the other guests served.
+//! Each frame that a hostile guest may send gets one verdict and at most an answer. None reaches the bridge, and the
+//! other guests stay served.
 
 #[path = "hostile/ethernet.rs"]
 mod ethernet;
@@ -26,11 +26,11 @@ use support::privileged;
 use support::seed::seed;
 use support::tap::Shape;
 
-/// By which program ports are steered.
+/// The two ways to steer ports.
 const MODES: [&str; 2] = ["steer: xdp\n", "steer: tcx\n"];
 
-/// Every case on taps of these shapes, steered by either program; then every frame is accounted for. So many
-/// `more` come to the agent than were steered, by either program ([`books::balance`]).
+/// Runs every case on taps of these shapes, in both modes, then checks that every frame is accounted for. `more` is
+/// the number of frames per mode that reach the agent beyond those steered ([`books::balance`]).
 fn hold(label: &str, shapes: &[Shape], cases: &[Case], more: [i64; 2]) {
     let seed = seed();
     fastrand::seed(seed);

@@ -1,4 +1,4 @@
-//! Every rule about requests and responses, on a connection of its own.
+//! Each rule about requests and responses holds on a connection of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ fn world() -> (World<Serve<Pattern>>, Arc<Pattern>) {
     (World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0), pattern)
 }
 
-/// Sends `octets`; what was answered within a second, and whether the service then closed.
+/// Sends `octets`; returns the answers within a second, and whether the service closed the connection.
 fn ask(octets: &[u8]) -> (Vec<Answered>, bool) {
     let (mut world, _) = world();
     let talk = world.client.begin(40_000, octets);
@@ -33,7 +33,7 @@ fn ask(octets: &[u8]) -> (Vec<Answered>, bool) {
     (responses(&talk.received, &heads), talk.ended)
 }
 
-/// A request for `/` with so many octets of header fields, in fields of 100 octets at most.
+/// A request for `/` with `octets` of header fields.
 fn with_fields(octets: usize) -> Vec<u8> {
     let mut request = b"GET / HTTP/1.1\r\n".to_vec();
     let end = request.len() + octets;
@@ -67,7 +67,7 @@ fn line(line: &str) -> Vec<u8> {
 #[test]
 fn requests_are_answered_with_the_status_of_their_row() {
     let target = |octets: usize| line(&format!("GET /{} HTTP/1.1", "a".repeat(octets - 1)));
-    // With the one that is always there.
+    // One field is always there.
     let many = |n: usize| get(&"F: v\r\n".repeat(n - 1));
     let large = vec![b'x'; 64 * 1024];
     let chunks = |first: usize, second: usize| {
@@ -195,7 +195,7 @@ fn head_is_get_without_the_body() {
     }
     let (twice, _) =
         ask(b"HEAD /bytes/5 HTTP/1.1\r\nHost: x\r\n\r\nGET /bytes/2 HTTP/1.1\r\nHost: x\r\n\r\n");
-    assert_eq!(twice[1].body.len(), 2, "no octet of a body between the two");
+    assert_eq!(twice[1].body.len(), 2, "the HEAD answer has no body");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Google's guest agent makes the accounts of the record's keys, runs its script and notices its changes.
+//! Google's guest agent creates the accounts of the record's keys, runs its script and follows its changes.
 
 use crate::node::{Node, SUITE};
 use anyhow::ensure;
@@ -9,33 +9,33 @@ use support::packages::{ESSENTIAL, Packages, With};
 use support::record::Identity;
 use support::root::Root;
 
-/// For the agent's first round: it makes three host keys, and an account by five programs.
+/// Bound on the agent's first round: it creates three host keys, and an account by running five programs.
 const FIRST_ROUND: Duration = Duration::from_secs(60);
-/// For a change to be noticed. Each wait of the agent ends after 60 s in any case: a change that is noticed only then
-/// woke nobody.
+/// Bound on noticing a change. The agent polls every 60 s, so a change noticed only then did not wake its waiting
+/// request.
 const NOTICED: Duration = Duration::from_secs(30);
-/// Longest the agent may run.
+/// Bound on the agent's run time.
 const LIFE_SECONDS: u32 = 180;
-/// For the script.
+/// Bound on the script.
 const PATIENCE_SECONDS: u32 = 30;
 
 fn root() -> Option<Root> {
     let names = [ESSENTIAL, "google-guest-agent", "passwd", "openssh-client"];
     let packages = Packages::or_skip(SUITE, &names, With::Dependencies)?;
     let root = Root::copy_of(packages.root()).expect("a root");
-    // The scripts of other packages would make these.
+    // Maintainer scripts of other packages would create these.
     root.write("etc/shadow", "").expect("a file");
     std::fs::create_dir_all(root.path("etc/sudoers.d")).expect("a directory");
     Some(root)
 }
 
-/// The keys that the agent gave an account.
+/// The keys the agent gave an account.
 fn keys(root: &Root, account: &str) -> Vec<String> {
     let text = root.read(&format!("home/{account}/.ssh/authorized_keys")).unwrap_or_default();
     text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
 }
 
-/// Some key that no other guest has.
+/// A key unique to `number`.
 fn key(number: u16) -> String {
     Identity::of(number).ssh_key
 }

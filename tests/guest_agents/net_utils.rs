@@ -1,4 +1,4 @@
-//! amazon-ec2-net-utils routes by the record: what each NIC sends goes out by that NIC.
+//! amazon-ec2-net-utils sets up policy routes from the record: traffic from each NIC leaves through that NIC.
 
 use crate::node::{Node, SECOND_MAC};
 use serde_json::json;
@@ -6,9 +6,9 @@ use support::guest::NIC;
 use support::packages::{ESSENTIAL, Packages, With};
 use support::root::Root;
 
-/// For one NIC; the program itself waits 30 s for a server that does not answer.
+/// Bound on one NIC; the program itself waits 30 s for a silent server.
 const PATIENCE_SECONDS: u32 = 60;
-/// Programs of a system that runs, of which there is none here.
+/// Programs that need a running systemd, replaced by stubs.
 const OF_SYSTEMD: [&str; 3] =
     ["usr/bin/networkctl", "usr/bin/logger", "usr/lib/systemd/systemd-networkd-wait-online"];
 const NETWORKS: &str = "run/systemd/network";
@@ -24,7 +24,7 @@ fn root(suite: &str) -> Option<Root> {
     Some(root)
 }
 
-/// The values of a key of systemd's files, in order.
+/// The values of a key in systemd's files, in order.
 fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).collect()
 }

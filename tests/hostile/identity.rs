@@ -1,4 +1,4 @@
-//! Frames that claim to be somebody else's.
+//! Frames that claim another guest's identity.
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
@@ -11,7 +11,7 @@ use support::record::Identity;
 
 use crate::make::{altered, datagram, frame, ping, syn, syn6, v4};
 
-/// Everything that is served, from this MAC.
+/// A frame of each served kind, with this source MAC.
 fn as_if(source: Mac) -> Vec<Vec<u8>> {
     let frames = [
         v4(&syn(SERVED_V4, 80)),
@@ -44,7 +44,7 @@ pub(crate) fn cases() -> Vec<Case> {
         .into_iter()
         .map(|(name, mac)| Case::of(format!("requests from {name}"), as_if(mac), DropUnknownMac))
         .collect();
-    // Whose address a packet names is nobody's business: the answer goes to the port it came from.
+    // The source address in the packet does not matter: the answer goes to the port it came from.
     let packet = altered(ping(SERVED_V4), ipv4::SOURCE, &other.address.octets());
     cases.push(
         Case::of("another guest's ip address", vec![v4(&packet)], SteerIpv4Icmp).answered(&[(Kind::Echo, 1)]),
@@ -63,7 +63,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The same policy whichever of a tap's queues a frame comes by.
+/// The policy is the same on every queue of a tap.
 pub(crate) fn on_queues(queues: usize) -> Vec<Case> {
     let other = Identity::of(OTHERS[0]).mac;
     let mut cases = Vec::new();

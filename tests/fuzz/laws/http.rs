@@ -1,7 +1,7 @@
-//! What holds for every sequence of octets a guest may send over a connection, however the network cut it.
+//! Laws of the HTTP server, which hold for every sequence of octets on a connection, however the network splits it.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. The first eight octets of an input choose
-//! where the rest is cut.
+//! The fuzz target and the test that replays its corpus share this file. The first eight octets of an input seed the
+//! random splits of the rest.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,17 +15,17 @@ use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Service, Step};
 use metadata_serve::{Answer, Answers, Serve, ServeConfig};
 
-/// Octets of empty lines before a request that are skipped.
+/// Octets of empty lines that the server skips before a request.
 const LEADING_MAX: usize = 8;
-/// Octets that choose the cuts.
+/// Octets of an input that seed the splits.
 const CUTS: usize = 8;
-/// Longest piece, in octets.
+/// Longest piece in octets.
 const PIECE_MAX: usize = 48;
-/// How long `/park` waits.
+/// How long a request for `/park` waits.
 const PARKED: Duration = Duration::from_secs(1);
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Answers with what was asked, and keeps it.
+/// Echoes and records each request.
 #[derive(Debug, Default)]
 struct Echo(Mutex<Vec<String>>);
 
@@ -51,7 +51,7 @@ impl Answers for Echo {
             _ => {}
         }
         let said = format!("{:?} {target:?} {:?}", request.method, request.body);
-        self.0.lock().expect("nobody panicked").push(said.clone());
+        self.0.lock().expect("no panic").push(said.clone());
         let response = match target.path {
             "/none" => Response::new(Status(204), None, &[], ""),
             "/close" => Response::new(Status(200), None, &[], said).and_close(),
@@ -61,7 +61,7 @@ impl Answers for Echo {
     }
 }
 
-/// What was said to a guest, and what the dialects were asked.
+/// The octets sent to the guest, and the requests that reached the dialects.
 #[derive(Debug, PartialEq, Eq)]
 struct Transcript {
     said: Vec<u8>,
@@ -71,18 +71,18 @@ struct Transcript {
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// Panics with the broken law.
 pub(crate) fn assert_all(input: &[u8]) {
     let (cuts, octets) = input.split_at(input.len().min(CUTS));
     let mut seed = [0; CUTS];
     seed[..cuts.len()].copy_from_slice(cuts);
     let mut random = fastrand::Rng::with_seed(u64::from_le_bytes(seed));
     let whole = converse(octets, || usize::MAX);
-    assert_eq!(converse(octets, || random.usize(1..PIECE_MAX)), whole, "the answers depend on the cuts");
-    assert_eq!(converse(octets, || 1), whole, "the answers depend on the cuts");
+    assert_eq!(converse(octets, || random.usize(1..PIECE_MAX)), whole, "the answers depend on the splits");
+    assert_eq!(converse(octets, || 1), whole, "the answers depend on the splits");
 }
 
-/// Talks to the service in pieces as long as `piece` says.
+/// Sends the octets in pieces of the lengths that `piece` returns, and returns the transcript.
 fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     let answers = Arc::new(Echo::default());
     let (here, there) = ([169, 254, 169, 254].into(), [10, 0, 2, 15].into());
@@ -90,7 +90,7 @@ fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     let mut now = Now { mono: Duration::ZERO, unix_seconds: 1_795_219_200 };
     let mut talk = Serve::new(Arc::clone(&answers), ServeConfig::default()).open(now, connection);
     let (mut said, mut start, mut at) = (Vec::new(), 0, 0_usize);
-    // A request may wait for its record or its turn, looking again twenty times a second.
+    // A waiting request is tried again twenty times a second.
     let turns = octets.len() * (1 + 20 * 45) + 1;
     for _ in 0..=turns {
         let offered = &octets[at..octets.len().min(at.saturating_add(piece()))];
@@ -110,12 +110,12 @@ fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
         said.extend(group);
         match last {
             Step::Wait { until: Some(until) } if idle => {
-                assert!(until > now.mono, "it waits for what is past");
+                assert!(until > now.mono, "it waits for a moment in the past");
                 now.mono = until;
             }
             Step::Wait { until } => assert!(until.is_some(), "it waits for ever"),
             _ => {
-                let asked = answers.0.lock().expect("nobody panicked").clone();
+                let asked = answers.0.lock().expect("no panic").clone();
                 return Transcript { said, asked };
             }
         }
@@ -123,19 +123,19 @@ fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     panic!("no end after {turns} turns");
 }
 
-/// What is said now, and what happens after it.
+/// The octets sent now, and the step that ends them.
 fn listen(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, Step) {
     let mut said = Vec::new();
     loop {
         match talk.next(now) {
             Step::Send(piece) => said.extend(piece),
-            Step::SendWithin { .. } => panic!("no answer of the echo is for the first hop only"),
+            Step::SendWithin { .. } => panic!("the echo restricts no answer to the first hop"),
             last => return (said, last),
         }
     }
 }
 
-/// True for the answer to `request`, false for nothing yet; anything else breaks a law.
+/// True if `said` is the answer to `request`, false if nothing is sent yet. Anything else breaks a law.
 fn is_answer(said: &[u8], request: &[u8]) -> bool {
     let said = said.strip_prefix(CONTINUE).unwrap_or(said);
     if said.is_empty() {
@@ -153,7 +153,7 @@ fn is_answer(said: &[u8], request: &[u8]) -> bool {
     for (name, value) in lines.map(|line| line.split_once(": ").expect("a field")) {
         assert!(name.bytes().all(|b| b.is_ascii_alphabetic() || b == b'-'), "{head}");
         assert!(value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()), "{head}");
-        assert!(!names.contains(&name), "{name} is there twice: {head}");
+        assert!(!names.contains(&name), "{name} occurs twice: {head}");
         names.push(name);
         if name == "Content-Length" {
             length = Some(value.parse::<usize>().expect("a length"));
@@ -161,7 +161,7 @@ fn is_answer(said: &[u8], request: &[u8]) -> bool {
     }
     assert!(names.contains(&"Date") && !names.contains(&"Transfer-Encoding"), "{head}");
     assert_eq!(length.is_none(), status == 204, "{head}");
-    // One behind a bare CR, or too many empty lines, is refused before it is known as a HEAD.
+    // A HEAD behind a bare CR or too many empty lines is refused before its method is parsed.
     let mut line = request;
     while let Some(rest) = line.strip_prefix(b"\r\n").or_else(|| line.strip_prefix(b"\n")) {
         line = rest;
@@ -170,7 +170,7 @@ fn is_answer(said: &[u8], request: &[u8]) -> bool {
     if request.len() - line.len() <= LEADING_MAX && line.starts_with(b"HEAD ") {
         assert!(body.is_empty(), "a body with {head}");
     } else {
-        assert_eq!(body.len(), length.unwrap_or(0), "the body is not as long as said: {head}");
+        assert_eq!(body.len(), length.unwrap_or(0), "the body does not have the stated length: {head}");
     }
     let lines = request.iter().filter(|octet| **octet == b'\n').count();
     assert!(status != 431 || lines > FIELD_COUNT_MAX || request.len() > TARGET_MAX, "{head}");
