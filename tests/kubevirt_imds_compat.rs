@@ -1,6 +1,6 @@
-//! Guests and VMs of kubevirt-imds (<https://github.com/rophy/kubevirt-imds>) find here what they found there: its annotations
-//! as the feed translates them, its paths and formats as guests ask for them. Where an answer is another one the table says
-//! why, and what makes it the same.
+//! Guests and VMs of kubevirt-imds (<https://github.com/rophy/kubevirt-imds>) find the same service here: the feed
+//! translates its annotations, and its paths and formats give the same answers. Where an answer differs, the table
+//! states the reason and the option that makes it equal.
 
 use metadata_content::dialect::render;
 use metadata_content::http::{Method, Response};
@@ -26,7 +26,7 @@ use support::schema::Schemas;
 
 const MAC: &str = "52:54:00:69:00:00";
 const USER_DATA: &str = "#cloud-config\nusers:\n- name: admin\n";
-/// Ends with 2029. Its header and signature are of no matter.
+/// Expires at the end of 2029. Header and signature do not matter.
 const TOKEN: &str = "e30.eyJleHAiOjE4OTM0NTYwMDB9.c2ln";
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -54,7 +54,7 @@ enum Which {
     Timeless,
 }
 
-/// What is known of an answer.
+/// The parts of an answer that a row states.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Said {
@@ -91,10 +91,10 @@ impl Case {
 }
 
 impl Said {
-    /// Everything that is said of an answer is so.
+    /// True if the answer has every stated part.
     fn is(&self, found: &Answered, is_head: bool) -> bool {
         let text = String::from_utf8_lossy(&found.body);
-        // What ends a JSON document is nobody's business.
+        // Trailing newlines of a JSON document do not matter.
         let body = self
             .body
             .as_deref()
@@ -115,7 +115,7 @@ fn taken_apart(response: &Response) -> Answered {
     Answered { status: response.status().0, head, body: response.body().to_bytes().to_vec() }
 }
 
-/// The VM of kubevirt-imds' documents, as KubeVirt makes its VMI.
+/// The VMI of the VM in kubevirt-imds' documentation.
 fn vmi(annotations: &Value) -> Value {
     let vmi = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -139,7 +139,7 @@ fn vmi(annotations: &Value) -> Value {
     vmi
 }
 
-/// What the feed makes of a VMI whose pod has these volumes.
+/// Translates a VMI whose pod has these volumes; `None` if the feed does not want it.
 fn translated(vmi: &Value, volumes: &[(&str, &str, &str)], options: &Value) -> Option<Record> {
     let vmi = Vmi::from_value(vmi.clone()).expect("a VMI");
     let options: Options = serde_json::from_value(options.clone()).expect("options");
@@ -243,11 +243,11 @@ fn asked_by_tcp(case: &Case) -> Answered {
 
 #[test]
 fn annotations_mean_what_they_meant() {
-    // What it says, whether it was served there, whether here, and whether here with `opt_in`.
+    // The annotation's value; whether kubevirt-imds serves the VM, whether we do, and whether we do with `opt_in`.
     let cases = [
         (Some("true"), true, true, true),
         (Some("false"), false, false, false),
-        // Every VM of a node is served unless it is to be asked for.
+        // Without `opt_in`, every VM of a node is served.
         (None, false, true, false),
         (Some("yes"), false, true, false),
     ];
@@ -274,9 +274,9 @@ fn annotations_its_document_announces_are_heeded() {
         (json!({"imds.kubevirt.io/user-data-secret": "s"}), Some("#by reference\n"), None),
         (json!({"imds.kubevirt.io/vendor-data-configmap": "c"}), None, Some("#vendor\n")),
         (json!({"imds.kubevirt.io/vendor-data-secret": "s"}), None, Some("#vendor\n")),
-        // What is written out comes first.
+        // Inline data takes precedence.
         (inline, Some(USER_DATA), Some("#inline\n")),
-        // Its sidecar's own.
+        // Annotations for its own sidecar.
         (
             json!({"imds.kubevirt.io/bridge-name": "k6t-eth0", "imds.kubevirt.io/injected": "true"}),
             None,
@@ -300,7 +300,7 @@ fn as_many_requests_a_second_are_answered_and_fewer_at_once_where_that_is_wanted
         let limit = answers(&record(Which::Plain, &switch)).limit();
         (limit.per_second, limit.burst)
     };
-    // A boot asks for more at once than it lets through: 100 a second and 100 at once.
+    // A booting guest sends more at once than kubevirt-imds allows: 100 a second with a burst of 100.
     assert_eq!(limit(json!({})), (100, 400));
     assert_eq!(limit(json!({"serve": {"limits": {"burst": 100}}})), (100, 100));
 }

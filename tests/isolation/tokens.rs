@@ -1,4 +1,4 @@
-//! A token is good for the VM and the dialect it was made for, until it expires, to the last bit.
+//! A token is valid only unchanged, for its VM and dialect, until it expires.
 
 use anyhow::{Result, ensure};
 use metadata_content::http::Method;
@@ -15,7 +15,7 @@ use crate::vm::{Node, SPY, VICTIM, Vm, ask, tokens};
 /// Base64's alphabet (RFC 4648 §4).
 const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Tokens that are nearly this one.
+/// Tokens that differ slightly from this one.
 fn near(token: &str) -> Vec<(String, String)> {
     let mut tokens = Vec::new();
     for at in 0..token.len() {
@@ -48,7 +48,7 @@ fn flip_case(letter: char) -> char {
     if letter.is_ascii_lowercase() { letter.to_ascii_uppercase() } else { letter.to_ascii_lowercase() }
 }
 
-/// Asks with a token in a field: refused, and not a word about it.
+/// Sends a token in a field, and checks for a short refusal.
 fn is_refused(station: &mut Station, question: &Question, field: &str, token: &str) -> Result<()> {
     let (status, body) = ask(station, question, &[(field, token)])?;
     ensure!(matches!(status, 400 | 401 | 403), "answered {status}");

@@ -4,14 +4,16 @@ use anyhow::ensure;
 use support::agent::Agent;
 use support::exposition::{self, sum};
 
-use crate::node::{Node, Pod, comes, eventually_gets, gets, may_run, namespace_goes, said};
+use crate::node::{
+    Node, Pod, eventually_gets, gets, may_run, times_logged, wait_for, wait_until_namespace_is_gone,
+};
 
 const PATH: &str = "/v1/user-data";
 
 /// Waits until the VMI is kept for the next agent.
 #[track_caller]
 fn is_kept(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
-    comes(agent, "VMIs are kept", || {
+    wait_for(agent, "VMIs are kept", || {
         ensure!(node.kept().contains(&pod.uid), "{} is not kept yet", pod.key());
         Ok(())
     });
@@ -37,8 +39,8 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     eventually_gets(&agent, &guest, PATH, "# known\n");
     eventually_gets(&agent, &leaving, PATH, "# leaving\n");
     node.server.be_away(true);
-    comes(&agent, "the outage is noticed", || {
-        ensure!(said(&agent, "the API server cannot be used") == 2, "it is not yet");
+    wait_for(&agent, "the outage is noticed", || {
+        ensure!(times_logged(&agent, "the API server cannot be used") == 2, "it is not yet");
         Ok(())
     });
     assert!(!agent.said().contains("ERROR"), "it is told once, as a warning:\n{}", agent.said());
@@ -50,7 +52,7 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     assert_eq!(figure(&agent, "xdp_imds_api_server_failing", &[]), 1.0);
     assert!(figure(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]) >= 2.0);
     let silence = figure(&agent, "xdp_imds_api_server_silence_seconds", &[]);
-    comes(&agent, "silence grows", || {
+    wait_for(&agent, "silence grows", || {
         ensure!(figure(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence, "it does not");
         Ok(())
     });
@@ -60,7 +62,7 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     eventually_gets(&agent, &guest, PATH, "# new\n");
     let key = second.key();
     let outer = second.end(leaving);
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
     node.server.delete(&key);
     let mut third = node.pod(3);
     let other = third.run("# unseen\n");
@@ -69,11 +71,11 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     node.server.put(vmi);
     node.server.forget();
     node.server.be_away(false);
-    comes(&agent, "the return is noticed", || {
-        ensure!(said(&agent, "the API server is back") == 2, "it is not yet");
+    wait_for(&agent, "the return is noticed", || {
+        ensure!(times_logged(&agent, "the API server is back") == 2, "it is not yet");
         Ok(())
     });
-    assert!(said(&agent, "the API server's history is gone") >= 1, "{}", agent.said());
+    assert!(times_logged(&agent, "the API server's history is gone") >= 1, "{}", agent.said());
     let back = node.status().expect("a status");
     let server = back.api_server.expect("the API server");
     assert!(
@@ -105,7 +107,7 @@ fn an_agent_that_is_killed_and_started_again_serves_as_before() {
     eventually_gets(&agent, &guest, PATH, "# known\n");
     eventually_gets(&agent, &other, PATH, "# came meanwhile\n");
     let outer = pod.end(guest);
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
 }
 
 #[test]
@@ -127,7 +129,7 @@ fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() 
     // Its launcher ends while nobody looks.
     let outer = ending.end(leaving);
     let agent = node.agent();
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
     eventually_gets(&agent, &guest, PATH, "# known\n");
     pod.secret("# new\n");
     eventually_gets(&agent, &guest, PATH, "# new\n");
@@ -136,7 +138,7 @@ fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() 
     node.server.be_away(false);
     eventually_gets(&agent, &other, PATH, "# other\n");
     gets(&guest, PATH, "# new\n").expect("as before");
-    comes(&agent, "what has ended is forgotten", || {
+    wait_for(&agent, "what has ended is forgotten", || {
         ensure!(node.links() == 2, "{} programs are attached", node.links());
         Ok(())
     });
@@ -157,5 +159,5 @@ fn an_agent_that_takes_over_serves_the_pods_of_the_one_before() {
     agent.ended(crate::node::PATIENCE).expect("it leaves");
     gets(&guest, PATH, "# known\n").expect("served by the next agent");
     let outer = pod.end(guest);
-    namespace_goes(&next, &node, &outer);
+    wait_until_namespace_is_gone(&next, &node, &outer);
 }

@@ -15,7 +15,7 @@ use support::guest::{METADATA, curl_in};
 use support::netns::Namespace;
 use support::privileged;
 
-use crate::node::{Node, PATIENCE, Pod, comes, may_run, namespace_goes};
+use crate::node::{Node, PATIENCE, Pod, may_run, wait_for, wait_until_namespace_is_gone};
 
 /// Longest a request takes of which nothing comes.
 const NOTHING: Duration = Duration::from_secs(3);
@@ -73,7 +73,7 @@ fn gets_its_own(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
 
 #[track_caller]
 fn is_served(agent: &Agent<'_>, pod: &Pod<'_>) {
-    comes(agent, &pod.key(), || gets_its_own(pod, METADATA.into()));
+    wait_for(agent, &pod.key(), || gets_its_own(pod, METADATA.into()));
 }
 
 /// The devices of a pod's inlet.
@@ -173,7 +173,7 @@ fn guests_behind_real_passt_get_their_own_documents_while_it_forwards_port_80() 
     let guests = pods.each_ref().map(Pasta::run);
     for (pod, pasta) in pods.iter().zip(&guests) {
         for address in [IpAddr::from(METADATA), addresses::EC2.into()] {
-            comes(&agent, &format!("{address} by pasta"), || {
+            wait_for(&agent, &format!("{address} by pasta"), || {
                 let got = fetch(&pasta.guest, (address, 80), "/v1/user-data", REQUEST)?;
                 ensure!(got == (200, pod.identity.user_data.clone()), "{got:?}");
                 Ok(())
@@ -185,7 +185,7 @@ fn guests_behind_real_passt_get_their_own_documents_while_it_forwards_port_80() 
         let _client =
             pod.network.ns().run_in(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connected");
         server.set_nonblocking(true).expect("no waiting");
-        comes(&agent, "it reaches the guest", || Ok(server.accept()?));
+        wait_for(&agent, "it reaches the guest", || Ok(server.accept()?));
     }
 }
 
@@ -197,7 +197,7 @@ fn without_the_option_a_vm_on_passt_is_reported_and_its_pod_left_alone() {
     let node = Node::new();
     let agent = node.agent();
     let pod = runs(&node, 1);
-    comes(&agent, "the report", || {
+    wait_for(&agent, "the report", || {
         let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
         let refused = refused.unwrap_or_default();
         ensure!(refused.contains("`passtBinding` is not served"), "{refused}");
@@ -290,7 +290,7 @@ fn a_pod_on_passt_has_no_more_connections_than_its_vm_may() {
         Ok::<_, std::io::Error>(connection)
     };
     let _held: Vec<_> = (0..4).map(|n| begin().unwrap_or_else(|error| panic!("{n}: {error}"))).collect();
-    comes(&agent, "four are held", || {
+    wait_for(&agent, "four are held", || {
         let got = fetch(pod.network.ns(), to, "/v1/user-data", NOTHING);
         ensure!(got.is_err(), "a fifth is answered: {got:?}");
         Ok(())
@@ -317,7 +317,7 @@ fn a_pod_on_passt_asks_no_faster_than_its_vm_may_and_is_audited_as_its_vm() {
         .iter()
         .filter(|sample| sample.name == "xdp_imds_parked_total" && sample.label("reason") == Some("rate"));
     assert!(waits.map(|sample| sample.value).sum::<f64>() >= 2.0, "some waited");
-    comes(&agent, "the audit log", || {
+    wait_for(&agent, "the audit log", || {
         let log = std::fs::read_to_string(&audit)?;
         let mine = log.lines().filter(|line| line.contains(&pod.identity.instance_id)).count();
         ensure!(mine >= 6, "{mine} lines are of the VM: {log}");
@@ -340,13 +340,13 @@ fn a_vm_that_is_opted_out_loses_its_inlet_and_one_that_ends_frees_its_namespace(
     let mut out = pod.vmi();
     out["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": "false"});
     node.server.put(out);
-    comes(&agent, "the inlet goes", || {
+    wait_for(&agent, "the inlet goes", || {
         ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
         Ok(())
     });
     let outer = ending.end_alone();
-    namespace_goes(&agent, &node, &outer);
-    comes(&agent, "no port is left", || {
+    wait_until_namespace_is_gone(&agent, &node, &outer);
+    wait_for(&agent, "no port is left", || {
         ensure!(node.links() == 0 && node.status()?.identities == 0, "{} programs", node.links());
         Ok(())
     });
@@ -364,7 +364,7 @@ fn a_device_that_only_has_an_inlets_name_is_left_alone() {
         let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
         pod.network.ns().ip(&format!("link add {} type bridge", inlet::POD_END)).expect("a device");
         node.server.put(vmi);
-        comes(&agent, "the report", || {
+        wait_for(&agent, "the report", || {
             let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
             ensure!(refused.is_some(), "there is none yet");
             Ok(())
@@ -403,7 +403,7 @@ fn an_inlet_stays_closed_while_the_agent_is_away_and_the_next_one_goes_on_with_i
     closed(&pod, "stopped");
     node.configure(&json!({}));
     let third = node.agent();
-    comes(&third, "an agent without the option takes it away", || {
+    wait_for(&third, "an agent without the option takes it away", || {
         ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
         Ok(())
     });

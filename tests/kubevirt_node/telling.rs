@@ -10,7 +10,7 @@ use support::guest::{Guest, METADATA, NIC, Route};
 use support::pod::{Binding, Plugin};
 use support::tap::Shape;
 
-use crate::node::{Node, REQUEST, comes, eventually_gets, gets, may_run};
+use crate::node::{Node, REQUEST, eventually_gets, gets, may_run, wait_for};
 
 const KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8wUQ0H0m1c3a0nYf1mVYQx0b7m2wq8q0R4T0qX9V1k alice@shop";
@@ -218,7 +218,7 @@ fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
     let second = plugged.guest_on(tap, Route::OnLink);
     eventually_gets(&agent, &second, "/v1/user-data", "# bridged\n");
     gets(&guest, "/v1/user-data", "# bridged\n").expect("by the first NIC, too");
-    comes(&agent, "two ports", || {
+    wait_for(&agent, "two ports", || {
         let ports = node.instances()?.first().map(|instance| instance.ports.len());
         anyhow::ensure!(ports == Some(2), "{ports:?} ports");
         Ok(())
@@ -234,7 +234,7 @@ fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
     let agent = node.agent();
     let mut pod = node.pod(1);
     node.server.put(pod.vmi());
-    comes(&agent, "the refusal", || {
+    wait_for(&agent, "the refusal", || {
         let refused = node.status()?.refused;
         let reasons: Vec<_> = refused.iter().filter(|of| of.record.ends_with(&pod.key())).collect();
         anyhow::ensure!(reasons.iter().any(|of| of.reason.contains("the launcher of pod")), "{refused:?}");
@@ -247,7 +247,7 @@ fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
     pod.secret("# late\n");
     pod.launch();
     eventually_gets(&agent, &guest, "/v1/user-data", "# late\n");
-    comes(&agent, "no refusal", || {
+    wait_for(&agent, "no refusal", || {
         let refused = node.status()?.refused;
         anyhow::ensure!(refused.is_empty(), "{refused:?}");
         Ok(())
@@ -268,7 +268,7 @@ fn what_cannot_be_served_is_named_in_the_status_and_in_an_event() {
     node.server.put(vmi);
     let guest = other.run("# served\n");
     eventually_gets(&agent, &guest, "/v1/user-data", "# served\n");
-    comes(&agent, "the refusal", || {
+    wait_for(&agent, "the refusal", || {
         let refused = node.status()?.refused;
         let reasons: Vec<_> = refused.iter().filter(|of| of.record.ends_with(&pod.key())).collect();
         anyhow::ensure!(reasons.iter().any(|of| of.reason.contains("binding `sriov`")), "{refused:?}");
