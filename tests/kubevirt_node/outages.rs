@@ -1,4 +1,4 @@
-//! The API server is away, the agent is killed, or both: guests are served, and what changed meanwhile is picked up.
+//! The API server fails, the agent is killed, or both: guests stay served, and later the agent catches up on changes.
 
 use anyhow::ensure;
 use support::agent::Agent;
@@ -10,16 +10,16 @@ use crate::node::{
 
 const PATH: &str = "/v1/user-data";
 
-/// Waits until the VMI is kept for the next agent.
+/// Waits until the agent has saved the VMI for the next one.
 #[track_caller]
-fn is_kept(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
-    wait_for(agent, "VMIs are kept", || {
-        ensure!(node.kept().contains(&pod.uid), "{} is not kept yet", pod.key());
+fn wait_until_saved(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
+    wait_for(agent, "VMIs are saved", || {
+        ensure!(node.kept().contains(&pod.uid), "{} is not saved yet", pod.key());
         Ok(())
     });
 }
 
-/// A figure of the agent's metrics.
+/// A sum from the agent's metrics.
 #[track_caller]
 fn figure(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)]) -> f64 {
     let (_, text) = agent.ask("/metrics").expect("metrics");
@@ -43,7 +43,7 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
         ensure!(times_logged(&agent, "the API server cannot be used") == 2, "it is not yet");
         Ok(())
     });
-    assert!(!agent.said().contains("ERROR"), "it is told once, as a warning:\n{}", agent.said());
+    assert!(!agent.said().contains("ERROR"), "it is logged once, as a warning:\n{}", agent.said());
     let away = node.status().expect("a status");
     let failing = away.api_server.as_ref().and_then(|server| server.failing.as_ref()).expect("it fails");
     assert_eq!(failing.kind, "refused", "{away:?}");
@@ -57,7 +57,7 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
         Ok(())
     });
     gets(&guest, PATH, "# known\n").expect("served as before");
-    // Pods live on: Secrets change, launchers end, VMIs come and change unseen.
+    // Pods continue: Secrets change, launchers end, and VMIs are created and changed unseen.
     first.secret("# new\n");
     eventually_gets(&agent, &guest, PATH, "# new\n");
     let key = second.key();
@@ -71,7 +71,7 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     node.server.put(vmi);
     node.server.forget();
     node.server.be_away(false);
-    wait_for(&agent, "the return is noticed", || {
+    wait_for(&agent, "the recovery is noticed", || {
         ensure!(times_logged(&agent, "the API server is back") == 2, "it is not yet");
         Ok(())
     });
@@ -85,7 +85,7 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     assert!(back.troubles.is_empty(), "{:?}", back.troubles);
     eventually_gets(&agent, &other, PATH, "# unseen\n");
     eventually_gets(&agent, &guest, "/v1/meta-data", "renamed");
-    gets(&guest, PATH, "# new\n").expect("as it was");
+    gets(&guest, PATH, "# new\n").expect("as before");
     assert_eq!(node.instances().expect("instances").len(), 2);
 }
 
@@ -100,7 +100,7 @@ fn an_agent_that_is_killed_and_started_again_serves_as_before() {
     let guest = pod.run("# known\n");
     eventually_gets(&agent, &guest, PATH, "# known\n");
     agent.kill().expect("it ran until now");
-    // While there is none a launcher may end and another come.
+    // Meanwhile a launcher may end and another may start.
     let mut next = node.pod(2);
     let other = next.run("# came meanwhile\n");
     let agent = node.agent();
@@ -122,11 +122,11 @@ fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() 
     let leaving = ending.run("# leaving\n");
     eventually_gets(&agent, &guest, PATH, "# known\n");
     eventually_gets(&agent, &leaving, PATH, "# leaving\n");
-    is_kept(&agent, &node, &pod);
-    is_kept(&agent, &node, &ending);
+    wait_until_saved(&agent, &node, &pod);
+    wait_until_saved(&agent, &node, &ending);
     node.server.be_away(true);
     agent.kill().expect("it ran until now");
-    // Its launcher ends while nobody looks.
+    // The launcher ends while no agent runs.
     let outer = ending.end(leaving);
     let agent = node.agent();
     wait_until_namespace_is_gone(&agent, &node, &outer);
@@ -138,7 +138,7 @@ fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() 
     node.server.be_away(false);
     eventually_gets(&agent, &other, PATH, "# other\n");
     gets(&guest, PATH, "# new\n").expect("as before");
-    wait_for(&agent, "what has ended is forgotten", || {
+    wait_for(&agent, "the ended VM is removed", || {
         ensure!(node.links() == 2, "{} programs are attached", node.links());
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! VMs on passt: no tap, and sockets in the pod's namespace instead, as any process of the pod has them.
+//! VMs on passt: instead of a tap they use sockets in the pod's namespace, like any process of the pod.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -17,12 +17,12 @@ use support::privileged;
 
 use crate::node::{Node, PATIENCE, Pod, may_run, wait_for, wait_until_namespace_is_gone};
 
-/// Longest a request takes of which nothing comes.
+/// Bound on a request that must get no answer.
 const NOTHING: Duration = Duration::from_secs(3);
-/// Longest for one request: what is lost while an inlet is made is sent again within seconds.
+/// Bound on one request: TCP resends within seconds what is lost while an inlet is created.
 const REQUEST: Duration = Duration::from_secs(20);
 
-/// A node whose agents serve passt, with these options besides.
+/// A node whose agents serve passt, with more options.
 fn listening(more: &Value) -> Node {
     let node = Node::new();
     let mut options = json!({"passt": "listen"});
@@ -31,7 +31,7 @@ fn listening(more: &Value) -> Node {
     node
 }
 
-/// A pod with a launcher, addresses and user-data, whose VMI has this NIC.
+/// Creates a pod with a launcher, addresses and user-data, and its VMI with this NIC.
 fn pod<'a>(node: &'a Node, number: u16, binding: &Value) -> (Pod<'a>, Value) {
     let mut pod = node.pod(number);
     let host = number + 1;
@@ -50,20 +50,20 @@ fn pod<'a>(node: &'a Node, number: u16, binding: &Value) -> (Pod<'a>, Value) {
     (pod, vmi)
 }
 
-/// Puts a pod and its VMI on the node.
+/// Creates a pod and its VMI on the node.
 fn runs<'a>(node: &'a Node, number: u16) -> Pod<'a> {
     let (pod, vmi) = pod(node, number, &json!({"passtBinding": {}}));
     node.server.put(vmi);
     pod
 }
 
-/// What a socket of a namespace gets for a request.
+/// Sends a request from a namespace; returns status and body.
 fn fetch(ns: &Namespace, to: impl Into<SocketAddr>, path: &str, patience: Duration) -> Result<(u16, String)> {
     let fetched = curl_in(ns, &[&format!("http://{}{path}", to.into())], patience)?;
     Ok((fetched.status, fetched.text()))
 }
 
-/// A pod's sockets get what its VM is told.
+/// Checks that a pod's sockets get the documents of its VM.
 fn gets_its_own(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
     let (status, text) = fetch(pod.network.ns(), (address, 80), "/v1/user-data", REQUEST)?;
     let wanted = &pod.identity.user_data;
@@ -76,14 +76,14 @@ fn is_served(agent: &Agent<'_>, pod: &Pod<'_>) {
     wait_for(agent, &pod.key(), || gets_its_own(pod, METADATA.into()));
 }
 
-/// The devices of a pod's inlet.
+/// The inlet devices in a pod.
 fn ends(pod: &Pod<'_>) -> Vec<String> {
     let links = pod.network.ns().links().expect("links");
     let names = links.iter().filter_map(|link| link["ifname"].as_str().map(str::to_owned));
     names.filter(|name| [inlet::POD_END, inlet::PORT].contains(&name.as_str())).collect()
 }
 
-/// Rules of a pod's namespace beside those that every namespace has.
+/// Number of rules in a pod's namespace beyond the kernel's default ones.
 fn rules(pod: &Pod<'_>) -> usize {
     let rules = pod.network.ns().ip("rule show").expect("rules");
     rules
@@ -106,7 +106,7 @@ fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
         is_served(&agent, pod);
         for address in inlet::served(&addresses::ALL) {
             if ![IpAddr::from(METADATA), addresses::EC2.into()].contains(&address) {
-                // Some are hosts with documents of their own; what counts is who answers.
+                // Some addresses serve their own documents; it is enough that the service answers.
                 let got = fetch(pod.network.ns(), (address, 80), "/", REQUEST);
                 assert!(got.is_ok(), "{address}: {got:?}\n{}", agent.said());
                 continue;
@@ -115,7 +115,7 @@ fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
         }
     }
     let password = fetch(core.network.ns(), (METADATA, 8080), "/", REQUEST).expect("the password server");
-    assert_eq!(password, (200, "bad_request".into()), "it asks for its header");
+    assert_eq!(password, (200, "bad_request".into()), "the password server requires its header");
     let status = node.status().expect("a status");
     assert_eq!(status.identities, 2, "{status:?}");
     let names: Vec<_> = node.instances().expect("instances").into_iter().map(|it| it.refused).collect();
@@ -125,15 +125,15 @@ fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
     assert_eq!(ways, [(PortState::Attached, GuestWay::Inlet); 2], "{ports:?}");
 }
 
-/// A guest behind the real thing: pasta is passt for a namespace, with the same code between guest and sockets. Dropping
-/// it ends it.
+/// A guest behind pasta, which is passt for a namespace: the same code runs between guest and sockets. Killed on
+/// drop.
 struct Pasta {
     child: Child,
     guest: Namespace,
 }
 
 impl Pasta {
-    /// Runs it in a pod, with port 80 of the pod forwarded to the guest.
+    /// Runs pasta in a pod and forwards port 80 of the pod to the guest.
     fn run(pod: &Pod<'_>) -> Self {
         let guest = Namespace::new("guest").expect("a namespace");
         guest.ip("link set lo up").expect("up");
@@ -150,7 +150,7 @@ impl Drop for Pasta {
     fn drop(&mut self) {
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
-            eprintln!("process {} stays behind: {error}", self.child.id());
+            eprintln!("cannot end process {}: {error}", self.child.id());
         }
     }
 }
@@ -166,7 +166,7 @@ fn guests_behind_real_passt_get_their_own_documents_while_it_forwards_port_80() 
     let agent = node.agent();
     let pods = [runs(&node, 1), runs(&node, 2)];
     for pod in &pods {
-        // pasta takes the guest's addresses and routes from the pod's NIC.
+        // pasta copies the guest's addresses and routes from the pod's NIC.
         let ns = pod.network.ns();
         ns.ip_batch("route add default via 10.77.0.1\nroute add default via fd77::1\n").expect("routes");
     }
@@ -179,7 +179,7 @@ fn guests_behind_real_passt_get_their_own_documents_while_it_forwards_port_80() 
                 Ok(())
             });
         }
-        // What pasta forwards to the guest is the guest's.
+        // Connections that pasta forwards still reach the guest.
         let server = pasta.guest.run_in(|| TcpListener::bind("0.0.0.0:80")).expect("the guest's server");
         let to: SocketAddr = "127.0.0.1:80".parse().expect("an address");
         let _client =
@@ -216,15 +216,15 @@ fn port_80_that_passt_holds_on_every_address_stays_the_guests() {
     let agent = node.agent();
     let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
     let ns = pod.network.ns();
-    // As `passt --tcp-ports all`: before the inlet, and one more port after it.
+    // Like `passt --tcp-ports all`: one port is bound before the inlet exists, and one after.
     let before = ns.run_in(|| TcpListener::bind("0.0.0.0:80")).expect("port 80 is free");
     node.server.put(vmi);
     is_served(&agent, &pod);
-    let after = ns.run_in(|| TcpListener::bind("[::]:8080")).expect("port 8080 is free, too");
+    let after = ns.run_in(|| TcpListener::bind("[::]:8080")).expect("port 8080 is free");
     for (listener, to) in [(&before, "10.77.0.2:80"), (&after, "[fd77::2]:8080")] {
         let to: SocketAddr = to.parse().expect("an address");
         let _client = ns.run_in(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connected");
-        listener.accept().expect("it is the guest's");
+        listener.accept().expect("the guest's listener accepts");
     }
 }
 
@@ -241,7 +241,7 @@ fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
     for (name, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
         ns.sysctl(name, value).expect("it forwards");
     }
-    // The neighbour sits at the other end of the pod's NIC.
+    // The neighbour is at the other end of the pod's NIC.
     let neighbour = Namespace::new("neighbour").expect("a namespace");
     let outer = pod.outer();
     node.host.ns().ip(&format!("link set {outer} netns {}", neighbour.name())).expect("moved");
@@ -252,7 +252,7 @@ fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
             addresses::EC2
         ))
         .expect("routes by the pod");
-    // It reaches the pod itself.
+    // The neighbour reaches the pod itself.
     let listener = ns.run_in(|| TcpListener::bind("[::]:9000")).expect("a port");
     for to in ["10.77.0.2:9000", "[fd77::2]:9000"] {
         let to: SocketAddr = to.parse().expect("an address");
@@ -264,7 +264,7 @@ fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
         assert!(got.is_err(), "{address}: {got:?}");
     }
     gets_its_own(&pod, METADATA.into()).expect("the pod is served as before");
-    // It is the inlet's rule that keeps it out: with one for everybody it gets there.
+    // The inlet's rule keeps the neighbour out: with a rule for all traffic, it gets an answer.
     let table = ns.ip("rule show").expect("rules");
     let table =
         table.lines().find(|rule| rule.contains("iif lo")).and_then(|rule| rule.split(' ').next_back());
@@ -340,13 +340,13 @@ fn a_vm_that_is_opted_out_loses_its_inlet_and_one_that_ends_frees_its_namespace(
     let mut out = pod.vmi();
     out["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": "false"});
     node.server.put(out);
-    wait_for(&agent, "the inlet goes", || {
+    wait_for(&agent, "the inlet is removed", || {
         ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
         Ok(())
     });
     let outer = ending.end_alone();
     wait_until_namespace_is_gone(&agent, &node, &outer);
-    wait_for(&agent, "no port is left", || {
+    wait_for(&agent, "no port remains", || {
         ensure!(node.links() == 0 && node.status()?.identities == 0, "{} programs", node.links());
         Ok(())
     });
@@ -403,7 +403,7 @@ fn an_inlet_stays_closed_while_the_agent_is_away_and_the_next_one_goes_on_with_i
     closed(&pod, "stopped");
     node.configure(&json!({}));
     let third = node.agent();
-    wait_for(&third, "an agent without the option takes it away", || {
+    wait_for(&third, "an agent without the option removes it", || {
         ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! What guests are told: what their VMI and Secrets say, in every dialect, and nobody else's.
+//! Guests get the content of their own VMI and Secrets in every dialect, and no other guest's.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -15,12 +15,12 @@ use crate::node::{Node, REQUEST, eventually_gets, gets, may_run, wait_for};
 const KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8wUQ0H0m1c3a0nYf1mVYQx0b7m2wq8q0R4T0qX9V1k alice@shop";
 const USER_DATA: &str = "#cloud-config\n# its own\n";
-/// Other addresses that guests ask.
+/// Metadata addresses of other dialects.
 const ALIYUN: &str = "100.100.100.200";
 const SCALEWAY: &str = "169.254.42.42";
 
-/// What is asked of each dialect: curl's words after the address, and what must be in the answer. `{id}` is the VM's
-/// UUID, `{mac}` its MAC, `{jwt}` its token; `{aliyun}` and `{akamai}` are session tokens of theirs.
+/// A request to each dialect: curl's arguments and a text that the answer must contain. `{id}` is the VM's UUID,
+/// `{mac}` its MAC, `{jwt}` its token; `{aliyun}` and `{akamai}` are session tokens.
 const ASKED: &[(Dialect, &str, &[&str], &str)] = &[
     (Dialect::NoCloud, "/v1/meta-data", &[], "instance-id: \"{id}\""),
     (Dialect::NoCloud, "/v1/meta-data", &[], "role: web"),
@@ -69,13 +69,13 @@ const ASKED: &[(Dialect, &str, &[&str], &str)] = &[
     (Dialect::Eve, "/eve/v1/hostname", &[], "{id}"),
 ];
 
-/// A token in the form of a JWT (RFC 7519) without a signature, good until 2099.
+/// An unsigned JWT (RFC 7519), valid until 2099.
 fn jwt() -> String {
     let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
     format!("{}.{}.c2ln", part(json!({"alg": "none"})), part(json!({"exp": 4_102_444_799_u64})))
 }
 
-/// A session token, as some clouds want one.
+/// Gets a session token, which some clouds require.
 fn session(guest: &Guest, address: &str, path: &str, lifetime: &str) -> String {
     let got = guest.curl(&["-XPUT", lifetime, &format!("http://{address}{path}")], REQUEST).expect("a token");
     assert_eq!(got.status, 200, "{address}{path}: {}", got.text());
@@ -110,7 +110,7 @@ fn a_guest_in_a_pod_is_told_what_its_vmi_and_secrets_say_in_every_dialect() {
     for address in [ALIYUN, SCALEWAY] {
         guest.ns().ip(&format!("route add {address} dev {NIC} scope link")).expect("a route");
     }
-    // `metaData` is in no release yet.
+    // No KubeVirt release has `metaData` yet.
     node.server.put_as_it_is(vmi);
     eventually_gets(&agent, &guest, "/v1/user-data", USER_DATA);
     let aliyun =
@@ -140,7 +140,7 @@ fn a_guest_in_a_pod_is_told_what_its_vmi_and_secrets_say_in_every_dialect() {
         );
     }
     for dialect in Dialect::ALL {
-        assert!(ASKED.iter().any(|(asked, ..)| asked == dialect), "{dialect:?} has not been asked");
+        assert!(ASKED.iter().any(|(asked, ..)| asked == dialect), "{dialect:?} is not tested");
     }
 }
 
@@ -174,7 +174,7 @@ fn guests_of_one_mac_in_two_pods_are_told_apart() {
     for (guest, text) in guests.iter().zip(["# first\n", "# second\n"]) {
         eventually_gets(&agent, guest, "/v1/user-data", text);
     }
-    // Also when one changes, and when one goes.
+    // This also holds when one changes and when one ends.
     pods[0].secret("# changed\n");
     eventually_gets(&agent, &guests[0], "/v1/user-data", "# changed\n");
     gets(&guests[1], "/v1/user-data", "# second\n").expect("its own");
@@ -194,7 +194,7 @@ fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
     let mut pod = node.pod(1);
     pod.secret("# bridged\n");
     pod.launch();
-    // The bridge binding takes the MAC of the pod's NIC.
+    // The bridge binding uses the MAC of the pod's NIC.
     let mut vmi = pod.vmi();
     vmi["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "bridge": {}}]);
     let guest = pod.boot_as(Binding::Bridge, Route::OnLink);
@@ -217,7 +217,7 @@ fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
     plugged.identity.hostname.clone_from(&pod.identity.hostname);
     let second = plugged.guest_on(tap, Route::OnLink);
     eventually_gets(&agent, &second, "/v1/user-data", "# bridged\n");
-    gets(&guest, "/v1/user-data", "# bridged\n").expect("by the first NIC, too");
+    gets(&guest, "/v1/user-data", "# bridged\n").expect("through the first NIC as well");
     wait_for(&agent, "two ports", || {
         let ports = node.instances()?.first().map(|instance| instance.ports.len());
         anyhow::ensure!(ports == Some(2), "{ports:?} ports");
