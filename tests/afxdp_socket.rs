@@ -171,7 +171,7 @@ fn frames_beyond_the_last_chunk_are_counted_and_those_before_arrive() {
 }
 
 #[test]
-fn a_frame_longer_than_a_chunk_holds_is_counted_and_does_no_harm() {
+fn a_frame_longer_than_a_chunk_is_counted_and_harms_no_other() {
     with_veth(|_, veth| {
         let mut socket = veth.bind(&SMALL);
         for longest in [1_792, 3_014] {
@@ -215,7 +215,7 @@ fn a_queue_in_use_is_refused_after_a_bounded_wait() {
 }
 
 #[test]
-fn an_interface_or_queue_that_is_not_there_is_refused_at_once() {
+fn an_absent_interface_or_queue_is_refused_at_once() {
     with_veth(|_, veth| {
         for (ifindex, queue) in [(veth.inner + 1_000, 0), (veth.inner, 4_000)] {
             let refused = Socket::bind(ifindex, queue, &SMALL).expect_err("a refusal");

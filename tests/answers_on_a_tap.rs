@@ -94,7 +94,7 @@ fn the_agent_sees_one_frame_of_a_small_request() {
 }
 
 #[test]
-fn switched_off_everything_is_steered() {
+fn without_kernel_answers_every_frame_is_steered() {
     if !privileged::or_skip() {
         return;
     }
@@ -113,7 +113,7 @@ fn switched_off_everything_is_steered() {
 }
 
 #[test]
-fn a_frame_of_any_kind_lost_on_the_way_is_made_good() {
+fn the_loss_of_any_one_frame_is_recovered() {
     if !privileged::or_skip() {
         return;
     }

@@ -73,7 +73,7 @@ impl Scene {
 }
 
 #[test]
-fn every_request_has_its_line() {
+fn every_request_writes_one_audit_line() {
     if !privileged::or_skip() {
         return;
     }
@@ -121,7 +121,7 @@ fn every_request_has_its_line() {
 }
 
 #[test]
-fn no_secret_is_in_the_audit_log_in_the_log_in_the_metrics_or_in_the_status() {
+fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
     if !privileged::or_skip() {
         return;
     }
@@ -188,7 +188,7 @@ fn no_secret_is_in_the_audit_log_in_the_log_in_the_metrics_or_in_the_status() {
 }
 
 #[test]
-fn a_disk_that_stands_still_costs_lines_and_no_request() {
+fn a_stalled_disk_drops_audit_lines_and_no_request() {
     if !privileged::or_skip() {
         return;
     }
@@ -223,7 +223,7 @@ fn a_disk_that_stands_still_costs_lines_and_no_request() {
 }
 
 #[test]
-fn after_a_rotation_lines_go_to_the_new_file() {
+fn audit_lines_go_to_the_new_file_after_a_rotation() {
     if !privileged::or_skip() {
         return;
     }

@@ -175,7 +175,7 @@ fn the_agents_port_opens_and_closes_with_the_record() {
 }
 
 #[test]
-fn the_agents_port_is_closed_to_guests_that_are_not_azures() {
+fn the_agents_port_is_closed_to_guests_without_the_azure_dialect() {
     if !privileged::or_skip() {
         return;
     }

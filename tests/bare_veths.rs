@@ -124,7 +124,7 @@ fn a_guest_behind_a_bare_veth_gets_small_and_large_answers() {
 }
 
 #[test]
-fn a_guest_is_served_while_gro_comes_and_goes_at_its_veth() {
+fn a_guest_stays_served_while_gro_is_switched_on_and_off() {
     if !privileged::or_skip() {
         return;
     }
@@ -164,7 +164,7 @@ fn a_guest_behind_a_bare_veth_is_served_by_the_next_agent() {
 }
 
 #[test]
-fn a_guest_behind_a_bare_veth_of_another_namespace_is_not_called_served() {
+fn a_guest_behind_a_bare_veth_of_another_namespace_is_not_reported_served() {
     if !privileged::or_skip() {
         return;
     }

@@ -107,7 +107,7 @@ fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
 }
 
 #[test]
-fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
+fn a_waiting_request_is_counted_while_it_waits_and_by_its_outcome() {
     if !privileged::or_skip() {
         return;
     }
@@ -145,7 +145,7 @@ fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
 }
 
 #[test]
-fn records_ports_and_identities_are_counted_by_what_became_of_them() {
+fn records_ports_and_identities_are_counted_by_state() {
     if !privileged::or_skip() {
         return;
     }
@@ -208,7 +208,7 @@ fn a_bare_veth_of_another_namespace_is_not_served_until_it_has_gro() {
 }
 
 #[test]
-fn a_guest_that_is_not_who_its_port_says_is_counted() {
+fn a_frame_with_a_foreign_mac_is_counted_as_a_mismatch() {
     if !privileged::or_skip() {
         return;
     }
@@ -225,7 +225,7 @@ fn a_guest_that_is_not_who_its_port_says_is_counted() {
 }
 
 #[test]
-fn the_process_and_its_workers_are_told_of() {
+fn metrics_cover_the_process_and_its_workers() {
     if !privileged::or_skip() {
         return;
     }

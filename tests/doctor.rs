@@ -136,7 +136,7 @@ impl Report {
 }
 
 #[test]
-fn nothing_fails_on_a_healthy_node_and_nothing_is_left_on_it() {
+fn the_doctor_passes_a_healthy_node_and_leaves_nothing_behind() {
     if !privileged::or_skip() {
         return;
     }
@@ -170,7 +170,7 @@ fn walk(directory: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_missing_capability_is_named_with_what_it_is_for() {
+fn a_missing_capability_is_named_with_its_purpose() {
     if !privileged::or_skip() {
         return;
     }
@@ -192,7 +192,7 @@ fn a_missing_capability_is_named_with_what_it_is_for() {
 }
 
 #[test]
-fn a_bpffs_that_is_not_mounted_or_read_only_is_named() {
+fn an_unmounted_or_read_only_bpffs_is_named() {
     if !privileged::or_skip() {
         return;
     }
@@ -207,7 +207,7 @@ fn a_bpffs_that_is_not_mounted_or_read_only_is_named() {
 }
 
 #[test]
-fn an_xdp_program_of_somebody_else_on_the_tap_is_named_by_name_and_number() {
+fn a_foreign_xdp_program_on_the_tap_is_named_with_its_name_and_id() {
     if !privileged::or_skip() {
         return;
     }
@@ -224,7 +224,7 @@ fn an_xdp_program_of_somebody_else_on_the_tap_is_named_by_name_and_number() {
 }
 
 #[test]
-fn a_tap_in_another_namespace_is_found_there_and_named_as_a_port_would_be() {
+fn a_tap_in_another_namespace_is_found_and_shown_as_a_port() {
     if !privileged::or_skip() {
         return;
     }
@@ -291,7 +291,7 @@ fn a_tap_in_a_namespace_without_a_name_is_found_by_a_process_in_it() {
 }
 
 #[test]
-fn a_kernel_too_old_is_named_with_what_is_needed() {
+fn an_old_kernel_is_named_with_the_version_needed() {
     if !privileged::or_skip() {
         return;
     }
@@ -314,7 +314,7 @@ fn too_few_open_files_are_named_with_how_many_are_needed() {
 }
 
 #[test]
-fn an_agent_that_cannot_serve_says_who_knows_why() {
+fn an_agent_that_cannot_serve_points_to_the_doctor() {
     if !privileged::or_skip() {
         return;
     }
@@ -328,7 +328,7 @@ fn an_agent_that_cannot_serve_says_who_knows_why() {
 }
 
 #[test]
-fn a_port_is_well_with_the_agent_of_its_run_directory_and_taken_with_another() {
+fn a_served_port_passes_for_its_own_agent_and_fails_for_another() {
     if !privileged::or_skip() {
         return;
     }
@@ -350,7 +350,7 @@ fn a_port_is_well_with_the_agent_of_its_run_directory_and_taken_with_another() {
 }
 
 #[test]
-fn what_the_feed_of_kubevirt_lacks_is_named() {
+fn missing_parts_of_the_kubevirt_feed_are_named() {
     let room = tempfile::tempdir().expect("a directory");
     let [file, token, kubeconfig] = ["config.yaml", "token", "kubeconfig"].map(|name| room.path().join(name));
     let doctor = |options: serde_json::Value| {
@@ -391,7 +391,7 @@ fn what_the_feed_of_kubevirt_lacks_is_named() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_used_fails_and_wrong_options_are_told_apart() {
+fn an_unusable_configuration_fails_its_check_and_a_wrong_option_exits_with_2() {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("config.yaml");
     fs::write(&file, "hub: x\nlimit: {}\n").expect("written");

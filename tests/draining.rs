@@ -57,7 +57,7 @@ impl Claims for Claimed {
 }
 
 #[test]
-fn an_idle_connection_is_closed_at_once_and_one_in_use_after_a_last_call() {
+fn a_drain_closes_an_idle_connection_at_once_and_a_used_one_after_a_grace() {
     for (idle, wait, ended) in [
         (SOON, Duration::from_millis(5), true),
         (Duration::ZERO, Duration::from_millis(100), false),
@@ -75,7 +75,7 @@ fn an_idle_connection_is_closed_at_once_and_one_in_use_after_a_last_call() {
 }
 
 #[test]
-fn the_question_after_a_last_call_is_answered_and_hears_that_it_was_the_last() {
+fn a_request_during_the_grace_is_answered_with_connection_close() {
     let (mut world, _) = world(Habits::default());
     let talk = world.client.begin(40_000, GET);
     world.run(SOON, |world| !answers(world, talk).is_empty());
@@ -100,7 +100,7 @@ fn connections_made_while_draining_are_served_and_closed() {
 }
 
 #[test]
-fn a_request_that_comes_in_parts_has_its_time_however_late_it_begins() {
+fn a_request_in_parts_is_answered_even_if_it_starts_during_the_drain() {
     for (is_before, name) in [(true, "made before"), (false, "made while draining")] {
         let (mut world, _) = world(Habits::default());
         let before = is_before.then(|| world.client.begin(40_000, GET));
@@ -123,7 +123,7 @@ fn a_request_that_comes_in_parts_has_its_time_however_late_it_begins() {
 }
 
 #[test]
-fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_over() {
+fn new_connections_are_left_to_the_next_agent_when_none_takes_over() {
     let (mut world, _) = world(Habits::default());
     let held = world.client.begin(40_000, b"GET /bytes/10 HT");
     world.wait(SOON);
@@ -142,7 +142,7 @@ fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_ove
 }
 
 #[test]
-fn what_is_pipelined_is_answered_to_the_last_which_says_that_it_is() {
+fn every_pipelined_request_is_answered_and_the_last_answer_closes() {
     let (mut world, pattern) = world(Habits::default());
     pattern.ready.store(false, Ordering::Relaxed);
     let asked =
@@ -158,7 +158,7 @@ fn what_is_pipelined_is_answered_to_the_last_which_says_that_it_is() {
 }
 
 #[test]
-fn a_request_under_way_is_answered_whole() {
+fn a_request_in_progress_is_answered_in_full() {
     for (half, rest) in [
         (&b"GET /bytes/10 HT"[..], &b"TP/1.1\r\nHost: x\r\n\r\n"[..]),
         (b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe", b"llo"),
@@ -181,7 +181,7 @@ fn a_request_under_way_is_answered_whole() {
 }
 
 #[test]
-fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
+fn a_request_waiting_for_its_record_is_refused_before_the_drain_limit() {
     let (mut world, pattern) = world(Habits::default());
     pattern.ready.store(false, Ordering::Relaxed);
     let get = world.client.begin(40_000, b"GET /openstack HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -200,7 +200,7 @@ fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
 }
 
 #[test]
-fn a_slow_reader_gets_all_of_it_and_one_that_stands_still_is_cut_off_at_the_limit() {
+fn a_slow_reader_gets_the_whole_answer_and_a_stalled_one_is_cut_off() {
     const LONG: usize = 1 << 20;
     let ask = format!("GET /bytes/{LONG} HTTP/1.1\r\nHost: x\r\n\r\n");
     for (pause, whole) in [(Duration::from_millis(400), true), (Duration::from_secs(600), false)] {
@@ -223,7 +223,7 @@ fn a_slow_reader_gets_all_of_it_and_one_that_stands_still_is_cut_off_at_the_limi
 }
 
 #[test]
-fn guests_that_never_close_their_side_are_not_waited_for_and_not_reset() {
+fn a_drain_neither_awaits_nor_resets_guests_that_keep_their_side_open() {
     let (mut world, _) = world(Habits::default());
     let talk = world.client.begin(40_000, GET);
     world.wait(SOON);
@@ -237,7 +237,7 @@ fn guests_that_never_close_their_side_are_not_waited_for_and_not_reset() {
 }
 
 #[test]
-fn a_service_that_stays_after_all_keeps_connections_as_before() {
+fn a_cancelled_drain_keeps_connections_open() {
     let (mut world, _) = world(Habits::default());
     let talk = world.client.begin(40_000, b"GET /bytes/10 HT");
     world.wait(SOON);
@@ -254,7 +254,7 @@ fn a_service_that_stays_after_all_keeps_connections_as_before() {
 }
 
 #[test]
-fn what_begins_or_rests_when_a_service_stays_after_all_has_its_usual_time() {
+fn a_cancelled_drain_restores_the_usual_timeouts() {
     let (mut world, _) = world(Habits::default());
     let idle = world.client.begin(40_000, GET);
     world.run(SOON, |world| !answers(world, idle).is_empty());
@@ -292,7 +292,7 @@ impl Transmit for Later<'_> {
 }
 
 #[test]
-fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_word() {
+fn a_drain_claims_open_and_closed_flows_at_once_and_new_ones_before_any_frame() {
     let (stack, _) = stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     for port in 1..=3 {
@@ -322,7 +322,7 @@ fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_w
 
 /// A port reused this late would be cut off in the middle of a request.
 #[test]
-fn a_guest_that_uses_a_claimed_port_again_is_left_to_the_next_agent_late_in_the_drain() {
+fn a_claimed_port_reused_late_in_the_drain_is_left_to_the_next_agent() {
     let (stack, _) = stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     let close = |raw: &mut Raw<Serve<Pattern>>| {
@@ -344,7 +344,7 @@ fn a_guest_that_uses_a_claimed_port_again_is_left_to_the_next_agent_late_in_the_
 }
 
 #[test]
-fn what_may_be_another_agents_is_not_reset_and_a_late_fin_is_acknowledged() {
+fn flows_of_another_agent_are_not_reset_and_a_late_fin_is_acknowledged() {
     let (stack, _) = stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     let unknown = Segment::ack(1, 5_000, 9_000);
@@ -368,7 +368,7 @@ fn what_may_be_another_agents_is_not_reset_and_a_late_fin_is_acknowledged() {
 }
 
 #[test]
-fn whatever_guests_are_at_when_a_service_leaves_each_question_is_answered_once_and_all_ends_in_time() {
+fn a_drain_at_any_moment_answers_each_request_once_and_ends_in_time() {
     for seed in 0..30 {
         let mut rng = Rng::new(seed);
         println!("seed {seed}");

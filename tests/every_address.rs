@@ -138,7 +138,7 @@ fn every_default_address_is_served_on_link() {
 }
 
 #[test]
-fn every_default_address_is_served_out_of_another_namespace_by_a_classifier() {
+fn every_default_address_is_served_by_a_classifier_from_another_namespace() {
     if !privileged::or_skip() {
         return;
     }
@@ -205,7 +205,7 @@ fn an_address_left_out_is_silent_and_its_frames_pass() {
 }
 
 #[test]
-fn an_address_left_out_reaches_whoever_has_it() {
+fn an_address_left_out_reaches_its_owner() {
     if !privileged::or_skip() {
         return;
     }
@@ -240,7 +240,7 @@ fn a_next_hop_resolves_while_its_own_traffic_passes() {
 }
 
 #[test]
-fn a_next_hop_nobody_needs_is_not_answered_for() {
+fn an_unneeded_next_hop_is_not_answered() {
     if !privileged::or_skip() {
         return;
     }

@@ -355,7 +355,7 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
 }
 
 #[test]
-fn a_hundred_greedy_guests_cost_a_modest_one_less_than_thrice_its_time_alone() {
+fn a_modest_guest_beside_a_hundred_greedy_ones_takes_less_than_triple_its_time() {
     let alone = run(0, 0).percentile(99);
     for (fetchers, junkers) in [(100, 0), (0, 100), (50, 50), (22, 140)] {
         let outcome = run(fetchers, junkers);
@@ -374,7 +374,7 @@ fn a_hundred_greedy_guests_cost_a_modest_one_less_than_thrice_its_time_alone() {
 }
 
 #[test]
-fn greedy_guests_whose_acknowledgements_wait_are_hardly_ever_sent_a_segment_twice() {
+fn segments_are_rarely_resent_to_greedy_guests_whose_acknowledgements_wait() {
     /// One in this many may be: acknowledgements beyond a VM's queue are dropped.
     const SEGMENTS: u64 = 100_000;
     for fetchers in [50, 200] {

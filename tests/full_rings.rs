@@ -50,7 +50,7 @@ fn connections(agent: &Agent<'_>) -> Result<f64> {
 }
 
 #[test]
-fn a_fin_that_a_full_ring_dropped_is_sent_again_when_the_guest_asks() {
+fn a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own() {
     if !privileged::or_skip() {
         return;
     }

@@ -58,7 +58,7 @@ fn write(identity: &Identity, records: &Path) {
 }
 
 #[test]
-fn nothing_for_us_leaves_a_tap_without_a_record_and_everything_else_does() {
+fn a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else() {
     if !privileged::or_skip() {
         return;
     }
@@ -96,7 +96,7 @@ fn nothing_for_us_leaves_a_tap_without_a_record_and_everything_else_does() {
 }
 
 #[test]
-fn a_tap_is_never_open_from_one_record_to_the_next() {
+fn a_tap_stays_closed_between_two_records() {
     if !privileged::or_skip() {
         return;
     }
@@ -147,7 +147,7 @@ fn a_tap_is_never_open_from_one_record_to_the_next() {
 }
 
 #[test]
-fn taps_of_namespaces_that_are_served_in_are_guarded_while_they_are() {
+fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
     if !privileged::or_skip() {
         return;
     }
@@ -177,7 +177,7 @@ fn taps_of_namespaces_that_are_served_in_are_guarded_while_they_are() {
 }
 
 #[test]
-fn a_device_that_is_no_tap_or_carries_another_program_is_left_alone() {
+fn a_device_that_is_no_tap_or_has_another_program_is_left_alone() {
     if !privileged::or_skip() {
         return;
     }

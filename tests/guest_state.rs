@@ -53,7 +53,7 @@ impl Node {
 }
 
 #[test]
-fn tokens_and_one_shot_passwords_outlive_an_agent_that_is_killed() {
+fn tokens_and_one_shot_passwords_survive_a_killed_agent() {
     if !privileged::or_skip() {
         return;
     }
@@ -85,7 +85,7 @@ fn tokens_and_one_shot_passwords_outlive_an_agent_that_is_killed() {
 }
 
 #[test]
-fn a_waiting_guest_hears_of_a_change_of_its_record_at_once() {
+fn a_record_change_answers_a_waiting_request_at_once() {
     if !privileged::or_skip() {
         return;
     }
@@ -110,7 +110,7 @@ fn a_waiting_guest_hears_of_a_change_of_its_record_at_once() {
 }
 
 #[test]
-fn what_a_guest_says_reaches_its_sink_and_a_sink_that_fails_costs_it_nothing() {
+fn a_guests_messages_reach_their_sink_and_a_failing_sink_refuses_none() {
     if !privileged::or_skip() {
         return;
     }

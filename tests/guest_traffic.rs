@@ -78,7 +78,7 @@ fn guests_reach_their_gateway_and_each_other_without_an_agent() {
 }
 
 #[test]
-fn a_neighbour_that_goes_takes_no_gateway_with_it() {
+fn a_departing_guest_does_not_disturb_its_neighbours_gateway() {
     if !privileged::or_skip() {
         return;
     }
@@ -135,7 +135,7 @@ fn a_guest_steered_by_a_classifier_gets_its_own_metadata_and_reaches_its_neighbo
 }
 
 #[test]
-fn a_crash_of_the_agent_disturbs_no_guest_and_its_successor_serves_again() {
+fn an_agent_crash_disturbs_no_guest_and_the_next_agent_serves_again() {
     if !privileged::or_skip() {
         return;
     }

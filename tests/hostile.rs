@@ -63,7 +63,7 @@ fn no_ipv6_packet_for_a_served_address_leaves_the_tap() {
 }
 
 #[test]
-fn no_wrapping_of_ethernet_gets_a_packet_for_a_served_address_off_the_tap() {
+fn no_ethernet_encapsulation_gets_a_packet_for_a_served_address_off_the_tap() {
     if !privileged::or_skip() {
         return;
     }
@@ -71,7 +71,7 @@ fn no_wrapping_of_ethernet_gets_a_packet_for_a_served_address_off_the_tap() {
 }
 
 #[test]
-fn no_detour_gets_to_a_served_address_and_no_claim_to_one_leaves_the_tap() {
+fn no_detour_reaches_a_served_address_and_no_claim_to_one_leaves_the_tap() {
     if !privileged::or_skip() {
         return;
     }
@@ -87,7 +87,7 @@ fn no_odd_segment_gets_more_than_a_reset() {
 }
 
 #[test]
-fn no_offload_of_the_guests_gets_a_frame_past_the_policy() {
+fn no_guest_offload_gets_a_frame_past_the_policy() {
     if !privileged::or_skip() {
         return;
     }

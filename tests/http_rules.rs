@@ -62,7 +62,7 @@ fn every_request_of_http_1_1_has_one_valid_host() {
 }
 
 #[test]
-fn a_host_is_a_name_or_an_address_and_perhaps_a_port() {
+fn a_host_is_a_name_or_address_with_an_optional_port() {
     let valid = [
         "",
         "x",
@@ -126,7 +126,7 @@ fn a_host_is_a_name_or_an_address_and_perhaps_a_port() {
 }
 
 #[test]
-fn each_form_of_a_target_is_for_its_methods_and_its_scheme() {
+fn each_target_form_is_limited_to_its_methods_and_scheme() {
     let rows: &[Row<'_>] = &[
         // Absolute form: the target's authority counts, and a Host field is still required.
         ("9112 §3.2.2", "GET http://x/none HTTP/1.1\r\nHost: x\r\n\r\n", 204),
@@ -154,7 +154,7 @@ fn each_form_of_a_target_is_for_its_methods_and_its_scheme() {
 }
 
 #[test]
-fn lines_end_as_they_must_and_fields_have_their_form() {
+fn line_ends_and_fields_follow_the_grammar() {
     let rows: &[Row<'_>] = &[
         // Line ends: a server may accept a bare LF but not a bare CR.
         ("9112 §2.2", "GET /none HTTP/1.1\nHost: x\n\n", 204),
@@ -205,7 +205,7 @@ fn lines_end_as_they_must_and_fields_have_their_form() {
 }
 
 #[test]
-fn a_body_has_one_framing_that_is_certain() {
+fn a_body_has_one_unambiguous_framing() {
     let put = |fields: &str, body: &str| format!("PUT /echo HTTP/1.1\r\nHost: x\r\n{fields}\r\n{body}");
     let chunked = |body: &str| put("Transfer-Encoding: chunked\r\n", body);
     let coded = |coding: &str| put(&format!("Transfer-Encoding: {coding}\r\n"), "2\r\nok\r\n0\r\n\r\n");

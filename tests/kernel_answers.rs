@@ -135,7 +135,7 @@ fn solicitation(destination: Ipv6Addr) -> Vec<u8> {
 }
 
 #[test]
-fn arp_and_solicitations_get_the_answer_user_space_gives_octet_for_octet() {
+fn arp_and_solicitations_get_the_same_octets_as_from_user_space() {
     let config = StackConfig {
         served: vec![SERVED_V4.into(), SERVED_V6.into()],
         arp_only: vec![NEXT_HOP],
@@ -162,7 +162,7 @@ fn arp_and_solicitations_get_the_answer_user_space_gives_octet_for_octet() {
 }
 
 #[test]
-fn link_questions_nobody_asks_are_left_to_user_space() {
+fn unusual_link_requests_are_left_to_user_space() {
     let reply = frames::with(frames::arp_request(SERVED_V4), arp::OPERATION, &[0, 2]);
     let from = |source: &[u8]| {
         let mut frame = frames::with(solicitation(SOLICITED), ethernet::HEADER + ipv6::SOURCE, source);
@@ -187,7 +187,7 @@ fn link_questions_nobody_asks_are_left_to_user_space() {
 }
 
 #[test]
-fn a_handshake_over_either_family_is_complete_and_remembered() {
+fn a_handshake_over_either_family_is_complete_and_its_options_are_kept() {
     for family in families() {
         let book = Book::default();
         let syn = segment(family, TcpControl::Syn, SEQ, None, &[]);
@@ -212,7 +212,7 @@ fn a_handshake_over_either_family_is_complete_and_remembered() {
 }
 
 #[test]
-fn the_end_of_a_connection_over_either_family_is_acknowledged_and_noted() {
+fn the_end_of_a_connection_over_either_family_is_acknowledged_and_recorded() {
     for family in families() {
         let flow = flow(family, IDENTITY.slot);
         let entry = posted(flow);
@@ -268,7 +268,7 @@ fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn the_kernel_does_what_the_policy_says() {
+fn the_kernel_follows_the_policy() {
     if !privileged::or_skip() {
         return;
     }
@@ -334,7 +334,7 @@ fn the_kernel_and_the_policy_agree_on_mutated_segments() {
 }
 
 #[test]
-fn a_port_that_cannot_send_back_has_everything_steered() {
+fn a_port_that_cannot_send_back_has_every_frame_steered() {
     if !privileged::or_skip() {
         return;
     }
@@ -350,7 +350,7 @@ fn a_port_that_cannot_send_back_has_everything_steered() {
 }
 
 #[test]
-fn strangers_and_floods_get_no_answer_from_the_kernel_either() {
+fn the_kernel_answers_neither_strangers_nor_floods() {
     const HOUR_NS: u64 = 3_600_000_000_000;
     if !privileged::or_skip() {
         return;

@@ -220,7 +220,7 @@ fn keys(numbers: impl IntoIterator<Item = usize>) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn vmis_come_change_and_go() {
+async fn vmis_are_added_changed_and_removed() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut elsewhere = vmi(2);
@@ -249,7 +249,7 @@ async fn vmis_come_change_and_go() {
 }
 
 #[tokio::test]
-async fn a_thousand_vmis_that_come_at_once_are_all_told() {
+async fn a_thousand_vmis_at_once_are_all_reported() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut node = Node::start(&server, &kubelet, None);
     node.until("the start", |node| node.synced).await;
@@ -269,7 +269,7 @@ async fn a_thousand_vmis_that_come_at_once_are_all_told() {
 }
 
 #[tokio::test]
-async fn a_watch_whose_history_is_forgotten_lists_again() {
+async fn a_watch_whose_history_has_expired_lists_again() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     for number in [1, 2] {
         server.put(vmi(number));
@@ -291,7 +291,7 @@ async fn a_watch_whose_history_is_forgotten_lists_again() {
 }
 
 #[tokio::test]
-async fn a_bookmark_spares_a_list() {
+async fn a_bookmark_saves_a_list() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut node = Node::start(&server, &kubelet, None);
@@ -312,7 +312,7 @@ async fn a_bookmark_spares_a_list() {
 }
 
 #[tokio::test]
-async fn while_the_server_is_away_nothing_is_taken_from_anybody() {
+async fn an_api_outage_removes_no_record() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut node = Node::start(&server, &kubelet, None);
@@ -332,7 +332,7 @@ async fn while_the_server_is_away_nothing_is_taken_from_anybody() {
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_while_the_server_is_away_serves_what_was_known() {
+async fn an_agent_started_during_an_api_outage_serves_the_saved_vmis() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let kept = kubelet.pods().join("vmis");
     for number in [1, 2] {
@@ -356,7 +356,7 @@ async fn an_agent_that_starts_while_the_server_is_away_serves_what_was_known() {
 }
 
 #[tokio::test]
-async fn nobody_is_given_up_before_every_launcher_has_been_looked_for() {
+async fn the_feed_is_synced_only_after_it_has_searched_for_every_launcher() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut node = Node::with(&server, &kubelet, (None, Pace::DEFAULT), |_| Box::new(Later));
@@ -428,7 +428,7 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
 }
 
 #[tokio::test]
-async fn a_vmi_that_cannot_be_read_is_named_and_harms_no_other() {
+async fn an_unreadable_vmi_is_named_and_harms_no_other() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut odd = vmi(1);
     odd["spec"]["volumes"] = json!("none");
@@ -445,7 +445,7 @@ async fn a_vmi_that_cannot_be_read_is_named_and_harms_no_other() {
 }
 
 #[tokio::test]
-async fn a_feed_without_kubelets_directory_of_pods_does_not_start() {
+async fn a_feed_without_kubelets_pod_directory_does_not_start() {
     let (server, room) = (ApiServer::start().unwrap(), tempfile::tempdir().unwrap());
     let kubeconfig = room.path().join("kubeconfig");
     server.write_kubeconfig(&kubeconfig).unwrap();

@@ -189,7 +189,7 @@ fn answers(record: &Record) -> Responses {
 }
 
 #[test]
-fn what_guests_ask_is_answered_as_there_or_the_table_says_why_not() {
+fn guests_get_the_same_answers_or_the_table_gives_a_reason() {
     for case in Case::all() {
         let is_head = case.words().0 == "HEAD";
         let (name, found) = (case.name(), case.answer(&json!({})));
@@ -206,7 +206,7 @@ fn what_guests_ask_is_answered_as_there_or_the_table_says_why_not() {
 }
 
 #[test]
-fn a_guest_on_a_tap_hears_what_the_table_says() {
+fn a_guest_on_a_tap_gets_the_answers_in_the_table() {
     if !privileged::or_skip() {
         return;
     }
@@ -242,7 +242,7 @@ fn asked_by_tcp(case: &Case) -> Answered {
 }
 
 #[test]
-fn annotations_mean_what_they_meant() {
+fn annotations_keep_their_meaning() {
     // The annotation's value; whether kubevirt-imds serves the VM, whether we do, and whether we do with `opt_in`.
     let cases = [
         (Some("true"), true, true, true),
@@ -261,7 +261,7 @@ fn annotations_mean_what_they_meant() {
 }
 
 #[test]
-fn annotations_its_document_announces_are_heeded() {
+fn documented_annotations_are_followed() {
     let volumes = [
         ("imds-user-data", "user-data", "#by reference\n"),
         ("imds-vendor-data", "vendor-data", "#vendor\n"),
@@ -295,7 +295,7 @@ fn annotations_its_document_announces_are_heeded() {
 }
 
 #[test]
-fn as_many_requests_a_second_are_answered_and_fewer_at_once_where_that_is_wanted() {
+fn the_request_rate_is_the_same_and_the_burst_is_configurable() {
     let limit = |switch: Value| {
         let limit = answers(&record(Which::Plain, &switch)).limit();
         (limit.per_second, limit.burst)

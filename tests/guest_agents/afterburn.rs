@@ -106,38 +106,38 @@ fn bare(record: &mut Value) {
 }
 
 #[test]
-fn afterburn_writes_what_the_record_says_for_every_cloud_it_shares() {
+fn afterburn_writes_the_records_values_for_every_shared_cloud() {
     let Some(deviations) = deviations(CLOUDS, false, |_| {}) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_writes_what_the_record_says_on_cloudstack_and_exoscale() {
+fn afterburn_writes_the_records_values_on_cloudstack_and_exoscale() {
     let flat = |record: &mut Value| record["serve"] = json!({"date_tree": "cloudstack"});
     let Some(deviations) = deviations(FLAT, false, flat) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_writes_what_the_record_says_on_azure() {
+fn afterburn_writes_the_records_values_on_azure() {
     let Some(deviations) = deviations(AZURE, false, |_| {}) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_asks_once_for_what_a_bare_record_does_not_have_on_azure() {
+fn afterburn_repeats_no_request_with_a_bare_record_on_azure() {
     let Some(deviations) = deviations(AZURE, true, bare) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_asks_once_for_what_a_bare_record_does_not_have() {
+fn afterburn_repeats_no_request_with_a_bare_record() {
     let Some(deviations) = deviations(CLOUDS, true, bare) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_asks_once_for_what_a_bare_record_does_not_have_on_exoscale() {
+fn afterburn_repeats_no_request_with_a_bare_record_on_exoscale() {
     let flat = |record: &mut Value| {
         bare(record);
         record["serve"] = json!({"date_tree": "cloudstack"});

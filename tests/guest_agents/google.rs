@@ -45,7 +45,7 @@ fn key_of(account: &str, number: u16) -> Value {
 }
 
 #[test]
-fn googles_guest_agent_makes_accounts_and_follows_changes_of_the_record() {
+fn googles_guest_agent_creates_accounts_and_follows_record_changes() {
     let Some(root) = root() else { return };
     let node = Node::new(|record| record["ssh_keys"] = json!([key_of("alice", 1)]));
     let _agent = node.agent();

@@ -73,7 +73,7 @@ fn provisioned(root: &Root, node: &Node, platform: &str) -> anyhow::Result<Optio
 }
 
 #[test]
-fn ignition_applies_the_user_data_of_every_cloud_it_shares() {
+fn ignition_applies_the_user_data_of_every_shared_cloud() {
     let change = |record: &mut Value| record["user_data"] = json!({"text": config()});
     let Some(deviations) = deviations(&PLATFORMS, Some("applied"), change) else { return };
     assert!(deviations.is_empty(), "{deviations}");
@@ -90,7 +90,7 @@ fn ignition_gets_its_config_where_tokens_are_required() {
 }
 
 #[test]
-fn ignition_goes_on_without_user_data_at_once() {
+fn ignition_continues_at_once_without_user_data() {
     // Azure's provider then waits for a disk without limit.
     let platforms: Vec<_> = PLATFORMS.into_iter().filter(|platform| *platform != "azure").collect();
     let change = |record: &mut Value| drop(record.as_object_mut().expect("a mapping").remove("user_data"));

@@ -29,7 +29,7 @@ fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).collect()
 }
 
-fn policy_routes_lead_out_by_their_nic(suite: &str) {
+fn assert_traffic_leaves_through_its_own_nic(suite: &str) {
     let Some(root) = root(suite) else { return };
     let node = Node::new(|record| {
         record["serve"] = json!({"imdsv2": "required"});
@@ -70,11 +70,11 @@ fn policy_routes_lead_out_by_their_nic(suite: &str) {
 }
 
 #[test]
-fn policy_routes_of_net_utils_2_3_lead_out_by_their_nic() {
-    policy_routes_lead_out_by_their_nic("bookworm");
+fn net_utils_2_3_routes_each_nics_traffic_out_of_that_nic() {
+    assert_traffic_leaves_through_its_own_nic("bookworm");
 }
 
 #[test]
-fn policy_routes_of_net_utils_2_4_lead_out_by_their_nic() {
-    policy_routes_lead_out_by_their_nic("trixie");
+fn net_utils_2_4_routes_each_nics_traffic_out_of_that_nic() {
+    assert_traffic_leaves_through_its_own_nic("trixie");
 }

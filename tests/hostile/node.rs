@@ -124,7 +124,7 @@ fn answered(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Res
 }
 
 #[test]
-fn a_node_that_has_every_metadata_address_itself_never_hears_of_it() {
+fn a_node_that_owns_every_metadata_address_answers_no_guest_from_one() {
     if !privileged::or_skip() {
         return;
     }

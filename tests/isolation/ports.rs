@@ -73,7 +73,7 @@ fn two_macs_on_one_port_are_two_guests() {
 }
 
 #[test]
-fn each_nic_of_a_guest_is_served_on_its_own_tap_alone() {
+fn each_nic_of_a_guest_is_served_only_on_its_own_tap() {
     if !privileged::or_skip() {
         return;
     }
@@ -150,7 +150,7 @@ fn one_mac_in_two_namespaces_is_two_guests() {
 }
 
 #[test]
-fn every_queue_of_a_tap_is_its_guests() {
+fn every_queue_of_a_tap_serves_its_guest() {
     const QUEUES: usize = 4;
     if !privileged::or_skip() {
         return;
@@ -187,7 +187,7 @@ fn every_queue_of_a_tap_is_its_guests() {
 }
 
 #[test]
-fn another_guests_address_gets_a_guest_its_own_record() {
+fn a_guest_with_another_guests_address_gets_its_own_record() {
     if !privileged::or_skip() {
         return;
     }

@@ -84,7 +84,7 @@ fn send_half(station: &mut Station) -> Talk {
 }
 
 #[test]
-fn a_tap_made_again_with_the_same_name_and_index_is_its_new_guests() {
+fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
     const IFINDEX: u32 = 4_711;
     if !privileged::or_skip() {
         return;
@@ -128,7 +128,7 @@ fn a_tap_made_again_with_the_same_name_and_index_is_its_new_guests() {
 }
 
 #[test]
-fn a_tap_moved_away_is_served_no_more_and_its_name_is_its_successors() {
+fn a_moved_tap_is_no_longer_served_and_its_name_serves_its_successor() {
     if !privileged::or_skip() {
         return;
     }
@@ -168,7 +168,7 @@ fn write_on_port(identity: &Identity, records: &std::path::Path, port: &str) -> 
 }
 
 #[test]
-fn taps_that_swap_names_serve_nobody_the_others_record() {
+fn taps_that_swap_names_serve_no_guest_the_others_record() {
     if !privileged::or_skip() {
         return;
     }
@@ -203,7 +203,7 @@ fn taps_that_swap_names_serve_nobody_the_others_record() {
 }
 
 #[test]
-fn an_answer_under_way_is_of_one_record_whatever_becomes_of_it() {
+fn an_answer_in_progress_comes_from_one_record_whatever_happens_to_it() {
     const OCTETS: usize = 60_000;
     if !privileged::or_skip() {
         return;
@@ -255,7 +255,7 @@ fn an_answer_under_way_is_of_one_record_whatever_becomes_of_it() {
 }
 
 #[test]
-fn a_port_that_changes_under_way_goes_on_serving_its_guest() {
+fn a_port_keeps_serving_its_guest_while_its_device_changes() {
     if !privileged::or_skip() {
         return;
     }
@@ -297,7 +297,7 @@ fn a_port_that_changes_under_way_goes_on_serving_its_guest() {
 }
 
 #[test]
-fn a_queue_added_under_way_is_served_like_the_first() {
+fn a_queue_added_later_is_served_like_the_first() {
     if !privileged::or_skip() {
         return;
     }

@@ -57,7 +57,7 @@ fn is_refused(station: &mut Station, question: &Question, field: &str, token: &s
 }
 
 #[test]
-fn a_token_that_is_guessed_stolen_or_old_is_refused_in_every_dialect_that_has_one() {
+fn a_guessed_stolen_or_expired_token_is_refused_in_every_dialect() {
     if !privileged::or_skip() {
         return;
     }
@@ -98,7 +98,7 @@ fn a_token_that_is_guessed_stolen_or_old_is_refused_in_every_dialect_that_has_on
 }
 
 #[test]
-fn no_token_is_made_for_a_request_that_was_forwarded() {
+fn no_token_is_issued_for_a_forwarded_request() {
     if !privileged::or_skip() {
         return;
     }

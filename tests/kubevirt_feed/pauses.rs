@@ -68,7 +68,7 @@ const SUFFERING: [Manner; 7] = [
 ];
 
 #[tokio::test]
-async fn an_agent_that_starts_while_the_server_suffers_asks_less_and_less_often() {
+async fn an_agent_started_while_the_server_fails_backs_off() {
     let cases = SUFFERING.map(|manner| async move {
         let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
         server.behave(manner);
@@ -83,7 +83,7 @@ async fn an_agent_that_starts_while_the_server_suffers_asks_less_and_less_often(
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_before_the_server_listens_connects_less_and_less_often() {
+async fn an_agent_started_before_the_server_listens_backs_off() {
     let (mut server, kubelet) = (ApiServer::start_refusing().unwrap(), Kubelet::new().unwrap());
     let begun = Instant::now();
     let mut node = Node::paced(&server, &kubelet, None, QUICK);
@@ -98,7 +98,7 @@ async fn an_agent_that_starts_before_the_server_listens_connects_less_and_less_o
 }
 
 #[tokio::test]
-async fn a_server_that_suffers_for_longer_than_a_relist_is_asked_less_and_less_often() {
+async fn the_feed_backs_off_from_a_server_that_fails_longer_than_a_relist_interval() {
     let pace = Pace { relist: Duration::from_millis(500), ..QUICK };
     let cases = SUFFERING.map(|manner| async move {
         let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
@@ -117,7 +117,7 @@ async fn a_server_that_suffers_for_longer_than_a_relist_is_asked_less_and_less_o
 }
 
 #[tokio::test]
-async fn a_history_that_is_gone_is_no_failure_and_everything_is_listed_at_once() {
+async fn an_expired_history_is_no_failure_and_causes_a_list_at_once() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     // A pause after a failure would be longer than this test.
     let pause = 10 * PATIENCE;
@@ -154,7 +154,7 @@ async fn failing(node: &Node) -> Failing {
 }
 
 #[tokio::test]
-async fn a_cluster_without_kubevirt_is_named_by_the_definition_it_lacks() {
+async fn a_cluster_without_kubevirt_is_reported_with_the_missing_definition() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.behave(Manner::Lacking);
     let failing = failing(&Node::paced(&server, &kubelet, None, QUICK)).await;
@@ -164,7 +164,7 @@ async fn a_cluster_without_kubevirt_is_named_by_the_definition_it_lacks() {
 }
 
 #[tokio::test]
-async fn a_token_file_that_ends_in_white_space_is_sent_without_it() {
+async fn white_space_around_a_token_is_not_sent() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let [token, kubeconfig] = ["token", "kubeconfig"].map(|name| kubelet.pods().join(name));
     server.put(vmi(1));
@@ -178,7 +178,7 @@ async fn a_token_file_that_ends_in_white_space_is_sent_without_it() {
 }
 
 #[tokio::test]
-async fn a_token_that_makes_no_header_is_forbidden_and_its_file_is_named() {
+async fn a_token_that_fits_no_header_is_reported_forbidden_with_its_file() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let [token, kubeconfig] = ["token", "kubeconfig"].map(|name| kubelet.pods().join(name));
     for text in ["abc\ndef", "abc\0", "", "\n"] {
@@ -194,7 +194,7 @@ async fn a_token_that_makes_no_header_is_forbidden_and_its_file_is_named() {
 }
 
 #[tokio::test]
-async fn the_contact_says_when_the_server_answered_last_and_why_it_does_not_now() {
+async fn the_contact_reports_the_last_answer_and_the_current_failure() {
     let expected = [
         (Manner::Away, "refused"),
         (Manner::Breaking, "unreachable"),

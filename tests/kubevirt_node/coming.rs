@@ -42,7 +42,7 @@ fn held(agent: &Agent<'_>) -> anyhow::Result<u64> {
 }
 
 #[test]
-fn a_guest_that_asks_before_its_vmi_is_known_is_answered_when_it_is() {
+fn a_request_before_the_vmi_is_known_is_answered_once_it_is() {
     if !may_run() {
         return;
     }
@@ -64,7 +64,7 @@ fn a_guest_that_asks_before_its_vmi_is_known_is_answered_when_it_is() {
 }
 
 #[test]
-fn a_request_before_the_secret_is_there_is_held_until_it_is() {
+fn a_request_before_the_secret_exists_is_held_until_it_does() {
     if !may_run() {
         return;
     }
@@ -93,7 +93,7 @@ fn a_request_before_the_secret_is_there_is_held_until_it_is() {
 }
 
 #[test]
-fn a_tap_that_comes_after_its_vmi_is_served() {
+fn a_tap_created_after_its_vmi_is_served() {
     if !may_run() {
         return;
     }
@@ -112,7 +112,7 @@ fn a_tap_that_comes_after_its_vmi_is_served() {
 }
 
 #[test]
-fn a_launcher_that_comes_after_its_vmi_is_found() {
+fn a_launcher_started_after_its_vmi_is_found() {
     if !may_run() {
         return;
     }
@@ -139,7 +139,7 @@ const STORM: Duration = Duration::from_secs(300);
 const SPAN: Duration = Duration::from_secs(2);
 
 #[test]
-fn a_thousand_vmis_that_come_within_two_seconds_are_all_registered_and_their_guests_served() {
+fn a_thousand_vmis_within_two_seconds_are_registered_and_their_guests_served() {
     if !may_run() {
         return;
     }

@@ -56,7 +56,7 @@ fn socket(node: &Node) -> PathBuf {
 }
 
 #[test]
-fn a_vm_that_only_the_hook_tells_of_is_served_and_starts_once_its_secret_is_there() {
+fn a_vm_known_only_from_the_hook_is_served_and_starts_once_its_secret_exists() {
     if !may_run() {
         return;
     }

@@ -11,7 +11,7 @@ use crate::node::{
 const PATH: &str = "/v1/user-data";
 
 #[test]
-fn when_a_launcher_ends_its_vm_is_let_go_and_its_namespace_is_freed() {
+fn the_end_of_a_launcher_releases_its_vm_and_its_namespace() {
     if !may_run() {
         return;
     }
@@ -45,7 +45,7 @@ fn let_go(guard: &str) {
 }
 
 #[test]
-fn a_vm_that_starts_again_under_its_name_is_told_what_is_new() {
+fn a_vm_restarted_under_its_name_gets_its_new_record() {
     if !may_run() {
         return;
     }
@@ -64,7 +64,7 @@ fn a_vm_that_starts_again_under_its_name_is_told_what_is_new() {
 }
 
 #[test]
-fn the_target_of_a_migration_answers_before_the_vm_is_there_and_goes_on_when_it_is() {
+fn a_migration_target_answers_before_and_after_the_vm_arrives() {
     if !may_run() {
         return;
     }
@@ -95,7 +95,7 @@ fn the_target_of_a_migration_answers_before_the_vm_is_there_and_goes_on_when_it_
 }
 
 #[test]
-fn a_migration_that_fails_leaves_nothing_on_its_target() {
+fn a_failed_migration_leaves_nothing_on_its_target() {
     if !may_run() {
         return;
     }
@@ -121,7 +121,7 @@ fn a_migration_that_fails_leaves_nothing_on_its_target() {
 }
 
 #[test]
-fn the_source_of_a_migration_serves_until_its_launcher_ends() {
+fn a_migration_source_serves_until_its_launcher_ends() {
     if !may_run() {
         return;
     }
@@ -161,7 +161,7 @@ fn guest_name(number: u16) -> String {
 }
 
 #[test]
-fn a_vm_that_is_on_this_node_twice_is_served_in_both_pods() {
+fn a_vm_with_two_pods_on_this_node_is_served_in_both() {
     if !may_run() {
         return;
     }

@@ -27,7 +27,7 @@ fn figure(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)]) -> f64 {
 }
 
 #[test]
-fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_counts_after_it() {
+fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     if !may_run() {
         return;
     }
@@ -90,7 +90,7 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
 }
 
 #[test]
-fn an_agent_that_is_killed_and_started_again_serves_as_before() {
+fn an_agent_restarted_after_a_kill_serves_as_before() {
     if !may_run() {
         return;
     }
@@ -111,7 +111,7 @@ fn an_agent_that_is_killed_and_started_again_serves_as_before() {
 }
 
 #[test]
-fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() {
+fn an_agent_killed_during_an_api_outage_serves_the_saved_vmis_again() {
     if !may_run() {
         return;
     }
@@ -145,7 +145,7 @@ fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() 
 }
 
 #[test]
-fn an_agent_that_takes_over_serves_the_pods_of_the_one_before() {
+fn an_agent_that_takes_over_serves_the_previous_agents_pods() {
     if !may_run() {
         return;
     }

@@ -156,7 +156,7 @@ impl Drop for Pasta {
 }
 
 #[test]
-fn guests_behind_real_passt_get_their_own_documents_while_it_forwards_port_80() {
+fn guests_behind_real_passt_get_their_documents_while_it_forwards_port_80() {
     let missing = Command::new("pasta").arg("--version").output().err();
     let missing = missing.map(|error| format!("pasta cannot be run: {error}; install passt"));
     if !may_run() || !privileged::or_skip_for(missing.as_deref()) {
@@ -190,7 +190,7 @@ fn guests_behind_real_passt_get_their_own_documents_while_it_forwards_port_80() 
 }
 
 #[test]
-fn without_the_option_a_vm_on_passt_is_reported_and_its_pod_left_alone() {
+fn a_vm_on_passt_without_the_option_is_reported_and_its_pod_left_alone() {
     if !may_run() {
         return;
     }
@@ -208,7 +208,7 @@ fn without_the_option_a_vm_on_passt_is_reported_and_its_pod_left_alone() {
 }
 
 #[test]
-fn port_80_that_passt_holds_on_every_address_stays_the_guests() {
+fn port_80_bound_by_passt_on_every_address_stays_with_the_guest() {
     if !may_run() {
         return;
     }
@@ -229,7 +229,7 @@ fn port_80_that_passt_holds_on_every_address_stays_the_guests() {
 }
 
 #[test]
-fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
+fn traffic_from_the_pods_network_never_reaches_an_inlet() {
     if !may_run() {
         return;
     }
@@ -274,7 +274,7 @@ fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
 }
 
 #[test]
-fn a_pod_on_passt_has_no_more_connections_than_its_vm_may() {
+fn a_pod_on_passt_keeps_the_connection_limit_of_its_vm() {
     if !may_run() {
         return;
     }
@@ -299,7 +299,7 @@ fn a_pod_on_passt_has_no_more_connections_than_its_vm_may() {
 }
 
 #[test]
-fn a_pod_on_passt_asks_no_faster_than_its_vm_may_and_is_audited_as_its_vm() {
+fn a_pod_on_passt_keeps_its_vms_rate_limit_and_is_audited_as_its_vm() {
     if !may_run() {
         return;
     }
@@ -327,7 +327,7 @@ fn a_pod_on_passt_asks_no_faster_than_its_vm_may_and_is_audited_as_its_vm() {
 }
 
 #[test]
-fn a_vm_that_is_opted_out_loses_its_inlet_and_one_that_ends_frees_its_namespace() {
+fn an_opted_out_vm_loses_its_inlet_and_an_ended_one_frees_its_namespace() {
     if !may_run() {
         return;
     }
@@ -353,7 +353,7 @@ fn a_vm_that_is_opted_out_loses_its_inlet_and_one_that_ends_frees_its_namespace(
 }
 
 #[test]
-fn a_device_that_only_has_an_inlets_name_is_left_alone() {
+fn a_foreign_device_with_an_inlets_name_is_left_alone() {
     if !may_run() {
         return;
     }
@@ -381,7 +381,7 @@ fn a_device_that_only_has_an_inlets_name_is_left_alone() {
 }
 
 #[test]
-fn an_inlet_stays_closed_while_the_agent_is_away_and_the_next_one_goes_on_with_it() {
+fn an_inlet_is_closed_while_no_agent_runs_and_the_next_agent_reuses_it() {
     if !may_run() {
         return;
     }
@@ -410,7 +410,7 @@ fn an_inlet_stays_closed_while_the_agent_is_away_and_the_next_one_goes_on_with_i
 }
 
 #[test]
-fn an_inlet_serves_on_while_one_agent_takes_over_from_another() {
+fn an_inlet_keeps_serving_through_a_takeover() {
     if !may_run() {
         return;
     }
@@ -427,7 +427,7 @@ fn an_inlet_serves_on_while_one_agent_takes_over_from_another() {
 }
 
 #[test]
-fn an_agent_without_pins_takes_its_inlets_away_when_it_ends() {
+fn an_agent_without_pins_removes_its_inlets_when_it_ends() {
     if !may_run() {
         return;
     }

@@ -83,7 +83,7 @@ fn session(guest: &Guest, address: &str, path: &str, lifetime: &str) -> String {
 }
 
 #[test]
-fn a_guest_in_a_pod_is_told_what_its_vmi_and_secrets_say_in_every_dialect() {
+fn a_guest_in_a_pod_gets_its_vmis_and_secrets_content_in_every_dialect() {
     if !may_run() {
         return;
     }
@@ -145,7 +145,7 @@ fn a_guest_in_a_pod_is_told_what_its_vmi_and_secrets_say_in_every_dialect() {
 }
 
 #[test]
-fn a_secret_that_is_written_anew_is_served_from_then_on() {
+fn a_rewritten_secret_is_served_from_then_on() {
     if !may_run() {
         return;
     }
@@ -162,7 +162,7 @@ fn a_secret_that_is_written_anew_is_served_from_then_on() {
 }
 
 #[test]
-fn guests_of_one_mac_in_two_pods_are_told_apart() {
+fn guests_with_one_mac_in_two_pods_get_their_own_records() {
     if !may_run() {
         return;
     }
@@ -185,7 +185,7 @@ fn guests_of_one_mac_in_two_pods_are_told_apart() {
 }
 
 #[test]
-fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
+fn both_bindings_are_served_and_so_is_a_nic_plugged_in_later() {
     if !may_run() {
         return;
     }
@@ -255,7 +255,7 @@ fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
 }
 
 #[test]
-fn what_cannot_be_served_is_named_in_the_status_and_in_an_event() {
+fn an_unservable_vm_is_named_in_the_status_and_in_an_event() {
     if !may_run() {
         return;
     }

@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_read_by_verdict() {
+    fn metrics_are_summed_by_verdict() {
         let text = "# HELP x y\nxdp_imds_frames_total{verdict=\"steer_arp\"} 12\n\
                     xdp_imds_frames_total{verdict=\"steer_ipv4_tcp\",hub=\"1\"} 3\nplain 4.5\n";
         let metrics = Metrics::parse(text);

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_goes_with_its_guard() {
+    fn a_namespace_is_removed_on_drop() {
         if !privileged::or_skip() {
             return;
         }
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_inside_sees_only_the_inside() {
+    fn code_inside_a_namespace_sees_only_its_devices() {
         if !privileged::or_skip() {
             return;
         }

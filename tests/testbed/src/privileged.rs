@@ -161,17 +161,17 @@ mod tests {
     const SKIP: &str = "XDP_IMDS_SKIP_FOR_A_TEST";
 
     #[test]
-    fn a_test_that_skips_when_it_is_told_to() {
+    fn a_test_that_skips_on_request() {
         if std::env::var_os(SKIP).is_some() {
             assert!(!or_skip_for(Some("the variable is set")));
         }
     }
 
     #[test]
-    fn a_test_program_names_at_its_end_what_it_skipped() {
+    fn a_test_program_lists_skipped_tests_when_it_ends() {
         let run = |skip: bool| {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
-            command.args(["--exact", "privileged::tests::a_test_that_skips_when_it_is_told_to"]);
+            command.args(["--exact", "privileged::tests::a_test_that_skips_on_request"]);
             command.env_remove(LOG).env_remove(REQUIRE);
             if skip {
                 command.env(SKIP, "1");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_agrees_with_the_reason() {
+    fn the_result_agrees_with_the_reason() {
         let required = std::env::var_os(REQUIRE).is_some_and(|v| v == "1");
         if super::missing().is_none() {
             assert!(super::or_skip());

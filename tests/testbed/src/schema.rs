@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_of_a_schema_is_kept() {
+    fn every_rule_of_a_schema_is_enforced() {
         let list = json!({"type": "array", "minItems": 1, "items": {"type": "object", "required": ["name"],
             "properties": {"name": {"type": "string"}}}});
         let map = json!({"type": "object", "additionalProperties": {"type": "string"}});
@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_without_a_schema_is_said_to_have_none() {
+    fn a_kind_without_a_schema_is_an_error() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod"});
         assert!(!Schemas::published().has(&pod));
         assert_eq!(Schemas::published().findings(&pod), [r#"there is no schema for "Pod" of "v1""#]);
     }
 
     #[test]
-    fn what_never_ends_is_given_up() {
+    fn endless_nesting_is_an_error() {
         let endless = json!({"type": "array", "items": {"$ref": "Spec"}});
         let deep = (0..200).fold(json!([]), |inner, _| json!([inner]));
         let found = findings(endless, deep);
