@@ -26,7 +26,7 @@ const OPTION: usize = ETHERNET + 40 + 24;
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// Panics with the broken law.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let Some((how, frame)) = input.split_first() else { return };
     let mut frame = frame.to_vec();

@@ -76,7 +76,7 @@ impl Tables for Node {
 /// Asserts every law on one frame.
 ///
 /// # Panics
-/// Panics with the broken law.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(frame: &[u8]) {
     let node = Node { serving: true };
     let verdict = classify(frame, &node);

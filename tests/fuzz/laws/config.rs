@@ -21,7 +21,7 @@ const IN_MEMORY: &str = "/dev/shm";
 /// Asserts every law on one text.
 ///
 /// # Panics
-/// Panics with the broken law.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     if input.len() > LONGEST {
         return;

@@ -103,8 +103,8 @@ struct Scene {
 
 /// Asserts every law on one input.
 ///
-/// Panics with the broken law.
-/// When one is broken; the message says which.
+/// # Panics
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let mut scene = Scene::new();
     let mut rest = input;

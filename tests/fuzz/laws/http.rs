@@ -71,7 +71,7 @@ struct Transcript {
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// Panics with the broken law.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let (cuts, octets) = input.split_at(input.len().min(CUTS));
     let mut seed = [0; CUTS];

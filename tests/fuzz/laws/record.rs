@@ -28,8 +28,8 @@ const SECRET_PREFIX: usize = 16;
 
 /// Asserts every law on one input.
 ///
-/// Panics with the broken law.
-/// When one is broken; the message says which.
+/// # Panics
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let secrets = secrets(text);

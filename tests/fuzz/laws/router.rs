@@ -51,7 +51,7 @@ fn vm() -> Responses {
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// Panics with the broken law.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let Some(question) = question(input) else { return };
     let reads = matches!(question.method, Method::Get | Method::Head);

@@ -20,7 +20,7 @@ const IN_MEMORY: &str = "/dev/shm";
 /// Asserts every law on one file.
 ///
 /// # Panics
-/// Panics with the broken law.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     if input.len() > LONGEST {
         return;

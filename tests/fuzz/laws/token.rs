@@ -23,7 +23,7 @@ const EDITS_MOST: usize = 8;
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// Panics with the broken law.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let Some((head, rest)) = input.split_first_chunk::<10>() else { return };
     let [who, t0, t1, t2, t3, a0, a1, a2, a3, edits] = *head;
