@@ -69,7 +69,7 @@ impl Scene {
     }
 
     /// `METHOD /path status` of each request in the audit log.
-    fn asked(&self) -> Result<Vec<String>> {
+    fn requests(&self) -> Result<Vec<String>> {
         let line = |line: &Value| {
             let [method, path] = ["method", "path"].map(|field| line[field].as_str().unwrap_or_default());
             format!("{method} {path} {}", line["status"])
@@ -79,7 +79,7 @@ impl Scene {
 }
 
 /// Runs a release's daemon until it has reported its status twice, then checks its requests and its log.
-fn comes_up(release: &str, version: &str, name: &str) {
+fn reports_ready(release: &str, version: &str, name: &str) {
     let Some(waagent) = Waagent::or_skip(release) else { return };
     assert!(waagent.version().starts_with(version), "{} is not {version}", waagent.version());
     let scene = Scene::new(|record| {
@@ -91,7 +91,7 @@ fn comes_up(release: &str, version: &str, name: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let daemon = waagent.start(&scene.guest, directory.path()).expect("a daemon");
     let asked = eventually(PATIENCE, || {
-        let asked = scene.asked()?;
+        let asked = scene.requests()?;
         let reports = asked.iter().filter(|line| *line == "PUT /status 201").count();
         ensure!(reports >= 2, "only {reports} reports of its status: {asked:#?}");
         Ok(asked)
@@ -119,17 +119,17 @@ fn comes_up(release: &str, version: &str, name: &str) {
 #[test]
 fn debian_11s_agent_gets_ready_and_reports_its_status() {
     // This version sends telemetry in Latin-1 and logs an error for names with other letters.
-    comes_up("bullseye", "2.2.47", "web 1");
+    reports_ready("bullseye", "2.2.47", "web 1");
 }
 
 #[test]
 fn debian_12s_agent_gets_ready_and_reports_its_status() {
-    comes_up("bookworm", "2.7.3", NAME);
+    reports_ready("bookworm", "2.7.3", NAME);
 }
 
 #[test]
 fn debian_13s_agent_gets_ready_and_reports_its_status() {
-    comes_up("trixie", "2.12", NAME);
+    reports_ready("trixie", "2.12", NAME);
 }
 
 /// Flags of a reset segment: SYN, ACK, FIN, RST.

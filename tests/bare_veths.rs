@@ -68,8 +68,8 @@ impl Scene {
         let mut command = Command::new(agent::binary().expect("the agent is built"));
         command.args(words).arg("--run").arg(self.room.path().join("records/run"));
         let output = self.host.ns().output(&mut command).expect("it runs");
-        let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
-        (output.status.code().expect("an exit code"), said)
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
+        (output.status.code().expect("an exit code"), text)
     }
 
     /// Registers the guest and waits at most `seconds` until it is served.
@@ -101,9 +101,9 @@ impl Scene {
     /// Waits until the status says whether a classifier delivers the port's answers.
     fn expect_classifier(&self, expected: bool) {
         let found = eventually(PATIENCE, || {
-            let (_, said) = self.verb(&["status", "tap0"]);
-            ensure!(said.contains("a classifier hands it its answers") == expected, "{said}");
-            ensure!(said.lines().any(|line| line.split_whitespace().eq(["state", "served"])), "{said}");
+            let (_, output) = self.verb(&["status", "tap0"]);
+            ensure!(output.contains("a classifier hands it its answers") == expected, "{output}");
+            ensure!(output.lines().any(|line| line.split_whitespace().eq(["state", "served"])), "{output}");
             Ok(())
         });
         found.unwrap_or_else(|error| panic!("{error:#}"));
@@ -117,8 +117,8 @@ fn a_guest_behind_a_bare_veth_gets_small_and_large_answers() {
     }
     let scene = Scene::new(None);
     let _agent = scene.agent(&[]);
-    let (code, said) = scene.register("20");
-    assert!(code == 0 && said.contains("served"), "{code} {said}");
+    let (code, output) = scene.register("20");
+    assert!(code == 0 && output.contains("served"), "{code} {output}");
     scene.expect_classifier(true);
     scene.expect_served("bare");
 }
@@ -130,8 +130,8 @@ fn a_guest_stays_served_while_gro_is_switched_on_and_off() {
     }
     let scene = Scene::new(None);
     let _agent = scene.agent(&[]);
-    let (code, said) = scene.register("20");
-    assert!(code == 0, "{code} {said}");
+    let (code, output) = scene.register("20");
+    assert!(code == 0, "{code} {output}");
     scene.expect_served("before");
     for on in [true, false, true] {
         set_gro(&scene.guest, "eth0", on).expect("GRO");
@@ -149,8 +149,8 @@ fn a_guest_behind_a_bare_veth_is_served_by_the_next_agent() {
     }
     let scene = Scene::new(None);
     let first = scene.agent(&[]);
-    let (code, said) = scene.register("20");
-    assert!(code == 0, "{code} {said}");
+    let (code, output) = scene.register("20");
+    assert!(code == 0, "{code} {output}");
     scene.expect_served("by the first");
     let second = scene.agent(&["--takeover"]);
     scene.expect_served("by the one that took over");
@@ -170,10 +170,10 @@ fn a_guest_behind_a_bare_veth_of_another_namespace_is_not_reported_served() {
     }
     let scene = Scene::new(Some(Namespace::new("pod").expect("a pod")));
     let _agent = scene.agent(&[]);
-    let (code, said) = scene.register("2");
-    assert!(code == 3 && said.contains("ethtool -K PEER gro on"), "{code} {said}");
+    let (code, output) = scene.register("2");
+    assert!(code == 3 && output.contains("ethtool -K PEER gro on"), "{code} {output}");
     set_gro(&scene.guest, "eth0", true).expect("GRO");
-    let (code, said) = scene.register("20");
-    assert!(code == 0 && said.contains("served"), "{code} {said}");
+    let (code, output) = scene.register("20");
+    assert!(code == 0 && output.contains("served"), "{code} {output}");
     scene.expect_served("with GRO");
 }

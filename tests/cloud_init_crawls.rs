@@ -98,7 +98,8 @@ fn gce_guests_find_their_cloud() {
     Case {
         dmi: &[(PRODUCT, Text("Google Compute Engine"))],
         instance_id: Number,
-        // Without an administrator, the keys would belong to the image's default account and be left out.
+        // Keys without an account belong to the image's default account, not to the administrator, whose keys the
+        // class would leave out.
         record: |record| record["admin"] = json!({"user": "somebody"}),
         asks: "GET /computeMetadata/v1/instance/id",
         ..Case::of("GCELocal")

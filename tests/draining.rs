@@ -283,9 +283,9 @@ fn flow(port: u16) -> u64 {
 }
 
 /// Asserts that the flow of each frame is claimed before the frame is sent.
-struct Later<'a>(&'a Claimed, usize);
+struct AfterClaim<'a>(&'a Claimed, usize);
 
-impl Transmit for Later<'_> {
+impl Transmit for AfterClaim<'_> {
     fn send(&mut self, _: &[u8]) {
         assert_eq!(self.0.flows().len(), self.1, "a frame before the claim");
     }
@@ -301,8 +301,9 @@ fn a_drain_claims_open_and_closed_flows_at_once_and_new_ones_before_any_frame() 
     }
     // The last guest closes; its connection is in TIME-WAIT.
     let next = raw.connect(4);
-    let said = raw.send(&Segment::ack(4, 1001, next).with(GET_AND_CLOSE));
-    let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1)).expect("a FIN");
+    let replies = raw.send(&Segment::ack(4, 1001, next).with(GET_AND_CLOSE));
+    let end =
+        replies.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1)).expect("a FIN");
     raw.send(&Segment::ack(4, 1001 + GET_AND_CLOSE.len() as u32, end).control(Fin));
     assert_eq!((raw.stack.stats().connections, raw.stack.time_waits()), (3, 1));
     let claimed = Claimed::default();
@@ -316,7 +317,7 @@ fn a_drain_claims_open_and_closed_flows_at_once_and_new_ones_before_any_frame() 
     let next = raw.connect(5);
     assert_eq!(claimed.flows().len(), 4, "a handshake claims nothing");
     let first = Segment::ack(5, 1001, next).with(GET).frame(raw.slot);
-    raw.stack.receive(at(raw.now), raw.slot, &first, &mut Later(&claimed, 5));
+    raw.stack.receive(at(raw.now), raw.slot, &first, &mut AfterClaim(&claimed, 5));
     assert_eq!(claimed.flows().last(), Some(&flow(5)));
 }
 
@@ -327,8 +328,8 @@ fn a_claimed_port_reused_late_in_the_drain_is_left_to_the_next_agent() {
     let mut raw = Raw::new(stack);
     let close = |raw: &mut Raw<Serve<Pattern>>| {
         let next = raw.connect(1);
-        let said = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
-        let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1))?;
+        let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
+        let end = replies.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1))?;
         raw.send(&Segment::ack(1, 1001 + GET_AND_CLOSE.len() as u32, end).control(Fin));
         Some(())
     };

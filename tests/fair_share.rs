@@ -191,7 +191,7 @@ struct Asker {
     unacknowledged: usize,
     /// Segments received twice.
     resent: u64,
-    heard: Duration,
+    last_progress: Duration,
 }
 
 impl Asker {
@@ -211,14 +211,14 @@ impl Asker {
             length: octets,
             unacknowledged: 0,
             resent: 0,
-            heard: Duration::ZERO,
+            last_progress: Duration::ZERO,
         }
     }
 
     fn ask(&mut self, now: Duration) -> Vec<u8> {
         let frame = Segment::ack(PORT, self.seq, self.ack).with(&self.get).frame(self.slot);
         self.seq = self.seq.wrapping_add(self.get.len() as u32);
-        (self.asked, self.received, self.unacknowledged, self.heard) = (Some(now), 0, 0, now);
+        (self.asked, self.received, self.unacknowledged, self.last_progress) = (Some(now), 0, 0, now);
         frame
     }
 
@@ -238,7 +238,7 @@ impl Asker {
             self.resent += 1;
             return (Some(self.acknowledge()), None);
         }
-        self.heard = now;
+        self.last_progress = now;
         self.ack = self.ack.wrapping_add(payload as u32);
         self.received += payload;
         self.unacknowledged += 1;
@@ -252,10 +252,10 @@ impl Asker {
 
     /// Returns a retransmission if the guest has received nothing for [`PATIENCE`].
     fn retransmit(&mut self, now: Duration) -> Option<Vec<u8>> {
-        if self.asked.is_none() || now < self.heard + PATIENCE {
+        if self.asked.is_none() || now < self.last_progress + PATIENCE {
             return None;
         }
-        self.heard = now;
+        self.last_progress = now;
         if self.received > 0 {
             return Some(self.acknowledge());
         }
@@ -375,7 +375,7 @@ fn a_modest_guest_beside_a_hundred_greedy_ones_takes_less_than_triple_its_time()
 
 #[test]
 fn segments_are_rarely_resent_to_greedy_guests_whose_acknowledgements_wait() {
-    /// One in this many may be: acknowledgements beyond a VM's queue are dropped.
+    /// One segment in this many may be resent, because acknowledgements beyond a VM's queue are dropped.
     const SEGMENTS: u64 = 100_000;
     for fetchers in [50, 200] {
         let Outcome { greedy, resent, .. } = run(fetchers, 0);

@@ -1,4 +1,4 @@
-//! A frame that a full tap ring drops is retransmitted, by the kernel or by the agent.
+//! A frame that a full tap ring drops is sent again, whether the kernel or the agent sent it first.
 //!
 //! A full ring of a tap silently drops what XDP returns to it.
 
@@ -34,11 +34,11 @@ fn fill(station: &mut Station) -> Result<()> {
 }
 
 /// Opens a connection that has received and acknowledged one answer and waits for the next request.
-fn at_rest(station: &mut Station) -> Result<Talk> {
+fn idle_connection(station: &mut Station) -> Result<Talk> {
     let mut talk = station.open(TO)?;
     let request = format!("GET {} HTTP/1.1\r\nHost: metadata\r\n\r\n", PATHS[0]);
-    let said = talk.say(request.as_bytes());
-    station.until(&mut talk, &said, |talk| !talk.received.is_empty())?;
+    let segments = talk.say(request.as_bytes());
+    station.until(&mut talk, &segments, |talk| !talk.received.is_empty())?;
     station.fall_silent()?;
     Ok(talk)
 }
@@ -64,7 +64,7 @@ fn a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own() {
     let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
     let mut station = Station::new(tap, identity.mac, identity.address);
 
-    let mut talk = at_rest(&mut station).expect("a connection");
+    let mut talk = idle_connection(&mut station).expect("a connection");
     fill(&mut station).expect("SYNs");
     station.say(&talk.finish()).expect("a FIN");
     eventually(PATIENCE, || {
@@ -73,8 +73,8 @@ fn a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own() {
         Ok(())
     })
     .expect("the agent ends the connection");
-    let heard = station.segments().expect("what the ring had room for");
-    assert!(heard.len() <= RING && !heard.iter().any(|reply| talk.is_theirs(reply)), "{heard:?}");
+    let received = station.segments().expect("what the ring had room for");
+    assert!(received.len() <= RING && !received.iter().any(|reply| talk.is_theirs(reply)), "{received:?}");
 
     let fin = talk.finish();
     let mut answers = Vec::new();

@@ -1,4 +1,4 @@
-//! With `guard: all`, a guest without a record reaches no metadata address and everything else.
+//! With `guard: all`, a guest without a record cannot reach a metadata address, but reaches everything else.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -38,15 +38,15 @@ fn guarding<'a>(host: &'a Host, records: &Path) -> Agent<'a> {
 }
 
 /// True if a frame sent on the tap reaches the bridge or the neighbour.
-fn leaves(tap: &Tap, witness: &mut Witness, frame: &[u8]) -> Result<bool> {
+fn reaches_bridge(tap: &Tap, witness: &mut Witness, frame: &[u8]) -> Result<bool> {
     witness.look()?;
     ensure!(tap.send(0, frame)?, "the tap has no room");
     let seen = witness.look()?;
     Ok(seen.bridge.iter().chain(&seen.neighbour).any(|seen| seen == frame))
 }
 
-fn is_closed(tap: &Tap, witness: &mut Witness) -> Result<()> {
-    ensure!(!leaves(tap, witness, &frames::known_good())?, "{} is open", tap.name());
+fn ensure_closed(tap: &Tap, witness: &mut Witness) -> Result<()> {
+    ensure!(!reaches_bridge(tap, witness, &frames::known_good())?, "{} is open", tap.name());
     Ok(())
 }
 
@@ -66,11 +66,14 @@ fn a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else() {
     let records = tempfile::tempdir().expect("a directory");
     let mut witness = Witness::new(&host).expect("a witness");
     let before = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
-    assert!(leaves(&before, &mut witness, &frames::known_good()).expect("a frame"), "without an agent");
+    assert!(
+        reaches_bridge(&before, &mut witness, &frames::known_good()).expect("a frame"),
+        "without an agent"
+    );
     let agent = guarding(&host, records.path());
     let after = host.tap(&Identity::of(1), Shape::default()).expect("a tap");
     for tap in [&before, &after] {
-        eventually(NOTICE, || is_closed(tap, &mut witness))
+        eventually(NOTICE, || ensure_closed(tap, &mut witness))
             .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
     }
     let metrics = agent.metrics().expect("metrics");
@@ -81,18 +84,21 @@ fn a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else() {
     for case in frames::cases() {
         let dropped = case.verdict.fate() != Fate::Pass && case.name != "arp_for_next_hop";
         let guarded = counted();
-        let left = leaves(&after, &mut witness, &case.frame).expect(case.name);
-        assert!(!(dropped && left), "{} left the tap", case.name);
+        let passed = reaches_bridge(&after, &mut witness, &case.frame).expect(case.name);
+        assert!(!(dropped && passed), "{} left the tap", case.name);
         assert_eq!(counted() - guarded, u64::from(dropped), "{}", case.name);
     }
     let gateway = frames::frame(&[], ethernet::ARP, &frames::arp_request(support::host::ADDRESS));
     let elsewhere = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
     let next_hop = frames::frame(&[], ethernet::ARP, &frames::arp_request(frames::NEXT_HOP));
     for frame in [gateway, elsewhere, next_hop] {
-        assert!(leaves(&after, &mut witness, &frame).expect("a frame"), "other traffic: {frame:02x?}");
+        assert!(
+            reaches_bridge(&after, &mut witness, &frame).expect("a frame"),
+            "other traffic: {frame:02x?}"
+        );
     }
     agent.stop().expect("it stops");
-    assert!(leaves(&after, &mut witness, &frames::known_good()).expect("a frame"), "after the agent");
+    assert!(reaches_bridge(&after, &mut witness, &frames::known_good()).expect("a frame"), "after the agent");
 }
 
 #[test]
@@ -109,10 +115,10 @@ fn a_tap_stays_closed_between_two_records() {
     // A foreign MAC is dropped both with and without a record.
     let stranger = Mac([0x52, 0x54, 0, 0xff, 0xff, 0xff]);
     let probe = frames::with(frames::known_good(), ethernet::SOURCE, &stranger.0);
-    eventually(NOTICE, || is_closed(guest.host_tap(), &mut witness)).expect("closed at first");
+    eventually(NOTICE, || ensure_closed(guest.host_tap(), &mut witness)).expect("closed at first");
     for life in 0..3 {
         let closed = |witness: &mut Witness| -> Result<()> {
-            ensure!(!leaves(guest.host_tap(), witness, &probe)?, "it was open in life {life}");
+            ensure!(!reaches_bridge(guest.host_tap(), witness, &probe)?, "it was open in life {life}");
             Ok(())
         };
         guest.fetch_own(PATH, REQUEST).expect_err("a guest without a record gets no answer");
@@ -160,17 +166,17 @@ fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
     let tap = pod.tap(&other, Shape::default()).expect("a tap");
     let _agent = guarding(&host, records.path());
     assert!(
-        leaves(&tap, &mut witness, &frames::known_good()).expect("a frame"),
+        reaches_bridge(&tap, &mut witness, &frames::known_good()).expect("a frame"),
         "nothing is served in there"
     );
     let mut record: serde_json::Value = serde_json::from_str(&served.record(1)).expect("JSON");
     record["network"]["nics"][0]["port"] =
         serde_json::json!({"ifname": Host::tap_name(&served), "netns": pod.ns().path()});
     replace(&served.path(records.path()), &record.to_string()).expect("a record");
-    eventually(NOTICE, || is_closed(&tap, &mut witness)).expect("closed");
+    eventually(NOTICE, || ensure_closed(&tap, &mut witness)).expect("closed");
     std::fs::remove_file(served.path(records.path())).expect("the record is removed");
     eventually(NOTICE, || {
-        ensure!(leaves(&tap, &mut witness, &frames::known_good())?, "still closed");
+        ensure!(reaches_bridge(&tap, &mut witness, &frames::known_good())?, "still closed");
         Ok(())
     })
     .expect("the tap is open again");
@@ -188,7 +194,7 @@ fn a_device_that_is_no_tap_or_has_another_program_is_left_alone() {
     let agent = guarding(&host, records.path());
     let tap = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
     let mut witness = Witness::new(&host).expect("a witness");
-    eventually(NOTICE, || is_closed(&tap, &mut witness)).expect("closed");
+    eventually(NOTICE, || ensure_closed(&tap, &mut witness)).expect("closed");
     for device in ["bare", "outer", "inner", "br0", "lo"] {
         let shown = host.ns().ip(&format!("link show dev {device}")).expect(device);
         assert!(!shown.contains("xdp"), "{device} has a program: {shown}");

@@ -31,7 +31,7 @@ const MODES: [&str; 2] = ["steer: xdp\n", "steer: tcx\n"];
 
 /// Runs every case on taps of these shapes, in both modes, then checks that every frame is accounted for. `more` is
 /// the number of frames per mode that reach the agent beyond those steered ([`books::balance`]).
-fn hold(label: &str, shapes: &[Shape], cases: &[Case], more: [i64; 2]) {
+fn run_cases(label: &str, shapes: &[Shape], cases: &[Case], more: [i64; 2]) {
     let seed = seed();
     fastrand::seed(seed);
     for shape in shapes {
@@ -51,7 +51,7 @@ fn no_ipv4_packet_for_a_served_address_leaves_the_tap() {
     if !privileged::or_skip() {
         return;
     }
-    hold("ipv4", &[Shape::default(), Shape::virtio()], &ipv4::cases(), [0; 2]);
+    run_cases("ipv4", &[Shape::default(), Shape::virtio()], &ipv4::cases(), [0; 2]);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn no_ipv6_packet_for_a_served_address_leaves_the_tap() {
     if !privileged::or_skip() {
         return;
     }
-    hold("ipv6", &[Shape::default(), Shape::virtio()], &ipv6::cases(), [0; 2]);
+    run_cases("ipv6", &[Shape::default(), Shape::virtio()], &ipv6::cases(), [0; 2]);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn no_ethernet_encapsulation_gets_a_packet_for_a_served_address_off_the_tap() {
     if !privileged::or_skip() {
         return;
     }
-    hold("ethernet", &[Shape::default(), Shape::virtio()], &ethernet::cases(), [0; 2]);
+    run_cases("ethernet", &[Shape::default(), Shape::virtio()], &ethernet::cases(), [0; 2]);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn no_detour_reaches_a_served_address_and_no_claim_to_one_leaves_the_tap() {
     if !privileged::or_skip() {
         return;
     }
-    hold("leaks", &[Shape::default(), Shape::virtio()], &leaks::cases(), [0; 2]);
+    run_cases("leaks", &[Shape::default(), Shape::virtio()], &leaks::cases(), [0; 2]);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn no_odd_segment_gets_more_than_a_reset() {
     if !privileged::or_skip() {
         return;
     }
-    hold("segments", &[Shape::default()], &segments::cases(), [0; 2]);
+    run_cases("segments", &[Shape::default()], &segments::cases(), [0; 2]);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn no_guest_offload_gets_a_frame_past_the_policy() {
     if !privileged::or_skip() {
         return;
     }
-    hold("offloads", &[Shape::virtio()], &offloads::cases(), offloads::MORE);
+    run_cases("offloads", &[Shape::virtio()], &offloads::cases(), offloads::MORE);
 }
 
 #[test]
@@ -100,6 +100,6 @@ fn only_the_ports_own_mac_is_served() {
         return;
     }
     let queues = Shape { queues: 3, vnet_hdr: true };
-    hold("identity", &[Shape::default()], &identity::cases(), [0; 2]);
-    hold("identity", &[queues], &identity::on_queues(queues.queues), [0; 2]);
+    run_cases("identity", &[Shape::default()], &identity::cases(), [0; 2]);
+    run_cases("identity", &[queues], &identity::on_queues(queues.queues), [0; 2]);
 }

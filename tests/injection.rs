@@ -1,4 +1,5 @@
-//! The webhook and the policy point VMs that ask for it at the service through SMBIOS. Both follow one table of cases.
+//! The webhook and the policy set the SMBIOS of VMs that ask for it, so that the guests find the service. Both follow
+//! one table of cases.
 //! API servers reach the webhook over TLS, with a certificate that changes at run time.
 
 use anyhow::{Context as _, Result, bail, ensure};

@@ -155,9 +155,9 @@ fn arp_and_solicitations_get_the_same_octets_as_from_user_space() {
         ("a solicitation", group(solicitation(SOLICITED)), Verdict::AnswerNeighbour),
     ];
     for (name, frame, verdict) in cases {
-        let said = user.frame(&frame);
-        let [said] = &said[..] else { panic!("{name}: user space sent {} frames", said.len()) };
-        assert_eq!(policy(&frame, &Book::default()), Some((verdict, Some(said.clone()))), "{name}");
+        let reply = user.frame(&frame);
+        let [reply] = &reply[..] else { panic!("{name}: user space sent {} frames", reply.len()) };
+        assert_eq!(policy(&frame, &Book::default()), Some((verdict, Some(reply.clone()))), "{name}");
     }
 }
 
@@ -193,14 +193,14 @@ fn a_handshake_over_either_family_is_complete_and_its_options_are_kept() {
         let syn = segment(family, TcpControl::Syn, SEQ, None, &[]);
         let Some((Verdict::AnswerSyn, Some(answer))) = policy(&syn, &book) else { panic!("{family:?}") };
         // `read` asserts complete checksums.
-        let said = raw::Reply::read(&answer);
-        assert_eq!(said.macs, (GUEST, GATEWAY));
-        assert_eq!((said.addresses, said.ports), ((family.1, family.0), (80, FROM)));
-        assert_eq!((said.ttl, said.flags, said.ack), (64, raw::SYN_ACK, SEQ + 1));
+        let reply = raw::Reply::read(&answer);
+        assert_eq!(reply.macs, (GUEST, GATEWAY));
+        assert_eq!((reply.addresses, reply.ports), ((family.1, family.0), (80, FROM)));
+        assert_eq!((reply.ttl, reply.flags, reply.ack), (64, raw::SYN_ACK, SEQ + 1));
         let (size, segment_size) = if family.0.is_ipv4() { (1460, 1400) } else { (1440, 1400) };
-        assert_eq!((said.mss, said.window, said.payload.len()), (Some(size), 3_072, 0));
+        assert_eq!((reply.mss, reply.window, reply.payload.len()), (Some(size), 3_072, 0));
 
-        let next = said.seq.wrapping_add(1);
+        let next = reply.seq.wrapping_add(1);
         let ack = segment(family, TcpControl::None, SEQ + 1, Some(next), &[]);
         assert_eq!(policy(&ack, &book), Some((Verdict::AbsorbAck, None)), "{family:?}");
         let request = segment(family, TcpControl::None, SEQ + 1, Some(next), b"GET / HTTP/1.0\r\n\r\n");
@@ -223,9 +223,9 @@ fn the_end_of_a_connection_over_either_family_is_acknowledged_and_recorded() {
         assert_eq!(book.posted(flow), AllSent { acknowledged: entry.sent, ..entry });
         let fin = segment(family, TcpControl::Fin, entry.received, Some(entry.sent), &[]);
         let Some((Verdict::AnswerFin, Some(answer))) = policy(&fin, &book) else { panic!("{family:?}") };
-        let said = raw::Reply::read(&answer);
-        assert_eq!((said.flags, said.seq, said.ack), (raw::ACK, entry.sent, entry.received + 1));
-        assert_eq!((said.window, said.mss, said.macs), (3_072, None, (GUEST, GATEWAY)));
+        let reply = raw::Reply::read(&answer);
+        assert_eq!((reply.flags, reply.seq, reply.ack), (raw::ACK, entry.sent, entry.received + 1));
+        assert_eq!((reply.window, reply.mss, reply.macs), (3_072, None, (GUEST, GATEWAY)));
         assert_eq!(book.posted(flow), AllSent { acknowledged: entry.sent, closed: entry.sent, ..entry });
     }
 }

@@ -29,8 +29,8 @@ fn node(answers: u64) -> Programs {
     let v4 = Flow::v4(&KEY, IDENTITY.slot, [10, 0, 2, 15], SERVED_V4.octets(), ports);
     let v6 = Flow::v6(&KEY, IDENTITY.slot, guest, SERVED_V6.octets(), ports);
     for flow in [v4, v6] {
-        let said = AllSent { sent: 5_000, received: 1_000, finished: FIN_ENDS, ..AllSent::default() };
-        programs.post(flow, AllSent { flow: flow.number(), ..said }).expect("an entry");
+        let entry = AllSent { sent: 5_000, received: 1_000, finished: FIN_ENDS, ..AllSent::default() };
+        programs.post(flow, AllSent { flow: flow.number(), ..entry }).expect("an entry");
     }
     programs
 }

@@ -74,7 +74,7 @@ impl Known {
 }
 
 fn at_once(events: mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers> {
-    Box::new(AtOnce { found: BTreeSet::new(), events })
+    Box::new(FindsAtOnce { found: BTreeSet::new(), events })
 }
 
 /// A feed and the state its events have built.
@@ -111,10 +111,10 @@ impl Node {
     ) -> Self {
         let kubeconfig = kubelet.pods().join("kubeconfig");
         server.write_kubeconfig(&kubeconfig).expect("a kubeconfig");
-        Self::led_by(kubeconfig, kubelet, (kept, pace), launchers)
+        Self::with_kubeconfig(kubeconfig, kubelet, (kept, pace), launchers)
     }
 
-    fn led_by(
+    fn with_kubeconfig(
         kubeconfig: PathBuf,
         kubelet: &Kubelet,
         (kept, pace): (Option<PathBuf>, Pace),
@@ -160,7 +160,7 @@ impl Node {
     }
 
     /// Checks that no event arrives within [`QUIET`].
-    async fn nothing(&mut self, why: &str) {
+    async fn expect_silence(&mut self, why: &str) {
         if let Ok(event) = timeout(QUIET, self.events.recv()).await {
             panic!("{why}: {event:?}");
         }
@@ -177,12 +177,12 @@ impl Node {
 }
 
 /// Finds the launcher of each watched pod immediately.
-struct AtOnce {
+struct FindsAtOnce {
     found: BTreeSet<PodUid>,
     events: mpsc::Sender<(PodUid, PodEvent)>,
 }
 
-impl Launchers for AtOnce {
+impl Launchers for FindsAtOnce {
     fn watch(&mut self, uid: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
         if self.found.insert(uid.clone()) {
             let pid = 1_000 + u32::try_from(self.found.len()).expect("few pods");
@@ -205,9 +205,9 @@ impl Launchers for AtOnce {
 }
 
 /// Finds no launcher.
-struct Later;
+struct FindsNothing;
 
-impl Launchers for Later {
+impl Launchers for FindsNothing {
     fn watch(&mut self, _: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
         Ok(())
     }
@@ -237,7 +237,7 @@ async fn vmis_are_added_changed_and_removed() {
     server.put(changed);
     node.until("a change", |node| node.known[&key(3)].user_data() == "#other\n").await;
     server.delete(&key(3));
-    node.nothing("its launcher still runs").await;
+    node.expect_silence("its launcher still runs").await;
     node.send_pod_event(3, PodEvent::Gone).await;
     node.until("the end", |node| !node.known.contains_key(&key(3))).await;
     let mut failed = vmi(1);
@@ -301,7 +301,7 @@ async fn a_bookmark_saves_a_list() {
     elsewhere["metadata"]["labels"]["kubevirt.io/nodeName"] = "n2".into();
     server.put(elsewhere);
     server.bookmark();
-    node.nothing("a bookmark changes no VMI").await;
+    node.expect_silence("a bookmark changes no VMI").await;
     server.forget();
     server.cut();
     server.put(vmi(2));
@@ -318,7 +318,7 @@ async fn an_api_outage_removes_no_record() {
     let mut node = Node::start(&server, &kubelet, None);
     node.until("the start", |node| node.synced).await;
     server.be_away(true);
-    node.nothing("the server is away").await;
+    node.expect_silence("the server is away").await;
     // Pod events continue meanwhile.
     let token = b"e30.eyJleHAiOjE4OTM0NTYwMDB9.c2ln".as_slice();
     kubelet.write(&pod_of(1), Plugin::Projected, "imds-token", &[("token", token)]).unwrap();
@@ -326,7 +326,7 @@ async fn an_api_outage_removes_no_record() {
     let has_token = |known: &Known| matches!(known, Known::Record(record) if record.credentials.service_account.as_ref().is_some_and(|account| account.token.is_some()));
     node.until("a token", |node| has_token(&node.known[&key(1)])).await;
     server.put(vmi(2));
-    node.nothing("the server is away").await;
+    node.expect_silence("the server is away").await;
     server.be_away(false);
     node.until("its return", |node| node.keys() == keys([1, 2])).await;
 }
@@ -359,7 +359,7 @@ async fn an_agent_started_during_an_api_outage_serves_the_saved_vmis() {
 async fn the_feed_is_synced_only_after_it_has_searched_for_every_launcher() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
-    let mut node = Node::with(&server, &kubelet, (None, Pace::DEFAULT), |_| Box::new(Later));
+    let mut node = Node::with(&server, &kubelet, (None, Pace::DEFAULT), |_| Box::new(FindsNothing));
     let early = timeout(kubevirt::PATIENCE + Duration::from_secs(1), node.events.recv()).await;
     assert!(early.is_err(), "{early:?}");
     node.send_pod_event(1, PodEvent::Absent).await;
@@ -406,14 +406,14 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
     server.put(coming.clone());
     node.until("a standby", |node| node.keys() == keys([1])).await;
     server.put(vmi(1));
-    node.nothing("the standby only became active").await;
+    node.expect_silence("the standby only became active").await;
     // It migrates away again.
     let mut going = vmi(1);
     going["metadata"]["labels"]["kubevirt.io/migrationTargetNodeName"] = "n2".into();
     server.put(going.clone());
     going["metadata"]["labels"] = json!({"kubevirt.io/nodeName": "n2"});
     server.put(going);
-    node.nothing("its launcher still runs").await;
+    node.expect_silence("its launcher still runs").await;
     node.send_pod_event(1, PodEvent::Gone).await;
     node.until("the launcher's end", |node| node.known.is_empty()).await;
     // A migration that fails: the label is removed, and the VM never ran here.

@@ -37,16 +37,16 @@ struct Case {
     #[serde(default)]
     with: BTreeMap<String, String>,
     #[serde(default)]
-    vm: Which,
-    theirs: Said,
-    ours: Option<Said>,
+    vm: VmKind,
+    theirs: Expected,
+    ours: Option<Expected>,
     why: Option<String>,
     switch: Option<Value>,
 }
 
 #[derive(Clone, Copy, Default, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Which {
+enum VmKind {
     #[default]
     Plain,
     Annotated,
@@ -57,7 +57,7 @@ enum Which {
 /// The parts of an answer that a row states.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Said {
+struct Expected {
     status: u16,
     #[serde(rename = "type")]
     content_type: Option<String>,
@@ -86,13 +86,13 @@ impl Case {
         let question =
             self.with.iter().fold(question, |question, (name, value)| question.with(name, value.clone()));
         let response = question.ask(&answers(&record(self.vm, switch)));
-        taken_apart(&response)
+        parts_of(&response)
     }
 }
 
-impl Said {
+impl Expected {
     /// True if the answer has every stated part.
-    fn is(&self, found: &Answered, is_head: bool) -> bool {
+    fn matches(&self, found: &Answered, is_head: bool) -> bool {
         let text = String::from_utf8_lossy(&found.body);
         // Trailing newlines of a JSON document do not matter.
         let body = self
@@ -110,7 +110,7 @@ impl Said {
     }
 }
 
-fn taken_apart(response: &Response) -> Answered {
+fn parts_of(response: &Response) -> Answered {
     let head = String::from_utf8(response.head().to_vec()).expect("text");
     Answered { status: response.status().0, head, body: response.body().to_bytes().to_vec() }
 }
@@ -170,16 +170,16 @@ fn translated(vmi: &Value, volumes: &[(&str, &str, &str)], options: &Value) -> O
     }
 }
 
-fn record(which: Which, switch: &Value) -> Record {
+fn record(which: VmKind, switch: &Value) -> Record {
     let mut annotations =
         json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/bridge-name": "k6t-eth0"});
-    if which == Which::Annotated {
+    if which == VmKind::Annotated {
         annotations["imds.kubevirt.io/user-data"] = USER_DATA.into();
     }
     let token = match which {
-        Which::Tokenless => None,
-        Which::Timeless => Some(("imds-token", "token", "opaque")),
-        Which::Plain | Which::Annotated => Some(("imds-token", "token", TOKEN)),
+        VmKind::Tokenless => None,
+        VmKind::Timeless => Some(("imds-token", "token", "opaque")),
+        VmKind::Plain | VmKind::Annotated => Some(("imds-token", "token", TOKEN)),
     };
     translated(&vmi(&annotations), token.as_slice(), switch).expect("it is served")
 }
@@ -194,13 +194,13 @@ fn guests_get_the_same_answers_or_the_table_gives_a_reason() {
         let is_head = case.words().0 == "HEAD";
         let (name, found) = (case.name(), case.answer(&json!({})));
         let shown = format!("{name}: {} {}", found.head, String::from_utf8_lossy(&found.body));
-        assert_eq!(case.theirs.is(&found, is_head), case.ours.is_none(), "{shown}");
+        assert_eq!(case.theirs.matches(&found, is_head), case.ours.is_none(), "{shown}");
         assert_eq!(case.why.is_some(), case.ours.is_some(), "{name}: a difference has a reason");
-        assert!(case.ours.as_ref().is_none_or(|ours| ours.is(&found, is_head)), "{shown}");
+        assert!(case.ours.as_ref().is_none_or(|ours| ours.matches(&found, is_head)), "{shown}");
         if let Some(switch) = &case.switch {
             let found = case.answer(switch);
             let shown = format!("{} {}", found.head, String::from_utf8_lossy(&found.body));
-            assert!(case.theirs.is(&found, is_head), "{name} with {switch}: {shown}");
+            assert!(case.theirs.matches(&found, is_head), "{name} with {switch}: {shown}");
         }
     }
 }
@@ -210,7 +210,7 @@ fn a_guest_on_a_tap_gets_the_answers_in_the_table() {
     if !privileged::or_skip() {
         return;
     }
-    for which in [Which::Plain, Which::Annotated, Which::Tokenless, Which::Timeless] {
+    for which in [VmKind::Plain, VmKind::Annotated, VmKind::Tokenless, VmKind::Timeless] {
         let host = Host::new().expect("a node");
         let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");
         let records = tempfile::tempdir().expect("a directory");
@@ -221,15 +221,15 @@ fn a_guest_on_a_tap_gets_the_answers_in_the_table() {
         let port = PortArgument::new(guest.host_tap().name(), guest.identity().mac);
         let _agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
         for case in Case::all().into_iter().filter(|case| case.vm == which) {
-            let found = guest.ns().run_in(|| asked_by_tcp(&case));
-            let said = case.ours.as_ref().unwrap_or(&case.theirs);
+            let found = guest.ns().run_in(|| request_over_tcp(&case));
+            let expected = case.ours.as_ref().unwrap_or(&case.theirs);
             let shown = format!("{}: {} {}", case.name(), found.head, String::from_utf8_lossy(&found.body));
-            assert!(said.is(&found, case.words().0 == "HEAD"), "{shown}");
+            assert!(expected.matches(&found, case.words().0 == "HEAD"), "{shown}");
         }
     }
 }
 
-fn asked_by_tcp(case: &Case) -> Answered {
+fn request_over_tcp(case: &Case) -> Answered {
     let mut stream = TcpStream::connect_timeout(&(METADATA, 80).into(), PATIENCE).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
     let fields: String = case.with.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
@@ -251,12 +251,12 @@ fn annotations_keep_their_meaning() {
         (None, false, true, false),
         (Some("yes"), false, true, false),
     ];
-    for (said, there, here, opted) in cases {
-        let annotations = said.map_or(json!({}), |said| json!({"imds.kubevirt.io/enabled": said}));
+    for (value, there, here, opted) in cases {
+        let annotations = value.map_or(json!({}), |value| json!({"imds.kubevirt.io/enabled": value}));
         let served = |options: Value| translated(&vmi(&annotations), &[], &options).is_some();
-        assert_eq!(served(json!({})), here, "{said:?}");
-        assert_eq!(served(json!({"opt_in": true})), opted, "{said:?}");
-        assert_eq!(opted, there, "{said:?}: with `opt_in` it is the same");
+        assert_eq!(served(json!({})), here, "{value:?}");
+        assert_eq!(served(json!({"opt_in": true})), opted, "{value:?}");
+        assert_eq!(opted, there, "{value:?}: with `opt_in` it is the same");
     }
 }
 
@@ -286,7 +286,7 @@ fn documented_annotations_are_followed() {
         let record = translated(&vmi(&annotations), &volumes, &json!({})).expect("it is served");
         let answers = answers(&record);
         for (path, expected) in [("/v1/user-data", user), ("/v1/vendor-data", vendor)] {
-            let found = taken_apart(&Question::get(path).ask(&answers));
+            let found = parts_of(&Question::get(path).ask(&answers));
             let found = (found.status, String::from_utf8(found.body).expect("text"));
             let expected = expected.map_or((204, String::new()), |text| (200, text.to_owned()));
             assert_eq!(found, expected, "{annotations} {path}");
@@ -297,7 +297,7 @@ fn documented_annotations_are_followed() {
 #[test]
 fn the_request_rate_is_the_same_and_the_burst_is_configurable() {
     let limit = |switch: Value| {
-        let limit = answers(&record(Which::Plain, &switch)).limit();
+        let limit = answers(&record(VmKind::Plain, &switch)).limit();
         (limit.per_second, limit.burst)
     };
     // A booting guest sends more at once than kubevirt-imds allows: 100 a second with a burst of 100.

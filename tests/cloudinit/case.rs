@@ -15,7 +15,7 @@ use support::record::{Identity, replace};
 /// Metadata addresses that the DHCP lease routes on-link.
 const ON_LINK: [&str; 4] = ["169,254,169,254", "168,63,129,16", "169,254,42,42", "100,100,100,200"];
 
-/// Most crawls of one form when [`Case::again_after`] applies.
+/// Maximum number of crawls of one form if [`Case::again_after`] applies.
 const MAX_CRAWLS: usize = 20;
 
 /// When in the boot the datasource runs.
@@ -33,7 +33,7 @@ pub(super) enum VendorData {
     /// The dialect has no vendor-data.
     Unknown,
     Taken,
-    /// The distribution's cloud-init does not ask for it.
+    /// The distribution's cloud-init does not request it.
     TakenByNewer,
 }
 
@@ -69,7 +69,7 @@ impl TooNew {
     }
 }
 
-/// A datasource and what it must make of a record.
+/// A datasource and the expected result of its crawl.
 pub(super) struct Case {
     /// Class name without the prefix `DataSource`.
     pub(super) class: &'static str,

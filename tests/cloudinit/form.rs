@@ -18,7 +18,7 @@ pub(super) const USER: &str = "debian";
 /// One form of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Every field the record has.
+    /// Every optional field is set.
     Full,
     /// No user-data, vendor-data, keys, tags or metadata.
     Bare,

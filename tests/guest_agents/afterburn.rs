@@ -54,13 +54,13 @@ impl Cloud {
         let words = ["afterburn", "multi", "--provider", self.provider, "--check-in", "--ssh-keys=core"];
         let files =
             ["--attributes=/run/attributes", "--hostname=/run/hostname", "--network-units=/run/units"];
-        let said = root.run(node.guest.ns(), &[&words[..], &files].concat(), PATIENCE_SECONDS);
-        let said = said.map_err(|error| format!("{error:#}"))?;
+        let output = root.run(node.guest.ns(), &[&words[..], &files].concat(), PATIENCE_SECONDS);
+        let output = output.map_err(|error| format!("{error:#}"))?;
         let read = |file| root.read(file).unwrap_or_default();
         let text = read(ATTRIBUTES);
         let mut wrong = self.wrong_attributes(&text, bare);
-        if said.contains("Attempt #2") {
-            wrong += &format!("  it repeated a request:\n{said}\n");
+        if output.contains("Attempt #2") {
+            wrong += &format!("  it repeated a request:\n{output}\n");
         }
         let line = |text: &str| format!("{text}\n");
         let hostname = self.hostname.map(line).unwrap_or_default();

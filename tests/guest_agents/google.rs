@@ -11,8 +11,8 @@ use support::root::Root;
 
 /// Bound on the agent's first round: it creates three host keys, and an account by running five programs.
 const FIRST_ROUND: Duration = Duration::from_secs(60);
-/// Bound on noticing a change. The agent polls every 60 s, so a change noticed only then did not wake its waiting
-/// request.
+/// Bound on noticing a change. A waiting request of the agent ends after 60 s anyway, so a change noticed only then
+/// did not wake it.
 const NOTICED: Duration = Duration::from_secs(30);
 /// Bound on the agent's run time.
 const LIFE_SECONDS: u32 = 180;
@@ -90,6 +90,6 @@ fn googles_script_runner_runs_the_startup_script() {
     let node = Node::new(|record| record["metadata"] = json!({"startup-script": script}));
     let _agent = node.agent();
     let words = ["google_metadata_script_runner", "startup"];
-    let said = root.run(node.guest.ns(), &words, PATIENCE_SECONDS).expect("a run");
-    assert_eq!(root.read("run/started").unwrap_or_default(), "ran\n", "{said}");
+    let output = root.run(node.guest.ns(), &words, PATIENCE_SECONDS).expect("a run");
+    assert_eq!(root.read("run/started").unwrap_or_default(), "ran\n", "{output}");
 }

@@ -40,7 +40,7 @@ fn deviations(platforms: &[&str], expected: Option<&str>, change: impl FnOnce(&m
     root.write(&path, lease).expect("a lease");
     let mut deviations = String::new();
     for platform in platforms {
-        match provisioned(&root, &node, platform) {
+        match provision(&root, &node, platform) {
             Ok(found) if found.as_deref() == expected => {}
             Ok(found) => writeln!(deviations, "{platform}: {found:?}").expect("text has room"),
             Err(error) => writeln!(deviations, "{platform}: {error:#}").expect("text has room"),
@@ -50,11 +50,11 @@ fn deviations(platforms: &[&str], expected: Option<&str>, change: impl FnOnce(&m
 }
 
 /// Fetches a config and applies it to a tree of its own; returns the content of the config's file.
-fn provisioned(root: &Root, node: &Node, platform: &str) -> anyhow::Result<Option<String>> {
+fn provision(root: &Root, node: &Node, platform: &str) -> anyhow::Result<Option<String>> {
     let tree = format!("sysroot-{platform}");
     // Debian's build expects a tree with SELinux labels.
     root.write(&format!("{tree}/etc/selinux/config"), "SELINUXTYPE=targeted\n")?;
-    let mut said = String::new();
+    let mut output = String::new();
     for stage in ["fetch", "files"] {
         let words = [
             PROGRAM,
@@ -66,9 +66,9 @@ fn provisioned(root: &Root, node: &Node, platform: &str) -> anyhow::Result<Optio
             &format!("-fetch-timeout={}s", PATIENCE_SECONDS / 2),
             "-log-to-stdout",
         ];
-        said += &root.run(node.guest.ns(), &words, PATIENCE_SECONDS)?;
+        output += &root.run(node.guest.ns(), &words, PATIENCE_SECONDS)?;
     }
-    anyhow::ensure!(!said.contains("attempt #2"), "it repeated a request:\n{said}");
+    anyhow::ensure!(!output.contains("attempt #2"), "it repeated a request:\n{output}");
     Ok(root.read(&format!("{tree}/{FILE}")).ok())
 }
 

@@ -47,20 +47,20 @@ fn assert_traffic_leaves_through_its_own_nic(suite: &str) {
     )
     .expect("addresses");
     let _agent = node.agent();
-    let mut said = String::new();
+    let mut output = String::new();
     for nic in [NIC, "eth1"] {
-        said += &root.run(ns, &["setup-policy-routes", nic, "start"], PATIENCE_SECONDS).expect("a run");
+        output += &root.run(ns, &["setup-policy-routes", nic, "start"], PATIENCE_SECONDS).expect("a run");
     }
     let read = |name: &str| root.read(&format!("{NETWORKS}/70-{name}")).unwrap_or_default();
     let (first, second) = (read("eth0.network.d/eni.conf"), read("eth1.network.d/eni.conf"));
     let [v4, v6, alias] =
         ["policy_4", "policy_6", "alias"].map(|name| read(&format!("eth1.network.d/ec2net_{name}.conf")));
     let mac = node.guest.identity().mac.to_string();
-    assert_eq!(values(&first, "MACAddress"), [mac.as_str()], "{said}");
-    assert_eq!(values(&second, "MACAddress"), [SECOND_MAC], "{said}");
-    assert_eq!(values(&v4, "From"), ["192.168.7.5", "192.168.7.6"], "{said}");
-    assert_eq!(values(&v6, "From"), ["2001:db8:1::5"], "{said}");
-    assert_eq!(values(&alias, "Address"), ["192.168.7.6/32"], "{said}");
+    assert_eq!(values(&first, "MACAddress"), [mac.as_str()], "{output}");
+    assert_eq!(values(&second, "MACAddress"), [SECOND_MAC], "{output}");
+    assert_eq!(values(&v4, "From"), ["192.168.7.5", "192.168.7.6"], "{output}");
+    assert_eq!(values(&v6, "From"), ["2001:db8:1::5"], "{output}");
+    assert_eq!(values(&alias, "Address"), ["192.168.7.6/32"], "{output}");
     for text in [&v4, &v6] {
         assert!(values(text, "Table").iter().all(|table| *table == "10001"), "the second NIC's: {text}");
     }

@@ -19,7 +19,7 @@ const SERVICE: u16 = ethernet::SERVICE_TAG;
 const OLD: u16 = ethernet::OLD_SERVICE_TAG;
 /// Values of the length field, including the longest (IEEE 802.3-2022 §3.2.6).
 const LENGTHS: [u16; 3] = [0, 46, 1_500];
-/// Between the longest length and the first type, 0x0600. Linux treats it as a length (`eth_proto_is_802_3`,
+/// A value between the longest length and the first type, 0x0600. Linux treats it as a length (`eth_proto_is_802_3`,
 /// `include/linux/etherdevice.h`).
 const NEITHER: u16 = 0x05ff;
 

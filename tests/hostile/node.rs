@@ -48,7 +48,7 @@ fn take_addresses(host: &Host, guest: Mac) -> Result<()> {
 }
 
 /// True for a frame with a metadata address as its source.
-fn is_as_served(frame: &[u8]) -> bool {
+fn is_from_served_address(frame: &[u8]) -> bool {
     let part = |at: usize, length: usize| frame.get(at..at + length).unwrap_or_default();
     let served = |octets: &[u8]| {
         addresses::ALL.iter().any(|address| match address {
@@ -66,7 +66,7 @@ fn is_as_served(frame: &[u8]) -> bool {
 }
 
 /// Fills in the checksums a node verifies, where a whole segment or message follows IP directly.
-fn summed(frame: &mut [u8]) -> Option<()> {
+fn fill_checksums(frame: &mut [u8]) -> Option<()> {
     let mut at = ethernet::HEADER;
     while matches!(frame.get(at - 2..at)?, [0x81 | 0x91, 0x00] | [0x88, 0xa8]) {
         at += ethernet::TAG;
@@ -99,7 +99,7 @@ fn summed(frame: &mut [u8]) -> Option<()> {
 }
 
 /// The cases that the node answers from a metadata address. Unicast frames are readdressed to the node.
-fn answered(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Result<Vec<String>> {
+fn answered_cases(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Result<Vec<String>> {
     while {
         std::thread::sleep(SILENCE);
         !witness.look()?.node.is_empty()
@@ -112,11 +112,11 @@ fn answered(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Res
                 frame[..Mac::LEN].copy_from_slice(&BRIDGE_MAC.0);
             }
             // Incomplete packets stay unchanged.
-            let _ = summed(&mut frame);
+            let _ = fill_checksums(&mut frame);
             station.send(&frame)?;
         }
         std::thread::sleep(SOON);
-        if witness.look()?.node.iter().any(|frame| is_as_served(frame)) {
+        if witness.look()?.node.iter().any(|frame| is_from_served_address(frame)) {
             answered.push(case.name.clone());
         }
     }
@@ -142,7 +142,7 @@ fn a_node_that_owns_every_metadata_address_answers_no_guest_from_one() {
     let mut station = Station::new(tap, identity.mac, identity.address);
     let mut witness = Witness::new(scene.host()).expect("a witness");
     take_addresses(scene.host(), identity.mac).expect("addresses");
-    let without = answered(&mut station, &mut witness, &cases).expect("answers");
+    let without = answered_cases(&mut station, &mut witness, &cases).expect("answers");
     assert!(without.len() > 40, "without an agent the node answers only {without:?}");
     for steer in ["steer: xdp\n", "steer: tcx\n"] {
         let ports = [PortArgument::new("tap0", identity.mac)];
@@ -150,7 +150,7 @@ fn a_node_that_owns_every_metadata_address_answers_no_guest_from_one() {
         let agent =
             Agent::start_binary(&agent::binary().expect("the agent is built"), scene.host().ns(), words);
         let _agent = agent.expect("an agent");
-        let within = answered(&mut station, &mut witness, &cases).expect("answers");
+        let within = answered_cases(&mut station, &mut witness, &cases).expect("answers");
         assert_eq!(within, LEAKS, "{steer}");
     }
     eprintln!("without an agent the node answers {} of {} cases", without.len(), cases.len());

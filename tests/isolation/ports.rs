@@ -26,7 +26,7 @@ fn write(identity: &Identity, records: &std::path::Path, change: impl FnOnce(&mu
     replace(&identity.path(records), &record.to_string())
 }
 
-fn is_served(identity: &Identity, station: &mut Station) {
+fn assert_served(identity: &Identity, station: &mut Station) {
     for path in PATHS {
         serves(identity, station, path).unwrap_or_else(|error| panic!("{}: {error:#}", identity.hostname));
     }
@@ -48,8 +48,8 @@ fn two_macs_on_one_port_are_two_guests() {
     // Both use one address; only the MAC differs.
     let mut stations = [&one, &other].map(|of| Station::new(Arc::clone(&tap), of.mac, one.address));
     for _ in 0..3 {
-        is_served(&one, &mut stations[0]);
-        is_served(&other, &mut stations[1]);
+        assert_served(&one, &mut stations[0]);
+        assert_served(&other, &mut stations[1]);
     }
     // Interleave two requests on the same four-tuple.
     let [first, second] = &mut stations;
@@ -60,12 +60,12 @@ fn two_macs_on_one_port_are_two_guests() {
     second.begin(&mut talks[1]).expect("another");
     let request = get(PATHS[1]);
     let (start, rest) = request.split_at(9);
-    let said = talks[0].say(start);
-    first.until(&mut talks[0], &said, |talk| talk.in_flight() == 0).expect("half a request");
-    let said = talks[1].say(&request);
-    second.until(&mut talks[1], &said, |talk| talk.ended).expect("a whole one");
-    let said = talks[0].say(rest);
-    first.until(&mut talks[0], &said, |talk| talk.ended).expect("the other half");
+    let segments = talks[0].say(start);
+    first.until(&mut talks[0], &segments, |talk| talk.in_flight() == 0).expect("half a request");
+    let segments = talks[1].say(&request);
+    second.until(&mut talks[1], &segments, |talk| talk.ended).expect("a whole one");
+    let segments = talks[0].say(rest);
+    first.until(&mut talks[0], &segments, |talk| talk.ended).expect("the other half");
     for (identity, talk) in [&one, &other].into_iter().zip(&talks) {
         assert!(talk.received.ends_with(identity.user_data.as_bytes()), "{}", identity.hostname);
     }
@@ -103,7 +103,7 @@ fn each_nic_of_a_guest_is_served_only_on_its_own_tap() {
         for (nic, mac) in macs.iter().enumerate() {
             let mut station = Station::new(Arc::clone(tap), *mac, one.address);
             if nic == at {
-                is_served(&one, &mut station);
+                assert_served(&one, &mut station);
                 continue;
             }
             station.fall_silent().expect("silence");
@@ -172,7 +172,7 @@ fn every_queue_of_a_tap_serves_its_guest() {
         for queue in 0..QUEUES {
             for (identity, station) in identities.iter().zip(&mut stations) {
                 station.queue = queue;
-                is_served(identity, station);
+                assert_served(identity, station);
             }
             // A foreign MAC is refused on every queue.
             let (mac, before) = (identities[1].mac, books::verdicts(&agent).expect("counters"));
@@ -210,10 +210,10 @@ fn a_guest_with_another_guests_address_gets_its_own_record() {
         Ipv4Addr::new(10, 0, 2, 2),
     ];
     for address in addresses {
-        is_served(&identities[1], victim);
+        assert_served(&identities[1], victim);
         victim.fall_silent().expect("silence");
         spy.address = address;
-        is_served(&identities[0], spy);
+        assert_served(&identities[0], spy);
         assert!(victim.hear().expect("a look").is_empty(), "the victim received something for {address}");
     }
 }

@@ -52,7 +52,7 @@ impl Guests {
     }
 }
 
-fn is_served(identity: &Identity, station: &mut Station) {
+fn assert_served(identity: &Identity, station: &mut Station) {
     eventually(NOTICE, || serves(identity, station, PATHS[1]))
         .unwrap_or_else(|error| panic!("{}: {error:#}", identity.hostname));
 }
@@ -67,8 +67,8 @@ fn gets_no_answer(station: &mut Station) -> Result<()> {
     let answers = station.segments()?;
     ensure!(answers.is_empty(), "received {answers:?}");
     talk.open = true;
-    let said = talk.say(&get(PATHS[1]));
-    said.iter().try_for_each(|segment| station.say(segment))?;
+    let segments = talk.say(&get(PATHS[1]));
+    segments.iter().try_for_each(|segment| station.say(segment))?;
     station.wait(IN_VAIN);
     let answers = station.segments()?;
     ensure!(answers.is_empty(), "received {answers:?}");
@@ -78,8 +78,8 @@ fn gets_no_answer(station: &mut Station) -> Result<()> {
 /// Opens a connection and sends half a request.
 fn send_half(station: &mut Station) -> Talk {
     let mut talk = station.open(SERVICE).expect("a connection");
-    let said = talk.say(&get(PATHS[1])[..10]);
-    station.until(&mut talk, &said, |talk| talk.in_flight() == 0).expect("half a request");
+    let segments = talk.say(&get(PATHS[1])[..10]);
+    station.until(&mut talk, &segments, |talk| talk.in_flight() == 0).expect("half a request");
     talk
 }
 
@@ -105,7 +105,7 @@ fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
         let tap = eventually(NOTICE, make).expect("the same index is free again");
         node.host.ns().ip("link set tap master br0 up").expect("it comes up");
         let mut station = Station::new(Arc::new(tap), identity.mac, Identity::of(0).address);
-        is_served(identity, &mut station);
+        assert_served(identity, &mut station);
         if let Some((talk, gone)) = &mut previous {
             // Continue the previous guest's connection with its exact sequence numbers.
             let rest = talk.say(&get(PATHS[1])[10..]);
@@ -137,7 +137,7 @@ fn a_moved_tap_is_no_longer_served_and_its_name_serves_its_successor() {
     let elsewhere = Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod");
     let agent = guests.node.agent(&ports).expect("an agent");
     let [moved, stays] = &mut guests.stations[..] else { panic!("two guests") };
-    is_served(&guests.identities[0], moved);
+    assert_served(&guests.identities[0], moved);
     let mut talk = send_half(moved);
     guests.node.host.ns().ip(&format!("link set tap0 netns {}", elsewhere.ns().name())).expect("it moves");
     elsewhere.ns().ip("link set tap0 master br0 up").expect("it comes up");
@@ -146,7 +146,7 @@ fn a_moved_tap_is_no_longer_served_and_its_name_serves_its_successor() {
     rest.iter().try_for_each(|segment| moved.say(segment)).expect("it is sent");
     moved.wait(IN_VAIN);
     assert!(moved.segments().expect("a look").is_empty(), "the rest of the request gets no answer there");
-    is_served(&guests.identities[1], stays);
+    assert_served(&guests.identities[1], stays);
     // Another guest's tap takes over the name.
     let heir = Identity::of(2);
     heir.write(guests.node.records.path(), 1).expect("a record");
@@ -155,7 +155,7 @@ fn a_moved_tap_is_no_longer_served_and_its_name_serves_its_successor() {
     let tap = Tap::create(guests.node.host.ns(), "tap0", Shape::default()).expect("a tap");
     guests.node.host.ns().ip("link set tap0 master br0 up").expect("it comes up");
     let mut station = Station::new(Arc::new(tap), heir.mac, heir.address);
-    is_served(&heir, &mut station);
+    assert_served(&heir, &mut station);
     gets_no_answer(moved).expect("still no answer");
     books::balance(&agent, 0).expect("every frame is accounted for");
 }
@@ -184,7 +184,7 @@ fn taps_that_swap_names_serve_no_guest_the_others_record() {
     };
     for round in 0..3 {
         for (identity, station) in guests.identities.iter().zip(&mut guests.stations) {
-            is_served(identity, station);
+            assert_served(identity, station);
         }
         let mut talks: Vec<_> = guests.stations.iter_mut().map(send_half).collect();
         swap(guests.node.host.ns());
@@ -234,9 +234,9 @@ fn an_answer_in_progress_comes_from_one_record_whatever_happens_to_it() {
         let mut talk = station.talk(SERVICE);
         talk.window = 3_000;
         station.begin(&mut talk).expect("a connection");
-        let said = talk.say(&get(PATHS[1]));
+        let segments = talk.say(&get(PATHS[1]));
         // Read only the first few segments, and acknowledge nothing after them.
-        station.until(&mut talk, &said, |talk| talk.received.len() > 2_000).expect("a beginning");
+        station.until(&mut talk, &segments, |talk| talk.received.len() > 2_000).expect("a beginning");
         swap();
         eventually(NOTICE, || {
             let gone = serves(&first, station, PATHS[1]).is_err();
@@ -306,7 +306,7 @@ fn a_queue_added_later_is_served_like_the_first() {
         let ports = guests.ports();
         let agent: Agent<'_> = guests.node.agent_steering(mode, &ports).expect("an agent");
         let identity = &guests.identities[0];
-        is_served(identity, &mut guests.stations[0]);
+        assert_served(identity, &mut guests.stations[0]);
         for more in 0..3 {
             let queue = guests.stations[0].tap().another_queue(guests.node.host.ns()).expect("a queue");
             let queue = Station::new(Arc::new(queue), identity.mac, identity.address);

@@ -49,7 +49,7 @@ fn flip_case(letter: char) -> char {
 }
 
 /// Sends a token in a field, and checks for a short refusal.
-fn is_refused(station: &mut Station, question: &Question, field: &str, token: &str) -> Result<()> {
+fn ensure_refused(station: &mut Station, question: &Question, field: &str, token: &str) -> Result<()> {
     let (status, body) = ask(station, question, &[(field, token)])?;
     ensure!(matches!(status, 400 | 401 | 403), "answered {status}");
     ensure!(body.len() < 256, "{} octets of refusal", body.len());
@@ -90,7 +90,7 @@ fn a_guessed_stolen_or_expired_token_is_refused_in_every_dialect() {
             others.push((format!("the victim's for {of}"), stolen[other].2.clone()));
         }
         for (name, token) in others {
-            is_refused(&mut spy, question, field, &token)
+            ensure_refused(&mut spy, question, field, &token)
                 .unwrap_or_else(|error| panic!("{field}: {name}: {error:#}"));
         }
         assert!(is_good(&mut spy, token), "{field}: its own token, at the end");

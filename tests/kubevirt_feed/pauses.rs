@@ -47,7 +47,7 @@ fn most_requests(pace: &Pace, elapsed: Duration) -> u64 {
 }
 
 /// Counts requests until [`COUNTED`] has passed and checks the upper bound.
-async fn few_requests(server: &ApiServer, pace: &Pace, since: (Instant, u64), what: &str) {
+async fn assert_few_requests(server: &ApiServer, pace: &Pace, since: (Instant, u64), what: &str) {
     let (begun, before) = since;
     tokio::time::sleep_until(begun + COUNTED).await;
     let requests = server.requests() - before;
@@ -74,7 +74,7 @@ async fn an_agent_started_while_the_server_fails_backs_off() {
         server.behave(manner);
         let since = (Instant::now(), server.requests());
         let mut node = Node::paced(&server, &kubelet, None, QUICK);
-        few_requests(&server, &QUICK, since, &format!("{manner:?}")).await;
+        assert_few_requests(&server, &QUICK, since, &format!("{manner:?}")).await;
         server.behave(Manner::Well);
         server.put(vmi(1));
         node.until("its recovery", |node| node.synced && node.keys() == keys([1])).await;
@@ -107,7 +107,7 @@ async fn the_feed_backs_off_from_a_server_that_fails_longer_than_a_relist_interv
         node.until("the start", |node| node.synced).await;
         let since = (Instant::now(), server.requests());
         server.behave(manner);
-        few_requests(&server, &pace, since, &format!("{manner:?}")).await;
+        assert_few_requests(&server, &pace, since, &format!("{manner:?}")).await;
         assert_eq!(node.keys(), keys([1]), "every record stays");
         server.behave(Manner::Well);
         server.put(vmi(2));
@@ -141,7 +141,7 @@ async fn an_expired_history_is_no_failure_and_causes_a_list_at_once() {
 }
 
 /// Waits for the feed's first reported failure.
-async fn failing(node: &Node) -> Failing {
+async fn first_failure(node: &Node) -> Failing {
     let end = Instant::now() + PATIENCE;
     loop {
         let report = node.contact.report(std::time::Instant::now());
@@ -157,7 +157,7 @@ async fn failing(node: &Node) -> Failing {
 async fn a_cluster_without_kubevirt_is_reported_with_the_missing_definition() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.behave(Manner::Lacking);
-    let failing = failing(&Node::paced(&server, &kubelet, None, QUICK)).await;
+    let failing = first_failure(&Node::paced(&server, &kubelet, None, QUICK)).await;
     let reason = "404 page not found; the cluster has no CustomResourceDefinition \
                   `virtualmachineinstances.kubevirt.io`: install KubeVirt";
     assert_eq!((&*failing.kind, &*failing.reason), ("not_found", reason));
@@ -171,7 +171,7 @@ async fn white_space_around_a_token_is_not_sent() {
     for text in ["abc.def.ghi", "abc.def.ghi\n", " abc.def.ghi \r\n\n"] {
         std::fs::write(&token, text).unwrap();
         server.write_kubeconfig_as(&kubeconfig, &json!({"tokenFile": token})).unwrap();
-        let mut node = Node::led_by(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
+        let mut node = Node::with_kubeconfig(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
         node.until("the start", |node| node.synced && node.keys() == keys([1])).await;
         assert_eq!(server.authorization().as_deref(), Some("Bearer abc.def.ghi"), "{text:?}");
     }
@@ -184,8 +184,8 @@ async fn a_token_that_fits_no_header_is_reported_forbidden_with_its_file() {
     for text in ["abc\ndef", "abc\0", "", "\n"] {
         std::fs::write(&token, text).unwrap();
         server.write_kubeconfig_as(&kubeconfig, &json!({"tokenFile": token})).unwrap();
-        let node = Node::led_by(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
-        let failing = failing(&node).await;
+        let node = Node::with_kubeconfig(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
+        let failing = first_failure(&node).await;
         assert_eq!(failing.kind, "forbidden", "{text:?}: {failing:?}");
         assert!(failing.reason.contains(&token.display().to_string()), "{text:?}: {failing:?}");
         assert!(!failing.reason.contains("abc"), "a secret: {failing:?}");

@@ -24,7 +24,7 @@ const HELD: &str = "/openstack/latest/user_data";
 
 /// Sends a request on another thread, runs `meanwhile`, and returns the answer.
 #[track_caller]
-fn asks(agent: &Agent<'_>, guest: &Guest, meanwhile: impl FnOnce()) -> (u16, String) {
+fn fetch_while(agent: &Agent<'_>, guest: &Guest, meanwhile: impl FnOnce()) -> (u16, String) {
     let fetched = thread::scope(|scope| {
         let asked = scope.spawn(|| guest.fetch(HELD, REQUEST));
         meanwhile();
@@ -35,7 +35,7 @@ fn asks(agent: &Agent<'_>, guest: &Guest, meanwhile: impl FnOnce()) -> (u16, Str
 }
 
 /// Number of requests that the agent holds.
-fn held(agent: &Agent<'_>) -> anyhow::Result<u64> {
+fn held_requests(agent: &Agent<'_>) -> anyhow::Result<u64> {
     let metrics = agent.metrics()?;
     let held = metrics.samples().iter().filter(|sample| sample.name == "xdp_imds_parked_requests");
     Ok(held.map(|sample| sample.value as u64).sum())
@@ -53,7 +53,7 @@ fn a_request_before_the_vmi_is_known_is_answered_once_it_is() {
     pod.launch();
     // Through its gateway, like a KubeVirt guest: TCP retransmits until the agent answers.
     let guest = pod.boot_as(Binding::Masquerade, Route::Gateway);
-    let answer = asks(&agent, &guest, || {
+    let answer = fetch_while(&agent, &guest, || {
         wait_for(&agent, "the guest asks", || {
             ensure!(guest.sent().delivered > 1, "it has not sent anything yet");
             Ok(())
@@ -78,16 +78,16 @@ fn a_request_before_the_secret_exists_is_held_until_it_does() {
         ensure!(agent.said().contains("attached"), "it is not attached yet");
         Ok(())
     });
-    let answer = asks(&agent, &guest, || {
+    let answer = fetch_while(&agent, &guest, || {
         wait_for(&agent, "a request that waits", || {
-            ensure!(held(&agent)? == 1, "none is held");
+            ensure!(held_requests(&agent)? == 1, "none is held");
             Ok(())
         });
         pod.secret("# at last\n");
     });
     assert_eq!(answer, (200, "# at last\n".into()));
     wait_for(&agent, "nothing waits", || {
-        ensure!(held(&agent)? == 0, "something is still held");
+        ensure!(held_requests(&agent)? == 0, "something is still held");
         Ok(())
     });
 }
@@ -121,7 +121,7 @@ fn a_launcher_started_after_its_vmi_is_found() {
     let mut pod = node.pod(1);
     node.server.put(pod.vmi());
     wait_for(&agent, "the VMI is kept", || {
-        ensure!(node.kept().contains(&pod.identity.hostname), "it is not known yet");
+        ensure!(node.saved_vmis().contains(&pod.identity.hostname), "it is not known yet");
         Ok(())
     });
     let guest = pod.boot();

@@ -46,9 +46,9 @@ fn call(node: &Node, point: &str, vmi: &Value) -> String {
         .arg(format!("@{}", file.path().display()));
     curl.args(["-Hcontent-type: application/grpc", "-Hte: trailers"])
         .arg(format!("http://localhost{METHOD}"));
-    let said = run(&mut curl).unwrap_or_else(|error| panic!("{point}: {error:#}"));
-    let status = said.lines().find_map(|line| line.strip_prefix("grpc-status:"));
-    status.unwrap_or_else(|| panic!("{point}: no status: {said}")).trim().to_owned()
+    let output = run(&mut curl).unwrap_or_else(|error| panic!("{point}: {error:#}"));
+    let status = output.lines().find_map(|line| line.strip_prefix("grpc-status:"));
+    status.unwrap_or_else(|| panic!("{point}: no status: {output}")).trim().to_owned()
 }
 
 fn socket(node: &Node) -> PathBuf {

@@ -16,11 +16,11 @@ fn the_end_of_a_launcher_releases_its_vm_and_its_namespace() {
         return;
     }
     for guard in ["none", "all"] {
-        let_go(guard);
+        release_at_launchers_end(guard);
     }
 }
 
-fn let_go(guard: &str) {
+fn release_at_launchers_end(guard: &str) {
     let node = Node::new();
     let agent = node.agent_with(&["--guard", guard]);
     let mut pod = node.pod(1);
@@ -151,7 +151,7 @@ fn a_migration_source_serves_until_its_launcher_ends() {
     });
     // The state saved for the next agent no longer contains it.
     wait_for(&agent, "it is no longer saved", || {
-        ensure!(!node.kept().contains(&guest_name(1)), "it is still saved");
+        ensure!(!node.saved_vmis().contains(&guest_name(1)), "it is still saved");
         Ok(())
     });
 }

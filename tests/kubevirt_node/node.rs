@@ -105,7 +105,7 @@ impl Node {
     }
 
     /// The VMIs that an agent saves for its successor.
-    pub(crate) fn kept(&self) -> String {
+    pub(crate) fn saved_vmis(&self) -> String {
         std::fs::read_to_string(self.path("state/kubevirt.vmis")).unwrap_or_default()
     }
 
@@ -120,8 +120,8 @@ impl Node {
         let run = self.path("run");
         let Output { stdout, stderr, .. } =
             command.args(words).arg("--json").arg("--run").arg(run).output()?;
-        let said = || String::from_utf8_lossy(&[&stdout[..], &stderr].concat()).into_owned();
-        serde_json::from_slice(&stdout).with_context(said)
+        let output = || String::from_utf8_lossy(&[&stdout[..], &stderr].concat()).into_owned();
+        serde_json::from_slice(&stdout).with_context(output)
     }
 
     /// The instances that `ls` lists.

@@ -14,14 +14,14 @@ const PATH: &str = "/v1/user-data";
 #[track_caller]
 fn wait_until_saved(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
     wait_for(agent, "VMIs are saved", || {
-        ensure!(node.kept().contains(&pod.uid), "{} is not saved yet", pod.key());
+        ensure!(node.saved_vmis().contains(&pod.uid), "{} is not saved yet", pod.key());
         Ok(())
     });
 }
 
 /// A sum from the agent's metrics.
 #[track_caller]
-fn figure(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)]) -> f64 {
+fn metric(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)]) -> f64 {
     let (_, text) = agent.ask("/metrics").expect("metrics");
     sum(&exposition::read(&text).expect("metrics"), name, labels).expect("a family")
 }
@@ -49,11 +49,11 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     assert_eq!(failing.kind, "refused", "{away:?}");
     let trouble = "requests to the API server have failed for";
     assert!(away.troubles.iter().any(|line| line.starts_with(trouble)), "{:?}", away.troubles);
-    assert_eq!(figure(&agent, "xdp_imds_api_server_failing", &[]), 1.0);
-    assert!(figure(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]) >= 2.0);
-    let silence = figure(&agent, "xdp_imds_api_server_silence_seconds", &[]);
+    assert_eq!(metric(&agent, "xdp_imds_api_server_failing", &[]), 1.0);
+    assert!(metric(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]) >= 2.0);
+    let silence = metric(&agent, "xdp_imds_api_server_silence_seconds", &[]);
     wait_for(&agent, "silence grows", || {
-        ensure!(figure(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence, "it does not");
+        ensure!(metric(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence, "it does not");
         Ok(())
     });
     gets(&guest, PATH, "# known\n").expect("served as before");

@@ -23,7 +23,7 @@ const NOTHING: Duration = Duration::from_secs(3);
 const REQUEST: Duration = Duration::from_secs(20);
 
 /// A node whose agents serve passt, with more options.
-fn listening(more: &Value) -> Node {
+fn node_with_passt(more: &Value) -> Node {
     let node = Node::new();
     let mut options = json!({"passt": "listen"});
     options.as_object_mut().expect("options").extend(more.as_object().expect("options").clone());
@@ -51,7 +51,7 @@ fn pod<'a>(node: &'a Node, number: u16, binding: &Value) -> (Pod<'a>, Value) {
 }
 
 /// Creates a pod and its VMI on the node.
-fn runs<'a>(node: &'a Node, number: u16) -> Pod<'a> {
+fn start_pod<'a>(node: &'a Node, number: u16) -> Pod<'a> {
     let (pod, vmi) = pod(node, number, &json!({"passtBinding": {}}));
     node.server.put(vmi);
     pod
@@ -64,7 +64,7 @@ fn fetch(ns: &Namespace, to: impl Into<SocketAddr>, path: &str, patience: Durati
 }
 
 /// Checks that a pod's sockets get the documents of its VM.
-fn gets_its_own(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
+fn check_own_documents(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
     let (status, text) = fetch(pod.network.ns(), (address, 80), "/v1/user-data", REQUEST)?;
     let wanted = &pod.identity.user_data;
     ensure!(status == 200 && text == *wanted, "{address}: expected `{wanted}`, got {status}: {text}");
@@ -72,12 +72,12 @@ fn gets_its_own(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
 }
 
 #[track_caller]
-fn is_served(agent: &Agent<'_>, pod: &Pod<'_>) {
-    wait_for(agent, &pod.key(), || gets_its_own(pod, METADATA.into()));
+fn wait_until_served(agent: &Agent<'_>, pod: &Pod<'_>) {
+    wait_for(agent, &pod.key(), || check_own_documents(pod, METADATA.into()));
 }
 
 /// The inlet devices in a pod.
-fn ends(pod: &Pod<'_>) -> Vec<String> {
+fn inlet_devices(pod: &Pod<'_>) -> Vec<String> {
     let links = pod.network.ns().links().expect("links");
     let names = links.iter().filter_map(|link| link["ifname"].as_str().map(str::to_owned));
     names.filter(|name| [inlet::POD_END, inlet::PORT].contains(&name.as_str())).collect()
@@ -97,13 +97,13 @@ fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
-    let core = runs(&node, 1);
+    let core = start_pod(&node, 1);
     let (plugin, vmi) = pod(&node, 2, &json!({"binding": {"name": "passt"}}));
     node.server.put(vmi);
     for pod in [&core, &plugin] {
-        is_served(&agent, pod);
+        wait_until_served(&agent, pod);
         for address in inlet::served(&addresses::ALL) {
             if ![IpAddr::from(METADATA), addresses::EC2.into()].contains(&address) {
                 // Some addresses serve their own documents; it is enough that the service answers.
@@ -111,7 +111,7 @@ fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
                 assert!(got.is_ok(), "{address}: {got:?}\n{}", agent.said());
                 continue;
             }
-            gets_its_own(pod, address).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+            check_own_documents(pod, address).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
         }
     }
     let password = fetch(core.network.ns(), (METADATA, 8080), "/", REQUEST).expect("the password server");
@@ -162,9 +162,9 @@ fn guests_behind_real_passt_get_their_documents_while_it_forwards_port_80() {
     if !may_run() || !privileged::or_skip_for(missing.as_deref()) {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
-    let pods = [runs(&node, 1), runs(&node, 2)];
+    let pods = [start_pod(&node, 1), start_pod(&node, 2)];
     for pod in &pods {
         // pasta copies the guest's addresses and routes from the pod's NIC.
         let ns = pod.network.ns();
@@ -196,7 +196,7 @@ fn a_vm_on_passt_without_the_option_is_reported_and_its_pod_left_alone() {
     }
     let node = Node::new();
     let agent = node.agent();
-    let pod = runs(&node, 1);
+    let pod = start_pod(&node, 1);
     wait_for(&agent, "the report", || {
         let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
         let refused = refused.unwrap_or_default();
@@ -204,7 +204,7 @@ fn a_vm_on_passt_without_the_option_is_reported_and_its_pod_left_alone() {
         ensure!(refused.contains("passt: listen"), "{refused}");
         Ok(())
     });
-    assert_eq!((ends(&pod), rules(&pod)), (vec![], 0));
+    assert_eq!((inlet_devices(&pod), rules(&pod)), (vec![], 0));
 }
 
 #[test]
@@ -212,14 +212,14 @@ fn port_80_bound_by_passt_on_every_address_stays_with_the_guest() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
     let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
     let ns = pod.network.ns();
     // Like `passt --tcp-ports all`: one port is bound before the inlet exists, and one after.
     let before = ns.run_in(|| TcpListener::bind("0.0.0.0:80")).expect("port 80 is free");
     node.server.put(vmi);
-    is_served(&agent, &pod);
+    wait_until_served(&agent, &pod);
     let after = ns.run_in(|| TcpListener::bind("[::]:8080")).expect("port 8080 is free");
     for (listener, to) in [(&before, "10.77.0.2:80"), (&after, "[fd77::2]:8080")] {
         let to: SocketAddr = to.parse().expect("an address");
@@ -233,10 +233,10 @@ fn traffic_from_the_pods_network_never_reaches_an_inlet() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
-    let pod = runs(&node, 1);
-    is_served(&agent, &pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&agent, &pod);
     let ns = pod.network.ns();
     for (name, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
         ns.sysctl(name, value).expect("it forwards");
@@ -263,7 +263,7 @@ fn traffic_from_the_pods_network_never_reaches_an_inlet() {
         let got = fetch(&neighbour, (address, 80), "/v1/user-data", NOTHING);
         assert!(got.is_err(), "{address}: {got:?}");
     }
-    gets_its_own(&pod, METADATA.into()).expect("the pod is served as before");
+    check_own_documents(&pod, METADATA.into()).expect("the pod is served as before");
     // The inlet's rule keeps the neighbour out: with a rule for all traffic, it gets an answer.
     let table = ns.ip("rule show").expect("rules");
     let table =
@@ -278,11 +278,11 @@ fn a_pod_on_passt_keeps_the_connection_limit_of_its_vm() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({"serve": {"limits": {"conns": 4}}}));
+    let node = node_with_passt(&json!({"serve": {"limits": {"conns": 4}}}));
     let agent = node.agent();
-    let (pod, other) = (runs(&node, 1), runs(&node, 2));
-    is_served(&agent, &pod);
-    is_served(&agent, &other);
+    let (pod, other) = (start_pod(&node, 1), start_pod(&node, 2));
+    wait_until_served(&agent, &pod);
+    wait_until_served(&agent, &other);
     let to = SocketAddr::from((METADATA, 80));
     let begin = || {
         let mut connection = pod.network.ns().run_in(|| TcpStream::connect_timeout(&to, PATIENCE))?;
@@ -295,7 +295,7 @@ fn a_pod_on_passt_keeps_the_connection_limit_of_its_vm() {
         ensure!(got.is_err(), "a fifth is answered: {got:?}");
         Ok(())
     });
-    gets_its_own(&other, METADATA.into()).expect("the other VM is served");
+    check_own_documents(&other, METADATA.into()).expect("the other VM is served");
 }
 
 #[test]
@@ -303,11 +303,11 @@ fn a_pod_on_passt_keeps_its_vms_rate_limit_and_is_audited_as_its_vm() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({"serve": {"limits": {"rps": 1, "burst": 4}}}));
+    let node = node_with_passt(&json!({"serve": {"limits": {"rps": 1, "burst": 4}}}));
     let audit = node.path("audit.log");
     let agent = node.agent_with(&["--audit", audit.to_str().expect("text")]);
-    let pod = runs(&node, 1);
-    is_served(&agent, &pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&agent, &pod);
     let url = format!("http://{METADATA}/v1/user-data?[1-6]");
     let got = curl_in(pod.network.ns(), &[&url], PATIENCE).expect("six answers");
     assert_eq!(got.text(), pod.identity.user_data.repeat(6), "those beyond the burst wait for their turn");
@@ -331,17 +331,22 @@ fn an_opted_out_vm_loses_its_inlet_and_an_ended_one_frees_its_namespace() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
-    let (pod, ending) = (runs(&node, 1), runs(&node, 2));
-    is_served(&agent, &pod);
-    is_served(&agent, &ending);
-    assert_eq!((ends(&pod).len(), rules(&pod)), (2, 1));
+    let (pod, ending) = (start_pod(&node, 1), start_pod(&node, 2));
+    wait_until_served(&agent, &pod);
+    wait_until_served(&agent, &ending);
+    assert_eq!((inlet_devices(&pod).len(), rules(&pod)), (2, 1));
     let mut out = pod.vmi();
     out["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": "false"});
     node.server.put(out);
     wait_for(&agent, "the inlet is removed", || {
-        ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
+        ensure!(
+            (inlet_devices(&pod), rules(&pod)) == (vec![], 0),
+            "{:?} {}",
+            inlet_devices(&pod),
+            rules(&pod)
+        );
         Ok(())
     });
     let outer = ending.end_alone();
@@ -376,7 +381,12 @@ fn a_foreign_device_with_an_inlets_name_is_left_alone() {
             "{}",
             agent.said()
         );
-        assert_eq!((ends(&pod), rules(&pod)), (vec![inlet::POD_END.to_owned()], 0), "{}", agent.said());
+        assert_eq!(
+            (inlet_devices(&pod), rules(&pod)),
+            (vec![inlet::POD_END.to_owned()], 0),
+            "{}",
+            agent.said()
+        );
     }
 }
 
@@ -385,11 +395,11 @@ fn an_inlet_is_closed_while_no_agent_runs_and_the_next_agent_reuses_it() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let first = node.agent();
-    let pod = runs(&node, 1);
-    is_served(&first, &pod);
-    let was = ends(&pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&first, &pod);
+    let was = inlet_devices(&pod);
     first.kill().expect("killed");
     let closed = |pod: &Pod<'_>, when: &str| {
         let got = fetch(pod.network.ns(), (METADATA, 80), "/v1/user-data", NOTHING);
@@ -397,14 +407,19 @@ fn an_inlet_is_closed_while_no_agent_runs_and_the_next_agent_reuses_it() {
     };
     closed(&pod, "killed");
     let second = node.agent();
-    is_served(&second, &pod);
-    assert_eq!((ends(&pod), rules(&pod)), (was, 1));
+    wait_until_served(&second, &pod);
+    assert_eq!((inlet_devices(&pod), rules(&pod)), (was, 1));
     second.stop().expect("stopped");
     closed(&pod, "stopped");
     node.configure(&json!({}));
     let third = node.agent();
     wait_for(&third, "an agent without the option removes it", || {
-        ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
+        ensure!(
+            (inlet_devices(&pod), rules(&pod)) == (vec![], 0),
+            "{:?} {}",
+            inlet_devices(&pod),
+            rules(&pod)
+        );
         Ok(())
     });
 }
@@ -414,16 +429,16 @@ fn an_inlet_keeps_serving_through_a_takeover() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let first = node.agent();
-    let pod = runs(&node, 1);
-    is_served(&first, &pod);
-    let was = ends(&pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&first, &pod);
+    let was = inlet_devices(&pod);
     let second = node.agent_with(&["--takeover"]);
-    gets_its_own(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
+    check_own_documents(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
     first.ended(PATIENCE).expect("the first has ended");
-    gets_its_own(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
-    assert_eq!((ends(&pod), rules(&pod)), (was, 1));
+    check_own_documents(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
+    assert_eq!((inlet_devices(&pod), rules(&pod)), (was, 1));
 }
 
 #[test]
@@ -431,10 +446,10 @@ fn an_agent_without_pins_removes_its_inlets_when_it_ends() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent_without_pins();
-    let pod = runs(&node, 1);
-    is_served(&agent, &pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&agent, &pod);
     agent.stop().expect("stopped");
-    assert_eq!((ends(&pod), rules(&pod)), (vec![], 0));
+    assert_eq!((inlet_devices(&pod), rules(&pod)), (vec![], 0));
 }

@@ -42,8 +42,8 @@ pub(crate) fn assert_all(input: &[u8]) {
         return;
     }
     if steered == Verdict::SteerNeighbour {
-        // Of a solicitation, the kernel reads only what its answer needs: neither the version nibble in the IPv6 header
-        // nor the one option that every stack sends. User space drops frames that are wrong there, so make them right.
+        // The kernel does not check two parts of a solicitation: the version in the IPv6 header and the one option
+        // that every stack sends. User space drops frames that are wrong there, so make them right.
         if let Some(packet) = frame.get_mut(ETHERNET..=OPTION + 1) {
             packet[0] = 0x60 | packet[0] & 0x0f;
             packet[OPTION - ETHERNET..].copy_from_slice(&[1, 1]);
@@ -53,9 +53,9 @@ pub(crate) fn assert_all(input: &[u8]) {
         }
     }
     let mut after = frame.clone();
-    let said = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &Book::default());
+    let reply = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &Book::default());
     let user = user_space(&frame);
-    match said {
+    match reply {
         None => assert_eq!(after, frame, "a frame for user space was changed"),
         Some(Reply::Absorb(verdict)) => {
             assert_eq!(verdict, Verdict::AbsorbAck);
@@ -64,7 +64,7 @@ pub(crate) fn assert_all(input: &[u8]) {
         Some(Reply::Send(verdict, length)) => {
             assert!(length <= frame.len(), "{verdict:?} is longer than what it answers");
             let [user] = &user[..] else { panic!("{verdict:?}, and user space sends {} frames", user.len()) };
-            same(verdict, &after[..length], user);
+            assert_same_answer(verdict, &after[..length], user);
         }
     }
 }
@@ -88,7 +88,7 @@ fn user_space(frame: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Asserts that both answers are the same, except for differences a guest cannot observe.
-fn same(verdict: Verdict, kernel: &[u8], user: &[u8]) {
+fn assert_same_answer(verdict: Verdict, kernel: &[u8], user: &[u8]) {
     match verdict {
         Verdict::AnswerArp | Verdict::AnswerNeighbour => assert_eq!(kernel, user, "{verdict:?}"),
         // The options and the padding may differ.

@@ -83,7 +83,7 @@ pub(crate) fn assert_all(frame: &[u8]) {
     assert_eq!(classify(frame, &node), verdict, "the verdict depends on something else than the frame");
 
     let nobody = classify(frame, &Node { serving: false });
-    // Frames nested deeper than the parser goes are dropped whatever their destination.
+    // Frames nested deeper than the parser goes are dropped whatever their destination, for the depth or the tags.
     let beyond = matches!(
         nobody,
         Verdict::DropVlanDepth | Verdict::DropIpv6Routing | Verdict::DropVlan | Verdict::DropSnap
@@ -127,16 +127,16 @@ pub(crate) fn assert_all(frame: &[u8]) {
     }
 }
 
-/// Asserts the laws of the kernel's own answers, on a node whose table has every connection as just posted, and on
-/// one whose table is empty.
+/// Asserts the laws of the kernel's own answers: with the frame's connection posted in each state, and with an
+/// empty table.
 fn assert_answer(frame: &[u8], steered: Verdict) {
     const SLOT: u32 = 1;
     for finished in [None, Some(FIN_IS_NEWS), Some(FIN_ENDS), Some(FIN_ENDS_BOTH)] {
         let book = Book::default();
         if let (Some(finished), Some((flow, seq, ack))) = (finished, connection(frame, steered, SLOT)) {
-            let said =
+            let entry =
                 AllSent { flow: flow.number(), sent: ack, received: seq, finished, ..AllSent::default() };
-            book.post(flow, said);
+            book.post(flow, entry);
         }
         let mut after = frame.to_vec();
         let Some(reply) = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &book) else {
@@ -163,14 +163,14 @@ fn assert_answer(frame: &[u8], steered: Verdict) {
         match verdict {
             Verdict::AnswerSyn | Verdict::AnswerFin => {
                 // `read` asserts complete checksums.
-                let said = raw::Reply::read(answer);
-                assert_eq!((said.payload.len(), said.flags.1, said.flags.3), (0, true, false));
-                assert_eq!(said.flags.0, verdict == Verdict::AnswerSyn);
+                let reply = raw::Reply::read(answer);
+                assert_eq!((reply.payload.len(), reply.flags.1, reply.flags.3), (0, true, false));
+                assert_eq!(reply.flags.0, verdict == Verdict::AnswerSyn);
             }
             Verdict::AnswerArp => {
-                let said = ArpPacket::new_checked(&answer[14..]).expect("an ARP packet");
-                assert_eq!(said.source_hardware_addr(), &Mac::SERVICE.0[..]);
-                assert_eq!(said.source_protocol_addr(), &frame[38..42]);
+                let reply = ArpPacket::new_checked(&answer[14..]).expect("an ARP packet");
+                assert_eq!(reply.source_hardware_addr(), &Mac::SERVICE.0[..]);
+                assert_eq!(reply.source_protocol_addr(), &frame[38..42]);
             }
             Verdict::AnswerNeighbour => {
                 let ip = Ipv6Packet::new_checked(&answer[14..]).expect("an IPv6 packet");

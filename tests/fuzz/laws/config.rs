@@ -37,12 +37,12 @@ pub(crate) fn assert_all(input: &[u8]) {
             assert_eq!(read().ok(), Some(config), "one text parses to two configurations");
         }
         Err(error) => {
-            let said = error.to_string();
+            let message = error.to_string();
             let name = file.path().display().to_string();
-            assert!(said.contains(&name), "the error does not name the file: {said}");
+            assert!(message.contains(&name), "the error does not name the file: {message}");
             let read = matches!(error, ConfigError::Read { .. });
-            assert_eq!(read, std::str::from_utf8(input).is_err(), "{said}");
-            assert!(said.len() <= MESSAGE_MOST + input.len(), "{} octets of message", said.len());
+            assert_eq!(read, std::str::from_utf8(input).is_err(), "{message}");
+            assert!(message.len() <= MESSAGE_MOST + input.len(), "{} octets of message", message.len());
         }
     }
 }

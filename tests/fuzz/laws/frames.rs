@@ -39,7 +39,7 @@ const CHUNK: u32 = 2048;
 const RX_RING: u32 = 4;
 /// Ring cursors start near the wrap.
 const START: u32 = u32::MAX - 9;
-/// Most actions of one input.
+/// Maximum number of actions in one input.
 const DEEDS: usize = 512;
 /// Turns of the stack's clock within one instant.
 const TURNS: usize = 64;
@@ -51,7 +51,7 @@ const REQUESTS: [&[u8]; 6] = [
     b"GET ",
     b"",
 ];
-/// Descriptors the kernel must never send: beyond the region, unaligned and out of range, longer than a chunk.
+/// Descriptors the kernel must never send: beyond the region, at the highest address, longer than a chunk.
 const BAD_DESCRIPTORS: [(u64, u32); 3] = [((CHUNKS * CHUNK) as u64, 60), (u64::MAX, 60), (1 << 40, 4096)];
 
 /// The ring model as a source of frames.
@@ -83,7 +83,7 @@ struct Stand {
     port: u16,
     ours: u32,
     theirs: u32,
-    /// True if the stack knows the connection, so that it may answer.
+    /// True once the stack has received a frame from the guest, so that it may send to it.
     known: bool,
 }
 
@@ -219,7 +219,7 @@ impl Scene {
             let before = stack.stats();
             let first = sent.0.len();
             stack.receive(now, slot, frame, &mut sent);
-            counted_once(&before, &stack.stats());
+            assert_counted_once(&before, &stack.stats());
             if let Some(stand) = stands.get_mut(slot as usize) {
                 stand.known = true;
             }
@@ -298,7 +298,7 @@ impl Scene {
 }
 
 /// Asserts that a frame increments at most one of these counters.
-fn counted_once(before: &StackStats, after: &StackStats) {
+fn assert_counted_once(before: &StackStats, after: &StackStats) {
     let fates = |stats: &StackStats| {
         [
             stats.arp_answered,

@@ -50,12 +50,12 @@ impl Answers for Echo {
             }
             _ => {}
         }
-        let said = format!("{:?} {target:?} {:?}", request.method, request.body);
-        self.0.lock().expect("no panic").push(said.clone());
+        let output = format!("{:?} {target:?} {:?}", request.method, request.body);
+        self.0.lock().expect("no panic").push(output.clone());
         let response = match target.path {
             "/none" => Response::new(Status(204), None, &[], ""),
-            "/close" => Response::new(Status(200), None, &[], said).and_close(),
-            _ => Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], said),
+            "/close" => Response::new(Status(200), None, &[], output).and_close(),
+            _ => Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], output),
         };
         Answer::Known(response.into())
     }
@@ -64,7 +64,7 @@ impl Answers for Echo {
 /// The octets sent to the guest, and the requests that reached the dialects.
 #[derive(Debug, PartialEq, Eq)]
 struct Transcript {
-    said: Vec<u8>,
+    output: Vec<u8>,
     asked: Vec<String>,
 }
 
@@ -77,19 +77,23 @@ pub(crate) fn assert_all(input: &[u8]) {
     let mut seed = [0; CUTS];
     seed[..cuts.len()].copy_from_slice(cuts);
     let mut random = fastrand::Rng::with_seed(u64::from_le_bytes(seed));
-    let whole = converse(octets, || usize::MAX);
-    assert_eq!(converse(octets, || random.usize(1..PIECE_MAX)), whole, "the answers depend on the splits");
-    assert_eq!(converse(octets, || 1), whole, "the answers depend on the splits");
+    let whole = run_exchange(octets, || usize::MAX);
+    assert_eq!(
+        run_exchange(octets, || random.usize(1..PIECE_MAX)),
+        whole,
+        "the answers depend on the splits"
+    );
+    assert_eq!(run_exchange(octets, || 1), whole, "the answers depend on the splits");
 }
 
 /// Sends the octets in pieces of the lengths that `piece` returns, and returns the transcript.
-fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
+fn run_exchange(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     let answers = Arc::new(Echo::default());
     let (here, there) = ([169, 254, 169, 254].into(), [10, 0, 2, 15].into());
     let connection = Connection { slot: 0, local: (here, 80), remote: (there, 40_000) };
     let mut now = Now { mono: Duration::ZERO, unix_seconds: 1_795_219_200 };
     let mut talk = Serve::new(Arc::clone(&answers), ServeConfig::default()).open(now, connection);
-    let (mut said, mut start, mut at) = (Vec::new(), 0, 0_usize);
+    let (mut output, mut start, mut at) = (Vec::new(), 0, 0_usize);
     // A waiting request is tried again twenty times a second.
     let turns = octets.len() * (1 + 20 * 45) + 1;
     for _ in 0..=turns {
@@ -102,12 +106,12 @@ fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
             assert!(taken <= offered.len(), "{taken} octets taken of {}", offered.len());
             at += taken;
         }
-        let (group, last) = listen(&mut talk, now);
+        let (group, last) = take_output(&mut talk, now);
         let idle = taken == 0 && group.is_empty();
         if is_answer(&group, &octets[start..at]) {
             start = at;
         }
-        said.extend(group);
+        output.extend(group);
         match last {
             Step::Wait { until: Some(until) } if idle => {
                 assert!(until > now.mono, "it waits for a moment in the past");
@@ -116,7 +120,7 @@ fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
             Step::Wait { until } => assert!(until.is_some(), "it waits for ever"),
             _ => {
                 let asked = answers.0.lock().expect("no panic").clone();
-                return Transcript { said, asked };
+                return Transcript { output, asked };
             }
         }
     }
@@ -124,25 +128,25 @@ fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
 }
 
 /// The octets sent now, and the step that ends them.
-fn listen(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, Step) {
-    let mut said = Vec::new();
+fn take_output(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, Step) {
+    let mut output = Vec::new();
     loop {
         match talk.next(now) {
-            Step::Send(piece) => said.extend(piece),
+            Step::Send(piece) => output.extend(piece),
             Step::SendWithin { .. } => panic!("the echo restricts no answer to the first hop"),
-            last => return (said, last),
+            last => return (output, last),
         }
     }
 }
 
-/// True if `said` is the answer to `request`, false if nothing is sent yet. Anything else breaks a law.
-fn is_answer(said: &[u8], request: &[u8]) -> bool {
-    let said = said.strip_prefix(CONTINUE).unwrap_or(said);
-    if said.is_empty() {
+/// True if `output` is the answer to `request`, false if nothing is sent yet. Anything else breaks a law.
+fn is_answer(output: &[u8], request: &[u8]) -> bool {
+    let output = output.strip_prefix(CONTINUE).unwrap_or(output);
+    if output.is_empty() {
         return false;
     }
-    let end = said.windows(4).position(|four| four == b"\r\n\r\n").expect("a head has an end");
-    let head = std::str::from_utf8(&said[..end]).expect("a head is text");
+    let end = output.windows(4).position(|four| four == b"\r\n\r\n").expect("a head has an end");
+    let head = std::str::from_utf8(&output[..end]).expect("a head is text");
     let mut lines = head.split("\r\n");
     let status = lines.next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).expect("a status line");
     let status: u16 = status[..3].parse().expect("a status");
@@ -166,7 +170,7 @@ fn is_answer(said: &[u8], request: &[u8]) -> bool {
     while let Some(rest) = line.strip_prefix(b"\r\n").or_else(|| line.strip_prefix(b"\n")) {
         line = rest;
     }
-    let body = &said[end + 4..];
+    let body = &output[end + 4..];
     if request.len() - line.len() <= LEADING_MAX && line.starts_with(b"HEAD ") {
         assert!(body.is_empty(), "a body with {head}");
     } else {

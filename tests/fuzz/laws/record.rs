@@ -41,7 +41,7 @@ pub(crate) fn assert_all(input: &[u8]) {
                     .iter()
                     .for_each(|warning| assert_no_secret(&secrets, &format!("{warning} {warning:?}")));
                 assert_no_secret(&secrets, &format!("{record:?}"));
-                served(&record);
+                assert_served(&record);
             }
         }
     }
@@ -82,7 +82,7 @@ fn assert_no_secret(secrets: &[String], message: &str) {
 }
 
 /// Renders the record and requests every route.
-fn served(record: &Record) {
+fn assert_served(record: &Record) {
     let vm = Vm::alone(record.vm.uuid.as_str());
     let responses = dialect::render(record, &mut Interner::new(), vm);
     let insider = Insider::of(&responses);
@@ -91,14 +91,14 @@ fn served(record: &Record) {
         for rest in below {
             let target = format!("{}{rest}", quoted(path));
             let answer = insider.get(host, &target);
-            let good = answer.status().0 < 500 || excused(record, &target, &answer);
+            let good = answer.status().0 < 500 || may_fail(record, &target, &answer);
             assert!(good, "{target} is {:?}", answer.status());
         }
     }
 }
 
 /// A payload that is not read yet, or credentials without a source or expired, may cause a server error.
-fn excused(record: &Record, target: &str, answer: &Response) -> bool {
+fn may_fail(record: &Record, target: &str, answer: &Response) -> bool {
     let payloads = record.payloads();
     let unread = payloads.iter().any(|(_, payload)| payload.is_some_and(|p| p.source().is_some()));
     let credentials = target.contains("service-accounts") || target.contains("security-credentials");

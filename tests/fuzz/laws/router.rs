@@ -133,14 +133,14 @@ fn well_formed(question: &Question, answer: &Response) {
         question.fields.iter().any(|(name, _)| wanted.iter().any(|known| name.eq_ignore_ascii_case(known)))
     };
     let body = answer.body().to_bytes();
-    let said = |secrets: &[&'static str]| {
+    let leaked = |secrets: &[&'static str]| {
         let in_body = |secret: &&&str| body.windows(secret.len()).any(|octets| octets == secret.as_bytes());
         secrets.iter().find(in_body).copied()
     };
     if !sent(&KEYS) {
-        assert_eq!(said(&KEYED), None, "sent to a client without a key: {question:?}");
+        assert_eq!(leaked(&KEYED), None, "sent to a client without a key: {question:?}");
     }
     if sent(&["X-Forwarded-For"]) {
-        assert_eq!(said(&DIRECT), None, "sent through a proxy: {question:?}");
+        assert_eq!(leaked(&DIRECT), None, "sent through a proxy: {question:?}");
     }
 }

@@ -20,7 +20,7 @@ use support::pattern::stack;
 use support::raw::{Raw, Reply, Segment};
 
 const SEGMENT: usize = 8;
-/// Most segments of one input.
+/// Maximum number of segments in one input.
 const SEGMENTS: usize = 256;
 const REQUESTS: [&[u8]; 6] = [
     b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n",

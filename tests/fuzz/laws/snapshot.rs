@@ -65,11 +65,11 @@ fn read(path: &Path, octets: &[u8]) -> bool {
         }
         Err(error) => {
             assert!(matches!(error, SnapshotError::Damaged { .. }), "{error}");
-            let said = format!("{error} {error:?}").replace(&path.display().to_string(), "");
+            let message = format!("{error} {error:?}").replace(&path.display().to_string(), "");
             let quoted = octets.windows(QUOTED).any(|part| {
-                std::str::from_utf8(part).is_ok_and(|part| said.contains(part) && !part.trim().is_empty())
+                std::str::from_utf8(part).is_ok_and(|part| message.contains(part) && !part.trim().is_empty())
             });
-            assert!(!quoted, "the message quotes the file: {said}");
+            assert!(!quoted, "the message quotes the file: {message}");
             false
         }
     }

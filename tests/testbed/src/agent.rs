@@ -50,7 +50,7 @@ pub const IMPOSTOR: &str = "drop_unknown_mac";
 pub fn binary() -> Result<PathBuf> {
     static CHECKED: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
     let checked = CHECKED.get_or_init(|| {
-        let path = beside().map_err(|error| format!("{error:#}"))?;
+        let path = default_path().map_err(|error| format!("{error:#}"))?;
         fresh(&path).map_err(|error| format!("{error:#}"))?;
         Ok(path)
     });
@@ -58,7 +58,7 @@ pub fn binary() -> Result<PathBuf> {
 }
 
 /// Path of an agent built with the profile of the running program.
-fn beside() -> Result<PathBuf> {
+fn default_path() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the running program's own file")?;
     let directory = own.parent().context("the running program has no directory")?;
     let profile = if directory.ends_with("deps") { directory.parent() } else { Some(directory) };
@@ -432,7 +432,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// A program that always prints this text.
-    fn printing(directory: &Path, text: &str) -> PathBuf {
+    fn script_printing(directory: &Path, text: &str) -> PathBuf {
         let path = directory.join("xdp-imds");
         fs::write(&path, format!("#!/bin/sh\necho '{text}'\n")).expect("a script");
         fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("it can be run");
@@ -452,11 +452,11 @@ mod tests {
             let absent = fresh(&directory.join("xdp-imds")).expect_err("there is none").to_string();
             assert!(absent.contains("not built") && absent.contains(command), "{absent}");
             for other in ["", "xdp-imds 0.1.0", stale] {
-                let refused = fresh(&printing(&directory, other)).expect_err(other).to_string();
+                let refused = fresh(&script_printing(&directory, other)).expect_err(other).to_string();
                 assert!(refused.contains("stale") && refused.contains(command), "{other:?}: {refused}");
             }
             let own = format!("xdp-imds {}", build_id::VERSION);
-            fresh(&printing(&directory, &own)).expect("built from the same sources");
+            fresh(&script_printing(&directory, &own)).expect("built from the same sources");
         }
     }
 

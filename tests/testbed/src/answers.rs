@@ -19,11 +19,11 @@ pub fn check(guest: &Identity, path: &str, status: u16, body: &[u8]) -> Result<(
     match path {
         "/v1/meta-data" => {
             let document: serde_yaml::Value = serde_yaml::from_str(text).with_context(|| who.clone())?;
-            same(&who, "instance-id", &guest.instance_id, document["instance-id"].as_str())?;
-            same(&who, "local-hostname", &name(guest), document["local-hostname"].as_str())?;
-            same(&who, "public-keys", &guest.ssh_key, document["public-keys"][0].as_str())
+            ensure_same(&who, "instance-id", &guest.instance_id, document["instance-id"].as_str())?;
+            ensure_same(&who, "local-hostname", &name(guest), document["local-hostname"].as_str())?;
+            ensure_same(&who, "public-keys", &guest.ssh_key, document["public-keys"][0].as_str())
         }
-        "/v1/user-data" => same(&who, "user-data", &guest.user_data, Some(text)),
+        "/v1/user-data" => ensure_same(&who, "user-data", &guest.user_data, Some(text)),
         other => bail!("no expected answer is known for {other}"),
     }
 }
@@ -34,7 +34,7 @@ pub fn name(guest: &Identity) -> String {
     format!("{}.{DOMAIN}", guest.hostname)
 }
 
-fn same(who: &str, what: &str, expected: &str, found: Option<&str>) -> Result<()> {
+fn ensure_same(who: &str, what: &str, expected: &str, found: Option<&str>) -> Result<()> {
     if found == Some(expected) {
         return Ok(());
     }

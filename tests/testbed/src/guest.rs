@@ -88,16 +88,16 @@ pub fn curl_in(ns: &Namespace, words: &[&str], patience: Duration) -> Result<Fet
     command.arg("%{stderr}%{http_code} %{time_total}").args(words);
     let started = Instant::now();
     let output = ns.output(&mut command)?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        bail!("curl {}: {} after {:?}", words.join(" "), said.trim(), started.elapsed());
+        bail!("curl {}: {} after {:?}", words.join(" "), stderr.trim(), started.elapsed());
     }
-    let mut report = said.split_whitespace();
+    let mut report = stderr.split_whitespace();
     let status = report.next().and_then(|code| code.parse().ok());
     let seconds = report.next().and_then(|time| time.parse().ok());
     Ok(Fetched {
-        status: status.with_context(|| format!("curl gave no status: {said}"))?,
-        time: Duration::from_secs_f64(seconds.with_context(|| format!("curl gave no time: {said}"))?),
+        status: status.with_context(|| format!("curl gave no status: {stderr}"))?,
+        time: Duration::from_secs_f64(seconds.with_context(|| format!("curl gave no time: {stderr}"))?),
         body: output.stdout,
     })
 }
@@ -238,13 +238,13 @@ impl Guest {
         let deadline = 5 + count.div_ceil(10);
         command.args(["-n", "-i", "0.02", "-w", &deadline.to_string(), "-c", &count.to_string()]);
         let output = self.ns.output(command.arg(to.to_string()))?;
-        let said = String::from_utf8_lossy(&output.stdout);
+        let report = String::from_utf8_lossy(&output.stdout);
         ensure!(
-            said.contains("packets transmitted"),
-            "ping printed {said}{}",
+            report.contains("packets transmitted"),
+            "ping printed {report}{}",
             String::from_utf8_lossy(&output.stderr)
         );
-        let words = said.split_whitespace();
+        let words = report.split_whitespace();
         let numbers = words.filter_map(|word| word.strip_prefix("icmp_seq=")?.parse::<u32>().ok());
         Ok(numbers.filter(|number| *number <= count).collect::<BTreeSet<_>>().len() as u32)
     }

@@ -228,8 +228,8 @@ pub fn run(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}").replace('"', "");
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {shown}"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{shown}: {}: {}", output.status, said.trim());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{shown}: {}: {}", output.status, stderr.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// Longest frame of a tap in octets: a 64 KiB segment with Ethernet and virtio headers.
 const FRAME_MAX: usize = 65_536 + 256;
-/// Most frames moved from one queue before the next queue's turn.
+/// Maximum number of frames moved from one queue before the next queue's turn.
 const BURST: usize = 64;
 
 /// A kind of frame that a test can lose on purpose.
@@ -234,7 +234,7 @@ impl Lane {
     }
 
     /// True for the frame that [`Faults::lose`] selects.
-    fn is_doomed(&mut self, frame: &[u8]) -> bool {
+    fn is_selected_loss(&mut self, frame: &[u8]) -> bool {
         let Some((kind, nth)) = self.faults.lose else { return false };
         let header = if self.from.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
         if frame.get(header..).and_then(Kind::of) != Some(kind) {
@@ -245,7 +245,7 @@ impl Lane {
     }
 
     fn pass(&mut self, frame: &[u8]) {
-        if self.is_doomed(frame) || self.rng.f64() < self.faults.loss {
+        if self.is_selected_loss(frame) || self.rng.f64() < self.faults.loss {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
             self.note(Fate::Lost, frame);
             return;
@@ -331,7 +331,7 @@ mod tests {
     const FRAMES: u64 = 500;
 
     /// The counts after sending [`FRAMES`] frames over a wire with these faults.
-    fn carried(faults: Faults, seed: u64) -> Moved {
+    fn send_over(faults: Faults, seed: u64) -> Moved {
         let ns = [Namespace::new("pump").expect("a namespace"), Namespace::new("pump").expect("a namespace")];
         let ends = ns.each_ref().map(|ns| {
             ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("a setting");
@@ -364,7 +364,7 @@ mod tests {
         if !privileged::or_skip() {
             return;
         }
-        let moved = carried(Faults::default(), 1);
+        let moved = send_over(Faults::default(), 1);
         assert_eq!(moved, Moved { delivered: FRAMES, lost: 0, refused: 0 });
     }
 
@@ -373,7 +373,7 @@ mod tests {
         if !privileged::or_skip() {
             return;
         }
-        let lost = [1, 1, 2].map(|seed| carried(Faults::loss(0.2), seed));
+        let lost = [1, 1, 2].map(|seed| send_over(Faults::loss(0.2), seed));
         assert_eq!(lost[0], lost[1]);
         assert_ne!(lost[0], lost[2]);
         // 500 frames at one in five: 100, plus or minus five standard deviations of 9.

@@ -71,7 +71,7 @@ impl Schemas {
             found.push(format!("{path}: expected {}, found {value}", to["type"]));
             return;
         }
-        found.extend(beyond(to, value).map(|what| format!("{path}: expected {what}, found {value}")));
+        found.extend(violated_bound(to, value).map(|what| format!("{path}: expected {what}, found {value}")));
         let is_free = to["x-kubernetes-preserve-unknown-fields"] == true;
         for name in to["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             if value.get(name).is_none() {
@@ -117,7 +117,7 @@ fn is_of_type(to: &Value, value: &Value) -> bool {
 }
 
 /// The first bound that a value of the right type violates.
-fn beyond(to: &Value, value: &Value) -> Option<String> {
+fn violated_bound(to: &Value, value: &Value) -> Option<String> {
     if let Some(listed) = to["enum"].as_array().filter(|listed| !listed.contains(value)) {
         return Some(format!("one of {}", Value::from(listed.clone())));
     }
