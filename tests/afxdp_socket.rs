@@ -1,4 +1,4 @@
-//! What an AF_XDP socket on a hub's veth gives us: every frame, whole, in order, or a count of the lost.
+//! An AF_XDP socket on a hub's veth delivers every frame whole and in order, or counts it as lost.
 //!
 //! ```text
 //!  AF_PACKET ── outer ═══ veth ═══ inner ── XDP `socket` ── AF_XDP
@@ -24,21 +24,21 @@ use support::seed::seed;
 use support::tap::{Shape, Tap};
 
 const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
-/// Far more than anything here takes.
+/// Upper bound on each wait; far longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Frames under way at once at most: the veth's own queue holds 256 and drops further ones.
+/// Frames in flight at once; the veth's own queue holds 256 and drops the rest.
 const BURST: usize = 100;
-/// Small sizes, so that limits are within a burst's reach.
+/// Small rings, so that one burst reaches the limits.
 const SMALL: SocketConfig = SocketConfig { rx_ring: 64, chunks: 64, chunk_size: 2_048 };
 
-/// Runs `test` in a namespace with a veth, on a thread that is in there; does nothing without privilege.
+/// Runs `test` on a thread inside a namespace with a veth; skips without privilege.
 #[track_caller]
 fn with_veth(test: impl FnOnce(&Namespace, &mut Veth) + Send) {
     if !privileged::or_skip() {
         return;
     }
     let ns = Namespace::new("afxdp").expect("a namespace");
-    // Nothing but the tests' own frames on the wire.
+    // Keep the kernel's own IPv6 frames off the wire.
     ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("a setting");
     ns.ip_batch(
         "link add outer mtu 3000 type veth peer name inner mtu 3000\n\
@@ -48,7 +48,7 @@ fn with_veth(test: impl FnOnce(&Namespace, &mut Veth) + Send) {
     ns.run_in(|| test(&ns, &mut Veth::new(&ns)));
 }
 
-/// A veth whose inner end runs the program `socket`. Lives on the thread that is in its namespace.
+/// A veth whose inner end runs the program `socket`. Stays on the thread inside its namespace.
 struct Veth {
     ebpf: Ebpf,
     outer: RawSocket,
@@ -56,12 +56,12 @@ struct Veth {
 }
 
 impl Veth {
-    /// Inside a thread of `ns`.
+    /// Must run on a thread inside `ns`.
     fn new(ns: &Namespace) -> Self {
         let mut ebpf = Ebpf::load_file(OBJECT).expect("the committed object");
         let program: &mut Xdp =
             ebpf.program_mut(program::SOCKET).expect("the program").try_into().expect("an XDP program");
-        program.load().expect("the verifier's consent");
+        program.load().expect("the verifier accepts it");
         program.attach("inner", XdpMode::Driver).expect("XDP on a veth");
         let outer = RawSocket::new("outer", Medium::Ethernet).expect("a packet socket");
         // `2: inner@outer: <BROADCAST…`
@@ -98,7 +98,7 @@ fn frames(count: usize, lengths: std::ops::RangeInclusive<usize>) -> Vec<Vec<u8>
     (0..count).map(frame).collect()
 }
 
-/// Waits for `done` with a bound, giving way to the kernel's own thread meanwhile.
+/// Waits for `done` up to [`PATIENCE`], yielding to the kernel's thread.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -107,7 +107,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Receives until `count` frames have come, 64 at a time.
+/// Receives in batches of 64 until `count` frames have arrived.
 fn collect(socket: &mut Socket, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     until("receiving", || {
@@ -125,11 +125,11 @@ fn stats(socket: &Socket) -> SocketStats {
 fn every_frame_arrives_whole_and_in_order() {
     with_veth(|_, veth| {
         let mut socket = veth.bind(&SocketConfig { chunk_size: 4_096, ..SMALL });
-        // Many times round the rings and the chunks.
+        // Enough to go round the rings and chunks many times.
         let sent = frames(4_000, 60..=3_014);
         for burst in sent.chunks(32) {
             burst.iter().for_each(|frame| veth.send(frame));
-            assert!(collect(&mut socket, burst.len()) == burst, "a burst came otherwise than it was sent");
+            assert!(collect(&mut socket, burst.len()) == burst, "a burst arrived changed or out of order");
         }
         let stats = stats(&socket);
         assert_eq!((stats.frames, stats.bytes), (4_000, sent.iter().map(|frame| frame.len() as u64).sum()));
@@ -147,7 +147,7 @@ fn frames_beyond_the_rx_ring_are_counted_and_those_before_arrive() {
         until("counting", || stats(&socket).ring_full == (BURST - 64) as u64);
         assert!(collect(&mut socket, 64) == sent[..64]);
         assert_eq!(stats(&socket).dropped, 0);
-        // And it goes on.
+        // The socket keeps working.
         sent[..64].iter().for_each(|frame| veth.send(frame));
         assert!(collect(&mut socket, 64) == sent[..64]);
     });
@@ -171,7 +171,7 @@ fn frames_beyond_the_last_chunk_are_counted_and_those_before_arrive() {
 }
 
 #[test]
-fn a_frame_longer_than_a_chunk_holds_is_counted_and_does_no_harm() {
+fn a_frame_longer_than_a_chunk_is_counted_and_harms_no_other() {
     with_veth(|_, veth| {
         let mut socket = veth.bind(&SMALL);
         for longest in [1_792, 3_014] {
@@ -210,12 +210,12 @@ fn a_queue_in_use_is_refused_after_a_bounded_wait() {
         assert!(begun.elapsed() < PATIENCE);
         assert!(matches!(refused, AfxdpError::Busy { queue: 0, .. }), "{refused}");
         veth.send(&[7; 60]);
-        assert_eq!(collect(&mut holder, 1), [vec![7; 60]], "the holder is none the worse for it");
+        assert_eq!(collect(&mut holder, 1), [vec![7; 60]], "the holder still receives");
     });
 }
 
 #[test]
-fn an_interface_or_queue_that_is_not_there_is_refused_at_once() {
+fn an_absent_interface_or_queue_is_refused_at_once() {
     with_veth(|_, veth| {
         for (ifindex, queue) in [(veth.inner + 1_000, 0), (veth.inner, 4_000)] {
             let refused = Socket::bind(ifindex, queue, &SMALL).expect_err("a refusal");
@@ -224,7 +224,7 @@ fn an_interface_or_queue_that_is_not_there_is_refused_at_once() {
     });
 }
 
-/// Answers each frame with itself.
+/// Returns each frame unchanged.
 struct Echo;
 
 impl Engine for Echo {
@@ -251,13 +251,13 @@ fn stamped(count: usize) -> Vec<Vec<u8>> {
     for frame in &mut frames {
         frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
         frame[6..12].copy_from_slice(&stamp(7).0);
-        // An EtherType nobody here understands.
+        // An EtherType that nothing here parses.
         frame[12..14].copy_from_slice(&[0x88, 0xb5]);
     }
     frames
 }
 
-/// What a packet socket on `tap` sees of `count` frames.
+/// Captures `count` frames on `tap` with a packet socket.
 fn captured(tap: &mut RawSocket, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     until("capturing", || {

@@ -1,5 +1,5 @@
-//! On a tap the kernel answers what needs no memory, so that the agent sees about one frame of a small request,
-//! and a frame lost anywhere is made good.
+//! On a tap the kernel answers everything that needs no state, so the agent sees about one frame per small request.
+//! The loss of any single frame is recovered.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use support::tap::Shape;
 const PATIENCE: Duration = Duration::from_secs(10);
 const FETCHES: u64 = 10;
 
-/// Who closes a connection after the other.
+/// Which side closes the connection last.
 #[derive(Clone, Copy, Debug)]
 enum Last {
-    /// A client that asked for the connection to be closed.
+    /// The client sent `Connection: close`.
     Guest,
-    /// A client that might have gone on and does not, as most.
+    /// The client keeps the connection open but sends nothing more, as most clients do.
     Service,
 }
 
@@ -52,7 +52,7 @@ impl Scene {
         Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
     }
 
-    /// Asks once, over a connection of its own.
+    /// Sends one request on a new connection.
     fn ask(&self, last: Last) -> anyhow::Result<Fetched> {
         let url = format!("http://{METADATA}{}", PATHS[0]);
         let header = match last {
@@ -83,7 +83,7 @@ fn the_agent_sees_one_frame_of_a_small_request() {
             let metrics = agent.metrics().expect("metrics");
             let counted: Vec<_> = metrics.verdicts().filter(|(_, frames)| *frames != 0).collect();
             let tcp = frames(&metrics, "steer_ipv4_tcp");
-            // The request; on a machine busy with other tests the guest may lose patience and send one again.
+            // One frame carries the request. On a busy machine the guest may time out and send it again.
             assert!((FETCHES..=FETCHES + 2).contains(&tcp), "{shape:?}, {last:?}: {counted:?}");
             assert_eq!(frames(&metrics, "answer_syn"), FETCHES, "{shape:?}, {last:?}: {counted:?}");
             let arps = u64::from(route == Route::OnLink);
@@ -94,14 +94,14 @@ fn the_agent_sees_one_frame_of_a_small_request() {
 }
 
 #[test]
-fn switched_off_everything_is_steered() {
+fn without_kernel_answers_every_frame_is_steered() {
     if !privileged::or_skip() {
         return;
     }
     let scene = Scene::new(|spec| spec);
     let agent = scene.agent("answer_in_kernel: false\n");
     scene.ask(Last::Guest).expect("an answer");
-    // ARP, SYN, acknowledgement, request, FIN. The last one may be under way when the answer has been read.
+    // ARP, SYN, acknowledgement, request, FIN. The FIN may still be in flight when curl has the answer.
     let metrics = eventually(PATIENCE, || {
         let metrics = agent.metrics()?;
         let steered = frames(&metrics, STEERED);
@@ -113,7 +113,7 @@ fn switched_off_everything_is_steered() {
 }
 
 #[test]
-fn a_frame_of_any_kind_lost_on_the_way_is_made_good() {
+fn the_loss_of_any_one_frame_is_recovered() {
     if !privileged::or_skip() {
         return;
     }
@@ -134,7 +134,7 @@ fn a_frame_of_any_kind_lost_on_the_way_is_made_good() {
             let fetched = fetched.unwrap_or_else(|error| panic!("{kind:?}, {ask}: {error:#}"));
             assert_eq!(fetched.status, 200, "{kind:?}");
         }
-        // Our FIN is alone if it is the second, and acknowledges the guest's; else it comes with the payload.
+        // Our FIN travels alone if it answers the guest's FIN; otherwise it comes with the payload.
         let absent = match last {
             Last::Guest => Kind::Fin,
             Last::Service => Kind::Ack,

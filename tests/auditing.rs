@@ -1,4 +1,4 @@
-//! Every request has its line in the audit log, and no line, nor anything else the agent says, has a secret.
+//! Every request writes one audit line. Audit log, log, metrics and status contain no secret.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,10 +18,10 @@ use support::process;
 use support::record::{Identity, replace};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Part of everything secret below.
+/// Marks every secret below.
 const CANARY: &str = "canary7f3";
 
-/// A node, a guest, and its record.
+/// A node, a guest and its record.
 struct Scene {
     guest: Guest,
     host: Host,
@@ -53,14 +53,14 @@ impl Scene {
             .expect("an agent")
     }
 
-    /// Status and body of what curl asks with these words behind the address.
+    /// Runs curl with these arguments before the URL; returns status and body.
     fn curl(&self, words: &[&str], path: &str) -> (u16, String) {
         let url = format!("http://{METADATA}{path}");
         let fetched = self.guest.curl(&[words, &[url.as_str()]].concat(), PATIENCE).expect("an answer");
         (fetched.status, fetched.text())
     }
 
-    /// The lines, once there are so many.
+    /// Waits until the audit log has `count` lines.
     fn lines(&self, count: usize) -> Vec<Value> {
         let lines = eventually(PATIENCE, || {
             let text = fs::read_to_string(self.log())?;
@@ -73,7 +73,7 @@ impl Scene {
 }
 
 #[test]
-fn every_request_has_its_line() {
+fn every_request_writes_one_audit_line() {
     if !privileged::or_skip() {
         return;
     }
@@ -121,7 +121,7 @@ fn every_request_has_its_line() {
 }
 
 #[test]
-fn no_secret_is_in_the_audit_log_in_the_log_in_the_metrics_or_in_the_status() {
+fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
     if !privileged::or_skip() {
         return;
     }
@@ -146,7 +146,7 @@ fn no_secret_is_in_the_audit_log_in_the_log_in_the_metrics_or_in_the_status() {
     let (status, token) = ask(&["-X", "PUT", "-H", ttl], "/latest/api/token");
     assert_eq!(status, 200);
     let with_token = format!("X-aws-ec2-metadata-token: {token}");
-    let mut told = String::new();
+    let mut received = String::new();
     for path in [
         "/latest/user-data",
         "/v1/user-data",
@@ -157,10 +157,13 @@ fn no_secret_is_in_the_audit_log_in_the_log_in_the_metrics_or_in_the_status() {
     ] {
         let (status, body) = ask(&["-H", &with_token], path);
         assert_eq!(status, 200, "{path}");
-        told += &body;
+        received += &body;
     }
     for what in ["user-data", "vendor-data", "key", "secret"] {
-        assert!(told.contains(&secret(what)), "no guest was told of its {what}: nothing is shown here");
+        assert!(
+            received.contains(&secret(what)),
+            "no guest received its {what}, so the search proves nothing"
+        );
     }
     let (header, query) =
         (format!("Authorization: {}", secret("header")), format!("/v1/meta-data?{}", secret("query")));
@@ -185,14 +188,14 @@ fn no_secret_is_in_the_audit_log_in_the_log_in_the_metrics_or_in_the_status() {
 }
 
 #[test]
-fn a_disk_that_stands_still_costs_lines_and_no_request() {
+fn a_stalled_disk_drops_audit_lines_and_no_request() {
     if !privileged::or_skip() {
         return;
     }
     let scene = Scene::new(|_| {});
     let made = Command::new("mkfifo").arg(scene.log()).status().expect("mkfifo runs");
     assert!(made.success());
-    // Held open at both ends, and read by nobody.
+    // The pipe is open at both ends and nothing reads it.
     let pipe = fs::OpenOptions::new().read(true).write(true).open(scene.log()).expect("a pipe");
     let agent = scene.agent(&[]);
     let (begun, mut answered) = (Instant::now(), 0);
@@ -206,7 +209,7 @@ fn a_disk_that_stands_still_costs_lines_and_no_request() {
         let (_, text) = agent.ask("/metrics").expect("metrics");
         let families = exposition::read(&text).expect("a good exposition");
         let counted = sum(&families, "xdp_imds_requests_total", &[]).expect("a count");
-        assert_eq!(counted as usize, answered, "each request is answered, and counted");
+        assert_eq!(counted as usize, answered, "every request is answered and counted");
         let dropped =
             sum(&families, "xdp_imds_audit_dropped_total", &[("reason", "queue_full")]).expect("a count");
         if dropped > 0.0 || begun.elapsed() > 3 * PATIENCE {
@@ -220,7 +223,7 @@ fn a_disk_that_stands_still_costs_lines_and_no_request() {
 }
 
 #[test]
-fn after_a_rotation_lines_go_to_the_new_file() {
+fn audit_lines_go_to_the_new_file_after_a_rotation() {
     if !privileged::or_skip() {
         return;
     }

@@ -1,5 +1,4 @@
-//! Azure's agent for Linux, the daemon of Debian 11, 12 and 13, starts, says that its guest is ready, and goes on
-//! without a complaint.
+//! Azure's Linux agent (waagent) as shipped in Debian 11, 12 and 13 starts, reports its guest ready, and logs no error.
 
 use std::fs;
 use std::net::IpAddr;
@@ -24,13 +23,13 @@ use support::raw::{Raw, SYN_ACK, Segment};
 use support::record::{Identity, replace};
 use support::waagent::Waagent;
 
-/// A daemon that is answered gets to its first status within seconds; loaded machines take their time.
+/// An agent that gets answers reports its first status within seconds; this leaves room for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// A name that is no header field's value.
+/// A VM name that is not a valid header value.
 const NAME: &str = "Wéb \u{1f680}";
 const WIRESERVER: &str = "168.63.129.16";
 
-/// A node, a guest that finds the wireserver on its link, and its record.
+/// A node, its records, and a guest with an on-link route to the wireserver.
 struct Scene {
     guest: Guest,
     host: Host,
@@ -69,8 +68,8 @@ impl Scene {
         Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
     }
 
-    /// `METHOD /path status` of each request so far.
-    fn asked(&self) -> Result<Vec<String>> {
+    /// `METHOD /path status` of each request in the audit log.
+    fn requests(&self) -> Result<Vec<String>> {
         let line = |line: &Value| {
             let [method, path] = ["method", "path"].map(|field| line[field].as_str().unwrap_or_default());
             format!("{method} {path} {}", line["status"])
@@ -79,8 +78,8 @@ impl Scene {
     }
 }
 
-/// Runs the daemon of a release until it has reported its status twice, and looks at what it asked and said.
-fn comes_up(release: &str, version: &str, name: &str) {
+/// Runs a release's daemon until it has reported its status twice, then checks its requests and its log.
+fn reports_ready(release: &str, version: &str, name: &str) {
     let Some(waagent) = Waagent::or_skip(release) else { return };
     assert!(waagent.version().starts_with(version), "{} is not {version}", waagent.version());
     let scene = Scene::new(|record| {
@@ -92,16 +91,16 @@ fn comes_up(release: &str, version: &str, name: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let daemon = waagent.start(&scene.guest, directory.path()).expect("a daemon");
     let asked = eventually(PATIENCE, || {
-        let asked = scene.asked()?;
+        let asked = scene.requests()?;
         let reports = asked.iter().filter(|line| *line == "PUT /status 201").count();
         ensure!(reports >= 2, "only {reports} reports of its status: {asked:#?}");
         Ok(asked)
     });
     let asked = asked.unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.said()));
-    // What it takes "not supported" from.
+    // The agent reads this 404 as "not supported".
     let refused: Vec<_> = asked.iter().filter(|line| !line.contains(" 20")).collect();
     assert!(refused.iter().all(|line| *line == "GET /vmSettings 404"), "{refused:#?}");
-    let ready = scene.lines("ready.jsonl").expect("the report that it is ready");
+    let ready = scene.lines("ready.jsonl").expect("the ready report");
     let identity = scene.guest.identity();
     for part in [
         "<State>Ready</State>".to_owned(),
@@ -119,21 +118,21 @@ fn comes_up(release: &str, version: &str, name: &str) {
 
 #[test]
 fn debian_11s_agent_gets_ready_and_reports_its_status() {
-    // It sends telemetry in Latin-1, and complains of names that have other letters.
-    comes_up("bullseye", "2.2.47", "web 1");
+    // This version sends telemetry in Latin-1 and logs an error for names with other letters.
+    reports_ready("bullseye", "2.2.47", "web 1");
 }
 
 #[test]
 fn debian_12s_agent_gets_ready_and_reports_its_status() {
-    comes_up("bookworm", "2.7.3", NAME);
+    reports_ready("bookworm", "2.7.3", NAME);
 }
 
 #[test]
 fn debian_13s_agent_gets_ready_and_reports_its_status() {
-    comes_up("trixie", "2.12", NAME);
+    reports_ready("trixie", "2.12", NAME);
 }
 
-/// A reset, as flags of a segment: SYN, ACK, FIN, RST.
+/// Flags of a reset segment: SYN, ACK, FIN, RST.
 const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
 
 #[test]
@@ -148,7 +147,7 @@ fn the_agents_port_opens_and_closes_with_the_record() {
     let served = addresses::ALL.to_vec();
     let serve = Serve::new(Arc::clone(&store), ServeConfig::default());
     let mut raw = Raw::new(Stack::new(StackConfig { served, ..StackConfig::default() }, serve));
-    let mut is = |step: &str, open: bool| {
+    let mut expect_open = |step: &str, open: bool| {
         for (address, port) in addresses::ALL.into_iter().flat_map(|a| [(a, 32_526), (a, 32_525)]) {
             let guest: IpAddr = if address.is_ipv4() {
                 [10, 0, 2, 15].into()
@@ -166,17 +165,17 @@ fn the_agents_port_opens_and_closes_with_the_record() {
             assert_eq!((opened.len(), opened[0].flags), (1, expected), "{step}: {address} port {port}");
         }
     };
-    is("nobody knows the VM", false);
+    expect_open("the VM is unknown", false);
     store.expect(7).expect("a slot");
-    is("its record is still to come", true);
+    expect_open("its record has not arrived", true);
     store.publish(7, responses(json!(["nocloud", "ec2"]))).expect("a slot");
-    is("it is not Azure's", false);
+    expect_open("azure is not one of its dialects", false);
     store.publish(7, responses(json!(["nocloud", "azure"]))).expect("a slot");
-    is("it is Azure's, too", true);
+    expect_open("azure is one of its dialects", true);
 }
 
 #[test]
-fn the_agents_port_is_closed_to_guests_that_are_not_azures() {
+fn the_agents_port_is_closed_to_guests_without_the_azure_dialect() {
     if !privileged::or_skip() {
         return;
     }
@@ -187,7 +186,7 @@ fn the_agents_port_is_closed_to_guests_that_are_not_azures() {
         let answer = scene.guest.curl(&[&url], Duration::from_secs(20));
         match answer {
             Ok(answer) => assert_eq!((open, answer.status), (true, 200), "{dialects}"),
-            // A reset, at once: not a time-out.
+            // An immediate reset, not a time-out.
             Err(error) => {
                 assert!(!open && format!("{error:#}").contains("curl: (7)"), "{dialects}: {error:#}")
             }

@@ -1,5 +1,5 @@
-//! A guest behind a veth whose other end has neither XDP nor GRO: such a device takes no redirected frames, so a
-//! classifier hands it its answers.
+//! A guest behind a veth whose peer has neither XDP nor GRO. Such a device takes no redirected frames, so a
+//! classifier delivers the answers.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,17 +16,17 @@ use support::privileged;
 use support::record::{Identity, replace};
 use support::tap::set_gro;
 
-/// For what must come: generous, since it is waited out only in failure.
+/// Bound on each wait; generous, because only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// User-data of many segments.
 const LARGE: usize = 64 << 10;
 
-/// A node with an agent's room, and a guest behind a veth.
+/// A node, an agent's directories, and a guest behind a veth.
 struct Scene {
     room: tempfile::TempDir,
     bpffs: Bpffs,
     host: Host,
-    /// Where the host's end of the veth is, if not on the node itself.
+    /// Namespace of the host's end of the veth, unless it is the node's.
     pod: Option<Namespace>,
     guest: Namespace,
     identity: Identity,
@@ -52,7 +52,7 @@ impl Scene {
         Self { room, bpffs: Bpffs::mount().expect("a bpffs"), host, pod, guest, identity }
     }
 
-    /// Starts an agent with an API, which knows nobody yet.
+    /// Starts an agent with an API and no instances.
     fn agent(&self, more: &[&str]) -> Agent<'_> {
         let records = self.room.path().join("records");
         let file = self.room.path().join("agent.yaml");
@@ -68,11 +68,11 @@ impl Scene {
         let mut command = Command::new(agent::binary().expect("the agent is built"));
         command.args(words).arg("--run").arg(self.room.path().join("records/run"));
         let output = self.host.ns().output(&mut command).expect("it runs");
-        let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
-        (output.status.code().expect("an exit code"), said)
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
+        (output.status.code().expect("an exit code"), text)
     }
 
-    /// Registers the guest and waits until it is served, so many seconds at most.
+    /// Registers the guest and waits at most `seconds` until it is served.
     fn register(&self, seconds: &str) -> (i32, String) {
         let mut record: Value = serde_json::from_str(&self.identity.record(1)).expect("a record");
         let netns = self.pod.as_ref().map(Namespace::name);
@@ -89,7 +89,7 @@ impl Scene {
         Ok(String::from_utf8(fetched.body)?)
     }
 
-    /// The guest gets a small answer and a large one.
+    /// Checks that the guest gets a small and a large answer.
     #[track_caller]
     fn expect_served(&self, when: &str) {
         let small = self.fetch("/v1/meta-data").unwrap_or_else(|error| panic!("{when}: {error:#}"));
@@ -98,12 +98,12 @@ impl Scene {
         assert!(large == self.identity.user_data, "{when}: {} octets", large.len());
     }
 
-    /// Waits until the status mentions that a classifier hands the port its answers, or no longer does.
+    /// Waits until the status says whether a classifier delivers the port's answers.
     fn expect_classifier(&self, expected: bool) {
         let found = eventually(PATIENCE, || {
-            let (_, said) = self.verb(&["status", "tap0"]);
-            ensure!(said.contains("a classifier hands it its answers") == expected, "{said}");
-            ensure!(said.lines().any(|line| line.split_whitespace().eq(["state", "served"])), "{said}");
+            let (_, output) = self.verb(&["status", "tap0"]);
+            ensure!(output.contains("a classifier hands it its answers") == expected, "{output}");
+            ensure!(output.lines().any(|line| line.split_whitespace().eq(["state", "served"])), "{output}");
             Ok(())
         });
         found.unwrap_or_else(|error| panic!("{error:#}"));
@@ -117,25 +117,25 @@ fn a_guest_behind_a_bare_veth_gets_small_and_large_answers() {
     }
     let scene = Scene::new(None);
     let _agent = scene.agent(&[]);
-    let (code, said) = scene.register("20");
-    assert!(code == 0 && said.contains("served"), "{code} {said}");
+    let (code, output) = scene.register("20");
+    assert!(code == 0 && output.contains("served"), "{code} {output}");
     scene.expect_classifier(true);
     scene.expect_served("bare");
 }
 
 #[test]
-fn a_guest_is_served_while_gro_comes_and_goes_at_its_veth() {
+fn a_guest_stays_served_while_gro_is_switched_on_and_off() {
     if !privileged::or_skip() {
         return;
     }
     let scene = Scene::new(None);
     let _agent = scene.agent(&[]);
-    let (code, said) = scene.register("20");
-    assert!(code == 0, "{code} {said}");
+    let (code, output) = scene.register("20");
+    assert!(code == 0, "{code} {output}");
     scene.expect_served("before");
     for on in [true, false, true] {
         set_gro(&scene.guest, "eth0", on).expect("GRO");
-        // At once: what is lost until the agent looks is sent again.
+        // Immediately: TCP resends what is lost before the agent notices the change.
         scene.expect_served(if on { "just on" } else { "just off" });
         scene.expect_classifier(!on);
         scene.expect_served(if on { "on" } else { "off" });
@@ -149,8 +149,8 @@ fn a_guest_behind_a_bare_veth_is_served_by_the_next_agent() {
     }
     let scene = Scene::new(None);
     let first = scene.agent(&[]);
-    let (code, said) = scene.register("20");
-    assert!(code == 0, "{code} {said}");
+    let (code, output) = scene.register("20");
+    assert!(code == 0, "{code} {output}");
     scene.expect_served("by the first");
     let second = scene.agent(&["--takeover"]);
     scene.expect_served("by the one that took over");
@@ -164,16 +164,16 @@ fn a_guest_behind_a_bare_veth_is_served_by_the_next_agent() {
 }
 
 #[test]
-fn a_guest_behind_a_bare_veth_of_another_namespace_is_not_called_served() {
+fn a_guest_behind_a_bare_veth_of_another_namespace_is_not_reported_served() {
     if !privileged::or_skip() {
         return;
     }
     let scene = Scene::new(Some(Namespace::new("pod").expect("a pod")));
     let _agent = scene.agent(&[]);
-    let (code, said) = scene.register("2");
-    assert!(code == 3 && said.contains("ethtool -K PEER gro on"), "{code} {said}");
+    let (code, output) = scene.register("2");
+    assert!(code == 3 && output.contains("ethtool -K PEER gro on"), "{code} {output}");
     set_gro(&scene.guest, "eth0", true).expect("GRO");
-    let (code, said) = scene.register("20");
-    assert!(code == 0 && said.contains("served"), "{code} {said}");
+    let (code, output) = scene.register("20");
+    assert!(code == 0 && output.contains("served"), "{code} {output}");
     scene.expect_served("with GRO");
 }

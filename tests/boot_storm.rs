@@ -1,4 +1,4 @@
-//! A rack of guests boots at once and each gets its own files.
+//! Many guests boot at once and each gets its own files.
 
 use std::time::Duration;
 use support::agent::{self, Agent, Metrics, PortArgument, Sample};
@@ -10,7 +10,7 @@ use support::tap::Shape;
 use support::tap_client::storm;
 
 const GUESTS: u16 = 256;
-/// A hang must end the test; how fast a storm is, benchmarks say.
+/// Ends the test if something hangs. Benchmarks measure the storm's speed, this test does not.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
@@ -30,13 +30,13 @@ fn workers_share_the_guests_and_all_get_their_own_files() {
         let sample =
             |one: &&Sample| one.name == "xdp_imds_received_frames_total" && one.label("hub") == Some(hub);
         let frames = metrics.samples().iter().find(sample).expect("a sample for each worker").value;
-        // Slots are dealt out in turn, so half of the guests are each one's; every question is a frame at least.
+        // Slots are assigned round-robin, so each worker has half of the guests; every request is at least one frame.
         let questions = PATHS.len() * usize::from(GUESTS) / 2;
         assert!(frames >= questions as f64, "worker {hub} had {frames} frames");
     }
 }
 
-/// Boots the rack on an agent of so many workers, checks every answer, and returns what the agent counted.
+/// Boots all guests on an agent with `workers` workers, checks every answer, and returns the agent's metrics.
 fn all_get_their_own(workers: u16) -> Metrics {
     let mut host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! The steering policy keeps its laws on every seed of the fuzzer's corpus and on mutations of them.
+//! The steering policy keeps its laws on every seed of the fuzz corpus and on mutated seeds.
 
 #[path = "fuzz/laws/classify.rs"]
 mod laws;
@@ -11,7 +11,7 @@ use support::{frames, seed};
 
 const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/classify");
 
-/// Set to 1, it writes the seeds of the named frames instead of comparing them.
+/// If set to 1, the test writes the seeds of the named frames before it compares them.
 const WRITE: &str = "XDP_IMDS_WRITE_SEEDS";
 
 fn corpus() -> BTreeMap<String, Vec<u8>> {
@@ -35,7 +35,7 @@ fn every_named_frame_is_a_seed_of_its_name() {
     let corpus = corpus();
     for case in frames::cases() {
         let seed = corpus.get(case.name);
-        assert_eq!(seed, Some(&case.frame), "{}: {WRITE}=1 writes the seeds anew", case.name);
+        assert_eq!(seed, Some(&case.frame), "{}: {WRITE}=1 rewrites the seeds", case.name);
     }
 }
 

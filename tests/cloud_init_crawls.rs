@@ -1,9 +1,9 @@
-//! cloud-init's own datasource classes, unmodified, take what the record says and never sleep for it.
+//! cloud-init's unmodified datasource classes accept what the record provides, and never sleep.
 //!
-//! Each is run under the firmware identity of its cloud, in four forms of the record. A datasource of the
+//! Each class runs under the firmware identity of its cloud, on four forms of the record. A datasource of the
 //! local stage starts on a NIC without addresses and gets its lease from the test. With `--nocapture` each
-//! crawl prints its requests and seconds. `XDP_IMDS_CLOUD_INIT=DIRECTORY` takes the classes of a checkout
-//! instead of the distribution's; add `--include-ignored` for those the distribution does not have.
+//! crawl prints its requests and seconds. `XDP_IMDS_CLOUD_INIT=DIRECTORY` uses the classes of a checkout
+//! instead of the distribution's; add `--include-ignored` for classes that the distribution lacks.
 
 #[path = "cloudinit/case.rs"]
 mod case;
@@ -20,7 +20,7 @@ const UUID: &str = "system-uuid";
 const PRODUCT: &str = "system-product-name";
 const VENDOR: &str = "system-manufacturer";
 const ASSET_TAG: &str = "chassis-asset-tag";
-/// The root password of the dialects that hand one out.
+/// The root password of dialects that provide one.
 const PASSWORD: &str = "correct-horse";
 
 #[test]
@@ -28,7 +28,7 @@ fn nocloud_guests_find_their_seed() {
     Case {
         stage: Stage::Network,
         dmi: &[(SERIAL, Text("ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/"))],
-        // Without a label it does not look through disks for a seed.
+        // Without a label the class does not search disks for a seed.
         config: json!({"NoCloud": {"fs_label": null}}),
         asks: "GET /v1/meta-data",
         vendor_data: VendorData::Taken,
@@ -98,7 +98,8 @@ fn gce_guests_find_their_cloud() {
     Case {
         dmi: &[(PRODUCT, Text("Google Compute Engine"))],
         instance_id: Number,
-        // Keys of no account are the image's default account's, not the administrator's, which it would leave out.
+        // Keys without an account belong to the image's default account, not to the administrator, whose keys the
+        // class would leave out.
         record: |record| record["admin"] = json!({"user": "somebody"}),
         asks: "GET /computeMetadata/v1/instance/id",
         ..Case::of("GCELocal")
@@ -173,15 +174,15 @@ fn scaleway_guests_find_their_cloud() {
         asks: "GET /conf?format=json",
         vendor_data: VendorData::Taken,
         text_only: true,
-        // It connects from port 1 twice, 0.8 ms after it closes the first time: by then its own kernel must
-        // have the last acknowledgement, which took a tenth of that on an idle machine.
+        // The class connects from port 1 again 0.8 ms after it closes the first connection. By then its own kernel
+        // must have the last acknowledgement, which takes a tenth of that on an idle machine.
         again_after: Some("Cannot assign requested address"),
         ..Case::of("Scaleway")
     }
     .run();
 }
 
-/// What a datasource makes of a password server's answer.
+/// The configuration a datasource derives from a password server's answer.
 fn password() -> Value {
     json!({"password": PASSWORD, "ssh_pwauth": true})
 }

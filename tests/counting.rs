@@ -1,5 +1,5 @@
-//! Each count of the metrics moves when what it counts happens to a guest on a true tap, and the whole of them is
-//! what a strict reader takes.
+//! Each metric moves when the event it counts happens to a guest on a real tap, and a strict parser accepts the
+//! whole exposition.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -18,7 +18,7 @@ use support::tap::set_gro;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node and a guest, whose record is still to be written.
+/// A node and a guest without a record.
 struct Scene {
     guest: Guest,
     host: Host,
@@ -44,7 +44,7 @@ impl Scene {
         Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
     }
 
-    /// The status of what curl asks with these words behind the address.
+    /// Runs curl with these arguments before the URL; returns the status.
     fn curl(&self, words: &[&str], path: &str) -> u16 {
         let url = format!("http://{METADATA}{path}");
         self.guest.curl(&[words, &[url.as_str()]].concat(), PATIENCE).expect("an answer").status
@@ -57,8 +57,8 @@ fn families(agent: &Agent<'_>) -> BTreeMap<String, Family> {
     exposition::read(&text).unwrap_or_else(|error| panic!("{error:#}\n{text}"))
 }
 
-/// Waits until a sum is reached: workers publish some counts once a second.
-fn reaches(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)], expected: f64) {
+/// Waits until a sum reaches a value; workers publish some counters once a second.
+fn wait_for_sum(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)], expected: f64) {
     let reached = eventually(PATIENCE, || {
         let found = sum(&families(agent), name, labels)?;
         ensure!(found == expected, "{name}{labels:?} is {found}, not {expected}");
@@ -91,10 +91,10 @@ fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
         let alike =
             asked.iter().filter(|(_, _, code, other)| (*code, *other) == (status, datasource)).count();
         let labels = [("datasource", datasource), ("code", &status.to_string())];
-        reaches(&agent, "xdp_imds_requests_total", &labels, alike as f64);
+        wait_for_sum(&agent, "xdp_imds_requests_total", &labels, alike as f64);
     }
-    reaches(&agent, "xdp_imds_requests_total", &[], asked.len() as f64);
-    reaches(&agent, "xdp_imds_request_duration_seconds", &[], asked.len() as f64);
+    wait_for_sum(&agent, "xdp_imds_requests_total", &[], asked.len() as f64);
+    wait_for_sum(&agent, "xdp_imds_request_duration_seconds", &[], asked.len() as f64);
     let durations = &families(&agent)["xdp_imds_request_duration_seconds"];
     let (_, _, slow) = durations
         .samples
@@ -103,22 +103,28 @@ fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
         .expect("a bucket");
     assert_eq!(*slow, asked.len() as f64, "none took a second: {durations:?}");
     let (_, _, total) = durations.samples.iter().find(|(name, ..)| name.ends_with("_sum")).expect("a sum");
-    assert!(*total > 0.0, "no turn takes no time");
+    assert!(*total > 0.0, "every turn takes some time");
 }
 
 #[test]
-fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
+fn a_waiting_request_is_counted_while_it_waits_and_by_its_outcome() {
     if !privileged::or_skip() {
         return;
     }
     let scene = Scene::new();
     let agent = scene.agent();
-    let waits = |expected| reaches(&agent, "xdp_imds_parked_requests", &[("reason", "record")], expected);
+    let waits =
+        |expected| wait_for_sum(&agent, "xdp_imds_parked_requests", &[("reason", "record")], expected);
     let ended = |outcome, expected| {
-        reaches(&agent, "xdp_imds_parked_total", &[("reason", "record"), ("outcome", outcome)], expected);
+        wait_for_sum(
+            &agent,
+            "xdp_imds_parked_total",
+            &[("reason", "record"), ("outcome", outcome)],
+            expected,
+        );
     };
     waits(0.0);
-    assert_eq!(scene.curl(&[], "/metadata/v1.json"), 503, "held for a second and a half");
+    assert_eq!(scene.curl(&[], "/metadata/v1.json"), 503, "the request waits 1.5 s");
     ended("expired", 1.0);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| scene.curl(&[], "/openstack/latest/meta_data.json"));
@@ -133,42 +139,42 @@ fn a_request_that_waits_is_counted_while_it_does_and_by_how_it_ended() {
     scene
         .guest
         .curl(&["--max-time", "1", "-H", flavor, &url], PATIENCE)
-        .expect_err("a client without patience");
-    reaches(&agent, "xdp_imds_parked_total", &[("reason", "change"), ("outcome", "left")], 1.0);
+        .expect_err("curl gives up after 1 s");
+    wait_for_sum(&agent, "xdp_imds_parked_total", &[("reason", "change"), ("outcome", "left")], 1.0);
     let families = families(&agent);
     let late = families["xdp_imds_request_duration_seconds"]
         .samples
         .iter()
         .find(|(name, ..)| name.ends_with("_sum"));
     let (_, _, total) = late.expect("a sum");
-    assert!(*total > 1.5, "a wait is part of the time an answer takes: {total}");
+    assert!(*total > 1.5, "the duration of a request includes its wait: {total}");
 }
 
 #[test]
-fn records_ports_and_identities_are_counted_by_what_became_of_them() {
+fn records_ports_and_identities_are_counted_by_state() {
     if !privileged::or_skip() {
         return;
     }
     let scene = Scene::served();
     let agent = scene.agent();
-    reaches(&agent, "xdp_imds_instances", &[("source", "file"), ("state", "served")], 1.0);
-    reaches(&agent, "xdp_imds_taps", &[("state", "attached")], 1.0);
-    reaches(&agent, "xdp_imds_ports", &[], 1.0);
-    reaches(&agent, "xdp_imds_identities", &[], 1.0);
-    reaches(&agent, "xdp_imds_attached_total", &[], 1.0);
-    reaches(&agent, "xdp_imds_registration_lag_seconds", &[], 1.0);
-    reaches(&agent, "xdp_imds_build_info", &[], 1.0);
-    // Another guest's record without a port: nobody can be served by it.
+    wait_for_sum(&agent, "xdp_imds_instances", &[("source", "file"), ("state", "served")], 1.0);
+    wait_for_sum(&agent, "xdp_imds_taps", &[("state", "attached")], 1.0);
+    wait_for_sum(&agent, "xdp_imds_ports", &[], 1.0);
+    wait_for_sum(&agent, "xdp_imds_identities", &[], 1.0);
+    wait_for_sum(&agent, "xdp_imds_attached_total", &[], 1.0);
+    wait_for_sum(&agent, "xdp_imds_registration_lag_seconds", &[], 1.0);
+    wait_for_sum(&agent, "xdp_imds_build_info", &[], 1.0);
+    // A second guest's record that names no port cannot be placed.
     let other = Identity::of(1);
     other.write(scene.records.path(), 1).expect("a record");
-    reaches(&agent, "xdp_imds_instances", &[("state", "unplaced")], 1.0);
+    wait_for_sum(&agent, "xdp_imds_instances", &[("state", "unplaced")], 1.0);
     replace(&other.path(scene.records.path()), "schema: vmrecord/9\n").expect("a bad record");
-    reaches(&agent, "xdp_imds_records_rejected_total", &[], 1.0);
+    wait_for_sum(&agent, "xdp_imds_records_rejected_total", &[], 1.0);
     let mut elsewhere: serde_json::Value = serde_json::from_str(&other.record(2)).expect("a record");
     elsewhere["network"]["nics"][0]["port"] = serde_json::json!({"ifname": "tap4711"});
     replace(&other.path(scene.records.path()), &elsewhere.to_string()).expect("a record");
-    reaches(&agent, "xdp_imds_instances", &[("state", "waiting")], 1.0);
-    reaches(&agent, "xdp_imds_taps", &[("state", "waiting")], 1.0);
+    wait_for_sum(&agent, "xdp_imds_instances", &[("state", "waiting")], 1.0);
+    wait_for_sum(&agent, "xdp_imds_taps", &[("state", "waiting")], 1.0);
 }
 
 #[test]
@@ -187,8 +193,8 @@ fn a_bare_veth_of_another_namespace_is_not_served_until_it_has_gro() {
     let agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
     let state = |served: bool| {
         let (instance, tap) = if served { ("served", "attached") } else { ("waiting", "error") };
-        reaches(&agent, "xdp_imds_instances", &[("source", "file"), ("state", instance)], 1.0);
-        reaches(&agent, "xdp_imds_taps", &[("state", tap)], 1.0);
+        wait_for_sum(&agent, "xdp_imds_instances", &[("source", "file"), ("state", instance)], 1.0);
+        wait_for_sum(&agent, "xdp_imds_taps", &[("state", tap)], 1.0);
     };
     let status = || {
         let mut command = Command::new(agent::binary().expect("the agent"));
@@ -197,9 +203,9 @@ fn a_bare_veth_of_another_namespace_is_not_served_until_it_has_gro() {
         String::from_utf8(output.stdout).expect("text")
     };
     state(false);
-    let said = status();
+    let output = status();
     let line = format!("tap0@{}  error", pod.name());
-    assert!(said.contains(&line) && said.contains("ethtool -K PEER gro on"), "{said}");
+    assert!(output.contains(&line) && output.contains("ethtool -K PEER gro on"), "{output}");
     set_gro(&far, "eth0", true).expect("GRO");
     state(true);
     assert!(!status().contains(&line), "{}", status());
@@ -208,24 +214,24 @@ fn a_bare_veth_of_another_namespace_is_not_served_until_it_has_gro() {
 }
 
 #[test]
-fn a_guest_that_is_not_who_its_port_says_is_counted() {
+fn a_frame_with_a_foreign_mac_is_counted_as_a_mismatch() {
     if !privileged::or_skip() {
         return;
     }
     let scene = Scene::served();
     let agent = scene.agent();
     assert_eq!(scene.curl(&[], "/v1/meta-data"), 200);
-    reaches(&agent, "xdp_imds_identity_mismatch_total", &[], 0.0);
+    wait_for_sum(&agent, "xdp_imds_identity_mismatch_total", &[], 0.0);
     scene.guest.ns().ip("link set eth0 address 52:54:00:ff:ff:ff").expect("another MAC");
     let url = format!("http://{METADATA}/v1/meta-data");
     scene.guest.curl(&["--max-time", "2", &url], PATIENCE).expect_err("nobody answers an impostor");
     let counted = sum(&families(&agent), "xdp_imds_identity_mismatch_total", &[]).expect("a count");
     assert!(counted >= 1.0, "{counted}");
-    reaches(&agent, "xdp_imds_requests_total", &[], 1.0);
+    wait_for_sum(&agent, "xdp_imds_requests_total", &[], 1.0);
 }
 
 #[test]
-fn the_process_and_its_workers_are_told_of() {
+fn metrics_cover_the_process_and_its_workers() {
     if !privileged::or_skip() {
         return;
     }

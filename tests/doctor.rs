@@ -1,4 +1,4 @@
-//! `xdp-imds doctor` names what is wrong, and how to mend it, on nodes where one thing is wrong; and leaves no trace.
+//! On nodes with one fault each, `xdp-imds doctor` names the fault and its remedy, and leaves nothing behind.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{Xdp, XdpMode};
@@ -14,7 +14,7 @@ use support::privileged;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
 
-/// Mounts a bpffs at the first word, in a mount namespace that goes with the program the others name.
+/// Mounts a bpffs at the first argument, in a private mount namespace, and runs the other arguments as a program.
 const ON_BPFFS: [&str; 7] = [
     "unshare",
     "--mount",
@@ -25,7 +25,7 @@ const ON_BPFFS: [&str; 7] = [
     "mount -t bpf bpf \"$1\" && shift && exec \"$@\"",
 ];
 
-/// A node with a tap, and directories for an agent of its own.
+/// A node with a tap, and directories for an agent.
 struct Patient {
     host: Host,
     tap: Tap,
@@ -53,17 +53,17 @@ impl Patient {
         self.room.path().join(name).display().to_string()
     }
 
-    /// What the doctor says of a port, started by way of the programs named, in this node.
-    fn seen(&self, by: &[&str], port: &str) -> Report {
-        self.examined(by, port, &["--pins", &self.path("pins")])
+    /// Runs `doctor` for a port on this node, started through the programs in `by`.
+    fn run_doctor(&self, by: &[&str], port: &str) -> Report {
+        self.run_doctor_with(by, port, &["--pins", &self.path("pins")])
     }
 
-    fn examined(&self, by: &[&str], port: &str, more: &[&str]) -> Report {
-        let output = self.asked(by, port, more, &self.run);
+    fn run_doctor_with(&self, by: &[&str], port: &str, more: &[&str]) -> Report {
+        let output = self.doctor_output(by, port, more, &self.run);
         Report::read(&output).unwrap_or_else(|error| panic!("{by:?} {more:?}: {error:#}"))
     }
 
-    fn asked(&self, by: &[&str], port: &str, more: &[&str], run: &str) -> Output {
+    fn doctor_output(&self, by: &[&str], port: &str, more: &[&str], run: &str) -> Output {
         let mut words: Vec<String> = by.iter().map(|&word| word.to_owned()).collect();
         words.push(agent::binary().expect("the agent").display().to_string());
         words.extend(["doctor", "--json", "--port", port].map(str::to_owned));
@@ -76,15 +76,15 @@ impl Patient {
         self.host.ns().output(Command::new(&words[0]).args(&words[1..])).expect("it runs")
     }
 
-    /// As [`Patient::seen`], with a bpffs where pins are to be.
-    fn seen_with_bpffs(&self, by: &[&str], port: &str) -> Report {
+    /// Like [`Patient::run_doctor`], with a bpffs mounted at the pin directory.
+    fn run_doctor_with_bpffs(&self, by: &[&str], port: &str) -> Report {
         let pins = self.path("pins");
         let before: Vec<&str> = ON_BPFFS.into_iter().chain(["sh", &pins]).chain(by.iter().copied()).collect();
-        self.seen(&before, port)
+        self.run_doctor(&before, port)
     }
 }
 
-/// What the doctor said.
+/// The doctor's exit code and checks.
 #[derive(Debug)]
 struct Report {
     code: Option<i32>,
@@ -110,9 +110,9 @@ impl Report {
             schema: String,
             checks: Vec<Finding>,
         }
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         let document: Document =
-            serde_json::from_slice(&output.stdout).with_context(|| format!("no report; it said: {said}"))?;
+            serde_json::from_slice(&output.stdout).with_context(|| format!("no report: {stderr}"))?;
         ensure!(document.schema == "doctor/1", "a report of schema {}", document.schema);
         Ok(Self { code: output.status.code(), checks: document.checks })
     }
@@ -121,30 +121,30 @@ impl Report {
         self.checks.iter().filter(|check| check.status == "fail").map(|check| check.name.as_str()).collect()
     }
 
-    /// The check fails, and says these words about it.
-    fn blames(&self, name: &str, words: &[&str]) {
+    /// Asserts that the check fails and that its text contains these words.
+    fn assert_failure(&self, name: &str, words: &[&str]) {
         assert_eq!(self.code, Some(1), "{self:#?}");
         let check = self.checks.iter().find(|check| check.name == name && check.status == "fail");
         let Some(Finding { subject, found, expected, remedy, .. }) = check else {
             panic!("`{name}` does not fail, but {:?}", self.failed());
         };
-        let said = format!("{} {found} {expected} {remedy}", subject.as_deref().unwrap_or_default());
+        let text = format!("{} {found} {expected} {remedy}", subject.as_deref().unwrap_or_default());
         for word in words {
-            assert!(said.contains(word), "{name}: no `{word}` in: {said}");
+            assert!(text.contains(word), "{name}: no `{word}` in: {text}");
         }
     }
 }
 
 #[test]
-fn nothing_fails_on_a_healthy_node_and_nothing_is_left_on_it() {
+fn the_doctor_passes_a_healthy_node_and_leaves_nothing_behind() {
     if !privileged::or_skip() {
         return;
     }
     let patient = Patient::new();
     let links = || patient.host.ns().links().expect("the list of links");
-    let files = || walk(patient.room.path());
+    let files = || all_paths(patient.room.path());
     let before = (links(), files());
-    let report = patient.seen_with_bpffs(&[], "tap0");
+    let report = patient.run_doctor_with_bpffs(&[], "tap0");
     assert_eq!((report.code, report.failed()), (Some(0), Vec::new()), "{report:#?}");
     assert!(
         report.checks.iter().any(|check| check.name == "rehearsal" && check.status == "ok"),
@@ -157,12 +157,12 @@ fn nothing_fails_on_a_healthy_node_and_nothing_is_left_on_it() {
 }
 
 /// Every path below a directory.
-fn walk(directory: &Path) -> BTreeSet<String> {
+fn all_paths(directory: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(directory).expect("it can be read").flatten() {
         let path = entry.path();
         if path.is_dir() {
-            found.extend(walk(&path));
+            found.extend(all_paths(&path));
         }
         found.insert(path.display().to_string());
     }
@@ -170,7 +170,7 @@ fn walk(directory: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_missing_capability_is_named_with_what_it_is_for() {
+fn a_missing_capability_is_named_with_its_purpose() {
     if !privileged::or_skip() {
         return;
     }
@@ -182,66 +182,73 @@ fn a_missing_capability_is_named_with_what_it_is_for() {
     ];
     for (capability, check, what_for) in cases {
         let without = [format!("--bounding-set=-{capability}"), format!("--inh-caps=-{capability}")];
-        let report = patient.seen(&["setpriv", &without[0], &without[1]], "tap0");
+        let report = patient.run_doctor(&["setpriv", &without[0], &without[1]], "tap0");
         let name = format!("CAP_{}", capability.to_uppercase());
-        report.blames(check, &[&name, "nor in the bounding set", what_for, "CapabilityBoundingSet="]);
-        // What it hides is not called missing.
+        report.assert_failure(check, &[&name, "nor in the bounding set", what_for, "CapabilityBoundingSet="]);
+        // A missing capability hides kernel features; they must not count as missing.
         let kernel = report.failed().iter().filter(|name| name.starts_with("kernel.")).count();
         assert_eq!(kernel, 0, "{capability}: {report:#?}");
     }
 }
 
 #[test]
-fn a_bpffs_that_is_not_mounted_or_read_only_is_named() {
+fn an_unmounted_or_read_only_bpffs_is_named() {
     if !privileged::or_skip() {
         return;
     }
     let patient = Patient::new();
-    patient.seen(&[], "tap0").blames("pins.bpffs", &[&patient.path("pins"), "mount -t bpf", "--no-pins"]);
+    patient
+        .run_doctor(&[], "tap0")
+        .assert_failure("pins.bpffs", &[&patient.path("pins"), "mount -t bpf", "--no-pins"]);
     let read_only = "mount -t bpf bpf \"$1\" && mount -o remount,bind,ro \"$1\" && shift && exec \"$@\"";
     let pins = patient.path("pins");
     let by: Vec<&str> = ON_BPFFS[..6].iter().copied().chain([read_only, "sh", &pins]).collect();
-    patient.seen(&by, "tap0").blames("pins.bpffs", &["read-only", "remount,rw"]);
-    let without = patient.examined(&[], "tap0", &["--no-pins"]);
+    patient.run_doctor(&by, "tap0").assert_failure("pins.bpffs", &["read-only", "remount,rw"]);
+    let without = patient.run_doctor_with(&[], "tap0", &["--no-pins"]);
     assert_eq!(without.code, Some(0), "{without:#?}");
 }
 
 #[test]
-fn an_xdp_program_of_somebody_else_on_the_tap_is_named_by_name_and_number() {
+fn a_foreign_xdp_program_on_the_tap_is_named_with_its_name_and_id() {
     if !privileged::or_skip() {
         return;
     }
     let patient = Patient::new();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
     let mut object = aya::Ebpf::load_file(file).expect("the object");
-    // Of our programs' names this is none that a port has: to a port it is anybody's.
+    // Ports never carry the program `hub`, so the doctor treats it as foreign.
     let program: &mut Xdp = object.program_mut("hub").expect("a program").try_into().expect("an XDP program");
     program.load().expect("loaded");
     let number = program.info().expect("its number").id();
     patient.host.ns().run_in(|| program.attach("tap0", XdpMode::Driver)).expect("attached");
-    let report = patient.seen(&[], "tap0");
-    report.blames("port.xdp", &["tap0", "`hub`", &number.to_string(), "ip link set dev tap0 xdp off"]);
+    let report = patient.run_doctor(&[], "tap0");
+    report
+        .assert_failure("port.xdp", &["tap0", "`hub`", &number.to_string(), "ip link set dev tap0 xdp off"]);
 }
 
 #[test]
-fn a_tap_in_another_namespace_is_found_there_and_named_as_a_port_would_be() {
+fn a_tap_in_another_namespace_is_found_and_shown_as_a_port() {
     if !privileged::or_skip() {
         return;
     }
     let patient = Patient::new();
     let pod = Namespace::new("pod").expect("a namespace");
-    // A name that no other test's devices have.
+    // Unique among all running tests.
     let name = format!("far{}", std::process::id());
     let _tap = Tap::create(&pod, &name, Shape::virtio()).expect("a tap");
     let port = format!("port: {{ifname: {name}, netns: {}}}", pod.name());
-    patient.seen(&[], &name).blames("port.device", &[&format!("in namespace {}", pod.name()), &port]);
-    let there = patient.seen_with_bpffs(&[], &format!("{name}@{}", pod.name()));
+    patient
+        .run_doctor(&[], &name)
+        .assert_failure("port.device", &[&format!("in namespace {}", pod.name()), &port]);
+    let there = patient.run_doctor_with_bpffs(&[], &format!("{name}@{}", pod.name()));
     assert_eq!(there.code, Some(0), "{there:#?}");
     let back = format!("tap0@{}", pod.name());
-    patient.seen(&[], &back).blames("port.device", &["agent's own namespace", "port: {ifname: tap0}"]);
+    patient
+        .run_doctor(&[], &back)
+        .assert_failure("port.device", &["agent's own namespace", "port: {ifname: tap0}"]);
 }
 
-/// A namespace that only a process has, with a tap in it.
+/// An unnamed network namespace, kept alive by a process, with a tap in it.
 struct Nameless(Child);
 
 impl Nameless {
@@ -272,7 +279,7 @@ impl Nameless {
 impl Drop for Nameless {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
-            eprintln!("process {} stays behind: {error}", self.0.id());
+            eprintln!("cannot end process {}: {error}", self.0.id());
         }
     }
 }
@@ -287,17 +294,17 @@ fn a_tap_in_a_namespace_without_a_name_is_found_by_a_process_in_it() {
     let pod = Nameless::new(&name).expect("a namespace");
     let (pid, path) =
         (format!("process {}, sleep", pod.0.id()), format!("netns: /proc/{}/ns/net}}", pod.0.id()));
-    patient.seen(&[], &name).blames("port.device", &[&name, &pid, &path]);
+    patient.run_doctor(&[], &name).assert_failure("port.device", &[&name, &pid, &path]);
 }
 
 #[test]
-fn a_kernel_too_old_is_named_with_what_is_needed() {
+fn an_old_kernel_is_named_with_the_version_needed() {
     if !privileged::or_skip() {
         return;
     }
     let patient = Patient::new();
-    let report = patient.seen(&["setarch", "--uname-2.6"], "tap0");
-    report.blames("kernel.version", &["Linux 2.6.", "too old", "5.15"]);
+    let report = patient.run_doctor(&["setarch", "--uname-2.6"], "tap0");
+    report.assert_failure("kernel.version", &["Linux 2.6.", "too old", "5.15"]);
 }
 
 #[test]
@@ -308,13 +315,16 @@ fn too_few_open_files_are_named_with_how_many_are_needed() {
     let patient = Patient::new();
     for limit in [24, 64] {
         let limits = format!("--nofile={limit}:{limit}");
-        let report = patient.seen(&["prlimit", &limits], "tap0");
-        report.blames("limit.open_files", &[&format!("{limit} at most"), "82 for one port", "LimitNOFILE="]);
+        let report = patient.run_doctor(&["prlimit", &limits], "tap0");
+        report.assert_failure(
+            "limit.open_files",
+            &[&format!("{limit} at most"), "82 for one port", "LimitNOFILE="],
+        );
     }
 }
 
 #[test]
-fn an_agent_that_cannot_serve_says_who_knows_why() {
+fn an_agent_that_cannot_serve_points_to_the_doctor() {
     if !privileged::or_skip() {
         return;
     }
@@ -323,12 +333,12 @@ fn an_agent_that_cannot_serve_says_who_knows_why() {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set=-net_raw", "--inh-caps=-net_raw"]);
     let output = patient.host.ns().output(command.arg(agent::binary().expect("the agent")).args(words));
-    let said = output.map(|output| String::from_utf8_lossy(&output.stderr).into_owned()).expect("it runs");
-    assert!(said.contains("run `xdp-imds doctor`"), "{said}");
+    let text = output.map(|output| String::from_utf8_lossy(&output.stderr).into_owned()).expect("it runs");
+    assert!(text.contains("run `xdp-imds doctor`"), "{text}");
 }
 
 #[test]
-fn a_port_is_well_with_the_agent_of_its_run_directory_and_taken_with_another() {
+fn a_served_port_passes_for_its_own_agent_and_fails_for_another() {
     if !privileged::or_skip() {
         return;
     }
@@ -337,20 +347,21 @@ fn a_port_is_well_with_the_agent_of_its_run_directory_and_taken_with_another() {
     let elsewhere = std::mem::replace(&mut patient.run, records.join("run").display().to_string());
     let port = PortArgument::new("tap0", Identity::of(0).mac);
     let agent = Agent::start(patient.host.ns(), &records, &[port]).expect("an agent");
-    let report = patient.examined(&[], "tap0", &["--no-pins"]);
+    let report = patient.run_doctor_with(&[], "tap0", &["--no-pins"]);
     assert_eq!(report.code, Some(0), "{report:#?}");
     let its =
         |name: &str| report.checks.iter().find(|check| check.name == name).map(|check| check.found.clone());
     let pid = format!("process {}", agent.pid());
     assert!(its("agent").is_some_and(|found| found.contains(&pid)), "{report:#?}");
     assert!(its("port").is_some_and(|found| found.contains("steered by the agent")), "{report:#?}");
-    let stranger = Report::read(&patient.asked(&[], "tap0", &["--no-pins"], &elsewhere)).expect("a report");
-    stranger.blames("port.xdp", &["another xdp-imds"]);
-    stranger.blames("hub", &["another agent"]);
+    let stranger =
+        Report::read(&patient.doctor_output(&[], "tap0", &["--no-pins"], &elsewhere)).expect("a report");
+    stranger.assert_failure("port.xdp", &["another xdp-imds"]);
+    stranger.assert_failure("hub", &["another agent"]);
 }
 
 #[test]
-fn what_the_feed_of_kubevirt_lacks_is_named() {
+fn missing_parts_of_the_kubevirt_feed_are_named() {
     let room = tempfile::tempdir().expect("a directory");
     let [file, token, kubeconfig] = ["config.yaml", "token", "kubeconfig"].map(|name| room.path().join(name));
     let doctor = |options: serde_json::Value| {
@@ -363,13 +374,13 @@ fn what_the_feed_of_kubevirt_lacks_is_named() {
         Report::read(&output).expect("a report")
     };
     let report = doctor(serde_json::json!({"kubelet": "/nonexistent", "cgroups": "/nonexistent2"}));
-    report.blames("kubevirt.node", &["kubevirt.node", "NODE_NAME"]);
-    report.blames("kubevirt.api", &["KUBERNETES_SERVICE_HOST", "kubeconfig"]);
-    report.blames("kubevirt.kubelet", &["/nonexistent/pods"]);
+    report.assert_failure("kubevirt.node", &["kubevirt.node", "NODE_NAME"]);
+    report.assert_failure("kubevirt.api", &["KUBERNETES_SERVICE_HOST", "kubeconfig"]);
+    report.assert_failure("kubevirt.kubelet", &["/nonexistent/pods"]);
     let cgroups = report.checks.iter().find(|check| check.name == "kubevirt.cgroups").expect("a check");
     assert_eq!((&*cgroups.status, cgroups.found.contains("/nonexistent2")), ("warn", true), "{cgroups:?}");
 
-    // A kubeconfig with a token's file that is missing, cannot be sent, and is well.
+    // A kubeconfig whose token file is missing, then empty, then valid.
     let config = serde_json::json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": "http://192.0.2.1:1"}}],
@@ -380,9 +391,9 @@ fn what_the_feed_of_kubevirt_lacks_is_named() {
     fs::create_dir(room.path().join("pods")).expect("a directory");
     let options = serde_json::json!({"node": "n1", "kubelet": room.path(), "cgroups": room.path(), "kubeconfig": kubeconfig});
     let named = token.display().to_string();
-    doctor(options.clone()).blames("kubevirt.api", &[&named]);
+    doctor(options.clone()).assert_failure("kubevirt.api", &[&named]);
     fs::write(&token, "\n").expect("written");
-    doctor(options.clone()).blames("kubevirt.api", &[&named, "nothing"]);
+    doctor(options.clone()).assert_failure("kubevirt.api", &[&named, "nothing"]);
     fs::write(&token, "abc\n").expect("written");
     let report = doctor(options);
     let well =
@@ -391,7 +402,7 @@ fn what_the_feed_of_kubevirt_lacks_is_named() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_used_fails_and_wrong_options_are_told_apart() {
+fn an_unusable_configuration_fails_its_check_and_a_wrong_option_exits_with_2() {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("config.yaml");
     fs::write(&file, "hub: x\nlimit: {}\n").expect("written");
@@ -401,6 +412,6 @@ fn a_configuration_that_cannot_be_used_fails_and_wrong_options_are_told_apart() 
     };
     let output = doctor(&["--json", "--config", &file.display().to_string()]);
     let report = Report::read(&output).expect("a report");
-    report.blames("configuration", &["config.yaml", "line 2", "limit"]);
+    report.assert_failure("configuration", &["config.yaml", "line 2", "limit"]);
     assert_eq!(doctor(&["--no-such-option"]).status.code(), Some(2));
 }

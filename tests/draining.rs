@@ -1,5 +1,5 @@
-//! A service that leaves loses no question and no answer, keeps no connection open for ever, and says whose flows
-//! are whose.
+//! A draining service loses no request and no answer, closes every connection within its limit, and claims its
+//! flows.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ fn says_close(answer: &Answered) -> bool {
     answer.head.to_ascii_lowercase().contains("\r\nconnection: close\r\n")
 }
 
-/// What has been claimed.
+/// Flows the stack has claimed.
 #[derive(Clone, Default)]
 struct Claimed(Arc<Mutex<Vec<u64>>>);
 
@@ -57,7 +57,7 @@ impl Claims for Claimed {
 }
 
 #[test]
-fn an_idle_connection_is_closed_at_once_and_one_in_use_after_a_last_call() {
+fn a_drain_closes_an_idle_connection_at_once_and_a_used_one_after_a_grace() {
     for (idle, wait, ended) in [
         (SOON, Duration::from_millis(5), true),
         (Duration::ZERO, Duration::from_millis(100), false),
@@ -75,7 +75,7 @@ fn an_idle_connection_is_closed_at_once_and_one_in_use_after_a_last_call() {
 }
 
 #[test]
-fn the_question_after_a_last_call_is_answered_and_hears_that_it_was_the_last() {
+fn a_request_during_the_grace_is_answered_with_connection_close() {
     let (mut world, _) = world(Habits::default());
     let talk = world.client.begin(40_000, GET);
     world.run(SOON, |world| !answers(world, talk).is_empty());
@@ -100,7 +100,7 @@ fn connections_made_while_draining_are_served_and_closed() {
 }
 
 #[test]
-fn a_request_that_comes_in_parts_has_its_time_however_late_it_begins() {
+fn a_request_in_parts_is_answered_even_if_it_starts_during_the_drain() {
     for (is_before, name) in [(true, "made before"), (false, "made while draining")] {
         let (mut world, _) = world(Habits::default());
         let before = is_before.then(|| world.client.begin(40_000, GET));
@@ -123,7 +123,7 @@ fn a_request_that_comes_in_parts_has_its_time_however_late_it_begins() {
 }
 
 #[test]
-fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_over() {
+fn new_connections_are_left_to_the_next_agent_when_none_takes_over() {
     let (mut world, _) = world(Habits::default());
     let held = world.client.begin(40_000, b"GET /bytes/10 HT");
     world.wait(SOON);
@@ -134,15 +134,15 @@ fn connections_that_would_begin_are_left_to_the_next_agent_when_nobody_takes_ove
     world.wait(SOON);
     assert!(says_close(&answers(&world, held)[0]));
     assert!(answers(&world, late).is_empty() && world.stack.stats().refused_leaving > 0);
-    assert_eq!(world.stack.left(), 0, "it holds up nothing");
-    // The next agent has the same key, and knows of nothing.
+    assert_eq!(world.stack.left(), 0, "it does not delay the drain");
+    // The next agent has the same cookie key and no state.
     world.stack = stack(StackConfig::default()).0;
     world.wait(2 * SOON);
     assert_eq!((answers(&world, late)[0].status, world.stack.stats().unmatched), (200, 0));
 }
 
 #[test]
-fn what_is_pipelined_is_answered_to_the_last_which_says_that_it_is() {
+fn every_pipelined_request_is_answered_and_the_last_answer_closes() {
     let (mut world, pattern) = world(Habits::default());
     pattern.ready.store(false, Ordering::Relaxed);
     let asked =
@@ -158,7 +158,7 @@ fn what_is_pipelined_is_answered_to_the_last_which_says_that_it_is() {
 }
 
 #[test]
-fn a_request_under_way_is_answered_whole() {
+fn a_request_in_progress_is_answered_in_full() {
     for (half, rest) in [
         (&b"GET /bytes/10 HT"[..], &b"TP/1.1\r\nHost: x\r\n\r\n"[..]),
         (b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe", b"llo"),
@@ -181,7 +181,7 @@ fn a_request_under_way_is_answered_whole() {
 }
 
 #[test]
-fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
+fn a_request_waiting_for_its_record_is_refused_before_the_drain_limit() {
     let (mut world, pattern) = world(Habits::default());
     pattern.ready.store(false, Ordering::Relaxed);
     let get = world.client.begin(40_000, b"GET /openstack HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -191,7 +191,7 @@ fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
     let now = world.now();
     world.stack.drain(now, 4 * SOON, Some(Box::new(Claimed::default())));
     world.wait(2 * SOON);
-    assert!([get, put].iter().all(|talk| !world.client.talks[*talk].ended), "there is time yet");
+    assert!([get, put].iter().all(|talk| !world.client.talks[*talk].ended), "the limit is not reached");
     world.wait(2 * SOON);
     let answers = answers(&world, get);
     assert_eq!((answers[0].status, says_close(&answers[0])), (503, true));
@@ -200,7 +200,7 @@ fn a_request_that_waits_for_its_record_hears_in_time_that_it_is_not_here() {
 }
 
 #[test]
-fn a_slow_reader_gets_all_of_it_and_one_that_stands_still_is_cut_off_at_the_limit() {
+fn a_slow_reader_gets_the_whole_answer_and_a_stalled_one_is_cut_off() {
     const LONG: usize = 1 << 20;
     let ask = format!("GET /bytes/{LONG} HTTP/1.1\r\nHost: x\r\n\r\n");
     for (pause, whole) in [(Duration::from_millis(400), true), (Duration::from_secs(600), false)] {
@@ -223,7 +223,7 @@ fn a_slow_reader_gets_all_of_it_and_one_that_stands_still_is_cut_off_at_the_limi
 }
 
 #[test]
-fn guests_that_never_close_their_side_are_not_waited_for_and_not_reset() {
+fn a_drain_neither_awaits_nor_resets_guests_that_keep_their_side_open() {
     let (mut world, _) = world(Habits::default());
     let talk = world.client.begin(40_000, GET);
     world.wait(SOON);
@@ -237,7 +237,7 @@ fn guests_that_never_close_their_side_are_not_waited_for_and_not_reset() {
 }
 
 #[test]
-fn a_service_that_stays_after_all_keeps_connections_as_before() {
+fn a_cancelled_drain_keeps_connections_open() {
     let (mut world, _) = world(Habits::default());
     let talk = world.client.begin(40_000, b"GET /bytes/10 HT");
     world.wait(SOON);
@@ -254,7 +254,7 @@ fn a_service_that_stays_after_all_keeps_connections_as_before() {
 }
 
 #[test]
-fn what_begins_or_rests_when_a_service_stays_after_all_has_its_usual_time() {
+fn a_cancelled_drain_restores_the_usual_timeouts() {
     let (mut world, _) = world(Habits::default());
     let idle = world.client.begin(40_000, GET);
     world.run(SOON, |world| !answers(world, idle).is_empty());
@@ -272,63 +272,64 @@ fn what_begins_or_rests_when_a_service_stays_after_all_has_its_usual_time() {
         assert!(!answers.iter().any(says_close) && !world.client.talks[talk].ended);
     }
     world.wait(80 * SOON);
-    assert!(world.client.talks[idle].ended && world.client.talks[begun].ended, "75 s without a question");
+    assert!(world.client.talks[idle].ended && world.client.talks[begun].ended, "idle for 75 s");
 }
 
-/// The flow of a guest's port.
+/// The flow number of a guest port.
 fn flow(port: u16) -> u64 {
     let [high, low] = port.to_be_bytes();
     let key = StackConfig::default().cookie_key;
     Flow::v4(&key, 7, CLIENT, SERVICE, [high, low, 0, 80]).number()
 }
 
-/// Insists that whatever is sent belongs to a flow that is claimed.
-struct Later<'a>(&'a Claimed, usize);
+/// Asserts that the flow of each frame is claimed before the frame is sent.
+struct AfterClaim<'a>(&'a Claimed, usize);
 
-impl Transmit for Later<'_> {
+impl Transmit for AfterClaim<'_> {
     fn send(&mut self, _: &[u8]) {
-        assert_eq!(self.0.flows().len(), self.1, "a word before the claim");
+        assert_eq!(self.0.flows().len(), self.1, "a frame before the claim");
     }
 }
 
 #[test]
-fn flows_are_claimed_at_once_those_that_closed_as_well_and_later_ones_before_a_word() {
+fn a_drain_claims_open_and_closed_flows_at_once_and_new_ones_before_any_frame() {
     let (stack, _) = stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     for port in 1..=3 {
         let next = raw.connect(port);
         raw.send(&Segment::ack(port, 1001, next).with(GET));
     }
-    // The third closes, and is in TIME-WAIT.
+    // The last guest closes; its connection is in TIME-WAIT.
     let next = raw.connect(4);
-    let said = raw.send(&Segment::ack(4, 1001, next).with(GET_AND_CLOSE));
-    let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1)).expect("a FIN");
+    let replies = raw.send(&Segment::ack(4, 1001, next).with(GET_AND_CLOSE));
+    let end =
+        replies.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1)).expect("a FIN");
     raw.send(&Segment::ack(4, 1001 + GET_AND_CLOSE.len() as u32, end).control(Fin));
     assert_eq!((raw.stack.stats().connections, raw.stack.time_waits()), (3, 1));
     let claimed = Claimed::default();
     raw.stack.drain(at(raw.now), DRAIN_LIMIT, Some(Box::new(claimed.clone())));
     let mut flows = claimed.flows();
-    assert_eq!(flows.pop(), Some(flow(4)), "what is over is the least");
+    assert_eq!(flows.pop(), Some(flow(4)), "the closed flow has the least priority");
     flows.sort_unstable();
     let mut expected = [flow(1), flow(2), flow(3)];
     expected.sort_unstable();
     assert_eq!(flows, expected);
     let next = raw.connect(5);
-    assert_eq!(claimed.flows().len(), 4, "a handshake is nobody's yet");
+    assert_eq!(claimed.flows().len(), 4, "a handshake claims nothing");
     let first = Segment::ack(5, 1001, next).with(GET).frame(raw.slot);
-    raw.stack.receive(at(raw.now), raw.slot, &first, &mut Later(&claimed, 5));
+    raw.stack.receive(at(raw.now), raw.slot, &first, &mut AfterClaim(&claimed, 5));
     assert_eq!(claimed.flows().last(), Some(&flow(5)));
 }
 
-/// Too late to be answered in any case: a port that is used again would be cut off in the middle of a question.
+/// A port reused this late would be cut off in the middle of a request.
 #[test]
-fn a_guest_that_uses_a_claimed_port_again_is_left_to_the_next_agent_late_in_the_drain() {
+fn a_claimed_port_reused_late_in_the_drain_is_left_to_the_next_agent() {
     let (stack, _) = stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     let close = |raw: &mut Raw<Serve<Pattern>>| {
         let next = raw.connect(1);
-        let said = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
-        let end = said.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1))?;
+        let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
+        let end = replies.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1))?;
         raw.send(&Segment::ack(1, 1001 + GET_AND_CLOSE.len() as u32, end).control(Fin));
         Some(())
     };
@@ -339,12 +340,12 @@ fn a_guest_that_uses_a_claimed_port_again_is_left_to_the_next_agent_late_in_the_
     close(&mut raw).expect("an answer early in the drain");
     assert!(claimed.flows().contains(&flow(1)));
     raw.now += DRAIN_LIMIT / 3;
-    assert_eq!(close(&mut raw), None, "nothing is said");
-    assert!(!claimed.flows().contains(&flow(1)), "what is said again goes to the other agent");
+    assert_eq!(close(&mut raw), None, "no answer");
+    assert!(!claimed.flows().contains(&flow(1)), "retransmissions go to the next agent");
 }
 
 #[test]
-fn what_may_be_another_agents_is_not_reset_and_a_late_fin_is_acknowledged() {
+fn flows_of_another_agent_are_not_reset_and_a_late_fin_is_acknowledged() {
     let (stack, _) = stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     let unknown = Segment::ack(1, 5_000, 9_000);
@@ -361,14 +362,14 @@ fn what_may_be_another_agents_is_not_reset_and_a_late_fin_is_acknowledged() {
     assert_eq!((late.len(), late[0].flags, late[0].seq, late[0].ack), (1, ACK, 9_000, 5_001));
     let mut closed = unknown.clone();
     closed.destination.1 = 81;
-    assert!(is_reset(&mut raw, &closed), "nobody listens there, whichever agent is asked");
+    assert!(is_reset(&mut raw, &closed), "no agent listens on this port");
     assert_eq!(raw.stack.stats().spared, 2);
     raw.stack.spare_unknown(false);
     assert!(is_reset(&mut raw, &unknown));
 }
 
 #[test]
-fn whatever_guests_are_at_when_a_service_leaves_each_question_is_answered_once_and_all_ends_in_time() {
+fn a_drain_at_any_moment_answers_each_request_once_and_ends_in_time() {
     for seed in 0..30 {
         let mut rng = Rng::new(seed);
         println!("seed {seed}");
@@ -392,11 +393,11 @@ fn whatever_guests_are_at_when_a_service_leaves_each_question_is_answered_once_a
             drain(&mut world);
         }
         let ended = |world: &mut World<Serve<Pattern>>| world.client.talks.iter().all(|talk| talk.ended);
-        assert!(world.run(DRAIN_LIMIT, ended), "seed {seed}: not all is over in time");
+        assert!(world.run(DRAIN_LIMIT, ended), "seed {seed}: a connection outlives the limit");
         for (talk, count) in asked {
             world.client.close(talk);
             let answers = answers(&world, talk);
-            // What was asked after the answer that said it was the last is not answered, and its client knows.
+            // A request sent after the answer with `Connection: close` gets no answer, and its client knows that.
             let last = answers.iter().position(says_close).map_or(answers.len(), |last| last + 1);
             assert_eq!(answers.len(), last, "seed {seed}: talk {talk}");
             assert!(answers.len() == count || last < count, "seed {seed}: {} of {count}", answers.len());
@@ -407,7 +408,7 @@ fn whatever_guests_are_at_when_a_service_leaves_each_question_is_answered_once_a
     }
 }
 
-/// Nothing of a drain may be left where there is none.
+/// No draining state may affect a stack that does not drain.
 #[test]
 fn a_stack_that_does_not_drain_claims_nothing() {
     let (mut stack, _): (Stack<Serve<Pattern>>, _) = stack(StackConfig::default());

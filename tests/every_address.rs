@@ -1,4 +1,4 @@
-//! Each default address is served on-link and through a gateway; one that is left out stays whoever's it is.
+//! Each default address is served on-link and through a gateway; an address left out stays with its owner.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -13,14 +13,14 @@ use support::privileged;
 use support::record::Identity;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Long enough for the three times a guest asks for a neighbour (at 0, 1 and 2 s), or three SYNs.
+/// Long enough for three neighbour requests of the guest (at 0, 1 and 2 s), or three SYNs.
 const IN_VAIN: Duration = Duration::from_secs(4);
-/// An ordinary network of the guest's and its gateway's, by IPv6.
+/// Addresses of the guest and its gateway in an ordinary IPv6 network.
 const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 0, 0, 0, 0, 0x10);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 0, 0, 0, 0, 1);
 const OCTETS: usize = 100_000;
 
-/// A node and a guest, both with IPv4 and IPv6, and a record for the guest.
+/// A dual-stack node and guest, and the guest's record.
 struct Node {
     guest: Guest,
     host: Host,
@@ -50,7 +50,7 @@ impl Node {
     fn route_on_link(&self, to: &[IpAddr]) {
         for address in to {
             match address {
-                // There already: the guest's own, and the link-local prefix.
+                // Routed already: the guest's own route, and the link-local prefix.
                 IpAddr::V4(addresses::METADATA) | IpAddr::V6(addresses::METADATA_LINK_LOCAL) => {}
                 IpAddr::V4(v4) => self.guest_ip(&format!("route add {v4}/32 dev {NIC} scope link")),
                 IpAddr::V6(v6) => self.guest_ip(&format!("-6 route add {v6}/128 dev {NIC}")),
@@ -58,8 +58,8 @@ impl Node {
         }
     }
 
-    /// Everything by the gateway; what is link-local, where no route leads to a gateway, by a neighbour entry
-    /// with the gateway's MAC.
+    /// Routes everything through the gateway. No route can do that for link-local addresses, so they get a neighbour
+    /// entry with the gateway's MAC.
     fn route_by_gateway(&self) {
         self.guest_ip(&format!("-6 route add default via {GATEWAY_V6}"));
         let shown = self.host.ns().ip(&format!("-br link show {BRIDGE}")).expect("the bridge");
@@ -76,7 +76,7 @@ impl Node {
         PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac)
     }
 
-    /// An agent in another namespace, which steers by a classifier.
+    /// An agent in another namespace that steers with a classifier.
     fn agent_elsewhere<'a>(&self, ns: &'a Namespace) -> Agent<'a> {
         let mut words = agent::arguments(self.records.path(), &[self.port().within(self.host.ns())]);
         words.extend(["--steer".into(), "tcx".into()]);
@@ -96,12 +96,12 @@ impl Node {
         Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
     }
 
-    /// Asks one address for what it has for everybody; the status.
+    /// Requests the root document of an address and returns the status.
     fn ask(&self, address: IpAddr, patience: Duration) -> anyhow::Result<u16> {
         Ok(self.guest.curl(&[&url(address)], patience)?.status)
     }
 
-    /// An ordinary server of the node's, on an address the bridge is given for it.
+    /// An ordinary server on the node, on an address added to the bridge.
     fn server(&self, address: IpAddr) -> EchoServer {
         let nodad = if address.is_ipv6() { "nodad" } else { "" };
         self.host.ns().ip(&format!("addr add {address} dev {BRIDGE} {nodad}")).expect("an address");
@@ -138,7 +138,7 @@ fn every_default_address_is_served_on_link() {
 }
 
 #[test]
-fn every_default_address_is_served_out_of_another_namespace_by_a_classifier() {
+fn every_default_address_is_served_by_a_classifier_from_another_namespace() {
     if !privileged::or_skip() {
         return;
     }
@@ -155,7 +155,10 @@ fn every_default_address_is_served_out_of_another_namespace_by_a_classifier() {
         let due = if route == Route::OnLink { (4, 5) } else { (0, 0) };
         assert!(asked.0 >= due.0 && asked.1 >= due.1, "{route:?}: {asked:?}");
         books::balance(&agent, 0).expect("every frame is accounted for");
-        assert!(frames(&agent, "ring_delivered") >= frames(&agent, STEERED), "all came by the ring");
+        assert!(
+            frames(&agent, "ring_delivered") >= frames(&agent, STEERED),
+            "every frame came through the ring"
+        );
     }
 }
 
@@ -170,10 +173,10 @@ fn every_default_address_is_served_through_a_gateways_mac() {
         assert_eq!(node.ask(address, PATIENCE).expect("an answer"), 200, "{address}");
     }
     let asked = (frames(&agent, "answer_arp"), frames(&agent, "answer_neighbour"));
-    assert_eq!(asked, (0, 0), "frames bore the gateway's MAC, so nobody was asked for its own");
+    assert_eq!(asked, (0, 0), "frames carry the gateway's MAC, so no address is resolved");
 }
 
-/// Addresses of each family that are left out of the configuration, and that configuration.
+/// One address of each family that the configuration omits, and the configuration.
 const LEFT_OUT: [IpAddr; 2] = [IpAddr::V4(addresses::ALIYUN), IpAddr::V6(addresses::ORACLE)];
 const OTHERS: &str = "addresses: [169.254.169.254, 'fe80::a9fe:a9fe', 'fd00:ec2::254']\n";
 
@@ -202,7 +205,7 @@ fn an_address_left_out_is_silent_and_its_frames_pass() {
 }
 
 #[test]
-fn an_address_left_out_reaches_whoever_has_it() {
+fn an_address_left_out_reaches_its_owner() {
     if !privileged::or_skip() {
         return;
     }
@@ -223,21 +226,21 @@ fn a_next_hop_resolves_while_its_own_traffic_passes() {
     }
     const NEXT_HOP: Ipv4Addr = addresses::SCALEWAY_NEXT_HOP;
     let node = Node::new(Route::Gateway);
-    // As cloud-init's Scaleway source sets it up.
+    // The same route that cloud-init's Scaleway datasource adds.
     node.guest_ip(&format!("route add {}/32 via {NEXT_HOP} dev {NIC} onlink", addresses::SCALEWAY));
     let server = node.server(NEXT_HOP.into());
     let agent = node.agent(None);
     assert_eq!(node.ask(addresses::SCALEWAY.into(), PATIENCE).expect("an answer"), 200);
     assert!(frames(&agent, "answer_arp") >= 1, "the next hop was asked for by ARP");
     let steered = frames(&agent, STEERED);
-    node.guest.echo(server.address(), OCTETS).expect("the next hop's own server, by the gateway");
+    node.guest.echo(server.address(), OCTETS).expect("the next hop's own server, through the gateway");
     assert_eq!(node.guest.ping(NEXT_HOP, 5).expect("a report"), 5);
     assert_eq!(node.guest.ping(host::ADDRESS, 5).expect("a report"), 5);
     assert_eq!(frames(&agent, STEERED), steered, "none of it was steered");
 }
 
 #[test]
-fn a_next_hop_nobody_needs_is_not_answered_for() {
+fn an_unneeded_next_hop_is_not_answered() {
     if !privileged::or_skip() {
         return;
     }

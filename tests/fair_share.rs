@@ -1,7 +1,7 @@
-//! A worker's time is shared among VMs: a modest one is served as fast while a hundred others ask for all they can get.
+//! VMs share a worker's time fairly: a modest VM is served fast while a hundred others request all they can.
 //!
-//! Time is virtual and each frame costs what it was measured to cost, so that the worker can be overloaded on any
-//! machine, and a failure repeats exactly. Everything from the ring to the answers is the real thing.
+//! Time is virtual and each frame costs its measured time, so any machine can overload the worker and a failure
+//! repeats exactly. Everything from the ring to the answers is production code.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -23,25 +23,25 @@ use support::pattern::{Pattern, stack};
 use support::raw::Segment;
 use support::wire::{Sent, at};
 
-/// From a guest to the ring, and from the tap to a guest.
+/// Delay from a guest to the ring, and from the tap to a guest.
 const WAY: Duration = Duration::from_micros(10);
-/// For a worker that sleeps to be on its CPU: with both ways, the 51 µs a lone request takes.
+/// Delay until a sleeping worker runs; with both ways, this gives the 51 µs of a lone request.
 const WAKING: Duration = Duration::from_micros(30);
-/// To take a frame from the ring and see whose it is.
+/// Cost of taking a frame from the ring and reading its slot.
 const LOOK: Duration = Duration::from_nanos(60);
-/// To find out what a frame means, and what to say to it.
+/// Cost of handling a frame.
 const RECEIVE: Duration = Duration::from_nanos(350);
-/// To write a frame to the hub's tap.
+/// Cost of writing a frame to the hub's tap.
 const SEND: Duration = Duration::from_nanos(500);
 /// Frames the ring holds.
 const RING: usize = 8_192;
-/// A guest that hears nothing says it again.
+/// A guest without an answer retransmits after this time.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Between two frames of junk: what a port may send.
+/// Interval of junk frames; the port's rate limit.
 const JUNK_EVERY: Duration = Duration::from_micros(100);
-/// Between two requests of the modest guest.
+/// Interval of the modest guest's requests.
 const ASK_EVERY: Duration = Duration::from_micros(1_700);
-/// How long it all goes on, after the greedy have had what every slot may have at once.
+/// Run time before measuring, in which greedy guests use up their initial burst.
 const WARM_UP: Duration = Duration::from_millis(150);
 const TIME: Duration = Duration::from_secs(1);
 
@@ -50,7 +50,7 @@ const PORT: u16 = 40_000;
 /// Where a frame's TCP header starts.
 const TCP: usize = 34;
 
-/// The time, shared by all that takes some.
+/// Virtual time, shared by everything that takes time.
 #[derive(Clone, Default)]
 struct Clock(Arc<Mutex<Duration>>);
 
@@ -69,7 +69,7 @@ impl Clock {
     }
 }
 
-/// The ring, and what is on its way there.
+/// The ring, and frames on their way to it.
 struct Wire {
     ring: VecDeque<Vec<u8>>,
     coming: BTreeMap<(Duration, u64), Vec<u8>>,
@@ -83,7 +83,7 @@ impl Wire {
         self.coming.insert((at + WAY, self.sent), frame);
     }
 
-    /// What has arrived by now goes to the ring, if there is room.
+    /// Moves frames that have arrived by `now` into the ring, or counts them lost if it is full.
     fn arrive(&mut self, now: Duration) {
         while let Some(first) = self.coming.first_entry().filter(|first| first.key().0 <= now) {
             let frame = first.remove();
@@ -126,7 +126,7 @@ impl FrameSource for Source {
     }
 }
 
-/// The stack, whose work takes time.
+/// The stack, charging the clock for its work.
 struct Costly {
     stack: Stack<Serve<Pattern>>,
     clock: Clock,
@@ -165,7 +165,7 @@ impl Engine for Costly {
     }
 }
 
-/// Frames on their way to guests, and when they left.
+/// Frames sent to guests, and when.
 struct Tap {
     clock: Clock,
     sent: Vec<(Duration, Vec<u8>)>,
@@ -178,24 +178,24 @@ impl Transmit for Tap {
     }
 }
 
-/// A guest with one connection on which it asks for one document after the other.
+/// A guest with one connection that requests one document after another.
 struct Asker {
     slot: Slot,
     get: Vec<u8>,
     seq: u32,
     ack: u32,
-    /// Octets of the answer that are still to come; the head's are not known before it has come.
+    /// When the outstanding request was sent.
     asked: Option<Duration>,
     received: usize,
     length: usize,
     unacknowledged: usize,
-    /// Segments it had already.
+    /// Segments received twice.
     resent: u64,
-    heard: Duration,
+    last_progress: Duration,
 }
 
 impl Asker {
-    /// A guest that has shaken hands.
+    /// A guest that has completed the handshake.
     fn new(stack: &mut Stack<Serve<Pattern>>, slot: Slot, octets: usize) -> Self {
         let mut sent = Sent::default();
         stack.receive(at(Duration::ZERO), slot, &Segment::syn(PORT, 1_000).frame(slot), &mut sent);
@@ -211,14 +211,14 @@ impl Asker {
             length: octets,
             unacknowledged: 0,
             resent: 0,
-            heard: Duration::ZERO,
+            last_progress: Duration::ZERO,
         }
     }
 
     fn ask(&mut self, now: Duration) -> Vec<u8> {
         let frame = Segment::ack(PORT, self.seq, self.ack).with(&self.get).frame(self.slot);
         self.seq = self.seq.wrapping_add(self.get.len() as u32);
-        (self.asked, self.received, self.unacknowledged, self.heard) = (Some(now), 0, 0, now);
+        (self.asked, self.received, self.unacknowledged, self.last_progress) = (Some(now), 0, 0, now);
         frame
     }
 
@@ -227,8 +227,8 @@ impl Asker {
         Segment::ack(PORT, self.seq, self.ack).frame(self.slot)
     }
 
-    /// Hears a frame; what it says to it, and how long the answer took once it is whole.
-    fn hear(&mut self, now: Duration, frame: &[u8]) -> (Option<Vec<u8>>, Option<Duration>) {
+    /// Handles a frame; returns the guest's reply, and the duration once the answer is complete.
+    fn on_frame(&mut self, now: Duration, frame: &[u8]) -> (Option<Vec<u8>>, Option<Duration>) {
         let payload = frame.len() - TCP - usize::from(frame[TCP + 12] >> 4) * 4;
         let seq = u32::from_be_bytes(*frame[TCP + 4..].first_chunk().expect("a number"));
         if payload == 0 {
@@ -238,7 +238,7 @@ impl Asker {
             self.resent += 1;
             return (Some(self.acknowledge()), None);
         }
-        self.heard = now;
+        self.last_progress = now;
         self.ack = self.ack.wrapping_add(payload as u32);
         self.received += payload;
         self.unacknowledged += 1;
@@ -250,12 +250,12 @@ impl Asker {
         ((self.unacknowledged >= 2).then(|| self.acknowledge()), None)
     }
 
-    /// What it says again when it has heard nothing for long.
-    fn complain(&mut self, now: Duration) -> Option<Vec<u8>> {
-        if self.asked.is_none() || now < self.heard + PATIENCE {
+    /// Returns a retransmission if the guest has received nothing for [`PATIENCE`].
+    fn retransmit(&mut self, now: Duration) -> Option<Vec<u8>> {
+        if self.asked.is_none() || now < self.last_progress + PATIENCE {
             return None;
         }
-        self.heard = now;
+        self.last_progress = now;
         if self.received > 0 {
             return Some(self.acknowledge());
         }
@@ -264,14 +264,14 @@ impl Asker {
     }
 }
 
-/// What came of it for the modest guest.
+/// What the modest guest experienced, and the load beside it.
 #[derive(Debug)]
 struct Outcome {
     asked: usize,
     took: Vec<Duration>,
     lost: u64,
     greedy: u64,
-    /// Segments that greedy guests were sent twice.
+    /// Segments that greedy guests received twice.
     resent: u64,
 }
 
@@ -283,7 +283,7 @@ impl Outcome {
     }
 }
 
-/// Lets the modest guest ask while so many others fetch 1 MiB again and again, and so many send junk.
+/// Runs the modest guest beside `fetchers` guests that fetch 1 MiB repeatedly and `junkers` that send junk.
 fn run(fetchers: u32, junkers: u32) -> Outcome {
     let clock = Clock::default();
     let wire = Wire { ring: VecDeque::new(), coming: BTreeMap::new(), sent: 0, lost: 0 };
@@ -323,7 +323,7 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
         }
         if next_complaint <= now {
             next_complaint += PATIENCE / 10;
-            let again = guests.values_mut().filter_map(|guest| guest.complain(now));
+            let again = guests.values_mut().filter_map(|guest| guest.retransmit(now));
             again.for_each(|frame| wire.borrow_mut().push(now, frame));
         }
         let turned = fair.turn(at(now), &mut link, &mut engine, &mut tap);
@@ -331,8 +331,8 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
             let to =
                 slot_of(metadata_common::mac::Mac(*frame.first_chunk().expect("a MAC"))).expect("a stamp");
             let Some(guest) = guests.get_mut(&to) else { continue };
-            let (says, took) = guest.hear(left + WAY, &frame);
-            says.into_iter().for_each(|frame| wire.borrow_mut().push(left + WAY, frame));
+            let (reply, took) = guest.on_frame(left + WAY, &frame);
+            reply.into_iter().for_each(|frame| wire.borrow_mut().push(left + WAY, frame));
             match took {
                 Some(took) if to == MODEST => outcome.took.push(took),
                 Some(_) => {
@@ -355,7 +355,7 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
 }
 
 #[test]
-fn a_hundred_greedy_guests_cost_a_modest_one_less_than_thrice_its_time_alone() {
+fn a_modest_guest_beside_a_hundred_greedy_ones_takes_less_than_triple_its_time() {
     let alone = run(0, 0).percentile(99);
     for (fetchers, junkers) in [(100, 0), (0, 100), (50, 50), (22, 140)] {
         let outcome = run(fetchers, junkers);
@@ -374,8 +374,8 @@ fn a_hundred_greedy_guests_cost_a_modest_one_less_than_thrice_its_time_alone() {
 }
 
 #[test]
-fn greedy_guests_whose_acknowledgements_wait_are_hardly_ever_sent_a_segment_twice() {
-    /// Of so many segments one may be: acknowledgements are dropped where a VM has too many waiting.
+fn segments_are_rarely_resent_to_greedy_guests_whose_acknowledgements_wait() {
+    /// One segment in this many may be resent, because acknowledgements beyond a VM's queue are dropped.
     const SEGMENTS: u64 = 100_000;
     for fetchers in [50, 200] {
         let Outcome { greedy, resent, .. } = run(fetchers, 0);

@@ -1,7 +1,7 @@
-//! What a modest guest's request takes on true taps, beside a hundred that are idle and beside the same hundred when
-//! they ask for all they can get: `cargo bench -p xdp-imds-tests --bench fair_share_on_taps` (root; the agent has to be
-//! built). Prints each round and the medians; asserts nothing. The agent, the modest guest, those that fetch and those
-//! that send junk have a CPU each, so that what they take from each other is the agent's time alone: it takes four.
+//! Measures how long a modest guest's requests take on real taps, beside a hundred idle guests and beside the same
+//! hundred sending all they can: `cargo bench -p xdp-imds-tests --bench fair_share_on_taps` (root; build the agent
+//! first). Prints each round and the medians, and asserts nothing. Needs four CPUs: the agent, the modest guest, the
+//! fetchers and the junk senders have one each, so that they compete for the agent's time alone.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ use support::{frames, privileged};
 /// Guests that fetch a large document again and again, and guests that send junk.
 const FETCHERS: u16 = 50;
 const JUNKERS: u16 = 50;
-/// Octets of the document: the most a record may have unless it is changed.
+/// Octets of the document: the default limit of a record.
 const DOCUMENT: usize = 64 << 10;
-/// Frames of junk of one guest, each millisecond: what a port may send.
+/// Junk frames per guest and millisecond: the port's rate limit.
 const JUNK: usize = 10;
 const ROUNDS: usize = 5;
 const PHASE: Duration = Duration::from_secs(6);
 const PAUSE: Duration = Duration::from_millis(12);
-/// From one document of a fetcher to its next: a VM has 100 answers a second.
+/// Pause of a fetcher between documents: a VM may have 100 answers a second.
 const FETCH_PAUSE: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -43,12 +43,12 @@ fn main() {
     }
 }
 
-/// Keeps a thread to a CPU; without a number the calling one.
+/// Pins a thread to a CPU; `None` is the calling thread.
 fn keep_to(thread: Option<Pid>, cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu);
     if let Err(errno) = sched_setaffinity(thread, &set) {
-        eprintln!("cannot keep a thread to CPU {cpu}: {errno}");
+        eprintln!("cannot pin a thread to CPU {cpu}: {errno}");
     }
 }
 
@@ -65,7 +65,7 @@ fn measure() -> Result<()> {
     let ports: Vec<_> =
         guests.iter().map(|guest| PortArgument::new(Host::tap_name(guest), guest.mac)).collect();
     let agent = Agent::start_binary(&agent::binary()?, host.ns(), agent::arguments(records.path(), &ports))?;
-    // After its start: it makes a queue for each CPU it may use.
+    // Only after the start: the agent creates a queue for each CPU it may run on.
     for thread in std::fs::read_dir(format!("/proc/{}/task", agent.pid()))? {
         keep_to(Pid::from_raw(thread?.file_name().to_string_lossy().parse()?), 0);
     }
@@ -118,7 +118,7 @@ fn measure() -> Result<()> {
     Ok(())
 }
 
-/// What each request took, for a while.
+/// Requests for [`PHASE`] and returns how long each request took.
 fn ask(guest: &Identity, station: &mut Station) -> Result<Vec<Duration>> {
     let (start, mut took) = (Instant::now(), Vec::new());
     while start.elapsed() < PHASE {
@@ -135,7 +135,7 @@ fn percentiles(mut took: Vec<Duration>) -> (Duration, Duration) {
     (took[took.len() / 2], took[took.len() * 99 / 100])
 }
 
-/// Sends segments of connections nobody has, each guest as many as it may.
+/// Sends segments of unknown connections, at the rate limit of each guest, until stopped; returns their number.
 fn send_junk(junkers: &[(&Identity, &Arc<Tap>)], stop: &AtomicBool) -> usize {
     let service = (IpAddr::V4(METADATA), 80);
     let frame = |guest: &Identity| {

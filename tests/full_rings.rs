@@ -1,6 +1,6 @@
-//! What a tap has no room for is sent again, whoever sent it first.
+//! A frame that a full tap ring drops is sent again, whether the kernel or the agent sent it first.
 //!
-//! A tap's ring drops what XDP returns to it when it is full, and nobody is told.
+//! A full ring of a tap silently drops what XDP returns to it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,9 +18,9 @@ use support::station::{Station, Talk};
 use support::tap::Shape;
 
 const TO: (IpAddr, u16) = (IpAddr::V4(METADATA), 80);
-/// Frames that a tap holds for a guest that does not read.
+/// Frames that the tap queues for a guest that does not read.
 const RING: usize = 8;
-/// Frames that fill it, whatever else is in it.
+/// Frames that certainly fill the ring.
 const ENOUGH: usize = 4 * RING;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -33,12 +33,12 @@ fn fill(station: &mut Station) -> Result<()> {
     Ok(())
 }
 
-/// A connection that waits for the guest's next request, of which all is acknowledged.
-fn at_rest(station: &mut Station) -> Result<Talk> {
+/// Opens a connection that has received and acknowledged one answer and waits for the next request.
+fn idle_connection(station: &mut Station) -> Result<Talk> {
     let mut talk = station.open(TO)?;
     let request = format!("GET {} HTTP/1.1\r\nHost: metadata\r\n\r\n", PATHS[0]);
-    let said = talk.say(request.as_bytes());
-    station.until(&mut talk, &said, |talk| !talk.received.is_empty())?;
+    let segments = talk.say(request.as_bytes());
+    station.until(&mut talk, &segments, |talk| !talk.received.is_empty())?;
     station.fall_silent()?;
     Ok(talk)
 }
@@ -50,7 +50,7 @@ fn connections(agent: &Agent<'_>) -> Result<f64> {
 }
 
 #[test]
-fn a_fin_that_a_full_ring_dropped_is_sent_again_when_the_guest_asks() {
+fn a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own() {
     if !privileged::or_skip() {
         return;
     }
@@ -64,7 +64,7 @@ fn a_fin_that_a_full_ring_dropped_is_sent_again_when_the_guest_asks() {
     let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
     let mut station = Station::new(tap, identity.mac, identity.address);
 
-    let mut talk = at_rest(&mut station).expect("a connection");
+    let mut talk = idle_connection(&mut station).expect("a connection");
     fill(&mut station).expect("SYNs");
     station.say(&talk.finish()).expect("a FIN");
     eventually(PATIENCE, || {
@@ -72,9 +72,9 @@ fn a_fin_that_a_full_ring_dropped_is_sent_again_when_the_guest_asks() {
         ensure!(held == 0.0, "{held} connections are held");
         Ok(())
     })
-    .expect("the agent knows that the connection is over");
-    let heard = station.segments().expect("what the ring had room for");
-    assert!(heard.len() <= RING && !heard.iter().any(|reply| talk.is_theirs(reply)), "{heard:?}");
+    .expect("the agent ends the connection");
+    let received = station.segments().expect("what the ring had room for");
+    assert!(received.len() <= RING && !received.iter().any(|reply| talk.is_theirs(reply)), "{received:?}");
 
     let fin = talk.finish();
     let mut answers = Vec::new();
@@ -90,9 +90,9 @@ fn a_fin_that_a_full_ring_dropped_is_sent_again_when_the_guest_asks() {
         (FIN_ACK, talk.ack, fin.seq.wrapping_add(1))
     );
     talk.take(&answers[0]);
-    assert!(talk.ended, "the guest has read to the end");
+    assert!(talk.ended, "the guest has the whole stream");
 
-    // Once it has the FIN, it is acknowledged and no more.
+    // Once the guest has the FIN, a repeated FIN gets a plain acknowledgement.
     talk.seq = talk.seq.wrapping_add(1);
     station.say(&talk.ack()).expect("an acknowledgement");
     talk.seq = fin.seq;

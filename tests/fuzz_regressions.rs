@@ -1,5 +1,4 @@
-//! What reads octets from guests and records from operators keeps its laws on every seed of the fuzzers'
-//! corpora, and on mutations of them.
+//! Every parser of untrusted input keeps its laws on every seed of the fuzz corpora and on mutated seeds.
 
 #[path = "fuzz/laws/answer.rs"]
 mod answer;
@@ -26,12 +25,12 @@ use std::path::{Path, PathBuf};
 
 use support::{seed, vectors};
 
-/// Set to 1, it writes the seeds of the vectors instead of comparing them.
+/// If set to 1, the test writes the seeds of the vectors before it compares them.
 const WRITE: &str = "XDP_IMDS_WRITE_SEEDS";
 
 type Law = fn(&[u8]);
 
-/// The targets, with the octets they look at and how often each is mutated.
+/// Each target with its law and the number of mutated inputs.
 const TARGETS: [(&str, Law, usize); 9] = [
     ("answer", answer::assert_all, 3_000),
     ("config", config::assert_all, 1_000),
@@ -58,8 +57,7 @@ fn corpus(target: &str) -> BTreeMap<String, Vec<u8>> {
     files.map(seed).collect()
 }
 
-/// A request of each kind the vectors ask: of those with one method, address and beginning of the path, the
-/// first.
+/// One request of each kind in the vectors: the first with its method, address and first two path segments.
 fn requests() -> BTreeMap<String, Vec<u8>> {
     let mut seen = HashSet::new();
     let mut kinds = BTreeMap::new();
@@ -84,7 +82,7 @@ fn every_kind_of_request_in_the_vectors_is_a_seed_of_its_name() {
     }
     let corpus = corpus("router");
     for (name, text) in requests() {
-        assert_eq!(corpus.get(&name), Some(&text), "{name}: {WRITE}=1 writes the seeds anew");
+        assert_eq!(corpus.get(&name), Some(&text), "{name}: {WRITE}=1 rewrites the seeds");
     }
 }
 

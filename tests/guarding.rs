@@ -1,4 +1,4 @@
-//! With `guard: all` a guest without a record is kept from every metadata address, and from nothing else.
+//! With `guard: all`, a guest without a record cannot reach a metadata address, but reaches everything else.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -19,9 +19,9 @@ use support::record::{Identity, replace};
 use support::tap::{Shape, Tap};
 use support::witness::Witness;
 
-/// For the agent to notice.
+/// Bound on the time the agent takes to notice a change.
 const NOTICE: Duration = Duration::from_secs(15);
-/// For one request.
+/// Bound on one request.
 const REQUEST: Duration = Duration::from_secs(2);
 const PATH: &str = "/v1/user-data";
 const GUARDED: &str = "drop_guarded";
@@ -37,20 +37,20 @@ fn guarding<'a>(host: &'a Host, records: &Path) -> Agent<'a> {
     Agent::start_binary(&binary, host.ns(), words(records)).expect("an agent")
 }
 
-/// What of a frame a guest sends gets to the bridge.
-fn leaves(tap: &Tap, witness: &mut Witness, frame: &[u8]) -> Result<bool> {
+/// True if a frame sent on the tap reaches the bridge or the neighbour.
+fn reaches_bridge(tap: &Tap, witness: &mut Witness, frame: &[u8]) -> Result<bool> {
     witness.look()?;
     ensure!(tap.send(0, frame)?, "the tap has no room");
     let seen = witness.look()?;
     Ok(seen.bridge.iter().chain(&seen.neighbour).any(|seen| seen == frame))
 }
 
-fn is_closed(tap: &Tap, witness: &mut Witness) -> Result<()> {
-    ensure!(!leaves(tap, witness, &frames::known_good())?, "{} is open", tap.name());
+fn ensure_closed(tap: &Tap, witness: &mut Witness) -> Result<()> {
+    ensure!(!reaches_bridge(tap, witness, &frames::known_good())?, "{} is open", tap.name());
     Ok(())
 }
 
-/// The guest's record, naming its tap.
+/// Writes the guest's record with the name of its tap.
 fn write(identity: &Identity, records: &Path) {
     let mut record: serde_json::Value = serde_json::from_str(&identity.record(1)).expect("JSON");
     record["network"]["nics"][0]["port"] = serde_json::json!({"ifname": Host::tap_name(identity)});
@@ -58,7 +58,7 @@ fn write(identity: &Identity, records: &Path) {
 }
 
 #[test]
-fn nothing_for_us_leaves_a_tap_without_a_record_and_everything_else_does() {
+fn a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else() {
     if !privileged::or_skip() {
         return;
     }
@@ -66,37 +66,43 @@ fn nothing_for_us_leaves_a_tap_without_a_record_and_everything_else_does() {
     let records = tempfile::tempdir().expect("a directory");
     let mut witness = Witness::new(&host).expect("a witness");
     let before = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
-    assert!(leaves(&before, &mut witness, &frames::known_good()).expect("a frame"), "without an agent");
+    assert!(
+        reaches_bridge(&before, &mut witness, &frames::known_good()).expect("a frame"),
+        "without an agent"
+    );
     let agent = guarding(&host, records.path());
     let after = host.tap(&Identity::of(1), Shape::default()).expect("a tap");
     for tap in [&before, &after] {
-        eventually(NOTICE, || is_closed(tap, &mut witness))
+        eventually(NOTICE, || ensure_closed(tap, &mut witness))
             .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
     }
     let metrics = agent.metrics().expect("metrics");
     let closed = metrics.samples().iter().find(|sample| sample.labels.iter().any(|(_, is)| is == "closed"));
-    // The witness's tap has no record either.
+    // The witness's tap counts too: it has no record.
     assert_eq!(closed.map(|sample| sample.value), Some(3.0), "xdp_imds_taps{{state=\"closed\"}}");
     let counted = || agent.metrics().and_then(|metrics| metrics.frames(GUARDED)).expect("a count");
     for case in frames::cases() {
         let dropped = case.verdict.fate() != Fate::Pass && case.name != "arp_for_next_hop";
         let guarded = counted();
-        let left = leaves(&after, &mut witness, &case.frame).expect(case.name);
-        assert!(!(dropped && left), "{} left the tap", case.name);
+        let passed = reaches_bridge(&after, &mut witness, &case.frame).expect(case.name);
+        assert!(!(dropped && passed), "{} left the tap", case.name);
         assert_eq!(counted() - guarded, u64::from(dropped), "{}", case.name);
     }
     let gateway = frames::frame(&[], ethernet::ARP, &frames::arp_request(support::host::ADDRESS));
     let elsewhere = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
     let next_hop = frames::frame(&[], ethernet::ARP, &frames::arp_request(frames::NEXT_HOP));
     for frame in [gateway, elsewhere, next_hop] {
-        assert!(leaves(&after, &mut witness, &frame).expect("a frame"), "other traffic: {frame:02x?}");
+        assert!(
+            reaches_bridge(&after, &mut witness, &frame).expect("a frame"),
+            "other traffic: {frame:02x?}"
+        );
     }
     agent.stop().expect("it stops");
-    assert!(leaves(&after, &mut witness, &frames::known_good()).expect("a frame"), "after the agent");
+    assert!(reaches_bridge(&after, &mut witness, &frames::known_good()).expect("a frame"), "after the agent");
 }
 
 #[test]
-fn a_tap_is_never_open_from_one_record_to_the_next() {
+fn a_tap_stays_closed_between_two_records() {
     if !privileged::or_skip() {
         return;
     }
@@ -106,27 +112,27 @@ fn a_tap_is_never_open_from_one_record_to_the_next() {
     let mut witness = Witness::new(&host).expect("a witness");
     let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
     let agent = guarding(&host, records.path());
-    // From a stranger's MAC, so that it is dropped with and without a record.
+    // A foreign MAC is dropped both with and without a record.
     let stranger = Mac([0x52, 0x54, 0, 0xff, 0xff, 0xff]);
     let probe = frames::with(frames::known_good(), ethernet::SOURCE, &stranger.0);
-    eventually(NOTICE, || is_closed(guest.host_tap(), &mut witness)).expect("closed at first");
+    eventually(NOTICE, || ensure_closed(guest.host_tap(), &mut witness)).expect("closed at first");
     for life in 0..3 {
         let closed = |witness: &mut Witness| -> Result<()> {
-            ensure!(!leaves(guest.host_tap(), witness, &probe)?, "it was open in life {life}");
+            ensure!(!reaches_bridge(guest.host_tap(), witness, &probe)?, "it was open in life {life}");
             Ok(())
         };
-        guest.fetch_own(PATH, REQUEST).expect_err("no record, no answer");
+        guest.fetch_own(PATH, REQUEST).expect_err("a guest without a record gets no answer");
         write(&identity, records.path());
         eventually(NOTICE, || {
-            closed(&mut witness).expect("closed while the record comes");
+            closed(&mut witness).expect("closed while the record is added");
             guest.fetch_own(PATH, REQUEST).map(drop)
         })
         .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
-        std::fs::remove_file(identity.path(records.path())).expect("the record goes");
+        std::fs::remove_file(identity.path(records.path())).expect("the record is removed");
         eventually(NOTICE, || {
-            closed(&mut witness).expect("closed while the record goes");
+            closed(&mut witness).expect("closed while the record is removed");
             let served = guest.fetch_own(PATH, Duration::from_millis(300)).is_ok();
-            ensure!(!served, "it is served still");
+            ensure!(!served, "it is still served");
             Ok(())
         })
         .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
@@ -143,11 +149,11 @@ fn a_tap_is_never_open_from_one_record_to_the_next() {
         frame.windows(4).any(|octets| octets == SERVED_V4.octets())
             && frame.len() > ethernet::HEADER + arp::LEN
     };
-    assert!(!seen.iter().any(asks), "something for us left the tap: {seen:02x?}");
+    assert!(!seen.iter().any(asks), "a frame for a served address left the tap: {seen:02x?}");
 }
 
 #[test]
-fn taps_of_namespaces_that_are_served_in_are_guarded_while_they_are() {
+fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
     if !privileged::or_skip() {
         return;
     }
@@ -159,22 +165,25 @@ fn taps_of_namespaces_that_are_served_in_are_guarded_while_they_are() {
     let _tap = pod.tap(&served, Shape::default()).expect("a tap");
     let tap = pod.tap(&other, Shape::default()).expect("a tap");
     let _agent = guarding(&host, records.path());
-    assert!(leaves(&tap, &mut witness, &frames::known_good()).expect("a frame"), "nothing is served there");
+    assert!(
+        reaches_bridge(&tap, &mut witness, &frames::known_good()).expect("a frame"),
+        "nothing is served in there"
+    );
     let mut record: serde_json::Value = serde_json::from_str(&served.record(1)).expect("JSON");
     record["network"]["nics"][0]["port"] =
         serde_json::json!({"ifname": Host::tap_name(&served), "netns": pod.ns().path()});
     replace(&served.path(records.path()), &record.to_string()).expect("a record");
-    eventually(NOTICE, || is_closed(&tap, &mut witness)).expect("closed");
-    std::fs::remove_file(served.path(records.path())).expect("the record goes");
+    eventually(NOTICE, || ensure_closed(&tap, &mut witness)).expect("closed");
+    std::fs::remove_file(served.path(records.path())).expect("the record is removed");
     eventually(NOTICE, || {
-        ensure!(leaves(&tap, &mut witness, &frames::known_good())?, "still closed");
+        ensure!(reaches_bridge(&tap, &mut witness, &frames::known_good())?, "still closed");
         Ok(())
     })
-    .expect("as it was found");
+    .expect("the tap is open again");
 }
 
 #[test]
-fn a_device_that_is_no_tap_or_carries_another_program_is_left_alone() {
+fn a_device_that_is_no_tap_or_has_another_program_is_left_alone() {
     if !privileged::or_skip() {
         return;
     }
@@ -185,7 +194,7 @@ fn a_device_that_is_no_tap_or_carries_another_program_is_left_alone() {
     let agent = guarding(&host, records.path());
     let tap = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
     let mut witness = Witness::new(&host).expect("a witness");
-    eventually(NOTICE, || is_closed(&tap, &mut witness)).expect("closed");
+    eventually(NOTICE, || ensure_closed(&tap, &mut witness)).expect("closed");
     for device in ["bare", "outer", "inner", "br0", "lo"] {
         let shown = host.ns().ip(&format!("link show dev {device}")).expect(device);
         assert!(!shown.contains("xdp"), "{device} has a program: {shown}");

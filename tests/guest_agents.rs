@@ -1,4 +1,4 @@
-//! Agents of guests other than cloud-init, unmodified, do what the record says, each in a root of its own.
+//! Unmodified guest agents other than cloud-init apply the record. Each runs in a root of its own.
 
 #[path = "guest_agents/afterburn.rs"]
 mod afterburn;

@@ -1,4 +1,4 @@
-//! What a guest holds outlives the agent, what it waits for reaches it, and what it says reaches its host.
+//! A guest's state survives the agent, changes wake its waiting requests, and its messages reach the host.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use support::record::{Identity, replace};
 const PATIENCE: Duration = Duration::from_secs(20);
 const METADATA: &str = "http://169.254.169.254";
 
-/// A node, a guest, and its record.
+/// A node, a guest and its record.
 struct Node {
     guest: Guest,
     host: Host,
@@ -45,7 +45,7 @@ impl Node {
         Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
     }
 
-    /// Status and body of what curl asks with these words.
+    /// Runs curl with these arguments; returns status and body.
     fn curl(&self, words: &[&str]) -> (u16, String) {
         let fetched = self.guest.curl(words, PATIENCE).expect("an answer");
         (fetched.status, fetched.text())
@@ -53,7 +53,7 @@ impl Node {
 }
 
 #[test]
-fn tokens_and_one_shot_passwords_outlive_an_agent_that_is_killed() {
+fn tokens_and_one_shot_passwords_survive_a_killed_agent() {
     if !privileged::or_skip() {
         return;
     }
@@ -68,7 +68,7 @@ fn tokens_and_one_shot_passwords_outlive_an_agent_that_is_killed() {
     assert_eq!((status, token.len()), (200, 56));
     assert_eq!(node.curl(&["-H", "DomU_Request: send_my_password", &passwords]).1, "correct-horse");
     assert_eq!(node.curl(&["-H", "DomU_Request: saved_password", &passwords]).1, "saved_password");
-    // Changes are on disk a quarter of a second later.
+    // The agent writes changes to disk after a quarter of a second.
     let file = format!("state/vms/{}.json", node.guest.identity().instance_id);
     let file = node.records.path().join(file);
     eventually(PATIENCE, || {
@@ -85,7 +85,7 @@ fn tokens_and_one_shot_passwords_outlive_an_agent_that_is_killed() {
 }
 
 #[test]
-fn a_waiting_guest_hears_of_a_change_of_its_record_at_once() {
+fn a_record_change_answers_a_waiting_request_at_once() {
     if !privileged::or_skip() {
         return;
     }
@@ -110,7 +110,7 @@ fn a_waiting_guest_hears_of_a_change_of_its_record_at_once() {
 }
 
 #[test]
-fn what_a_guest_says_reaches_its_sink_and_a_sink_that_fails_costs_it_nothing() {
+fn a_guests_messages_reach_their_sink_and_a_failing_sink_refuses_none() {
     if !privileged::or_skip() {
         return;
     }
@@ -123,11 +123,11 @@ fn what_a_guest_says_reaches_its_sink_and_a_sink_that_fails_costs_it_nothing() {
     assert_eq!(node.curl(&["-d", "instance_id=i-1&hostname=guest-0", &home]).0, 200);
     assert_eq!(node.curl(&["-d", "{\"name\": \"boot\"}", &format!("{METADATA}/v1/events")]).0, 200);
     let path = node.records.path().join("homes.jsonl");
-    let told = eventually(PATIENCE, || Ok(serde_json::from_str::<Value>(&std::fs::read_to_string(&path)?)?));
-    let told = told.expect("a line in the sink");
-    assert_eq!(told["body"]["instance_id"], "i-1");
+    let line = eventually(PATIENCE, || Ok(serde_json::from_str::<Value>(&std::fs::read_to_string(&path)?)?));
+    let line = line.expect("a line in the sink");
+    assert_eq!(line["body"]["instance_id"], "i-1");
     assert_eq!(
-        (&told["kind"], &told["vm"]),
+        (&line["kind"], &line["vm"]),
         (&json!("phone_home"), &json!(node.guest.identity().instance_id))
     );
 }

@@ -1,4 +1,4 @@
-//! Guests' ordinary traffic is left alone: without the agent, with it, when it crashes, when it returns.
+//! The agent leaves guests' ordinary traffic alone: while it is absent, serves, crashes and returns.
 
 use anyhow::{Result, ensure};
 use std::net::{IpAddr, SocketAddr};
@@ -16,9 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SHAPES: [Shape; 3] =
     [Shape { queues: 1, vnet_hdr: false }, Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
 
-/// A node and two guests, with servers of their own to talk to.
+/// A node and two guests, with an echo server on the gateway and on the second guest.
 struct Neighbours {
-    // Servers before the namespaces they listen in.
+    // Fields drop in order: servers before the namespaces they listen in.
     gateway: EchoServer,
     peer: EchoServer,
     guests: [Guest; 2],
@@ -36,7 +36,7 @@ impl Neighbours {
         Ok(Self { gateway, peer, guests, host })
     }
 
-    /// Ping and TCP, to the gateway and to the other guest, nothing lost.
+    /// Checks that ping and TCP to the gateway and to the other guest lose nothing.
     fn talk(&self) -> Result<()> {
         let [one, other] = &self.guests;
         for to in [host::ADDRESS, other.identity().address] {
@@ -78,7 +78,7 @@ fn guests_reach_their_gateway_and_each_other_without_an_agent() {
 }
 
 #[test]
-fn a_neighbour_that_goes_takes_no_gateway_with_it() {
+fn a_departing_guest_does_not_disturb_its_neighbours_gateway() {
     if !privileged::or_skip() {
         return;
     }
@@ -135,7 +135,7 @@ fn a_guest_steered_by_a_classifier_gets_its_own_metadata_and_reaches_its_neighbo
 }
 
 #[test]
-fn a_crash_of_the_agent_disturbs_no_guest_and_its_successor_serves_again() {
+fn an_agent_crash_disturbs_no_guest_and_the_next_agent_serves_again() {
     if !privileged::or_skip() {
         return;
     }
@@ -170,7 +170,7 @@ fn a_stopped_agent_leaves_no_program_and_no_device_behind() {
     let before = links();
     let agent = Agent::start(neighbours.host.ns(), records.path(), &neighbours.ports()).expect("an agent");
     let shown = neighbours.host.ns().ip("link show tap0").expect("the tap");
-    assert!(shown.contains("xdp"), "no program on a port being served: {shown}");
+    assert!(shown.contains("xdp"), "no program on a served port: {shown}");
     let status = agent.stop().expect("it stops");
     assert!(status.success(), "{status}");
     let shown = neighbours.host.ns().ip("link show tap0").expect("the tap");

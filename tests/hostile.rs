@@ -1,5 +1,5 @@
-//! What a hostile guest may send, and all that comes of it: one verdict each, an answer or none, nothing on the
-//! bridge, and the other guests served.
+//! Each frame that a hostile guest may send gets one verdict and at most an answer. None reaches the bridge, and the
+//! other guests stay served.
 
 #[path = "hostile/ethernet.rs"]
 mod ethernet;
@@ -26,12 +26,12 @@ use support::privileged;
 use support::seed::seed;
 use support::tap::Shape;
 
-/// By which program ports are steered.
+/// The two ways to steer ports.
 const MODES: [&str; 2] = ["steer: xdp\n", "steer: tcx\n"];
 
-/// Every case on taps of these shapes, steered by either program; then every frame is accounted for. So many
-/// `more` come to the agent than were steered, by either program ([`books::balance`]).
-fn hold(label: &str, shapes: &[Shape], cases: &[Case], more: [i64; 2]) {
+/// Runs every case on taps of these shapes, in both modes, then checks that every frame is accounted for. `more` is
+/// the number of frames per mode that reach the agent beyond those steered ([`books::balance`]).
+fn run_cases(label: &str, shapes: &[Shape], cases: &[Case], more: [i64; 2]) {
     let seed = seed();
     fastrand::seed(seed);
     for shape in shapes {
@@ -51,7 +51,7 @@ fn no_ipv4_packet_for_a_served_address_leaves_the_tap() {
     if !privileged::or_skip() {
         return;
     }
-    hold("ipv4", &[Shape::default(), Shape::virtio()], &ipv4::cases(), [0; 2]);
+    run_cases("ipv4", &[Shape::default(), Shape::virtio()], &ipv4::cases(), [0; 2]);
 }
 
 #[test]
@@ -59,23 +59,23 @@ fn no_ipv6_packet_for_a_served_address_leaves_the_tap() {
     if !privileged::or_skip() {
         return;
     }
-    hold("ipv6", &[Shape::default(), Shape::virtio()], &ipv6::cases(), [0; 2]);
+    run_cases("ipv6", &[Shape::default(), Shape::virtio()], &ipv6::cases(), [0; 2]);
 }
 
 #[test]
-fn no_wrapping_of_ethernet_gets_a_packet_for_a_served_address_off_the_tap() {
+fn no_ethernet_encapsulation_gets_a_packet_for_a_served_address_off_the_tap() {
     if !privileged::or_skip() {
         return;
     }
-    hold("ethernet", &[Shape::default(), Shape::virtio()], &ethernet::cases(), [0; 2]);
+    run_cases("ethernet", &[Shape::default(), Shape::virtio()], &ethernet::cases(), [0; 2]);
 }
 
 #[test]
-fn no_detour_gets_to_a_served_address_and_no_claim_to_one_leaves_the_tap() {
+fn no_detour_reaches_a_served_address_and_no_claim_to_one_leaves_the_tap() {
     if !privileged::or_skip() {
         return;
     }
-    hold("leaks", &[Shape::default(), Shape::virtio()], &leaks::cases(), [0; 2]);
+    run_cases("leaks", &[Shape::default(), Shape::virtio()], &leaks::cases(), [0; 2]);
 }
 
 #[test]
@@ -83,15 +83,15 @@ fn no_odd_segment_gets_more_than_a_reset() {
     if !privileged::or_skip() {
         return;
     }
-    hold("segments", &[Shape::default()], &segments::cases(), [0; 2]);
+    run_cases("segments", &[Shape::default()], &segments::cases(), [0; 2]);
 }
 
 #[test]
-fn no_offload_of_the_guests_gets_a_frame_past_the_policy() {
+fn no_guest_offload_gets_a_frame_past_the_policy() {
     if !privileged::or_skip() {
         return;
     }
-    hold("offloads", &[Shape::virtio()], &offloads::cases(), offloads::MORE);
+    run_cases("offloads", &[Shape::virtio()], &offloads::cases(), offloads::MORE);
 }
 
 #[test]
@@ -100,6 +100,6 @@ fn only_the_ports_own_mac_is_served() {
         return;
     }
     let queues = Shape { queues: 3, vnet_hdr: true };
-    hold("identity", &[Shape::default()], &identity::cases(), [0; 2]);
-    hold("identity", &[queues], &identity::on_queues(queues.queues), [0; 2]);
+    run_cases("identity", &[Shape::default()], &identity::cases(), [0; 2]);
+    run_cases("identity", &[queues], &identity::on_queues(queues.queues), [0; 2]);
 }

@@ -1,6 +1,6 @@
-//! The manifests keep the rules of the house: who may know whom, and who may know what.
+//! The manifests keep the dependency rules: which crates each crate may name, and which packages it must not link.
 //!
-//! `cargo tree` without network says what each crate links, with the features of that crate alone.
+//! `cargo tree --offline` lists what each crate links with the features of that crate alone.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -10,7 +10,7 @@ const AYA: &[&str] = &["aya", "aya-obj", "aya-log"];
 const RUNTIME: &[&str] = &["tokio", "hyper", "axum"];
 
 type Names = &'static [&'static str];
-/// A crate, the crates of the house it may name, and packages that it links in no way.
+/// A crate, the workspace crates it may name, and packages it must not link, even indirectly.
 type Room = (&'static str, Names, &'static [Names]);
 
 const ROOMS: [Room; 9] = [

@@ -1,4 +1,4 @@
-//! Every rule about requests and responses, on a connection of its own.
+//! Tests each rule about requests and responses on a connection of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ fn world() -> (World<Serve<Pattern>>, Arc<Pattern>) {
     (World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0), pattern)
 }
 
-/// Sends `octets`; what was answered within a second, and whether the service then closed.
+/// Sends `octets`; returns the answers within a second, and whether the service closed the connection.
 fn ask(octets: &[u8]) -> (Vec<Answered>, bool) {
     let (mut world, _) = world();
     let talk = world.client.begin(40_000, octets);
@@ -33,7 +33,7 @@ fn ask(octets: &[u8]) -> (Vec<Answered>, bool) {
     (responses(&talk.received, &heads), talk.ended)
 }
 
-/// A request for `/` with so many octets of header fields, in fields of 100 octets at most.
+/// A request for `/` with `octets` of header fields.
 fn with_fields(octets: usize) -> Vec<u8> {
     let mut request = b"GET / HTTP/1.1\r\n".to_vec();
     let end = request.len() + octets;
@@ -65,9 +65,9 @@ fn line(line: &str) -> Vec<u8> {
 }
 
 #[test]
-fn requests_are_answered_with_the_status_of_their_row() {
+fn each_request_gets_the_status_in_its_row() {
     let target = |octets: usize| line(&format!("GET /{} HTTP/1.1", "a".repeat(octets - 1)));
-    // With the one that is always there.
+    // One field is always there.
     let many = |n: usize| get(&"F: v\r\n".repeat(n - 1));
     let large = vec![b'x'; 64 * 1024];
     let chunks = |first: usize, second: usize| {
@@ -195,7 +195,7 @@ fn head_is_get_without_the_body() {
     }
     let (twice, _) =
         ask(b"HEAD /bytes/5 HTTP/1.1\r\nHost: x\r\n\r\nGET /bytes/2 HTTP/1.1\r\nHost: x\r\n\r\n");
-    assert_eq!(twice[1].body.len(), 2, "no octet of a body between the two");
+    assert_eq!(twice[1].body.len(), 2, "the HEAD answer has no body");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_204_has_no_length() {
 }
 
 #[test]
-fn a_405_and_options_say_what_is_allowed() {
+fn a_405_and_options_list_the_allowed_methods() {
     let all = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT";
     for (request, allowed) in [("BREW / HTTP/1.1", "GET, HEAD"), ("OPTIONS * HTTP/1.1", all)] {
         let (answers, _) = ask(&line(request));
@@ -246,7 +246,7 @@ fn error_bodies_are_short_text() {
 }
 
 #[test]
-fn bodies_arrive_as_they_were_sent_and_that_of_a_get_is_ignored() {
+fn bodies_arrive_unchanged_and_a_get_body_is_ignored() {
     let echo = |request: &[u8]| String::from_utf8_lossy(&ask(request).0[0].body).into_owned();
     assert_eq!(echo(&put("Content-Length: 5\r\n", b"hello")), "Put\n/echo\n\nhello");
     let chunks = b"3;a=b\r\nhel\r\n2\r\nlo\r\n0\r\nT: v\r\n\r\n";
@@ -261,7 +261,7 @@ fn bodies_arrive_as_they_were_sent_and_that_of_a_get_is_ignored() {
 }
 
 #[test]
-fn a_client_that_waits_before_its_body_is_told_to_go_on() {
+fn a_client_that_expects_100_continue_gets_it() {
     let (mut world, _) = world();
     let head = b"PUT /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-Continue\r\nContent-Length: 2\r\n\r\n";
     let talk = world.client.begin(40_000, head);
@@ -292,7 +292,7 @@ fn a_head_that_does_not_end_in_time_is_answered_408() {
 }
 
 #[test]
-fn a_head_that_trickles_is_cut_off_as_well() {
+fn a_trickling_head_is_answered_408() {
     let (mut world, _) = world();
     let talk = world.client.begin(40_000, b"");
     for _ in 0..11 {
@@ -322,7 +322,7 @@ fn an_idle_connection_is_closed_after_75_seconds() {
 }
 
 #[test]
-fn a_connection_never_used_is_not_held_and_served_whenever_it_is() {
+fn an_unused_connection_is_not_held_and_its_late_request_is_served() {
     let (mut world, _) = world();
     let talk = world.client.begin(40_000, b"");
     world.wait(Duration::from_secs(100));
@@ -368,7 +368,7 @@ fn a_request_waits_for_its_record_as_long_as_its_client_would() {
 }
 
 #[test]
-fn a_put_for_a_vm_that_is_awaited_ends_without_an_answer() {
+fn a_put_for_an_expected_vm_ends_without_an_answer() {
     let (mut world, pattern) = world();
     pattern.ready.store(false, Ordering::Relaxed);
     let talk =
@@ -394,7 +394,7 @@ fn a_waiting_request_is_answered_when_its_record_arrives() {
 }
 
 #[test]
-fn a_slot_nobody_knows_is_answered_404_at_once() {
+fn an_unknown_slot_is_answered_404_at_once() {
     let (mut world, pattern) = world();
     pattern.known.store(false, Ordering::Relaxed);
     let talk = world.client.begin(40_000, b"GET /openstack HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -403,7 +403,7 @@ fn a_slot_nobody_knows_is_answered_404_at_once() {
 }
 
 #[test]
-fn every_path_follows_the_vm_from_awaited_to_served_to_gone() {
+fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
     let store = Arc::new(Store::new(1));
     let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store), ServeConfig::default()));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
@@ -432,7 +432,7 @@ fn every_path_follows_the_vm_from_awaited_to_served_to_gone() {
 }
 
 #[test]
-fn a_vm_above_its_rate_waits_its_turn_and_hears_429_when_it_does_not_come() {
+fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
     const ASKED: u16 = 10;
     let store = Arc::new(Store::new(1));
     let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store), ServeConfig::default()));

@@ -1,7 +1,7 @@
-//! The rules of RFC 9110 and RFC 9112 about requests that a server must refuse, must take or may choose about.
+//! Rules of RFC 9110 and RFC 9112 about requests that a server must refuse, must accept or may decide on.
 //!
-//! Each row sends one request, and behind it a second one that must not be answered where the first is refused: where
-//! a refused request ends is not known (RFC 9112 §9.3).
+//! Each row sends one request and a second one behind it. After a refusal the second must get no answer, because the
+//! end of a refused request is unknown (RFC 9112 §9.3).
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use support::client::{Client, Habits};
 use support::pattern::{Answered, responses, stack};
 use support::wire::{Faults, World};
 
-/// Any answer has come by then.
+/// Time within which any answer arrives.
 const SOON: Duration = Duration::from_secs(1);
 const SECOND: &str = "GET /bytes/7 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
-/// What `octets` and then [`SECOND`] are answered with.
+/// Sends `octets` and then [`SECOND`]; returns the answers.
 fn ask(octets: &[u8]) -> Vec<Answered> {
     let (stack, _) = stack(StackConfig::default());
     let mut world = World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0);
@@ -62,7 +62,7 @@ fn every_request_of_http_1_1_has_one_valid_host() {
 }
 
 #[test]
-fn a_host_is_a_name_or_an_address_and_perhaps_a_port() {
+fn a_host_is_a_name_or_address_with_an_optional_port() {
     let valid = [
         "",
         "x",
@@ -126,9 +126,9 @@ fn a_host_is_a_name_or_an_address_and_perhaps_a_port() {
 }
 
 #[test]
-fn each_form_of_a_target_is_for_its_methods_and_its_scheme() {
+fn each_target_form_is_limited_to_its_methods_and_scheme() {
     let rows: &[Row<'_>] = &[
-        // Absolute form: the authority is that of the target, and there is a Host all the same.
+        // Absolute form: the target's authority counts, and a Host field is still required.
         ("9112 §3.2.2", "GET http://x/none HTTP/1.1\r\nHost: x\r\n\r\n", 204),
         ("9112 §3.2.2", "GET http://x/none HTTP/1.1\r\nHost: y:81\r\n\r\n", 204),
         ("9112 §3.2.2", "GET HTTP://[fd00:ec2::254]:80/none HTTP/1.1\r\nHost: y\r\n\r\n", 204),
@@ -141,10 +141,10 @@ fn each_form_of_a_target_is_for_its_methods_and_its_scheme() {
         ("9110 §4.2.1", "GET http://?none HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         ("9110 §4.2.4", "GET http://user:word@x/none HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         ("3986 §3.2.2", "GET http://[x]/none HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        // A connection that is not secured can ask for nothing that is.
+        // A plain connection serves only the scheme http.
         ("9110 §7.4", "GET https://x/none HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         ("9110 §7.4", "GET ftp://x/none HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        // Authority form is for CONNECT, which this server has no use for, and the asterisk for OPTIONS.
+        // Authority form is for CONNECT, which this server does not support; the asterisk is for OPTIONS.
         ("9112 §3.2.3", "GET x:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         ("9112 §3.2.3", "CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\n\r\n", 400),
         ("9112 §3.2.4", "GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -154,9 +154,9 @@ fn each_form_of_a_target_is_for_its_methods_and_its_scheme() {
 }
 
 #[test]
-fn lines_end_as_they_must_and_fields_have_their_form() {
+fn line_ends_and_fields_follow_the_grammar() {
     let rows: &[Row<'_>] = &[
-        // Line ends: a bare LF may be taken for one, a bare CR may not.
+        // Line ends: a server may accept a bare LF but not a bare CR.
         ("9112 §2.2", "GET /none HTTP/1.1\nHost: x\n\n", 204),
         ("9112 §2.2", "\r\nGET /none HTTP/1.1\r\nHost: x\r\n\r\n", 204),
         ("9112 §2.2", "\rGET /none HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -182,7 +182,7 @@ fn lines_end_as_they_must_and_fields_have_their_form() {
         ("9112 §5.2", "GET /none HTTP/1.1\r\nHost: x\r\nA:\r\n b\r\n\r\n", 400),
         ("9112 §5.2", "GET /none HTTP/1.1\r\nHost:\r\n x\r\n\r\n", 400),
         ("9112 §5.1", "GET /none HTTP/1.1\r\nHost: x\r\nA:\t b \t\r\n\r\n", 204),
-        // Names are tokens, values have no control characters.
+        // Names are tokens; values contain no control characters.
         ("9110 §5.1", "GET /none HTTP/1.1\r\nHost: x\r\nA\r\n\r\n", 400),
         ("9110 §5.1", "GET /none HTTP/1.1\r\nHost: x\r\n: b\r\n\r\n", 400),
         ("9110 §5.1", "GET /none HTTP/1.1\r\nHost: x\r\nA(: b\r\n\r\n", 400),
@@ -205,7 +205,7 @@ fn lines_end_as_they_must_and_fields_have_their_form() {
 }
 
 #[test]
-fn a_body_has_one_framing_that_is_certain() {
+fn a_body_has_one_unambiguous_framing() {
     let put = |fields: &str, body: &str| format!("PUT /echo HTTP/1.1\r\nHost: x\r\n{fields}\r\n{body}");
     let chunked = |body: &str| put("Transfer-Encoding: chunked\r\n", body);
     let coded = |coding: &str| put(&format!("Transfer-Encoding: {coding}\r\n"), "2\r\nok\r\n0\r\n\r\n");
@@ -221,7 +221,7 @@ fn a_body_has_one_framing_that_is_certain() {
         ("9112 §6.3", put("Content-Length: 2 2\r\n", "ok"), 400),
         ("9112 §6.3", put("Content-Length: two\r\n", "ok"), 400),
         ("9112 §6.3", put("Content-Length:\r\n", "ok"), 400),
-        // Codings: chunked is the last of them and there once, or where the body ends is not known.
+        // Codings: chunked must be last and occur once, or the end of the body is unknown.
         ("9112 §6.3", coded("chunked"), 200),
         ("9112 §7", coded("CHUNKED"), 200),
         ("9110 §5.6.1", coded(", chunked,"), 200),
@@ -236,7 +236,7 @@ fn a_body_has_one_framing_that_is_certain() {
         ("9112 §6.1", coded("chunked\r\nTransfer-Encoding: chunked"), 400),
         ("9112 §6.1", coded("gzip, chunked"), 501),
         ("9112 §6.1", coded("gzip\r\nTransfer-Encoding: chunked"), 501),
-        // Both, or a coding where there are none.
+        // Both framings, or a coding in HTTP/1.0.
         (
             "9112 §6.3",
             put("Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", "2\r\nok\r\n0\r\n\r\n"),

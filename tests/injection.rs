@@ -1,5 +1,6 @@
-//! VMs that ask for it are pointed at the service by their SMBIOS, whoever does it: the webhook, which API servers reach by
-//! TLS with a certificate that changes, or the policy, by the same table of cases.
+//! The webhook and the policy set the SMBIOS of VMs that ask for it, so that the guests find the service. Both follow
+//! one table of cases.
+//! API servers reach the webhook over TLS, with a certificate that changes at run time.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use metadata_user::verbs::webhook::pods;
@@ -35,7 +36,7 @@ struct Case {
     operation: String,
     annotations: Option<Value>,
     domain: Value,
-    /// Before an update; without it as `domain`.
+    /// The domain before an update; `domain` if absent.
     old: Option<Value>,
     serial: Option<String>,
     asset: Option<String>,
@@ -112,7 +113,7 @@ fn the_webhook_keeps_to_the_table() {
     }
 }
 
-/// A document of a manifest.
+/// Finds a document of a manifest by kind and name.
 fn document(text: &str, kind: &str, name: &str) -> Value {
     let mut documents =
         serde_yaml::Deserializer::from_str(text).map(|document| Value::deserialize(document).expect("YAML"));
@@ -120,7 +121,7 @@ fn document(text: &str, kind: &str, name: &str) -> Value {
     documents.find(is_it).expect(name)
 }
 
-/// CEL as an API server has it: what is given, by name.
+/// A CEL evaluator with the variables an API server provides.
 struct Cel(cel::Context<'static, 'static>);
 
 impl Cel {
@@ -136,7 +137,7 @@ impl Cel {
     }
 
     fn value(&self, expression: &str) -> Result<Value> {
-        // Patches and parts of objects are types of Kubernetes' own; their fields are what a map of the same names has.
+        // Kubernetes types of patches and objects have the same fields as plain maps, so read them as maps.
         let typed = Regex::new(r"\b(JSONPatch|Object(\.[A-Za-z]+)*)\{")?.replace_all(expression, "{");
         let expression = Regex::new(r"([{,]\s*)([a-z][A-Za-z]*):\s")?.replace_all(&typed, "$1'$2': ");
         let program =
@@ -145,7 +146,7 @@ impl Cel {
         value.json().map_err(|error| anyhow::anyhow!("{expression}: {error:?}"))
     }
 
-    /// The same with a policy's variables, each of which may use those before it.
+    /// Adds a policy's variables; each may use the earlier ones.
     fn with_variables(mut self, variables: &Value) -> Result<Self> {
         let mut values = serde_json::Map::new();
         for variable in variables.as_array().context("variables")? {
@@ -162,10 +163,10 @@ impl Cel {
         self.0.add_variable("variables", json!(values)).map_err(|error| anyhow::anyhow!("{error:?}"))
     }
 
-    /// True when all conditions are.
+    /// True if every condition is true.
     fn matches(&self, conditions: &Value) -> Result<bool> {
         for condition in conditions.as_array().context("conditions")? {
-            // The API server stops at the first that is false.
+            // Like the API server, stop at the first false condition.
             match self.value(condition["expression"].as_str().context("an expression")?)? {
                 Value::Bool(true) => {}
                 Value::Bool(false) => return Ok(false),
@@ -176,7 +177,7 @@ impl Cel {
     }
 }
 
-/// What a policy makes of an object. Each mutation sees what the one before it left.
+/// Applies a policy to an object. Each mutation sees the result of the one before it.
 fn by_policy(policy: &Value, before: &Value, old: &Value, operation: &str) -> Result<Value> {
     let spec = &policy["spec"];
     let mut object = before.clone();
@@ -226,7 +227,7 @@ fn the_webhook_is_asked_for_every_vm_that_is_to_change_and_for_no_other() {
         let asked = cel.matches(&webhook["webhooks"][0]["matchConditions"]).expect(&case.name);
         assert!(asked || case.before() == case.after(), "{}", case.name);
     }
-    // In the order of names, before KubeVirt's own, which gives every VM a serial.
+    // Webhooks run in order of their names; this one must precede KubeVirt's own, which gives every VM a serial.
     let name = webhook["metadata"]["name"].as_str().expect("a name");
     assert!(name < "virt-api-mutator", "{name}");
     for (field, expected) in
@@ -237,7 +238,7 @@ fn the_webhook_is_asked_for_every_vm_that_is_to_change_and_for_no_other() {
     assert_eq!(policy["spec"]["failurePolicy"], "Ignore");
 }
 
-/// What becomes of a launcher's pod.
+/// A launcher pod, and the volumes it must get.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PodCase {
@@ -245,10 +246,10 @@ struct PodCase {
     annotations: Option<BTreeMap<String, String>>,
     #[serde(default)]
     volumes: Vec<String>,
-    /// No volumes, and none mounted.
+    /// The pod has no volumes and no mounts.
     #[serde(default)]
     bare: bool,
-    /// The place of `compute` among the containers.
+    /// Index of `compute` among the containers.
     #[serde(default = "second")]
     compute_at: usize,
     #[serde(default)]
@@ -259,7 +260,7 @@ fn second() -> usize {
     1
 }
 
-/// What a volume is of.
+/// The source of a volume.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 enum Source {
@@ -289,7 +290,7 @@ impl PodCase {
         serde_json::from_value(table).expect("a table of cases")
     }
 
-    /// As KubeVirt makes it: other containers are there, and other volumes.
+    /// A launcher pod as KubeVirt creates it, with other containers and volumes.
     fn before(&self) -> Value {
         let mut metadata =
             json!({"generateName": "virt-launcher-vm-a-", "labels": {"kubevirt.io": "virt-launcher"}});
@@ -336,7 +337,7 @@ fn a_launchers_pod_gets_what_its_annotations_name() {
         let mut pod = case.before();
         apply(&mut pod, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
         assert_eq!(pod, case.after(), "{}", case.name);
-        // Once more, as when another webhook has changed it: nothing is there twice.
+        // A second run, as after another webhook's change, adds nothing.
         assert!(pods::judge_made(Operation::Create, &pod, &Value::Null).changes.is_empty(), "{}", case.name);
         assert!(
             pods::judge_made(Operation::Update, &case.before(), &case.before()).changes.is_empty(),
@@ -346,12 +347,12 @@ fn a_launchers_pod_gets_what_its_annotations_name() {
     }
 }
 
-/// kubelet mounts only volumes that a container mounts: one that nothing mounts would be of no use.
+/// kubelet mounts only volumes that a container mounts, so such a volume would be useless.
 #[test]
 fn the_policy_adds_no_volume_where_it_finds_no_launchers_container() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
     for mut case in PodCase::all() {
-        // Beyond the containers that the policy can name one by one.
+        // Beyond the container indexes that the policy lists.
         case.compute_at = 8;
         let beyond = case.before();
         let mut without = beyond.clone();
@@ -380,23 +381,23 @@ fn the_policy_for_pods_keeps_to_the_same_table() {
     assert_eq!(webhook["clientConfig"]["service"]["path"], "/mutate-pods");
 }
 
-/// A certificate for [`NAME`] that signs itself, in the files the webhook reads.
+/// Writes a self-signed certificate for [`NAME`] to the files that the webhook reads.
 fn certify(room: &Path) -> CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed([NAME.to_owned()]).expect("a certificate");
-    // As kubelet swaps a Secret's directory: one rename, and both are new.
+    // Like kubelet with a Secret's directory, replace both files with one rename.
     let aside = room.join("aside");
     fs::create_dir_all(&aside).expect("a directory");
     fs::write(aside.join("tls.crt"), made.cert.pem()).expect("written");
     fs::write(aside.join("tls.key"), made.signing_key.serialize_pem()).expect("written");
     let data = room.join("data");
     if data.exists() {
-        fs::remove_dir_all(&data).expect("the old one goes");
+        fs::remove_dir_all(&data).expect("the old one is removed");
     }
     fs::rename(aside, data).expect("renamed");
     made.cert.der().clone()
 }
 
-/// The running webhook; dropping it ends it.
+/// The running webhook; killed on drop.
 struct Webhook {
     child: Child,
     address: SocketAddr,
@@ -422,18 +423,18 @@ impl Webhook {
         Ok(this)
     }
 
-    /// Waits for a line of its log.
+    /// Waits for a log line that contains `part`.
     fn hears(&self, part: &str) -> Result<String> {
         loop {
             let line =
-                self.lines.recv_timeout(PATIENCE).with_context(|| format!("it never said {part:?}"))?;
+                self.lines.recv_timeout(PATIENCE).with_context(|| format!("it never logged {part:?}"))?;
             if line.contains(part) {
                 return Ok(line);
             }
         }
     }
 
-    /// Asks as an API server that trusts one certificate.
+    /// Sends a request like an API server that trusts only this certificate.
     fn ask(&self, trusted: &CertificateDer<'static>, request: &str) -> Result<String> {
         let mut roots = RootCertStore::empty();
         roots.add(trusted.clone())?;
@@ -448,7 +449,7 @@ impl Webhook {
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         match stream.read_to_end(&mut answer) {
-            // Whoever closes without a farewell has said all by then.
+            // A close without a TLS close_notify still ends a complete answer.
             Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error.into()),
             _ => {}
         }
@@ -469,7 +470,7 @@ impl Webhook {
 impl Drop for Webhook {
     fn drop(&mut self) {
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
-            eprintln!("process {} stays behind: {error}", self.child.id());
+            eprintln!("cannot end process {}: {error}", self.child.id());
         }
     }
 }
@@ -491,7 +492,7 @@ fn an_api_server_is_answered_by_tls_with_whatever_certificate_is_in_the_files() 
         Ok(())
     };
     asks(&first).expect("an answer");
-    webhook.hears("n/vm-a").expect("it says what it set");
+    webhook.hears("n/vm-a").expect("it logs what it set");
     let second = certify(room.path());
     eventually(PATIENCE, || asks(&second)).expect("the new certificate");
     let error = asks(&first).expect_err("the old one is gone").to_string();
@@ -503,11 +504,11 @@ fn an_api_server_is_answered_by_tls_with_whatever_certificate_is_in_the_files() 
     of_pod["request"]["name"] = json!("");
     let answer = webhook.post_to("/mutate-pods", &second, &of_pod.to_string()).expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"patch\""), "{answer}");
-    webhook.hears("n/virt-launcher-vm-a-").expect("it says what it set");
-    // A pair that does not fit leaves the last good one.
+    webhook.hears("n/virt-launcher-vm-a-").expect("it logs what it set");
+    // With a key that does not match, the webhook keeps the last good pair.
     fs::write(room.path().join("data/tls.key"), "nothing").expect("written");
-    webhook.hears("the certificate stays as it was").expect("it says so");
-    asks(&second).expect("it goes on");
+    webhook.hears("the certificate stays as it was").expect("it logs that");
+    asks(&second).expect("it still answers");
 }
 
 #[test]

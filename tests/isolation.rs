@@ -1,4 +1,4 @@
-//! No guest obtains an octet of another's, whatever it claims to be and whatever becomes of its tap or record.
+//! No guest gets an octet of another guest's data, whatever it claims and whatever happens to its tap or record.
 
 #[path = "isolation/ports.rs"]
 mod ports;

@@ -1,4 +1,4 @@
-//! What the kernel answers itself is what user space would have answered, and complete.
+//! The kernel's own answers equal those of user space, and are complete.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -32,7 +32,7 @@ const ADDRESS_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xf
 const FROM: u16 = 40_000;
 const SEQ: u32 = 77;
 
-/// A node with one guest on a port whose device sends frames back.
+/// A node with one guest, on a port whose device can send frames back.
 fn node() -> Programs {
     let mut programs = Programs::load(NETNS).expect("the object loads");
     programs.serve(IpAddr::V4(SERVED_V4)).expect("an IPv4 address is served");
@@ -44,7 +44,7 @@ fn node() -> Programs {
     programs
 }
 
-/// The policy's answer to a frame; `None` for user space.
+/// The policy's answer to a frame; `None` if it goes to user space.
 fn policy(frame: &[u8], book: &Book) -> Option<(Verdict, Option<Vec<u8>>)> {
     let mut answer = frame.to_vec();
     let verdict = classify(frame, &Both);
@@ -57,7 +57,7 @@ fn policy(frame: &[u8], book: &Book) -> Option<(Verdict, Option<Vec<u8>>)> {
     }
 }
 
-/// What the kernel must make of a frame.
+/// The kernel's expected outcome for a frame.
 fn outcome(frame: &[u8], book: &Book) -> Outcome {
     let (verdict, action, frame) = match policy(frame, book) {
         Some((verdict, Some(answer))) => (verdict, XDP_TX, answer),
@@ -79,12 +79,12 @@ fn outcome(frame: &[u8], book: &Book) -> Outcome {
     Outcome { action, frame, counted: vec![(verdict, 1)] }
 }
 
-/// The two families, by the addresses of guest and service.
+/// Addresses of guest and service in each family.
 fn families() -> [(IpAddr, IpAddr); 2] {
     [(ADDRESS_V4, SERVED_V4.into()), (ADDRESS_V6, SERVED_V6.into())]
 }
 
-/// A segment of the guest's, by way of its gateway, with a size option if it opens.
+/// A segment from the guest to its gateway's MAC, with an MSS option in a SYN.
 fn segment(
     (guest, local): (IpAddr, IpAddr),
     control: TcpControl,
@@ -114,7 +114,7 @@ fn flow((guest, local): (IpAddr, IpAddr), slot: Slot) -> Flow {
     }
 }
 
-/// A connection on which user space has sent all, and FIN.
+/// A connection on which user space has sent everything and a FIN.
 fn posted(flow: Flow) -> AllSent {
     let (sent, received) = (5_000, 900);
     AllSent {
@@ -129,13 +129,13 @@ fn posted(flow: Flow) -> AllSent {
     }
 }
 
-/// A solicitation as hosts send it.
+/// A solicitation with the source link-layer option that hosts send.
 fn solicitation(destination: Ipv6Addr) -> Vec<u8> {
     frames::frame(&[], ethernet::IPV6, &frames::introduced(destination, SERVED_V6))
 }
 
 #[test]
-fn arp_and_solicitations_get_the_answer_user_space_gives_octet_for_octet() {
+fn arp_and_solicitations_get_the_same_octets_as_from_user_space() {
     let config = StackConfig {
         served: vec![SERVED_V4.into(), SERVED_V6.into()],
         arp_only: vec![NEXT_HOP],
@@ -155,14 +155,14 @@ fn arp_and_solicitations_get_the_answer_user_space_gives_octet_for_octet() {
         ("a solicitation", group(solicitation(SOLICITED)), Verdict::AnswerNeighbour),
     ];
     for (name, frame, verdict) in cases {
-        let said = user.frame(&frame);
-        let [said] = &said[..] else { panic!("{name}: user space sent {} frames", said.len()) };
-        assert_eq!(policy(&frame, &Book::default()), Some((verdict, Some(said.clone()))), "{name}");
+        let reply = user.frame(&frame);
+        let [reply] = &reply[..] else { panic!("{name}: user space sent {} frames", reply.len()) };
+        assert_eq!(policy(&frame, &Book::default()), Some((verdict, Some(reply.clone()))), "{name}");
     }
 }
 
 #[test]
-fn link_questions_nobody_asks_are_left_to_user_space() {
+fn unusual_link_requests_are_left_to_user_space() {
     let reply = frames::with(frames::arp_request(SERVED_V4), arp::OPERATION, &[0, 2]);
     let from = |source: &[u8]| {
         let mut frame = frames::with(solicitation(SOLICITED), ethernet::HEADER + ipv6::SOURCE, source);
@@ -187,20 +187,20 @@ fn link_questions_nobody_asks_are_left_to_user_space() {
 }
 
 #[test]
-fn a_handshake_over_either_family_is_complete_and_remembered() {
+fn a_handshake_over_either_family_is_complete_and_its_options_are_kept() {
     for family in families() {
         let book = Book::default();
         let syn = segment(family, TcpControl::Syn, SEQ, None, &[]);
         let Some((Verdict::AnswerSyn, Some(answer))) = policy(&syn, &book) else { panic!("{family:?}") };
-        // Insists on complete checksums.
-        let said = raw::Reply::read(&answer);
-        assert_eq!(said.macs, (GUEST, GATEWAY));
-        assert_eq!((said.addresses, said.ports), ((family.1, family.0), (80, FROM)));
-        assert_eq!((said.ttl, said.flags, said.ack), (64, raw::SYN_ACK, SEQ + 1));
+        // `read` asserts complete checksums.
+        let reply = raw::Reply::read(&answer);
+        assert_eq!(reply.macs, (GUEST, GATEWAY));
+        assert_eq!((reply.addresses, reply.ports), ((family.1, family.0), (80, FROM)));
+        assert_eq!((reply.ttl, reply.flags, reply.ack), (64, raw::SYN_ACK, SEQ + 1));
         let (size, segment_size) = if family.0.is_ipv4() { (1460, 1400) } else { (1440, 1400) };
-        assert_eq!((said.mss, said.window, said.payload.len()), (Some(size), 3_072, 0));
+        assert_eq!((reply.mss, reply.window, reply.payload.len()), (Some(size), 3_072, 0));
 
-        let next = said.seq.wrapping_add(1);
+        let next = reply.seq.wrapping_add(1);
         let ack = segment(family, TcpControl::None, SEQ + 1, Some(next), &[]);
         assert_eq!(policy(&ack, &book), Some((Verdict::AbsorbAck, None)), "{family:?}");
         let request = segment(family, TcpControl::None, SEQ + 1, Some(next), b"GET / HTTP/1.0\r\n\r\n");
@@ -212,7 +212,7 @@ fn a_handshake_over_either_family_is_complete_and_remembered() {
 }
 
 #[test]
-fn the_end_of_a_connection_over_either_family_is_acknowledged_and_noted() {
+fn the_end_of_a_connection_over_either_family_is_acknowledged_and_recorded() {
     for family in families() {
         let flow = flow(family, IDENTITY.slot);
         let entry = posted(flow);
@@ -223,15 +223,15 @@ fn the_end_of_a_connection_over_either_family_is_acknowledged_and_noted() {
         assert_eq!(book.posted(flow), AllSent { acknowledged: entry.sent, ..entry });
         let fin = segment(family, TcpControl::Fin, entry.received, Some(entry.sent), &[]);
         let Some((Verdict::AnswerFin, Some(answer))) = policy(&fin, &book) else { panic!("{family:?}") };
-        let said = raw::Reply::read(&answer);
-        assert_eq!((said.flags, said.seq, said.ack), (raw::ACK, entry.sent, entry.received + 1));
-        assert_eq!((said.window, said.mss, said.macs), (3_072, None, (GUEST, GATEWAY)));
+        let reply = raw::Reply::read(&answer);
+        assert_eq!((reply.flags, reply.seq, reply.ack), (raw::ACK, entry.sent, entry.received + 1));
+        assert_eq!((reply.window, reply.mss, reply.macs), (3_072, None, (GUEST, GATEWAY)));
         assert_eq!(book.posted(flow), AllSent { acknowledged: entry.sent, closed: entry.sent, ..entry });
     }
 }
 
-/// Frames of every kind the kernel deals with, for both families, after a handshake in one and at the end of
-/// one in the other.
+/// Frames of every kind that the kernel handles, for both families: of a connection that has ended, and of a new
+/// handshake.
 fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
     let mut scenes: Vec<(String, Vec<u8>)> = vec![
         ("arp".into(), frames::frame(&[], ethernet::ARP, &frames::arp_request(SERVED_V4))),
@@ -252,7 +252,7 @@ fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
             (name("fin"), segment(family, TcpControl::Fin, seq, ack, &[])),
             (name("reset"), segment(family, TcpControl::Rst, seq, ack, &[])),
         ]);
-        // A connection nobody has posted: of another guest's port.
+        // A connection that is not posted: from another port of the guest.
         let mut syn = segment(family, TcpControl::Syn, SEQ, None, &[]);
         let at = if family.0.is_ipv4() { 34 } else { 54 };
         syn[at] ^= 1;
@@ -268,7 +268,7 @@ fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn the_kernel_does_what_the_policy_says() {
+fn the_kernel_follows_the_policy() {
     if !privileged::or_skip() {
         return;
     }
@@ -312,7 +312,7 @@ fn the_kernel_and_the_policy_agree_on_mutated_segments() {
                 let at = random.usize(ethernet::TYPE..frame.len());
                 frame[at] = random.u8(..);
             }
-            // Options and padding of any kind.
+            // Random options and padding.
             if random.bool() {
                 let more = random.usize(..48);
                 frame.extend(std::iter::repeat_with(|| random.u8(..8)).take(more));
@@ -320,7 +320,7 @@ fn the_kernel_and_the_policy_agree_on_mutated_segments() {
             if random.u8(..4) == 0 {
                 frame.truncate(random.usize(ethernet::HEADER..=frame.len()));
             }
-            // Chance would make nothing of a mutation that a checksum gives away.
+            // Without a correct checksum, most mutations would only be dropped.
             if random.u8(..4) != 0 {
                 checksum::complete(&mut frame);
             }
@@ -334,7 +334,7 @@ fn the_kernel_and_the_policy_agree_on_mutated_segments() {
 }
 
 #[test]
-fn a_port_that_cannot_send_back_has_everything_steered() {
+fn a_port_that_cannot_send_back_has_every_frame_steered() {
     if !privileged::or_skip() {
         return;
     }
@@ -350,7 +350,7 @@ fn a_port_that_cannot_send_back_has_everything_steered() {
 }
 
 #[test]
-fn strangers_and_floods_get_no_answer_from_the_kernel_either() {
+fn the_kernel_answers_neither_strangers_nor_floods() {
     const HOUR_NS: u64 = 3_600_000_000_000;
     if !privileged::or_skip() {
         return;
@@ -373,7 +373,7 @@ fn strangers_and_floods_get_no_answer_from_the_kernel_either() {
 
 #[test]
 fn the_verifier_is_far_from_its_limit() {
-    // It gives up at 1,000,000; each namespace with ports waits for it once.
+    // The verifier's limit is 1,000,000. Each namespace with ports waits for it once.
     const MOST: u32 = 160_000;
     if !privileged::or_skip() {
         return;

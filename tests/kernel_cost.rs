@@ -1,4 +1,4 @@
-//! What an answer in the kernel costs against steering the same frame, by the kernel's own clock.
+//! What an answer in the kernel costs compared with steering the same frame, by the kernel's run statistics.
 
 use metadata_common::cookie::Flow;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, Identity, Port, PortKey, program};
@@ -10,11 +10,11 @@ use support::prog_test::{KEY, LOOPBACK, Programs, in_empty_namespace};
 
 const PORT: PortKey = PortKey { netns: 3, ifindex: LOOPBACK };
 const IDENTITY: Identity = Identity { slot: 7, hub: 1, drain: 0, reserved: 0 };
-/// Runs of one measurement, and measurements of which the middle one counts.
+/// Runs per measurement; the median of `ROUNDS` measurements counts.
 const RUNS: u64 = 2_000;
 const ROUNDS: usize = 5;
 
-/// A node with one guest, and its two connections posted as the frames have them.
+/// A node with one guest and its two connections posted, with the sequence numbers of the test frames.
 fn node(answers: u64) -> Programs {
     let mut programs = Programs::load(PORT.netns).expect("the object loads");
     programs.serve(SERVED_V4.into()).expect("an IPv4 address is served");
@@ -29,13 +29,13 @@ fn node(answers: u64) -> Programs {
     let v4 = Flow::v4(&KEY, IDENTITY.slot, [10, 0, 2, 15], SERVED_V4.octets(), ports);
     let v6 = Flow::v6(&KEY, IDENTITY.slot, guest, SERVED_V6.octets(), ports);
     for flow in [v4, v6] {
-        let said = AllSent { sent: 5_000, received: 1_000, finished: FIN_ENDS, ..AllSent::default() };
-        programs.post(flow, AllSent { flow: flow.number(), ..said }).expect("an entry");
+        let entry = AllSent { sent: 5_000, received: 1_000, finished: FIN_ENDS, ..AllSent::default() };
+        programs.post(flow, AllSent { flow: flow.number(), ..entry }).expect("an entry");
     }
     programs
 }
 
-/// Nanoseconds a run takes, the kernel's reading of the clock included.
+/// Nanoseconds per run, including the kernel's clock reads.
 fn measure(programs: &mut Programs, frame: &[u8]) -> f64 {
     let (before, runs) = programs.stats(program::PORT).expect("statistics");
     for _ in 0..RUNS {

@@ -1,7 +1,7 @@
-//! What KubeVirt's API server says becomes records, whatever becomes of the server.
+//! The feed turns what KubeVirt's API server sends into records, and keeps them through the server's failures.
 //!
-//! The feed is the real one, with its real watches; the server is `support::apiserver`, volumes are files. Only launchers
-//! are pretended: each pod that is asked for is found.
+//! The feed and its watches are the real ones. The server is `support::apiserver`, and volumes are files. Only
+//! launchers are simulated: each pod is found as soon as the feed watches for it.
 
 #[path = "kubevirt_feed/pauses.rs"]
 mod pauses;
@@ -22,12 +22,12 @@ use support::pod::{Kubelet, Plugin};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-/// Longest wait for anything; nothing takes long.
+/// Bound on each wait; every step is much faster.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long nothing must happen for it to count as nothing.
+/// How long the feed must be silent to count as silent.
 const QUIET: Duration = Duration::from_millis(700);
 
-/// A VMI of node `n1` with one pod there.
+/// A VMI on node `n1` with one pod.
 fn vmi(number: usize) -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -58,14 +58,14 @@ fn key(number: usize) -> String {
     format!("shop/vm-{number}")
 }
 
-/// What the agent has been told of one VM.
+/// The feed's last event for one VM.
 #[derive(Clone, Debug)]
-enum Told {
+enum Known {
     Record(Arc<Record>),
     Expected,
 }
 
-impl Told {
+impl Known {
     fn user_data(&self) -> String {
         let Self::Record(record) = self else { return "none yet".into() };
         let octets = record.user_data.as_ref().and_then(|payload| payload.bytes()).unwrap_or_default();
@@ -73,14 +73,14 @@ impl Told {
     }
 }
 
-fn at_once(tell: mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers> {
-    Box::new(AtOnce { found: BTreeSet::new(), tell })
+fn at_once(events: mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers> {
+    Box::new(FindsAtOnce { found: BTreeSet::new(), events })
 }
 
-/// A feed and what it has told.
+/// A feed and the state its events have built.
 struct Node {
     events: mpsc::Receiver<FeedEvent>,
-    told: BTreeMap<String, Told>,
+    known: BTreeMap<String, Known>,
     refused: BTreeMap<String, String>,
     synced: bool,
     pods: mpsc::Sender<(PodUid, PodEvent)>,
@@ -111,10 +111,10 @@ impl Node {
     ) -> Self {
         let kubeconfig = kubelet.pods().join("kubeconfig");
         server.write_kubeconfig(&kubeconfig).expect("a kubeconfig");
-        Self::led_by(kubeconfig, kubelet, (kept, pace), launchers)
+        Self::with_kubeconfig(kubeconfig, kubelet, (kept, pace), launchers)
     }
 
-    fn led_by(
+    fn with_kubeconfig(
         kubeconfig: PathBuf,
         kubelet: &Kubelet,
         (kept, pace): (Option<PathBuf>, Pace),
@@ -131,57 +131,58 @@ impl Node {
         let reports = Arc::clone(&contact);
         let feed = Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact: reports };
         let feed = tokio::spawn(async move { follow(feed, tx).await.expect("the feed runs") });
-        let (told, refused) = (BTreeMap::new(), BTreeMap::new());
-        Self { events, told, refused, synced: false, pods, contact, feed }
+        let (known, refused) = (BTreeMap::new(), BTreeMap::new());
+        Self { events, known, refused, synced: false, pods, contact, feed }
     }
 
-    fn hear(&mut self, event: FeedEvent) {
+    fn on_event(&mut self, event: FeedEvent) {
         match event {
             FeedEvent::Upsert { key, record } => {
                 self.refused.remove(&key);
-                self.told.insert(key, Told::Record(record));
+                self.known.insert(key, Known::Record(record));
             }
-            FeedEvent::Expect { key, .. } => _ = self.told.insert(key, Told::Expected),
-            FeedEvent::Remove { key } => _ = self.told.remove(&key),
+            FeedEvent::Expect { key, .. } => _ = self.known.insert(key, Known::Expected),
+            FeedEvent::Remove { key } => _ = self.known.remove(&key),
             FeedEvent::Rejected { key, error } => _ = self.refused.insert(key, error.to_string()),
             FeedEvent::Synced => self.synced = true,
         }
     }
 
-    /// Listens until it is so.
+    /// Handles events until the condition is true.
     async fn until(&mut self, what: &str, so: impl Fn(&Self) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !so(self) {
             let event = tokio::time::timeout_at(end, self.events.recv()).await;
-            let event = event.unwrap_or_else(|_| panic!("{what}: {:?} {:?}", self.told.keys(), self.refused));
-            self.hear(event.expect("the feed runs"));
+            let event =
+                event.unwrap_or_else(|_| panic!("{what}: {:?} {:?}", self.known.keys(), self.refused));
+            self.on_event(event.expect("the feed runs"));
         }
     }
 
-    /// Listens for a while, in which nothing may be told.
-    async fn nothing(&mut self, why: &str) {
+    /// Checks that no event arrives within [`QUIET`].
+    async fn expect_silence(&mut self, why: &str) {
         if let Ok(event) = timeout(QUIET, self.events.recv()).await {
             panic!("{why}: {event:?}");
         }
     }
 
     fn keys(&self) -> BTreeSet<String> {
-        self.told.keys().cloned().collect()
+        self.known.keys().cloned().collect()
     }
 
-    async fn tell(&self, number: usize, event: PodEvent) {
+    async fn send_pod_event(&self, number: usize, event: PodEvent) {
         let uid = pod_of(number).parse().expect("a uid");
         self.pods.send((uid, event)).await.expect("the feed runs");
     }
 }
 
-/// Finds the launcher of each pod that is asked for, at once.
-struct AtOnce {
+/// Finds the launcher of each watched pod immediately.
+struct FindsAtOnce {
     found: BTreeSet<PodUid>,
-    tell: mpsc::Sender<(PodUid, PodEvent)>,
+    events: mpsc::Sender<(PodUid, PodEvent)>,
 }
 
-impl Launchers for AtOnce {
+impl Launchers for FindsAtOnce {
     fn watch(&mut self, uid: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
         if self.found.insert(uid.clone()) {
             let pid = 1_000 + u32::try_from(self.found.len()).expect("few pods");
@@ -193,7 +194,7 @@ impl Launchers for AtOnce {
             }];
             let netns = format!("/proc/{pid}/ns/net");
             let pod = Pod { uid: uid.clone(), pid, netns, taps, nics: Vec::new() };
-            self.tell.try_send((uid.clone(), PodEvent::Found(pod))).expect("room for every pod");
+            self.events.try_send((uid.clone(), PodEvent::Found(pod))).expect("room for every pod");
         }
         Ok(())
     }
@@ -203,10 +204,10 @@ impl Launchers for AtOnce {
     }
 }
 
-/// Has not looked for anybody yet.
-struct Later;
+/// Finds no launcher.
+struct FindsNothing;
 
-impl Launchers for Later {
+impl Launchers for FindsNothing {
     fn watch(&mut self, _: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
         Ok(())
     }
@@ -219,36 +220,36 @@ fn keys(numbers: impl IntoIterator<Item = usize>) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn vmis_come_change_and_go() {
+async fn vmis_are_added_changed_and_removed() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut elsewhere = vmi(2);
     elsewhere["metadata"]["labels"]["kubevirt.io/nodeName"] = "n2".into();
     server.put(elsewhere);
     let mut node = Node::start(&server, &kubelet, None);
-    node.until("those that are there", |node| node.synced).await;
+    node.until("the existing VMIs", |node| node.synced).await;
     assert_eq!(node.keys(), keys([1]));
-    assert_eq!(node.told[&key(1)].user_data(), "#cloud-config\n# 1\n");
+    assert_eq!(node.known[&key(1)].user_data(), "#cloud-config\n# 1\n");
     server.put(vmi(3));
-    node.until("one that comes", |node| node.told.contains_key(&key(3))).await;
+    node.until("an added VMI", |node| node.known.contains_key(&key(3))).await;
     let mut changed = vmi(3);
     changed["spec"]["volumes"][0]["cloudInitNoCloud"]["userData"] = "#other\n".into();
     server.put(changed);
-    node.until("a change", |node| node.told[&key(3)].user_data() == "#other\n").await;
+    node.until("a change", |node| node.known[&key(3)].user_data() == "#other\n").await;
     server.delete(&key(3));
-    node.nothing("its launcher runs").await;
-    node.tell(3, PodEvent::Gone).await;
-    node.until("the end", |node| !node.told.contains_key(&key(3))).await;
+    node.expect_silence("its launcher still runs").await;
+    node.send_pod_event(3, PodEvent::Gone).await;
+    node.until("the end", |node| !node.known.contains_key(&key(3))).await;
     let mut failed = vmi(1);
     failed["status"]["phase"] = "Failed".into();
     server.put(failed);
-    node.until("a last phase", |node| node.told.is_empty()).await;
+    node.until("a final phase", |node| node.known.is_empty()).await;
     let events = server.events();
     assert!(events.contains(&"ImdsReady shop/vm-1".to_owned()), "{events:?}");
 }
 
 #[tokio::test]
-async fn a_thousand_vmis_that_come_at_once_are_all_told() {
+async fn a_thousand_vmis_at_once_are_all_reported() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut node = Node::start(&server, &kubelet, None);
     node.until("the start", |node| node.synced).await;
@@ -258,17 +259,17 @@ async fn a_thousand_vmis_that_come_at_once_are_all_told() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-    node.until("all of them", |node| node.told.len() == 1_000).await;
+    node.until("all of them", |node| node.known.len() == 1_000).await;
     assert_eq!(node.keys(), keys(0..1_000));
-    assert_eq!(node.told[&key(999)].user_data(), "#cloud-config\n# 999\n");
-    // Another agent finds them in pages of a list.
+    assert_eq!(node.known[&key(999)].user_data(), "#cloud-config\n# 999\n");
+    // A second agent lists them in pages.
     let mut next = Node::start(&server, &kubelet, None);
-    next.until("all of them", |node| node.synced && node.told.len() == 1_000).await;
+    next.until("all of them", |node| node.synced && node.known.len() == 1_000).await;
     assert_eq!(next.keys(), keys(0..1_000));
 }
 
 #[tokio::test]
-async fn a_watch_whose_history_is_forgotten_lists_again() {
+async fn a_watch_whose_history_has_expired_lists_again() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     for number in [1, 2] {
         server.put(vmi(number));
@@ -276,7 +277,7 @@ async fn a_watch_whose_history_is_forgotten_lists_again() {
     let mut node = Node::start(&server, &kubelet, None);
     node.until("the start", |node| node.synced).await;
     let (lists, ..) = server.counts();
-    // What happens while no watch is there, and is forgotten before there is one again.
+    // These changes happen while no watch is open and expire before the next one opens.
     server.be_away(true);
     server.put(vmi(3));
     let mut ended = vmi(2);
@@ -290,7 +291,7 @@ async fn a_watch_whose_history_is_forgotten_lists_again() {
 }
 
 #[tokio::test]
-async fn a_bookmark_spares_a_list() {
+async fn a_bookmark_saves_a_list() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut node = Node::start(&server, &kubelet, None);
@@ -300,38 +301,38 @@ async fn a_bookmark_spares_a_list() {
     elsewhere["metadata"]["labels"]["kubevirt.io/nodeName"] = "n2".into();
     server.put(elsewhere);
     server.bookmark();
-    node.nothing("a bookmark says nothing of a VMI").await;
+    node.expect_silence("a bookmark changes no VMI").await;
     server.forget();
     server.cut();
     server.put(vmi(2));
-    node.until("what came after", |node| node.keys() == keys([1, 2])).await;
+    node.until("later events", |node| node.keys() == keys([1, 2])).await;
     let (again, watched, expired) = server.counts();
     assert_eq!((again, expired), (lists, 0));
     assert!(watched > watches);
 }
 
 #[tokio::test]
-async fn while_the_server_is_away_nothing_is_taken_from_anybody() {
+async fn an_api_outage_removes_no_record() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut node = Node::start(&server, &kubelet, None);
     node.until("the start", |node| node.synced).await;
     server.be_away(true);
-    node.nothing("the server is away").await;
-    // Pods go on meanwhile.
+    node.expect_silence("the server is away").await;
+    // Pod events continue meanwhile.
     let token = b"e30.eyJleHAiOjE4OTM0NTYwMDB9.c2ln".as_slice();
     kubelet.write(&pod_of(1), Plugin::Projected, "imds-token", &[("token", token)]).unwrap();
-    node.tell(1, PodEvent::Files { volume: "imds-token".into() }).await;
-    let has_token = |told: &Told| matches!(told, Told::Record(record) if record.credentials.service_account.as_ref().is_some_and(|account| account.token.is_some()));
-    node.until("a token", |node| has_token(&node.told[&key(1)])).await;
+    node.send_pod_event(1, PodEvent::Files { volume: "imds-token".into() }).await;
+    let has_token = |known: &Known| matches!(known, Known::Record(record) if record.credentials.service_account.as_ref().is_some_and(|account| account.token.is_some()));
+    node.until("a token", |node| has_token(&node.known[&key(1)])).await;
     server.put(vmi(2));
-    node.nothing("the server is away").await;
+    node.expect_silence("the server is away").await;
     server.be_away(false);
     node.until("its return", |node| node.keys() == keys([1, 2])).await;
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_while_the_server_is_away_serves_what_was_known() {
+async fn an_agent_started_during_an_api_outage_serves_the_saved_vmis() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let kept = kubelet.pods().join("vmis");
     for number in [1, 2] {
@@ -347,22 +348,22 @@ async fn an_agent_that_starts_while_the_server_is_away_serves_what_was_known() {
     server.be_away(true);
     server.delete(&key(2));
     let mut node = Node::start(&server, &kubelet, Some(kept));
-    node.until("what was kept", |node| node.synced).await;
+    node.until("the saved VMIs", |node| node.synced).await;
     assert_eq!(node.keys(), keys([1, 2]));
     server.be_away(false);
-    node.tell(2, PodEvent::Gone).await;
+    node.send_pod_event(2, PodEvent::Gone).await;
     node.until("the list", |node| node.keys() == keys([1])).await;
 }
 
 #[tokio::test]
-async fn nobody_is_given_up_before_every_launcher_has_been_looked_for() {
+async fn the_feed_is_synced_only_after_it_has_searched_for_every_launcher() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
-    let mut node = Node::with(&server, &kubelet, (None, Pace::DEFAULT), |_| Box::new(Later));
+    let mut node = Node::with(&server, &kubelet, (None, Pace::DEFAULT), |_| Box::new(FindsNothing));
     let early = timeout(kubevirt::PATIENCE + Duration::from_secs(1), node.events.recv()).await;
     assert!(early.is_err(), "{early:?}");
-    node.tell(1, PodEvent::Absent).await;
-    node.until("all there is", |node| node.synced).await;
+    node.send_pod_event(1, PodEvent::Absent).await;
+    node.until("the sync", |node| node.synced).await;
 }
 
 #[tokio::test]
@@ -384,11 +385,11 @@ async fn a_late_secret_is_waited_for_and_a_new_one_is_served() {
     secretive["spec"]["volumes"] = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
     server.put(secretive);
     let mut node = Node::start(&server, &kubelet, None);
-    node.until("its name", |node| matches!(node.told.get(&key(1)), Some(Told::Expected))).await;
+    node.until("its name", |node| matches!(node.known.get(&key(1)), Some(Known::Expected))).await;
     for text in ["#one\n", "#two\n"] {
         kubelet.write(&pod_of(1), Plugin::Secret, "ci-udata", &[("userdata", text.as_bytes())]).unwrap();
-        node.tell(1, PodEvent::Files { volume: "ci-udata".into() }).await;
-        node.until("the Secret", |node| node.told[&key(1)].user_data() == text).await;
+        node.send_pod_event(1, PodEvent::Files { volume: "ci-udata".into() }).await;
+        node.until("the Secret", |node| node.known[&key(1)].user_data() == text).await;
     }
 }
 
@@ -397,7 +398,7 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut node = Node::start(&server, &kubelet, None);
     node.until("the start", |node| node.synced).await;
-    // Here from another node: the label of the target comes first.
+    // It migrates here from another node; the target label comes first.
     let mut coming = vmi(1);
     coming["metadata"]["labels"] =
         json!({"kubevirt.io/nodeName": "n2", "kubevirt.io/migrationTargetNodeName": "n1"});
@@ -405,17 +406,17 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
     server.put(coming.clone());
     node.until("a standby", |node| node.keys() == keys([1])).await;
     server.put(vmi(1));
-    node.nothing("it has only become what it was").await;
-    // And away again.
+    node.expect_silence("the standby only became active").await;
+    // It migrates away again.
     let mut going = vmi(1);
     going["metadata"]["labels"]["kubevirt.io/migrationTargetNodeName"] = "n2".into();
     server.put(going.clone());
     going["metadata"]["labels"] = json!({"kubevirt.io/nodeName": "n2"});
     server.put(going);
-    node.nothing("its launcher runs").await;
-    node.tell(1, PodEvent::Gone).await;
-    node.until("the launcher's end", |node| node.told.is_empty()).await;
-    // One that fails: the label goes, and the VM has never been here.
+    node.expect_silence("its launcher still runs").await;
+    node.send_pod_event(1, PodEvent::Gone).await;
+    node.until("the launcher's end", |node| node.known.is_empty()).await;
+    // A migration that fails: the label is removed, and the VM never ran here.
     let mut coming = vmi(2);
     coming["metadata"]["labels"] =
         json!({"kubevirt.io/nodeName": "n2", "kubevirt.io/migrationTargetNodeName": "n1"});
@@ -423,11 +424,11 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
     node.until("a standby", |node| node.keys() == keys([2])).await;
     coming["metadata"]["labels"] = json!({"kubevirt.io/nodeName": "n2"});
     server.put(coming);
-    node.until("no standby", |node| node.told.is_empty()).await;
+    node.until("no standby", |node| node.known.is_empty()).await;
 }
 
 #[tokio::test]
-async fn a_vmi_that_cannot_be_read_is_named_and_harms_no_other() {
+async fn an_unreadable_vmi_is_named_and_harms_no_other() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut odd = vmi(1);
     odd["spec"]["volumes"] = json!("none");
@@ -444,7 +445,7 @@ async fn a_vmi_that_cannot_be_read_is_named_and_harms_no_other() {
 }
 
 #[tokio::test]
-async fn a_feed_without_kubelets_directory_of_pods_does_not_start() {
+async fn a_feed_without_kubelets_pod_directory_does_not_start() {
     let (server, room) = (ApiServer::start().unwrap(), tempfile::tempdir().unwrap());
     let kubeconfig = room.path().join("kubeconfig");
     server.write_kubeconfig(&kubeconfig).unwrap();
@@ -455,7 +456,7 @@ async fn a_feed_without_kubelets_directory_of_pods_does_not_start() {
         let (tx, _events) = mpsc::channel(1);
         let served =
             kubevirt::serve((options, Inlets::default()), Limits::DEFAULT, None, kubevirt::contact(), tx);
-        let error = timeout(PATIENCE, served).await.expect("it ends").expect_err("nobody could be served");
+        let error = timeout(PATIENCE, served).await.expect("it ends").expect_err("no VM could be served");
         let (error, pods) = (error.to_string(), kubelet.join("pods").display().to_string());
         assert!(error.contains("kubevirt.kubelet") && error.contains(&pods), "{error}");
     }

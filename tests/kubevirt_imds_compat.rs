@@ -1,6 +1,6 @@
-//! Guests and VMs of kubevirt-imds (<https://github.com/rophy/kubevirt-imds>) find here what they found there: its annotations
-//! as the feed translates them, its paths and formats as guests ask for them. Where an answer is another one the table says
-//! why, and what makes it the same.
+//! Guests and VMs of kubevirt-imds (<https://github.com/rophy/kubevirt-imds>) find the same service here: the feed
+//! translates its annotations, and its paths and formats give the same answers. Where an answer differs, the table
+//! states the reason and the option that makes it equal.
 
 use metadata_content::dialect::render;
 use metadata_content::http::{Method, Response};
@@ -26,7 +26,7 @@ use support::schema::Schemas;
 
 const MAC: &str = "52:54:00:69:00:00";
 const USER_DATA: &str = "#cloud-config\nusers:\n- name: admin\n";
-/// Ends with 2029. Its header and signature are of no matter.
+/// Expires at the end of 2029. Header and signature do not matter.
 const TOKEN: &str = "e30.eyJleHAiOjE4OTM0NTYwMDB9.c2ln";
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -37,16 +37,16 @@ struct Case {
     #[serde(default)]
     with: BTreeMap<String, String>,
     #[serde(default)]
-    vm: Which,
-    theirs: Said,
-    ours: Option<Said>,
+    vm: VmKind,
+    theirs: Expected,
+    ours: Option<Expected>,
     why: Option<String>,
     switch: Option<Value>,
 }
 
 #[derive(Clone, Copy, Default, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Which {
+enum VmKind {
     #[default]
     Plain,
     Annotated,
@@ -54,10 +54,10 @@ enum Which {
     Timeless,
 }
 
-/// What is known of an answer.
+/// The parts of an answer that a row states.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Said {
+struct Expected {
     status: u16,
     #[serde(rename = "type")]
     content_type: Option<String>,
@@ -86,15 +86,15 @@ impl Case {
         let question =
             self.with.iter().fold(question, |question, (name, value)| question.with(name, value.clone()));
         let response = question.ask(&answers(&record(self.vm, switch)));
-        taken_apart(&response)
+        parts_of(&response)
     }
 }
 
-impl Said {
-    /// Everything that is said of an answer is so.
-    fn is(&self, found: &Answered, is_head: bool) -> bool {
+impl Expected {
+    /// True if the answer has every stated part.
+    fn matches(&self, found: &Answered, is_head: bool) -> bool {
         let text = String::from_utf8_lossy(&found.body);
-        // What ends a JSON document is nobody's business.
+        // Trailing newlines of a JSON document do not matter.
         let body = self
             .body
             .as_deref()
@@ -110,12 +110,12 @@ impl Said {
     }
 }
 
-fn taken_apart(response: &Response) -> Answered {
+fn parts_of(response: &Response) -> Answered {
     let head = String::from_utf8(response.head().to_vec()).expect("text");
     Answered { status: response.status().0, head, body: response.body().to_bytes().to_vec() }
 }
 
-/// The VM of kubevirt-imds' documents, as KubeVirt makes its VMI.
+/// The VMI of the VM in kubevirt-imds' documentation.
 fn vmi(annotations: &Value) -> Value {
     let vmi = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -139,7 +139,7 @@ fn vmi(annotations: &Value) -> Value {
     vmi
 }
 
-/// What the feed makes of a VMI whose pod has these volumes.
+/// Translates a VMI whose pod has these volumes; `None` if the feed does not want it.
 fn translated(vmi: &Value, volumes: &[(&str, &str, &str)], options: &Value) -> Option<Record> {
     let vmi = Vmi::from_value(vmi.clone()).expect("a VMI");
     let options: Options = serde_json::from_value(options.clone()).expect("options");
@@ -170,16 +170,16 @@ fn translated(vmi: &Value, volumes: &[(&str, &str, &str)], options: &Value) -> O
     }
 }
 
-fn record(which: Which, switch: &Value) -> Record {
+fn record(which: VmKind, switch: &Value) -> Record {
     let mut annotations =
         json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/bridge-name": "k6t-eth0"});
-    if which == Which::Annotated {
+    if which == VmKind::Annotated {
         annotations["imds.kubevirt.io/user-data"] = USER_DATA.into();
     }
     let token = match which {
-        Which::Tokenless => None,
-        Which::Timeless => Some(("imds-token", "token", "opaque")),
-        Which::Plain | Which::Annotated => Some(("imds-token", "token", TOKEN)),
+        VmKind::Tokenless => None,
+        VmKind::Timeless => Some(("imds-token", "token", "opaque")),
+        VmKind::Plain | VmKind::Annotated => Some(("imds-token", "token", TOKEN)),
     };
     translated(&vmi(&annotations), token.as_slice(), switch).expect("it is served")
 }
@@ -189,28 +189,28 @@ fn answers(record: &Record) -> Responses {
 }
 
 #[test]
-fn what_guests_ask_is_answered_as_there_or_the_table_says_why_not() {
+fn guests_get_the_same_answers_or_the_table_gives_a_reason() {
     for case in Case::all() {
         let is_head = case.words().0 == "HEAD";
         let (name, found) = (case.name(), case.answer(&json!({})));
         let shown = format!("{name}: {} {}", found.head, String::from_utf8_lossy(&found.body));
-        assert_eq!(case.theirs.is(&found, is_head), case.ours.is_none(), "{shown}");
+        assert_eq!(case.theirs.matches(&found, is_head), case.ours.is_none(), "{shown}");
         assert_eq!(case.why.is_some(), case.ours.is_some(), "{name}: a difference has a reason");
-        assert!(case.ours.as_ref().is_none_or(|ours| ours.is(&found, is_head)), "{shown}");
+        assert!(case.ours.as_ref().is_none_or(|ours| ours.matches(&found, is_head)), "{shown}");
         if let Some(switch) = &case.switch {
             let found = case.answer(switch);
             let shown = format!("{} {}", found.head, String::from_utf8_lossy(&found.body));
-            assert!(case.theirs.is(&found, is_head), "{name} with {switch}: {shown}");
+            assert!(case.theirs.matches(&found, is_head), "{name} with {switch}: {shown}");
         }
     }
 }
 
 #[test]
-fn a_guest_on_a_tap_hears_what_the_table_says() {
+fn a_guest_on_a_tap_gets_the_answers_in_the_table() {
     if !privileged::or_skip() {
         return;
     }
-    for which in [Which::Plain, Which::Annotated, Which::Tokenless, Which::Timeless] {
+    for which in [VmKind::Plain, VmKind::Annotated, VmKind::Tokenless, VmKind::Timeless] {
         let host = Host::new().expect("a node");
         let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");
         let records = tempfile::tempdir().expect("a directory");
@@ -221,15 +221,15 @@ fn a_guest_on_a_tap_hears_what_the_table_says() {
         let port = PortArgument::new(guest.host_tap().name(), guest.identity().mac);
         let _agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
         for case in Case::all().into_iter().filter(|case| case.vm == which) {
-            let found = guest.ns().run_in(|| asked_by_tcp(&case));
-            let said = case.ours.as_ref().unwrap_or(&case.theirs);
+            let found = guest.ns().run_in(|| request_over_tcp(&case));
+            let expected = case.ours.as_ref().unwrap_or(&case.theirs);
             let shown = format!("{}: {} {}", case.name(), found.head, String::from_utf8_lossy(&found.body));
-            assert!(said.is(&found, case.words().0 == "HEAD"), "{shown}");
+            assert!(expected.matches(&found, case.words().0 == "HEAD"), "{shown}");
         }
     }
 }
 
-fn asked_by_tcp(case: &Case) -> Answered {
+fn request_over_tcp(case: &Case) -> Answered {
     let mut stream = TcpStream::connect_timeout(&(METADATA, 80).into(), PATIENCE).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
     let fields: String = case.with.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
@@ -242,26 +242,26 @@ fn asked_by_tcp(case: &Case) -> Answered {
 }
 
 #[test]
-fn annotations_mean_what_they_meant() {
-    // What it says, whether it was served there, whether here, and whether here with `opt_in`.
+fn annotations_keep_their_meaning() {
+    // The annotation's value; whether kubevirt-imds serves the VM, whether we do, and whether we do with `opt_in`.
     let cases = [
         (Some("true"), true, true, true),
         (Some("false"), false, false, false),
-        // Every VM of a node is served unless it is to be asked for.
+        // Without `opt_in`, every VM of a node is served.
         (None, false, true, false),
         (Some("yes"), false, true, false),
     ];
-    for (said, there, here, opted) in cases {
-        let annotations = said.map_or(json!({}), |said| json!({"imds.kubevirt.io/enabled": said}));
+    for (value, there, here, opted) in cases {
+        let annotations = value.map_or(json!({}), |value| json!({"imds.kubevirt.io/enabled": value}));
         let served = |options: Value| translated(&vmi(&annotations), &[], &options).is_some();
-        assert_eq!(served(json!({})), here, "{said:?}");
-        assert_eq!(served(json!({"opt_in": true})), opted, "{said:?}");
-        assert_eq!(opted, there, "{said:?}: with `opt_in` it is the same");
+        assert_eq!(served(json!({})), here, "{value:?}");
+        assert_eq!(served(json!({"opt_in": true})), opted, "{value:?}");
+        assert_eq!(opted, there, "{value:?}: with `opt_in` it is the same");
     }
 }
 
 #[test]
-fn annotations_its_document_announces_are_heeded() {
+fn documented_annotations_are_followed() {
     let volumes = [
         ("imds-user-data", "user-data", "#by reference\n"),
         ("imds-vendor-data", "vendor-data", "#vendor\n"),
@@ -274,9 +274,9 @@ fn annotations_its_document_announces_are_heeded() {
         (json!({"imds.kubevirt.io/user-data-secret": "s"}), Some("#by reference\n"), None),
         (json!({"imds.kubevirt.io/vendor-data-configmap": "c"}), None, Some("#vendor\n")),
         (json!({"imds.kubevirt.io/vendor-data-secret": "s"}), None, Some("#vendor\n")),
-        // What is written out comes first.
+        // Inline data takes precedence.
         (inline, Some(USER_DATA), Some("#inline\n")),
-        // Its sidecar's own.
+        // Annotations for its own sidecar.
         (
             json!({"imds.kubevirt.io/bridge-name": "k6t-eth0", "imds.kubevirt.io/injected": "true"}),
             None,
@@ -286,7 +286,7 @@ fn annotations_its_document_announces_are_heeded() {
         let record = translated(&vmi(&annotations), &volumes, &json!({})).expect("it is served");
         let answers = answers(&record);
         for (path, expected) in [("/v1/user-data", user), ("/v1/vendor-data", vendor)] {
-            let found = taken_apart(&Question::get(path).ask(&answers));
+            let found = parts_of(&Question::get(path).ask(&answers));
             let found = (found.status, String::from_utf8(found.body).expect("text"));
             let expected = expected.map_or((204, String::new()), |text| (200, text.to_owned()));
             assert_eq!(found, expected, "{annotations} {path}");
@@ -295,12 +295,12 @@ fn annotations_its_document_announces_are_heeded() {
 }
 
 #[test]
-fn as_many_requests_a_second_are_answered_and_fewer_at_once_where_that_is_wanted() {
+fn the_request_rate_is_the_same_and_the_burst_is_configurable() {
     let limit = |switch: Value| {
-        let limit = answers(&record(Which::Plain, &switch)).limit();
+        let limit = answers(&record(VmKind::Plain, &switch)).limit();
         (limit.per_second, limit.burst)
     };
-    // A boot asks for more at once than it lets through: 100 a second and 100 at once.
+    // A booting guest sends more at once than kubevirt-imds allows: 100 a second with a burst of 100.
     assert_eq!(limit(json!({})), (100, 400));
     assert_eq!(limit(json!({"serve": {"limits": {"burst": 100}}})), (100, 100));
 }

@@ -1,7 +1,7 @@
-//! A node of KubeVirt from end to end: the real agent learns of VMs from an API server, finds their launchers, and
-//! serves guests behind taps in their pods' namespaces.
+//! A KubeVirt node end to end: the real agent gets VMs from an API server, finds their launchers, and serves guests
+//! behind taps in their pods' namespaces.
 //!
-//! The API server, launchers, control groups and kubelet are `support`'s; everything else is what runs on a node.
+//! The API server, launchers, control groups and kubelet come from `support`; everything else is the real thing.
 
 #[path = "kubevirt_node/coming.rs"]
 mod coming;

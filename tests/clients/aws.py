@@ -1,8 +1,8 @@
-"""Credentials and region as boto3 finds them by itself on an instance, by the metadata service alone."""
+"""Prints the credentials and region that boto3 gets from the metadata service alone."""
 import json
 import os
 
-# Before the session looks: patience, no container's endpoint, no file of the machine's.
+# Before the session starts: set its time-outs, and hide the machine's own configuration files.
 os.environ["AWS_METADATA_SERVICE_TIMEOUT"], os.environ["AWS_METADATA_SERVICE_NUM_ATTEMPTS"] = "10", "3"
 os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
 

@@ -1,4 +1,4 @@
-"""A token as Azure's identity library gets one for a virtual machine's managed identity."""
+"""Prints the token that Azure's identity library gets for a virtual machine's managed identity."""
 import json
 import time
 

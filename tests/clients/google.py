@@ -1,4 +1,4 @@
-"""What Google's auth library learns on an instance, by the name metadata.google.internal."""
+"""Prints what Google's auth library gets from metadata.google.internal."""
 import json
 
 import google.auth
@@ -6,7 +6,7 @@ from google.auth.compute_engine import _metadata
 from google.auth.transport.requests import Request
 
 request = Request()
-# Asks `/` for the header field that only this cloud answers with, and knows no other way here.
+# Requests `/` and expects a header field that only this cloud sends; no other detection applies here.
 credentials, project = google.auth.default()
 credentials.refresh(request)
 print(

@@ -1,4 +1,4 @@
-//! One datasource with the machine it expects, crawled in every form of a record.
+//! Runs one datasource, on the machine it expects, against every form of the record.
 
 use super::form::{EC2_ID, Form, GZIP, NUMBER, USER, VENDOR_DATA};
 use anyhow::Result;
@@ -12,32 +12,32 @@ use support::guest::{Guest, METADATA, NIC, Spec};
 use support::host::{self, Host};
 use support::record::{Identity, replace};
 
-/// Metadata addresses a DHCP server routes on-link.
+/// Metadata addresses that the DHCP lease routes on-link.
 const ON_LINK: [&str; 4] = ["169,254,169,254", "168,63,129,16", "169,254,42,42", "100,100,100,200"];
 
-/// Crawls of one form for [`Case::again_after`].
+/// Maximum number of crawls of one form if [`Case::again_after`] applies.
 const MAX_CRAWLS: usize = 20;
 
 /// When in the boot the datasource runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Before the network is up: it brings its own up, by DHCP or by a link-local address.
+    /// Before the network is up: the datasource configures it by DHCP or with a link-local address.
     Local,
-    /// With the network up.
+    /// When the network is up.
     Network,
 }
 
 /// What a datasource does with vendor-data.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum VendorData {
-    /// Its dialect has none.
+    /// The dialect has no vendor-data.
     Unknown,
     Taken,
-    /// The distribution's cloud-init does not ask for it.
+    /// The distribution's cloud-init does not request it.
     TakenByNewer,
 }
 
-/// A value of the firmware's tables, or an instance id.
+/// A value in the firmware tables, or an instance id.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Word {
     Text(&'static str),
@@ -48,60 +48,60 @@ pub(super) enum Word {
     Ocid,
 }
 
-/// What the distribution's cloud-init is too old for.
+/// Known deviations of a cloud-init too old for a feature.
 pub(super) struct TooNew {
     pub(super) forms: &'static [Form],
-    /// How every deviation begins that it has in these forms.
+    /// The beginning of each deviation expected in these forms.
     pub(super) deviations: &'static [&'static str],
     pub(super) why: &'static str,
 }
 
 impl TooNew {
-    /// Takes away the deviations there are known to be, and adds one for each that is no more.
+    /// Removes the known deviations, and adds one for each known deviation that no longer occurs.
     fn forgive(&self, form: Form, wrong: &mut Vec<String>) {
         for known in self.deviations.iter().filter(|_| self.forms.contains(&form)) {
             let before = wrong.len();
             wrong.retain(|deviation| !deviation.starts_with(known));
             if wrong.len() == before {
-                wrong.push(format!("no more {known:?}, though {}", self.why));
+                wrong.push(format!("{known:?} no longer occurs, though {}", self.why));
             }
         }
     }
 }
 
-/// A datasource and what it must make of a record.
+/// A datasource and the expected result of its crawl.
 pub(super) struct Case {
-    /// Its class without the prefix `DataSource`.
+    /// Class name without the prefix `DataSource`.
     pub(super) class: &'static str,
     pub(super) stage: Stage,
-    /// What the firmware says.
+    /// Firmware (DMI) values of the machine.
     pub(super) dmi: &'static [(&'static str, Word)],
-    /// Its part of cloud-init's configuration, by the name it has there.
+    /// The datasource's section of cloud-init's configuration, under its name there.
     pub(super) config: Value,
-    /// The first group of the UUID.
+    /// First group of the VM's UUID.
     pub(super) uuid: &'static str,
-    /// What the record has besides.
+    /// Adds fields to the record.
     pub(super) record: fn(&mut Value),
     pub(super) instance_id: Word,
-    /// Method and path of a request that must be answered 200 in every form: that of no other dialect.
+    /// Method and path of a request, unique to this dialect, that every form must answer with 200.
     pub(super) asks: &'static str,
-    /// Whether the dialect has a place for vendor-data.
+    /// What the dialect does with vendor-data.
     pub(super) vendor_data: VendorData,
-    /// Whether the dialect is text only, so that packed user-data arrives in a MIME part.
+    /// Whether the dialect carries only text, so that compressed user-data arrives in a MIME part.
     pub(super) text_only: bool,
     pub(super) forms: &'static [Form],
-    /// Seconds it sleeps where no answer can prevent it, and why.
+    /// A form in which no answer can prevent sleeping: the seconds it sleeps, and why.
     pub(super) sleeps: Option<(Form, f64, &'static str)>,
-    /// Where the distribution's cloud-init is too old.
+    /// Deviations of the distribution's cloud-init, if it is too old.
     pub(super) too_new: Option<TooNew>,
-    /// A warning that says the machine under test was too slow for a race inside the client: crawl again.
+    /// Crawl again after this warning: the machine was too slow for a race inside the client.
     pub(super) again_after: Option<&'static str>,
-    /// What it must add to the machine's cloud-config.
+    /// What the datasource must add to the machine's cloud-config.
     pub(super) own_config: Value,
 }
 
 impl Case {
-    /// A datasource of the local stage that knows nothing special.
+    /// A local-stage datasource with default settings.
     pub(super) fn of(class: &'static str) -> Self {
         Self {
             class,
@@ -122,7 +122,7 @@ impl Case {
         }
     }
 
-    /// Crawls in every form, each in a guest of its own, and reports every deviation at once.
+    /// Crawls every form in a guest of its own and reports all deviations together.
     pub(super) fn run(&self) {
         let Some(cloud_init) = CloudInit::or_skip() else { return };
         let records = tempfile::tempdir().expect("a directory");
@@ -164,15 +164,15 @@ impl Case {
             }
             if !wrong.is_empty() {
                 let asked = crawl.requests.iter().map(|asked| format!("{} {}", asked.status, asked.request));
-                let told: Vec<_> = asked.chain(crawl.warnings.iter().cloned()).collect();
-                let (wrong, told) = (wrong.join("\n    "), told.join("\n        "));
-                writeln!(deviations, "{form:?}:\n    {wrong}\n        {told}").expect("text has room");
+                let shown: Vec<_> = asked.chain(crawl.warnings.iter().cloned()).collect();
+                let (wrong, shown) = (wrong.join("\n    "), shown.join("\n        "));
+                writeln!(deviations, "{form:?}:\n    {wrong}\n        {shown}").expect("text has room");
             }
         }
         assert!(deviations.is_empty(), "{}\n{deviations}", self.class);
     }
 
-    /// One crawl, repeated while the client loses a race against itself.
+    /// Crawls once, and again each time the client loses a race against itself.
     fn crawl(&self, cloud_init: &CloudInit, guest: &Guest) -> Result<Crawl> {
         let machine = self.machine(guest.identity());
         let mut crawl = cloud_init.crawl(guest.ns(), self.class, &machine)?;
@@ -199,7 +199,7 @@ impl Case {
         }
     }
 
-    /// A guest with both families, as far up as its stage of the boot has them.
+    /// A dual-stack guest, configured as far as the stage of the boot requires.
     fn boot(&self, host: &Host, identity: &Identity) -> Guest {
         let guest = Guest::boot(host, &Spec::of(identity)).expect("a guest");
         if self.stage == Stage::Local {
@@ -233,7 +233,7 @@ impl Case {
         }
     }
 
-    /// Everything in which a crawl differs from the record.
+    /// Every difference between a crawl and the record.
     fn wrong(&self, identity: &Identity, form: Form, crawl: &Crawl) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut check = |what: &str, got: &str, expected: &str| {
@@ -285,7 +285,7 @@ impl Case {
     }
 }
 
-/// Text as it is, anything else as base64.
+/// Returns UTF-8 unchanged and anything else as base64.
 fn lossless(octets: &[u8]) -> String {
     match std::str::from_utf8(octets) {
         Ok(text) => text.to_owned(),

@@ -1,19 +1,18 @@
-"""Crawls with one unmodified datasource class of cloud-init, and prints what it got as one JSON document.
+"""Crawls with one unmodified datasource class of cloud-init, and prints the result as one JSON document.
 
     crawl.py CLASS MACHINE DIRECTORY
 
-CLASS is the datasource's without its prefix: `OpenStackLocal` is DataSourceOpenStack.DataSourceOpenStackLocal.
-DIRECTORY is where cloud-init may keep its state. MACHINE is a JSON document of what the class would find on
-the machine, which is all that is replaced:
+CLASS is the class name without its prefix: `OpenStackLocal` is DataSourceOpenStack.DataSourceOpenStackLocal.
+DIRECTORY holds cloud-init's state. MACHINE is a JSON document that describes the machine to the class:
 
-    dmi     values of the firmware's tables by dmidecode's names; other names have none
-    config  cloud-init's own configuration, as from /etc/cloud/cloud.cfg
-    lease   what a DHCP client would have got, by dhclient's names
+    dmi     firmware values under dmidecode's names; other names have no value
+    config  cloud-init's own configuration, as in /etc/cloud/cloud.cfg
+    lease   the DHCP lease, under dhclient's names
 
 `@DIRECTORY@` in MACHINE stands for DIRECTORY.
 
-Besides, the kernel command line is empty, there are no disks to search, and a tap counts as a real NIC. Two
-things are watched: every sleep, which is still slept in full, and every HTTP request.
+The kernel command line is empty, there are no disks to search, and a tap counts as a real NIC. The script records
+every sleep, which still takes its full time, and every HTTP request.
 """
 import base64
 import http.client
@@ -24,7 +23,7 @@ import os
 import sys
 import time
 
-# A crawl that has slept this long has failed; the rest of a datasource's minutes would add nothing.
+# A crawl that has slept this long has failed, so do not wait for the datasource's full time-out.
 SLEPT_ENOUGH_SECONDS = 8
 
 sleeps = []
@@ -33,7 +32,7 @@ warnings = []
 
 
 class GivenUp(BaseException):
-    """Past every `except Exception` of a datasource."""
+    """Passes every `except Exception` of a datasource."""
 
 
 class Warnings(logging.Handler):
@@ -69,7 +68,7 @@ def watch_http(connection):
     connection.putrequest, connection.getresponse = watched_putrequest, watched_getresponse
 
 
-# Before cloud-init's modules take their own names for it.
+# Before cloud-init's modules import these names.
 time.sleep = watch_sleep(time.sleep)
 watch_http(http.client.HTTPConnection)
 
@@ -86,7 +85,7 @@ def no_disk(device, *_args, **_kwargs):
 
 def replace_dhcp(lease):
     def discovery(*_args, **_kwargs):
-        # Since 23.4 one lease, before that a list of them.
+        # cloud-init 23.4 and later return one lease, earlier versions a list.
         return dict(lease) if hasattr(dhcp, "IscDhclient") else [dict(lease)]
 
     def option(key, *_args, **_kwargs):
@@ -101,7 +100,7 @@ def replace_dhcp(lease):
         client_name = "lease"
 
         def __init__(self):
-            """Unlike its parent, needs no program."""
+            """Unlike the parent class, needs no DHCP client program."""
 
         def get_newest_lease(self, *_args):
             return dictlease
@@ -129,7 +128,7 @@ def octets(data):
 
 
 def datasource(name, config, directory):
-    # The class's name is its module's, with the stage it is for.
+    # The class name is the module's name and the stage of the boot.
     stem = name.removesuffix("Local").removesuffix("Net")
     module = importlib.import_module(f"cloudinit.sources.DataSource{stem}")
     paths = helpers.Paths({"cloud_dir": directory, "run_dir": directory})
@@ -174,12 +173,12 @@ def crawl(name, machine, directory):
             "network": network,
             "network_trouble": network_trouble,
         }
-    # Last: what is asked of the datasource above may cost requests and sleeps, too.
+    # Read these last, because the calls above may send requests and sleep.
     return report | {"sleeps": sleeps, "requests": requests, "warnings": warnings}
 
 
 name, machine, directory = sys.argv[1:]
 json.dump(crawl(name, json.loads(machine.replace("@DIRECTORY@", directory)), directory), sys.stdout)
 sys.stdout.flush()
-# Threads that still wait for the slower of two addresses are not waited for.
+# Do not wait for threads that still try the slower of two addresses.
 os._exit(0)

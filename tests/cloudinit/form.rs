@@ -3,35 +3,35 @@
 use serde_json::{Value, json};
 use support::record::Identity;
 
-/// `#cloud-config\nruncmd:\n- [touch, /run/packed]\n`, packed by gzip.
+/// `#cloud-config\nruncmd:\n- [touch, /run/packed]\n`, compressed with gzip.
 pub(super) const GZIP: &str =
     "H4sIAAAAAAACA1NOzskvTdFNzs9Ly0znKirNS85NseLSVYguyS9NztBR0AcK6RckJmenpsRyAQAuDJvZLQAAAA==";
-/// What a full record tells as vendor-data.
+/// Vendor-data of a full record.
 pub(super) const VENDOR_DATA: &str = "#cloud-config\n{}\n";
-/// The instance id of dialects in which it is a number; half of them want it as the firmware's serial, too.
+/// The instance id of dialects that use a number; half of them also expect it as the firmware's serial.
 pub(super) const NUMBER: &str = "12345";
 /// The instance id of EC2.
 pub(super) const EC2_ID: &str = "i-0f5e8a1b2c3d4e5f6";
-/// The image's default user, for whom the record's keys are.
+/// The image's default user, who gets the record's keys.
 pub(super) const USER: &str = "debian";
 
 /// One form of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Everything there is to tell.
+    /// Every optional field is set.
     Full,
-    /// Neither user-data nor vendor-data, keys, tags or metadata.
+    /// No user-data, vendor-data, keys, tags or metadata.
     Bare,
-    /// User-data packed by gzip.
+    /// User-data compressed with gzip.
     Gzip,
-    /// As full, with session tokens required where the dialect has them.
+    /// Like `Full`, with session tokens required where the dialect supports them.
     Required,
 }
 
 impl Form {
     pub(super) const ALL: [Self; 4] = [Self::Full, Self::Bare, Self::Gzip, Self::Required];
 
-    /// The record of a guest whose UUID begins so.
+    /// The record of the guest with this UUID.
     pub(super) fn record(self, identity: &Identity, uuid: &str) -> Value {
         let mut record: Value = serde_json::from_str(&identity.record(1)).expect("a record");
         record["vm"]["uuid"] = uuid.into();

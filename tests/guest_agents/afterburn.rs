@@ -1,4 +1,4 @@
-//! Afterburn writes the record's attributes, host name and keys, whichever cloud it takes the guest for.
+//! Afterburn writes the record's attributes, host name and keys for every cloud whose dialect we serve.
 
 use crate::clouds::{AZURE, CLOUDS, Cloud, FLAT};
 use crate::node::{LOCAL, Node, PRIVATE, PUBLIC, SUITE, V6};
@@ -8,20 +8,20 @@ use std::fmt::Write as _;
 use support::packages::{ESSENTIAL, Packages, With};
 use support::root::Root;
 
-/// For one run; a request that fails once makes it longer by a second, and fails the test.
+/// Bound on one run. A repeated request adds a second and fails the test.
 const PATIENCE_SECONDS: u32 = 60;
-/// The accounts: `core` gets the keys.
+/// Accounts in the guest's root; `core` gets the keys.
 const ACCOUNTS: &str = "root:x:0:0::/root:/bin/sh\ncore:x:1000:1000::/home/core:/bin/sh\n";
 const CORE: u32 = 1000;
 const ATTRIBUTES: &str = "run/attributes";
 const HOSTNAME: &str = "run/hostname";
 const KEYS: &str = "home/core/.ssh/authorized_keys.d/afterburn";
-/// Files of one run.
+/// Files that one run writes.
 const WRITTEN: [&str; 3] = [ATTRIBUTES, HOSTNAME, KEYS];
-/// Parts of attributes that a bare record does not have.
+/// Substrings of attributes that a bare record lacks.
 const ONLY_FULL: [&str; 5] = [LOCAL, PUBLIC, V6, PRIVATE, "web"];
 
-/// Runs Afterburn for each of these clouds; a table that is empty when all is as it should be.
+/// Runs Afterburn for each cloud; returns a table of deviations, empty on success.
 fn deviations(clouds: &[Cloud], bare: bool, change: impl FnOnce(&mut Value)) -> Option<String> {
     let program = support::afterburn::or_skip()?;
     let packages = Packages::or_skip(SUITE, &[ESSENTIAL, "libssl3"], With::Dependencies)?;
@@ -45,22 +45,22 @@ fn deviations(clouds: &[Cloud], bare: bool, change: impl FnOnce(&mut Value)) -> 
 }
 
 impl Cloud {
-    /// Runs Afterburn; everything in which what it wrote differs from the record.
+    /// Runs Afterburn; the error lists every difference between its files and the record.
     fn run(&self, root: &Root, node: &Node, bare: bool) -> Result<(), String> {
         for file in WRITTEN {
-            // Of the cloud before.
+            // Written for the previous cloud.
             std::fs::remove_file(root.path(file)).unwrap_or_default();
         }
         let words = ["afterburn", "multi", "--provider", self.provider, "--check-in", "--ssh-keys=core"];
         let files =
             ["--attributes=/run/attributes", "--hostname=/run/hostname", "--network-units=/run/units"];
-        let said = root.run(node.guest.ns(), &[&words[..], &files].concat(), PATIENCE_SECONDS);
-        let said = said.map_err(|error| format!("{error:#}"))?;
+        let output = root.run(node.guest.ns(), &[&words[..], &files].concat(), PATIENCE_SECONDS);
+        let output = output.map_err(|error| format!("{error:#}"))?;
         let read = |file| root.read(file).unwrap_or_default();
         let text = read(ATTRIBUTES);
         let mut wrong = self.wrong_attributes(&text, bare);
-        if said.contains("Attempt #2") {
-            wrong += &format!("  it had to ask again:\n{said}\n");
+        if output.contains("Attempt #2") {
+            wrong += &format!("  it repeated a request:\n{output}\n");
         }
         let line = |text: &str| format!("{text}\n");
         let hostname = self.hostname.map(line).unwrap_or_default();
@@ -73,7 +73,7 @@ impl Cloud {
         if wrong.is_empty() { Ok(()) } else { Err(wrong + &text) }
     }
 
-    /// What is wrong with attributes; those that only a full record has are absent or empty with a bare one.
+    /// Lists wrong attributes. With a bare record, those of a full record must be absent or empty.
     fn wrong_attributes(&self, text: &str, bare: bool) -> String {
         let own = |line: &str| {
             let (name, value) =
@@ -96,7 +96,7 @@ impl Cloud {
     }
 }
 
-/// A record without anything that a record need not have.
+/// Removes every optional field of a record.
 fn bare(record: &mut Value) {
     let fields = record.as_object_mut().expect("a mapping");
     fields.retain(|name, _| !["user_data", "ssh_keys", "labels"].contains(&name.as_str()));
@@ -106,38 +106,38 @@ fn bare(record: &mut Value) {
 }
 
 #[test]
-fn afterburn_writes_what_the_record_says_for_every_cloud_it_shares() {
+fn afterburn_writes_the_records_values_for_every_shared_cloud() {
     let Some(deviations) = deviations(CLOUDS, false, |_| {}) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_writes_what_the_record_says_on_cloudstack_and_exoscale() {
+fn afterburn_writes_the_records_values_on_cloudstack_and_exoscale() {
     let flat = |record: &mut Value| record["serve"] = json!({"date_tree": "cloudstack"});
     let Some(deviations) = deviations(FLAT, false, flat) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_writes_what_the_record_says_on_azure() {
+fn afterburn_writes_the_records_values_on_azure() {
     let Some(deviations) = deviations(AZURE, false, |_| {}) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_asks_once_for_what_a_bare_record_does_not_have_on_azure() {
+fn afterburn_repeats_no_request_with_a_bare_record_on_azure() {
     let Some(deviations) = deviations(AZURE, true, bare) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_asks_once_for_what_a_bare_record_does_not_have() {
+fn afterburn_repeats_no_request_with_a_bare_record() {
     let Some(deviations) = deviations(CLOUDS, true, bare) else { return };
     assert!(deviations.is_empty(), "{deviations}");
 }
 
 #[test]
-fn afterburn_asks_once_for_what_a_bare_record_does_not_have_on_exoscale() {
+fn afterburn_repeats_no_request_with_a_bare_record_on_exoscale() {
     let flat = |record: &mut Value| {
         bare(record);
         record["serve"] = json!({"date_tree": "cloudstack"});

@@ -1,4 +1,4 @@
-//! The attributes that Afterburn has of a full record, for each cloud that it shares with us.
+//! The attributes Afterburn reads from a full record, for each cloud whose dialect we serve.
 
 use crate::node::{EC2_ID, LOCAL, NUMBER, PRIVATE, PUBLIC, V6};
 
@@ -6,19 +6,19 @@ const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-000000000007";
 const FQDN: &str = "guest-7.lab.internal";
 const SHORT: &str = "guest-7";
 
-/// One cloud that Afterburn and the agent share.
+/// One cloud that both Afterburn and xdp-imds support.
 pub(super) struct Cloud {
-    /// Afterburn's name of it.
+    /// Afterburn's name for the cloud.
     pub(super) provider: &'static str,
-    /// What the names of its attributes begin with.
+    /// Prefix of the attributes' names.
     pub(super) prefix: &'static str,
-    /// Attributes that a full record has, without the prefix. Any other is wrong.
+    /// Every expected attribute, without the prefix.
     pub(super) attributes: &'static [(&'static str, &'static str)],
-    /// The name that it would give the guest.
+    /// The host name Afterburn would set.
     pub(super) hostname: Option<&'static str>,
 }
 
-/// Those whose metadata is a record's with `date_tree: ec2`.
+/// Clouds served by a record with `date_tree: ec2`.
 pub(super) const CLOUDS: &[Cloud] = &[
     Cloud {
         provider: "akamai",
@@ -76,7 +76,7 @@ pub(super) const CLOUDS: &[Cloud] = &[
         attributes: &[
             ("HOSTNAME", FQDN),
             ("REGION", "local"),
-            // What its NIC has: Afterburn configures it with that.
+            // The NIC's own address: Afterburn configures the NIC with it.
             ("IPV4_PUBLIC_0", LOCAL),
             ("IPV6_PUBLIC_0", V6),
             ("IPV4_PRIVATE_0", PRIVATE),
@@ -163,7 +163,7 @@ pub(super) const CLOUDS: &[Cloud] = &[
     },
 ];
 
-/// Those whose metadata is a record's with `date_tree: cloudstack`.
+/// Clouds served by a record with `date_tree: cloudstack`.
 pub(super) const FLAT: &[Cloud] = &[
     Cloud {
         provider: "cloudstack-metadata",
@@ -199,11 +199,11 @@ pub(super) const FLAT: &[Cloud] = &[
     },
 ];
 
-/// Azure, whose attributes are in a configuration that its goal state names.
+/// Azure: its goal state names a configuration that holds the attributes.
 pub(super) const AZURE: &[Cloud] = &[Cloud {
     provider: "azure",
     prefix: "AZURE_",
-    // Not IPV4_VIRTUAL: this release looks for `loadBalancedPublicAddress` among elements, and it is an attribute.
+    // No IPV4_VIRTUAL: this release expects `loadBalancedPublicAddress` as an element, but it is an attribute.
     attributes: &[("IPV4_DYNAMIC", LOCAL), ("VMSIZE", "std.small")],
     hostname: Some(SHORT),
 }];

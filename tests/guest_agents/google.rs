@@ -1,4 +1,4 @@
-//! Google's guest agent makes the accounts of the record's keys, runs its script and notices its changes.
+//! Google's guest agent creates the accounts of the record's keys, runs its script and follows its changes.
 
 use crate::node::{Node, SUITE};
 use anyhow::ensure;
@@ -9,33 +9,33 @@ use support::packages::{ESSENTIAL, Packages, With};
 use support::record::Identity;
 use support::root::Root;
 
-/// For the agent's first round: it makes three host keys, and an account by five programs.
+/// Bound on the agent's first round: it creates three host keys, and an account by running five programs.
 const FIRST_ROUND: Duration = Duration::from_secs(60);
-/// For a change to be noticed. Each wait of the agent ends after 60 s in any case: a change that is noticed only then
-/// woke nobody.
+/// Bound on noticing a change. A waiting request of the agent ends after 60 s anyway, so a change noticed only then
+/// did not wake it.
 const NOTICED: Duration = Duration::from_secs(30);
-/// Longest the agent may run.
+/// Bound on the agent's run time.
 const LIFE_SECONDS: u32 = 180;
-/// For the script.
+/// Bound on the script.
 const PATIENCE_SECONDS: u32 = 30;
 
 fn root() -> Option<Root> {
     let names = [ESSENTIAL, "google-guest-agent", "passwd", "openssh-client"];
     let packages = Packages::or_skip(SUITE, &names, With::Dependencies)?;
     let root = Root::copy_of(packages.root()).expect("a root");
-    // The scripts of other packages would make these.
+    // Maintainer scripts of other packages would create these.
     root.write("etc/shadow", "").expect("a file");
     std::fs::create_dir_all(root.path("etc/sudoers.d")).expect("a directory");
     Some(root)
 }
 
-/// The keys that the agent gave an account.
+/// The keys the agent gave an account.
 fn keys(root: &Root, account: &str) -> Vec<String> {
     let text = root.read(&format!("home/{account}/.ssh/authorized_keys")).unwrap_or_default();
     text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
 }
 
-/// Some key that no other guest has.
+/// A key unique to `number`.
 fn key(number: u16) -> String {
     Identity::of(number).ssh_key
 }
@@ -45,7 +45,7 @@ fn key_of(account: &str, number: u16) -> Value {
 }
 
 #[test]
-fn googles_guest_agent_makes_accounts_and_follows_changes_of_the_record() {
+fn googles_guest_agent_creates_accounts_and_follows_record_changes() {
     let Some(root) = root() else { return };
     let node = Node::new(|record| record["ssh_keys"] = json!([key_of("alice", 1)]));
     let _agent = node.agent();
@@ -90,6 +90,6 @@ fn googles_script_runner_runs_the_startup_script() {
     let node = Node::new(|record| record["metadata"] = json!({"startup-script": script}));
     let _agent = node.agent();
     let words = ["google_metadata_script_runner", "startup"];
-    let said = root.run(node.guest.ns(), &words, PATIENCE_SECONDS).expect("a run");
-    assert_eq!(root.read("run/started").unwrap_or_default(), "ran\n", "{said}");
+    let output = root.run(node.guest.ns(), &words, PATIENCE_SECONDS).expect("a run");
+    assert_eq!(root.read("run/started").unwrap_or_default(), "ran\n", "{output}");
 }

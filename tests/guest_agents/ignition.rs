@@ -1,4 +1,4 @@
-//! Ignition fetches its config as the user-data of every cloud it shares with us, and applies it.
+//! Ignition fetches its config from the user-data of every cloud whose dialect we serve, and applies it.
 
 use crate::node::{Node, SUITE};
 use serde_json::{Value, json};
@@ -6,16 +6,17 @@ use std::fmt::Write as _;
 use support::packages::{ESSENTIAL, Packages, With};
 use support::root::Root;
 
-/// For one stage; Ignition itself gives up a config after half of it.
+/// Bound on one stage; Ignition itself stops fetching a config after half of it.
 const PATIENCE_SECONDS: u32 = 40;
-/// Where Debian puts the program.
+/// Path of the program in Debian.
 const PROGRAM: &str = "/usr/lib/dracut/modules.d/30ignition/ignition";
-/// What would write labels of SELinux.
+/// The program that writes SELinux labels, replaced by a stub.
 const LABELS: &str = "usr/sbin/setfiles";
-/// What the config makes it write.
+/// The file that the config writes.
 const FILE: &str = "etc/from-user-data";
 
-/// Every platform whose server we are, in Debian's version. Nutanix, KubeVirt and the rest read a disk.
+/// Every platform of Debian's Ignition that fetches from an HTTP server we implement. Nutanix, KubeVirt and the
+/// others read a disk.
 const PLATFORMS: [&str; 9] =
     ["aliyun", "aws", "azure", "cloudstack", "digitalocean", "exoscale", "gcp", "openstack", "vultr"];
 
@@ -28,7 +29,7 @@ fn config() -> String {
     .to_string()
 }
 
-/// Runs Ignition for each of these platforms and compares what it did with `expected`; what differs.
+/// Runs Ignition for each platform; returns the platforms whose result differs from `expected`.
 fn deviations(platforms: &[&str], expected: Option<&str>, change: impl FnOnce(&mut Value)) -> Option<String> {
     let packages = Packages::or_skip(SUITE, &[ESSENTIAL, "ignition"], With::Dependencies)?;
     let root = Root::copy_of(packages.root()).expect("a root");
@@ -39,7 +40,7 @@ fn deviations(platforms: &[&str], expected: Option<&str>, change: impl FnOnce(&m
     root.write(&path, lease).expect("a lease");
     let mut deviations = String::new();
     for platform in platforms {
-        match provisioned(&root, &node, platform) {
+        match provision(&root, &node, platform) {
             Ok(found) if found.as_deref() == expected => {}
             Ok(found) => writeln!(deviations, "{platform}: {found:?}").expect("text has room"),
             Err(error) => writeln!(deviations, "{platform}: {error:#}").expect("text has room"),
@@ -48,12 +49,12 @@ fn deviations(platforms: &[&str], expected: Option<&str>, change: impl FnOnce(&m
     Some(deviations)
 }
 
-/// Fetches a config and applies it to a tree of its own; what the config's file has in it then.
-fn provisioned(root: &Root, node: &Node, platform: &str) -> anyhow::Result<Option<String>> {
+/// Fetches a config and applies it to a tree of its own; returns the content of the config's file.
+fn provision(root: &Root, node: &Node, platform: &str) -> anyhow::Result<Option<String>> {
     let tree = format!("sysroot-{platform}");
-    // Debian's is built for trees with labels.
+    // Debian's build expects a tree with SELinux labels.
     root.write(&format!("{tree}/etc/selinux/config"), "SELINUXTYPE=targeted\n")?;
-    let mut said = String::new();
+    let mut output = String::new();
     for stage in ["fetch", "files"] {
         let words = [
             PROGRAM,
@@ -65,14 +66,14 @@ fn provisioned(root: &Root, node: &Node, platform: &str) -> anyhow::Result<Optio
             &format!("-fetch-timeout={}s", PATIENCE_SECONDS / 2),
             "-log-to-stdout",
         ];
-        said += &root.run(node.guest.ns(), &words, PATIENCE_SECONDS)?;
+        output += &root.run(node.guest.ns(), &words, PATIENCE_SECONDS)?;
     }
-    anyhow::ensure!(!said.contains("attempt #2"), "it had to ask again:\n{said}");
+    anyhow::ensure!(!output.contains("attempt #2"), "it repeated a request:\n{output}");
     Ok(root.read(&format!("{tree}/{FILE}")).ok())
 }
 
 #[test]
-fn ignition_applies_the_user_data_of_every_cloud_it_shares() {
+fn ignition_applies_the_user_data_of_every_shared_cloud() {
     let change = |record: &mut Value| record["user_data"] = json!({"text": config()});
     let Some(deviations) = deviations(&PLATFORMS, Some("applied"), change) else { return };
     assert!(deviations.is_empty(), "{deviations}");
@@ -89,8 +90,8 @@ fn ignition_gets_its_config_where_tokens_are_required() {
 }
 
 #[test]
-fn ignition_goes_on_without_user_data_at_once() {
-    // Azure's looks for a disk then, for as long as it takes.
+fn ignition_continues_at_once_without_user_data() {
+    // Azure's provider then waits for a disk without limit.
     let platforms: Vec<_> = PLATFORMS.into_iter().filter(|platform| *platform != "azure").collect();
     let change = |record: &mut Value| drop(record.as_object_mut().expect("a mapping").remove("user_data"));
     let Some(deviations) = deviations(&platforms, None, change) else { return };

@@ -1,4 +1,4 @@
-//! amazon-ec2-net-utils routes by the record: what each NIC sends goes out by that NIC.
+//! amazon-ec2-net-utils sets up policy routes from the record: traffic from each NIC leaves through that NIC.
 
 use crate::node::{Node, SECOND_MAC};
 use serde_json::json;
@@ -6,9 +6,9 @@ use support::guest::NIC;
 use support::packages::{ESSENTIAL, Packages, With};
 use support::root::Root;
 
-/// For one NIC; the program itself waits 30 s for a server that does not answer.
+/// Bound on one NIC; the program itself waits 30 s for a silent server.
 const PATIENCE_SECONDS: u32 = 60;
-/// Programs of a system that runs, of which there is none here.
+/// Programs that need a running systemd, replaced by stubs.
 const OF_SYSTEMD: [&str; 3] =
     ["usr/bin/networkctl", "usr/bin/logger", "usr/lib/systemd/systemd-networkd-wait-online"];
 const NETWORKS: &str = "run/systemd/network";
@@ -24,12 +24,12 @@ fn root(suite: &str) -> Option<Root> {
     Some(root)
 }
 
-/// The values of a key of systemd's files, in order.
+/// The values of a key in systemd's files, in order.
 fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).collect()
 }
 
-fn policy_routes_lead_out_by_their_nic(suite: &str) {
+fn assert_traffic_leaves_through_its_own_nic(suite: &str) {
     let Some(root) = root(suite) else { return };
     let node = Node::new(|record| {
         record["serve"] = json!({"imdsv2": "required"});
@@ -47,20 +47,20 @@ fn policy_routes_lead_out_by_their_nic(suite: &str) {
     )
     .expect("addresses");
     let _agent = node.agent();
-    let mut said = String::new();
+    let mut output = String::new();
     for nic in [NIC, "eth1"] {
-        said += &root.run(ns, &["setup-policy-routes", nic, "start"], PATIENCE_SECONDS).expect("a run");
+        output += &root.run(ns, &["setup-policy-routes", nic, "start"], PATIENCE_SECONDS).expect("a run");
     }
     let read = |name: &str| root.read(&format!("{NETWORKS}/70-{name}")).unwrap_or_default();
     let (first, second) = (read("eth0.network.d/eni.conf"), read("eth1.network.d/eni.conf"));
     let [v4, v6, alias] =
         ["policy_4", "policy_6", "alias"].map(|name| read(&format!("eth1.network.d/ec2net_{name}.conf")));
     let mac = node.guest.identity().mac.to_string();
-    assert_eq!(values(&first, "MACAddress"), [mac.as_str()], "{said}");
-    assert_eq!(values(&second, "MACAddress"), [SECOND_MAC], "{said}");
-    assert_eq!(values(&v4, "From"), ["192.168.7.5", "192.168.7.6"], "{said}");
-    assert_eq!(values(&v6, "From"), ["2001:db8:1::5"], "{said}");
-    assert_eq!(values(&alias, "Address"), ["192.168.7.6/32"], "{said}");
+    assert_eq!(values(&first, "MACAddress"), [mac.as_str()], "{output}");
+    assert_eq!(values(&second, "MACAddress"), [SECOND_MAC], "{output}");
+    assert_eq!(values(&v4, "From"), ["192.168.7.5", "192.168.7.6"], "{output}");
+    assert_eq!(values(&v6, "From"), ["2001:db8:1::5"], "{output}");
+    assert_eq!(values(&alias, "Address"), ["192.168.7.6/32"], "{output}");
     for text in [&v4, &v6] {
         assert!(values(text, "Table").iter().all(|table| *table == "10001"), "the second NIC's: {text}");
     }
@@ -70,11 +70,11 @@ fn policy_routes_lead_out_by_their_nic(suite: &str) {
 }
 
 #[test]
-fn policy_routes_of_net_utils_2_3_lead_out_by_their_nic() {
-    policy_routes_lead_out_by_their_nic("bookworm");
+fn net_utils_2_3_routes_each_nics_traffic_out_of_that_nic() {
+    assert_traffic_leaves_through_its_own_nic("bookworm");
 }
 
 #[test]
-fn policy_routes_of_net_utils_2_4_lead_out_by_their_nic() {
-    policy_routes_lead_out_by_their_nic("trixie");
+fn net_utils_2_4_routes_each_nics_traffic_out_of_that_nic() {
+    assert_traffic_leaves_through_its_own_nic("trixie");
 }

@@ -1,4 +1,4 @@
-//! A guest whose record the test has changed, the agent that serves it, and the surroundings of an agent in it.
+//! A guest with a modified record, the agent that serves it, and the environment of guest agents.
 
 use serde_json::{Value, json};
 use support::agent::{Agent, PortArgument};
@@ -6,24 +6,24 @@ use support::guest::{Guest, NIC, Spec};
 use support::host::Host;
 use support::record::{Identity, replace};
 
-/// The suite that agents come from.
+/// The Debian suite of the guest agents.
 pub(super) const SUITE: &str = "bookworm";
-/// The address of the guest's NIC.
+/// Address of the guest's NIC.
 pub(super) const LOCAL: &str = "10.0.16.7";
-/// The address that is translated to it.
+/// Public address, translated to [`LOCAL`].
 pub(super) const PUBLIC: &str = "203.0.113.7";
-/// The guest's address of IPv6.
+/// IPv6 address of the guest.
 pub(super) const V6: &str = "2001:db8::7";
-/// The address of its second NIC.
+/// Address of the second NIC.
 pub(super) const PRIVATE: &str = "192.168.7.5";
-/// Its id where that is a number.
+/// Numeric instance id.
 pub(super) const NUMBER: &str = "12345";
-/// Its id on EC2.
+/// EC2 instance id.
 pub(super) const EC2_ID: &str = "i-0f5e8a1b2c3d4e5f6";
-/// The MAC of its second NIC.
+/// MAC of the second NIC.
 pub(super) const SECOND_MAC: &str = "52:54:00:6a:00:07";
 
-/// A guest and what lives as long.
+/// A guest, its node and its record.
 pub(super) struct Node {
     records: tempfile::TempDir,
     pub(super) guest: Guest,
@@ -32,7 +32,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Boots a guest with a record of all that agents read, changed once more by the test.
+    /// Boots a guest whose record has every field that guest agents read, modified by the test.
     pub(super) fn new(change: impl FnOnce(&mut Value)) -> Self {
         let identity = Identity::of(7);
         let mut record: Value = serde_json::from_str(&identity.record(1)).expect("a record");
@@ -62,13 +62,13 @@ impl Node {
         node
     }
 
-    /// Starts the agent.
+    /// Starts xdp-imds.
     pub(super) fn agent(&self) -> Agent<'_> {
         let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
         Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
     }
 
-    /// Publishes the record once more, with changes.
+    /// Publishes a changed record with the next generation.
     pub(super) fn change(&self, change: impl FnOnce(&mut Value)) {
         let mut record = self.record.clone();
         let generation = record["generation"].as_u64().expect("a number");
@@ -86,8 +86,8 @@ impl Node {
         replace(&path, &record.to_string()).expect("a record file");
     }
 
-    /// The file that systemd-networkd keeps of a NIC's lease, below `/`, and what is in it: agents find the servers
-    /// of CloudStack and Azure by DHCP.
+    /// Path (without the leading `/`) and content of the NIC's lease as systemd-networkd stores it. Guest agents
+    /// find the servers of CloudStack and Azure in it.
     pub(super) fn lease(&self) -> (String, &'static str) {
         let links = self.guest.ns().links().expect("links");
         let nic = links.iter().find(|link| link["ifname"] == NIC).expect("a NIC");

@@ -1,4 +1,4 @@
-//! What may stand around a packet for a served address, and what is no IP at all.
+//! Encapsulations of a packet for a served address, and frames that are not IP.
 
 use metadata_base::addresses::SCALEWAY_NEXT_HOP;
 use metadata_common::verdict::Verdict::{self, *};
@@ -19,7 +19,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Everything a served address may be sent, behind these tags.
+/// A packet of every kind for a served address, behind these tags.
 fn behind(tags: &[u16]) -> Vec<Vec<u8>> {
     let mut request = frames::arp_request(SERVED_V4);
     request[arp::SENDER_MAC..arp::SENDER_IP].copy_from_slice(&mac().0);
@@ -35,7 +35,7 @@ fn behind(tags: &[u16]) -> Vec<Vec<u8>> {
     frames
 }
 
-/// The frame with the tag's priority and VLAN.
+/// Sets the tag control information (priority and VLAN) of a tagged frame.
 fn tagged(frame: Vec<u8>, tag: u16) -> Vec<u8> {
     with(frame, ethernet::HEADER, &tag.to_be_bytes())
 }
@@ -60,7 +60,7 @@ fn tags() -> Vec<Case> {
             PassVlan,
         )
         .leaving(1),
-        // The kernel drops it when it takes the tag off, before any classifier.
+        // The kernel drops the frame when it removes the tag, before any classifier runs.
         Case {
             by_tcx: Some(Outcome::default()),
             ..Case::of("cut within a tag", cut(&[CUSTOMER], 17), PassTruncated)
@@ -128,7 +128,7 @@ fn lengths() -> Vec<Case> {
     let cut = cut_arp.len();
     vec![
         Case::of("no whole header", none, PassTruncated).refused(),
-        // Tunnels end at addresses of their own; a node that is not their other end makes nothing of them.
+        // A tunnel ends at its own address. A node that is not the other end ignores it.
         tunnel("a request within mpls", 0x8847, &[0, 0, 0x11, 0x40]),
         tunnel("a request within pppoe", 0x8864, &[0x11, 0, 0, 1, 0, 42, 0, 0x21]),
         tunnel("a request within a trill header", 0x22f3, &[0; 6]),

@@ -1,4 +1,4 @@
-//! Frames that claim to be somebody else's.
+//! Frames that claim another guest's identity.
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
@@ -11,8 +11,8 @@ use support::record::Identity;
 
 use crate::make::{altered, datagram, frame, ping, syn, syn6, v4};
 
-/// Everything that is served, from this MAC.
-fn as_if(source: Mac) -> Vec<Vec<u8>> {
+/// A frame of each served kind, with this source MAC.
+fn frames_from(source: Mac) -> Vec<Vec<u8>> {
     let frames = [
         v4(&syn(SERVED_V4, 80)),
         v4(&ping(SERVED_V4)),
@@ -42,9 +42,9 @@ pub(crate) fn cases() -> Vec<Case> {
     ];
     let mut cases: Vec<Case> = strangers
         .into_iter()
-        .map(|(name, mac)| Case::of(format!("requests from {name}"), as_if(mac), DropUnknownMac))
+        .map(|(name, mac)| Case::of(format!("requests from {name}"), frames_from(mac), DropUnknownMac))
         .collect();
-    // Whose address a packet names is nobody's business: the answer goes to the port it came from.
+    // The source address in the packet does not matter: the answer goes to the port it came from.
     let packet = altered(ping(SERVED_V4), ipv4::SOURCE, &other.address.octets());
     cases.push(
         Case::of("another guest's ip address", vec![v4(&packet)], SteerIpv4Icmp).answered(&[(Kind::Echo, 1)]),
@@ -63,12 +63,13 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The same policy whichever of a tap's queues a frame comes by.
+/// The policy is the same on every queue of a tap.
 pub(crate) fn on_queues(queues: usize) -> Vec<Case> {
     let other = Identity::of(OTHERS[0]).mac;
     let mut cases = Vec::new();
     for queue in 0..queues {
-        let stolen = Case::of(format!("another guest's mac on queue {queue}"), as_if(other), DropUnknownMac);
+        let stolen =
+            Case::of(format!("another guest's mac on queue {queue}"), frames_from(other), DropUnknownMac);
         let udp = vec![v4(&datagram(SERVED_V4, protocol::UDP, &[0; 8]))];
         let pings = vec![v4(&ping(SERVED_V4)); 3];
         let strange = Case::of(format!("udp on queue {queue}"), udp, DropIpv4Udp);

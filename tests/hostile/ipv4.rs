@@ -1,4 +1,4 @@
-//! IPv4 for the served addresses in every form that is no plain request.
+//! IPv4 packets for the served addresses in every form except a plain request.
 
 use metadata_common::verdict::Verdict::*;
 use metadata_common::wire::{ipv4, protocol, tcp};
@@ -7,7 +7,7 @@ use support::frames::{self, OTHER_V4, SERVED_V4, with};
 
 use crate::make::{altered, datagram, frame, ping, served_v4, syn, to_all_v4, v4, with_options};
 
-/// IPv4 options, each filled up to whole words (RFC 791 §3.1, RFC 2113, RFC 1108).
+/// IPv4 options padded to whole words (RFC 791 §3.1, RFC 2113, RFC 1108).
 const OPTIONS: [(&str, &[u8]); 8] = [
     ("record route", &[7, 7, 4, 0, 0, 0, 0, 0]),
     ("timestamp", &[68, 8, 5, 0, 0, 0, 0, 0]),
@@ -67,14 +67,14 @@ fn udp_header(port: u16) -> Vec<u8> {
     [[0x9c, 0x40], port.to_be_bytes(), [0, 24], [0, 0]].concat().into_iter().chain([0; 16]).collect()
 }
 
-/// Flags and offset of a fragment, in units of 8 octets.
+/// Sets the flag and offset (in units of 8 octets) of a fragment.
 fn fragment(packet: Vec<u8>, more: bool, offset: u16) -> Vec<u8> {
     altered(packet, ipv4::FRAGMENT, &(u16::from(more) << 13 | offset).to_be_bytes())
 }
 
 fn fragments() -> Vec<Case> {
     let of = |more, offset| to_all_v4(move |to| fragment(frames::tcp(to, tcp::SYN), more, offset));
-    // The second fragment begins within the first's TCP header and has the port once more (RFC 3128).
+    // The second fragment overlaps the first's TCP header and repeats the port (RFC 3128).
     let overlapping = vec![
         v4(&fragment(frames::tcp(SERVED_V4, tcp::SYN), true, 0)),
         v4(&fragment(datagram(SERVED_V4, protocol::TCP, &[0; 24]), false, 1)),
@@ -149,7 +149,7 @@ fn cut() -> Vec<Case> {
     let whole = v4(&syn(SERVED_V4, 80));
     let at =
         |lengths: std::ops::Range<usize>| lengths.map(|length| whole[..length].to_vec()).collect::<Vec<_>>();
-    // What lacks an address is for nobody; what has one is ours, though no stack makes anything of it.
+    // A packet cut before its destination passes; one with a served destination is ours, though no stack accepts it.
     let nobodys = at(14..34);
     let leaves = nobodys.len();
     vec![

@@ -1,4 +1,4 @@
-//! IPv6 for the served addresses in every form that is no plain request, and neighbour discovery.
+//! IPv6 packets for the served addresses in every form except a plain request, and neighbour discovery.
 
 use std::net::Ipv6Addr;
 
@@ -9,7 +9,7 @@ use support::frames::{self, OTHER_V6, SERVED_V6, SOLICITED, with};
 
 use crate::make::{datagram6, mac, ping6, served_v6, syn6, to_all_v6, v6};
 
-/// Extension headers (IANA "IPv6 Extension Header Types"), each with TCP as what follows, 8 octets long.
+/// Extension headers (IANA "IPv6 Extension Header Types"), each 8 octets long and followed by TCP.
 const EXTENSIONS: [(&str, u8); 9] = [
     ("hop-by-hop options", protocol::HOP_BY_HOP),
     ("a routing header", protocol::ROUTING),

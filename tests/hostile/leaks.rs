@@ -1,5 +1,5 @@
-//! Detours to a served address, and claims to be one: what would reach a neighbour that has the address, or make one
-//! ask the guest for it.
+//! Indirect ways to a served address, and claims to own one. They would reach a neighbour that has the address, or
+//! make a neighbour ask the guest for it.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -17,9 +17,9 @@ use crate::make::{
 const CUSTOMER: u16 = ethernet::CUSTOMER_TAG;
 const SERVICE: u16 = ethernet::SERVICE_TAG;
 const OLD: u16 = ethernet::OLD_SERVICE_TAG;
-/// Lengths, the longest there is among them (IEEE 802.3-2022 §3.2.6).
+/// Values of the length field, including the longest (IEEE 802.3-2022 §3.2.6).
 const LENGTHS: [u16; 3] = [0, 46, 1_500];
-/// Linux takes what is between that and the first type, 0x0600, for a length too (`eth_proto_is_802_3`,
+/// A value between the longest length and the first type, 0x0600. Linux treats it as a length (`eth_proto_is_802_3`,
 /// `include/linux/etherdevice.h`).
 const NEITHER: u16 = 0x05ff;
 
@@ -53,7 +53,7 @@ fn tags() -> Vec<Case> {
     cases
 }
 
-/// A packet behind a length, LLC and SNAP.
+/// A packet behind a length field, LLC and SNAP.
 fn behind_a_length(tags: &[u16], length: u16, llc: [u8; 6], ethertype: u16, packet: &[u8]) -> Vec<u8> {
     frame(tags, length, &[&llc[..], &ethertype.to_be_bytes(), packet].concat())
 }
@@ -78,7 +78,7 @@ fn lengths() -> Vec<Case> {
         .collect();
     let neither = packets(&[], NEITHER, snap::RFC1042);
     cases.extend([
-        // Not looked behind: no standard knows it, and Linux has no IP behind SNAP.
+        // Not parsed further: no standard defines it, and Linux accepts no IP behind SNAP.
         Case::of("snap behind neither length nor type", neither, PassEthertype).leaving(3),
         Case::of("snap as bridges write it", packets(&[], 46, snap::BRIDGE_TUNNEL), DropSnap),
         Case::of("snap behind a tag", packets(&[CUSTOMER], 46, snap::RFC1042), DropSnap),
@@ -157,7 +157,7 @@ fn claims() -> Vec<Case> {
     ]
 }
 
-/// An option with addresses (RFC 791 §3.1), the pointer at the first of them.
+/// A source route option (RFC 791 §3.1) whose pointer is at the first hop.
 fn route(kind: u8, hops: &[Ipv4Addr]) -> Vec<u8> {
     let length = 3 + 4 * hops.len();
     let mut option = vec![kind, length as u8, 4];
@@ -166,7 +166,7 @@ fn route(kind: u8, hops: &[Ipv4Addr]) -> Vec<u8> {
     option
 }
 
-/// A header with addresses (RFC 8754 §2), all of them still to be visited.
+/// A routing header (RFC 8754 §2) with all segments left.
 fn routing(kind: u8, next: u8, hops: &[Ipv6Addr]) -> Vec<u8> {
     let mut header = vec![next, 2 * hops.len() as u8, kind, hops.len() as u8, 0, 0, 0, 0];
     hops.iter().for_each(|hop| header.extend(hop.octets()));
@@ -217,7 +217,7 @@ fn routes() -> Vec<Case> {
     ]
 }
 
-/// 16 octets of an address that stands for an IPv4 address.
+/// An IPv6 address that embeds an IPv4 address.
 fn standing_for(prefix: u128, shift: u32, address: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from_bits(prefix | u128::from(address.to_bits()) << shift)
 }

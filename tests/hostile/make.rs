@@ -1,4 +1,4 @@
-//! Frames of the attacker's.
+//! Builds the attacker's frames.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -32,7 +32,7 @@ pub(crate) fn mac() -> Mac {
     Identity::of(ATTACKER).mac
 }
 
-/// A frame of the attacker's behind these tags. Of what is in an untagged packet the checksum is complete.
+/// A frame of the attacker behind these tags. The checksum of an untagged packet is complete.
 pub(crate) fn frame(tags: &[u16], ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = frames::with(frames::frame(tags, ethertype, payload), ethernet::SOURCE, &mac().0);
     checksum::complete(&mut frame);
@@ -49,12 +49,12 @@ pub(crate) fn v6(packet: &[u8]) -> Vec<u8> {
     frame(&[], ethernet::IPV6, packet)
 }
 
-/// The same packet to every served IPv4 address.
+/// The packet to each served IPv4 address.
 pub(crate) fn to_all_v4(packet: impl Fn(Ipv4Addr) -> Vec<u8>) -> Vec<Vec<u8>> {
     served_v4().into_iter().map(|address| v4(&packet(address))).collect()
 }
 
-/// The same packet to every served IPv6 address.
+/// The packet to each served IPv6 address.
 pub(crate) fn to_all_v6(packet: impl Fn(Ipv6Addr) -> Vec<u8>) -> Vec<Vec<u8>> {
     served_v6().into_iter().map(|address| v6(&packet(address))).collect()
 }
@@ -81,14 +81,14 @@ pub(crate) fn with_options(packet: &[u8], options: &[u8]) -> Vec<u8> {
     sized(packet)
 }
 
-/// The packet with its length and header checksum as they must be.
+/// Corrects the packet's length and header checksum.
 pub(crate) fn sized(mut packet: Vec<u8>) -> Vec<u8> {
     let length = packet.len() as u16;
     packet[ipv4::TOTAL_LENGTH..ipv4::TOTAL_LENGTH + 2].copy_from_slice(&length.to_be_bytes());
     summed(packet)
 }
 
-/// The packet with its header checksum as it must be.
+/// Corrects the packet's header checksum.
 pub(crate) fn summed(mut packet: Vec<u8>) -> Vec<u8> {
     let header = (usize::from(packet[0] & 0xf) * 4).clamp(ipv4::HEADER, packet.len());
     packet[ipv4::CHECKSUM..ipv4::SOURCE].fill(0);
@@ -100,7 +100,7 @@ pub(crate) fn summed(mut packet: Vec<u8>) -> Vec<u8> {
     packet
 }
 
-/// The packet with octets from `offset` on replaced, and its checksum made good.
+/// Replaces octets from `offset` on and corrects the header checksum.
 pub(crate) fn altered(packet: Vec<u8>, offset: usize, octets: &[u8]) -> Vec<u8> {
     summed(frames::with(packet, offset, octets))
 }

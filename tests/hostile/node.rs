@@ -1,4 +1,4 @@
-//! The worst neighbour: a node that has every metadata address itself, and would answer whatever gets to it.
+//! The worst neighbour: a node that owns every metadata address and would answer whatever reaches it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use support::station::Station;
 use support::tap::Shape;
 use support::witness::Witness;
 
-/// For a node to answer.
+/// Time for the node to answer.
 const SOON: Duration = Duration::from_millis(5);
-/// After which it says no more of what was asked before.
+/// Time after which the node sends nothing more about earlier frames.
 const SILENCE: Duration = Duration::from_millis(200);
-/// Cases that get to the node all the same.
+/// Known cases that still reach the node.
 const LEAKS: [&str; 0] = [];
 
-/// Where frames of the cases come from, as far as they say it.
+/// Source addresses of the cases' frames.
 const SOURCES: [&str; 2] = ["10.0.2.15", "fe80::"];
 
-/// The node takes every served address, and knows where to answer.
+/// Gives the node every served address, and neighbour entries for its answers.
 fn take_addresses(host: &Host, guest: Mac) -> Result<()> {
     let ns = host.ns();
     ns.sysctl("ipv6/conf/br0/disable_ipv6", "0")?;
@@ -41,14 +41,14 @@ fn take_addresses(host: &Host, guest: Mac) -> Result<()> {
     for source in SOURCES {
         ns.ip(&format!("neigh add {source} lladdr {guest} dev {BRIDGE} nud permanent"))?;
     }
-    // Nor does it tell, half a minute later, whose fragments were never whole.
+    // Prevents late ICMP errors about incomplete fragments.
     ns.sysctl("ipv4/ipfrag_time", "3600")?;
     ns.sysctl("ipv6/ip6frag_time", "3600")?;
     ns.sysctl("ipv4/icmp_ratelimit", "0")
 }
 
-/// True for a frame sent as one of those addresses.
-fn is_as_served(frame: &[u8]) -> bool {
+/// True for a frame with a metadata address as its source.
+fn is_from_served_address(frame: &[u8]) -> bool {
     let part = |at: usize, length: usize| frame.get(at..at + length).unwrap_or_default();
     let served = |octets: &[u8]| {
         addresses::ALL.iter().any(|address| match address {
@@ -65,8 +65,8 @@ fn is_as_served(frame: &[u8]) -> bool {
     }
 }
 
-/// The frame with the checksums a node insists on, where there is a whole segment or message right behind IP.
-fn summed(frame: &mut [u8]) -> Option<()> {
+/// Fills in the checksums a node verifies, where a whole segment or message follows IP directly.
+fn fill_checksums(frame: &mut [u8]) -> Option<()> {
     let mut at = ethernet::HEADER;
     while matches!(frame.get(at - 2..at)?, [0x81 | 0x91, 0x00] | [0x88, 0xa8]) {
         at += ethernet::TAG;
@@ -98,8 +98,8 @@ fn summed(frame: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// The cases the node answers as one of its metadata addresses. What is sent to a station is sent to the node.
-fn answered(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Result<Vec<String>> {
+/// The cases that the node answers from a metadata address. Unicast frames are readdressed to the node.
+fn answered_cases(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Result<Vec<String>> {
     while {
         std::thread::sleep(SILENCE);
         !witness.look()?.node.is_empty()
@@ -111,12 +111,12 @@ fn answered(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Res
             if frame.len() >= ethernet::HEADER && frame[0] & 1 == 0 {
                 frame[..Mac::LEN].copy_from_slice(&BRIDGE_MAC.0);
             }
-            // What is no whole packet stays as it is.
-            let _ = summed(&mut frame);
+            // Incomplete packets stay unchanged.
+            let _ = fill_checksums(&mut frame);
             station.send(&frame)?;
         }
         std::thread::sleep(SOON);
-        if witness.look()?.node.iter().any(|frame| is_as_served(frame)) {
+        if witness.look()?.node.iter().any(|frame| is_from_served_address(frame)) {
             answered.push(case.name.clone());
         }
     }
@@ -124,7 +124,7 @@ fn answered(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Res
 }
 
 #[test]
-fn a_node_that_has_every_metadata_address_itself_never_hears_of_it() {
+fn a_node_that_owns_every_metadata_address_answers_no_guest_from_one() {
     if !privileged::or_skip() {
         return;
     }
@@ -142,15 +142,15 @@ fn a_node_that_has_every_metadata_address_itself_never_hears_of_it() {
     let mut station = Station::new(tap, identity.mac, identity.address);
     let mut witness = Witness::new(scene.host()).expect("a witness");
     take_addresses(scene.host(), identity.mac).expect("addresses");
-    let without = answered(&mut station, &mut witness, &cases).expect("answers");
-    assert!(without.len() > 40, "without an agent the node answers no more than {without:?}");
+    let without = answered_cases(&mut station, &mut witness, &cases).expect("answers");
+    assert!(without.len() > 40, "without an agent the node answers only {without:?}");
     for steer in ["steer: xdp\n", "steer: tcx\n"] {
         let ports = [PortArgument::new("tap0", identity.mac)];
         let words = scene.words(steer, &ports).expect("a configuration");
         let agent =
             Agent::start_binary(&agent::binary().expect("the agent is built"), scene.host().ns(), words);
         let _agent = agent.expect("an agent");
-        let within = answered(&mut station, &mut witness, &cases).expect("answers");
+        let within = answered_cases(&mut station, &mut witness, &cases).expect("answers");
         assert_eq!(within, LEAKS, "{steer}");
     }
     eprintln!("without an agent the node answers {} of {} cases", without.len(), cases.len());

@@ -1,4 +1,4 @@
-//! Frames whose virtio header asks the host to finish or cut them (virtio 1.2 §5.1.6.2).
+//! Frames whose virtio header asks the host to complete checksums or to segment (virtio 1.2 §5.1.6.2).
 
 use metadata_common::verdict::Verdict::*;
 use metadata_common::wire::{ipv4, protocol, tcp};
@@ -14,34 +14,35 @@ const TCPV4: u8 = 1;
 const UDP: u8 = 3;
 const TCPV6: u8 = 4;
 const ECN: u8 = 0x80;
-/// Where TCP begins in an Ethernet frame, and its checksum in it.
+/// Offset of TCP in an Ethernet frame, and of the checksum in TCP.
 const SUM: (u16, u16) = (34, 16);
 
-/// Frames that come to the hub beyond those steered, by XDP and by the classifier, of which two come in three pieces.
+/// Frames that reach the hub beyond those steered, by XDP and by the classifier: the classifier's path cuts two
+/// frames into three pieces each.
 pub(crate) const MORE: [i64; 2] = [0, 4];
 
-/// A virtio header, in the byte order of the host.
+/// A virtio header in host byte order.
 fn header(kind: u8, size: u16, (start, offset): (u16, u16)) -> Header {
     let [h0, h1] = 54u16.to_ne_bytes();
     let ([s0, s1], [c0, c1], [o0, o1]) = (size.to_ne_bytes(), start.to_ne_bytes(), offset.to_ne_bytes());
     [NEEDS_CSUM, kind, h0, h1, s0, s1, c0, c1, o0, o1]
 }
 
-/// A segment with so many octets of payload.
+/// A segment with `octets` of payload.
 fn segment(to: std::net::Ipv4Addr, octets: usize) -> Vec<u8> {
     let mut packet = frames::tcp(to, tcp::ACK);
     packet.resize(ipv4::HEADER + tcp::HEADER + octets, b'x');
     v4(&sized(packet))
 }
 
-/// The frame as a guest leaves it to the host to finish.
-fn left(mut frame: Vec<u8>) -> Vec<u8> {
+/// The frame with a partial checksum, which the host must complete.
+fn with_partial_checksum(mut frame: Vec<u8>) -> Vec<u8> {
     checksum::partial(&mut frame);
     frame
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    let syn = || left(v4(&frames::tcp(SERVED_V4, tcp::SYN)));
+    let syn = || with_partial_checksum(v4(&frames::tcp(SERVED_V4, tcp::SYN)));
     let ours = |octets| segment(SERVED_V4, octets);
     let udp = |octets: usize| v4(&datagram(SERVED_V4, protocol::UDP, &vec![0; octets]));
     let case = |name: &str, verdict, frame: Vec<u8>, header: Header| {
@@ -51,9 +52,9 @@ pub(crate) fn cases() -> Vec<Case> {
     let opens = |name: &str, header| case(name, AnswerSyn, syn(), header).answered(&[(Kind::SynAck, 1)]);
     let reset =
         |name: &str, frame, header| case(name, SteerIpv4Tcp, frame, header).answered(&[(Kind::Reset, 1)]);
-    // What the classifier steers is cut before it gets to the hub.
+    // A segment that the classifier steers is cut into pieces before the hub.
     let cut = |name: &str, kind| {
-        let whole = reset(name, left(ours(3_000)), header(kind, 1_460, SUM));
+        let whole = reset(name, with_partial_checksum(ours(3_000)), header(kind, 1_460, SUM));
         let cut = whole.clone().answered(&[(Kind::Reset, 3)]).outcome;
         Case { by_tcx: Some(cut), ..whole }
     };
@@ -61,7 +62,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let refusal = refused(name, syn(), beyond).outcome;
     vec![
         opens("a checksum left to the host", header(0, 0, SUM)).by_tcx(SteerIpv4Tcp),
-        // XDP has taken a small frame before the kernel looks at its header.
+        // XDP takes a small frame before the kernel parses its virtio header.
         Case { by_tcx: Some(refusal.clone()), ..opens(name, beyond) },
         Case { by_tcx: Some(refusal), ..opens("a checksum in the addresses", header(0, 0, (14, 16))) },
         refused("a checksum behind the frame", syn(), header(0, 0, (1_000, 16))),
@@ -78,7 +79,11 @@ pub(crate) fn cases() -> Vec<Case> {
         reset("a frame of 3 kB", ours(3_000), [0; 10]),
         Case {
             by_tcx: Some(case("", DropOversize, ours(3_000), [0; 10]).outcome),
-            ..reset("3 kB in segments of one octet", left(ours(3_000)), header(TCPV4, 1, SUM))
+            ..reset(
+                "3 kB in segments of one octet",
+                with_partial_checksum(ours(3_000)),
+                header(TCPV4, 1, SUM),
+            )
         },
         case("segments of 60 kB", DropOversize, ours(60_000), header(TCPV4, 1_460, SUM)),
         case("segments of 3.5 kB", DropOversize, ours(3_500), header(TCPV4, 1_460, SUM)),

@@ -1,4 +1,4 @@
-//! TCP segments no client sends.
+//! TCP segments that no client sends.
 
 use metadata_common::verdict::Verdict::*;
 use metadata_common::wire::{ethernet, ipv4, tcp};
@@ -8,10 +8,10 @@ use support::frames::{self, SERVED_V4, with};
 
 use crate::make::{sized, v4};
 
-/// Where TCP's flags stand in an IPv4 packet.
+/// Offset of the TCP flags in an IPv4 packet.
 const FLAGS: usize = ipv4::HEADER + 13;
 const OFFSET: usize = ipv4::HEADER + 12;
-/// Where its checksum stands in a frame.
+/// Offset of the TCP checksum in a frame.
 const SUM: usize = ethernet::HEADER + ipv4::HEADER + 16;
 
 pub(crate) fn cases() -> Vec<Case> {

@@ -1,4 +1,4 @@
-//! Who a guest is: the MAC on the port, whatever else is the same.
+//! The MAC on its port identifies a guest, even if everything else is equal.
 
 use anyhow::Result;
 use metadata_common::mac::Mac;
@@ -19,14 +19,14 @@ use support::tap::{Shape, Tap};
 
 use crate::vm::Node;
 
-/// Puts a guest's record among others, with these NICs or with its own.
+/// Writes a guest's record after a change.
 fn write(identity: &Identity, records: &std::path::Path, change: impl FnOnce(&mut Value)) -> Result<()> {
     let mut record: Value = serde_json::from_str(&identity.record(1))?;
     change(&mut record);
     replace(&identity.path(records), &record.to_string())
 }
 
-fn is_served(identity: &Identity, station: &mut Station) {
+fn assert_served(identity: &Identity, station: &mut Station) {
     for path in PATHS {
         serves(identity, station, path).unwrap_or_else(|error| panic!("{}: {error:#}", identity.hostname));
     }
@@ -45,13 +45,13 @@ fn two_macs_on_one_port_are_two_guests() {
     }
     let ports = [&one, &other].map(|identity| PortArgument::new("tap0", identity.mac));
     let agent = node.agent(&ports).expect("an agent");
-    // Even with one address: it is the MAC that tells them apart.
+    // Both use one address; only the MAC differs.
     let mut stations = [&one, &other].map(|of| Station::new(Arc::clone(&tap), of.mac, one.address));
     for _ in 0..3 {
-        is_served(&one, &mut stations[0]);
-        is_served(&other, &mut stations[1]);
+        assert_served(&one, &mut stations[0]);
+        assert_served(&other, &mut stations[1]);
     }
-    // Each with one half of the same request on the same four-tuple.
+    // Interleave two requests on the same four-tuple.
     let [first, second] = &mut stations;
     let to = crate::taps::SERVICE;
     let mut talks = [first.talk(to), first.talk(to)];
@@ -60,12 +60,12 @@ fn two_macs_on_one_port_are_two_guests() {
     second.begin(&mut talks[1]).expect("another");
     let request = get(PATHS[1]);
     let (start, rest) = request.split_at(9);
-    let said = talks[0].say(start);
-    first.until(&mut talks[0], &said, |talk| talk.in_flight() == 0).expect("half a request");
-    let said = talks[1].say(&request);
-    second.until(&mut talks[1], &said, |talk| talk.ended).expect("a whole one");
-    let said = talks[0].say(rest);
-    first.until(&mut talks[0], &said, |talk| talk.ended).expect("the other half");
+    let segments = talks[0].say(start);
+    first.until(&mut talks[0], &segments, |talk| talk.in_flight() == 0).expect("half a request");
+    let segments = talks[1].say(&request);
+    second.until(&mut talks[1], &segments, |talk| talk.ended).expect("a whole one");
+    let segments = talks[0].say(rest);
+    first.until(&mut talks[0], &segments, |talk| talk.ended).expect("the other half");
     for (identity, talk) in [&one, &other].into_iter().zip(&talks) {
         assert!(talk.received.ends_with(identity.user_data.as_bytes()), "{}", identity.hostname);
     }
@@ -73,7 +73,7 @@ fn two_macs_on_one_port_are_two_guests() {
 }
 
 #[test]
-fn each_nic_of_a_guest_is_served_on_its_own_tap_alone() {
+fn each_nic_of_a_guest_is_served_only_on_its_own_tap() {
     if !privileged::or_skip() {
         return;
     }
@@ -100,10 +100,10 @@ fn each_nic_of_a_guest_is_served_on_its_own_tap_alone() {
         macs.iter().enumerate().map(|(at, mac)| PortArgument::new(format!("tap{at}"), *mac)).collect();
     let agent = node.agent(&ports).expect("an agent");
     for (at, tap) in taps.iter().enumerate() {
-        for (whose, mac) in macs.iter().enumerate() {
+        for (nic, mac) in macs.iter().enumerate() {
             let mut station = Station::new(Arc::clone(tap), *mac, one.address);
-            if whose == at {
-                is_served(&one, &mut station);
+            if nic == at {
+                assert_served(&one, &mut station);
                 continue;
             }
             station.fall_silent().expect("silence");
@@ -111,7 +111,7 @@ fn each_nic_of_a_guest_is_served_on_its_own_tap_alone() {
             let syn = station.talk(crate::taps::SERVICE).syn();
             station.say(&syn).expect("it is sent");
             let now = agent.metrics().and_then(|metrics| metrics.frames(IMPOSTOR)).expect("a counter");
-            assert_eq!(now, refused + 1, "the MAC of NIC {whose} on the tap of NIC {at}");
+            assert_eq!(now, refused + 1, "the MAC of NIC {nic} on the tap of NIC {at}");
             assert!(station.hear().expect("a look").is_empty(), "it is not answered");
         }
     }
@@ -128,7 +128,7 @@ fn one_mac_in_two_namespaces_is_two_guests() {
     let (mac, address) = (identities[0].mac, identities[0].address);
     let mut stations = Vec::new();
     for (identity, pod) in identities.iter().zip(&pods) {
-        // Name, index, MAC and address are the same in both.
+        // Name, index, MAC and address are equal in both namespaces.
         let tap = Tap::create_at(pod.ns(), "tap", Shape::default(), 777).expect("a tap");
         pod.ns().ip("link set tap master br0 up").expect("it comes up");
         stations.push(Station::new(Arc::new(tap), mac, address));
@@ -150,7 +150,7 @@ fn one_mac_in_two_namespaces_is_two_guests() {
 }
 
 #[test]
-fn every_queue_of_a_tap_is_its_guests() {
+fn every_queue_of_a_tap_serves_its_guest() {
     const QUEUES: usize = 4;
     if !privileged::or_skip() {
         return;
@@ -172,9 +172,9 @@ fn every_queue_of_a_tap_is_its_guests() {
         for queue in 0..QUEUES {
             for (identity, station) in identities.iter().zip(&mut stations) {
                 station.queue = queue;
-                is_served(identity, station);
+                assert_served(identity, station);
             }
-            // And whose MAC is another's is a stranger on each.
+            // A foreign MAC is refused on every queue.
             let (mac, before) = (identities[1].mac, books::verdicts(&agent).expect("counters"));
             let syn = stations[0].talk(crate::taps::SERVICE).syn();
             let stolen = frames::with(stations[0].frame(&syn), 6, &mac.0);
@@ -187,7 +187,7 @@ fn every_queue_of_a_tap_is_its_guests() {
 }
 
 #[test]
-fn another_guests_address_gets_a_guest_its_own_record() {
+fn a_guest_with_another_guests_address_gets_its_own_record() {
     if !privileged::or_skip() {
         return;
     }
@@ -210,10 +210,10 @@ fn another_guests_address_gets_a_guest_its_own_record() {
         Ipv4Addr::new(10, 0, 2, 2),
     ];
     for address in addresses {
-        is_served(&identities[1], victim);
+        assert_served(&identities[1], victim);
         victim.fall_silent().expect("silence");
         spy.address = address;
-        is_served(&identities[0], spy);
-        assert!(victim.hear().expect("a look").is_empty(), "the victim heard something of {address}");
+        assert_served(&identities[0], spy);
+        assert!(victim.hear().expect("a look").is_empty(), "the victim received something for {address}");
     }
 }

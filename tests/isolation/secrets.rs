@@ -1,4 +1,4 @@
-//! In every dialect, whatever a request says about somebody else, its guest is told its own or nothing.
+//! In every dialect, a request that names another guest gets the asking guest's own data or nothing.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,16 @@ use support::vectors;
 
 use crate::vm::{Marks, Node, SPY, VICTIM, Vm, ask, tokens};
 
-/// The MACs and the UUID in the vectors' own record, which stand in their paths.
+/// MACs in the paths of the vectors, and their NICs.
 const IN_PATHS: [(&str, u8); 2] = [("52:54:00:12:34:56", 0), ("52:54:00:12:34:57", 1)];
 const UUID_IN_PATHS: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 
-/// Everything any client of any dialect asks, in the words of `of`.
+/// Every request of the vectors, with the identifiers of `of` in its path.
 fn questions(of: Vm) -> Vec<Question> {
     let questions = vectors::all(vectors::ALL).into_iter().map(|v| v.question().expect("a request"));
     let mut seen = BTreeSet::new();
     let mut questions: Vec<Question> = questions
-        // Those wait for what nobody does here.
+        // These wait for a change, which never happens here.
         .filter(|question| !question.target.contains("wait_for_change"))
         .map(|mut question| {
             for (mac, nic) in IN_PATHS {
@@ -37,14 +37,14 @@ fn questions(of: Vm) -> Vec<Question> {
     questions
 }
 
-/// A way to claim to be the victim.
+/// A way to pretend to be the victim.
 struct Claim {
     name: &'static str,
-    /// What it changes about a question.
+    /// Changes a request.
     change: fn(Question) -> Question,
-    /// Fields it adds.
+    /// Fields to add.
     fields: fn() -> Vec<(&'static str, String)>,
-    /// Whether packets bear the victim's address.
+    /// Whether the packets have the victim's source address.
     spoofs: bool,
 }
 
@@ -72,7 +72,7 @@ fn victims_forwarding() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// As nova's metadata proxy names whom it speaks for.
+/// The fields in which nova's metadata proxy names its client.
 fn victims_ids() -> Vec<(&'static str, String)> {
     vec![
         ("X-Instance-ID", VICTIM.uuid()),
@@ -119,8 +119,8 @@ const CLAIMS: [Claim; 9] = [
     Claim { name: "source address", change: unchanged, fields: no_fields, spoofs: true },
 ];
 
-/// Asks everything with these fields and finds nothing of the victim's. Returns how many answers were 200.
-fn is_told_nothing(
+/// Sends every request with this claim and finds no mark of the victim. Returns the number of answers with status 200.
+fn learns_nothing(
     spy: &mut Station,
     questions: &[Question],
     marks: &Marks,
@@ -136,25 +136,25 @@ fn is_told_nothing(
         let (status, body) = ask(spy, &question, &fields)?;
         good += usize::from(status == 200);
         let asked = || format!("{} {}", question.method.as_str(), question.target);
-        // One answer tells the guest where its packet came from: that it said itself.
+        // One answer contains the packet's source address, which the spy itself claimed.
         let claimed = if claim.spoofs { VICTIM.address().to_string() } else { String::new() };
-        let told = |octets: &[u8]| marks.within(&without(octets, &claimed)).map(str::to_owned);
-        if let Some(mark) = told(&body) {
-            anyhow::bail!("`{mark}` of the victim's is in the answer to {}", asked());
+        let leaked = |octets: &[u8]| marks.within(&without(octets, &claimed)).map(str::to_owned);
+        if let Some(mark) = leaked(&body) {
+            anyhow::bail!("the victim's `{mark}` is in the answer to {}", asked());
         }
-        // And in no frame, whatever it is.
+        // Nor may any frame contain a mark.
         for frame in spy.transcript() {
-            // The addresses of a spoofed packet are the victim's, as they were asked from.
+            // A spoofed packet's answer goes to the victim's address, so skip the IP header.
             let payload = frame.get(if claim.spoofs { 34 } else { 14 }..).unwrap_or_default();
-            if let Some(mark) = told(payload) {
-                anyhow::bail!("`{mark}` of the victim's is in a frame after {}: {frame:02x?}", asked());
+            if let Some(mark) = leaked(payload) {
+                anyhow::bail!("the victim's `{mark}` is in a frame after {}: {frame:02x?}", asked());
             }
         }
     }
     Ok(good)
 }
 
-/// The octets without a text that is no secret.
+/// The octets without this text, which is no secret here.
 fn without(octets: &[u8], text: &str) -> Vec<u8> {
     let mut rest = octets.to_vec();
     while let Some(at) = rest.windows(text.len().max(1)).position(|part| part == text.as_bytes()) {
@@ -189,18 +189,18 @@ fn no_claim_in_any_dialect_gets_an_octet_of_another_vm() {
             for keys in [&[][..], &stolen] {
                 let label =
                     format!("claim by {}, paths in {words} words, {} stolen keys", claim.name, keys.len());
-                // What is asked for in its own words is told: this is no deaf service.
-                let good = is_told_nothing(&mut spy, &questions, &marks, claim, keys)
+                // Requests in the spy's own words succeed, so the service does answer.
+                let good = learns_nothing(&mut spy, &questions, &marks, claim, keys)
                     .unwrap_or_else(|error| panic!("{label}: {error:#}"));
-                let told = good > 20 || claim.name == "path";
-                assert!(told, "{label}: only {good} of {} answers are good", questions.len());
+                let enough = good > 20 || claim.name == "path";
+                assert!(enough, "{label}: only {good} of {} answers are good", questions.len());
             }
         }
     }
     books::balance(&agent, 0).expect("every frame is accounted for");
 }
 
-/// Derived ids besides what the record says; and the marks are really there, in most dialects.
+/// The victim's marks and derived ids. Also checks that the victim's own answers contain them in most dialects.
 fn victims_marks(victim: &mut Station) -> Result<Marks> {
     let mut marks = VICTIM.marks();
     for path in ["/latest/meta-data/instance-id", "/metadata/v1/id"] {
@@ -208,13 +208,16 @@ fn victims_marks(victim: &mut Station) -> Result<Marks> {
         ensure!(status == 200 && body.len() >= 8, "{path}: {status}");
         marks.add(String::from_utf8(body)?);
     }
-    let mut telling = 0;
+    let mut marked = 0;
     let asked = questions(VICTIM);
     for question in asked.iter().filter(|question| question.method == Method::Get) {
         let (_, body) = ask(victim, question, &[]).context("the victim's own question")?;
-        telling += usize::from(marks.within(&body).is_some());
+        marked += usize::from(marks.within(&body).is_some());
     }
-    ensure!(telling > 30, "only {telling} of {} answers give the victim away", asked.len());
-    ensure!(SPY.marks().within(VICTIM.record().to_string().as_bytes()).is_none(), "the two look alike");
+    ensure!(marked > 30, "only {marked} of {} answers contain a mark of the victim", asked.len());
+    ensure!(
+        SPY.marks().within(VICTIM.record().to_string().as_bytes()).is_none(),
+        "the spy and the victim share marks"
+    );
     Ok(marks)
 }

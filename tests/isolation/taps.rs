@@ -1,4 +1,4 @@
-//! Taps that go, come back as somebody else's, move, and change; records that change while they are read.
+//! Taps that are removed, recreated for another guest, moved and changed, and records that change during a request.
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
@@ -20,14 +20,14 @@ use support::tap::{Shape, Tap};
 
 use crate::vm::Node;
 
-/// Where the service is.
+/// Address and port of the service.
 pub(crate) const SERVICE: (IpAddr, u16) = (IpAddr::V4(METADATA), 80);
-/// For the agent to notice a change.
+/// Bound on the time the agent takes to notice a change.
 pub(crate) const NOTICE: Duration = Duration::from_secs(20);
-/// For an answer that must not come.
+/// How long to wait for an answer that must not come.
 const IN_VAIN: Duration = Duration::from_millis(1_500);
 
-/// A node with guests on taps of their own, and a record for each.
+/// A node with guests, each with its own tap and record.
 struct Guests {
     node: Node,
     identities: Vec<Identity>,
@@ -52,83 +52,83 @@ impl Guests {
     }
 }
 
-fn is_served(identity: &Identity, station: &mut Station) {
+fn assert_served(identity: &Identity, station: &mut Station) {
     eventually(NOTICE, || serves(identity, station, PATHS[1]))
         .unwrap_or_else(|error| panic!("{}: {error:#}", identity.hostname));
 }
 
-/// Asks and hears nothing, neither now nor soon.
-fn hears_nothing(station: &mut Station) -> Result<()> {
+/// Sends a SYN and a request, and checks that no answer arrives.
+fn gets_no_answer(station: &mut Station) -> Result<()> {
     station.hear()?;
     let mut talk = station.talk(SERVICE);
     station.say(&talk.syn())?;
     station.wait(IN_VAIN);
-    // Whatever the bridge floods is no answer.
-    let heard = station.segments()?;
-    ensure!(heard.is_empty(), "heard {heard:?}");
+    // `segments` leaves out frames that the bridge floods.
+    let answers = station.segments()?;
+    ensure!(answers.is_empty(), "received {answers:?}");
     talk.open = true;
-    let said = talk.say(&get(PATHS[1]));
-    said.iter().try_for_each(|segment| station.say(segment))?;
+    let segments = talk.say(&get(PATHS[1]));
+    segments.iter().try_for_each(|segment| station.say(segment))?;
     station.wait(IN_VAIN);
-    let heard = station.segments()?;
-    ensure!(heard.is_empty(), "heard {heard:?}");
+    let answers = station.segments()?;
+    ensure!(answers.is_empty(), "received {answers:?}");
     Ok(())
 }
 
-/// A connection with half a request on it.
-fn half_asked(station: &mut Station) -> Talk {
+/// Opens a connection and sends half a request.
+fn send_half(station: &mut Station) -> Talk {
     let mut talk = station.open(SERVICE).expect("a connection");
-    let said = talk.say(&get(PATHS[1])[..10]);
-    station.until(&mut talk, &said, |talk| talk.in_flight() == 0).expect("half a request");
+    let segments = talk.say(&get(PATHS[1])[..10]);
+    station.until(&mut talk, &segments, |talk| talk.in_flight() == 0).expect("half a request");
     talk
 }
 
 #[test]
-fn a_tap_made_again_with_the_same_name_and_index_is_its_new_guests() {
+fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
     const IFINDEX: u32 = 4_711;
     if !privileged::or_skip() {
         return;
     }
     let node = Node::new().expect("a node");
     let identities: Vec<_> = (0..4).map(Identity::of).collect();
-    // Every one of them may come by this port.
+    // Every guest may use this port.
     let ports: Vec<_> = identities.iter().map(|identity| PortArgument::new("tap", identity.mac)).collect();
     let agent = node.agent(&ports).expect("an agent");
-    let mut left: Option<(Talk, Identity)> = None;
+    let mut previous: Option<(Talk, Identity)> = None;
     for identity in &identities {
-        // The last one's record goes with it.
-        if let Some((_, gone)) = &left {
-            std::fs::remove_file(gone.path(node.records.path())).expect("a record goes");
+        // The previous guest's record is removed with it.
+        if let Some((_, gone)) = &previous {
+            std::fs::remove_file(gone.path(node.records.path())).expect("a record is removed");
         }
         identity.write(node.records.path(), 1).expect("a record");
         let make = || Tap::create_at(node.host.ns(), "tap", Shape::default(), IFINDEX);
         let tap = eventually(NOTICE, make).expect("the same index is free again");
         node.host.ns().ip("link set tap master br0 up").expect("it comes up");
         let mut station = Station::new(Arc::new(tap), identity.mac, Identity::of(0).address);
-        is_served(identity, &mut station);
-        if let Some((talk, gone)) = &mut left {
-            // Goes on where the last guest was interrupted, with the very numbers it had.
+        assert_served(identity, &mut station);
+        if let Some((talk, gone)) = &mut previous {
+            // Continue the previous guest's connection with its exact sequence numbers.
             let rest = talk.say(&get(PATHS[1])[10..]);
             rest.iter().try_for_each(|segment| station.say(segment)).expect("it is sent");
             station.wait(IN_VAIN);
             for reply in station.segments().expect("a look") {
-                assert!(reply.payload.is_empty(), "{} is told {:?}", identity.hostname, reply.payload);
+                assert!(reply.payload.is_empty(), "{} receives {:?}", identity.hostname, reply.payload);
             }
-            // Nor as the last guest itself, whose record is gone.
+            // The previous guest's own MAC gets nothing either: its record is gone.
             let mut stale = Station::new(Arc::clone(station.tap()), gone.mac, gone.address);
-            let told = stale.ask(SERVICE, &get(PATHS[1])).and_then(|received| answer(&received));
-            let refused = told.map_or(true, |(status, body)| {
+            let received = stale.ask(SERVICE, &get(PATHS[1])).and_then(|octets| answer(&octets));
+            let refused = received.map_or(true, |(status, body)| {
                 (status == 404 || status == 503) && !body.windows(5).any(|part| part == b"guest")
             });
-            assert!(refused, "{}'s MAC still speaks", gone.hostname);
+            assert!(refused, "{}'s MAC is still served", gone.hostname);
         }
-        left = Some((half_asked(&mut station), identity.clone()));
+        previous = Some((send_half(&mut station), identity.clone()));
     }
     books::balance(&agent, 0).expect("every frame is accounted for");
 }
 
 #[test]
-fn a_tap_moved_away_is_served_no_more_and_its_name_is_its_successors() {
+fn a_moved_tap_is_no_longer_served_and_its_name_serves_its_successor() {
     if !privileged::or_skip() {
         return;
     }
@@ -137,30 +137,30 @@ fn a_tap_moved_away_is_served_no_more_and_its_name_is_its_successors() {
     let elsewhere = Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod");
     let agent = guests.node.agent(&ports).expect("an agent");
     let [moved, stays] = &mut guests.stations[..] else { panic!("two guests") };
-    is_served(&guests.identities[0], moved);
-    let mut talk = half_asked(moved);
+    assert_served(&guests.identities[0], moved);
+    let mut talk = send_half(moved);
     guests.node.host.ns().ip(&format!("link set tap0 netns {}", elsewhere.ns().name())).expect("it moves");
     elsewhere.ns().ip("link set tap0 master br0 up").expect("it comes up");
-    eventually(NOTICE, || hears_nothing(moved)).expect("silence");
+    eventually(NOTICE, || gets_no_answer(moved)).expect("no answer");
     let rest = talk.say(&get(PATHS[1])[10..]);
     rest.iter().try_for_each(|segment| moved.say(segment)).expect("it is sent");
     moved.wait(IN_VAIN);
-    assert!(moved.segments().expect("a look").is_empty(), "half a request is not answered elsewhere");
-    is_served(&guests.identities[1], stays);
-    // Another guest's tap takes the name.
+    assert!(moved.segments().expect("a look").is_empty(), "the rest of the request gets no answer there");
+    assert_served(&guests.identities[1], stays);
+    // Another guest's tap takes over the name.
     let heir = Identity::of(2);
     heir.write(guests.node.records.path(), 1).expect("a record");
-    std::fs::remove_file(guests.identities[0].path(guests.node.records.path())).expect("a record goes");
+    std::fs::remove_file(guests.identities[0].path(guests.node.records.path())).expect("a record is removed");
     write_on_port(&heir, guests.node.records.path(), "tap0").expect("a record");
     let tap = Tap::create(guests.node.host.ns(), "tap0", Shape::default()).expect("a tap");
     guests.node.host.ns().ip("link set tap0 master br0 up").expect("it comes up");
     let mut station = Station::new(Arc::new(tap), heir.mac, heir.address);
-    is_served(&heir, &mut station);
-    hears_nothing(moved).expect("silence still");
+    assert_served(&heir, &mut station);
+    gets_no_answer(moved).expect("still no answer");
     books::balance(&agent, 0).expect("every frame is accounted for");
 }
 
-/// A record whose NIC says by which port it comes.
+/// Writes a record whose NIC names its port.
 fn write_on_port(identity: &Identity, records: &std::path::Path, port: &str) -> Result<()> {
     let mut record: Value = serde_json::from_str(&identity.record(2))?;
     record["network"]["nics"][0]["port"] = serde_json::json!({ "ifname": port });
@@ -168,7 +168,7 @@ fn write_on_port(identity: &Identity, records: &std::path::Path, port: &str) -> 
 }
 
 #[test]
-fn taps_that_swap_names_serve_nobody_the_others_record() {
+fn taps_that_swap_names_serve_no_guest_the_others_record() {
     if !privileged::or_skip() {
         return;
     }
@@ -184,14 +184,14 @@ fn taps_that_swap_names_serve_nobody_the_others_record() {
     };
     for round in 0..3 {
         for (identity, station) in guests.identities.iter().zip(&mut guests.stations) {
-            is_served(identity, station);
+            assert_served(identity, station);
         }
-        let mut talks: Vec<_> = guests.stations.iter_mut().map(half_asked).collect();
+        let mut talks: Vec<_> = guests.stations.iter_mut().map(send_half).collect();
         swap(guests.node.host.ns());
-        // On a port that is another's by name, a guest is nobody: the rest of its request is in vain, and so is a
-        // new one.
+        // On a port with another guest's name, a guest is unknown: neither the rest of its request nor a new one gets
+        // an answer.
         for (talk, station) in talks.iter_mut().zip(&mut guests.stations) {
-            let settled = eventually(NOTICE, || hears_nothing(station));
+            let settled = eventually(NOTICE, || gets_no_answer(station));
             settled.unwrap_or_else(|error| panic!("round {round}: {error:#}"));
             let rest = talk.say(&get(PATHS[1])[10..]);
             rest.iter().try_for_each(|segment| station.say(segment)).expect("it is sent");
@@ -203,7 +203,7 @@ fn taps_that_swap_names_serve_nobody_the_others_record() {
 }
 
 #[test]
-fn an_answer_under_way_is_of_one_record_whatever_becomes_of_it() {
+fn an_answer_in_progress_comes_from_one_record_whatever_happens_to_it() {
     const OCTETS: usize = 60_000;
     if !privileged::or_skip() {
         return;
@@ -214,16 +214,16 @@ fn an_answer_under_way_is_of_one_record_whatever_becomes_of_it() {
     first.write(guests.node.records.path(), 2).expect("a record");
     let agent = guests.node.agent(&ports).expect("an agent");
     let station = &mut guests.stations[0];
-    // Another guest altogether, with the same MAC on the same port.
+    // Another VM with the same MAC on the same port.
     let other = Identity { mac: first.mac, ..Identity::of(9).with_user_data_of(OCTETS) };
     let swaps: [(&str, &dyn Fn()); 3] = [
         ("it changes", &|| {
             let changed = Identity { user_data: other.user_data.clone(), ..first.clone() };
             changed.write(guests.node.records.path(), 3).expect("a record");
         }),
-        ("it goes", &|| std::fs::remove_file(first.path(guests.node.records.path())).expect("it goes")),
+        ("it is removed", &|| std::fs::remove_file(first.path(guests.node.records.path())).expect("removed")),
         ("another takes its place", &|| {
-            std::fs::remove_file(first.path(guests.node.records.path())).expect("it goes");
+            std::fs::remove_file(first.path(guests.node.records.path())).expect("removed");
             other.write(guests.node.records.path(), 1).expect("a record");
         }),
     ];
@@ -234,9 +234,9 @@ fn an_answer_under_way_is_of_one_record_whatever_becomes_of_it() {
         let mut talk = station.talk(SERVICE);
         talk.window = 3_000;
         station.begin(&mut talk).expect("a connection");
-        let said = talk.say(&get(PATHS[1]));
-        // The first few segments, and no more: nothing is acknowledged from here on.
-        station.until(&mut talk, &said, |talk| talk.received.len() > 2_000).expect("a beginning");
+        let segments = talk.say(&get(PATHS[1]));
+        // Read only the first few segments, and acknowledge nothing after them.
+        station.until(&mut talk, &segments, |talk| talk.received.len() > 2_000).expect("a beginning");
         swap();
         eventually(NOTICE, || {
             let gone = serves(&first, station, PATHS[1]).is_err();
@@ -255,7 +255,7 @@ fn an_answer_under_way_is_of_one_record_whatever_becomes_of_it() {
 }
 
 #[test]
-fn a_port_that_changes_under_way_goes_on_serving_its_guest() {
+fn a_port_keeps_serving_its_guest_while_its_device_changes() {
     if !privileged::or_skip() {
         return;
     }
@@ -278,7 +278,7 @@ fn a_port_that_changes_under_way_goes_on_serving_its_guest() {
             ("with an alias", "link set tap0 alias guest"),
         ];
         for (name, words) in changes {
-            let mut talk = half_asked(&mut guests.stations[0]);
+            let mut talk = send_half(&mut guests.stations[0]);
             ns.ip(words).unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}"));
             let station = &mut guests.stations[0];
             let rest = talk.say(&get(PATHS[1])[10..]);
@@ -297,7 +297,7 @@ fn a_port_that_changes_under_way_goes_on_serving_its_guest() {
 }
 
 #[test]
-fn a_queue_added_under_way_is_served_like_the_first() {
+fn a_queue_added_later_is_served_like_the_first() {
     if !privileged::or_skip() {
         return;
     }
@@ -306,19 +306,19 @@ fn a_queue_added_under_way_is_served_like_the_first() {
         let ports = guests.ports();
         let agent: Agent<'_> = guests.node.agent_steering(mode, &ports).expect("an agent");
         let identity = &guests.identities[0];
-        is_served(identity, &mut guests.stations[0]);
+        assert_served(identity, &mut guests.stations[0]);
         for more in 0..3 {
             let queue = guests.stations[0].tap().another_queue(guests.node.host.ns()).expect("a queue");
             let queue = Station::new(Arc::new(queue), identity.mac, identity.address);
-            // Answers come by any queue: sent by the new one, heard by the old ones or by it.
+            // Send on the new queue; the answer may arrive on any queue.
             let old = &mut guests.stations[0];
             let mut talk = old.talk(SERVICE);
             talk.local.1 += 1_000 * (more + 1);
             let answered = eventually(NOTICE, || {
                 queue.say(&talk.syn())?;
                 queue.wait(Duration::from_millis(50));
-                let heard = [old.segments()?, queue_heard(&queue)?].concat();
-                ensure!(heard.iter().any(|reply| talk.is_theirs(reply)), "no answer by queue {more}");
+                let received = [old.segments()?, queue_received(&queue)?].concat();
+                ensure!(received.iter().any(|reply| talk.is_theirs(reply)), "no answer by queue {more}");
                 Ok(())
             });
             answered.unwrap_or_else(|error| panic!("{mode}: {error:#}"));
@@ -327,8 +327,8 @@ fn a_queue_added_under_way_is_served_like_the_first() {
     }
 }
 
-/// What came by one queue.
-fn queue_heard(queue: &Station) -> Result<Vec<support::raw::Reply>> {
+/// The segments received on one queue.
+fn queue_received(queue: &Station) -> Result<Vec<support::raw::Reply>> {
     let mut other = Station::new(Arc::clone(queue.tap()), queue.mac, queue.address);
     other.segments()
 }

@@ -1,4 +1,4 @@
-//! A token is good for the VM and the dialect it was made for, until it expires, to the last bit.
+//! A token is valid only unchanged, for its VM and dialect, until it expires.
 
 use anyhow::{Result, ensure};
 use metadata_content::http::Method;
@@ -15,7 +15,7 @@ use crate::vm::{Node, SPY, VICTIM, Vm, ask, tokens};
 /// Base64's alphabet (RFC 4648 §4).
 const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Tokens that are nearly this one.
+/// Tokens that differ slightly from this one.
 fn near(token: &str) -> Vec<(String, String)> {
     let mut tokens = Vec::new();
     for at in 0..token.len() {
@@ -48,8 +48,8 @@ fn flip_case(letter: char) -> char {
     if letter.is_ascii_lowercase() { letter.to_ascii_uppercase() } else { letter.to_ascii_lowercase() }
 }
 
-/// Asks with a token in a field: refused, and not a word about it.
-fn is_refused(station: &mut Station, question: &Question, field: &str, token: &str) -> Result<()> {
+/// Sends a token in a field, and checks for a short refusal.
+fn ensure_refused(station: &mut Station, question: &Question, field: &str, token: &str) -> Result<()> {
     let (status, body) = ask(station, question, &[(field, token)])?;
     ensure!(matches!(status, 400 | 401 | 403), "answered {status}");
     ensure!(body.len() < 256, "{} octets of refusal", body.len());
@@ -57,7 +57,7 @@ fn is_refused(station: &mut Station, question: &Question, field: &str, token: &s
 }
 
 #[test]
-fn a_token_that_is_guessed_stolen_or_old_is_refused_in_every_dialect_that_has_one() {
+fn a_guessed_stolen_or_expired_token_is_refused_in_every_dialect() {
     if !privileged::or_skip() {
         return;
     }
@@ -90,7 +90,7 @@ fn a_token_that_is_guessed_stolen_or_old_is_refused_in_every_dialect_that_has_on
             others.push((format!("the victim's for {of}"), stolen[other].2.clone()));
         }
         for (name, token) in others {
-            is_refused(&mut spy, question, field, &token)
+            ensure_refused(&mut spy, question, field, &token)
                 .unwrap_or_else(|error| panic!("{field}: {name}: {error:#}"));
         }
         assert!(is_good(&mut spy, token), "{field}: its own token, at the end");
@@ -98,7 +98,7 @@ fn a_token_that_is_guessed_stolen_or_old_is_refused_in_every_dialect_that_has_on
 }
 
 #[test]
-fn no_token_is_made_for_a_request_that_was_forwarded() {
+fn no_token_is_issued_for_a_forwarded_request() {
     if !privileged::or_skip() {
         return;
     }

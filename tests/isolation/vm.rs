@@ -1,4 +1,4 @@
-//! Virtual machines with something of their own in every field, and what gives them away.
+//! VMs with unique values in every field of their records, and the marks that identify them.
 
 use std::net::Ipv4Addr;
 
@@ -15,23 +15,23 @@ use support::station::{Station, answer};
 use support::tap::Shape;
 use support::typical;
 
-/// A VM as its number makes it.
+/// A VM derived from its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Vm(pub(crate) u32);
 
-/// Whoever wants to know too much.
+/// The VM that tries to read another's data.
 pub(crate) const SPY: Vm = Vm(0x0012_3457);
-/// Whoever has something to hide.
+/// The VM whose data must stay private.
 pub(crate) const VICTIM: Vm = Vm(0x00c4_d5e6);
 
 impl Vm {
-    /// Its NICs' MACs.
+    /// MAC of a NIC.
     pub(crate) fn mac(self, nic: u8) -> Mac {
         let [_, a, b, c] = self.0.to_be_bytes();
         Mac([0x52, 0x54, nic, a, b, c])
     }
 
-    /// Its address.
+    /// IPv4 address.
     pub(crate) fn address(self) -> Ipv4Addr {
         let [_, a, b, c] = self.0.to_be_bytes();
         Ipv4Addr::new(10, a, b, c)
@@ -41,12 +41,12 @@ impl Vm {
         format!("2001:db8::{:x}:{:x}", self.0 >> 16, self.0 & 0xffff)
     }
 
-    /// Its UUID.
+    /// The VM's UUID.
     pub(crate) fn uuid(self) -> String {
         format!("7c0f1a52-3b5e-4d1a-9d2c-{:012x}", self.0)
     }
 
-    /// Its record, with a secret of its own wherever one may be.
+    /// The VM's record, with a unique secret in every field that may hold one.
     pub(crate) fn record(self) -> Value {
         let number = self.0;
         let mut record = typical::record(number, None);
@@ -65,20 +65,20 @@ impl Vm {
         record
     }
 
-    /// Puts its record among others, changed.
+    /// Writes the record after a change.
     pub(crate) fn write(self, records: &std::path::Path, change: impl FnOnce(&mut Value)) -> Result<()> {
         let mut record = self.record();
         change(&mut record);
         replace(&self.path(records), &record.to_string())
     }
 
-    /// The file of its record.
+    /// File of the record.
     pub(crate) fn path(self, records: &std::path::Path) -> std::path::PathBuf {
         records.join(format!("vm-{}.json", self.0))
     }
 
-    /// What no other VM may be told: its number as its record has it everywhere, plain and in base64, and what
-    /// its addresses and UUID are made of.
+    /// What no other VM may receive: the number that the record repeats everywhere, in plain and in base64, and the
+    /// parts of its addresses and UUID.
     pub(crate) fn marks(self) -> Marks {
         let Self(number) = self;
         let [_, a, b, c] = number.to_be_bytes();
@@ -90,7 +90,7 @@ impl Vm {
             format!("{a}.{b}.{c}"),
             self.address_v6(),
         ];
-        // As it stands in base64 after 0, 1 or 2 octets of a group; the characters at the ends are of neighbours too.
+        // A base64 group may start 0, 1 or 2 octets before the text; drop the edge characters shared with neighbours.
         let encoded = (0..3).map(|before| {
             let octets = [vec![b'?'; before], text.clone().into_bytes(), vec![b'?'; 3]].concat();
             let whole = STANDARD.encode(octets);
@@ -101,7 +101,7 @@ impl Vm {
     }
 }
 
-/// What gives a VM away.
+/// Texts that identify a VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Marks {
     plain: Vec<String>,
@@ -109,12 +109,12 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// One more.
+    /// Adds a mark.
     pub(crate) fn add(&mut self, mark: impl Into<String>) {
         self.plain.push(mark.into());
     }
 
-    /// The first of them in these octets.
+    /// The first mark found in these octets.
     pub(crate) fn within(&self, octets: &[u8]) -> Option<&str> {
         let text: String = octets.iter().map(|octet| char::from(*octet)).collect();
         let lower = text.to_ascii_lowercase();
@@ -123,7 +123,7 @@ impl Marks {
     }
 }
 
-/// A node with two VMs, each on a tap of its own.
+/// A node for two VMs with a tap each.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) host: Host,
@@ -131,24 +131,24 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node without records.
+    /// Creates a node without records.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self { host: Host::new()?, records: tempfile::tempdir()? })
     }
 
-    /// A VM's tap.
+    /// Creates a VM's tap on the bridge.
     pub(crate) fn station(&self, name: &str, mac: Mac, address: Ipv4Addr, shape: Shape) -> Result<Station> {
         let tap = support::tap::Tap::create(self.host.ns(), name, shape)?;
         self.host.ns().ip(&format!("link set {name} master br0 up"))?;
         Ok(Station::new(std::sync::Arc::new(tap), mac, address))
     }
 
-    /// An agent that serves these ports.
+    /// Starts an agent that serves these ports.
     pub(crate) fn agent(&self, ports: &[PortArgument]) -> Result<Agent<'_>> {
         Agent::start(self.host.ns(), self.records.path(), ports)
     }
 
-    /// The same, by one of the programs.
+    /// Like [`Node::agent`], with `--steer`.
     pub(crate) fn agent_steering(&self, mode: &str, ports: &[PortArgument]) -> Result<Agent<'_>> {
         let mut words = agent::arguments(self.records.path(), ports);
         words.extend(["--steer".into(), mode.into()]);
@@ -156,7 +156,7 @@ impl Node {
     }
 }
 
-/// A question as octets, with more fields: a `Host` only where none of them is one.
+/// A request as octets, with more fields. Adds a `Host` unless a field has that name.
 pub(crate) fn octets(question: &Question, fields: &[(&str, &str)]) -> Vec<u8> {
     let mut request = format!("{} {} HTTP/1.1\r\n", question.method.as_str(), question.target).into_bytes();
     if fields.iter().all(|(name, _)| *name != "Host") {
@@ -176,7 +176,7 @@ pub(crate) fn octets(question: &Question, fields: &[(&str, &str)]) -> Vec<u8> {
     request
 }
 
-/// Asks; status and body.
+/// Sends a request; returns status and body.
 pub(crate) fn ask(
     station: &mut Station,
     question: &Question,
@@ -192,7 +192,7 @@ pub(crate) fn ask(
     answer(received).with_context(|| format!("{} {}", question.method.as_str(), question.target))
 }
 
-/// A token of each kind, for so many seconds: the field it is sent in, where it is good, and the token.
+/// One token of each kind, valid for `seconds`: a request that needs it, the field that carries it, and the token.
 pub(crate) fn tokens(station: &mut Station, seconds: u32) -> Result<Vec<(Question, &'static str, String)>> {
     TOKENS
         .iter()

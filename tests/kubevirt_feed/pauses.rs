@@ -1,5 +1,5 @@
-//! An API server that suffers is asked less and less often, one that lost its history is asked for a list at once, and
-//! the feed reports when it last answered.
+//! The feed backs off from a failing API server, lists at once after the server has lost its history, and reports when
+//! the server last answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{Node, PATIENCE, at_once, keys, vmi};
 
-/// The pace of tests that count requests.
+/// Pace of the tests that count requests.
 const QUICK: Pace = Pace {
     first: Duration::from_millis(20),
     longest: Duration::from_secs(1),
@@ -24,16 +24,16 @@ const QUICK: Pace = Pace {
 };
 /// How long requests are counted.
 const COUNTED: Duration = Duration::from_secs(3);
-/// Watches of an agent.
+/// Watches that an agent keeps open.
 const WATCHES: u64 = 2;
-/// Requests of a watch that no pause comes before: a list and the watch after it, at the start and when the history
-/// is gone, and a list because it is time.
+/// Requests per watch without a pause before them: a list and a watch at the start, a list and a watch after the
+/// history has expired, and a list after the relist interval.
 const WITHOUT_PAUSE: u64 = 5;
-/// Requests of a watch after each pause: a list and the watch after it.
+/// Requests per watch after each pause: a list and a watch.
 const AFTER_A_PAUSE: u64 = 2;
 
-/// The most requests that an agent may send in this time while all of them fail: each pause is as short as may be. A
-/// slow machine sends fewer.
+/// Upper bound on an agent's requests in this time if all of them fail and each pause is as short as it may be. A slow
+/// machine sends fewer.
 fn most_requests(pace: &Pace, elapsed: Duration) -> u64 {
     let mut pauses = 0;
     let mut spent = Duration::ZERO;
@@ -46,12 +46,12 @@ fn most_requests(pace: &Pace, elapsed: Duration) -> u64 {
     }
 }
 
-/// Counts requests for a while from now on, and holds them to the limit.
-async fn few_requests(server: &ApiServer, pace: &Pace, since: (Instant, u64), what: &str) {
+/// Counts requests until [`COUNTED`] has passed and checks the upper bound.
+async fn assert_few_requests(server: &ApiServer, pace: &Pace, since: (Instant, u64), what: &str) {
     let (begun, before) = since;
     tokio::time::sleep_until(begun + COUNTED).await;
     let requests = server.requests() - before;
-    // Read after the requests, so that the time is never too short for them.
+    // Read the clock after the counter, so that the bound covers every counted request.
     let most = most_requests(pace, begun.elapsed());
     assert!(requests <= most, "{what}: {requests} requests within {:?}, {most} at most", begun.elapsed());
     assert!(requests >= WATCHES, "{what}: {requests} requests");
@@ -68,27 +68,27 @@ const SUFFERING: [Manner; 7] = [
 ];
 
 #[tokio::test]
-async fn an_agent_that_starts_while_the_server_suffers_asks_less_and_less_often() {
+async fn an_agent_started_while_the_server_fails_backs_off() {
     let cases = SUFFERING.map(|manner| async move {
         let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
         server.behave(manner);
         let since = (Instant::now(), server.requests());
         let mut node = Node::paced(&server, &kubelet, None, QUICK);
-        few_requests(&server, &QUICK, since, &format!("{manner:?}")).await;
+        assert_few_requests(&server, &QUICK, since, &format!("{manner:?}")).await;
         server.behave(Manner::Well);
         server.put(vmi(1));
-        node.until("its return", |node| node.synced && node.keys() == keys([1])).await;
+        node.until("its recovery", |node| node.synced && node.keys() == keys([1])).await;
     });
     futures_util::future::join_all(cases).await;
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_before_the_server_listens_connects_less_and_less_often() {
+async fn an_agent_started_before_the_server_listens_backs_off() {
     let (mut server, kubelet) = (ApiServer::start_refusing().unwrap(), Kubelet::new().unwrap());
     let begun = Instant::now();
     let mut node = Node::paced(&server, &kubelet, None, QUICK);
     tokio::time::sleep_until(begun + COUNTED).await;
-    // Nobody but the agent can count what the kernel refuses.
+    // Only the agent can count connections that the kernel refuses.
     let refused = node.contact.report(std::time::Instant::now()).failures["unreachable"];
     let most = most_requests(&QUICK, begun.elapsed());
     assert!((WATCHES..=most).contains(&refused), "{refused} connections, {most} at most");
@@ -98,7 +98,7 @@ async fn an_agent_that_starts_before_the_server_listens_connects_less_and_less_o
 }
 
 #[tokio::test]
-async fn a_server_that_suffers_for_longer_than_a_relist_is_asked_less_and_less_often() {
+async fn the_feed_backs_off_from_a_server_that_fails_longer_than_a_relist_interval() {
     let pace = Pace { relist: Duration::from_millis(500), ..QUICK };
     let cases = SUFFERING.map(|manner| async move {
         let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
@@ -107,19 +107,19 @@ async fn a_server_that_suffers_for_longer_than_a_relist_is_asked_less_and_less_o
         node.until("the start", |node| node.synced).await;
         let since = (Instant::now(), server.requests());
         server.behave(manner);
-        few_requests(&server, &pace, since, &format!("{manner:?}")).await;
-        assert_eq!(node.keys(), keys([1]), "nothing is taken from anybody");
+        assert_few_requests(&server, &pace, since, &format!("{manner:?}")).await;
+        assert_eq!(node.keys(), keys([1]), "every record stays");
         server.behave(Manner::Well);
         server.put(vmi(2));
-        node.until("its return", |node| node.keys() == keys([1, 2])).await;
+        node.until("its recovery", |node| node.keys() == keys([1, 2])).await;
     });
     futures_util::future::join_all(cases).await;
 }
 
 #[tokio::test]
-async fn a_history_that_is_gone_is_no_failure_and_everything_is_listed_at_once() {
+async fn an_expired_history_is_no_failure_and_causes_a_list_at_once() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
-    // A pause after a failure would outlast this test.
+    // A pause after a failure would be longer than this test.
     let pause = 10 * PATIENCE;
     let pace = Pace { first: pause, longest: pause, short: Duration::ZERO, ..QUICK };
     let mut node = Node::paced(&server, &kubelet, None, pace);
@@ -128,7 +128,7 @@ async fn a_history_that_is_gone_is_no_failure_and_everything_is_listed_at_once()
         server.put(vmi(number));
         node.until("an event", |node| node.keys() == keys(1..=number)).await;
     }
-    // As after a restart: the server ends all watches, and has forgotten what they are to go on from.
+    // As after a restart: the server ends all watches and no longer has their resource versions.
     let (lists, _, expired) = server.counts();
     server.restart_with(vmi(3));
     node.until("the list", |node| node.keys() == keys(1..=3)).await;
@@ -140,8 +140,8 @@ async fn a_history_that_is_gone_is_no_failure_and_everything_is_listed_at_once()
     assert_eq!(report.failures.values().sum::<u64>(), report.failures["gone"], "{report:?}");
 }
 
-/// The first failure of a feed, as the contact reports it.
-async fn failing(node: &Node) -> Failing {
+/// Waits for the feed's first reported failure.
+async fn first_failure(node: &Node) -> Failing {
     let end = Instant::now() + PATIENCE;
     loop {
         let report = node.contact.report(std::time::Instant::now());
@@ -154,47 +154,47 @@ async fn failing(node: &Node) -> Failing {
 }
 
 #[tokio::test]
-async fn a_cluster_without_kubevirt_is_named_by_the_definition_it_lacks() {
+async fn a_cluster_without_kubevirt_is_reported_with_the_missing_definition() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.behave(Manner::Lacking);
-    let failing = failing(&Node::paced(&server, &kubelet, None, QUICK)).await;
+    let failing = first_failure(&Node::paced(&server, &kubelet, None, QUICK)).await;
     let reason = "404 page not found; the cluster has no CustomResourceDefinition \
                   `virtualmachineinstances.kubevirt.io`: install KubeVirt";
     assert_eq!((&*failing.kind, &*failing.reason), ("not_found", reason));
 }
 
 #[tokio::test]
-async fn a_token_file_that_ends_in_white_space_is_sent_without_it() {
+async fn white_space_around_a_token_is_not_sent() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let [token, kubeconfig] = ["token", "kubeconfig"].map(|name| kubelet.pods().join(name));
     server.put(vmi(1));
     for text in ["abc.def.ghi", "abc.def.ghi\n", " abc.def.ghi \r\n\n"] {
         std::fs::write(&token, text).unwrap();
         server.write_kubeconfig_as(&kubeconfig, &json!({"tokenFile": token})).unwrap();
-        let mut node = Node::led_by(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
+        let mut node = Node::with_kubeconfig(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
         node.until("the start", |node| node.synced && node.keys() == keys([1])).await;
         assert_eq!(server.authorization().as_deref(), Some("Bearer abc.def.ghi"), "{text:?}");
     }
 }
 
 #[tokio::test]
-async fn a_token_that_makes_no_header_is_forbidden_and_its_file_is_named() {
+async fn a_token_that_fits_no_header_is_reported_forbidden_with_its_file() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let [token, kubeconfig] = ["token", "kubeconfig"].map(|name| kubelet.pods().join(name));
     for text in ["abc\ndef", "abc\0", "", "\n"] {
         std::fs::write(&token, text).unwrap();
         server.write_kubeconfig_as(&kubeconfig, &json!({"tokenFile": token})).unwrap();
-        let node = Node::led_by(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
-        let failing = failing(&node).await;
+        let node = Node::with_kubeconfig(kubeconfig.clone(), &kubelet, (None, QUICK), at_once);
+        let failing = first_failure(&node).await;
         assert_eq!(failing.kind, "forbidden", "{text:?}: {failing:?}");
         assert!(failing.reason.contains(&token.display().to_string()), "{text:?}: {failing:?}");
         assert!(!failing.reason.contains("abc"), "a secret: {failing:?}");
     }
-    assert_eq!(server.requests(), 0, "without a token nothing is asked");
+    assert_eq!(server.requests(), 0, "without a token no request is sent");
 }
 
 #[tokio::test]
-async fn the_contact_says_when_the_server_answered_last_and_why_it_does_not_now() {
+async fn the_contact_reports_the_last_answer_and_the_current_failure() {
     let expected = [
         (Manner::Away, "refused"),
         (Manner::Breaking, "unreachable"),
@@ -223,13 +223,13 @@ async fn the_contact_says_when_the_server_answered_last_and_why_it_does_not_now(
         until(kind, &|| report().failing.is_some_and(|failing| failing.kind == kind)).await;
         let now = report();
         assert!(now.failures[kind] > before, "{kind}: {now:?}");
-        // A server that forgets what it has listed gives useful lists.
+        // Lists of a server that expires their versions still count as answers.
         let since = now.failing.as_ref().map_or(0.0, |failing| failing.since);
         assert!(
             now.answered.unwrap_or(now.asked_for) >= since || manner == Manner::Expired,
             "{kind}: {now:?}"
         );
         server.behave(Manner::Well);
-        until("its return", &|| report().failing.is_none()).await;
+        until("its recovery", &|| report().failing.is_none()).await;
     }
 }

@@ -1,4 +1,4 @@
-//! VMs that come: before their tap, before their Secret, after their guest has asked, and a thousand at once.
+//! VMs that appear before their tap, before their Secret, after their guest's first request, and a thousand at once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use support::record::Identity;
 use support::tap::{Shape, Tap};
 use support::tap_client::storm;
 
-use crate::node::{Node, REQUEST, comes, eventually_gets, may_run, primary, vmi};
+use crate::node::{Node, REQUEST, eventually_gets, may_run, primary, vmi, wait_for};
 
 const PATH: &str = "/v1/user-data";
-/// The same, by a client with more patience: asked too early it is held for 8 s, not for 4.
+/// The same document for a client with more patience: an early request is held for 8 s instead of 4 s.
 const HELD: &str = "/openstack/latest/user_data";
 
-/// Asks on a thread of its own. Returns once `meanwhile` has been done and the answer is there.
+/// Sends a request on another thread, runs `meanwhile`, and returns the answer.
 #[track_caller]
-fn asks(agent: &Agent<'_>, guest: &Guest, meanwhile: impl FnOnce()) -> (u16, String) {
+fn fetch_while(agent: &Agent<'_>, guest: &Guest, meanwhile: impl FnOnce()) -> (u16, String) {
     let fetched = thread::scope(|scope| {
         let asked = scope.spawn(|| guest.fetch(HELD, REQUEST));
         meanwhile();
@@ -34,15 +34,15 @@ fn asks(agent: &Agent<'_>, guest: &Guest, meanwhile: impl FnOnce()) -> (u16, Str
     (fetched.status, fetched.text())
 }
 
-/// Requests that the agent holds.
-fn held(agent: &Agent<'_>) -> anyhow::Result<u64> {
+/// Number of requests that the agent holds.
+fn held_requests(agent: &Agent<'_>) -> anyhow::Result<u64> {
     let metrics = agent.metrics()?;
     let held = metrics.samples().iter().filter(|sample| sample.name == "xdp_imds_parked_requests");
     Ok(held.map(|sample| sample.value as u64).sum())
 }
 
 #[test]
-fn a_guest_that_asks_before_its_vmi_is_known_is_answered_when_it_is() {
+fn a_request_before_the_vmi_is_known_is_answered_once_it_is() {
     if !may_run() {
         return;
     }
@@ -51,10 +51,10 @@ fn a_guest_that_asks_before_its_vmi_is_known_is_answered_when_it_is() {
     let mut pod = node.pod(1);
     pod.secret("# early\n");
     pod.launch();
-    // By its gateway, as a guest of KubeVirt does: its TCP asks again until somebody answers.
+    // Through its gateway, like a KubeVirt guest: TCP retransmits until the agent answers.
     let guest = pod.boot_as(Binding::Masquerade, Route::Gateway);
-    let answer = asks(&agent, &guest, || {
-        comes(&agent, "the guest asks", || {
+    let answer = fetch_while(&agent, &guest, || {
+        wait_for(&agent, "the guest asks", || {
             ensure!(guest.sent().delivered > 1, "it has not sent anything yet");
             Ok(())
         });
@@ -64,7 +64,7 @@ fn a_guest_that_asks_before_its_vmi_is_known_is_answered_when_it_is() {
 }
 
 #[test]
-fn a_request_before_the_secret_is_there_is_held_until_it_is() {
+fn a_request_before_the_secret_exists_is_held_until_it_does() {
     if !may_run() {
         return;
     }
@@ -74,26 +74,26 @@ fn a_request_before_the_secret_is_there_is_held_until_it_is() {
     pod.launch();
     let guest = pod.boot();
     node.server.put(pod.vmi());
-    comes(&agent, "its port", || {
+    wait_for(&agent, "its port", || {
         ensure!(agent.said().contains("attached"), "it is not attached yet");
         Ok(())
     });
-    let answer = asks(&agent, &guest, || {
-        comes(&agent, "a request that waits", || {
-            ensure!(held(&agent)? == 1, "none is held");
+    let answer = fetch_while(&agent, &guest, || {
+        wait_for(&agent, "a request that waits", || {
+            ensure!(held_requests(&agent)? == 1, "none is held");
             Ok(())
         });
         pod.secret("# at last\n");
     });
     assert_eq!(answer, (200, "# at last\n".into()));
-    comes(&agent, "nothing waits", || {
-        ensure!(held(&agent)? == 0, "something is still held");
+    wait_for(&agent, "nothing waits", || {
+        ensure!(held_requests(&agent)? == 0, "something is still held");
         Ok(())
     });
 }
 
 #[test]
-fn a_tap_that_comes_after_its_vmi_is_served() {
+fn a_tap_created_after_its_vmi_is_served() {
     if !may_run() {
         return;
     }
@@ -103,7 +103,7 @@ fn a_tap_that_comes_after_its_vmi_is_served() {
     pod.secret("# late\n");
     node.server.put(pod.vmi());
     pod.launch();
-    comes(&agent, "a look for the tap", || {
+    wait_for(&agent, "a look for the tap", || {
         ensure!(agent.said().contains("no such interface yet"), "the agent has not looked yet");
         Ok(())
     });
@@ -112,7 +112,7 @@ fn a_tap_that_comes_after_its_vmi_is_served() {
 }
 
 #[test]
-fn a_launcher_that_comes_after_its_vmi_is_found() {
+fn a_launcher_started_after_its_vmi_is_found() {
     if !may_run() {
         return;
     }
@@ -120,8 +120,8 @@ fn a_launcher_that_comes_after_its_vmi_is_found() {
     let agent = node.agent();
     let mut pod = node.pod(1);
     node.server.put(pod.vmi());
-    comes(&agent, "the VMI is kept", || {
-        ensure!(node.kept().contains(&pod.identity.hostname), "it is not known yet");
+    wait_for(&agent, "the VMI is kept", || {
+        ensure!(node.saved_vmis().contains(&pod.identity.hostname), "it is not known yet");
         Ok(())
     });
     let guest = pod.boot();
@@ -130,16 +130,16 @@ fn a_launcher_that_comes_after_its_vmi_is_found() {
     eventually_gets(&agent, &guest, PATH, "# late\n");
 }
 
-/// VMIs of the storm, and those of them that have taps and guests; the others share a namespace without any.
+/// VMIs of the storm, and how many of them have taps and guests. The others share a namespace without devices.
 const VMIS: u16 = 1_000;
 const GUESTS: u16 = 64;
-/// Longest it may take until all guests have been answered: the kernel checks a program for each namespace.
+/// Bound on answering all guests: the kernel verifies a program for each namespace.
 const STORM: Duration = Duration::from_secs(300);
-/// The time in which they come.
+/// Time in which the VMIs appear.
 const SPAN: Duration = Duration::from_secs(2);
 
 #[test]
-fn a_thousand_vmis_that_come_within_two_seconds_are_all_registered_and_their_guests_served() {
+fn a_thousand_vmis_within_two_seconds_are_registered_and_their_guests_served() {
     if !may_run() {
         return;
     }
@@ -173,7 +173,7 @@ fn a_thousand_vmis_that_come_within_two_seconds_are_all_registered_and_their_gue
             vmi["spec"]["volumes"] =
                 json!([{"name": "ci", "cloudInitNoCloud": {"userData": identity.user_data}}]);
             node.server.put(vmi);
-            // Watches are closed now and then, and go on from what they have been told of last.
+            // Close a watch now and then; it must resume from its last event.
             match identity.number % 400 {
                 100 => node.server.bookmark(),
                 200 => node.server.cut(),
@@ -191,7 +191,7 @@ fn a_thousand_vmis_that_come_within_two_seconds_are_all_registered_and_their_gue
     }
     let wanted: BTreeSet<String> =
         all.iter().map(|(identity, _)| format!("shop/{}", identity.hostname)).collect();
-    let instances = comes(&agent, "all of them", || {
+    let instances = wait_for(&agent, "all of them", || {
         let instances = node.instances()?;
         ensure!(instances.len() == wanted.len(), "{} of {}", instances.len(), wanted.len());
         Ok(instances)

@@ -1,4 +1,4 @@
-//! KubeVirt's node hook: VMs are served without the API server, and start once what they ask for is there.
+//! KubeVirt's node hook: VMs are served without the API server, and start once their volumes are ready.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,12 +6,14 @@ use std::process::Command;
 use serde_json::{Value, json};
 use support::netns::run;
 
-use crate::node::{HERE, Node, PATIENCE, comes, eventually_gets, gets, may_run, namespace_goes};
+use crate::node::{
+    HERE, Node, PATIENCE, eventually_gets, gets, may_run, wait_for, wait_until_namespace_is_gone,
+};
 
 const PATH: &str = "/v1/user-data";
 const METHOD: &str = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook";
 
-/// A field of a message: number, and octets behind their length (protobuf encoding, wire type 2).
+/// A length-delimited field of a protobuf message (wire type 2).
 fn field(number: u8, octets: &[u8]) -> Vec<u8> {
     let mut field = vec![number << 3 | 2];
     let mut length = octets.len();
@@ -24,7 +26,7 @@ fn field(number: u8, octets: &[u8]) -> Vec<u8> {
     field
 }
 
-/// Calls as virt-handler does, with curl for HTTP/2. Returns gRPC's status.
+/// Calls the hook as virt-handler does, using curl's HTTP/2. Returns the gRPC status.
 fn call(node: &Node, point: &str, vmi: &Value) -> String {
     let message = [
         field(1, point.as_bytes()),
@@ -44,9 +46,9 @@ fn call(node: &Node, point: &str, vmi: &Value) -> String {
         .arg(format!("@{}", file.path().display()));
     curl.args(["-Hcontent-type: application/grpc", "-Hte: trailers"])
         .arg(format!("http://localhost{METHOD}"));
-    let said = run(&mut curl).unwrap_or_else(|error| panic!("{point}: {error:#}"));
-    let status = said.lines().find_map(|line| line.strip_prefix("grpc-status:"));
-    status.unwrap_or_else(|| panic!("{point}: no status: {said}")).trim().to_owned()
+    let output = run(&mut curl).unwrap_or_else(|error| panic!("{point}: {error:#}"));
+    let status = output.lines().find_map(|line| line.strip_prefix("grpc-status:"));
+    status.unwrap_or_else(|| panic!("{point}: no status: {output}")).trim().to_owned()
 }
 
 fn socket(node: &Node) -> PathBuf {
@@ -54,7 +56,7 @@ fn socket(node: &Node) -> PathBuf {
 }
 
 #[test]
-fn a_vm_that_only_the_hook_tells_of_is_served_and_starts_once_its_secret_is_there() {
+fn a_vm_known_only_from_the_hook_is_served_and_starts_once_its_secret_exists() {
     if !may_run() {
         return;
     }
@@ -65,17 +67,17 @@ fn a_vm_that_only_the_hook_tells_of_is_served_and_starts_once_its_secret_is_ther
     let mut pod = node.pod(1);
     let vmi = pod.vmi();
     pod.launch();
-    // 14: UNAVAILABLE. virt-handler calls again.
+    // 14 is UNAVAILABLE; virt-handler calls again.
     assert_eq!(call(&node, "PreVMStart", &vmi), "14", "{}", agent.said());
     pod.secret("# hooked\n");
-    comes(&agent, "its start", || {
+    wait_for(&agent, "its start", || {
         anyhow::ensure!(call(&node, "PreVMStart", &vmi) == "0", "not yet");
         Ok(())
     });
-    assert_eq!(node.instances().expect("instances").len(), 1, "its record is there when it may start");
+    assert_eq!(node.instances().expect("instances").len(), 1, "the record exists when the VM may start");
     let guest = pod.boot();
     eventually_gets(&agent, &guest, PATH, "# hooked\n");
-    // The target of a migration is told of before it has a tap, and even a launcher.
+    // The hook announces the target of a migration before it has a tap or even a launcher.
     let mut coming = node.pod(2);
     assert_eq!(call(&node, "PreMigrationTarget", &coming.vmi()), "0");
     coming.secret("# coming\n");
@@ -84,6 +86,6 @@ fn a_vm_that_only_the_hook_tells_of_is_served_and_starts_once_its_secret_is_ther
     eventually_gets(&agent, &other, PATH, "# coming\n");
     let outer = pod.end(guest);
     assert_eq!(call(&node, "PostVMStop", &vmi), "0");
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
     gets(&other, PATH, "# coming\n").expect("the other is served");
 }

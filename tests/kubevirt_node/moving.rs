@@ -1,25 +1,26 @@
-//! VMs that go: by migration, by their launcher's end, and to begin anew.
+//! VMs that leave the node: by migration, when their launcher ends, and to restart.
 
 use anyhow::ensure;
 use serde_json::json;
 
 use crate::node::{
-    COMES_TO, ELSEWHERE, HERE, Node, RUNS_ON, comes, eventually_gets, gets, may_run, namespace_goes, said,
+    ELSEWHERE, HERE, MIGRATES_TO, Node, RUNS_ON, eventually_gets, gets, may_run, times_logged, wait_for,
+    wait_until_namespace_is_gone,
 };
 
 const PATH: &str = "/v1/user-data";
 
 #[test]
-fn when_a_launcher_ends_its_vm_is_let_go_and_its_namespace_is_freed() {
+fn the_end_of_a_launcher_releases_its_vm_and_its_namespace() {
     if !may_run() {
         return;
     }
     for guard in ["none", "all"] {
-        let_go(guard);
+        release_at_launchers_end(guard);
     }
 }
 
-fn let_go(guard: &str) {
+fn release_at_launchers_end(guard: &str) {
     let node = Node::new();
     let agent = node.agent_with(&["--guard", guard]);
     let mut pod = node.pod(1);
@@ -28,11 +29,11 @@ fn let_go(guard: &str) {
     eventually_gets(&agent, &guest, PATH, "# its own\n");
     eventually_gets(&agent, &other, PATH, "# another\n");
     assert_eq!(node.links(), 2);
-    // The VMI is there still, as it is until virt-controller has seen the pod end.
+    // The VMI still exists; virt-controller deletes it after it sees the pod end.
     let key = pod.key();
     let outer = pod.end(guest);
-    namespace_goes(&agent, &node, &outer);
-    comes(&agent, "the VM is let go", || {
+    wait_until_namespace_is_gone(&agent, &node, &outer);
+    wait_for(&agent, "the VM is released", || {
         ensure!(node.links() == 1, "{} programs are still attached", node.links());
         let names: Vec<_> = node.instances()?.into_iter().map(|instance| instance.name).collect();
         ensure!(!names.contains(&key) && names.len() == 1, "{names:?}");
@@ -44,7 +45,7 @@ fn let_go(guard: &str) {
 }
 
 #[test]
-fn a_vm_that_starts_again_under_its_name_is_told_what_is_new() {
+fn a_vm_restarted_under_its_name_gets_its_new_record() {
     if !may_run() {
         return;
     }
@@ -59,11 +60,11 @@ fn a_vm_that_starts_again_under_its_name_is_told_what_is_new() {
     let mut again = node.pod(1);
     let guest = again.run("# second life\n");
     eventually_gets(&agent, &guest, PATH, "# second life\n");
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
 }
 
 #[test]
-fn the_target_of_a_migration_answers_before_the_vm_is_there_and_goes_on_when_it_is() {
+fn a_migration_target_answers_before_and_after_the_vm_arrives() {
     if !may_run() {
         return;
     }
@@ -74,27 +75,27 @@ fn the_target_of_a_migration_answers_before_the_vm_is_there_and_goes_on_when_it_
     pod.launch();
     let guest = pod.boot();
     let mut vmi = pod.vmi();
-    vmi["metadata"]["labels"] = json!({RUNS_ON: ELSEWHERE, COMES_TO: HERE});
+    vmi["metadata"]["labels"] = json!({RUNS_ON: ELSEWHERE, MIGRATES_TO: HERE});
     vmi["status"]["activePods"]["pod-of-the-source"] = ELSEWHERE.into();
     node.server.put(vmi);
-    // Standby: what the guest asks first after the switch-over is answered, whenever that is.
+    // Standby: the guest's first request after the switch-over finds an answer at any time.
     eventually_gets(&agent, &guest, PATH, "# moved\n");
     node.server.put(pod.vmi());
-    // A VMI that comes later has been heard of later.
+    // Once a later VMI is served, the feed has also handled this one.
     let mut next = node.pod(2);
     let other = next.run("# next\n");
     eventually_gets(&agent, &other, PATH, "# next\n");
     gets(&guest, PATH, "# moved\n").expect("it is active");
-    comes(&agent, "each is attached once", || {
-        let attached = said(&agent, "attached port=");
+    wait_for(&agent, "each is attached once", || {
+        let attached = times_logged(&agent, "attached port=");
         ensure!(attached == 2, "{attached} times");
         Ok(())
     });
-    assert_eq!(said(&agent, "detached port="), 0, "{}", agent.said());
+    assert_eq!(times_logged(&agent, "detached port="), 0, "{}", agent.said());
 }
 
 #[test]
-fn a_migration_that_fails_leaves_nothing_on_its_target() {
+fn a_failed_migration_leaves_nothing_on_its_target() {
     if !may_run() {
         return;
     }
@@ -105,22 +106,22 @@ fn a_migration_that_fails_leaves_nothing_on_its_target() {
     pod.launch();
     let guest = pod.boot();
     let mut vmi = pod.vmi();
-    vmi["metadata"]["labels"] = json!({RUNS_ON: ELSEWHERE, COMES_TO: HERE});
+    vmi["metadata"]["labels"] = json!({RUNS_ON: ELSEWHERE, MIGRATES_TO: HERE});
     node.server.put(vmi.clone());
     eventually_gets(&agent, &guest, PATH, "# never here\n");
     vmi["metadata"]["labels"] = json!({RUNS_ON: ELSEWHERE});
     vmi["status"]["activePods"] = json!({"pod-of-the-source": ELSEWHERE});
     node.server.put(vmi);
-    comes(&agent, "the standby is dropped", || {
+    wait_for(&agent, "the standby is dropped", || {
         ensure!(node.links() == 0 && node.instances()?.is_empty(), "it is still there");
         Ok(())
     });
     let outer = pod.end(guest);
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
 }
 
 #[test]
-fn the_source_of_a_migration_serves_until_its_launcher_ends() {
+fn a_migration_source_serves_until_its_launcher_ends() {
     if !may_run() {
         return;
     }
@@ -130,27 +131,27 @@ fn the_source_of_a_migration_serves_until_its_launcher_ends() {
     let guest = pod.run("# leaving\n");
     eventually_gets(&agent, &guest, PATH, "# leaving\n");
     let mut vmi = pod.vmi();
-    vmi["metadata"]["labels"] = json!({RUNS_ON: HERE, COMES_TO: ELSEWHERE});
+    vmi["metadata"]["labels"] = json!({RUNS_ON: HERE, MIGRATES_TO: ELSEWHERE});
     vmi["status"]["activePods"]["pod-of-the-target"] = ELSEWHERE.into();
     node.server.put(vmi.clone());
-    // Completed: the VMI is the target's, and has left what this node watches.
+    // Completed: the VMI now belongs to the target and leaves this node's watch.
     vmi["metadata"]["labels"] = json!({RUNS_ON: ELSEWHERE});
     node.server.put(vmi);
     let mut next = node.pod(2);
     let other = next.run("# next\n");
     eventually_gets(&agent, &other, PATH, "# next\n");
     gets(&guest, PATH, "# leaving\n").expect("its launcher runs");
-    assert_eq!(said(&agent, "detached port="), 0, "{}", agent.said());
+    assert_eq!(times_logged(&agent, "detached port="), 0, "{}", agent.said());
     let outer = pod.end(guest);
-    namespace_goes(&agent, &node, &outer);
-    comes(&agent, "the VM is let go", || {
+    wait_until_namespace_is_gone(&agent, &node, &outer);
+    wait_for(&agent, "the VM is released", || {
         let names: Vec<_> = node.instances()?.into_iter().map(|instance| instance.name).collect();
         ensure!(names == [next.key()], "{names:?}");
         Ok(())
     });
-    // What is kept for the next agent does not have it any more.
-    comes(&agent, "it is not kept", || {
-        ensure!(!node.kept().contains(&guest_name(1)), "it is still kept");
+    // The state saved for the next agent no longer contains it.
+    wait_for(&agent, "it is no longer saved", || {
+        ensure!(!node.saved_vmis().contains(&guest_name(1)), "it is still saved");
         Ok(())
     });
 }
@@ -160,7 +161,7 @@ fn guest_name(number: u16) -> String {
 }
 
 #[test]
-fn a_vm_that_is_on_this_node_twice_is_served_in_both_pods() {
+fn a_vm_with_two_pods_on_this_node_is_served_in_both() {
     if !may_run() {
         return;
     }
@@ -180,7 +181,7 @@ fn a_vm_that_is_on_this_node_twice_is_served_in_both_pods() {
     }
     let [guest, other] = guests;
     let outer = source.end(guest);
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
     gets(&other, PATH, "# twice\n").expect("the target is served");
     drop(other);
 }

@@ -1,4 +1,4 @@
-//! The node, its pods, and the agent on it.
+//! A KubeVirt node, its pods and its agent.
 
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
@@ -27,18 +27,18 @@ use support::record::Identity;
 use support::tap::{Shape, Tap};
 use tempfile::TempDir;
 
-/// For one request: longer than a guest's TCP takes to try again a few times.
+/// Bound on one request: longer than a few TCP retransmissions of the guest.
 pub(crate) const REQUEST: Duration = Duration::from_secs(60);
-/// For what must come: generous, since it is waited out only in failure.
+/// Bound on each wait; generous, because only a failing test waits this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// This node, and another.
+/// Names of this node and another.
 pub(crate) const HERE: &str = "n1";
 pub(crate) const ELSEWHERE: &str = "n2";
-/// The labels of a VMI: where it runs, and where it migrates to.
+/// Labels of a VMI: the node it runs on, and the node it migrates to.
 pub(crate) const RUNS_ON: &str = "kubevirt.io/nodeName";
-pub(crate) const COMES_TO: &str = "kubevirt.io/migrationTargetNodeName";
+pub(crate) const MIGRATES_TO: &str = "kubevirt.io/migrationTargetNodeName";
 
-/// Everything around the agent.
+/// The environment of the agent.
 pub(crate) struct Node {
     pub(crate) server: ApiServer,
     pub(crate) kubelet: Kubelet,
@@ -62,7 +62,7 @@ impl Node {
         node
     }
 
-    /// Configures agents that are yet to start, with these options of the feed besides.
+    /// Writes the configuration for agents started later, with more options of the feed.
     pub(crate) fn configure(&self, more: &Value) {
         let mut options = json!({
             "node": HERE,
@@ -76,7 +76,7 @@ impl Node {
         std::fs::write(self.path("config.yaml"), config).expect("a configuration");
     }
 
-    /// A file of the node's own.
+    /// A file in the node's directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.room.path().join(name)
     }
@@ -85,12 +85,12 @@ impl Node {
         self.agent_with(&[])
     }
 
-    /// An agent that knows VMs from KubeVirt alone.
+    /// Starts an agent whose only source is KubeVirt.
     pub(crate) fn agent_with(&self, more: &[&str]) -> Agent<'_> {
         self.agent_as(agent::arguments_with_pins(self.room.path(), &[], &self.bpffs.pins()), more)
     }
 
-    /// An agent that leaves nothing behind.
+    /// Starts an agent that pins nothing.
     pub(crate) fn agent_without_pins(&self) -> Agent<'_> {
         self.agent_as(agent::arguments(self.room.path(), &[]), &[])
     }
@@ -104,27 +104,27 @@ impl Node {
         Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
     }
 
-    /// The VMIs an agent keeps for its successor.
-    pub(crate) fn kept(&self) -> String {
+    /// The VMIs that an agent saves for its successor.
+    pub(crate) fn saved_vmis(&self) -> String {
         std::fs::read_to_string(self.path("state/kubevirt.vmis")).unwrap_or_default()
     }
 
-    /// Links of programs to taps, as they are pinned.
+    /// Number of pinned links that attach programs to taps.
     pub(crate) fn links(&self) -> usize {
         self.bpffs.port_links().len()
     }
 
-    /// What a verb says in JSON.
+    /// Runs a verb with `--json` and parses its output.
     fn verb<T: DeserializeOwned>(&self, words: &[&str]) -> Result<T> {
         let mut command = Command::new(agent::binary()?);
         let run = self.path("run");
         let Output { stdout, stderr, .. } =
             command.args(words).arg("--json").arg("--run").arg(run).output()?;
-        let said = || String::from_utf8_lossy(&[&stdout[..], &stderr].concat()).into_owned();
-        serde_json::from_slice(&stdout).with_context(said)
+        let output = || String::from_utf8_lossy(&[&stdout[..], &stderr].concat()).into_owned();
+        serde_json::from_slice(&stdout).with_context(output)
     }
 
-    /// What `ls` tells of.
+    /// The instances that `ls` lists.
     pub(crate) fn instances(&self) -> Result<Vec<Instance>> {
         self.verb(&["ls", "--source", "kubevirt"])
     }
@@ -133,12 +133,12 @@ impl Node {
         self.verb(&["status"])
     }
 
-    /// The status, with every port.
+    /// The status with every port.
     pub(crate) fn every_port(&self) -> Result<Status> {
         self.verb(&["status", "--all"])
     }
 
-    /// A pod with a NIC, without a launcher and a tap.
+    /// Creates a pod with a NIC but without launcher and tap.
     pub(crate) fn pod(&self, number: u16) -> Pod<'_> {
         let identity = Identity::of(number);
         let network = PodNetwork::new(self.host.ns()).expect("a namespace");
@@ -153,7 +153,7 @@ pub(crate) struct Pod<'a> {
     pub(crate) uid: String,
     pub(crate) identity: Identity,
     pub(crate) network: PodNetwork<'a>,
-    /// The node's end of its NIC, which goes with its namespace.
+    /// The node's end of the pod's NIC, which exists as long as the pod's namespace.
     outer: String,
     launcher: Option<Launcher>,
 }
@@ -163,14 +163,14 @@ impl<'a> Pod<'a> {
         format!("shop/{}", self.identity.hostname)
     }
 
-    /// Its VMI, which runs here; its user-data is in a Secret.
+    /// The VMI of a VM that runs here, with its user-data in a Secret.
     pub(crate) fn vmi(&self) -> Value {
         let mut vmi = vmi(&self.identity, &self.uid);
         vmi["spec"]["volumes"] = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
         vmi
     }
 
-    /// Has kubelet write the Secret.
+    /// Writes the Secret as kubelet does.
     pub(crate) fn secret(&self, text: &str) {
         let keys = [("userdata", text.as_bytes())];
         self.write(Plugin::Secret, "ci-udata", &keys);
@@ -180,7 +180,7 @@ impl<'a> Pod<'a> {
         self.node.kubelet.write(&self.uid, plugin, volume, keys).expect("a volume");
     }
 
-    /// The other end of its NIC, on the node.
+    /// The node's end of the pod's NIC.
     pub(crate) fn outer(&self) -> &str {
         &self.outer
     }
@@ -191,7 +191,7 @@ impl<'a> Pod<'a> {
         self.launcher = Some(launcher.expect("a launcher"));
     }
 
-    /// The tap KubeVirt makes, and the guest behind it.
+    /// Creates the tap as KubeVirt does, and boots the guest behind it.
     pub(crate) fn boot(&self) -> Guest {
         self.boot_as(Binding::Masquerade, Route::OnLink)
     }
@@ -199,7 +199,7 @@ impl<'a> Pod<'a> {
     pub(crate) fn boot_as(&self, binding: Binding, route: Route) -> Guest {
         let tap = self.network.bind(&primary(), binding, Shape::virtio()).expect("a tap");
         if binding == Binding::Masquerade {
-            // The guests' gateway, which does not forward.
+            // The guest's gateway, which does not forward.
             let gateway = format!("addr add {}/16 dev {}", host::ADDRESS, primary().bridge);
             self.network.ns().ip(&gateway).expect("an address");
         }
@@ -211,7 +211,7 @@ impl<'a> Pod<'a> {
         Guest::boot_on(tap, Namespace::new("guest").expect("a namespace"), &spec).expect("a guest")
     }
 
-    /// All of it at once.
+    /// Writes the Secret, starts the launcher, boots the guest and creates the VMI.
     pub(crate) fn run(&mut self, user_data: &str) -> Guest {
         self.secret(user_data);
         self.launch();
@@ -220,13 +220,13 @@ impl<'a> Pod<'a> {
         guest
     }
 
-    /// Ends the launcher, and with it what it ran. Returns the node's end of the pod's NIC, which is there until then.
+    /// Ends the guest and the launcher. Returns the node's end of the pod's NIC, which exists until the namespace goes.
     pub(crate) fn end(self, guest: Guest) -> String {
         drop(guest);
         self.end_alone()
     }
 
-    /// The same for a pod without a guest behind a tap.
+    /// Like [`Pod::end`], for a pod without a guest behind a tap.
     pub(crate) fn end_alone(mut self) -> String {
         assert!(is_there(self.node.host.ns(), &self.outer));
         let launcher = self.launcher.take().expect("a launcher");
@@ -236,7 +236,7 @@ impl<'a> Pod<'a> {
     }
 }
 
-/// A VMI with one pod here, and nothing to be told.
+/// A VMI with one pod on this node and no volumes.
 pub(crate) fn vmi(identity: &Identity, pod: &str) -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -257,24 +257,24 @@ pub(crate) fn vmi(identity: &Identity, pod: &str) -> Value {
     })
 }
 
-/// The devices of a pod's first network.
+/// Names of the devices of a pod's first network.
 pub(crate) fn primary() -> NicNames {
     names_of("default", None).remove(0)
 }
 
-/// Looks until it is so; an agent that does not come to it says why.
+/// Waits until `look` succeeds; a failure shows the agent's log.
 #[track_caller]
-pub(crate) fn comes<T>(agent: &Agent<'_>, what: &str, look: impl FnMut() -> Result<T>) -> T {
+pub(crate) fn wait_for<T>(agent: &Agent<'_>, what: &str, look: impl FnMut() -> Result<T>) -> T {
     eventually(PATIENCE, look).unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", agent.said()))
 }
 
-/// What a guest gets, once it gets this.
+/// Waits until a guest gets an answer that contains `wanted`.
 #[track_caller]
 pub(crate) fn eventually_gets(agent: &Agent<'_>, guest: &Guest, path: &str, wanted: &str) {
-    comes(agent, path, || gets(guest, path, wanted));
+    wait_for(agent, path, || gets(guest, path, wanted));
 }
 
-/// A guest gets this.
+/// Checks that a guest gets an answer that contains `wanted`.
 pub(crate) fn gets(guest: &Guest, path: &str, wanted: &str) -> Result<()> {
     let fetched = guest.fetch(path, REQUEST)?;
     let (status, text) = (fetched.status, fetched.text());
@@ -282,21 +282,21 @@ pub(crate) fn gets(guest: &Guest, path: &str, wanted: &str) -> Result<()> {
     Ok(())
 }
 
-/// A pod's namespace has gone, and with it the node's end of its NIC.
+/// Waits until the pod's namespace, and with it the node's end of its NIC, is gone.
 #[track_caller]
-pub(crate) fn namespace_goes(agent: &Agent<'_>, node: &Node, outer: &str) {
-    comes(agent, "the pod's namespace goes", || {
+pub(crate) fn wait_until_namespace_is_gone(agent: &Agent<'_>, node: &Node, outer: &str) {
+    wait_for(agent, "the pod's namespace goes", || {
         ensure!(!is_there(node.host.ns(), outer), "it is still there");
         Ok(())
     });
 }
 
-/// Times the agent has said this so far.
-pub(crate) fn said(agent: &Agent<'_>, text: &str) -> usize {
+/// How often the agent's log contains `text`.
+pub(crate) fn times_logged(agent: &Agent<'_>, text: &str) -> usize {
     agent.said().matches(text).count()
 }
 
-/// True when the test may go on.
+/// True if the test can run here.
 #[track_caller]
 pub(crate) fn may_run() -> bool {
     let missing = privileged::missing().map(str::to_owned).or_else(Cgroups::missing);

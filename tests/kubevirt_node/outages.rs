@@ -1,31 +1,33 @@
-//! The API server is away, the agent is killed, or both: guests are served, and what changed meanwhile is picked up.
+//! The API server fails, the agent is killed, or both: guests stay served, and later the agent catches up on changes.
 
 use anyhow::ensure;
 use support::agent::Agent;
 use support::exposition::{self, sum};
 
-use crate::node::{Node, Pod, comes, eventually_gets, gets, may_run, namespace_goes, said};
+use crate::node::{
+    Node, Pod, eventually_gets, gets, may_run, times_logged, wait_for, wait_until_namespace_is_gone,
+};
 
 const PATH: &str = "/v1/user-data";
 
-/// Waits until the VMI is kept for the next agent.
+/// Waits until the agent has saved the VMI for the next one.
 #[track_caller]
-fn is_kept(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
-    comes(agent, "VMIs are kept", || {
-        ensure!(node.kept().contains(&pod.uid), "{} is not kept yet", pod.key());
+fn wait_until_saved(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
+    wait_for(agent, "VMIs are saved", || {
+        ensure!(node.saved_vmis().contains(&pod.uid), "{} is not saved yet", pod.key());
         Ok(())
     });
 }
 
-/// A figure of the agent's metrics.
+/// A sum from the agent's metrics.
 #[track_caller]
-fn figure(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)]) -> f64 {
+fn metric(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)]) -> f64 {
     let (_, text) = agent.ask("/metrics").expect("metrics");
     sum(&exposition::read(&text).expect("metrics"), name, labels).expect("a family")
 }
 
 #[test]
-fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_counts_after_it() {
+fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     if !may_run() {
         return;
     }
@@ -37,30 +39,30 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     eventually_gets(&agent, &guest, PATH, "# known\n");
     eventually_gets(&agent, &leaving, PATH, "# leaving\n");
     node.server.be_away(true);
-    comes(&agent, "the outage is noticed", || {
-        ensure!(said(&agent, "the API server cannot be used") == 2, "it is not yet");
+    wait_for(&agent, "the outage is noticed", || {
+        ensure!(times_logged(&agent, "the API server cannot be used") == 2, "it is not yet");
         Ok(())
     });
-    assert!(!agent.said().contains("ERROR"), "it is told once, as a warning:\n{}", agent.said());
+    assert!(!agent.said().contains("ERROR"), "it is logged once, as a warning:\n{}", agent.said());
     let away = node.status().expect("a status");
     let failing = away.api_server.as_ref().and_then(|server| server.failing.as_ref()).expect("it fails");
     assert_eq!(failing.kind, "refused", "{away:?}");
     let trouble = "requests to the API server have failed for";
     assert!(away.troubles.iter().any(|line| line.starts_with(trouble)), "{:?}", away.troubles);
-    assert_eq!(figure(&agent, "xdp_imds_api_server_failing", &[]), 1.0);
-    assert!(figure(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]) >= 2.0);
-    let silence = figure(&agent, "xdp_imds_api_server_silence_seconds", &[]);
-    comes(&agent, "silence grows", || {
-        ensure!(figure(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence, "it does not");
+    assert_eq!(metric(&agent, "xdp_imds_api_server_failing", &[]), 1.0);
+    assert!(metric(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]) >= 2.0);
+    let silence = metric(&agent, "xdp_imds_api_server_silence_seconds", &[]);
+    wait_for(&agent, "silence grows", || {
+        ensure!(metric(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence, "it does not");
         Ok(())
     });
     gets(&guest, PATH, "# known\n").expect("served as before");
-    // Pods live on: Secrets change, launchers end, VMIs come and change unseen.
+    // Pods continue: Secrets change, launchers end, and VMIs are created and changed unseen.
     first.secret("# new\n");
     eventually_gets(&agent, &guest, PATH, "# new\n");
     let key = second.key();
     let outer = second.end(leaving);
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
     node.server.delete(&key);
     let mut third = node.pod(3);
     let other = third.run("# unseen\n");
@@ -69,11 +71,11 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     node.server.put(vmi);
     node.server.forget();
     node.server.be_away(false);
-    comes(&agent, "the return is noticed", || {
-        ensure!(said(&agent, "the API server is back") == 2, "it is not yet");
+    wait_for(&agent, "the recovery is noticed", || {
+        ensure!(times_logged(&agent, "the API server is back") == 2, "it is not yet");
         Ok(())
     });
-    assert!(said(&agent, "the API server's history is gone") >= 1, "{}", agent.said());
+    assert!(times_logged(&agent, "the API server's history is gone") >= 1, "{}", agent.said());
     let back = node.status().expect("a status");
     let server = back.api_server.expect("the API server");
     assert!(
@@ -83,12 +85,12 @@ fn while_the_api_server_is_away_guests_are_served_and_what_changes_meanwhile_cou
     assert!(back.troubles.is_empty(), "{:?}", back.troubles);
     eventually_gets(&agent, &other, PATH, "# unseen\n");
     eventually_gets(&agent, &guest, "/v1/meta-data", "renamed");
-    gets(&guest, PATH, "# new\n").expect("as it was");
+    gets(&guest, PATH, "# new\n").expect("as before");
     assert_eq!(node.instances().expect("instances").len(), 2);
 }
 
 #[test]
-fn an_agent_that_is_killed_and_started_again_serves_as_before() {
+fn an_agent_restarted_after_a_kill_serves_as_before() {
     if !may_run() {
         return;
     }
@@ -98,18 +100,18 @@ fn an_agent_that_is_killed_and_started_again_serves_as_before() {
     let guest = pod.run("# known\n");
     eventually_gets(&agent, &guest, PATH, "# known\n");
     agent.kill().expect("it ran until now");
-    // While there is none a launcher may end and another come.
+    // Meanwhile a launcher may end and another may start.
     let mut next = node.pod(2);
     let other = next.run("# came meanwhile\n");
     let agent = node.agent();
     eventually_gets(&agent, &guest, PATH, "# known\n");
     eventually_gets(&agent, &other, PATH, "# came meanwhile\n");
     let outer = pod.end(guest);
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
 }
 
 #[test]
-fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() {
+fn an_agent_killed_during_an_api_outage_serves_the_saved_vmis_again() {
     if !may_run() {
         return;
     }
@@ -120,14 +122,14 @@ fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() 
     let leaving = ending.run("# leaving\n");
     eventually_gets(&agent, &guest, PATH, "# known\n");
     eventually_gets(&agent, &leaving, PATH, "# leaving\n");
-    is_kept(&agent, &node, &pod);
-    is_kept(&agent, &node, &ending);
+    wait_until_saved(&agent, &node, &pod);
+    wait_until_saved(&agent, &node, &ending);
     node.server.be_away(true);
     agent.kill().expect("it ran until now");
-    // Its launcher ends while nobody looks.
+    // The launcher ends while no agent runs.
     let outer = ending.end(leaving);
     let agent = node.agent();
-    namespace_goes(&agent, &node, &outer);
+    wait_until_namespace_is_gone(&agent, &node, &outer);
     eventually_gets(&agent, &guest, PATH, "# known\n");
     pod.secret("# new\n");
     eventually_gets(&agent, &guest, PATH, "# new\n");
@@ -136,14 +138,14 @@ fn an_agent_that_is_killed_while_the_api_server_is_away_serves_what_was_known() 
     node.server.be_away(false);
     eventually_gets(&agent, &other, PATH, "# other\n");
     gets(&guest, PATH, "# new\n").expect("as before");
-    comes(&agent, "what has ended is forgotten", || {
+    wait_for(&agent, "the ended VM is removed", || {
         ensure!(node.links() == 2, "{} programs are attached", node.links());
         Ok(())
     });
 }
 
 #[test]
-fn an_agent_that_takes_over_serves_the_pods_of_the_one_before() {
+fn an_agent_that_takes_over_serves_the_previous_agents_pods() {
     if !may_run() {
         return;
     }
@@ -157,5 +159,5 @@ fn an_agent_that_takes_over_serves_the_pods_of_the_one_before() {
     agent.ended(crate::node::PATIENCE).expect("it leaves");
     gets(&guest, PATH, "# known\n").expect("served by the next agent");
     let outer = pod.end(guest);
-    namespace_goes(&next, &node, &outer);
+    wait_until_namespace_is_gone(&next, &node, &outer);
 }

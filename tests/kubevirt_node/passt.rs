@@ -1,4 +1,4 @@
-//! VMs on passt: no tap, and sockets in the pod's namespace instead, as any process of the pod has them.
+//! VMs on passt: instead of a tap they use sockets in the pod's namespace, like any process of the pod.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -15,15 +15,15 @@ use support::guest::{METADATA, curl_in};
 use support::netns::Namespace;
 use support::privileged;
 
-use crate::node::{Node, PATIENCE, Pod, comes, may_run, namespace_goes};
+use crate::node::{Node, PATIENCE, Pod, may_run, wait_for, wait_until_namespace_is_gone};
 
-/// Longest a request takes of which nothing comes.
+/// Bound on a request that must get no answer.
 const NOTHING: Duration = Duration::from_secs(3);
-/// Longest for one request: what is lost while an inlet is made is sent again within seconds.
+/// Bound on one request: TCP resends within seconds what is lost while an inlet is created.
 const REQUEST: Duration = Duration::from_secs(20);
 
-/// A node whose agents serve passt, with these options besides.
-fn listening(more: &Value) -> Node {
+/// A node whose agents serve passt, with more options.
+fn node_with_passt(more: &Value) -> Node {
     let node = Node::new();
     let mut options = json!({"passt": "listen"});
     options.as_object_mut().expect("options").extend(more.as_object().expect("options").clone());
@@ -31,7 +31,7 @@ fn listening(more: &Value) -> Node {
     node
 }
 
-/// A pod with a launcher, addresses and user-data, whose VMI has this NIC.
+/// Creates a pod with a launcher, addresses and user-data, and its VMI with this NIC.
 fn pod<'a>(node: &'a Node, number: u16, binding: &Value) -> (Pod<'a>, Value) {
     let mut pod = node.pod(number);
     let host = number + 1;
@@ -50,21 +50,21 @@ fn pod<'a>(node: &'a Node, number: u16, binding: &Value) -> (Pod<'a>, Value) {
     (pod, vmi)
 }
 
-/// Puts a pod and its VMI on the node.
-fn runs<'a>(node: &'a Node, number: u16) -> Pod<'a> {
+/// Creates a pod and its VMI on the node.
+fn start_pod<'a>(node: &'a Node, number: u16) -> Pod<'a> {
     let (pod, vmi) = pod(node, number, &json!({"passtBinding": {}}));
     node.server.put(vmi);
     pod
 }
 
-/// What a socket of a namespace gets for a request.
+/// Sends a request from a namespace; returns status and body.
 fn fetch(ns: &Namespace, to: impl Into<SocketAddr>, path: &str, patience: Duration) -> Result<(u16, String)> {
     let fetched = curl_in(ns, &[&format!("http://{}{path}", to.into())], patience)?;
     Ok((fetched.status, fetched.text()))
 }
 
-/// A pod's sockets get what its VM is told.
-fn gets_its_own(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
+/// Checks that a pod's sockets get the documents of its VM.
+fn check_own_documents(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
     let (status, text) = fetch(pod.network.ns(), (address, 80), "/v1/user-data", REQUEST)?;
     let wanted = &pod.identity.user_data;
     ensure!(status == 200 && text == *wanted, "{address}: expected `{wanted}`, got {status}: {text}");
@@ -72,18 +72,18 @@ fn gets_its_own(pod: &Pod<'_>, address: IpAddr) -> Result<()> {
 }
 
 #[track_caller]
-fn is_served(agent: &Agent<'_>, pod: &Pod<'_>) {
-    comes(agent, &pod.key(), || gets_its_own(pod, METADATA.into()));
+fn wait_until_served(agent: &Agent<'_>, pod: &Pod<'_>) {
+    wait_for(agent, &pod.key(), || check_own_documents(pod, METADATA.into()));
 }
 
-/// The devices of a pod's inlet.
-fn ends(pod: &Pod<'_>) -> Vec<String> {
+/// The inlet devices in a pod.
+fn inlet_devices(pod: &Pod<'_>) -> Vec<String> {
     let links = pod.network.ns().links().expect("links");
     let names = links.iter().filter_map(|link| link["ifname"].as_str().map(str::to_owned));
     names.filter(|name| [inlet::POD_END, inlet::PORT].contains(&name.as_str())).collect()
 }
 
-/// Rules of a pod's namespace beside those that every namespace has.
+/// Number of rules in a pod's namespace beyond the kernel's default ones.
 fn rules(pod: &Pod<'_>) -> usize {
     let rules = pod.network.ns().ip("rule show").expect("rules");
     rules
@@ -97,25 +97,25 @@ fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
-    let core = runs(&node, 1);
+    let core = start_pod(&node, 1);
     let (plugin, vmi) = pod(&node, 2, &json!({"binding": {"name": "passt"}}));
     node.server.put(vmi);
     for pod in [&core, &plugin] {
-        is_served(&agent, pod);
+        wait_until_served(&agent, pod);
         for address in inlet::served(&addresses::ALL) {
             if ![IpAddr::from(METADATA), addresses::EC2.into()].contains(&address) {
-                // Some are hosts with documents of their own; what counts is who answers.
+                // Some addresses serve their own documents; it is enough that the service answers.
                 let got = fetch(pod.network.ns(), (address, 80), "/", REQUEST);
                 assert!(got.is_ok(), "{address}: {got:?}\n{}", agent.said());
                 continue;
             }
-            gets_its_own(pod, address).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+            check_own_documents(pod, address).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
         }
     }
     let password = fetch(core.network.ns(), (METADATA, 8080), "/", REQUEST).expect("the password server");
-    assert_eq!(password, (200, "bad_request".into()), "it asks for its header");
+    assert_eq!(password, (200, "bad_request".into()), "the password server requires its header");
     let status = node.status().expect("a status");
     assert_eq!(status.identities, 2, "{status:?}");
     let names: Vec<_> = node.instances().expect("instances").into_iter().map(|it| it.refused).collect();
@@ -125,15 +125,15 @@ fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
     assert_eq!(ways, [(PortState::Attached, GuestWay::Inlet); 2], "{ports:?}");
 }
 
-/// A guest behind the real thing: pasta is passt for a namespace, with the same code between guest and sockets. Dropping
-/// it ends it.
+/// A guest behind pasta, which is passt for a namespace: the same code runs between guest and sockets. Killed on
+/// drop.
 struct Pasta {
     child: Child,
     guest: Namespace,
 }
 
 impl Pasta {
-    /// Runs it in a pod, with port 80 of the pod forwarded to the guest.
+    /// Runs pasta in a pod and forwards port 80 of the pod to the guest.
     fn run(pod: &Pod<'_>) -> Self {
         let guest = Namespace::new("guest").expect("a namespace");
         guest.ip("link set lo up").expect("up");
@@ -150,98 +150,98 @@ impl Drop for Pasta {
     fn drop(&mut self) {
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
-            eprintln!("process {} stays behind: {error}", self.child.id());
+            eprintln!("cannot end process {}: {error}", self.child.id());
         }
     }
 }
 
 #[test]
-fn guests_behind_real_passt_get_their_own_documents_while_it_forwards_port_80() {
+fn guests_behind_real_passt_get_their_documents_while_it_forwards_port_80() {
     let missing = Command::new("pasta").arg("--version").output().err();
     let missing = missing.map(|error| format!("pasta cannot be run: {error}; install passt"));
     if !may_run() || !privileged::or_skip_for(missing.as_deref()) {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
-    let pods = [runs(&node, 1), runs(&node, 2)];
+    let pods = [start_pod(&node, 1), start_pod(&node, 2)];
     for pod in &pods {
-        // pasta takes the guest's addresses and routes from the pod's NIC.
+        // pasta copies the guest's addresses and routes from the pod's NIC.
         let ns = pod.network.ns();
         ns.ip_batch("route add default via 10.77.0.1\nroute add default via fd77::1\n").expect("routes");
     }
     let guests = pods.each_ref().map(Pasta::run);
     for (pod, pasta) in pods.iter().zip(&guests) {
         for address in [IpAddr::from(METADATA), addresses::EC2.into()] {
-            comes(&agent, &format!("{address} by pasta"), || {
+            wait_for(&agent, &format!("{address} by pasta"), || {
                 let got = fetch(&pasta.guest, (address, 80), "/v1/user-data", REQUEST)?;
                 ensure!(got == (200, pod.identity.user_data.clone()), "{got:?}");
                 Ok(())
             });
         }
-        // What pasta forwards to the guest is the guest's.
+        // Connections that pasta forwards still reach the guest.
         let server = pasta.guest.run_in(|| TcpListener::bind("0.0.0.0:80")).expect("the guest's server");
         let to: SocketAddr = "127.0.0.1:80".parse().expect("an address");
         let _client =
             pod.network.ns().run_in(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connected");
         server.set_nonblocking(true).expect("no waiting");
-        comes(&agent, "it reaches the guest", || Ok(server.accept()?));
+        wait_for(&agent, "it reaches the guest", || Ok(server.accept()?));
     }
 }
 
 #[test]
-fn without_the_option_a_vm_on_passt_is_reported_and_its_pod_left_alone() {
+fn a_vm_on_passt_without_the_option_is_reported_and_its_pod_left_alone() {
     if !may_run() {
         return;
     }
     let node = Node::new();
     let agent = node.agent();
-    let pod = runs(&node, 1);
-    comes(&agent, "the report", || {
+    let pod = start_pod(&node, 1);
+    wait_for(&agent, "the report", || {
         let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
         let refused = refused.unwrap_or_default();
         ensure!(refused.contains("`passtBinding` is not served"), "{refused}");
         ensure!(refused.contains("passt: listen"), "{refused}");
         Ok(())
     });
-    assert_eq!((ends(&pod), rules(&pod)), (vec![], 0));
+    assert_eq!((inlet_devices(&pod), rules(&pod)), (vec![], 0));
 }
 
 #[test]
-fn port_80_that_passt_holds_on_every_address_stays_the_guests() {
+fn port_80_bound_by_passt_on_every_address_stays_with_the_guest() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
     let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
     let ns = pod.network.ns();
-    // As `passt --tcp-ports all`: before the inlet, and one more port after it.
+    // Like `passt --tcp-ports all`: one port is bound before the inlet exists, and one after.
     let before = ns.run_in(|| TcpListener::bind("0.0.0.0:80")).expect("port 80 is free");
     node.server.put(vmi);
-    is_served(&agent, &pod);
-    let after = ns.run_in(|| TcpListener::bind("[::]:8080")).expect("port 8080 is free, too");
+    wait_until_served(&agent, &pod);
+    let after = ns.run_in(|| TcpListener::bind("[::]:8080")).expect("port 8080 is free");
     for (listener, to) in [(&before, "10.77.0.2:80"), (&after, "[fd77::2]:8080")] {
         let to: SocketAddr = to.parse().expect("an address");
         let _client = ns.run_in(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connected");
-        listener.accept().expect("it is the guest's");
+        listener.accept().expect("the guest's listener accepts");
     }
 }
 
 #[test]
-fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
+fn traffic_from_the_pods_network_never_reaches_an_inlet() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
-    let pod = runs(&node, 1);
-    is_served(&agent, &pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&agent, &pod);
     let ns = pod.network.ns();
     for (name, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
         ns.sysctl(name, value).expect("it forwards");
     }
-    // The neighbour sits at the other end of the pod's NIC.
+    // The neighbour is at the other end of the pod's NIC.
     let neighbour = Namespace::new("neighbour").expect("a namespace");
     let outer = pod.outer();
     node.host.ns().ip(&format!("link set {outer} netns {}", neighbour.name())).expect("moved");
@@ -252,7 +252,7 @@ fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
             addresses::EC2
         ))
         .expect("routes by the pod");
-    // It reaches the pod itself.
+    // The neighbour reaches the pod itself.
     let listener = ns.run_in(|| TcpListener::bind("[::]:9000")).expect("a port");
     for to in ["10.77.0.2:9000", "[fd77::2]:9000"] {
         let to: SocketAddr = to.parse().expect("an address");
@@ -263,8 +263,8 @@ fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
         let got = fetch(&neighbour, (address, 80), "/v1/user-data", NOTHING);
         assert!(got.is_err(), "{address}: {got:?}");
     }
-    gets_its_own(&pod, METADATA.into()).expect("the pod is served as before");
-    // It is the inlet's rule that keeps it out: with one for everybody it gets there.
+    check_own_documents(&pod, METADATA.into()).expect("the pod is served as before");
+    // The inlet's rule keeps the neighbour out: with a rule for all traffic, it gets an answer.
     let table = ns.ip("rule show").expect("rules");
     let table =
         table.lines().find(|rule| rule.contains("iif lo")).and_then(|rule| rule.split(' ').next_back());
@@ -274,15 +274,15 @@ fn what_comes_by_the_pods_network_never_reaches_an_inlet() {
 }
 
 #[test]
-fn a_pod_on_passt_has_no_more_connections_than_its_vm_may() {
+fn a_pod_on_passt_keeps_the_connection_limit_of_its_vm() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({"serve": {"limits": {"conns": 4}}}));
+    let node = node_with_passt(&json!({"serve": {"limits": {"conns": 4}}}));
     let agent = node.agent();
-    let (pod, other) = (runs(&node, 1), runs(&node, 2));
-    is_served(&agent, &pod);
-    is_served(&agent, &other);
+    let (pod, other) = (start_pod(&node, 1), start_pod(&node, 2));
+    wait_until_served(&agent, &pod);
+    wait_until_served(&agent, &other);
     let to = SocketAddr::from((METADATA, 80));
     let begin = || {
         let mut connection = pod.network.ns().run_in(|| TcpStream::connect_timeout(&to, PATIENCE))?;
@@ -290,24 +290,24 @@ fn a_pod_on_passt_has_no_more_connections_than_its_vm_may() {
         Ok::<_, std::io::Error>(connection)
     };
     let _held: Vec<_> = (0..4).map(|n| begin().unwrap_or_else(|error| panic!("{n}: {error}"))).collect();
-    comes(&agent, "four are held", || {
+    wait_for(&agent, "four are held", || {
         let got = fetch(pod.network.ns(), to, "/v1/user-data", NOTHING);
         ensure!(got.is_err(), "a fifth is answered: {got:?}");
         Ok(())
     });
-    gets_its_own(&other, METADATA.into()).expect("the other VM is served");
+    check_own_documents(&other, METADATA.into()).expect("the other VM is served");
 }
 
 #[test]
-fn a_pod_on_passt_asks_no_faster_than_its_vm_may_and_is_audited_as_its_vm() {
+fn a_pod_on_passt_keeps_its_vms_rate_limit_and_is_audited_as_its_vm() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({"serve": {"limits": {"rps": 1, "burst": 4}}}));
+    let node = node_with_passt(&json!({"serve": {"limits": {"rps": 1, "burst": 4}}}));
     let audit = node.path("audit.log");
     let agent = node.agent_with(&["--audit", audit.to_str().expect("text")]);
-    let pod = runs(&node, 1);
-    is_served(&agent, &pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&agent, &pod);
     let url = format!("http://{METADATA}/v1/user-data?[1-6]");
     let got = curl_in(pod.network.ns(), &[&url], PATIENCE).expect("six answers");
     assert_eq!(got.text(), pod.identity.user_data.repeat(6), "those beyond the burst wait for their turn");
@@ -317,7 +317,7 @@ fn a_pod_on_passt_asks_no_faster_than_its_vm_may_and_is_audited_as_its_vm() {
         .iter()
         .filter(|sample| sample.name == "xdp_imds_parked_total" && sample.label("reason") == Some("rate"));
     assert!(waits.map(|sample| sample.value).sum::<f64>() >= 2.0, "some waited");
-    comes(&agent, "the audit log", || {
+    wait_for(&agent, "the audit log", || {
         let log = std::fs::read_to_string(&audit)?;
         let mine = log.lines().filter(|line| line.contains(&pod.identity.instance_id)).count();
         ensure!(mine >= 6, "{mine} lines are of the VM: {log}");
@@ -327,33 +327,38 @@ fn a_pod_on_passt_asks_no_faster_than_its_vm_may_and_is_audited_as_its_vm() {
 }
 
 #[test]
-fn a_vm_that_is_opted_out_loses_its_inlet_and_one_that_ends_frees_its_namespace() {
+fn an_opted_out_vm_loses_its_inlet_and_an_ended_one_frees_its_namespace() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent();
-    let (pod, ending) = (runs(&node, 1), runs(&node, 2));
-    is_served(&agent, &pod);
-    is_served(&agent, &ending);
-    assert_eq!((ends(&pod).len(), rules(&pod)), (2, 1));
+    let (pod, ending) = (start_pod(&node, 1), start_pod(&node, 2));
+    wait_until_served(&agent, &pod);
+    wait_until_served(&agent, &ending);
+    assert_eq!((inlet_devices(&pod).len(), rules(&pod)), (2, 1));
     let mut out = pod.vmi();
     out["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": "false"});
     node.server.put(out);
-    comes(&agent, "the inlet goes", || {
-        ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
+    wait_for(&agent, "the inlet is removed", || {
+        ensure!(
+            (inlet_devices(&pod), rules(&pod)) == (vec![], 0),
+            "{:?} {}",
+            inlet_devices(&pod),
+            rules(&pod)
+        );
         Ok(())
     });
     let outer = ending.end_alone();
-    namespace_goes(&agent, &node, &outer);
-    comes(&agent, "no port is left", || {
+    wait_until_namespace_is_gone(&agent, &node, &outer);
+    wait_for(&agent, "no port remains", || {
         ensure!(node.links() == 0 && node.status()?.identities == 0, "{} programs", node.links());
         Ok(())
     });
 }
 
 #[test]
-fn a_device_that_only_has_an_inlets_name_is_left_alone() {
+fn a_foreign_device_with_an_inlets_name_is_left_alone() {
     if !may_run() {
         return;
     }
@@ -364,7 +369,7 @@ fn a_device_that_only_has_an_inlets_name_is_left_alone() {
         let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
         pod.network.ns().ip(&format!("link add {} type bridge", inlet::POD_END)).expect("a device");
         node.server.put(vmi);
-        comes(&agent, "the report", || {
+        wait_for(&agent, "the report", || {
             let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
             ensure!(refused.is_some(), "there is none yet");
             Ok(())
@@ -376,20 +381,25 @@ fn a_device_that_only_has_an_inlets_name_is_left_alone() {
             "{}",
             agent.said()
         );
-        assert_eq!((ends(&pod), rules(&pod)), (vec![inlet::POD_END.to_owned()], 0), "{}", agent.said());
+        assert_eq!(
+            (inlet_devices(&pod), rules(&pod)),
+            (vec![inlet::POD_END.to_owned()], 0),
+            "{}",
+            agent.said()
+        );
     }
 }
 
 #[test]
-fn an_inlet_stays_closed_while_the_agent_is_away_and_the_next_one_goes_on_with_it() {
+fn an_inlet_is_closed_while_no_agent_runs_and_the_next_agent_reuses_it() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let first = node.agent();
-    let pod = runs(&node, 1);
-    is_served(&first, &pod);
-    let was = ends(&pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&first, &pod);
+    let was = inlet_devices(&pod);
     first.kill().expect("killed");
     let closed = |pod: &Pod<'_>, when: &str| {
         let got = fetch(pod.network.ns(), (METADATA, 80), "/v1/user-data", NOTHING);
@@ -397,44 +407,49 @@ fn an_inlet_stays_closed_while_the_agent_is_away_and_the_next_one_goes_on_with_i
     };
     closed(&pod, "killed");
     let second = node.agent();
-    is_served(&second, &pod);
-    assert_eq!((ends(&pod), rules(&pod)), (was, 1));
+    wait_until_served(&second, &pod);
+    assert_eq!((inlet_devices(&pod), rules(&pod)), (was, 1));
     second.stop().expect("stopped");
     closed(&pod, "stopped");
     node.configure(&json!({}));
     let third = node.agent();
-    comes(&third, "an agent without the option takes it away", || {
-        ensure!((ends(&pod), rules(&pod)) == (vec![], 0), "{:?} {}", ends(&pod), rules(&pod));
+    wait_for(&third, "an agent without the option removes it", || {
+        ensure!(
+            (inlet_devices(&pod), rules(&pod)) == (vec![], 0),
+            "{:?} {}",
+            inlet_devices(&pod),
+            rules(&pod)
+        );
         Ok(())
     });
 }
 
 #[test]
-fn an_inlet_serves_on_while_one_agent_takes_over_from_another() {
+fn an_inlet_keeps_serving_through_a_takeover() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let first = node.agent();
-    let pod = runs(&node, 1);
-    is_served(&first, &pod);
-    let was = ends(&pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&first, &pod);
+    let was = inlet_devices(&pod);
     let second = node.agent_with(&["--takeover"]);
-    gets_its_own(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
+    check_own_documents(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
     first.ended(PATIENCE).expect("the first has ended");
-    gets_its_own(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
-    assert_eq!((ends(&pod), rules(&pod)), (was, 1));
+    check_own_documents(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
+    assert_eq!((inlet_devices(&pod), rules(&pod)), (was, 1));
 }
 
 #[test]
-fn an_agent_without_pins_takes_its_inlets_away_when_it_ends() {
+fn an_agent_without_pins_removes_its_inlets_when_it_ends() {
     if !may_run() {
         return;
     }
-    let node = listening(&json!({}));
+    let node = node_with_passt(&json!({}));
     let agent = node.agent_without_pins();
-    let pod = runs(&node, 1);
-    is_served(&agent, &pod);
+    let pod = start_pod(&node, 1);
+    wait_until_served(&agent, &pod);
     agent.stop().expect("stopped");
-    assert_eq!((ends(&pod), rules(&pod)), (vec![], 0));
+    assert_eq!((inlet_devices(&pod), rules(&pod)), (vec![], 0));
 }

@@ -1,4 +1,4 @@
-//! What guests are told: what their VMI and Secrets say, in every dialect, and nobody else's.
+//! Guests get the content of their own VMI and Secrets in every dialect, and no other guest's.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -10,17 +10,17 @@ use support::guest::{Guest, METADATA, NIC, Route};
 use support::pod::{Binding, Plugin};
 use support::tap::Shape;
 
-use crate::node::{Node, REQUEST, comes, eventually_gets, gets, may_run};
+use crate::node::{Node, REQUEST, eventually_gets, gets, may_run, wait_for};
 
 const KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8wUQ0H0m1c3a0nYf1mVYQx0b7m2wq8q0R4T0qX9V1k alice@shop";
 const USER_DATA: &str = "#cloud-config\n# its own\n";
-/// Other addresses that guests ask.
+/// Metadata addresses of other dialects.
 const ALIYUN: &str = "100.100.100.200";
 const SCALEWAY: &str = "169.254.42.42";
 
-/// What is asked of each dialect: curl's words after the address, and what must be in the answer. `{id}` is the VM's
-/// UUID, `{mac}` its MAC, `{jwt}` its token; `{aliyun}` and `{akamai}` are session tokens of theirs.
+/// A request to each dialect: curl's arguments and a text that the answer must contain. `{id}` is the VM's UUID,
+/// `{mac}` its MAC, `{jwt}` its token; `{aliyun}` and `{akamai}` are session tokens.
 const ASKED: &[(Dialect, &str, &[&str], &str)] = &[
     (Dialect::NoCloud, "/v1/meta-data", &[], "instance-id: \"{id}\""),
     (Dialect::NoCloud, "/v1/meta-data", &[], "role: web"),
@@ -69,13 +69,13 @@ const ASKED: &[(Dialect, &str, &[&str], &str)] = &[
     (Dialect::Eve, "/eve/v1/hostname", &[], "{id}"),
 ];
 
-/// A token in the form of a JWT (RFC 7519) without a signature, good until 2099.
+/// An unsigned JWT (RFC 7519), valid until 2099.
 fn jwt() -> String {
     let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
     format!("{}.{}.c2ln", part(json!({"alg": "none"})), part(json!({"exp": 4_102_444_799_u64})))
 }
 
-/// A session token, as some clouds want one.
+/// Gets a session token, which some clouds require.
 fn session(guest: &Guest, address: &str, path: &str, lifetime: &str) -> String {
     let got = guest.curl(&["-XPUT", lifetime, &format!("http://{address}{path}")], REQUEST).expect("a token");
     assert_eq!(got.status, 200, "{address}{path}: {}", got.text());
@@ -83,7 +83,7 @@ fn session(guest: &Guest, address: &str, path: &str, lifetime: &str) -> String {
 }
 
 #[test]
-fn a_guest_in_a_pod_is_told_what_its_vmi_and_secrets_say_in_every_dialect() {
+fn a_guest_in_a_pod_gets_its_vmis_and_secrets_content_in_every_dialect() {
     if !may_run() {
         return;
     }
@@ -110,7 +110,7 @@ fn a_guest_in_a_pod_is_told_what_its_vmi_and_secrets_say_in_every_dialect() {
     for address in [ALIYUN, SCALEWAY] {
         guest.ns().ip(&format!("route add {address} dev {NIC} scope link")).expect("a route");
     }
-    // `metaData` is in no release yet.
+    // No KubeVirt release has `metaData` yet.
     node.server.put_as_it_is(vmi);
     eventually_gets(&agent, &guest, "/v1/user-data", USER_DATA);
     let aliyun =
@@ -140,12 +140,12 @@ fn a_guest_in_a_pod_is_told_what_its_vmi_and_secrets_say_in_every_dialect() {
         );
     }
     for dialect in Dialect::ALL {
-        assert!(ASKED.iter().any(|(asked, ..)| asked == dialect), "{dialect:?} has not been asked");
+        assert!(ASKED.iter().any(|(asked, ..)| asked == dialect), "{dialect:?} is not tested");
     }
 }
 
 #[test]
-fn a_secret_that_is_written_anew_is_served_from_then_on() {
+fn a_rewritten_secret_is_served_from_then_on() {
     if !may_run() {
         return;
     }
@@ -162,7 +162,7 @@ fn a_secret_that_is_written_anew_is_served_from_then_on() {
 }
 
 #[test]
-fn guests_of_one_mac_in_two_pods_are_told_apart() {
+fn guests_with_one_mac_in_two_pods_get_their_own_records() {
     if !may_run() {
         return;
     }
@@ -174,7 +174,7 @@ fn guests_of_one_mac_in_two_pods_are_told_apart() {
     for (guest, text) in guests.iter().zip(["# first\n", "# second\n"]) {
         eventually_gets(&agent, guest, "/v1/user-data", text);
     }
-    // Also when one changes, and when one goes.
+    // This also holds when one changes and when one ends.
     pods[0].secret("# changed\n");
     eventually_gets(&agent, &guests[0], "/v1/user-data", "# changed\n");
     gets(&guests[1], "/v1/user-data", "# second\n").expect("its own");
@@ -185,7 +185,7 @@ fn guests_of_one_mac_in_two_pods_are_told_apart() {
 }
 
 #[test]
-fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
+fn both_bindings_are_served_and_so_is_a_nic_plugged_in_later() {
     if !may_run() {
         return;
     }
@@ -194,7 +194,7 @@ fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
     let mut pod = node.pod(1);
     pod.secret("# bridged\n");
     pod.launch();
-    // The bridge binding takes the MAC of the pod's NIC.
+    // The bridge binding uses the MAC of the pod's NIC.
     let mut vmi = pod.vmi();
     vmi["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "bridge": {}}]);
     let guest = pod.boot_as(Binding::Bridge, Route::OnLink);
@@ -217,8 +217,8 @@ fn both_bindings_are_served_and_so_is_a_nic_that_is_plugged_in_later() {
     plugged.identity.hostname.clone_from(&pod.identity.hostname);
     let second = plugged.guest_on(tap, Route::OnLink);
     eventually_gets(&agent, &second, "/v1/user-data", "# bridged\n");
-    gets(&guest, "/v1/user-data", "# bridged\n").expect("by the first NIC, too");
-    comes(&agent, "two ports", || {
+    gets(&guest, "/v1/user-data", "# bridged\n").expect("through the first NIC as well");
+    wait_for(&agent, "two ports", || {
         let ports = node.instances()?.first().map(|instance| instance.ports.len());
         anyhow::ensure!(ports == Some(2), "{ports:?} ports");
         Ok(())
@@ -234,7 +234,7 @@ fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
     let agent = node.agent();
     let mut pod = node.pod(1);
     node.server.put(pod.vmi());
-    comes(&agent, "the refusal", || {
+    wait_for(&agent, "the refusal", || {
         let refused = node.status()?.refused;
         let reasons: Vec<_> = refused.iter().filter(|of| of.record.ends_with(&pod.key())).collect();
         anyhow::ensure!(reasons.iter().any(|of| of.reason.contains("the launcher of pod")), "{refused:?}");
@@ -247,7 +247,7 @@ fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
     pod.secret("# late\n");
     pod.launch();
     eventually_gets(&agent, &guest, "/v1/user-data", "# late\n");
-    comes(&agent, "no refusal", || {
+    wait_for(&agent, "no refusal", || {
         let refused = node.status()?.refused;
         anyhow::ensure!(refused.is_empty(), "{refused:?}");
         Ok(())
@@ -255,7 +255,7 @@ fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
 }
 
 #[test]
-fn what_cannot_be_served_is_named_in_the_status_and_in_an_event() {
+fn an_unservable_vm_is_named_in_the_status_and_in_an_event() {
     if !may_run() {
         return;
     }
@@ -268,7 +268,7 @@ fn what_cannot_be_served_is_named_in_the_status_and_in_an_event() {
     node.server.put(vmi);
     let guest = other.run("# served\n");
     eventually_gets(&agent, &guest, "/v1/user-data", "# served\n");
-    comes(&agent, "the refusal", || {
+    wait_for(&agent, "the refusal", || {
         let refused = node.status()?.refused;
         let reasons: Vec<_> = refused.iter().filter(|of| of.record.ends_with(&pod.key())).collect();
         anyhow::ensure!(reasons.iter().any(|of| of.reason.contains("binding `sriov`")), "{refused:?}");

@@ -1,4 +1,4 @@
-//! Any frame, answered by the kernel and by user space.
+//! Compares the kernel's answer with user space's for any frame.
 #![no_main]
 
 #[path = "../laws/answer.rs"]

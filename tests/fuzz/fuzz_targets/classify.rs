@@ -1,4 +1,4 @@
-//! Any octets at all, as a frame from a guest, against the laws of the policy.
+//! Checks the laws of the steering policy on any octets as a frame.
 #![no_main]
 
 #[path = "../laws/classify.rs"]

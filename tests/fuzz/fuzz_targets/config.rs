@@ -1,4 +1,4 @@
-//! Any text as a configuration.
+//! Checks the laws of the configuration parser on any text.
 #![no_main]
 
 #[path = "../laws/config.rs"]

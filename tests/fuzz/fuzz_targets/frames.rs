@@ -1,4 +1,4 @@
-//! Frames from the wire into the stack, and everything that may happen between them.
+//! Checks the laws of the path from the wire to the stack on any sequence of frames and events.
 #![no_main]
 
 #[path = "../laws/frames.rs"]

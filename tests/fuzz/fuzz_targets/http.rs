@@ -1,4 +1,4 @@
-//! Any octets at all, in any pieces, as what a guest says over a connection.
+//! Checks the laws of the HTTP server on any octets, split in any way.
 #![no_main]
 
 #[path = "../laws/http.rs"]

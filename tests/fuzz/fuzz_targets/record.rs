@@ -1,4 +1,4 @@
-//! Any text at all as a record.
+//! Checks the laws of the record parser on any text.
 #![no_main]
 
 #[path = "../laws/record.rs"]

@@ -1,4 +1,4 @@
-//! Any request at all to a VM with everything in its record.
+//! Checks the laws of the router on any request to a VM with a full record.
 #![no_main]
 
 #[path = "../laws/router.rs"]

@@ -1,4 +1,4 @@
-//! Any segments at all, in any state of their connection.
+//! Checks the laws of the TCP stack on any segments, in any state of a connection.
 #![no_main]
 
 #[path = "../laws/segments.rs"]

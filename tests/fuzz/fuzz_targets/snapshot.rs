@@ -1,4 +1,4 @@
-//! Any file as the snapshot of records.
+//! Checks the laws of the snapshot reader on any file.
 #![no_main]
 
 #[path = "../laws/snapshot.rs"]

@@ -1,4 +1,4 @@
-//! Tokens nobody made.
+//! Checks the law of session tokens on genuine, edited and forged tokens.
 #![no_main]
 
 #[path = "../laws/token.rs"]

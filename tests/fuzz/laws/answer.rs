@@ -1,8 +1,8 @@
-//! What holds between the kernel's answers and user space's: for any frame, either could have given them.
+//! Laws between the kernel's answers and user space's: for any frame, both would give the same answer.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. The first octet of an input says how its frame
-//! is completed (1: checksums are made right; 2: it comes from the registered guest), since
-//! chance would not; the others are the frame.
+//! The fuzz target and the test that replays its corpus share this file. The first octet of an input says how to
+//! complete the frame, since chance would not (1: correct the checksums; 2: set the registered guest as source).
+//! The other octets are the frame.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ const OPTION: usize = ETHERNET + 40 + 24;
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let Some((how, frame)) = input.split_first() else { return };
     let mut frame = frame.to_vec();
@@ -34,7 +34,7 @@ pub(crate) fn assert_all(input: &[u8]) {
         complete(&mut frame);
     }
     if let Some(source) = frame.get_mut(6..12).filter(|_| how & 2 != 0) {
-        // In the kernel a slot is stamped over the source before user space sees the frame; here both see it.
+        // The kernel stamps the slot over the source before user space sees the frame; here both see the stamp.
         source.copy_from_slice(&stamp(SLOT).0);
     }
     let steered = classify(&frame[..], &Both);
@@ -42,8 +42,8 @@ pub(crate) fn assert_all(input: &[u8]) {
         return;
     }
     if steered == Verdict::SteerNeighbour {
-        // The kernel reads of a solicitation what its answer is made of: neither the version beside the Ethernet
-        // type, nor the one option that every stack sends along. User space drops what is wrong there.
+        // The kernel does not check two parts of a solicitation: the version in the IPv6 header and the one option
+        // that every stack sends. User space drops frames that are wrong there, so make them right.
         if let Some(packet) = frame.get_mut(ETHERNET..=OPTION + 1) {
             packet[0] = 0x60 | packet[0] & 0x0f;
             packet[OPTION - ETHERNET..].copy_from_slice(&[1, 1]);
@@ -53,23 +53,23 @@ pub(crate) fn assert_all(input: &[u8]) {
         }
     }
     let mut after = frame.clone();
-    let said = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &Book::default());
+    let reply = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &Book::default());
     let user = user_space(&frame);
-    match said {
+    match reply {
         None => assert_eq!(after, frame, "a frame for user space was changed"),
         Some(Reply::Absorb(verdict)) => {
             assert_eq!(verdict, Verdict::AbsorbAck);
-            assert!(user.is_empty(), "user space answers what the kernel swallows: {user:02x?}");
+            assert!(user.is_empty(), "user space answers what the kernel absorbs: {user:02x?}");
         }
         Some(Reply::Send(verdict, length)) => {
             assert!(length <= frame.len(), "{verdict:?} is longer than what it answers");
             let [user] = &user[..] else { panic!("{verdict:?}, and user space sends {} frames", user.len()) };
-            same(verdict, &after[..length], user);
+            assert_same_answer(verdict, &after[..length], user);
         }
     }
 }
 
-/// What user space sends to this frame, of which it has heard nothing before.
+/// What a fresh user-space stack sends in response to this frame.
 fn user_space(frame: &[u8]) -> Vec<Vec<u8>> {
     let config = StackConfig {
         served: vec![IpAddr::V4(SERVED_V4), IpAddr::V6(SERVED_V6)],
@@ -87,11 +87,11 @@ fn user_space(frame: &[u8]) -> Vec<Vec<u8>> {
     sent
 }
 
-/// The kernel's answer and user space's are the same: to the octet, but for what a guest cannot tell.
-fn same(verdict: Verdict, kernel: &[u8], user: &[u8]) {
+/// Asserts that both answers are the same, except for differences a guest cannot observe.
+fn assert_same_answer(verdict: Verdict, kernel: &[u8], user: &[u8]) {
     match verdict {
         Verdict::AnswerArp | Verdict::AnswerNeighbour => assert_eq!(kernel, user, "{verdict:?}"),
-        // Either may leave out an option the other says, and pads its own way.
+        // The options and the padding may differ.
         Verdict::AnswerSyn | Verdict::AnswerFin => {
             assert_eq!(raw::Reply::read(kernel), raw::Reply::read(user), "{verdict:?}");
         }
@@ -99,7 +99,7 @@ fn same(verdict: Verdict, kernel: &[u8], user: &[u8]) {
     }
 }
 
-/// Makes the checksums of an IPv4 header, and of the segment or message behind it, right.
+/// Corrects the checksums of an IPv4 header and of the segment or message behind it.
 fn complete(frame: &mut [u8]) {
     checksum::header(frame);
     checksum::complete(frame);

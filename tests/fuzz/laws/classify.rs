@@ -1,7 +1,7 @@
-//! What holds for every sequence of octets a guest may send as a frame.
+//! Laws of the steering policy, which hold for every sequence of octets a guest may send as a frame.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. The other opinion on what a frame is
-//! comes from smoltcp's parsers.
+//! The fuzz target and the test that replays its corpus share this file. smoltcp's parsers give the second opinion
+//! on what a frame is.
 
 use metadata_common::answer::{Reply, answer};
 use metadata_common::classify::{Served, classify};
@@ -25,8 +25,8 @@ const SERVED_V4: [u8; 4] = [169, 254, 169, 254];
 const NEXT_HOP: [u8; 4] = [62, 210, 0, 1];
 const SERVED_V6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xa9, 0xfe, 0xa9, 0xfe];
 
-/// A node that serves one address of each family and answers ARP for a next hop, or serves none, to one
-/// guest on one port.
+/// A node with one guest on one port. It serves one address of each family and answers ARP for a next hop, or it
+/// serves nothing.
 struct Node {
     serving: bool,
 }
@@ -76,14 +76,14 @@ impl Tables for Node {
 /// Asserts every law on one frame.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(frame: &[u8]) {
     let node = Node { serving: true };
     let verdict = classify(frame, &node);
     assert_eq!(classify(frame, &node), verdict, "the verdict depends on something else than the frame");
 
     let nobody = classify(frame, &Node { serving: false });
-    // What goes further than anybody looks is dropped whatever it is for, for that reason or for what it is wrapped in.
+    // Frames nested deeper than the parser goes are dropped whatever their destination, for the depth or the tags.
     let beyond = matches!(
         nobody,
         Verdict::DropVlanDepth | Verdict::DropIpv6Routing | Verdict::DropVlan | Verdict::DropSnap
@@ -100,7 +100,11 @@ pub(crate) fn assert_all(frame: &[u8]) {
         assert_eq!(classify(&longer[..], &node), verdict, "the verdict depends on what follows the headers");
     }
     if asks_for_service(frame) {
-        assert_ne!(verdict.fate(), Fate::Pass, "smoltcp reads it as for a served address, but {verdict:?}");
+        assert_ne!(
+            verdict.fate(),
+            Fate::Pass,
+            "smoltcp finds a served address, but the verdict is {verdict:?}"
+        );
     }
 
     match decide(frame, &node) {
@@ -112,9 +116,9 @@ pub(crate) fn assert_all(frame: &[u8]) {
         }
         Decision::Steer(found, ..) => {
             assert_eq!((found, found.fate()), (verdict, Fate::Steer));
-            assert_eq!(frame[6..12], GUEST.0, "somebody else was steered as the guest");
+            assert_eq!(frame[6..12], GUEST.0, "another source was steered as the guest");
             assert_answer(frame, found);
-            // What mutation makes of a frame has no checksum, and is for user space.
+            // A mutated frame has wrong checksums and goes to user space; try it with correct ones as well.
             let mut whole = frame.to_vec();
             checksum::complete(&mut whole);
             assert_answer(&whole, found);
@@ -123,16 +127,16 @@ pub(crate) fn assert_all(frame: &[u8]) {
     }
 }
 
-/// Asserts the laws of what the kernel answers itself, on a node where every connection is posted as if it had
-/// just been heard, or none is.
+/// Asserts the laws of the kernel's own answers: with the frame's connection posted in each state, and with an
+/// empty table.
 fn assert_answer(frame: &[u8], steered: Verdict) {
     const SLOT: u32 = 1;
     for finished in [None, Some(FIN_IS_NEWS), Some(FIN_ENDS), Some(FIN_ENDS_BOTH)] {
         let book = Book::default();
         if let (Some(finished), Some((flow, seq, ack))) = (finished, connection(frame, steered, SLOT)) {
-            let said =
+            let entry =
                 AllSent { flow: flow.number(), sent: ack, received: seq, finished, ..AllSent::default() };
-            book.post(flow, said);
+            book.post(flow, entry);
         }
         let mut after = frame.to_vec();
         let Some(reply) = answer(&mut after[..], steered, SLOT, ANSWER_LINK | ANSWER_TCP, &book) else {
@@ -150,20 +154,23 @@ fn assert_answer(frame: &[u8], steered: Verdict) {
         assert_eq!(verdict.fate(), Fate::Answer);
         assert!(length <= frame.len(), "{verdict:?} is longer than what it answers");
         let answer = &after[..length];
-        assert_eq!(answer[..6], frame[6..12], "the answer is for somebody else");
-        assert!(answer[6..12] == frame[..6] || answer[6..12] == Mac::SERVICE.0, "from somebody else");
+        assert_eq!(answer[..6], frame[6..12], "the answer has another destination");
+        assert!(
+            answer[6..12] == frame[..6] || answer[6..12] == Mac::SERVICE.0,
+            "the answer has another source"
+        );
         assert_eq!(answer[12..14], frame[12..14]);
         match verdict {
             Verdict::AnswerSyn | Verdict::AnswerFin => {
-                // Insists on complete checksums.
-                let said = raw::Reply::read(answer);
-                assert_eq!((said.payload.len(), said.flags.1, said.flags.3), (0, true, false));
-                assert_eq!(said.flags.0, verdict == Verdict::AnswerSyn);
+                // `read` asserts complete checksums.
+                let reply = raw::Reply::read(answer);
+                assert_eq!((reply.payload.len(), reply.flags.1, reply.flags.3), (0, true, false));
+                assert_eq!(reply.flags.0, verdict == Verdict::AnswerSyn);
             }
             Verdict::AnswerArp => {
-                let said = ArpPacket::new_checked(&answer[14..]).expect("an ARP packet");
-                assert_eq!(said.source_hardware_addr(), &Mac::SERVICE.0[..]);
-                assert_eq!(said.source_protocol_addr(), &frame[38..42]);
+                let reply = ArpPacket::new_checked(&answer[14..]).expect("an ARP packet");
+                assert_eq!(reply.source_hardware_addr(), &Mac::SERVICE.0[..]);
+                assert_eq!(reply.source_protocol_addr(), &frame[38..42]);
             }
             Verdict::AnswerNeighbour => {
                 let ip = Ipv6Packet::new_checked(&answer[14..]).expect("an IPv6 packet");
@@ -176,8 +183,8 @@ fn assert_answer(frame: &[u8], steered: Verdict) {
     }
 }
 
-/// The connection a frame belongs to, its sequence number and what it acknowledges, read without regard to its
-/// lengths.
+/// The connection a frame belongs to, its sequence number and its acknowledgement number. Reads fixed offsets and
+/// ignores the frame's lengths.
 fn connection(frame: &[u8], steered: Verdict, slot: u32) -> Option<(Flow, u32, u32)> {
     let octets = |at: usize| frame.get(at..)?.first_chunk().copied();
     let (tcp, flow) = match steered {
@@ -193,7 +200,7 @@ fn connection(frame: &[u8], steered: Verdict, slot: u32) -> Option<(Flow, u32, u
     Some((flow, u32::from_be_bytes(octets(tcp + 4)?), u32::from_be_bytes(octets(tcp + 8)?)))
 }
 
-/// True if smoltcp, too, finds a served address where such a frame is for.
+/// True if smoltcp also finds a served address as the destination or target.
 fn asks_for_service(frame: &[u8]) -> bool {
     let Ok(frame) = EthernetFrame::new_checked(frame) else {
         return false;

@@ -1,6 +1,6 @@
-//! What holds for every text somebody calls a configuration.
+//! Laws of the configuration parser, which hold for every text.
 //!
-//! Shared by the fuzz target and the test that replays its corpus.
+//! The fuzz target and the test that replays its corpus share this file.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -11,17 +11,17 @@ use metadata_content::record::Limits;
 use metadata_user::config::{Config, ConfigError};
 use tempfile::NamedTempFile;
 
-/// Longest text looked at: a configuration is a page.
+/// Longest text tried, in octets; a real configuration has a page.
 const LONGEST: usize = 16 << 10;
-/// Longest message: a line or two on a terminal, however long the value is.
+/// Longest error message in octets, beyond the input it may quote.
 const MESSAGE_MOST: usize = 4 << 10;
-/// Files go where writing them needs no disk.
+/// A directory where writing needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
 
 /// Asserts every law on one text.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     if input.len() > LONGEST {
         return;
@@ -34,20 +34,20 @@ pub(crate) fn assert_all(input: &[u8]) {
     match read() {
         Ok(config) => {
             in_range(&config);
-            assert_eq!(read().ok(), Some(config), "a text says two things");
+            assert_eq!(read().ok(), Some(config), "one text parses to two configurations");
         }
         Err(error) => {
-            let said = error.to_string();
+            let message = error.to_string();
             let name = file.path().display().to_string();
-            assert!(said.contains(&name), "the error does not name the file: {said}");
+            assert!(message.contains(&name), "the error does not name the file: {message}");
             let read = matches!(error, ConfigError::Read { .. });
-            assert_eq!(read, std::str::from_utf8(input).is_err(), "{said}");
-            assert!(said.len() <= MESSAGE_MOST + input.len(), "{} octets of message", said.len());
+            assert_eq!(read, std::str::from_utf8(input).is_err(), "{message}");
+            assert!(message.len() <= MESSAGE_MOST + input.len(), "{} octets of message", message.len());
         }
     }
 }
 
-/// What the rest of the agent relies on.
+/// Asserts what the rest of the agent relies on.
 fn in_range(config: &Config) {
     config.validate().expect("what was read is valid");
     assert!((1..=maps::MAX_HUBS).contains(&config.workers), "{} workers", config.workers);
@@ -65,7 +65,7 @@ fn in_range(config: &Config) {
         assert_ne!(port.name.netns.as_deref(), Some(""));
         assert!(port.mac.is_none_or(|mac| !mac.is_group()), "{port:?}");
     }
-    // The longest device name of a hub is four octets longer.
+    // A hub's longest device name is four octets longer than `hub`.
     assert!(is_ifname(&format!("{}-o63", config.hub)), "{}", config.hub);
     let limits = config.record_limits();
     assert!(limits.metadata_keys <= Limits::METADATA_KEYS_MOST);

@@ -1,17 +1,17 @@
-//! What holds for every sequence of frames that come from the wire, through the rings and the link into the stack.
+//! Laws of the path from the wire through the rings and the link into the stack, for every sequence of frames.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. An input is a sequence of deeds, each an octet
-//! that says what and one that says who, and two that are a number:
+//! The fuzz target and the test that replays its corpus share this file. An input is a sequence of actions: one
+//! octet selects the action, one the guest, and two give a number:
 //!
-//! | low three bits | deed |
+//! | low three bits | action |
 //! |---|---|
-//! | 0, 1 | a frame comes, of the octets that follow: as many as the number says. Bit 3: its source is no stamp. Bit 4: its checksums are made right. Bit 5: it is too long for a chunk |
-//! | 2 | a SYN comes, from port 1 and so on by the number |
-//! | 3 | a segment comes that follows what was last heard by this guest: high five bits are its flags, the number chooses what it says |
-//! | 4 | up to so many frames are received |
-//! | 5 | time passes, in units of 16 ms |
-//! | 6 | the slot is forgotten, or woken |
-//! | 7 | the kernel sends a descriptor it should not |
+//! | 0, 1 | deliver a frame of the next octets, as many as the number says. Bit 3: its source is no stamp. Bit 4: correct its checksums. Bit 5: make it too long for a chunk |
+//! | 2 | deliver a SYN; the number selects the port |
+//! | 3 | deliver a segment that follows what the guest last received: the high five bits are its flags, the number selects its payload |
+//! | 4 | receive at most `number` frames |
+//! | 5 | advance time by `number` units of 16 ms |
+//! | 6 | forget or wake the slot |
+//! | 7 | deliver a descriptor the kernel must not send |
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,14 +32,14 @@ use support::pattern::{self, Pattern};
 use support::raw::{Reply, Segment};
 use support::wire::{Sent, at};
 
-/// Guests, of which the stack has room for one less.
+/// Number of guests; the stack has room for one fewer.
 const GUESTS: u32 = 6;
 const CHUNKS: u32 = 8;
 const CHUNK: u32 = 2048;
 const RX_RING: u32 = 4;
-/// Cursors wrap early.
+/// Ring cursors start near the wrap.
 const START: u32 = u32::MAX - 9;
-/// Deeds looked at.
+/// Maximum number of actions in one input.
 const DEEDS: usize = 512;
 /// Turns of the stack's clock within one instant.
 const TURNS: usize = 64;
@@ -51,13 +51,13 @@ const REQUESTS: [&[u8]; 6] = [
     b"GET ",
     b"",
 ];
-/// What nobody should send: beyond the region, in the middle of nowhere, and longer than a chunk.
+/// Descriptors the kernel must never send: beyond the region, at the highest address, longer than a chunk.
 const BAD_DESCRIPTORS: [(u64, u32); 3] = [((CHUNKS * CHUNK) as u64, 60), (u64::MAX, 60), (1 << 40, 4096)];
 
-/// A rig as a source of frames.
+/// The ring model as a source of frames.
 struct Source {
     rig: Rc<RefCell<Rig>>,
-    /// What there is to wait on: nobody waits here.
+    /// The trait needs a descriptor; nothing waits on it.
     descriptor: std::fs::File,
 }
 
@@ -77,14 +77,14 @@ impl FrameSource for Source {
     }
 }
 
-/// What one guest knows of its last connection.
+/// A guest's state of its last connection.
 #[derive(Clone, Copy, Default)]
 struct Stand {
     port: u16,
     ours: u32,
     theirs: u32,
-    /// The stack has heard of it, so it may say something to it.
-    heard: bool,
+    /// True once the stack has received a frame from the guest, so that it may send to it.
+    known: bool,
 }
 
 /// Everything between the wire and the service.
@@ -95,7 +95,7 @@ struct Scene {
     config: StackConfig,
     now: Duration,
     stands: [Stand; GUESTS as usize],
-    /// Frames the kernel took, descriptors it should not have sent, and frames handed to the stack.
+    /// Frames the kernel queued, descriptors it must not send, and frames handed to the stack.
     queued: u64,
     bad: u64,
     handed: u64,
@@ -104,7 +104,7 @@ struct Scene {
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let mut scene = Scene::new();
     let mut rest = input;
@@ -123,13 +123,13 @@ pub(crate) fn assert_all(input: &[u8]) {
             3 => scene.segment(deed >> 3, slot, number),
             4 => scene.receive(usize::from(low)),
             5 => scene.pass(Duration::from_millis(16) * u32::from(number)),
-            6 => scene.tell(slot, low & 1 == 0),
+            6 => scene.forget_or_wake(slot, low & 1 == 0),
             _ => {
                 let (addr, len) = BAD_DESCRIPTORS[usize::from(low) % BAD_DESCRIPTORS.len()];
                 scene.bad += u64::from(scene.rig.borrow_mut().deliver_descriptor(addr, len));
             }
         }
-        scene.hold();
+        scene.assert_invariants();
     }
     scene.end();
 }
@@ -169,7 +169,7 @@ impl Scene {
         }
     }
 
-    /// A frame of any octets.
+    /// Delivers a frame of arbitrary octets.
     fn frame(&mut self, how: u8, slot: Slot, octets: &[u8]) {
         let mut frame = Mac::SERVICE.0.to_vec();
         frame.extend(if how & 8 == 0 { stamp(slot).0 } else { [0x52, 0x54, 0, 1, 2, slot as u8] });
@@ -200,12 +200,12 @@ impl Scene {
             2 => TcpControl::Fin,
             _ => TcpControl::Rst,
         };
-        let said = REQUESTS[usize::from(number) % REQUESTS.len()];
-        // Mostly in order; now and then from a little before or after.
+        let payload = REQUESTS[usize::from(number) % REQUESTS.len()];
+        // Mostly in order, sometimes slightly earlier or later.
         let off = if flags & 4 != 0 { u32::from(number >> 4) } else { 0 };
         let seq = if flags & 8 != 0 { ours.wrapping_sub(off) } else { ours.wrapping_add(off) };
         let window = if flags & 16 != 0 { 0 } else { 4_000 };
-        let segment = Segment { window, ..Segment::ack(port, seq, theirs).control(control).with(said) };
+        let segment = Segment { window, ..Segment::ack(port, seq, theirs).control(control).with(payload) };
         self.deliver(&segment.frame(slot));
     }
 
@@ -219,23 +219,23 @@ impl Scene {
             let before = stack.stats();
             let first = sent.0.len();
             stack.receive(now, slot, frame, &mut sent);
-            counted_once(&before, &stack.stats());
+            assert_counted_once(&before, &stack.stats());
             if let Some(stand) = stands.get_mut(slot as usize) {
-                stand.heard = true;
+                stand.known = true;
             }
-            sent.0[first..].iter().for_each(|frame| heard(stands, frame));
+            sent.0[first..].iter().for_each(|frame| check_sent(stands, frame));
         });
         self.step();
     }
 
-    /// Timers as long as they are due; they always get on.
+    /// Runs the timers that are due, and asserts that they make progress.
     fn step(&mut self) -> Option<Duration> {
         let mut sent = Sent::default();
         for _ in 0..TURNS {
             match self.stack.step(at(self.now), &mut sent) {
                 Some(next) if next <= self.now => {}
                 next => {
-                    sent.0.iter().for_each(|frame| heard(&mut self.stands, frame));
+                    sent.0.iter().for_each(|frame| check_sent(&mut self.stands, frame));
                     return next;
                 }
             }
@@ -253,7 +253,7 @@ impl Scene {
         self.step();
     }
 
-    fn tell(&mut self, slot: Slot, forget: bool) {
+    fn forget_or_wake(&mut self, slot: Slot, forget: bool) {
         if slot >= self.config.slots {
             return;
         }
@@ -263,14 +263,14 @@ impl Scene {
         }
         let mut sent = Sent::default();
         self.stack.wake(at(self.now), slot, &mut sent);
-        sent.0.iter().for_each(|frame| heard(&mut self.stands, frame));
+        sent.0.iter().for_each(|frame| check_sent(&mut self.stands, frame));
     }
 
-    /// What holds between two deeds.
-    fn hold(&self) {
+    /// Asserts what holds between two actions.
+    fn assert_invariants(&self) {
         let rig = self.rig.borrow();
         let (lent, _, bad) = rig.received();
-        // A bad descriptor takes a place in the ring, and no chunk.
+        // A bad descriptor occupies a ring entry and no chunk.
         let [fill, list, waiting, pool] = rig.places();
         let waiting_bad = (self.bad - bad) as usize;
         assert_eq!(fill + list + waiting - waiting_bad + pool, CHUNKS as usize, "a chunk is lost or doubled");
@@ -279,17 +279,17 @@ impl Scene {
         assert_eq!(lent, self.handed + refused.runt + refused.unstamped + refused.slot_out_of_range);
         let stats = self.stack.stats();
         assert_eq!(stats.received, self.handed);
-        assert_eq!(stats.faults, 0, "a fault of ours");
+        assert_eq!(stats.faults, 0, "an internal fault");
         assert!(stats.connections <= self.config.connections as u64, "{stats:?}");
         assert!(stats.ports <= self.config.ports as u64, "{stats:?}");
     }
 
-    /// When nobody says anything any more, nothing is left.
+    /// Asserts that nothing remains once the wire is silent.
     fn end(&mut self) {
         while self.rig.borrow().places()[2] > 0 {
             self.receive(usize::MAX);
         }
-        self.hold();
+        self.assert_invariants();
         self.pass(Duration::from_secs(1_000));
         let stats = self.stack.stats();
         assert_eq!((stats.connections, stats.ports, self.stack.time_waits()), (0, 0, 0), "{stats:?}");
@@ -297,8 +297,8 @@ impl Scene {
     }
 }
 
-/// One frame has at most one fate.
-fn counted_once(before: &StackStats, after: &StackStats) {
+/// Asserts that a frame increments at most one of these counters.
+fn assert_counted_once(before: &StackStats, after: &StackStats) {
     let fates = |stats: &StackStats| {
         [
             stats.arp_answered,
@@ -324,12 +324,12 @@ fn counted_once(before: &StackStats, after: &StackStats) {
     assert_eq!(after.received, before.received + 1);
 }
 
-/// What is sent fits a guest's MTU and is for somebody who has said something.
-fn heard(stands: &mut [Stand], frame: &[u8]) {
+/// Asserts that a sent frame fits the guest's MTU and goes to a guest that has sent something.
+fn check_sent(stands: &mut [Stand], frame: &[u8]) {
     assert!((HEADER_LEN..=MAX_FRAME).contains(&frame.len()), "{} octets", frame.len());
     let to = Mac(frame[..6].try_into().expect("six octets"));
     let stand = slot_of(to).and_then(|slot| stands.get_mut(slot as usize));
-    let stand = stand.filter(|stand| stand.heard).unwrap_or_else(|| panic!("a frame for {to}"));
+    let stand = stand.filter(|stand| stand.known).unwrap_or_else(|| panic!("a frame for {to}"));
     if frame[12..14] != [8, 0] || frame[23] != 6 {
         return;
     }
@@ -340,7 +340,7 @@ fn heard(stands: &mut [Stand], frame: &[u8]) {
     }
 }
 
-/// Makes the checksums of an IPv4 header, and of the segment or message behind it, right.
+/// Corrects the checksums of an IPv4 header and of the segment or message behind it.
 fn complete(frame: &mut [u8]) {
     checksum::header(frame);
     checksum::complete(frame);

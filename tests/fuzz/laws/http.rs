@@ -1,7 +1,7 @@
-//! What holds for every sequence of octets a guest may send over a connection, however the network cut it.
+//! Laws of the HTTP server, which hold for every sequence of octets on a connection, however the network splits it.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. The first eight octets of an input choose
-//! where the rest is cut.
+//! The fuzz target and the test that replays its corpus share this file. The first eight octets of an input seed the
+//! random splits of the rest.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,17 +15,17 @@ use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Service, Step};
 use metadata_serve::{Answer, Answers, Serve, ServeConfig};
 
-/// Octets of empty lines before a request that are skipped.
+/// Octets of empty lines that the server skips before a request.
 const LEADING_MAX: usize = 8;
-/// Octets that choose the cuts.
+/// Octets of an input that seed the splits.
 const CUTS: usize = 8;
-/// Longest piece, in octets.
+/// Longest piece in octets.
 const PIECE_MAX: usize = 48;
-/// How long `/park` waits.
+/// How long a request for `/park` waits.
 const PARKED: Duration = Duration::from_secs(1);
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Answers with what was asked, and keeps it.
+/// Echoes and records each request.
 #[derive(Debug, Default)]
 struct Echo(Mutex<Vec<String>>);
 
@@ -50,47 +50,51 @@ impl Answers for Echo {
             }
             _ => {}
         }
-        let said = format!("{:?} {target:?} {:?}", request.method, request.body);
-        self.0.lock().expect("nobody panicked").push(said.clone());
+        let output = format!("{:?} {target:?} {:?}", request.method, request.body);
+        self.0.lock().expect("no panic").push(output.clone());
         let response = match target.path {
             "/none" => Response::new(Status(204), None, &[], ""),
-            "/close" => Response::new(Status(200), None, &[], said).and_close(),
-            _ => Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], said),
+            "/close" => Response::new(Status(200), None, &[], output).and_close(),
+            _ => Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], output),
         };
         Answer::Known(response.into())
     }
 }
 
-/// What was said to a guest, and what the dialects were asked.
+/// The octets sent to the guest, and the requests that reached the dialects.
 #[derive(Debug, PartialEq, Eq)]
 struct Transcript {
-    said: Vec<u8>,
+    output: Vec<u8>,
     asked: Vec<String>,
 }
 
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let (cuts, octets) = input.split_at(input.len().min(CUTS));
     let mut seed = [0; CUTS];
     seed[..cuts.len()].copy_from_slice(cuts);
     let mut random = fastrand::Rng::with_seed(u64::from_le_bytes(seed));
-    let whole = converse(octets, || usize::MAX);
-    assert_eq!(converse(octets, || random.usize(1..PIECE_MAX)), whole, "the answers depend on the cuts");
-    assert_eq!(converse(octets, || 1), whole, "the answers depend on the cuts");
+    let whole = run_exchange(octets, || usize::MAX);
+    assert_eq!(
+        run_exchange(octets, || random.usize(1..PIECE_MAX)),
+        whole,
+        "the answers depend on the splits"
+    );
+    assert_eq!(run_exchange(octets, || 1), whole, "the answers depend on the splits");
 }
 
-/// Talks to the service in pieces as long as `piece` says.
-fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
+/// Sends the octets in pieces of the lengths that `piece` returns, and returns the transcript.
+fn run_exchange(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     let answers = Arc::new(Echo::default());
     let (here, there) = ([169, 254, 169, 254].into(), [10, 0, 2, 15].into());
     let connection = Connection { slot: 0, local: (here, 80), remote: (there, 40_000) };
     let mut now = Now { mono: Duration::ZERO, unix_seconds: 1_795_219_200 };
     let mut talk = Serve::new(Arc::clone(&answers), ServeConfig::default()).open(now, connection);
-    let (mut said, mut start, mut at) = (Vec::new(), 0, 0_usize);
-    // A request may wait for its record or its turn, looking again twenty times a second.
+    let (mut output, mut start, mut at) = (Vec::new(), 0, 0_usize);
+    // A waiting request is tried again twenty times a second.
     let turns = octets.len() * (1 + 20 * 45) + 1;
     for _ in 0..=turns {
         let offered = &octets[at..octets.len().min(at.saturating_add(piece()))];
@@ -102,47 +106,47 @@ fn converse(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
             assert!(taken <= offered.len(), "{taken} octets taken of {}", offered.len());
             at += taken;
         }
-        let (group, last) = listen(&mut talk, now);
+        let (group, last) = take_output(&mut talk, now);
         let idle = taken == 0 && group.is_empty();
         if is_answer(&group, &octets[start..at]) {
             start = at;
         }
-        said.extend(group);
+        output.extend(group);
         match last {
             Step::Wait { until: Some(until) } if idle => {
-                assert!(until > now.mono, "it waits for what is past");
+                assert!(until > now.mono, "it waits for a moment in the past");
                 now.mono = until;
             }
             Step::Wait { until } => assert!(until.is_some(), "it waits for ever"),
             _ => {
-                let asked = answers.0.lock().expect("nobody panicked").clone();
-                return Transcript { said, asked };
+                let asked = answers.0.lock().expect("no panic").clone();
+                return Transcript { output, asked };
             }
         }
     }
     panic!("no end after {turns} turns");
 }
 
-/// What is said now, and what happens after it.
-fn listen(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, Step) {
-    let mut said = Vec::new();
+/// The octets sent now, and the step that ends them.
+fn take_output(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, Step) {
+    let mut output = Vec::new();
     loop {
         match talk.next(now) {
-            Step::Send(piece) => said.extend(piece),
-            Step::SendWithin { .. } => panic!("no answer of the echo is for the first hop only"),
-            last => return (said, last),
+            Step::Send(piece) => output.extend(piece),
+            Step::SendWithin { .. } => panic!("the echo restricts no answer to the first hop"),
+            last => return (output, last),
         }
     }
 }
 
-/// True for the answer to `request`, false for nothing yet; anything else breaks a law.
-fn is_answer(said: &[u8], request: &[u8]) -> bool {
-    let said = said.strip_prefix(CONTINUE).unwrap_or(said);
-    if said.is_empty() {
+/// True if `output` is the answer to `request`, false if nothing is sent yet. Anything else breaks a law.
+fn is_answer(output: &[u8], request: &[u8]) -> bool {
+    let output = output.strip_prefix(CONTINUE).unwrap_or(output);
+    if output.is_empty() {
         return false;
     }
-    let end = said.windows(4).position(|four| four == b"\r\n\r\n").expect("a head has an end");
-    let head = std::str::from_utf8(&said[..end]).expect("a head is text");
+    let end = output.windows(4).position(|four| four == b"\r\n\r\n").expect("a head has an end");
+    let head = std::str::from_utf8(&output[..end]).expect("a head is text");
     let mut lines = head.split("\r\n");
     let status = lines.next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).expect("a status line");
     let status: u16 = status[..3].parse().expect("a status");
@@ -153,7 +157,7 @@ fn is_answer(said: &[u8], request: &[u8]) -> bool {
     for (name, value) in lines.map(|line| line.split_once(": ").expect("a field")) {
         assert!(name.bytes().all(|b| b.is_ascii_alphabetic() || b == b'-'), "{head}");
         assert!(value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()), "{head}");
-        assert!(!names.contains(&name), "{name} is there twice: {head}");
+        assert!(!names.contains(&name), "{name} occurs twice: {head}");
         names.push(name);
         if name == "Content-Length" {
             length = Some(value.parse::<usize>().expect("a length"));
@@ -161,16 +165,16 @@ fn is_answer(said: &[u8], request: &[u8]) -> bool {
     }
     assert!(names.contains(&"Date") && !names.contains(&"Transfer-Encoding"), "{head}");
     assert_eq!(length.is_none(), status == 204, "{head}");
-    // One behind a bare CR, or too many empty lines, is refused before it is known as a HEAD.
+    // A HEAD behind a bare CR or too many empty lines is refused before its method is parsed.
     let mut line = request;
     while let Some(rest) = line.strip_prefix(b"\r\n").or_else(|| line.strip_prefix(b"\n")) {
         line = rest;
     }
-    let body = &said[end + 4..];
+    let body = &output[end + 4..];
     if request.len() - line.len() <= LEADING_MAX && line.starts_with(b"HEAD ") {
         assert!(body.is_empty(), "a body with {head}");
     } else {
-        assert_eq!(body.len(), length.unwrap_or(0), "the body is not as long as said: {head}");
+        assert_eq!(body.len(), length.unwrap_or(0), "the body does not have the stated length: {head}");
     }
     let lines = request.iter().filter(|octet| **octet == b'\n').count();
     assert!(status != 431 || lines > FIELD_COUNT_MAX || request.len() > TARGET_MAX, "{head}");

@@ -1,6 +1,6 @@
-//! What holds for every text an operator may hand in as a record.
+//! Laws of the record parser, which hold for every text an operator may submit.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. An input is read as YAML and as JSON.
+//! The fuzz target and the test that replays its corpus share this file. Each input is parsed as YAML and as JSON.
 
 use metadata_content::dialect;
 use metadata_content::http::Response;
@@ -9,7 +9,7 @@ use metadata_content::store::{Interner, Vm};
 use serde_json::Value;
 use support::question::{Insider, quoted};
 
-/// Where secrets are in a record: everything below these that is text.
+/// Paths of secrets in a record; every text below them is secret.
 const SECRETS: [&str; 9] = [
     "/user_data",
     "/vendor_data",
@@ -21,46 +21,49 @@ const SECRETS: [&str; 9] = [
     "/credentials/service_account/token/text",
     "/credentials/maas/token_secret",
 ];
-/// What messages of ours give as an example: no secret, whatever a text says.
+/// Values that our messages give as examples; they are no secrets.
 const EXAMPLES: [&str; 1] = ["7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"];
-/// How much of a secret is looked for, in characters: less may be a coincidence.
-const TELLING: usize = 16;
+/// Leading characters of a secret to search for; a shorter match may be a coincidence.
+const SECRET_PREFIX: usize = 16;
 
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let secrets = secrets(text);
     for source in ["record.yaml", "record.json"] {
         match Record::parse(source, text) {
-            Err(error) => quiet(&secrets, &format!("{error} {error:?}")),
+            Err(error) => assert_no_secret(&secrets, &format!("{error} {error:?}")),
             Ok((record, warnings)) => {
-                warnings.iter().for_each(|warning| quiet(&secrets, &format!("{warning} {warning:?}")));
-                quiet(&secrets, &format!("{record:?}"));
-                served(&record);
+                warnings
+                    .iter()
+                    .for_each(|warning| assert_no_secret(&secrets, &format!("{warning} {warning:?}")));
+                assert_no_secret(&secrets, &format!("{record:?}"));
+                assert_served(&record);
             }
         }
     }
 }
 
-/// The beginnings of the text's secrets, of those that are nowhere else in it.
+/// The first characters of each secret that occurs only once in the text.
 fn secrets(text: &str) -> Vec<String> {
-    // JSON is YAML, but for escapes no secret here has to have.
+    // JSON is YAML except for some escapes, which no secret here needs.
     let Ok(value) = serde_yaml::from_str::<Value>(text) else { return Vec::new() };
     let mut all = Vec::new();
     SECRETS.iter().filter_map(|way| value.pointer(way)).for_each(|value| strings(value, &mut all));
-    let told: Vec<_> =
-        all.into_iter().map(|secret| secret.chars().take(TELLING).collect::<String>()).collect();
+    let prefixes: Vec<_> =
+        all.into_iter().map(|secret| secret.chars().take(SECRET_PREFIX).collect::<String>()).collect();
     let once = |secret: &String| text.matches(secret.as_str()).count() == 1;
     let example = |secret: &String| EXAMPLES.iter().any(|example| example.contains(secret.as_str()));
-    told.into_iter()
-        .filter(|secret| secret.chars().count() == TELLING && once(secret) && !example(secret))
+    prefixes
+        .into_iter()
+        .filter(|secret| secret.chars().count() == SECRET_PREFIX && once(secret) && !example(secret))
         .collect()
 }
 
-/// All text in a value, but for the names of files.
+/// Collects all text in a value except the names of files.
 fn strings(value: &Value, all: &mut Vec<String>) {
     match value {
         Value::String(text) => all.push(text.clone()),
@@ -73,13 +76,13 @@ fn strings(value: &Value, all: &mut Vec<String>) {
     }
 }
 
-fn quiet(secrets: &[String], said: &str) {
-    let told = secrets.iter().find(|secret| said.contains(secret.as_str()));
-    assert_eq!(told, None, "a secret is in {said}");
+fn assert_no_secret(secrets: &[String], message: &str) {
+    let found = secrets.iter().find(|secret| message.contains(secret.as_str()));
+    assert_eq!(found, None, "a secret is in {message}");
 }
 
-/// Renders the record and asks every route.
-fn served(record: &Record) {
+/// Renders the record and requests every route.
+fn assert_served(record: &Record) {
     let vm = Vm::alone(record.vm.uuid.as_str());
     let responses = dialect::render(record, &mut Interner::new(), vm);
     let insider = Insider::of(&responses);
@@ -88,14 +91,14 @@ fn served(record: &Record) {
         for rest in below {
             let target = format!("{}{rest}", quoted(path));
             let answer = insider.get(host, &target);
-            let good = answer.status().0 < 500 || excused(record, &target, &answer);
+            let good = answer.status().0 < 500 || may_fail(record, &target, &answer);
             assert!(good, "{target} is {:?}", answer.status());
         }
     }
 }
 
-/// What is still to be read, has no source or has expired may be a server's error.
-fn excused(record: &Record, target: &str, answer: &Response) -> bool {
+/// A payload that is not read yet, or credentials without a source or expired, may cause a server error.
+fn may_fail(record: &Record, target: &str, answer: &Response) -> bool {
     let payloads = record.payloads();
     let unread = payloads.iter().any(|(_, payload)| payload.is_some_and(|p| p.source().is_some()));
     let credentials = target.contains("service-accounts") || target.contains("security-credentials");

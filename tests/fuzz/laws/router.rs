@@ -1,7 +1,7 @@
-//! What holds for every request to a VM with everything in its record.
+//! Laws of the router, which hold for every request to a VM whose record has every field.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. An input is a request in text: `method
-//! target address port source-port`, header fields a line each, an empty line, the body.
+//! The fuzz target and the test that replays its corpus share this file. An input is a request in text: `method
+//! target address port source-port`, one header field a line, an empty line, the body.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
@@ -16,11 +16,11 @@ use metadata_content::store::{Interner, Responses, Vm};
 use serde_json::{Value, json};
 use support::question::{Question, slashed};
 
-/// What only those may read who show a key, wherever it is.
+/// Secrets that only a request with a key field may read, at any path.
 const KEYED: [&str; 3] = ["sk-example", "st-example", "eyJhbGciOiJub25lIn0.e30."];
-/// What nobody may read through a proxy.
+/// Secrets that no request may read through a proxy.
 const DIRECT: [&str; 4] = [KEYED[0], KEYED[1], KEYED[2], "admin-example"];
-/// Fields that are keys, or hold them.
+/// Fields that are keys or carry them.
 const KEYS: [&str; 8] = [
     "metadata",
     "metadata-flavor",
@@ -40,10 +40,10 @@ static RECORD: LazyLock<Record> = LazyLock::new(|| {
     record["disks"] = json!([{ "type": "disk", "bus": "virtio", "address": "0000:00:04.0", "serial": "s1" }]);
     Record::parse("full.json", &record.to_string()).expect("a good record").0
 });
-/// For requests that change nothing.
+/// The VM for requests that change nothing.
 static READ: LazyLock<Responses> = LazyLock::new(vm);
 
-/// A VM nobody has asked anything.
+/// A fresh VM.
 fn vm() -> Responses {
     dialect::render(&RECORD, &mut Interner::new(), Vm::alone(RECORD.vm.uuid.as_str()))
 }
@@ -51,7 +51,7 @@ fn vm() -> Responses {
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let Some(question) = question(input) else { return };
     let reads = matches!(question.method, Method::Get | Method::Head);
@@ -66,7 +66,7 @@ pub(crate) fn assert_all(input: &[u8]) {
     let answer = question.clone().by(Method::Get).ask(&READ);
     well_formed(&question, &answer);
     assert_eq!(question.clone().by(Method::Head).ask(&READ), answer, "HEAD differs from GET: {question:?}");
-    // More slashes can make a path of what is none.
+    // Extra slashes can turn an invalid target into a path.
     let forms = question.target.starts_with('/').then(|| slashed(&question.target));
     for target in forms.into_iter().flatten().filter(|target| target.len() <= TARGET_MAX) {
         let other = Question { method: Method::Get, target, ..question.clone() }.ask(&READ);
@@ -75,7 +75,7 @@ pub(crate) fn assert_all(input: &[u8]) {
     }
 }
 
-/// The request, where the parser of HTTP would let it through.
+/// Parses the input; `None` where the HTTP parser would refuse the request.
 fn question(input: &[u8]) -> Option<Question> {
     let text = |octets| std::str::from_utf8(octets).ok();
     let (line, mut rest) = line(input);
@@ -107,7 +107,7 @@ fn question(input: &[u8]) -> Option<Question> {
     (good && fits).then_some(question)
 }
 
-/// The first line, and what follows it.
+/// The first line, and the rest.
 fn line(octets: &[u8]) -> (&[u8], &[u8]) {
     let end = octets.iter().position(|octet| *octet == b'\n').unwrap_or(octets.len());
     (&octets[..end], octets.get(end + 1..).unwrap_or_default())
@@ -122,7 +122,7 @@ fn well_formed(question: &Question, answer: &Response) {
         let (name, value) = line.split_once(": ").expect("a field");
         assert!(value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()), "{head:?}");
         let name = name.to_ascii_lowercase();
-        assert!(!names.contains(&name), "{name} is there twice: {head:?}");
+        assert!(!names.contains(&name), "{name} occurs twice: {head:?}");
         names.push(name);
     }
     let length = answer.field("Content-Length").map(|length| length.parse().expect("a length"));
@@ -133,14 +133,14 @@ fn well_formed(question: &Question, answer: &Response) {
         question.fields.iter().any(|(name, _)| wanted.iter().any(|known| name.eq_ignore_ascii_case(known)))
     };
     let body = answer.body().to_bytes();
-    let said = |secrets: &[&'static str]| {
+    let leaked = |secrets: &[&'static str]| {
         let in_body = |secret: &&&str| body.windows(secret.len()).any(|octets| octets == secret.as_bytes());
         secrets.iter().find(in_body).copied()
     };
     if !sent(&KEYS) {
-        assert_eq!(said(&KEYED), None, "said to somebody without a key: {question:?}");
+        assert_eq!(leaked(&KEYED), None, "sent to a client without a key: {question:?}");
     }
     if sent(&["X-Forwarded-For"]) {
-        assert_eq!(said(&DIRECT), None, "said through a proxy: {question:?}");
+        assert_eq!(leaked(&DIRECT), None, "sent through a proxy: {question:?}");
     }
 }

@@ -1,15 +1,15 @@
-//! What holds for every sequence of segments a guest may send, in any state.
+//! Laws of the TCP stack, which hold for every sequence of segments a guest may send, in any state.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. Eight octets make a segment:
+//! The fuzz target and the test that replays its corpus share this file. Eight octets make a segment:
 //!
 //! | octet | meaning |
 //! |---|---|
-//! | 0 | low six bits: FIN, SYN, RST, PSH, ACK, window 0; high two: 0–2 choose the port, 3 lets time pass first |
-//! | 1 | what it says: one of a few requests, or so many octets |
-//! | 2, 3 | distance of the sequence number from the next one expected |
-//! | 4, 5 | distance of the acknowledgement number from all that was sent |
+//! | 0 | low six bits: FIN, SYN, RST, PSH, ACK, window 0; high two: 0–2 select the port, 3 advances time first |
+//! | 1 | the payload: one of a few requests, or that many octets |
+//! | 2, 3 | distance of the sequence number from the next expected one |
+//! | 4, 5 | distance of the acknowledgement number from the end of what the service sent |
 //! | 6 | the window, in units of 256 octets |
-//! | 7 | how long to wait, in units of 40 ms |
+//! | 7 | time to advance, in units of 40 ms |
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use support::pattern::stack;
 use support::raw::{Raw, Reply, Segment};
 
 const SEGMENT: usize = 8;
-/// Segments looked at.
+/// Maximum number of segments in one input.
 const SEGMENTS: usize = 256;
 const REQUESTS: [&[u8]; 6] = [
     b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -31,22 +31,22 @@ const REQUESTS: [&[u8]; 6] = [
     b"GET ",
 ];
 
-/// Where one four-tuple stands, as far as its guest can know.
+/// What a guest knows about one four-tuple.
 #[derive(Default)]
 struct Stand {
-    /// Our next number and the service's.
+    /// The guest's next sequence number and the service's.
     ours: u32,
     theirs: u32,
-    /// The service's initial number, and every octet it has sent after it.
+    /// The service's initial sequence number, and every octet it has sent, by offset.
     initial: u32,
     octets: HashMap<u32, u8>,
-    /// The furthest number the guest's windows have allowed, from the initial one.
+    /// The furthest offset that the guest's windows have allowed.
     allowed: u32,
-    /// It has begun anew: its segments may be of either connection, and their octets are not compared.
+    /// The connection was opened again. Segments may belong to either connection, so their octets are not compared.
     mixed: bool,
 }
 
-/// Every law, on these octets.
+/// Asserts every law on one input.
 pub(crate) fn assert_all(input: &[u8]) {
     let config = StackConfig { connections: 2, connections_per_port: 2, slots: 8, ..StackConfig::default() };
     let mut raw = Raw::new(stack(config).0);
@@ -62,17 +62,17 @@ pub(crate) fn assert_all(input: &[u8]) {
         if let Some(ack) = segment.ack {
             let edge = ack.wrapping_add(segment.window.into()).wrapping_sub(stand.initial);
             stand.allowed = stand.allowed.max(edge);
-            // The low bits of an initial number are the guest's own word, and may be given back changed.
+            // The low bits of the initial number encode the guest's own options; it may acknowledge other bits.
             stand.mixed |= (1..128).contains(&(ack.wrapping_sub(1) ^ stand.initial));
         }
         let now = raw.send(&segment);
         assert!(now.len() <= SEGMENTS_IN_FLIGHT as usize + 2, "{} segments for one", now.len());
         replies.extend(now);
         for reply in &replies {
-            heard(&mut stands[usize::from(reply.ports.1) - 1], reply);
+            check_reply(&mut stands[usize::from(reply.ports.1) - 1], reply);
         }
         let stats = raw.stack.stats();
-        assert_eq!(stats.faults, 0, "a fault of ours");
+        assert_eq!(stats.faults, 0, "an internal fault");
         assert!(stats.connections <= 2, "{stats:?}");
     }
     raw.wait(Duration::from_secs(1000));
@@ -90,9 +90,10 @@ fn segment(octets: &[u8; SEGMENT], port: usize, stand: &Stand) -> Segment {
         (.., true) => TcpControl::Fin,
         _ => TcpControl::None,
     };
-    let say = usize::from(octets[1]);
-    let payload =
-        REQUESTS.get(say.wrapping_sub(1)).map_or_else(|| vec![b'x'; say * 13], |said| said.to_vec());
+    let choice = usize::from(octets[1]);
+    let payload = REQUESTS
+        .get(choice.wrapping_sub(1))
+        .map_or_else(|| vec![b'x'; choice * 13], |request| request.to_vec());
     Segment {
         seq: near(stand.ours, 2),
         ack: (flags & 0x10 != 0).then(|| near(stand.theirs, 4)),
@@ -103,11 +104,11 @@ fn segment(octets: &[u8; SEGMENT], port: usize, stand: &Stand) -> Segment {
     .with(if control == TcpControl::Syn { &[] } else { &payload })
 }
 
-/// Holds one segment of the service against all that came before.
-fn heard(stand: &mut Stand, reply: &Reply) {
+/// Checks one segment of the service against everything sent before.
+fn check_reply(stand: &mut Stand, reply: &Reply) {
     let (syn, ack, fin, rst) = reply.flags;
     assert!(usize::from(reply.window) <= RECEIVE_BUFFER, "a window of {}", reply.window);
-    assert!(ack || rst, "all but a reset acknowledges");
+    assert!(ack || rst, "only a reset may lack an acknowledgement");
     if rst {
         return;
     }
@@ -127,7 +128,7 @@ fn heard(stand: &mut Stand, reply: &Reply) {
     let from = reply.seq.wrapping_sub(stand.initial);
     for (at, octet) in (from..).zip(&reply.payload) {
         let first = *stand.octets.entry(at).or_insert(*octet);
-        assert_eq!(first, *octet, "octet {at} differs when it is sent again");
+        assert_eq!(first, *octet, "octet {at} differs when retransmitted");
     }
     let end = from + reply.payload.len() as u32;
     assert!(end <= stand.allowed.max(from) + 1, "octet {end} is beyond the window, {}", stand.allowed);

@@ -1,7 +1,7 @@
-//! What holds for every file somebody may put in the place of the snapshot of records.
+//! Laws of the snapshot reader, which hold for every file in place of the snapshot of records.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. An input is read as it is, and once more with a last
-//! line that is right for it: chance makes no digest.
+//! The fuzz target and the test that replays its corpus share this file. Each input is read unchanged, and again with
+//! a correct last line, because chance does not produce a valid digest.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use metadata_content::record::Limits;
 use metadata_feed::snapshot::{self, SnapshotError};
 use sha2::{Digest as _, Sha256};
 
-/// Longest file looked at.
+/// Longest file tried, in octets.
 const LONGEST: usize = 64 << 10;
-/// Octets of an input that no message may repeat: fewer may be a coincidence.
-const TELLING: usize = 16;
-/// Files go where writing them needs no disk.
+/// Octets of the input that no message may repeat; a shorter match may be a coincidence.
+const QUOTED: usize = 16;
+/// A directory where writing needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
 
 /// Asserts every law on one file.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     if input.len() > LONGEST {
         return;
@@ -30,10 +30,10 @@ pub(crate) fn assert_all(input: &[u8]) {
     let room = tempfile::tempdir_in(base).expect("a directory");
     let path = room.path().join(snapshot::FILE);
     if read(&path, input) {
-        // One octet more or less is another file.
+        // A file one octet longer or shorter is not valid.
         let (_, less) = input.split_last().expect("what is good has octets");
-        assert!(!read(&path, less), "good without its last octet");
-        assert!(!read(&path, &[input, b" "].concat()), "good with one octet more");
+        assert!(!read(&path, less), "valid without its last octet");
+        assert!(!read(&path, &[input, b" "].concat()), "valid with one more octet");
     }
     let mut whole = input.to_vec();
     if whole.last() != Some(&b'\n') {
@@ -46,8 +46,8 @@ pub(crate) fn assert_all(input: &[u8]) {
     read(&path, &whole);
 }
 
-/// Whether a file is a snapshot. One that is says the same when it is written anew; one that is not says nothing of
-/// what is in it.
+/// True if a file is a snapshot. A valid one must have the same content after writing it again; the error for an
+/// invalid one must not quote its content.
 fn read(path: &Path, octets: &[u8]) -> bool {
     std::fs::write(path, octets).expect("a file");
     match snapshot::read(path, &Limits::DEFAULT) {
@@ -60,16 +60,16 @@ fn read(path: &Path, octets: &[u8]) -> bool {
             let mut records = records;
             records.sort_by(|(a, _), (b, _)| a.cmp(b));
             again.sort_by(|(a, _), (b, _)| a.cmp(b));
-            assert_eq!(again, records, "written anew it says something else");
+            assert_eq!(again, records, "the content differs after writing it again");
             true
         }
         Err(error) => {
             assert!(matches!(error, SnapshotError::Damaged { .. }), "{error}");
-            let said = format!("{error} {error:?}").replace(&path.display().to_string(), "");
-            let told = octets.windows(TELLING).any(|part| {
-                std::str::from_utf8(part).is_ok_and(|part| said.contains(part) && !part.trim().is_empty())
+            let message = format!("{error} {error:?}").replace(&path.display().to_string(), "");
+            let quoted = octets.windows(QUOTED).any(|part| {
+                std::str::from_utf8(part).is_ok_and(|part| message.contains(part) && !part.trim().is_empty())
             });
-            assert!(!told, "what is in the file is in {said}");
+            assert!(!quoted, "the message quotes the file: {message}");
             false
         }
     }

@@ -1,21 +1,20 @@
-//! What holds for every token somebody shows: only one that was made for this VM, this dialect and this moment is
-//! good.
+//! Law of session tokens: of all tokens presented, only those made for this VM, this dialect and this moment are
+//! valid.
 //!
-//! Shared by the fuzz target and the test that replays its corpus. An input:
+//! The fuzz target and the test that replays its corpus share this file. An input:
 //!
 //! | octet | meaning |
 //! |---|---|
-//! | 0 | low two bits: the dialect; then two bits: the VM |
-//! | 1–4 | how long it is to live, seconds |
-//! | 5–8 | how long after it was made it is shown, seconds |
-//! | 9 | how many edits of three octets follow: where, what, 0 to overwrite, 1 to insert, 2 to take out, else a bit flipped |
-//! | others | after the edits: a token nobody made |
+//! | 0 | low two bits: the dialect; next two bits: the VM |
+//! | 1–4 | lifetime in seconds |
+//! | 5–8 | seconds between making and presenting the token |
+//! | 9 | number of edits that follow, three octets each: position, octet, kind (0 overwrite, 1 insert, 2 delete, else flip a bit) |
+//! | others | after the edits: a forged token |
 
 use metadata_content::token::{Keyring, Kind, TOKEN_CHARS};
 
 const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
-/// Among them one that begins like another and the empty one: a name and what is signed before it must not run
-/// into one another.
+/// One is a prefix of another and one is empty: the signature must separate the name from what is signed before it.
 const VMS: [&str; 4] =
     ["7c0f1a52-3b5e-4d1a-9d2c-000000000001", "7c0f1a52-3b5e-4d1a-9d2c-000000000002", "7c0f1a52", ""];
 const MADE_AT: u64 = 1_767_225_600;
@@ -24,7 +23,7 @@ const EDITS_MOST: usize = 8;
 /// Asserts every law on one input.
 ///
 /// # Panics
-/// When one is broken; the message says which.
+/// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
     let Some((head, rest)) = input.split_first_chunk::<10>() else { return };
     let [who, t0, t1, t2, t3, a0, a1, a2, a3, edits] = *head;
@@ -34,7 +33,7 @@ pub(crate) fn assert_all(input: &[u8]) {
     let shown_at = MADE_AT + u64::from(u32::from_be_bytes([a0, a1, a2, a3]));
     let (edits, strange) = rest.split_at(rest.len().min(3 * usize::from(edits).min(EDITS_MOST)));
 
-    // Keys of its own for each input: a fuzzer sees what is compared, and would show a token made for another.
+    // Each input gets new keys. With fixed keys a fuzzer could learn from comparisons and present a genuine token.
     let (keys, other_keys) = (Keyring::ephemeral(), Keyring::ephemeral());
     let token = keys.mint(kind, vm, ttl, MADE_AT);
     assert_eq!(token.len(), TOKEN_CHARS);
@@ -42,32 +41,32 @@ pub(crate) fn assert_all(input: &[u8]) {
     let ends = MADE_AT + u64::from(ttl.min(kind.longest_ttl_seconds()));
     assert_eq!(keys.verify(kind, vm, token.as_bytes(), shown_at), shown_at < ends, "{ttl} s at {shown_at}");
     for other in KINDS.into_iter().filter(|other| *other != kind) {
-        assert!(!keys.verify(other, vm, token.as_bytes(), MADE_AT), "good for {other:?}");
+        assert!(!keys.verify(other, vm, token.as_bytes(), MADE_AT), "valid for {other:?}");
     }
     for other in VMS.into_iter().filter(|other| *other != vm) {
-        assert!(!keys.verify(kind, other, token.as_bytes(), MADE_AT), "good for the VM `{other}`");
+        assert!(!keys.verify(kind, other, token.as_bytes(), MADE_AT), "valid for the VM `{other}`");
     }
-    assert!(!other_keys.verify(kind, vm, token.as_bytes(), MADE_AT), "good on another node");
+    assert!(!other_keys.verify(kind, vm, token.as_bytes(), MADE_AT), "valid on another node");
 
     let edited = edit(token.as_bytes(), edits);
     if edited != token.as_bytes() {
-        assert_nobody_takes(&keys, &edited);
+        assert_invalid(&keys, &edited);
     }
-    assert_nobody_takes(&keys, strange);
+    assert_invalid(&keys, strange);
     if !strange.is_empty() {
-        // What was made with the token in hand is no better.
-        assert_nobody_takes(&keys, &[token.as_bytes(), strange].concat());
+        // Parts of a valid token do not help a forger.
+        assert_invalid(&keys, &[token.as_bytes(), strange].concat());
         let spliced = [&token.as_bytes()[strange.len().min(TOKEN_CHARS)..], strange].concat();
-        assert_nobody_takes(&keys, &spliced);
+        assert_invalid(&keys, &spliced);
     }
 }
 
-/// Asserts that a text is no token of anybody.
-fn assert_nobody_takes(keys: &Keyring, text: &[u8]) {
+/// Asserts that a text is valid for no VM and no dialect.
+fn assert_invalid(keys: &Keyring, text: &[u8]) {
     let made = |kind, vm| keys.verify(kind, vm, text, MADE_AT);
     for kind in KINDS {
         for vm in VMS {
-            assert!(!made(kind, vm), "{} is good for {kind:?} of `{vm}`", text.escape_ascii());
+            assert!(!made(kind, vm), "{} is valid for {kind:?} of `{vm}`", text.escape_ascii());
         }
     }
 }

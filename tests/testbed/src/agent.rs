@@ -1,5 +1,5 @@
-//! The real agent, started inside a host namespace and driven as an operator would: command line, signals,
-//! standard error, metrics.
+//! The real agent in a host namespace, driven like an operator would: by command line and signals, observed through
+//! standard error and metrics.
 
 use crate::eventually::eventually;
 use crate::guest::METADATA;
@@ -21,54 +21,54 @@ use std::time::{Duration, Instant};
 pub const START_PATIENCE: Duration = Duration::from_secs(20);
 /// Longest the agent may take to stop after SIGTERM.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
-/// For a line to get from the agent's standard error to us.
+/// Time for a line to arrive from the agent's standard error.
 const SAYS_WITHIN: Duration = Duration::from_secs(5);
-/// Longest one look at the metrics may take.
+/// Bound on one request for the metrics.
 const METRICS_PATIENCE: Duration = Duration::from_secs(5);
-/// Where the agent gives its metrics, inside its namespace.
+/// Address of the agent's metrics, inside its namespace.
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9_253);
 /// Lines of standard error kept to explain a failure.
 const KEPT_LINES: usize = 2_000;
 
-/// Verdicts of frames that went on to the agent.
+/// Verdicts of frames steered to the agent.
 pub const STEERED: &str = "steer_";
-/// Verdicts of frames that the kernel answered in the agent's place.
+/// Verdicts of frames that the kernel answers instead of the agent.
 pub const ANSWERED: &str = "answer_";
-/// Verdicts of frames that the kernel took note of in the agent's place.
+/// Verdicts of frames that the kernel consumes instead of the agent.
 pub const ABSORBED: &str = "absorb_";
-/// Verdicts of frames that are none of the agent's business.
+/// Verdicts of frames that pass, because they do not concern the agent.
 pub const PASSED: &str = "pass_";
-/// Verdicts of frames that a port refused.
+/// Verdicts of frames that a port drops.
 pub const DROPPED: &str = "drop_";
 /// The verdict of a frame for a metadata address whose source MAC is not the port's.
 pub const IMPOSTOR: &str = "drop_unknown_mac";
 
-/// The agent built beside the running program, by Cargo's layout `target/<profile>/`.
+/// Path of the agent built beside the running program, in Cargo's layout `target/<profile>/`.
 ///
 /// # Errors
-/// When it has not been built, or not from the sources the running program was built from; says how to build it.
+/// Fails if the agent is not built, or from other sources than the running program. The error names the remedy.
 pub fn binary() -> Result<PathBuf> {
     static CHECKED: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
     let checked = CHECKED.get_or_init(|| {
-        let path = beside().map_err(|error| format!("{error:#}"))?;
+        let path = default_path().map_err(|error| format!("{error:#}"))?;
         fresh(&path).map_err(|error| format!("{error:#}"))?;
         Ok(path)
     });
     checked.clone().map_err(Error::msg)
 }
 
-/// Where the agent is when it is built with the profile of the running program.
-fn beside() -> Result<PathBuf> {
+/// Path of an agent built with the profile of the running program.
+fn default_path() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the running program's own file")?;
     let directory = own.parent().context("the running program has no directory")?;
     let profile = if directory.ends_with("deps") { directory.parent() } else { Some(directory) };
     Ok(profile.context("target/ has no profile directory")?.join("xdp-imds"))
 }
 
-/// Checks that an agent is built from the sources that the running program was built from, by their build ids.
+/// Checks by build id that the agent and the running program come from the same sources.
 ///
 /// # Errors
-/// When there is no such program, or it prints another build id; says how to build it.
+/// Fails if there is no such program, or it prints another build id. The error names the remedy.
 pub fn fresh(binary: &Path) -> Result<()> {
     let remedy = remedy(binary);
     ensure!(binary.is_file(), "the agent is not built: no {}; run `{remedy}`", binary.display());
@@ -100,14 +100,14 @@ fn remedy(binary: &Path) -> String {
 pub struct PortArgument {
     /// The tap.
     pub ifname: String,
-    /// Its namespace, when it is not the agent's.
+    /// Its namespace, if not the agent's.
     pub netns: Option<String>,
-    /// The one MAC that may speak on it.
+    /// The only MAC served on it.
     pub mac: Option<Mac>,
 }
 
 impl PortArgument {
-    /// A tap of the agent's namespace and its guest's MAC.
+    /// A tap in the agent's namespace, and its guest's MAC.
     #[must_use]
     pub fn new(ifname: impl Into<String>, mac: Mac) -> Self {
         Self { ifname: ifname.into(), netns: None, mac: Some(mac) }
@@ -131,11 +131,11 @@ impl fmt::Display for PortArgument {
     }
 }
 
-/// The command line that serves these records on these ports.
+/// Arguments to serve these records on these ports.
 #[must_use]
 pub fn arguments(records: &Path, ports: &[PortArgument]) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["serve".into(), "--records".into(), records.into()];
-    // Beside the records, so that it ends with them, and an agent that is started again finds it.
+    // Beside the records, so that it is removed with them and a restarted agent finds it.
     words.extend(["--state".into(), records.join("state").into()]);
     words.extend(["--run".into(), records.join("run").into(), "--no-pins".into()]);
     words.extend(["--metrics".into(), METRICS.to_string().into()]);
@@ -145,7 +145,7 @@ pub fn arguments(records: &Path, ports: &[PortArgument]) -> Vec<OsString> {
     words
 }
 
-/// As [`arguments`], for an agent whose links and maps outlive it.
+/// Like [`arguments`], for an agent that pins its links and maps.
 #[must_use]
 pub fn arguments_with_pins(records: &Path, ports: &[PortArgument], pins: &Path) -> Vec<OsString> {
     let mut words = arguments(records, ports);
@@ -154,7 +154,7 @@ pub fn arguments_with_pins(records: &Path, ports: &[PortArgument], pins: &Path) 
     words
 }
 
-/// A running agent. Dropping it stops it.
+/// A running agent. Stopped on drop.
 #[derive(Debug)]
 pub struct Agent<'a> {
     ns: &'a Namespace,
@@ -166,16 +166,16 @@ impl<'a> Agent<'a> {
     /// Starts the agent built beside the running program and waits until it serves.
     ///
     /// # Errors
-    /// When it is not built, cannot start, ends early, or does not serve within [`START_PATIENCE`]; with
-    /// all it said.
+    /// Fails if it is not built, cannot start, ends early, or does not serve within [`START_PATIENCE`]. The error
+    /// contains its log.
     pub fn start(ns: &'a Namespace, records: &Path, ports: &[PortArgument]) -> Result<Self> {
         Self::start_binary(&binary()?, ns, arguments(records, ports))
     }
 
-    /// Starts a given binary with given words and waits until it serves.
+    /// Starts a binary with arguments and waits until it serves.
     ///
     /// # Errors
-    /// As for [`Agent::start`].
+    /// Like [`Agent::start`].
     pub fn start_binary(binary: &Path, ns: &'a Namespace, words: Vec<OsString>) -> Result<Self> {
         let mut command = Command::new(binary);
         command.args(&words).env("NO_COLOR", "1");
@@ -185,7 +185,7 @@ impl<'a> Agent<'a> {
         let said = Arc::new(Mutex::new(Vec::new()));
         let (ready, serving) = channel();
         let kept = Arc::clone(&said);
-        std::thread::Builder::new().name("agent-log".into()).spawn(move || listen(stderr, &kept, ready))?;
+        std::thread::Builder::new().name("agent-log".into()).spawn(move || read_log(stderr, &kept, ready))?;
         let mut agent = Self { ns, child, said };
         match serving.recv_timeout(START_PATIENCE) {
             Ok(()) => Ok(agent),
@@ -199,13 +199,13 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Its process id.
+    /// The process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// True once the log has this, which may come a moment after what it tells of.
+    /// True once the log contains `text`; waits, because a line may follow its event by a moment.
     #[must_use]
     pub fn comes_to_say(&self, text: &str) -> bool {
         let has_said = || {
@@ -215,27 +215,27 @@ impl<'a> Agent<'a> {
         eventually(SAYS_WITHIN, has_said).is_ok()
     }
 
-    /// What it has written to standard error so far.
+    /// Its standard error so far, at most 2,000 lines.
     #[must_use]
     pub fn said(&self) -> String {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
-    /// Ends it at once, as a crash would: nothing of its own gets to run.
+    /// Kills it like a crash would: no code of the agent runs any more.
     ///
     /// # Errors
-    /// When it has ended already.
+    /// Fails if it has already ended.
     pub fn kill(mut self) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "the agent had ended by itself:\n{}", self.said());
+        ensure!(self.child.try_wait()?.is_none(), "the agent has already ended:\n{}", self.said());
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Asks it to end (SIGTERM) and waits.
+    /// Sends SIGTERM and waits for its end.
     ///
     /// # Errors
-    /// When it is still there after [`STOP_PATIENCE`].
+    /// Fails if it still runs after [`STOP_PATIENCE`].
     pub fn stop(mut self) -> Result<ExitStatus> {
         let status = self.terminate()?;
         status.with_context(|| {
@@ -243,10 +243,10 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it ends by itself; returns its status and its log.
     ///
     /// # Errors
-    /// When it is still there after `patience`.
+    /// Fails if it still runs after `patience`.
     pub fn ended(mut self, patience: Duration) -> Result<(ExitStatus, String)> {
         let end = Instant::now() + patience;
         while Instant::now() < end {
@@ -258,30 +258,30 @@ impl<'a> Agent<'a> {
         bail!("the agent does not end within {patience:?}:\n{}", self.said())
     }
 
-    /// Asks it to read its configuration again (SIGHUP).
+    /// Sends SIGHUP, on which it reloads its configuration.
     ///
     /// # Errors
-    /// When it has ended.
+    /// Fails if it has ended.
     pub fn reload(&mut self) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "the agent had ended by itself:\n{}", self.said());
+        ensure!(self.child.try_wait()?.is_none(), "the agent has already ended:\n{}", self.said());
         Ok(process::hang_up(self.child.id())?)
     }
 
-    /// The metrics now.
+    /// Reads the metrics.
     ///
     /// # Errors
-    /// When the agent does not give them.
+    /// Fails if the agent does not answer within a few seconds.
     pub fn metrics(&self) -> Result<Metrics> {
         let text = self.ns.run_in(|| get(METRICS, "/metrics"));
         let text =
-            text.with_context(|| format!("no metrics from {METRICS}; the agent said:\n{}", self.said()))?;
+            text.with_context(|| format!("no metrics from {METRICS}; the agent's log:\n{}", self.said()))?;
         Ok(Metrics::parse(&text))
     }
 
-    /// Status and body of what the metrics address answers to `GET path`.
+    /// Sends `GET path` to the metrics address; returns status and body.
     ///
     /// # Errors
-    /// When it does not within a few seconds.
+    /// Fails if no answer arrives within a few seconds.
     pub fn ask(&self, path: &str) -> Result<(u16, String)> {
         let answer = self.ns.run_in(|| ask(METRICS, path))?;
         let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no head")?;
@@ -311,16 +311,16 @@ impl Drop for Agent<'_> {
             eprintln!("the agent did not stop by itself and is killed");
             let killed = self.child.kill().and_then(|()| self.child.wait());
             if let Err(error) = killed {
-                eprintln!("agent {} stays behind: {error}", self.child.id());
+                eprintln!("cannot end agent {}: {error}", self.child.id());
             }
         }
         if std::thread::panicking() {
-            eprintln!("--- what the agent said ---\n{}\n---", self.said());
+            eprintln!("--- the agent's log ---\n{}\n---", self.said());
         }
     }
 }
 
-fn listen(stderr: ChildStderr, kept: &Mutex<Vec<String>>, ready: Sender<()>) {
+fn read_log(stderr: ChildStderr, kept: &Mutex<Vec<String>>, ready: Sender<()>) {
     let mut ready = Some(ready);
     for line in BufReader::new(stderr).lines().map_while(std::io::Result::ok) {
         let serving = line.contains("serving ports=");
@@ -331,13 +331,13 @@ fn listen(stderr: ChildStderr, kept: &Mutex<Vec<String>>, ready: Sender<()>) {
             }
         }
         if serving && let Some(ready) = ready.take() {
-            // Nobody waits any more once the start has failed; the line is kept all the same.
+            // After a failed start nothing receives; the line is kept anyway.
             ready.send(()).unwrap_or_default();
         }
     }
 }
 
-/// The body of one GET, which has to be answered 200.
+/// Sends one GET, which must be answered with 200; returns the body.
 fn get(address: SocketAddr, path: &str) -> Result<String> {
     let answer = ask(address, path)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no head")?;
@@ -345,9 +345,9 @@ fn get(address: SocketAddr, path: &str) -> Result<String> {
     Ok(body.to_owned())
 }
 
-/// One GET from a plain server, by this thread's namespace.
+/// Sends one GET in this thread's namespace; returns the whole answer.
 fn ask(address: SocketAddr, path: &str) -> Result<String> {
-    // A slip in the address must not make this thread ask for metadata from a host.
+    // A wrong address must not make this thread request metadata from the machine's own network.
     ensure!(address.ip() != METADATA, "only guests ask {METADATA}");
     let mut stream = TcpStream::connect_timeout(&address, METRICS_PATIENCE)?;
     stream.set_read_timeout(Some(METRICS_PATIENCE))?;
@@ -357,18 +357,18 @@ fn ask(address: SocketAddr, path: &str) -> Result<String> {
     Ok(answer)
 }
 
-/// One look at the agent's metrics (Prometheus text format 0.0.4).
+/// The agent's metrics at one moment (Prometheus text format 0.0.4).
 #[derive(Clone, Debug)]
 pub struct Metrics {
     samples: Vec<Sample>,
 }
 
-/// One line of the metrics.
+/// One sample line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The metric.
+    /// Name of the metric.
     pub name: String,
-    /// Its labels in the order given.
+    /// Labels in their original order.
     pub labels: Vec<(String, String)>,
     /// The value.
     pub value: f64,
@@ -404,20 +404,20 @@ impl Metrics {
         &self.samples
     }
 
-    /// Frames counted under the verdicts whose names begin so, over all ports and processors.
+    /// Frames counted under verdicts with this prefix, over all ports and processors.
     ///
     /// # Errors
-    /// When no verdict does, so that a renamed counter cannot pass for one at zero.
+    /// Fails if no verdict has the prefix, so that a renamed counter does not look like zero.
     pub fn frames(&self, beginning: &str) -> Result<u64> {
         let mut found = self.verdicts().filter(|(name, _)| name.starts_with(beginning)).peekable();
         if found.peek().is_none() {
             let known: Vec<_> = self.verdicts().map(|(name, _)| name).collect();
-            bail!("no counter of a verdict `{beginning}…` among {known:?}");
+            bail!("no verdict begins with `{beginning}`; known: {known:?}");
         }
         Ok(found.map(|(_, frames)| frames).sum())
     }
 
-    /// Each verdict of the kernel side with its frames.
+    /// Each verdict with its number of frames.
     pub fn verdicts(&self) -> impl Iterator<Item = (&str, u64)> {
         self.samples.iter().filter_map(|sample| Some((sample.label("verdict")?, sample.value as u64)))
     }
@@ -431,8 +431,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::{Path, PathBuf};
 
-    /// A program that prints this, whatever it is asked.
-    fn printing(directory: &Path, text: &str) -> PathBuf {
+    /// A program that always prints this text.
+    fn script_printing(directory: &Path, text: &str) -> PathBuf {
         let path = directory.join("xdp-imds");
         fs::write(&path, format!("#!/bin/sh\necho '{text}'\n")).expect("a script");
         fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("it can be run");
@@ -452,16 +452,16 @@ mod tests {
             let absent = fresh(&directory.join("xdp-imds")).expect_err("there is none").to_string();
             assert!(absent.contains("not built") && absent.contains(command), "{absent}");
             for other in ["", "xdp-imds 0.1.0", stale] {
-                let refused = fresh(&printing(&directory, other)).expect_err(other).to_string();
+                let refused = fresh(&script_printing(&directory, other)).expect_err(other).to_string();
                 assert!(refused.contains("stale") && refused.contains(command), "{other:?}: {refused}");
             }
             let own = format!("xdp-imds {}", build_id::VERSION);
-            fresh(&printing(&directory, &own)).expect("built from the same sources");
+            fresh(&script_printing(&directory, &own)).expect("built from the same sources");
         }
     }
 
     #[test]
-    fn metrics_are_read_by_verdict() {
+    fn metrics_are_summed_by_verdict() {
         let text = "# HELP x y\nxdp_imds_frames_total{verdict=\"steer_arp\"} 12\n\
                     xdp_imds_frames_total{verdict=\"steer_ipv4_tcp\",hub=\"1\"} 3\nplain 4.5\n";
         let metrics = Metrics::parse(text);

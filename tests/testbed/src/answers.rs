@@ -1,17 +1,17 @@
-//! What a guest must be told: its own record and nobody else's.
+//! The answers a guest must get: those of its own record.
 
 use crate::record::Identity;
 use anyhow::{Context as _, Result, bail, ensure};
 
 /// The domain of every lab guest's hostname.
 pub const DOMAIN: &str = "lab.internal";
-/// What every guest asks for.
+/// Paths that every guest requests.
 pub const PATHS: [&str; 2] = ["/v1/meta-data", "/v1/user-data"];
 
-/// Checks an answer to one of [`PATHS`] against the record of the guest that asked.
+/// Checks an answer to one of [`PATHS`] against the guest's record.
 ///
 /// # Errors
-/// When the status is not 200 or anything in the body is not this guest's; says what was expected.
+/// Fails if the status is not 200 or the body differs from the record. The error says what was expected.
 pub fn check(guest: &Identity, path: &str, status: u16, body: &[u8]) -> Result<()> {
     let text = std::str::from_utf8(body).with_context(|| format!("{path}: the body is no UTF-8"))?;
     let who = format!("{} asked for {path}", guest.hostname);
@@ -19,12 +19,12 @@ pub fn check(guest: &Identity, path: &str, status: u16, body: &[u8]) -> Result<(
     match path {
         "/v1/meta-data" => {
             let document: serde_yaml::Value = serde_yaml::from_str(text).with_context(|| who.clone())?;
-            same(&who, "instance-id", &guest.instance_id, document["instance-id"].as_str())?;
-            same(&who, "local-hostname", &name(guest), document["local-hostname"].as_str())?;
-            same(&who, "public-keys", &guest.ssh_key, document["public-keys"][0].as_str())
+            ensure_same(&who, "instance-id", &guest.instance_id, document["instance-id"].as_str())?;
+            ensure_same(&who, "local-hostname", &name(guest), document["local-hostname"].as_str())?;
+            ensure_same(&who, "public-keys", &guest.ssh_key, document["public-keys"][0].as_str())
         }
-        "/v1/user-data" => same(&who, "user-data", &guest.user_data, Some(text)),
-        other => bail!("nothing is known of what {other} should answer"),
+        "/v1/user-data" => ensure_same(&who, "user-data", &guest.user_data, Some(text)),
+        other => bail!("no expected answer is known for {other}"),
     }
 }
 
@@ -34,12 +34,12 @@ pub fn name(guest: &Identity) -> String {
     format!("{}.{DOMAIN}", guest.hostname)
 }
 
-fn same(who: &str, what: &str, expected: &str, found: Option<&str>) -> Result<()> {
+fn ensure_same(who: &str, what: &str, expected: &str, found: Option<&str>) -> Result<()> {
     if found == Some(expected) {
         return Ok(());
     }
     let found = found.unwrap_or("nothing");
-    // User-data may be long; where it parts from what was expected says more than all of it.
+    // User-data may be long, so show only where it differs.
     let common = expected.bytes().zip(found.bytes()).take_while(|(a, b)| a == b).count();
     let from = |text: &str| text.get(common..).unwrap_or_default().chars().take(60).collect::<String>();
     bail!(

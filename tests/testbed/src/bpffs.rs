@@ -1,4 +1,4 @@
-//! A BPF file system of a test's own, in which links and maps are pinned.
+//! A private BPF file system in which a test pins links and maps.
 
 use crate::netns::run;
 use anyhow::{Context as _, Result};
@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const PREFIX: &str = "xdp-imds-bpffs-";
 
-/// A mounted bpffs. Dropping it unmounts it, and with that everything pinned there goes.
+/// A mounted bpffs. Unmounted on drop, which removes everything pinned in it.
 #[derive(Debug)]
 pub struct Bpffs {
     directory: PathBuf,
 }
 
 impl Bpffs {
-    /// Mounts one under the directory for temporary files. Those of earlier runs whose process is no longer alive are removed.
+    /// Mounts one in the directory for temporary files, and removes those whose process is no longer alive.
     ///
     /// # Errors
-    /// When it cannot be mounted.
+    /// Fails if it cannot be mounted.
     pub fn mount() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         sweep();
@@ -30,19 +30,19 @@ impl Bpffs {
         Ok(bpffs)
     }
 
-    /// A directory on it, not made yet.
+    /// Path of a directory on it that does not exist yet.
     #[must_use]
     pub fn pins(&self) -> PathBuf {
         self.directory.join("pins")
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.directory
     }
 
-    /// The names of the links pinned in [`Bpffs::pins`], sorted, none if there is no such directory.
+    /// Sorted names of the links pinned in [`Bpffs::pins`]; empty if that directory does not exist.
     #[must_use]
     pub fn links(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.pins().join("v1/links")).into_iter().flatten().flatten();
@@ -52,7 +52,7 @@ impl Bpffs {
         names
     }
 
-    /// Those of programs on ports.
+    /// The names of links that attach programs to ports.
     #[must_use]
     pub fn port_links(&self) -> Vec<String> {
         self.links().into_iter().filter(|name| name.starts_with("port")).collect()
@@ -62,13 +62,13 @@ impl Bpffs {
 impl Drop for Bpffs {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.directory) {
-            eprintln!("{} stays behind: {error:#}", self.directory.display());
+            eprintln!("cannot remove {}: {error:#}", self.directory.display());
         }
     }
 }
 
 fn remove(directory: &Path) -> Result<()> {
-    // Lazily: a process that is just ending may still have something of it open.
+    // Lazily, because a process that is just ending may still have a file open.
     let unmounted = run(Command::new("umount").arg("--lazy").arg(directory));
     std::fs::remove_dir(directory).or_else(|error| unmounted.map(drop).and(Err(error.into())))
 }
@@ -82,7 +82,7 @@ fn sweep() {
             && !Path::new("/proc").join(pid.to_string()).exists()
             && let Err(error) = remove(&entry.path())
         {
-            eprintln!("left-over {}: {error:#}", entry.path().display());
+            eprintln!("cannot remove left-over {}: {error:#}", entry.path().display());
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Waiting for what another process will do soon.
+//! Waits for a condition that another process makes true.
 
 use anyhow::{Context as _, Result};
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Looks until `look` succeeds.
+/// Calls `look` every 50 ms until it succeeds.
 ///
 /// # Errors
-/// The last error of `look`, once `patience` is over.
+/// Returns the last error of `look` once `patience` is over.
 pub fn eventually<T>(patience: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let end = Instant::now() + patience;
     loop {

@@ -1,4 +1,4 @@
-//! A pretend guest of the middle kind: a Linux network stack in a namespace of its own, behind a true tap.
+//! A simulated guest: a Linux network stack in its own namespace, behind a real tap.
 
 use crate::answers;
 use crate::eventually::eventually;
@@ -17,49 +17,49 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The address every guest asks.
+/// The metadata address that every guest uses.
 pub const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 /// The NIC's name inside the guest.
 pub const NIC: &str = "eth0";
 
-/// Longest until a NIC has its own IPv6 address: generous, since it is waited out only in failure.
+/// Bound on getting an IPv6 address; generous, because only a failing test waits this long.
 const ADDRESS_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a guest sends to the metadata address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Route {
-    /// It asks for the metadata address by ARP, as a guest with a link-local route does.
+    /// It resolves the metadata address by ARP, like a guest with a link-local route.
     #[default]
     OnLink,
     /// It has only a default route, so frames carry the gateway's MAC.
     Gateway,
 }
 
-/// Everything about a guest that a test may vary.
+/// Properties of a guest that a test may vary.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Who it is on paper: its record, tap and address.
+    /// The identity in its record: tap, MAC and address.
     pub identity: Identity,
-    /// The address its NIC really has; another than the record's makes it an impostor.
+    /// MAC of its NIC; one that differs from the record's makes the guest an impostor.
     pub mac: Mac,
-    /// The IPv4 address it gave itself.
+    /// IPv4 address of its NIC.
     pub address: Ipv4Addr,
-    /// How it reaches the metadata address.
+    /// Its route to the metadata address.
     pub route: Route,
-    /// The shape of its tap, on both sides.
+    /// Shape of the tap on both sides.
     pub shape: Shape,
-    /// Bad luck of what it sends.
+    /// Faults of frames it sends.
     pub to_host: Faults,
-    /// Bad luck of what it gets.
+    /// Faults of frames it receives.
     pub to_guest: Faults,
-    /// Seed of that luck.
+    /// Seed of the faults.
     pub seed: u64,
-    /// Where its last segments are noted, and since when their times count.
+    /// Buffer for its last segments, and the moment their times count from.
     pub recent: Option<(Arc<Mutex<Recent>>, Instant)>,
 }
 
 impl Spec {
-    /// An honest guest with a plain tap and no bad luck.
+    /// A guest with its record's addresses, a plain tap and no faults.
     #[must_use]
     pub fn of(identity: &Identity) -> Self {
         Self {
@@ -76,36 +76,36 @@ impl Spec {
     }
 }
 
-/// Runs curl with these words inside the namespace of a guest.
+/// Runs curl with these arguments in a guest's namespace.
 ///
 /// # Errors
-/// As for [`Guest::fetch`].
+/// Like [`Guest::fetch`].
 pub fn curl_in(ns: &Namespace, words: &[&str], patience: Duration) -> Result<Fetched> {
     let seconds = patience.as_secs_f64().to_string();
     let mut command = Command::new("curl");
-    // --noproxy: a proxy of the machine running the test must never see a guest's request.
+    // --noproxy: a proxy of the test machine must never receive a guest's request.
     command.args(["-sS", "--noproxy", "*", "--max-time", &seconds, "--write-out"]);
     command.arg("%{stderr}%{http_code} %{time_total}").args(words);
     let started = Instant::now();
     let output = ns.output(&mut command)?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        bail!("curl {}: {} after {:?}", words.join(" "), said.trim(), started.elapsed());
+        bail!("curl {}: {} after {:?}", words.join(" "), stderr.trim(), started.elapsed());
     }
-    let mut report = said.split_whitespace();
+    let mut report = stderr.split_whitespace();
     let status = report.next().and_then(|code| code.parse().ok());
     let seconds = report.next().and_then(|time| time.parse().ok());
     Ok(Fetched {
-        status: status.with_context(|| format!("curl gave no status: {said}"))?,
-        time: Duration::from_secs_f64(seconds.with_context(|| format!("curl gave no time: {said}"))?),
+        status: status.with_context(|| format!("curl gave no status: {stderr}"))?,
+        time: Duration::from_secs_f64(seconds.with_context(|| format!("curl gave no time: {stderr}"))?),
         body: output.stdout,
     })
 }
 
-/// A running guest. Dropping it unplugs it: its tap, its namespace and its pump go.
+/// A running guest. Drop removes its tap, its namespace and its pump.
 #[derive(Debug)]
 pub struct Guest {
-    // The pump goes first, then the taps it shares, then the namespace they are in.
+    // Drop order: the pump, then the taps it shares, then the namespace they are in.
     pump: Pump,
     host_tap: Arc<Tap>,
     ns: Namespace,
@@ -113,19 +113,19 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a guest on a tap the host makes for it.
+    /// Boots a guest on a new tap of the host.
     ///
     /// # Errors
-    /// When its tap, namespace or addresses cannot be made.
+    /// Fails if its tap, namespace or addresses cannot be created.
     pub fn boot(host: &Host, spec: &Spec) -> Result<Self> {
         let tap = host.tap(&spec.identity, spec.shape)?;
         Self::boot_on(tap, Namespace::new("guest")?, spec)
     }
 
-    /// Boots a guest on a tap somebody made, in a namespace somebody made.
+    /// Boots a guest on an existing tap, in an existing namespace.
     ///
     /// # Errors
-    /// When its NIC or addresses cannot be made.
+    /// Fails if its NIC or addresses cannot be created.
     pub fn boot_on(host_tap: Arc<Tap>, ns: Namespace, spec: &Spec) -> Result<Self> {
         ns.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         let nic = Tap::create(&ns, NIC, host_tap.shape())?;
@@ -151,7 +151,7 @@ impl Guest {
         Ok(Self { pump, host_tap, ns, identity: spec.identity.clone() })
     }
 
-    /// Who it is on paper.
+    /// The identity in its record.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
@@ -169,43 +169,43 @@ impl Guest {
         &self.host_tap
     }
 
-    /// Frames it sent, as far as its host took them.
+    /// Counts of the frames it sent.
     #[must_use]
     pub fn sent(&self) -> Moved {
         self.pump.to_host(0)
     }
 
-    /// Frames it got.
+    /// Counts of the frames it received.
     #[must_use]
     pub fn got(&self) -> Moved {
         self.pump.to_guest(0)
     }
 
-    /// Fetches a path of the metadata service with curl, giving up after `patience`.
+    /// Fetches a path of the metadata service with curl, for at most `patience`.
     ///
     /// # Errors
-    /// When curl fails (no answer, connection broken, time over) or its report cannot be read.
+    /// Fails if curl fails (no answer, broken connection, timeout) or its report cannot be parsed.
     pub fn fetch(&self, path: &str, patience: Duration) -> Result<Fetched> {
         self.curl(&[&format!("http://{METADATA}{path}")], patience)
     }
 
-    /// Fetches one of [`answers::PATHS`] and checks that the answer is this guest's own.
+    /// Fetches one of [`answers::PATHS`] and checks the answer against the guest's record.
     ///
     /// # Errors
-    /// As for [`Guest::fetch`], and when the answer is not what its record says.
+    /// Like [`Guest::fetch`]; also fails if the answer differs from the record.
     pub fn fetch_own(&self, path: &str, patience: Duration) -> Result<Fetched> {
         let fetched = self.fetch(path, patience)?;
         answers::check(&self.identity, path, fetched.status, &fetched.body)?;
         Ok(fetched)
     }
 
-    /// Gives its NIC IPv6, and waits until it has its link-local address: until then the kernel would send from `::1`
-    /// (`ipv6_dev_get_saddr`, net/ipv6/addrconf.c), and stay with that for a connection.
+    /// Enables IPv6 on its NIC and waits for the link-local address. Before that the kernel would choose `::1` as the
+    /// source of a connection and keep it (`ipv6_dev_get_saddr`, net/ipv6/addrconf.c).
     ///
     /// # Errors
-    /// When its namespace has no IPv6, or the address does not come.
+    /// Fails if its namespace has no IPv6, or the address does not appear within 10 s.
     pub fn enable_ipv6(&self) -> Result<()> {
-        // Without duplicate address detection, which would make the address wait for a second.
+        // Duplicate address detection would delay the address by a second.
         for (name, value) in [("accept_dad", "0"), ("disable_ipv6", "0")] {
             self.ns.sysctl(&format!("ipv6/conf/{NIC}/{name}"), value)?;
         }
@@ -214,45 +214,45 @@ impl Guest {
             command.args(["-6", "address", "show", "dev", NIC, "scope", "link", "-tentative"]);
             let output = self.ns.output(&mut command)?;
             let addresses = String::from_utf8_lossy(&output.stdout);
-            ensure!(addresses.contains("inet6"), "{NIC} has no link-local address that is ready");
+            ensure!(addresses.contains("inet6"), "{NIC} has no usable link-local address");
             Ok(())
         })
     }
 
-    /// Runs curl with these words inside the guest.
+    /// Runs curl with these arguments inside the guest.
     ///
     /// # Errors
-    /// As for [`Guest::fetch`].
+    /// Like [`Guest::fetch`].
     pub fn curl(&self, words: &[&str], patience: Duration) -> Result<Fetched> {
         curl_in(&self.ns, words, patience).with_context(|| self.identity.hostname.clone())
     }
 
-    /// Pings an address; how many of the first `count` echoes come back. Without a deadline ping would give the last
-    /// of them no more than 20 ms; with one it goes on until `count` have come.
+    /// Pings an address; returns how many of the first `count` echoes come back. Without its deadline option, ping
+    /// would wait only 20 ms for the last one; with it, ping sends until `count` have come back.
     ///
     /// # Errors
-    /// When ping cannot be run or its report cannot be read.
+    /// Fails if ping cannot run or its report cannot be parsed.
     pub fn ping(&self, to: Ipv4Addr, count: u32) -> Result<u32> {
         let mut command = Command::new("ping");
-        // Seconds: each may take five times its interval.
+        // In seconds; each echo may take five times its interval.
         let deadline = 5 + count.div_ceil(10);
         command.args(["-n", "-i", "0.02", "-w", &deadline.to_string(), "-c", &count.to_string()]);
         let output = self.ns.output(command.arg(to.to_string()))?;
-        let said = String::from_utf8_lossy(&output.stdout);
+        let report = String::from_utf8_lossy(&output.stdout);
         ensure!(
-            said.contains("packets transmitted"),
-            "ping said {said}{}",
+            report.contains("packets transmitted"),
+            "ping printed {report}{}",
             String::from_utf8_lossy(&output.stderr)
         );
-        let words = said.split_whitespace();
+        let words = report.split_whitespace();
         let numbers = words.filter_map(|word| word.strip_prefix("icmp_seq=")?.parse::<u32>().ok());
         Ok(numbers.filter(|number| *number <= count).collect::<BTreeSet<_>>().len() as u32)
     }
 
-    /// Sends `len` octets to an echo server and checks that the same come back.
+    /// Sends `len` octets to an echo server and checks that they come back unchanged.
     ///
     /// # Errors
-    /// When the connection fails, stands still for [`host::PATIENCE`], or gives back anything else.
+    /// Fails if the connection fails, stalls for [`host::PATIENCE`], or returns other octets.
     pub fn echo(&self, server: SocketAddr, len: usize) -> Result<()> {
         let mut sent = vec![0; len];
         fastrand::Rng::with_seed(len as u64).fill(&mut sent);
@@ -261,7 +261,7 @@ impl Guest {
             stream.set_read_timeout(Some(host::PATIENCE))?;
             stream.set_write_timeout(Some(host::PATIENCE))?;
             std::thread::scope(|scope| {
-                // Both ways at once, or both ends would wait with full buffers.
+                // Send and receive at the same time; otherwise both ends would block on full buffers.
                 let writer = scope.spawn(|| {
                     (&stream).write_all(&sent)?;
                     stream.shutdown(std::net::Shutdown::Write)
@@ -275,26 +275,26 @@ impl Guest {
         let returned = returned.with_context(|| format!("{} to {server}", self.identity.hostname))?;
         ensure!(
             returned == sent,
-            "{server} gave back {} octets that differ from the {len} sent",
+            "{server} returned {} octets that differ from the {len} sent",
             returned.len()
         );
         Ok(())
     }
 }
 
-/// An answer curl got.
+/// An answer that curl received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
     /// The HTTP status.
     pub status: u16,
     /// The body.
     pub body: Vec<u8>,
-    /// From start to end, as curl counts it.
+    /// Total time as measured by curl.
     pub time: Duration,
 }
 
 impl Fetched {
-    /// The body as text; octets that are none show as replacement characters.
+    /// The body as text; invalid UTF-8 becomes replacement characters.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()

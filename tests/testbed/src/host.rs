@@ -1,5 +1,5 @@
-//! A hypervisor: a namespace with a bridge, the guests' taps enslaved to it, and an ordinary server behind
-//! the bridge's address, to show that guests' other traffic is left alone.
+//! A hypervisor node: a namespace with a bridge and the guests' taps. A server on the bridge's address shows that
+//! guests' other traffic is left alone.
 
 use crate::netns::Namespace;
 use crate::record::Identity;
@@ -18,38 +18,38 @@ use std::time::Duration;
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// The bridge's name.
 pub const BRIDGE: &str = "br0";
-/// A bridge without an address of its own borrows one of its ports', and changes it when that port goes:
-/// guests would lose their gateway for as long as their neighbour entry lives.
+/// A fixed MAC for the bridge. Otherwise the bridge uses a port's MAC and changes it when that port is removed; guests
+/// would then lose their gateway until their neighbour entries expire.
 pub const BRIDGE_MAC: Mac = Mac([0x02, 0x00, 0x0a, 0x00, 0x02, 0x02]);
-/// The link group of taps made together. Deleting a group is one step for the kernel; closing descriptors
-/// one by one waits out a grace period for each, a minute for 256 taps.
+/// The link group of taps created together. The kernel deletes a group in one step; closing descriptors one by one
+/// waits for a grace period each, which takes a minute for 256 taps.
 const RACK_GROUP: u32 = 254;
-/// Longest an ordinary connection may stand still before either end gives up.
+/// How long an ordinary connection may stall before either end fails.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A namespace laid out as a node with a bridge.
+/// A namespace set up as a node with a bridge.
 #[derive(Debug)]
 pub struct Host {
-    /// Kept so that no descriptor closes before the devices are gone; see [`RACK_GROUP`].
+    /// Kept so that no descriptor closes before the devices are deleted; see [`RACK_GROUP`].
     rack: Vec<Arc<Tap>>,
     ns: Namespace,
 }
 
 impl Host {
-    /// Makes a node of its own for this process.
+    /// Creates a node in a new namespace.
     ///
     /// # Errors
-    /// When a namespace or a bridge cannot be made.
+    /// Fails if the namespace or the bridge cannot be created.
     pub fn new() -> Result<Self> {
         Self::inside(Namespace::new("host")?)
     }
 
-    /// Lays out an empty namespace as a node.
+    /// Sets up an empty namespace as a node.
     ///
     /// # Errors
-    /// When the bridge cannot be made.
+    /// Fails if the bridge cannot be created.
     pub fn inside(ns: Namespace) -> Result<Self> {
-        // No IPv6 chatter of the host's own, so that frame counts mean what they say.
+        // Keep the host's own IPv6 frames out of the frame counts.
         ns.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         ns.ip_batch(&format!(
             "link add {BRIDGE} address {BRIDGE_MAC} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
@@ -65,26 +65,26 @@ impl Host {
         &self.ns
     }
 
-    /// The tap's name of a guest.
+    /// The name of a guest's tap.
     #[must_use]
     pub fn tap_name(guest: &Identity) -> String {
         format!("tap{}", guest.number)
     }
 
-    /// Makes one guest's tap, enslaved and up. It goes when the caller drops it.
+    /// Creates one guest's tap, up and on the bridge. It is deleted when the caller drops it.
     ///
     /// # Errors
-    /// When the name is taken or the kernel refuses the shape.
+    /// Fails if the name is taken or the kernel refuses the shape.
     pub fn tap(&self, guest: &Identity, shape: Shape) -> Result<Arc<Tap>> {
         let tap = Tap::create(&self.ns, &Self::tap_name(guest), shape)?;
         self.ns.ip(&format!("link set {} master {BRIDGE} up", tap.name()))?;
         Ok(Arc::new(tap))
     }
 
-    /// Makes the taps of many guests at once, enslaved and up. They stay until the host goes.
+    /// Creates the taps of many guests together, up and on the bridge. They stay until the host is dropped.
     ///
     /// # Errors
-    /// As for [`Host::tap`].
+    /// Like [`Host::tap`].
     pub fn rack(&mut self, guests: &[Identity], shape: Shape) -> Result<Vec<Arc<Tap>>> {
         let mut taps = Vec::with_capacity(guests.len());
         let mut lines = String::new();
@@ -98,17 +98,17 @@ impl Host {
         Ok(taps)
     }
 
-    /// The tap of a guest of the rack.
+    /// The tap of a guest created by [`Host::rack`].
     #[must_use]
     pub fn tap_of(&self, guest: &Identity) -> Option<Arc<Tap>> {
         let name = Self::tap_name(guest);
         self.rack.iter().find(|tap| tap.name() == name).cloned()
     }
 
-    /// Starts an ordinary TCP server on the bridge's address.
+    /// Starts an echo server on the bridge's address.
     ///
     /// # Errors
-    /// When the port is taken.
+    /// Fails if the port is taken.
     pub fn server(&self, port: u16) -> Result<EchoServer> {
         EchoServer::start(&self.ns, SocketAddr::from((ADDRESS, port)))
     }
@@ -119,12 +119,12 @@ impl Drop for Host {
         if !self.rack.is_empty()
             && let Err(error) = self.ns.ip(&format!("link del group {RACK_GROUP}"))
         {
-            eprintln!("the taps of {} go one by one: {error:#}", self.ns.name());
+            eprintln!("cannot delete the taps of {} together: {error:#}", self.ns.name());
         }
     }
 }
 
-/// A TCP server that sends back what it is sent, one connection after another.
+/// A TCP server that echoes what it receives, one connection after another.
 #[derive(Debug)]
 pub struct EchoServer {
     address: SocketAddr,
@@ -136,7 +136,7 @@ impl EchoServer {
     /// Starts it inside a namespace.
     ///
     /// # Errors
-    /// When the address is taken or not of that namespace.
+    /// Fails if the address is taken or does not belong to the namespace.
     pub fn start(ns: &Namespace, address: SocketAddr) -> Result<Self> {
         let listener = ns
             .run_in(|| TcpListener::bind(address))
@@ -147,7 +147,7 @@ impl EchoServer {
         let thread = std::thread::Builder::new().name("echo".into()).spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 match listener.accept() {
-                    // A guest that went away in mid-stream is the guest's affair; it will say so.
+                    // If a guest disconnects in mid-stream, the guest's side reports the error.
                     Ok((stream, _)) => drop(echo(stream)),
                     Err(_) => std::thread::sleep(Duration::from_millis(2)),
                 }
@@ -156,7 +156,7 @@ impl EchoServer {
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Its listening address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

@@ -1,5 +1,5 @@
-//! What tests, the demo and the lab run the agent on: namespaces, taps, guests that are Linux network stacks, their
-//! records, and the agent as a process.
+//! The environment in which tests, the demo and the lab run the agent: namespaces, taps, simulated guests with Linux
+//! network stacks, their records, and the agent as a process.
 //!
 //! ```text
 //!  guest namespace (kernel client)          host namespace
@@ -12,8 +12,8 @@
 //!                                           └───────────────────────────────┘
 //! ```
 //!
-//! Everything happens inside network namespaces made here, and goes away with their guards. Nearly all of it needs root;
-//! [`privileged`] tells tests whether they may go on.
+//! Everything runs inside network namespaces created here and removed when their guards are dropped. Nearly all of it
+//! needs root; [`privileged`] decides whether a test can run.
 
 pub mod agent;
 pub mod answers;

@@ -1,7 +1,7 @@
-//! Network namespaces that exist as long as their guard.
+//! Network namespaces that are removed on drop.
 //!
-//! A name is `xdp-imds-<label>-<pid>-<n>` under `/run/netns`, so `ip netns exec` reaches it while a test
-//! hangs, and the next run can tell which namespaces outlived their owner ([`sweep`]).
+//! Names are `xdp-imds-<label>-<pid>-<n>` under `/run/netns`. They let `ip netns exec` enter the namespace of a hanging
+//! test, and let the next run find namespaces whose process is gone ([`sweep`]).
 #![expect(unsafe_code, reason = "setns has no safe form in std")]
 
 use anyhow::{Context as _, Result, bail};
@@ -13,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where iproute2 keeps names of namespaces.
+/// Directory in which iproute2 names namespaces.
 pub const RUN_NETNS: &str = "/run/netns";
 const PREFIX: &str = "xdp-imds-";
 
@@ -22,15 +22,15 @@ const PREFIX: &str = "xdp-imds-";
 pub struct Namespace {
     name: String,
     file: File,
-    /// Whether Drop removes the name.
+    /// Whether drop removes the name.
     owned: bool,
 }
 
 impl Namespace {
-    /// Makes a namespace of its own for this process; removed on drop, and by [`sweep`] if this process dies.
+    /// Creates a namespace for this process; removed on drop, or by [`sweep`] if this process dies.
     ///
     /// # Errors
-    /// When `ip netns add` fails: not root, or iproute2 missing.
+    /// Fails if `ip netns add` fails: not root, or no iproute2.
     pub fn new(label: &str) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         static SWEEP: Once = Once::new();
@@ -41,10 +41,10 @@ impl Namespace {
         Ok(made)
     }
 
-    /// Makes a namespace that stays until [`Namespace::remove`]: for a lab that outlives its command.
+    /// Creates a namespace that stays until [`Namespace::remove`], for a lab that outlives its command.
     ///
     /// # Errors
-    /// As for [`Namespace::new`], and when the name is taken.
+    /// Like [`Namespace::new`]; also fails if the name is taken.
     pub fn create(name: &str) -> Result<Self> {
         run(Command::new("ip").args(["netns", "add", name]))?;
         let ns = Self::open(name)?;
@@ -52,20 +52,20 @@ impl Namespace {
         Ok(ns)
     }
 
-    /// Opens a namespace that has a name already; drop leaves it alone.
+    /// Opens an existing named namespace; drop does not remove it.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// Fails if there is no namespace of that name.
     pub fn open(name: &str) -> Result<Self> {
         let path = Path::new(RUN_NETNS).join(name);
         let file = File::open(&path).with_context(|| format!("no namespace at {}", path.display()))?;
         Ok(Self { name: name.to_owned(), file, owned: false })
     }
 
-    /// Removes the name now; the namespace goes when nothing uses it any more.
+    /// Removes the name now; the namespace ends when nothing uses it any more.
     ///
     /// # Errors
-    /// When `ip netns del` fails.
+    /// Fails if `ip netns del` fails.
     pub fn remove(mut self) -> Result<()> {
         self.owned = false;
         delete(&self.name)
@@ -83,20 +83,20 @@ impl Namespace {
         Path::new(RUN_NETNS).join(&self.name)
     }
 
-    /// Runs `f` on a thread inside this namespace and returns what it returns; sockets it opens stay there.
+    /// Runs `f` on a thread inside this namespace and returns its result; sockets it opens stay in the namespace.
     ///
     /// # Panics
-    /// When `f` panics (the panic goes on here), or when the kernel refuses to enter the namespace.
+    /// Propagates a panic of `f`; panics if the kernel refuses to enter the namespace.
     pub fn run_in<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         let fd = self.file.as_raw_fd();
         let name = &self.name;
-        // The thread keeps the caller's name, so that messages printed inside carry the test's.
+        // The thread has the caller's name, so that messages printed inside name the test.
         let thread =
             std::thread::Builder::new().name(std::thread::current().name().unwrap_or("netns").to_owned());
         std::thread::scope(|scope| {
             let run = move || {
-                // SAFETY: `file` is open for as long as `self` is borrowed; setns moves only this thread,
-                // which ends with the scope.
+                // SAFETY: `file` stays open while `self` is borrowed; setns moves only this thread, which ends with the
+                // scope.
                 let rc = unsafe { libc::setns(fd, libc::CLONE_NEWNET) };
                 assert!(rc == 0, "setns into {name} failed: {}", std::io::Error::last_os_error());
                 f()
@@ -106,40 +106,40 @@ impl Namespace {
         })
     }
 
-    /// Starts a program inside this namespace: a child belongs where the thread was that made it.
+    /// Starts a program inside this namespace. A child process inherits the namespace of the thread that starts it.
     ///
     /// # Errors
-    /// When the program cannot be started.
+    /// Fails if the program cannot be started.
     pub fn spawn(&self, command: &mut Command) -> Result<Child> {
         let program = command.get_program().to_owned();
         self.run_in(|| command.spawn())
             .with_context(|| format!("cannot start {} in {}", program.display(), self.name))
     }
 
-    /// Runs a program inside to its end and collects its output, whatever its exit code.
+    /// Runs a program inside until it ends and returns its output, whatever its exit code.
     ///
     /// # Errors
-    /// When the program cannot be started.
+    /// Fails if the program cannot be started.
     pub fn output(&self, command: &mut Command) -> Result<Output> {
         let program = command.get_program().to_owned();
         self.run_in(|| command.stdin(Stdio::null()).output())
             .with_context(|| format!("cannot run {} in {}", program.display(), self.name))
     }
 
-    /// Runs `ip` with these words inside and returns its standard output.
+    /// Runs `ip` with these arguments inside and returns its standard output.
     ///
     /// # Errors
-    /// When `ip` fails; the error carries the words and what it said.
+    /// Fails if `ip` fails; the error contains the arguments and its standard error.
     pub fn ip(&self, words: &str) -> Result<String> {
         self.run_in(|| run(Command::new("ip").args(words.split_whitespace())))
             .with_context(|| format!("in namespace {}", self.name))
     }
 
-    /// What `ip -j link` shows, but for what the kernel takes note of in its own time: a bridge has a carrier some time
-    /// after a port of it has.
+    /// The output of `ip -j link` without fields that the kernel updates with a delay: a bridge's carrier follows
+    /// that of its ports some time later.
     ///
     /// # Errors
-    /// As for [`Namespace::ip`].
+    /// Like [`Namespace::ip`].
     pub fn links(&self) -> Result<Vec<serde_json::Value>> {
         let mut links: Vec<serde_json::Value> = serde_json::from_str(&self.ip("-j link")?)?;
         for link in &mut links {
@@ -150,10 +150,10 @@ impl Namespace {
         Ok(links)
     }
 
-    /// Runs many `ip` commands, one per line, in one process: how hundreds of taps are set up quickly.
+    /// Runs many `ip` commands, one per line, in one process. This sets up hundreds of taps quickly.
     ///
     /// # Errors
-    /// When one of them fails.
+    /// Fails if one of them fails.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
         let mut child = self.spawn(
             Command::new("ip")
@@ -166,7 +166,7 @@ impl Namespace {
         let lines = lines.to_owned();
         let feeder = std::thread::spawn(move || stdin.write_all(lines.as_bytes()));
         let output = child.wait_with_output()?;
-        // A failed `ip` closes its end early; its own message says more than our broken pipe.
+        // A failed `ip` closes its end early; report its own message instead of our broken pipe.
         let fed = feeder.join().expect("the feeding thread does not panic");
         if !output.status.success() {
             bail!("ip -batch in {}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim());
@@ -174,10 +174,10 @@ impl Namespace {
         Ok(fed?)
     }
 
-    /// Sets a value under `/proc/sys/net`, e.g. `ipv4/ip_forward`, of this namespace.
+    /// Sets a value below `/proc/sys/net` in this namespace, e.g. `ipv4/ip_forward`.
     ///
     /// # Errors
-    /// When the kernel has no such setting or refuses the value.
+    /// Fails if the kernel has no such setting or refuses the value.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = Path::new("/proc/sys/net").join(name);
         self.run_in(|| std::fs::write(&path, value))
@@ -190,12 +190,12 @@ impl Drop for Namespace {
         if self.owned
             && let Err(error) = delete(&self.name)
         {
-            eprintln!("namespace {} stays behind: {error:#}", self.name);
+            eprintln!("cannot remove namespace {}: {error:#}", self.name);
         }
     }
 }
 
-/// Removes namespaces of earlier runs whose owner is no longer alive. Others are left alone.
+/// Removes namespaces of earlier runs whose process is no longer alive, and no others.
 pub fn sweep() {
     let Ok(entries) = std::fs::read_dir(RUN_NETNS) else { return };
     for entry in entries.flatten() {
@@ -204,12 +204,12 @@ pub fn sweep() {
         if !Path::new("/proc").join(pid.to_string()).exists()
             && let Err(error) = delete(&name.to_string_lossy())
         {
-            eprintln!("left-over namespace {}: {error:#}", name.display());
+            eprintln!("cannot remove left-over namespace {}: {error:#}", name.display());
         }
     }
 }
 
-/// The process that made a namespace of this name, if it is one of ours.
+/// The process in a namespace's name, if it is one of ours.
 fn owner(name: &str) -> Option<u32> {
     let mut parts = name.strip_prefix(PREFIX)?.rsplitn(3, '-');
     parts.next()?.parse::<u32>().ok()?;
@@ -220,16 +220,16 @@ fn delete(name: &str) -> Result<()> {
     run(Command::new("ip").args(["netns", "del", name])).map(drop)
 }
 
-/// Runs a program in the caller's namespace to its end; its standard output, or an error with all it said.
+/// Runs a program in the caller's namespace until it ends; returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or its exit code is not 0.
+/// Fails if it cannot start or its exit code is not 0; the error contains its standard error.
 pub fn run(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}").replace('"', "");
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {shown}"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{shown}: {}: {}", output.status, said.trim());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{shown}: {}: {}", output.status, stderr.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_goes_with_its_guard() {
+    fn a_namespace_is_removed_on_drop() {
         if !privileged::or_skip() {
             return;
         }
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_inside_sees_only_the_inside() {
+    fn code_inside_a_namespace_sees_only_its_devices() {
         if !privileged::or_skip() {
             return;
         }

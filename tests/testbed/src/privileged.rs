@@ -1,12 +1,12 @@
-//! Whether this process may make namespaces, and the record of which tests really did.
+//! Decides whether this process may create namespaces, and records which tests ran.
 //!
-//! Two variables steer it, both set by `cargo xtask test`:
+//! Two variables control it; `cargo xtask test` sets both:
 //! - `XDP_IMDS_REQUIRE_PRIVILEGED=1` turns a skip into a failure;
-//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME` or `skipped NAME: REASON`, so
-//!   that skips are reported by number and a run in which nothing ran cannot pass for a good one.
+//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME` or `skipped NAME: REASON`. It allows
+//!   counting the skips, and a run that skipped every test does not look like a pass.
 //!
-//! Without either, a test program that skipped tests says so at its end: libtest counts them as passed and shows
-//! nothing of what they print.
+//! Without them, a test program lists the tests it skipped when it ends, because libtest counts them as passed and
+//! hides their output.
 #![expect(unsafe_code, reason = "geteuid, unshare and atexit have no safe form in std")]
 
 use std::collections::BTreeMap;
@@ -15,33 +15,33 @@ use std::io::Write as _;
 use std::panic::Location;
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
-/// The variable that turns skips into failures.
+/// Name of the variable that turns skips into failures.
 pub const REQUIRE: &str = shell::variables::REQUIRE_PRIVILEGED;
-/// The variable that names the file of runs and skips.
+/// Name of the variable that names the log of runs and skips.
 pub const LOG: &str = shell::variables::PRIVILEGED_LOG;
-/// What runs every test, and builds what tests need.
+/// The command that builds what tests need and runs every test.
 const REMEDY: &str = "`cargo xtask test` runs all tests: it builds what they need and uses sudo";
 
-/// Names of skipped tests by reason, for the end of the test program.
+/// Names of skipped tests by reason, printed when the test program ends.
 static SKIPPED: Mutex<BTreeMap<String, Vec<String>>> = Mutex::new(BTreeMap::new());
 
-/// True when the calling test may go on: root, able to make a network namespace, with taps at hand.
+/// True if the calling test can run: as root, with network namespaces and taps available.
 ///
-/// Otherwise prints the reason and returns false; the test then returns at once.
+/// Otherwise prints the reason and returns false; the test must then return at once.
 ///
 /// # Panics
-/// When the privilege is missing and [`REQUIRE`] is `1`: a skip must not look like a pass where every
-/// test is meant to run.
+/// Panics if a privilege is missing and [`REQUIRE`] is `1`: where every test must run, a skip must not look like a
+/// pass.
 #[must_use]
 #[track_caller]
 pub fn or_skip() -> bool {
     or_skip_for(missing())
 }
 
-/// As [`or_skip`], for a test that needs more than privilege: `reason` says what is missing, if anything is.
+/// Like [`or_skip`], for a test with further needs: `reason` says what is missing, if anything.
 ///
 /// # Panics
-/// When there is a reason to skip and [`REQUIRE`] is `1`.
+/// Panics if there is a reason to skip and [`REQUIRE`] is `1`.
 #[must_use]
 #[track_caller]
 pub fn or_skip_for(reason: Option<&str>) -> bool {
@@ -61,14 +61,14 @@ pub fn or_skip_for(reason: Option<&str>) -> bool {
     }
 }
 
-/// What this process lacks for namespace tests, found out once.
+/// The first privilege this process lacks for namespace tests; determined once.
 #[must_use]
 pub fn missing() -> Option<&'static str> {
     static MISSING: OnceLock<Option<String>> = OnceLock::new();
     MISSING.get_or_init(probe).as_deref()
 }
 
-/// The effective user of this process.
+/// Effective user id of this process.
 #[must_use]
 pub fn user() -> u32 {
     // SAFETY: geteuid takes nothing, changes nothing and cannot fail.
@@ -80,7 +80,7 @@ fn probe() -> Option<String> {
     if uid != 0 {
         return Some(format!("it needs root (running as uid {uid})"));
     }
-    // A thread of its own: the namespace it makes dies with it and nobody else moves.
+    // On its own thread, so that the new namespace ends with the thread and no other thread moves.
     let unshared = std::thread::spawn(|| {
         // SAFETY: unshare changes only the calling thread's namespace membership.
         let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
@@ -99,24 +99,24 @@ fn probe() -> Option<String> {
         .map(|error| format!("it cannot open /dev/net/tun: {error}; `modprobe tun` may help"))
 }
 
-/// Notes a skipped test for the end of this program.
+/// Remembers a skipped test for the summary at the end of the program.
 fn remember(reason: &str, name: String) {
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(|| {
-        // SAFETY: the function takes nothing, never unwinds (see there) and lives as long as the program.
+        // SAFETY: the function takes nothing, never unwinds (see its comment) and lives as long as the program.
         let rc = unsafe { libc::atexit(summarise) };
         if rc != 0 {
-            eprintln!("skipped tests cannot be summed up at the end of this program");
+            eprintln!("cannot list the skipped tests at the end of this program");
         }
     });
     let mut skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
     skipped.entry(reason.to_owned()).or_default().push(name);
 }
 
-/// Prints what was skipped. A panic would cross C, so nothing here can: not even a closed standard error.
+/// Prints the summary. A panic would unwind through C, so nothing here panics, even if standard error is closed.
 extern "C" fn summarise() {
     let skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
-    // Nobody is left to learn of a failure to print.
+    // A failure to print cannot be reported anywhere.
     drop(std::io::stderr().write_all(summary(&skipped).as_bytes()));
 }
 
@@ -130,7 +130,7 @@ fn summary(skipped: &BTreeMap<String, Vec<String>>) -> String {
     format!("{lines}{REMEDY}\n\n")
 }
 
-/// The test's name: libtest names the thread after it, unless it runs tests on the main thread.
+/// The test's name. libtest gives it to the thread, unless it runs tests on the main thread.
 #[track_caller]
 fn caller() -> String {
     match std::thread::current().name() {
@@ -141,7 +141,7 @@ fn caller() -> String {
 
 fn log(line: &str) {
     let Some(path) = std::env::var_os(LOG) else { return };
-    // One write of one line: O_APPEND keeps lines of parallel test binaries whole.
+    // One write per line: O_APPEND keeps lines of parallel test binaries whole.
     let written = OpenOptions::new()
         .create(true)
         .append(true)
@@ -157,21 +157,21 @@ mod tests {
     use super::{LOG, REQUIRE, or_skip_for};
     use std::process::Command;
 
-    /// Makes the test below skip; nothing else sets it.
+    /// Makes the next test skip; only this module sets it.
     const SKIP: &str = "XDP_IMDS_SKIP_FOR_A_TEST";
 
     #[test]
-    fn a_test_that_skips_when_it_is_told_to() {
+    fn a_test_that_skips_on_request() {
         if std::env::var_os(SKIP).is_some() {
-            assert!(!or_skip_for(Some("it was told to")));
+            assert!(!or_skip_for(Some("the variable is set")));
         }
     }
 
     #[test]
-    fn a_test_program_names_at_its_end_what_it_skipped() {
+    fn a_test_program_lists_skipped_tests_when_it_ends() {
         let run = |skip: bool| {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
-            command.args(["--exact", "privileged::tests::a_test_that_skips_when_it_is_told_to"]);
+            command.args(["--exact", "privileged::tests::a_test_that_skips_on_request"]);
             command.env_remove(LOG).env_remove(REQUIRE);
             if skip {
                 command.env(SKIP, "1");
@@ -180,17 +180,17 @@ mod tests {
             assert!(output.status.success(), "{output:?}");
             String::from_utf8(output.stderr).expect("text")
         };
-        let told = run(true);
+        let printed = run(true);
         assert!(
-            told.contains("SKIPPED 1 test, counted above as passed: it was told to (privileged::"),
-            "{told}"
+            printed.contains("SKIPPED 1 test, counted above as passed: the variable is set (privileged::"),
+            "{printed}"
         );
-        assert!(told.contains("`cargo xtask test`"), "{told}");
+        assert!(printed.contains("`cargo xtask test`"), "{printed}");
         assert_eq!(run(false), "");
     }
 
     #[test]
-    fn the_answer_agrees_with_the_reason() {
+    fn the_result_agrees_with_the_reason() {
         let required = std::env::var_os(REQUIRE).is_some_and(|v| v == "1");
         if super::missing().is_none() {
             assert!(super::or_skip());

@@ -1,33 +1,33 @@
-//! Signals to processes we started, and one thread of theirs stopped while the others go on.
+//! Signals to our child processes, and stopping one thread of a process while the others run.
 #![expect(unsafe_code, reason = "kill(2) and ptrace(2) have no safe form in std")]
 
 use std::io;
 
-/// Asks a process to end (SIGTERM).
+/// Sends SIGTERM to a process.
 ///
-/// The caller knows that the id is still that of the process it means: a child it has not waited for, or
-/// one whose command line it has just read.
+/// The caller must know that the id still belongs to the intended process: a child it has not waited for, or a
+/// process whose command line it has just read.
 ///
 /// # Errors
-/// As `kill(2)`: there is no such process, or it is somebody else's.
+/// Like `kill(2)`: there is no such process, or it belongs to another user.
 pub fn terminate(pid: u32) -> io::Result<()> {
     signal(pid, libc::SIGTERM)
 }
 
-/// Asks a process to read its configuration again (SIGHUP), as [`terminate`] asks it to end.
+/// Sends SIGHUP to a process, with the same condition as [`terminate`].
 ///
 /// # Errors
-/// As for [`terminate`].
+/// Like [`terminate`].
 pub fn hang_up(pid: u32) -> io::Result<()> {
     signal(pid, libc::SIGHUP)
 }
 
-/// Sends a process a signal; the caller knows as for [`terminate`] whose id it is.
+/// Sends a signal to a process, with the same condition as [`terminate`].
 ///
 /// # Errors
-/// As [`terminate`].
+/// Like [`terminate`].
 pub fn signal(pid: u32, signal: libc::c_int) -> io::Result<()> {
-    // 0 and negative numbers would mean whole groups of processes, 1 the machine.
+    // 0 and negative numbers address process groups, 1 is init.
     let pid = i32::try_from(pid).ok().filter(|&pid| pid > 1);
     let pid =
         pid.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no process of ours has that id"))?;
@@ -36,18 +36,18 @@ pub fn signal(pid: u32, signal: libc::c_int) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// One thread of a process, standing still while the others run on. It goes on when this is dropped, which has to
-/// happen on the thread that made it.
+/// One stopped thread of a process whose other threads run. It continues on drop, which must happen on the thread
+/// that created this value.
 #[derive(Debug)]
 pub struct Stopped {
     thread: libc::pid_t,
 }
 
 impl Stopped {
-    /// Stops the thread of a process that has this name.
+    /// Stops the thread of this name in a process.
     ///
     /// # Errors
-    /// There is no such thread, or the kernel refuses to trace it.
+    /// Fails if there is no such thread, or the kernel refuses to trace it.
     pub fn thread(pid: u32, name: &str) -> io::Result<Self> {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?.filter_map(Result::ok);
         let called = |path: &std::path::Path| std::fs::read_to_string(path.join("comm")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What QEMU or vhost does between a guest's NIC and its tap: carry frames both ways, here between the
-//! descriptors of two taps, with as much bad luck as a test asks for.
+//! Carries frames between a guest's NIC and its tap, like QEMU or vhost: here between the descriptors of two taps, with
+//! the faults a test asks for.
 #![expect(unsafe_code, reason = "poll has no safe form in std")]
 
 use crate::recent::{Fate, Recent, Towards};
@@ -14,19 +14,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Longest frame a tap hands over: a 64 KiB segment, its Ethernet and virtio headers.
+/// Longest frame of a tap in octets: a 64 KiB segment with Ethernet and virtio headers.
 const FRAME_MAX: usize = 65_536 + 256;
-/// Frames moved from one queue before the next queue has its turn.
+/// Maximum number of frames moved from one queue before the next queue's turn.
 const BURST: usize = 64;
 
-/// A kind of frame, by which one can be lost on purpose.
+/// A kind of frame that a test can lose on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A SYN.
     Syn,
-    /// A SYN and its acknowledgement.
+    /// A SYN with an acknowledgement.
     SynAck,
-    /// An acknowledgement of something, alone.
+    /// An acknowledgement without payload.
     Ack,
     /// A segment with payload.
     Payload,
@@ -35,7 +35,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What an Ethernet frame is, if it is TCP over IPv4.
+    /// The kind of an Ethernet frame, if it carries TCP over IPv4.
     #[must_use]
     pub fn of(frame: &[u8]) -> Option<Self> {
         let ip = Ipv4Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [8, 0])?).ok()?;
@@ -51,41 +51,41 @@ impl Kind {
     }
 }
 
-/// Bad luck of one direction, as chances from 0 to 1 per frame.
+/// Faults of one direction. Chances are from 0 to 1 per frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// The last of so many frames of a kind, and only that, never arrives.
+    /// Lose only the nth frame of this kind.
     pub lose: Option<(Kind, u32)>,
-    /// The frame never arrives.
+    /// Chance that a frame is lost.
     pub loss: f64,
-    /// The frame arrives twice.
+    /// Chance that a frame arrives twice.
     pub duplicate: f64,
-    /// The frame is overtaken by the one after it.
+    /// Chance that the next frame overtakes this one.
     pub reorder: f64,
 }
 
 impl Faults {
-    /// Loses this share of frames and does nothing else.
+    /// Loses this share of frames, without other faults.
     #[must_use]
     pub const fn loss(share: f64) -> Self {
         Self { lose: None, loss: share, duplicate: 0.0, reorder: 0.0 }
     }
 }
 
-/// Two taps to join.
+/// Two taps to connect.
 #[derive(Debug)]
 pub struct Wire {
     /// The guest's NIC: a tap in the guest's namespace.
     pub guest: Arc<Tap>,
     /// The hypervisor's tap, the one XDP is attached to.
     pub host: Arc<Tap>,
-    /// Bad luck of frames the guest sends.
+    /// Faults of frames that the guest sends.
     pub to_host: Faults,
-    /// Bad luck of frames the guest gets.
+    /// Faults of frames that the guest receives.
     pub to_guest: Faults,
-    /// Where the luck comes from: the same seed, the same frames, the same fate.
+    /// Seed of the faults: the same seed and the same frames give the same faults.
     pub seed: u64,
-    /// Where its last segments are noted, and since when their times count.
+    /// Buffer for the last segments, and the moment their times count from.
     pub recent: Option<(Arc<Mutex<Recent>>, Instant)>,
 }
 
@@ -97,14 +97,14 @@ impl Wire {
     }
 }
 
-/// Frames of one direction.
+/// Frame counts of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Frames written to the far tap, duplicates included.
+    /// Frames written to the far tap, including duplicates.
     pub delivered: u64,
-    /// Frames lost on purpose.
+    /// Frames lost by the faults.
     pub lost: u64,
-    /// Frames the far tap did not take: no room, down, or deleted.
+    /// Frames the far tap refused: no room, down, or deleted.
     pub refused: u64,
 }
 
@@ -127,7 +127,7 @@ impl Counts {
 
 /// A thread that carries frames over any number of wires until it is dropped.
 ///
-/// It holds its taps: they go when both it and every other holder are gone.
+/// It holds its taps, which are deleted when the last holder is dropped.
 #[derive(Debug)]
 pub struct Pump {
     stop: Option<PipeWriter>,
@@ -136,10 +136,10 @@ pub struct Pump {
 }
 
 impl Pump {
-    /// Starts carrying.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// When the two ends of a wire differ in their virtio header, so that frames would be misread.
+    /// Fails if only one end of a wire has a virtio header, because frames would be misread.
     pub fn start(wires: Vec<Wire>) -> Result<Self> {
         let (stopped, stop) = pipe()?;
         let mut lanes = Vec::new();
@@ -177,13 +177,13 @@ impl Pump {
         Ok(Self { stop: Some(stop), thread: Some(thread), counts })
     }
 
-    /// Frames from the guest of a wire to its host, by the wire's place in the list given.
+    /// Counts of frames from the guest to the host of a wire, by its index in the list.
     #[must_use]
     pub fn to_host(&self, wire: usize) -> Moved {
         self.counts[wire][0].read()
     }
 
-    /// Frames from the host of a wire to its guest.
+    /// Counts of frames from the host to the guest of a wire.
     #[must_use]
     pub fn to_guest(&self, wire: usize) -> Moved {
         self.counts[wire][1].read()
@@ -202,14 +202,14 @@ impl Drop for Pump {
     }
 }
 
-/// One queue of one direction.
+/// One queue in one direction.
 struct Lane {
     from: Arc<Tap>,
     to: Arc<Tap>,
     queue: usize,
     faults: Faults,
     rng: Rng,
-    /// A frame waiting to be overtaken.
+    /// A frame held back until the next one overtakes it.
     held: Option<Vec<u8>>,
     counts: Arc<Counts>,
     towards: Towards,
@@ -221,7 +221,7 @@ impl Lane {
         self.from.descriptors().nth(self.queue).expect("the lane's queue is one of its tap's")
     }
 
-    /// Moves what is there, up to a burst. False: the tap it reads from is gone.
+    /// Moves the waiting frames, up to a burst. False if the tap it reads from is gone.
     fn turn(&mut self, buffer: &mut [u8]) -> bool {
         for _ in 0..BURST {
             match self.from.receive(self.queue, buffer) {
@@ -233,8 +233,8 @@ impl Lane {
         true
     }
 
-    /// True for the one frame that is to be lost by its kind.
-    fn is_doomed(&mut self, frame: &[u8]) -> bool {
+    /// True for the frame that [`Faults::lose`] selects.
+    fn is_selected_loss(&mut self, frame: &[u8]) -> bool {
         let Some((kind, nth)) = self.faults.lose else { return false };
         let header = if self.from.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
         if frame.get(header..).and_then(Kind::of) != Some(kind) {
@@ -245,7 +245,7 @@ impl Lane {
     }
 
     fn pass(&mut self, frame: &[u8]) {
-        if self.is_doomed(frame) || self.rng.f64() < self.faults.loss {
+        if self.is_selected_loss(frame) || self.rng.f64() < self.faults.loss {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
             self.note(Fate::Lost, frame);
             return;
@@ -267,7 +267,7 @@ impl Lane {
         let queue = self.queue % self.to.shape().queues;
         let (count, fate) = match self.to.send(queue, frame) {
             Ok(true) => (&self.counts.delivered, Fate::Delivered),
-            // A guest whose host end is down or gone loses its frames, as on real hardware.
+            // If the host end is down or gone, the guest loses its frames, as on real hardware.
             Ok(false) | Err(_) => (&self.counts.refused, Fate::Refused),
         };
         count.fetch_add(1, Ordering::Relaxed);
@@ -302,12 +302,12 @@ fn readable(descriptor: BorrowedFd<'_>) -> libc::pollfd {
     libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }
 }
 
-/// Waits until one descriptor is ready. False: poll failed for good.
+/// Waits until one descriptor is ready. False if poll fails permanently.
 fn wait(polled: &mut [libc::pollfd]) -> bool {
     wait_for(polled, -1)
 }
 
-/// Waits until one descriptor is ready or `timeout_ms` have passed (negative: for ever).
+/// Waits until one descriptor is ready or `timeout_ms` have passed (negative: no limit).
 pub fn wait_for(polled: &mut [libc::pollfd], timeout_ms: i32) -> bool {
     let count = polled.len() as libc::nfds_t;
     // SAFETY: the pointer and count describe the slice, which this call alone borrows and may write.
@@ -327,11 +327,11 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// Fewer than a tap queues (1,000), so that none is lost by accident.
+    /// Fewer than a tap queues (1,000), so that no frame is lost by accident.
     const FRAMES: u64 = 500;
 
-    /// What becomes of so many frames sent over a wire with these faults.
-    fn carried(faults: Faults, seed: u64) -> Moved {
+    /// The counts after sending [`FRAMES`] frames over a wire with these faults.
+    fn send_over(faults: Faults, seed: u64) -> Moved {
         let ns = [Namespace::new("pump").expect("a namespace"), Namespace::new("pump").expect("a namespace")];
         let ends = ns.each_ref().map(|ns| {
             ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("a setting");
@@ -364,7 +364,7 @@ mod tests {
         if !privileged::or_skip() {
             return;
         }
-        let moved = carried(Faults::default(), 1);
+        let moved = send_over(Faults::default(), 1);
         assert_eq!(moved, Moved { delivered: FRAMES, lost: 0, refused: 0 });
     }
 
@@ -373,10 +373,10 @@ mod tests {
         if !privileged::or_skip() {
             return;
         }
-        let lost = [1, 1, 2].map(|seed| carried(Faults::loss(0.2), seed));
+        let lost = [1, 1, 2].map(|seed| send_over(Faults::loss(0.2), seed));
         assert_eq!(lost[0], lost[1]);
         assert_ne!(lost[0], lost[2]);
-        // 500 frames at one in five: 100, give or take five standard deviations of 9.
+        // 500 frames at one in five: 100, plus or minus five standard deviations of 9.
         assert!((55..=145).contains(&lost[0].lost), "{:?}", lost[0]);
     }
 }

@@ -1,16 +1,16 @@
-//! The last TCP segments of a wire: what explains a connection that stands still.
+//! The last TCP segments of a wire, to explain a stalled connection.
 
 use smoltcp::wire::{IpProtocol, Ipv4Packet, TcpPacket};
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// Segments kept: five retransmissions and their acknowledgements, and how the connection came to need them.
+/// Segments kept: enough for five retransmissions, their acknowledgements and what caused them.
 pub const KEPT: usize = 32;
 /// Octets of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Where a frame goes.
+/// Direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Towards {
     /// To the hypervisor.
@@ -19,18 +19,18 @@ pub enum Towards {
     Guest,
 }
 
-/// What became of a frame.
+/// Outcome of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was handed over.
+    /// It was delivered.
     Delivered,
-    /// It was lost on purpose.
+    /// It was lost by the faults.
     Lost,
-    /// The far end had no room for it.
+    /// The far end refused it.
     Refused,
 }
 
-/// One segment.
+/// A recorded segment.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     at: Duration,
@@ -71,16 +71,16 @@ impl fmt::Display for Seen {
     }
 }
 
-/// The last segments of one wire, and how many frames it has lost on purpose.
+/// The last segments of one wire, and the number of frames lost by its faults.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
     seen: VecDeque<Seen>,
-    /// Frames lost on purpose, of any kind.
+    /// Frames of any kind lost by the faults.
     pub lost: u64,
 }
 
 impl Recent {
-    /// Notes an Ethernet frame; only TCP over IPv4 is kept.
+    /// Records an Ethernet frame; only TCP over IPv4 is kept.
     pub fn note(&mut self, at: Duration, towards: Towards, fate: Fate, frame: &[u8]) {
         self.lost += u64::from(fate == Fate::Lost);
         let ip = frame.get(ETHERNET..).and_then(|packet| Ipv4Packet::new_checked(packet).ok());
@@ -102,7 +102,7 @@ impl Recent {
         });
     }
 
-    /// The segments in words, the oldest first.
+    /// One line per segment, the oldest first.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         self.seen.iter().map(Seen::to_string).collect()

@@ -1,4 +1,4 @@
-//! Records for pretend guests: each different from every other, so that a mixed-up answer shows.
+//! Records of simulated guests. They differ in every field, so that a mixed-up answer is noticed.
 
 use anyhow::{Context as _, Result};
 use metadata_common::mac::Mac;
@@ -8,17 +8,17 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Guests the lab's numbering has room for.
+/// Number of guests the lab's addresses allow.
 pub const MAX_GUESTS: u16 = 16_000;
 
-/// What one pretend guest is, all of it derived from its number.
+/// A simulated guest, derived entirely from its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The guest's number, from 0.
     pub number: u16,
-    /// Its NIC's address.
+    /// MAC of its NIC.
     pub mac: Mac,
-    /// Its address behind the bridge, in 10.0.0.0/16.
+    /// IPv4 address behind the bridge, in 10.0.0.0/16.
     pub address: Ipv4Addr,
     /// `guest-<number>`.
     pub hostname: String,
@@ -31,15 +31,15 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The guest of this number.
+    /// The guest with this number.
     ///
     /// # Panics
-    /// From [`MAX_GUESTS`] on: the lab has one /16 and keeps its lowest addresses for the host.
+    /// Panics from [`MAX_GUESTS`] on: the lab has one /16 and keeps its lowest addresses for the host.
     #[must_use]
     pub fn of(number: u16) -> Self {
         assert!(number < MAX_GUESTS, "the lab has room for {MAX_GUESTS} guests, not for number {number}");
         let [high, low] = number.to_be_bytes();
-        // 10.0.16.0 upwards; whole octets keep the number readable in a packet dump.
+        // From 10.0.16.0 upwards; whole octets keep the number readable in a packet dump.
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 16, 0).to_bits() + u32::from(number));
         let hostname = format!("guest-{number}");
         Self {
@@ -53,13 +53,13 @@ impl Identity {
         }
     }
 
-    /// The same guest with user-data of exactly `len` octets that no other guest has.
+    /// The same guest with unique user-data of exactly `len` octets.
     #[must_use]
     pub fn with_user_data_of(mut self, len: usize) -> Self {
         let mut text = format!("#cloud-config\n# for {}\n", self.hostname);
         let mut rng = fastrand::Rng::with_seed(u64::from(self.number));
         while text.len() < len {
-            // Lines of 64: text stays text, and a lost or repeated segment cannot go unseen.
+            // Lines of 64 octets keep it text; random letters reveal a lost or repeated segment.
             text.push(if text.len() % 64 == 63 { '\n' } else { rng.alphanumeric() });
         }
         text.truncate(len);
@@ -104,24 +104,24 @@ impl Identity {
         directory.join(format!("{}.yaml", self.hostname))
     }
 
-    /// Puts the record into `directory`, whole or not at all: written aside, then renamed.
+    /// Writes the record into `directory` in one step: to another file, then renamed.
     ///
     /// # Errors
-    /// When the directory cannot be written to.
+    /// Fails if the directory cannot be written to.
     pub fn write(&self, directory: &Path, generation: u64) -> Result<()> {
         replace(&self.path(directory), &self.record(generation))
     }
 }
 
-/// Records hold secrets.
+/// Records contain secrets.
 const RECORD_MODE: u32 = 0o640;
 
-/// Replaces a file's content in one step, as an orchestrator should: a reader sees the old or the new.
+/// Replaces a file's content in one step, as an orchestrator should: readers see the old or the new content.
 ///
 /// # Errors
-/// When the directory cannot be written to.
+/// Fails if the directory cannot be written to.
 pub fn replace(path: &Path, content: &str) -> Result<()> {
-    // The leading dot keeps the half-written file out of a directory feed.
+    // A directory feed ignores names with a leading dot.
     let name = path.file_name().context("a record file has a name")?;
     let aside = path.with_file_name(format!(".{}.new", name.display()));
     let written = std::fs::write(&aside, content)
@@ -130,8 +130,8 @@ pub fn replace(path: &Path, content: &str) -> Result<()> {
     std::fs::rename(&aside, path).with_context(|| format!("cannot put {} in place", path.display()))
 }
 
-/// 68 characters that are an ed25519 public key to who reads it: its fixed head (two lengths and the name of its kind,
-/// RFC 8709 section 4), then the number over and over.
+/// 68 characters that parse as an ed25519 public key: the fixed head (two lengths and the key type, RFC 8709 §4), then
+/// the number repeated.
 fn fake_key(number: u16) -> String {
     let digits: String = format!("{number:05}").chars().cycle().take(42).collect();
     format!("AAAAC3NzaC1lZDI1NTE5AAAAIA{digits}")

@@ -1,24 +1,24 @@
-//! Published schemas of objects we write or read, and holding objects to them strictly: a field a schema does not have is a
-//! mistake, as it is to `kubectl apply --validate=strict`.
+//! Published schemas of objects we write or read, and strict validation against them: a field that a schema lacks is an
+//! error, as for `kubectl apply --validate=strict`.
 //!
-//! The schemas are an extract, made by `cargo xtask schemas`; `tests/schemas/README.md` says of what.
+//! `cargo xtask schemas` extracts the schemas; `tests/schemas/README.md` names their source.
 
 use std::sync::LazyLock;
 
 use regex::Regex;
 use serde_json::Value;
 
-/// The extract.
+/// The extracted schemas, as JSON.
 pub const PUBLISHED: &str = include_str!("../../schemas/published.json");
-/// Deepest nesting that is looked at; a VM's has about 20.
+/// Deepest nesting that is validated; a VM has about 20 levels.
 const DEPTH: usize = 64;
 
-/// What objects are held to.
+/// Schemas to validate objects against.
 #[derive(Debug)]
 pub struct Schemas(Value);
 
 impl Schemas {
-    /// Those of the extract.
+    /// The extracted schemas.
     #[must_use]
     pub fn published() -> &'static Self {
         static PARSED: LazyLock<Schemas> =
@@ -26,13 +26,13 @@ impl Schemas {
         &PARSED
     }
 
-    /// Others, in the extract's form: `kinds` and `definitions`.
+    /// Other schemas, in the extract's form: `kinds` and `definitions`.
     #[must_use]
     pub fn of(document: Value) -> Self {
         Self(document)
     }
 
-    /// True when there is a schema for the object's kind.
+    /// True if there is a schema for the object's kind.
     #[must_use]
     pub fn has(&self, object: &Value) -> bool {
         self.definition(object).is_some()
@@ -43,12 +43,12 @@ impl Schemas {
         self.0["definitions"].get(self.0["kinds"][kind].as_str()?)
     }
 
-    /// What is wrong with an object, each with its path; without a schema for its kind, that.
+    /// Every error in an object, with its path. A kind without a schema is an error.
     #[must_use]
     pub fn findings(&self, object: &Value) -> Vec<String> {
         let mut found = Vec::new();
         match self.definition(object) {
-            Some(definition) => self.hold(definition, object, "", DEPTH, &mut found),
+            Some(definition) => self.validate(definition, object, "", DEPTH, &mut found),
             None => {
                 found.push(format!("there is no schema for {} of {}", object["kind"], object["apiVersion"]))
             }
@@ -56,13 +56,13 @@ impl Schemas {
         found
     }
 
-    fn hold(&self, to: &Value, value: &Value, path: &str, depth: usize, found: &mut Vec<String>) {
+    fn validate(&self, to: &Value, value: &Value, path: &str, depth: usize, found: &mut Vec<String>) {
         let Some(depth) = depth.checked_sub(1) else {
             found.push(format!("{path} is nested too deep"));
             return;
         };
         if let Some(name) = to["$ref"].as_str() {
-            return self.hold(&self.0["definitions"][name], value, path, depth, found);
+            return self.validate(&self.0["definitions"][name], value, path, depth, found);
         }
         if value.is_null() && to["nullable"] == true {
             return;
@@ -71,7 +71,7 @@ impl Schemas {
             found.push(format!("{path}: expected {}, found {value}", to["type"]));
             return;
         }
-        found.extend(beyond(to, value).map(|what| format!("{path}: expected {what}, found {value}")));
+        found.extend(violated_bound(to, value).map(|what| format!("{path}: expected {what}, found {value}")));
         let is_free = to["x-kubernetes-preserve-unknown-fields"] == true;
         for name in to["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             if value.get(name).is_none() {
@@ -82,16 +82,16 @@ impl Schemas {
             let path = format!("{path}.{name}");
             match (&to["properties"][name], &to["additionalProperties"]) {
                 (Value::Null, Value::Object(_)) => {
-                    self.hold(&to["additionalProperties"], inner, &path, depth, found)
+                    self.validate(&to["additionalProperties"], inner, &path, depth, found)
                 }
                 (Value::Null, Value::Bool(true)) => {}
                 (Value::Null, _) if is_free => {}
                 (Value::Null, _) => found.push(format!("{path} is not in the schema")),
-                (known, _) => self.hold(known, inner, &path, depth, found),
+                (known, _) => self.validate(known, inner, &path, depth, found),
             }
         }
         for (at, inner) in value.as_array().into_iter().flatten().enumerate() {
-            self.hold(&to["items"], inner, &format!("{path}[{at}]"), depth, found);
+            self.validate(&to["items"], inner, &format!("{path}[{at}]"), depth, found);
         }
     }
 }
@@ -116,8 +116,8 @@ fn is_of_type(to: &Value, value: &Value) -> bool {
     }
 }
 
-/// The first bound a value of the right type does not keep.
-fn beyond(to: &Value, value: &Value) -> Option<String> {
+/// The first bound that a value of the right type violates.
+fn violated_bound(to: &Value, value: &Value) -> Option<String> {
     if let Some(listed) = to["enum"].as_array().filter(|listed| !listed.contains(value)) {
         return Some(format!("one of {}", Value::from(listed.clone())));
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_of_a_schema_is_kept() {
+    fn every_rule_of_a_schema_is_enforced() {
         let list = json!({"type": "array", "minItems": 1, "items": {"type": "object", "required": ["name"],
             "properties": {"name": {"type": "string"}}}});
         let map = json!({"type": "object", "additionalProperties": {"type": "string"}});
@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_without_a_schema_is_said_to_have_none() {
+    fn a_kind_without_a_schema_is_an_error() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod"});
         assert!(!Schemas::published().has(&pod));
         assert_eq!(Schemas::published().findings(&pod), [r#"there is no schema for "Pod" of "v1""#]);
     }
 
     #[test]
-    fn what_never_ends_is_given_up() {
+    fn endless_nesting_is_an_error() {
         let endless = json!({"type": "array", "items": {"$ref": "Spec"}});
         let deep = (0..200).fold(json!([]), |inner, _| json!([inner]));
         let found = findings(endless, deep);

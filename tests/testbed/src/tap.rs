@@ -1,7 +1,7 @@
-//! Taps: the devices a hypervisor gives its guests, with the file descriptor QEMU or vhost would hold.
+//! Taps: the devices a hypervisor gives its guests, with the file descriptors that QEMU or vhost would hold.
 //!
-//! What is *written* to the descriptor is what the guest sends; what is *read* is what the guest gets.
-//! (Linux: Documentation/networking/tuntap.rst.) A tap goes with its last descriptor.
+//! Writing to a descriptor sends a frame as the guest; reading receives a frame for the guest (Linux:
+//! Documentation/networking/tuntap.rst). The kernel deletes a tap with its last descriptor.
 #![expect(unsafe_code, reason = "taps are configured by ioctl, which has no safe form in std")]
 
 use crate::netns::Namespace;
@@ -12,21 +12,21 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-/// Octets of `struct virtio_net_hdr`, which precedes every frame of a tap with [`Shape::vnet_hdr`].
+/// Octets of `struct virtio_net_hdr`, the header of every frame of a tap with [`Shape::vnet_hdr`].
 pub const VNET_HDR_LEN: usize = 10;
 /// Longest interface name (IFNAMSIZ less the terminator).
 pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
-/// `_IOW('T', 218, unsigned int)` (Linux: include/uapi/linux/if_tun.h): the index of the interface to be made.
+/// `_IOW('T', 218, unsigned int)` (Linux: include/uapi/linux/if_tun.h): sets the index of the interface to create.
 const TUNSETIFINDEX: libc::c_ulong = 0x4004_54da;
 
-/// How a tap is made.
+/// Creation options of a tap.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Descriptors, one per queue; more than 1 sets `IFF_MULTI_QUEUE`.
+    /// Number of queues, with one descriptor each; more than 1 sets `IFF_MULTI_QUEUE`.
     pub queues: usize,
-    /// Frames carry a virtio header, and partial checksums and 64 kB segments go through, as for a guest
-    /// whose virtio NIC has its offloads on. Without it every frame is complete and at most one MTU long.
+    /// Frames have a virtio header and may have partial checksums and 64 kB segments, as for a guest whose virtio NIC
+    /// uses offloads. Without it every frame is complete and no longer than the MTU.
     pub vnet_hdr: bool,
 }
 
@@ -37,14 +37,14 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// One queue, offloads on: the shape libvirt and KubeVirt give.
+    /// One queue with offloads, as libvirt and KubeVirt create taps.
     #[must_use]
     pub const fn virtio() -> Self {
         Self { queues: 1, vnet_hdr: true }
     }
 }
 
-/// A tap and its descriptors, all non-blocking.
+/// A tap and its non-blocking descriptors.
 #[derive(Debug)]
 pub struct Tap {
     name: String,
@@ -53,10 +53,10 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Makes a tap inside `ns`, down, with a MAC of the kernel's choice.
+    /// Creates a tap inside `ns`, down, with a MAC chosen by the kernel.
     ///
     /// # Errors
-    /// When the name is too long or taken, or the kernel refuses the shape.
+    /// Fails if the name is too long or taken, or the kernel refuses the shape.
     pub fn create(ns: &Namespace, name: &str, shape: Shape) -> Result<Self> {
         ensure!(
             (1..=NAME_MAX).contains(&name.len()),
@@ -70,22 +70,22 @@ impl Tap {
         Ok(Self { name: name.to_owned(), shape, queues })
     }
 
-    /// Makes a tap with this interface index, which may be that of one deleted before.
+    /// Creates a tap with this interface index, which may be that of a deleted one.
     ///
     /// # Errors
-    /// As for [`Tap::create`], and when the index is taken.
+    /// Like [`Tap::create`]; also fails if the index is taken.
     pub fn create_at(ns: &Namespace, name: &str, shape: Shape, ifindex: u32) -> Result<Self> {
-        ensure!(shape.queues == 1, "one queue is enough to show what an index does");
+        ensure!(shape.queues == 1, "a tap with a given index has one queue");
         let queue = ns
             .run_in(|| open_queue_at(name, shape, Some(ifindex)))
             .with_context(|| format!("cannot make tap {name} as device {ifindex} in {}", ns.name()))?;
         Ok(Self { name: name.to_owned(), shape, queues: vec![queue] })
     }
 
-    /// One more queue of a tap made with more than one.
+    /// Adds a queue to a tap created with more than one.
     ///
     /// # Errors
-    /// When there is no such tap, or it takes no more.
+    /// Fails if there is no such tap, or it takes no more queues.
     pub fn another_queue(&self, ns: &Namespace) -> Result<Self> {
         let queue = ns
             .run_in(|| open_queue(&self.name, self.shape))
@@ -99,16 +99,16 @@ impl Tap {
         &self.name
     }
 
-    /// How it was made.
+    /// The options it was created with.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Sets the device's own MAC: the guest's, on the guest's side.
+    /// Sets the device's own MAC; on the guest's side this is the guest's MAC.
     ///
     /// # Errors
-    /// When the kernel refuses it, e.g. a group address.
+    /// Fails if the kernel refuses it, e.g. a group address.
     pub fn set_mac(&self, mac: Mac) -> Result<()> {
         let mut request = request(&self.name);
         // SAFETY: sockaddr is plain data for which all zeroes is a value.
@@ -123,10 +123,10 @@ impl Tap {
         check(rc).with_context(|| format!("cannot give {} the address {mac}", self.name))
     }
 
-    /// Takes one frame the kernel sent to the tap, header included, if there is one.
+    /// Reads one frame that the kernel sent to the tap, with its virtio header; `None` if none is waiting.
     ///
     /// # Errors
-    /// As `read(2)`; `EBADFD` once the tap was deleted.
+    /// Like `read(2)`; `EBADFD` after the tap was deleted.
     pub fn receive(&self, queue: usize, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match (&self.queues[queue]).read(buffer) {
             Ok(len) => Ok(Some(len)),
@@ -135,10 +135,10 @@ impl Tap {
         }
     }
 
-    /// Sends one frame, header included, as the guest would. False: the kernel had no room for it.
+    /// Sends one frame, with its virtio header, as the guest. False if the kernel has no room for it.
     ///
     /// # Errors
-    /// As `write(2)`; `EBADFD` once the tap was deleted, `EIO` while it is down.
+    /// Like `write(2)`; `EBADFD` after the tap was deleted, `EIO` while it is down.
     pub fn send(&self, queue: usize, frame: &[u8]) -> io::Result<bool> {
         match (&self.queues[queue]).write(frame) {
             Ok(_) => Ok(true),
@@ -147,7 +147,7 @@ impl Tap {
         }
     }
 
-    /// Descriptors of all queues.
+    /// The descriptors of all queues.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.queues.iter().map(File::as_fd)
     }
@@ -167,12 +167,12 @@ struct Setting {
     value: u32,
 }
 
-/// Turns generic receive offload of a device on or off, as `ethtool -K IFNAME gro on` does.
+/// Switches generic receive offload of a device on or off, like `ethtool -K IFNAME gro on`.
 ///
 /// # Errors
-/// When there is no such device, or it has no such setting.
+/// Fails if there is no such device, or it lacks the setting.
 pub fn set_gro(ns: &Namespace, ifname: &str, on: bool) -> Result<()> {
-    /// linux/ethtool.h and linux/sockios.h.
+    /// From linux/ethtool.h and linux/sockios.h.
     const ETHTOOL_SGRO: u32 = 0x2c;
     const SIOCETHTOOL: libc::c_ulong = 0x8946;
     let set = || -> io::Result<()> {
@@ -255,7 +255,7 @@ mod tests {
             assert!(shown.contains("52:54:00:01:02:03"), "{shape:?}: {shown}");
             assert_eq!(tap.descriptors().count(), shape.queues);
             drop(tap);
-            // Another test's thread may be between fork and exec, with a copy of the descriptors.
+            // Another test's thread may be between fork and exec, and hold copies of the descriptors.
             eventually(Duration::from_secs(5), || {
                 anyhow::ensure!(
                     ns.ip("link show tap0").is_err(),
