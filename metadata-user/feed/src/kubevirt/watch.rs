@@ -1,12 +1,12 @@
 //! The two watches of the API server.
 //!
-//! VMIs have no field that a watch could select, so labels do: that of the node a VMI runs on, and that of the node it
-//! migrates to. A list gives the VMIs there are, and a watch what changes after it. The server ends a watch after a
-//! while; another goes on from the last version. When the server no longer has that version (410), or the list is old,
-//! everything is listed anew. Until a list is finished nothing is taken away from anybody.
+//! No field selector works on VMIs, so the watches select by label: one by the node a VMI runs on, one by the node it
+//! migrates to. A list returns the VMIs that exist, and a watch the changes after it. The server ends each watch after
+//! a while, and the next one continues from the last version. If the server no longer has that version (410), or the
+//! list is old, the watch lists everything again. No VMI is removed before a list is finished.
 //!
-//! kube-runtime's `watcher` is not used: it reports the start of a list, before any answer, like a success; it begins a
-//! watch that ended at once anew without a pause; and it keeps to itself when the server answered last.
+//! This module does not use kube-runtime's `watcher`. That one reports the start of a list like a success, restarts a
+//! watch that ended at once without a pause, and does not show when the server answered last.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -27,37 +27,38 @@ use super::{Vmi, VmiError, client};
 use crate::contact::{Contact, Failure, FailureKind};
 use crate::room;
 
-/// Objects of a page of a list at most.
+/// Most objects on a page of a list.
 const PAGE: u32 = 500;
-/// Objects of the first page: nobody knows yet how large they are.
+/// Most objects on the first page, while their size is unknown.
 const FIRST_PAGE: u32 = 32;
-/// Octets that a page should have; the next one is asked for by the size of the last. Parsed, they take three times that.
+/// Target size of a page in octets; the size of one page determines the next request. Parsed objects take three times
+/// that.
 const PAGE_OCTETS: usize = 4 << 20;
 /// Longest wait for a page of a list, or for the start of a watch.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How much later than asked for the server may end a watch before it counts as silent.
+/// How much later than requested the server may end a watch before the feed treats it as silent.
 const OVERDUE: Duration = Duration::from_secs(10);
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Debug)]
 pub(super) enum Heard {
-    /// A VMI is there, or another than it was.
+    /// A VMI is new or has changed.
     Applied(Origin, Box<Vmi>),
-    /// One is not of this watch any more.
+    /// A VMI has left this watch.
     Gone(Origin, String),
-    /// All there were at some moment have been told; these.
+    /// A list is finished; these are all its keys.
     Listed(Origin, BTreeSet<String>),
-    /// One cannot be read.
+    /// A VMI cannot be decoded.
     Unreadable(String, VmiError),
     /// The watch works again after failures.
     Back(Origin),
-    /// The server no longer has the version the watch was to go on from. A list follows at once.
+    /// The server no longer has the version to continue from. A list follows at once.
     HistoryGone(Origin),
     /// A request failed.
     Failed {
         /// The watch.
         origin: Origin,
-        /// Why.
+        /// The reason.
         failure: Failure,
         /// True for the first of a row of failures.
         first: bool,

@@ -1,13 +1,13 @@
-//! Records of libvirt's domains, told by libvirt's own hook.
+//! The feed of libvirt: one record for each domain, written by libvirt's hook.
 //!
-//! libvirt runs the scripts in `/etc/libvirt/hooks/qemu.d/` when a domain's life turns, with the domain's XML on
-//! standard input (libvirt, docs/hooks.rst). `xdp-imds libvirt-hook` is one of them: it makes a record of the
-//! domain, or takes it away, in `hook.d` below the agent's run directory, which the agent watches as it watches
-//! any directory of records. Libvirt itself is never asked anything: a hook that calls back waits for itself.
+//! libvirt runs the scripts in `/etc/libvirt/hooks/qemu.d/` when a domain starts, stops or migrates, and passes the
+//! domain's XML on standard input (libvirt, docs/hooks.rst). `xdp-imds libvirt-hook` is one of these scripts. It writes
+//! or removes the domain's record in `hook.d` below the agent's run directory. The agent watches `hook.d` like any
+//! directory of records. The hook never calls libvirt, because a hook that calls back waits for itself.
 //!
-//! What a record says comes from four places, each over the one before:
+//! A record has four sources; each overrides those before it:
 //!
-//! 1. what follows from the domain: name, UUID, architecture, NICs and their taps;
+//! the domain: name, UUID, architecture, NICs and their taps;
 //! 2. `defaults.yaml` in the directory of files, for all domains of the host;
 //! 3. the domain's `<metadata>`: an element `instance` of [`NAMESPACE`] ([`instance`] has its form);
 //! 4. `<uuid>.yaml` in the directory of files.
