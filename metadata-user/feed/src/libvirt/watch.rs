@@ -1,4 +1,4 @@
-//! The agent's side: the directory that the hook writes to.
+//! The agent's side: watches the directory that the hook writes to.
 
 use std::path::PathBuf;
 
@@ -6,15 +6,15 @@ use crate::teller::Teller;
 use crate::{FeedError, directory};
 use metadata_content::record::Limits;
 
-/// Watches the directory of the hook's records as [`directory::watch`] does. A record's key is its domain's UUID.
+/// Watches the hook's records like [`directory::watch`]. A record's key is its domain's UUID.
 ///
 /// # Errors
-/// As for [`directory::watch`].
+/// The errors of [`directory::watch`].
 pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
     directory::watch(dir, limits, tx.into().named(uuid)).await
 }
 
-/// A file's name less the ending.
+/// A file's name without its extension.
 fn uuid(name: String) -> String {
     name.rsplit_once('.').map_or(name.clone(), |(uuid, _)| uuid.to_owned())
 }
