@@ -1,4 +1,4 @@
-//! What a directory tells.
+//! What the feed of a directory publishes.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -18,14 +18,14 @@ use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
-/// Long enough for any event that is to come.
+/// Ample time for any expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn named(name: &str) -> String {
     FULL.replacen("name: web-1", &format!("name: {name}"), 1)
 }
 
-/// Puts a file in place the way writers should: written elsewhere, renamed.
+/// Writes a file as writers should: elsewhere, then renamed into place.
 fn put(dir: &Path, name: &str, text: &str) {
     let draft = dir.join(format!(".{name}.draft"));
     fs::write(&draft, text).expect("the draft is written");
@@ -43,7 +43,7 @@ impl Feed {
         Self { events }
     }
 
-    /// The next event in short: `+key=vm name`, `-key`, `!key`, `.`.
+    /// The next event, abbreviated: `+key=vm name`, `-key`, `!key`, `.`.
     async fn next(&mut self) -> String {
         let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
         match event.expect("the feed runs") {
@@ -103,7 +103,7 @@ async fn a_record_written_in_place_is_told_whole_however_slowly_it_is_written() 
     put(dir.path(), "a.yaml", &named("before"));
     let mut feed = Feed::start(dir.path());
     feed.expect(&["+a.yaml=before", "."]).await;
-    // Half of it is a good record too, of a VM without user-data.
+    // The first half alone is a good record of a VM without user-data.
     let text = named("after");
     let (half, rest) = text.split_at(text.find("user_data:").expect("the full record has user-data"));
     Record::parse("half.yaml", half).expect("half of it is a good record");
@@ -199,7 +199,7 @@ async fn a_mounted_config_map_is_reread_when_kubernetes_swaps_its_data() {
     feed.expect(&["+a.yaml=v2", "."]).await;
 }
 
-/// A record whose user-data is read from a file.
+/// A record with its user-data in a file.
 fn sourced(file: &str) -> String {
     let inline = "user_data: {text: \"#cloud-config\\nruncmd:\\n- [touch, /run/ud-ok]\\n\"}";
     assert!(FULL.contains(inline), "the record has changed");
@@ -233,7 +233,7 @@ fn with_credentials(token: &str, keys: &str) -> String {
     record.to_string()
 }
 
-/// Puts a token into a directory, as Kubernetes does: the files of a volume change all at once.
+/// Writes a token as Kubernetes does: all files of a volume change at once.
 fn rotate(volume: &Path, round: usize, token: &str) {
     let (data, draft) = (format!("..{round}"), volume.join("..data_tmp"));
     fs::create_dir_all(volume.join(&data)).expect("a directory is made");
@@ -246,7 +246,7 @@ fn rotate(volume: &Path, round: usize, token: &str) {
 }
 
 impl Feed {
-    /// The token of the next record that is told.
+    /// The token of the next published record.
     async fn token(&mut self) -> Option<String> {
         loop {
             let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
@@ -261,7 +261,7 @@ impl Feed {
         }
     }
 
-    /// The token, once it is this.
+    /// Waits until the token has this value.
     async fn until_token(&mut self, wanted: Option<&str>) {
         while self.token().await.as_deref() != wanted {}
     }
@@ -405,7 +405,7 @@ async fn the_feed_ends_when_nobody_listens() {
     assert!(ended.is_ok());
 }
 
-/// A record of a VM with user-data of its own.
+/// A record of a VM with user-data of this many octets.
 fn large(name: &str, octets: usize) -> String {
     let user_data = name.repeat(octets / name.len());
     format!(
@@ -432,7 +432,7 @@ async fn a_record_without_memory_is_refused_and_comes_when_another_goes() {
     feed.expect(&["-a.yaml"]).await;
     room.give_back(&RecordId::new(Source::File, "a.yaml"));
     feed.expect(&["+b.yaml=b"]).await;
-    // A larger version of what is served is refused, and the smaller one that follows is not.
+    // A larger version of a served record is refused, but the smaller one after it is not.
     put(dir.path(), "b.yaml", &large("b", 4 * LARGE / 3 + LARGE));
     feed.expect(&["!b.yaml"]).await;
     put(dir.path(), "b.yaml", &large("b", LARGE / 2));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Nothing is told within it.
+/// A time in which no event may arrive.
 const QUIET: Duration = Duration::from_millis(300);
 
 type Events = Receiver<(PodUid, PodEvent)>;
@@ -28,7 +28,7 @@ fn volume(room: &Path, pod: &PodUid, name: &str) -> PathBuf {
     room.join(pod.as_str()).join("volumes/kubernetes.io~projected").join(name)
 }
 
-/// Puts contents in force as kubelet does.
+/// Makes contents current, as kubelet does.
 fn write(room: &Path, pod: &PodUid, name: &str, contents: &str) {
     let volume = volume(room, pod, name);
     let dir = format!("..{}", fastrand::u64(..));
@@ -38,7 +38,7 @@ fn write(room: &Path, pod: &PodUid, name: &str, contents: &str) {
     fs::rename(volume.join("..data_tmp"), volume.join("..data")).expect("renamed");
 }
 
-/// What is told next, but that there is no launcher, which no pod here has.
+/// The next event, without those of the missing launchers.
 async fn next(events: &mut Events) -> Option<(PodUid, PodEvent)> {
     loop {
         match events.recv().await {
