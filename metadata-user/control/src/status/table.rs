@@ -1,14 +1,14 @@
-//! The same for people.
+//! Prints the status as text.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
 use super::{ApiServer, Guest, GuestState, GuestWay, PortState, RecordMemory, Shadowed, Status};
 
-/// Width of the left column.
+/// Width of the left column, in characters.
 const MARGIN: usize = 12;
 
-/// Prints how an agent is.
+/// Prints the state of an agent.
 pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let state = if status.troubles.is_empty() { "healthy" } else { "degraded" };
     let Status { version, pid, uptime, phase, side, .. } = status;
@@ -94,7 +94,7 @@ fn api_server(server: &ApiServer, out: &mut dyn Write) -> io::Result<()> {
     list("API server", std::iter::once(answered).chain(failing), out)
 }
 
-/// Prints how the guests of a name are.
+/// Prints the state of the guests that match a name.
 pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::Result<()> {
     if guests.is_empty() {
         return writeln!(
@@ -138,12 +138,12 @@ fn row(name: &str, value: &dyn Display, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{name:MARGIN$}{value}")
 }
 
-/// The name before the first line, and nothing at all without lines.
+/// Prints lines below a name, and nothing if there are none.
 fn list(name: &str, lines: impl Iterator<Item = impl Display>, out: &mut dyn Write) -> io::Result<()> {
     lines.enumerate().try_for_each(|(n, line)| row(if n == 0 { name } else { "" }, &line, out))
 }
 
-/// Columns as wide as their widest cell, the last one ragged.
+/// Prints columns as wide as their widest cell; the last one may exceed its width.
 fn grid<const N: usize>(name: &str, rows: Vec<[String; N]>, out: &mut dyn Write) -> io::Result<()> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
     let widths: [usize; N] = std::array::from_fn(width);
@@ -154,7 +154,7 @@ fn grid<const N: usize>(name: &str, rows: Vec<[String; N]>, out: &mut dyn Write)
     list(name, lines, out)
 }
 
-/// A time as people say it.
+/// A duration for people.
 struct Span(f64);
 
 impl Display for Span {

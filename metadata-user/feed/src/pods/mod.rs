@@ -213,12 +213,12 @@ pub struct Pod {
     pub uid: PodUid,
     /// The launcher's PID.
     pub pid: u32,
-    /// The devices that connect guests, by name.
+    /// The network namespace in the form of [`PortName::netns`](metadata_base::port::PortName::netns):
     /// `/proc/<pid>/ns/net`.
     pub netns: String,
-    /// Devices by which guests can be reached, by name.
+    /// The devices that connect guests, by name.
     pub taps: Vec<Tap>,
-    /// All other Ethernet devices but the loopback, by name.
+    /// All other Ethernet devices except the loopback, by name.
     pub nics: Vec<PodNic>,
 }
 
