@@ -76,7 +76,7 @@ pub struct Port {
     pub port: String,
     /// The NIC's MAC.
     pub mac: String,
-    /// What requests from there get.
+    /// How requests from this NIC are answered.
     pub state: GuestState,
     /// The other record that has this MAC on this port, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -141,7 +141,7 @@ pub enum Phase {
     Starting,
     /// The agent serves guests.
     Serving,
-    /// It serves what it holds, and ends.
+    /// The agent completes the requests it holds, and ends.
     Draining,
 }
 
@@ -193,13 +193,13 @@ pub struct Ports {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortState {
-    /// Its guests are served.
+    /// The port's guests are served.
     Attached,
-    /// Its interface is not there yet.
+    /// The port's interface does not exist yet.
     Waiting,
-    /// It has no record, and `guard: all` keeps it closed.
+    /// The port has no record, and `guard: all` keeps it closed.
     Closed,
-    /// It cannot be attached, or not all of its guests can be served.
+    /// The port cannot be attached, or some of its guests cannot be served.
     Error,
 }
 
@@ -385,9 +385,9 @@ pub enum GuestState {
 /// The exit code of the verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The agent is healthy, or the guest is known.
+    /// The agent is healthy, or every guest of the name is served.
     Healthy = 0,
-    /// An operator needs to act, or the guest is unknown.
+    /// An operator needs to act, or a guest is not served or unknown.
     Degraded = 1,
     /// No agent answers.
     NoAgent = 2,

@@ -67,7 +67,7 @@ impl FailureKind {
 pub struct Failure {
     /// The kind of failure.
     pub kind: FailureKind,
-    /// What the server or the kernel reported.
+    /// The message of the server or the kernel.
     pub reason: String,
 }
 

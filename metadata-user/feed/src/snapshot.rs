@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_without_the_files_beside_it() {
+    fn a_snapshot_reads_back_without_other_files() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
         let written = write(&path, &records(&["b", "a"])).expect("written");
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_left_out_and_counted() {
+    fn records_beyond_the_snapshots_limit_are_omitted_and_counted() {
         let all = records(&["a", "b", "c"]);
         let (whole, _) = encode(&all, usize::MAX);
         let (octets, written) = encode(&all, whole.len() - 10);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_kept_and_what_names_none_is_a_files() {
+    fn sources_read_back_and_a_line_without_one_is_a_files() {
         let kept = [(RecordId::new(Source::Kubevirt, "ns/vm"), Arc::new(record("vm")))];
         let (octets, _) = encode(&kept, usize::MAX);
         let read = |octets: &[u8]| decode(octets).expect("whole")[0].0.clone();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_snapshot_is_told_without_what_is_in_it() {
+    fn the_error_of_a_snapshot_omits_its_content() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
         assert!(matches!(read(&path, &Limits::DEFAULT), Err(SnapshotError::Absent { .. })));

@@ -31,7 +31,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     }
     row("identities", &status.identities, out)?;
     if status.has_left {
-        row("left", &"ports of an agent before that no record has named yet: they stay closed", out)?;
+        row("inherited", &"ports of the previous agent stay closed until a record names them", out)?;
     }
     list("conflicts", status.conflicts.iter(), out)?;
     list(
@@ -249,7 +249,7 @@ ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
 instances   9 served (file)
 memory      6 of 512 MiB for records taken
 identities  9
-left        ports of an agent before that no record has named yet: they stay closed
+inherited   ports of the previous agent stay closed until a record names them
 refused     web.yaml: no vm
 shadowed    ns.yaml: by api/ns
 API server  last answered 5 min 10 s ago
@@ -301,7 +301,7 @@ holds       2 connections, 1 waiting requests
     }
 
     #[test]
-    fn times_are_said_as_people_do() {
+    fn durations_are_printed_for_people() {
         let cases = [
             (0.26, "0.3 s"),
             (59.0, "59.0 s"),

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_told_in_a_line_and_parted_from_their_payload() {
+    fn a_frame_is_described_in_a_line_and_split_from_its_payload() {
         let ethernet = || PacketBuilder::ethernet2([2; 6], [4; 6]);
         let vlan = || ethernet().single_vlan(7.try_into().expect("a VLAN"));
         let data = b"secret";
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_was_cut_tells_its_whole_length() {
+    fn a_cut_frame_is_described_with_its_whole_length() {
         let whole = built(|frame| {
             let tcp =
                 PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4(GUEST, SERVED, 64).tcp(1, 80, 7, 512).ack(1);

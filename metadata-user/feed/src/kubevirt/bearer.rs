@@ -97,7 +97,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn a_token_that_is_renewed_is_sent_within_a_minute_and_one_that_is_gone_stays() {
+    fn a_renewed_token_is_sent_within_a_minute_and_a_lost_one_stays() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join("token");
         fs::write(&path, "one\n").expect("written");

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_vm_starts_once_its_record_has_been_told() {
+    async fn a_vm_starts_once_its_record_is_published() {
         let (_dir, socket, mut calls) = hook();
         let asked = tokio::spawn(async move { call(&socket, METHOD, message("PreVMStart", VMI)).await });
         let Call { vmi, point, done } = calls.recv().await.expect("a call");
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_vm_that_is_not_ready_is_unavailable_after_a_while() {
+    async fn a_vm_that_is_not_ready_is_unavailable_after_the_wait() {
         let (_dir, socket, mut calls) = hook();
         let begun = Instant::now();
         let asked = tokio::spawn(async move { call(&socket, METHOD, message("PreVMStart", VMI)).await });
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_needs_no_waiting_is_answered_at_once() {
+    async fn other_hook_points_are_answered_at_once() {
         let (_dir, socket, mut calls) = hook();
         for (name, point) in [
             ("PreMigrationTarget", Some(Point::Comes)),
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_call_is_refused() {
+    async fn an_invalid_call_is_refused() {
         let (_dir, socket, mut calls) = hook();
         let good = message("PreVMStart", VMI);
         let mut compressed = good.to_vec();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_of_an_agent_before_is_replaced_and_anything_else_stays() {
+    async fn a_previous_agents_socket_is_replaced_and_another_file_stays() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("hook.sock");
         drop(open(&path).expect("a socket"));

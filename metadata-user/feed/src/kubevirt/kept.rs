@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_read_again_and_private() {
+    fn the_kept_file_is_private_and_reads_back() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(FILE);
         assert!(read(&path).expect("no file is no fault").is_empty());
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_or_of_another_kind_gives_what_is_whole() {
+    fn a_cut_file_gives_its_complete_vmis_and_another_format_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(FILE);
         let whole = encode(vmis().iter()).expect("JSON");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_left_out() {
+    fn vmis_beyond_the_octets_of_the_file_are_omitted() {
         let one = encode(vmis()[..1].iter()).expect("JSON");
         assert_eq!(encode_within(one.len(), vmis().iter()).expect("JSON"), one);
     }

@@ -114,7 +114,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn what_is_not_said_has_a_default_and_what_is_unknown_is_refused() {
+    fn absent_options_have_defaults_and_unknown_ones_are_refused() {
         let options: Options = serde_yaml::from_str("{}").expect("all defaults");
         assert_eq!(options, Options::default());
         let text = "{node: n1, kubelet: /kubelet, opt_in: true, instance_id: namespace-name, \

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_failures_ends_once_what_failed_works() {
+    fn a_row_of_failures_ends_once_the_failed_operation_works() {
         let row = |fail: fn(&mut Pauses) -> Duration| {
             let mut pauses = Pauses::new(PACE);
             (0..9).for_each(|_| _ = fail(&mut pauses));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_history_costs_no_pause_until_it_is_lost_again_before_a_watch_works() {
+    fn a_history_lost_twice_before_a_watch_works_causes_a_pause() {
         let mut pauses = Pauses::new(PACE);
         assert_eq!(pauses.history_is_gone(), None);
         for failures in 1..20 {

@@ -409,7 +409,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_unknown_or_null_is_passed_over() {
+    fn unknown_and_null_fields_are_ignored() {
         let vmi = Vmi::from_value(json!({
             "apiVersion": "kubevirt.io/v9", "kind": "VirtualMachineInstance",
             "metadata": {"name": "a", "namespace": "b", "uid": "c", "labels": null, "managedFields": [{}]},
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn another_form_is_refused_by_field_and_not_repeated() {
+    fn an_unexpected_form_is_refused_by_its_field_name_alone() {
         let text = br#"{"spec": {"volumes": [{"cloudInitNoCloud": {"userData": ["hunter2"]}}]}}"#;
         let error = Vmi::read(text).expect_err("no text").to_string();
         assert!(error.contains("spec.volumes[0].cloudInitNoCloud.userData"), "{error}");
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vmi_does_not_show_what_it_holds() {
+    fn the_debug_form_of_a_vmi_omits_its_content() {
         let text = br#"{"metadata": {"name": "a", "namespace": "b"},
             "spec": {"volumes": [{"cloudInitNoCloud": {"userData": "hunter2"}}]}}"#;
         assert_eq!(format!("{:?}", Vmi::read(text).expect("a VMI")), "Vmi(b/a)");

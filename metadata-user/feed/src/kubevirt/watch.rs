@@ -324,7 +324,7 @@ mod tests {
     use super::{PAGE, PAGE_OCTETS, next_page};
 
     #[test]
-    fn the_next_page_is_as_long_as_its_objects_are_small() {
+    fn the_length_of_the_next_page_follows_the_size_of_objects() {
         for (objects, octets, expected) in [
             (0, 0, PAGE),
             (32, 32 * 1_000, PAGE),

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_turn_of_a_domains_life_writes_takes_away_or_leaves() {
+    fn each_event_of_a_domain_writes_removes_or_keeps_its_record() {
         let (made, to_be_made) = (Action::Write(Taps::Made), Action::Write(Taps::ToBeMade));
         let cases = [
             ("prepare", "begin", to_be_made),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_changes_and_its_generation_grows_only_with_what_it_says() {
+    fn a_records_generation_grows_only_with_its_content() {
         let room = Room::new();
         let write = |label: &str| {
             let children = format!("<label>{label}</label>");
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_would_be_refused_is_shown_but_never_in_the_place_of_a_good_one() {
+    fn an_invalid_record_is_written_but_never_over_a_good_one() {
         let room = Room::new();
         let bad = "<ssh-key>two\tlines</ssh-key><label>bad</label>";
         room.hook("start begin -", bad, "vnet7").expect_err("no record");
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_that_asks_no_longer_has_no_record_any_more() {
+    fn a_domain_that_drops_its_metadata_loses_its_record() {
         let room = Room::new();
         room.hook("start begin -", "", "vnet7").expect("hooked").expect("a record");
         let bare = format!("<domain><name>web</name><uuid>{UUID}</uuid></domain>");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_taps_have_names_takes_no_port_away() {
+    fn an_event_before_the_taps_have_names_removes_no_port() {
         let room = Room::new();
         let early = room.hook("prepare begin -", "", "vnet7").expect("hooked").expect("a record");
         assert!(early["network"]["nics"][0]["port"].is_null());
@@ -348,14 +348,14 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_domain_needs_nothing_of_it_but_its_uuid() {
+    fn the_end_of_a_domain_needs_only_its_uuid() {
         let room = Room::new();
         room.hook("start begin -", "", "vnet7").expect("hooked").expect("a record");
         assert_eq!(room.hook("release end -", "<nonsense/>", "vnet7").expect("hooked"), None);
     }
 
     #[test]
-    fn only_a_hooks_command_line_is_answered_with_silence() {
+    fn only_the_hooks_command_line_is_silent() {
         let cases = [
             ("xdp-imds libvirt-hook --help", true),
             ("xdp-imds libvirt-hook", true),

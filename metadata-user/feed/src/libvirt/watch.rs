@@ -31,7 +31,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn records_go_by_the_uuid_of_their_domain_until_nobody_listens() {
+    async fn records_have_their_domains_uuid_as_key() {
         let room = tempfile::tempdir().expect("a directory");
         let uuid = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
         let path = room.path().join(format!("{uuid}.json"));

@@ -324,7 +324,7 @@ mod tests {
     use super::credential_volume;
 
     #[test]
-    fn a_credentials_volume_has_kubevirts_name_however_long_the_secrets_is() {
+    fn a_credentials_volume_has_kubevirts_name_for_secrets_of_any_length() {
         let long = format!("team-a-{}", "x".repeat(50));
         assert_eq!(credential_volume("bob"), "bob-access-cred");
         assert_eq!(credential_volume(&long[..51]), format!("{}-access-cred", &long[..51]));

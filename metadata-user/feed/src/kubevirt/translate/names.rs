@@ -46,7 +46,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_nic_is_looked_for_under_every_name_kubevirt_gives() {
+    fn a_nic_is_found_under_every_name_kubevirt_gives() {
         let vmi = Vmi::from_value(json!({
             "spec": {"networks": [
                 {"name": "red", "multus": {"networkName": "r"}},
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_primary_networks_tap_has_its_name_whatever_the_pods_nic_is_called() {
+    fn the_primary_networks_tap_has_a_fixed_name() {
         let vmi = Vmi::from_value(json!({
             "spec": {"networks": [{"name": "udn", "multus": {"networkName": "u", "default": true}}]},
             "status": {"interfaces": [{"name": "udn", "podInterfaceName": "ovn-udn1"}]},

@@ -249,7 +249,7 @@ fn l2bridge_on_a_primary_user_defined_network_is_served_on_its_managed_tap() {
 }
 
 #[test]
-fn options_say_who_is_served() {
+fn the_options_select_the_vms_to_serve() {
     let wanted = |annotation: &str, options: Value| {
         let mut vmi = json!({"metadata": {"name": "a", "namespace": "n"}});
         if !annotation.is_empty() {
@@ -301,7 +301,7 @@ fn record(translation: Translation) -> Record {
 }
 
 #[test]
-fn custom_keys_keep_to_their_limits_and_what_is_left_out_is_told() {
+fn custom_keys_beyond_the_limits_are_omitted_and_reported() {
     let many: BTreeMap<String, String> = (0..17).map(|n| (format!("k{n:02}"), "v".repeat(256))).collect();
     let cases = [
         (json!({"instance-id": "i", "good": "v"}), vec!["instance-id"], 1),
@@ -351,13 +351,13 @@ fn host_names_are_kubevirts() {
 }
 
 #[test]
-fn a_firmware_without_uuid_leaves_the_vmis_own() {
+fn without_a_firmware_uuid_the_vmis_uid_is_used() {
     let record = record(with(json!({"spec": {"domain": {"firmware": null}}}), &[], json!({})));
     assert_eq!(record.vm.uuid.as_str(), "b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10");
 }
 
 #[test]
-fn nothing_said_repeats_a_secret() {
+fn no_problem_repeats_a_secret() {
     let secret = "hunter2";
     let volumes = json!([{"name": "ci", "cloudInitNoCloud": {
         "userDataBase64": "hunter2!", "networkData": "hunter2", "metaData": {"k": "hunter2".repeat(99)},
