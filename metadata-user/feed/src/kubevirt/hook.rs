@@ -18,12 +18,11 @@
 //! virt-handler calls again, and the VM starts once its metadata is ready. virt-handler may repeat every call.
 
 use std::convert::Infallible;
-use std::fs;
-use std::io;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Limited, StreamBody};
@@ -344,7 +343,7 @@ mod tests {
         for (what, method, body, status) in cases {
             assert_eq!(call(&socket, method, body).await, (status, 0), "{what}");
         }
-        assert!(calls.try_recv().is_err(), "nothing of it is told");
+        assert!(calls.try_recv().is_err(), "a refused call reached the feed");
     }
 
     #[tokio::test]
@@ -352,7 +351,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("hook.sock");
         drop(open(&path).expect("a socket"));
-        drop(open(&path).expect("in the place of the one before"));
+        drop(open(&path).expect("replaces the former socket"));
         std::fs::remove_file(&path).expect("the socket");
         std::fs::write(&path, "precious").expect("a file");
         let error = open(&path).expect_err("a file is in the way").to_string();

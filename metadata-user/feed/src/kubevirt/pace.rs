@@ -148,7 +148,7 @@ mod tests {
         }
         let mut pauses = row(Pauses::watch_failed);
         pauses.listed();
-        assert!(pauses.watch_failed() > PACE.first, "a list says nothing of watches");
+        assert!(pauses.watch_failed() > PACE.first, "a list does not reset a watch");
     }
 
     #[test]

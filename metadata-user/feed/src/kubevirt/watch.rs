@@ -56,7 +56,7 @@ pub(super) enum Heard {
     HistoryGone(Origin),
     /// A request failed.
     Failed {
-        /// The watch.
+        /// The watch of the request.
         origin: Origin,
         /// The reason.
         failure: Failure,
@@ -79,11 +79,11 @@ pub(super) struct Watch {
 enum End {
     /// The server has closed the watch.
     Closed,
-    /// It is time for another list.
+    /// The time for the next full list has come.
     Relist,
     /// A request failed.
     Failed(Failure),
-    /// The feed has ended.
+    /// The feed's receiver was dropped.
     Unheard,
 }
 
@@ -94,7 +94,7 @@ impl From<Failure> for End {
 }
 
 impl Watch {
-    /// The watch of a node's VMIs that `origin` names.
+    /// Creates a watch of a node's VMIs; `origin` selects the label.
     pub(super) fn new(
         (origin, node): (Origin, &str),
         client: Client,
@@ -109,7 +109,7 @@ impl Watch {
         Self { origin, api, selector: format!("{label}={node}"), pace, contact, heard }
     }
 
-    /// Reports the VMIs until the feed ends.
+    /// Publishes VMIs until the feed ends.
     pub(super) async fn follow(self) {
         let mut pauses = Pauses::new(self.pace);
         let mut version = None;
@@ -136,7 +136,7 @@ impl Watch {
                 End::Relist => Duration::ZERO,
                 End::Closed => pauses.ended(),
                 End::Failed(failure) => {
-                    // What cannot be read would come again with each watch from the same version.
+                    // An unreadable event would repeat with each watch from the same version.
                     if matches!(failure.kind, FailureKind::Gone | FailureKind::Unreadable) {
                         version = None;
                     }
@@ -170,7 +170,7 @@ impl Watch {
         }
     }
 
-    /// Reports what changes after a version, and moves the version on.
+    /// Publishes the changes after a version, and advances the version.
     async fn watch(&self, version: &mut String, relist: Instant, pauses: &mut Pauses) -> End {
         match self.changes(version, relist, pauses).await {
             Ok(end) | Err(end) => end,
@@ -189,7 +189,7 @@ impl Watch {
         let mut works = false;
         loop {
             let until = if works { silent } else { lasts.min(silent) }.min(relist);
-            // An answer that only begins is not useful: a server that suffers accepts watches and drops them.
+            // A started response proves nothing: an overloaded server accepts watches and drops them.
             let event = match timeout_at(until, events.next()).await {
                 Ok(Some(event)) => event.map_err(|error| client::failure(&error))?,
                 Ok(None) if works || begun.elapsed() >= self.pace.short => {
@@ -215,7 +215,7 @@ impl Watch {
         }
     }
 
-    /// The watch works.
+    /// Notes that the watch works.
     async fn works(&self, pauses: &mut Pauses) -> Result<(), End> {
         pauses.works();
         if self.contact.works(self.origin.name(), Instant::now().into_std()) {
@@ -251,13 +251,13 @@ impl Watch {
     }
 }
 
-/// Objects of the page after one of so many objects and octets.
+/// The number of objects to request, after a page of `objects` objects and `octets` octets.
 fn next_page(objects: usize, octets: usize) -> u32 {
     let each = octets.checked_div(objects).unwrap_or(0).max(1);
     u32::try_from(PAGE_OCTETS / each).unwrap_or(PAGE).clamp(1, PAGE)
 }
 
-/// The answer to a request, if it comes in time.
+/// The response to a request, or a failure after [`ANSWER`].
 async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
     match timeout(ANSWER, request).await {
         Ok(answer) => answer.map_err(|error| client::failure(&error)),
@@ -275,7 +275,7 @@ fn cut_short(time: Duration) -> Failure {
     Failure { kind: FailureKind::CutShort, reason }
 }
 
-/// A version, which everything that the API server gives has.
+/// The version of a response; the API server always sends one.
 fn versioned(version: Option<String>) -> Result<String, Failure> {
     version.filter(|version| !version.is_empty()).ok_or_else(|| {
         let reason = "expected a resourceVersion, found none".into();
@@ -283,7 +283,7 @@ fn versioned(version: Option<String>) -> Result<String, Failure> {
     })
 }
 
-/// The version after an event, and what it means for the feed; a bookmark means nothing else.
+/// The version after an event, and the event for the feed; a bookmark has only a version.
 fn understand(origin: Origin, event: WatchEvent<DynamicObject>) -> Result<(String, Option<Heard>), Failure> {
     let at = |object: &DynamicObject| versioned(object.metadata.resource_version.clone());
     Ok(match event {

@@ -52,7 +52,7 @@ pub const XML_OCTETS: usize = 8 << 20;
 /// Most elements, texts and comments in the XML; a domain with hundreds of devices has about ten thousand.
 pub const XML_NODES: u32 = 1 << 18;
 
-/// Record fields whose octets may be in a separate file.
+/// Record fields that may be in a separate file.
 const PAYLOADS: [&str; 3] = ["user_data", "vendor_data", "vendor_data2"];
 
 /// Why a domain gets no record.

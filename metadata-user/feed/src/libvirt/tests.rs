@@ -3,9 +3,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::compose;
 use super::domain::{Domain, Taps, uuid};
-use super::{DEFAULTS, NAMESPACE, XML_OCTETS};
+use super::{DEFAULTS, NAMESPACE, XML_OCTETS, compose};
 use metadata_content::record::{Limits, Record};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
@@ -268,7 +267,7 @@ fn defaults_go_below_the_metadata_and_the_domains_file_above() {
     assert_eq!(record.instance_type(), "xml", "the metadata is over the defaults");
     assert_eq!(record.metadata.0.iter().collect::<Vec<_>>(), [(&"from".to_owned(), &"file".to_owned())]);
     assert_eq!((record.placement.region.as_str(), record.placement.zone.as_str()), ("eu", "local-a"));
-    assert_eq!(record.vm.uuid.as_str(), UUID, "who the domain is, no file can say");
+    assert_eq!(record.vm.uuid.as_str(), UUID, "no file changes the domain's UUID");
     let vendor = record.vendor_data.as_ref().and_then(|payload| payload.bytes());
     assert_eq!(vendor.as_deref(), Some(&b"#cloud-config\n{}\n"[..]));
     let [nic, vlan] = &record.network.nics[..] else { panic!("{:?}", record.network) };

@@ -6,10 +6,9 @@
 
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use super::PodUid;
 

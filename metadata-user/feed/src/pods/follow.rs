@@ -16,8 +16,7 @@ use super::files::Wanted;
 use super::launcher::{self, Launcher};
 use super::tend::{Wished, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
-use metadata_links::devices::LinkList;
-use metadata_links::devices::Seen;
+use metadata_links::devices::{LinkList, Seen};
 use metadata_links::error::LinkError;
 use metadata_links::inlet;
 use metadata_links::processes::Meant;
@@ -135,7 +134,7 @@ async fn tell_of(
         };
         match told {
             Ok(trouble) if !std::mem::replace(&mut complained, true) => {
-                tracing::warn!(%pod, pid, "devices cannot be looked at: {trouble}");
+                tracing::warn!(%pod, pid, "cannot read the pod's devices: {trouble}");
             }
             Ok(_) => {}
             Err(deaf) => return deaf,

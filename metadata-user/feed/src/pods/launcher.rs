@@ -13,11 +13,10 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::fs;
-use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::{fs, io};
 
 use tokio::net::UnixStream;
 
@@ -60,7 +59,7 @@ enum Reason {
     Deserted,
     #[error("connecting is refused: {0}; for a socket of another user that takes CAP_DAC_OVERRIDE")]
     Refused(io::Error),
-    #[error("whoever listens is not in this process namespace; the agent needs `hostPID: true`")]
+    #[error("the listener is in another process namespace; the agent needs `hostPID: true`")]
     Unseen,
     #[error("process {pid} is not in the pod's control group{}", found.as_ref().map(|pod| format!(", but in that of pod {pod}")).unwrap_or_default())]
     Foreign { pid: u32, found: Option<PodUid> },

@@ -175,7 +175,7 @@ fn records_beyond_a_sources_limit_are_refused_and_others_unaffected() {
     assert_eq!((registry.count(Source::Api), registry.count(Source::Hook)), (2, 1));
 }
 
-/// Whatever comes in whatever order, what is in force is what the rule says of all there is.
+/// In any order of events, the changes leave exactly the records in force that the rule selects.
 #[test]
 fn changes_add_up_to_the_records_in_force() {
     let mut rng = fastrand::Rng::with_seed(11);
@@ -197,7 +197,7 @@ fn changes_add_up_to_the_records_in_force() {
                 match change {
                     Change::Put(id, record) => drop(in_force.insert(id, record.generation)),
                     Change::Drop(id) => assert!(in_force.remove(&id).is_some(), "{id} was not in force"),
-                    Change::Expect(id, _) => panic!("{id} is expected, and nobody said so"),
+                    Change::Expect(id, _) => panic!("{id} is expected without an event"),
                 }
             }
             let highest = |vm: &str| all.iter().find(|(_, (of, _))| *of == vm).map(|(id, _)| id.source);

@@ -3,7 +3,7 @@ use crate::registry::RecordId;
 use metadata_content::record::Record;
 use metadata_content::source::Source;
 
-/// A record with so many octets of user-data, of `letter`.
+/// A record whose user-data repeats `letter` this many times.
 fn record(letter: &str, octets: usize) -> Record {
     let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: a, \
                 project: {id: p, number: 1, account: '000000000000'}}\nhostname: {short: a}\n\
@@ -72,7 +72,7 @@ fn freed_memory_is_announced_once_it_suffices() {
     room.give_back(&id("small"));
     assert!(freed.has_changed().expect("the room is there"));
     room.take(&id("large"), &large).expect("there is room now");
-    // It is announced each time: whoever was passed over hears of the next.
+    // Each release is announced, so that a refused record gets another chance.
     let freed = room.freed();
     room.give_back(&id("large"));
     assert!(freed.has_changed().expect("the room is there"));

@@ -212,7 +212,7 @@ fn every_binding_takes_every_source_in_every_state() {
             for state in &states {
                 let mut case = joined(&[&base, binding, source, state]);
                 if binding.unserved {
-                    // Nobody can ask, so nothing is looked for.
+                    // No guest can send requests, so no data is read.
                     case.problems.clone_from(&binding.problems);
                 }
                 check(&case);
@@ -273,7 +273,7 @@ fn the_options_select_the_vms_to_serve() {
     }
 }
 
-/// The base with a change, and what is said of it.
+/// The translation of the base VMI with a change.
 fn with(vmi: Value, files: &[(&str, &str, &str)], options: Value) -> Translation {
     let Tables { base, bindings, .. } = tables();
     let files = files.iter().map(|(volume, file, text)| {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{NOTHING, Story, named, secretive, vmi};
 use crate::kubevirt::Vmi;
-use crate::kubevirt::core::{Origin, VMIS_OCTETS};
+use crate::kubevirt::core::{MAX_VMIS, Origin, VMIS_OCTETS};
 use crate::pods::PodEvent;
 
 #[test]
