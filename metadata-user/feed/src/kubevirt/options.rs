@@ -16,7 +16,7 @@ pub const DEFAULT_KUBELET: &str = "/var/lib/kubelet";
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// The node's name; [`NODE_VARIABLE`] by default.
+    /// The node's name; by default the environment variable `NODE_NAME`.
     pub node: Option<String>,
     /// kubelet's root directory, which holds the pods' volumes.
     pub kubelet: PathBuf,
@@ -85,7 +85,7 @@ impl Options {
     }
 }
 
-/// The values of `instance_id`.
+/// `instance_id`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InstanceId {
@@ -96,7 +96,7 @@ pub enum InstanceId {
     NamespaceName,
 }
 
-/// The values of `passt`.
+/// `passt`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Passt {
