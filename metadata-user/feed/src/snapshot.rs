@@ -188,7 +188,7 @@ fn decode(
                 let source = source.as_deref().and_then(Source::of).unwrap_or_default();
                 records.push((RecordId::new(source, &key), record));
             }
-            Err(error) => tracing::warn!(record = key, "left out of the snapshot: {error}"),
+            Err(error) => tracing::warn!(record = key, "a record of the snapshot was skipped: {error}"),
         }
     }
     Ok(Ok(records))

@@ -166,7 +166,7 @@ impl Mailboxes {
                 Ok(state) => mailbox.replace(state),
                 Err(error) => {
                     self.loads_failed.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(vm = mailbox.vm(), %error, "what the VM wrote last cannot be read");
+                    tracing::warn!(vm = mailbox.vm(), %error, "cannot read the VM's mailbox again");
                 }
             }
         }
@@ -193,7 +193,7 @@ impl Mailboxes {
         let state = read(&path).unwrap_or_else(|error| {
             self.loads_failed.fetch_add(1, Ordering::Relaxed);
             let kept = fs::rename(&path, bad(&path));
-            tracing::warn!(vm, %error, aside = kept.is_ok(), "what the VM wrote cannot be read; it begins anew");
+            tracing::warn!(vm, %error, aside = kept.is_ok(), "cannot read the VM's mailbox; it starts empty");
             State::default()
         });
         let queue = disk.saver.clone();
@@ -272,7 +272,7 @@ impl Outcomes {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 if !self.failing.swap(true, Ordering::Relaxed) {
                     let vm = kept.vm();
-                    tracing::warn!(vm, %error, "what VMs write is not on disk; check the state directory");
+                    tracing::warn!(vm, %error, "cannot save a mailbox; check the state directory");
                 }
             }
         }

@@ -177,7 +177,7 @@ impl Core {
             }
             Some(known) if known.vmi.metadata.uid != vmi.metadata.uid => self.drop_vmi(&key),
             None if self.vmis.len() >= MAX_VMIS => {
-                let reason = format!("this node has {MAX_VMIS} VMIs already, and serves no more");
+                let reason = format!("expected at most {MAX_VMIS} VMIs on a node, found one more");
                 self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
                 return;
             }

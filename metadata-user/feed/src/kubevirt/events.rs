@@ -26,7 +26,7 @@ pub(super) async fn write(client: Client, node: String, mut reports: mpsc::Recei
         let api: Api<Event> = Api::namespaced(client.clone(), &report.namespace);
         let Some(event) = event(&report, &node, now()) else { continue };
         if let Err(error) = api.create(&PostParams::default(), &event).await {
-            debug!(vmi = report.name, "no Event: {error}");
+            debug!(vmi = report.name, "the Event was not written: {error}");
         }
         tokio::time::sleep(PAUSE).await;
     }

@@ -146,7 +146,7 @@ pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                warn!("the node hook's socket: {error}");
+                warn!("cannot accept a call of the node hook: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -159,7 +159,7 @@ pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
             server.max_concurrent_streams(1);
             let conversation = server.serve_connection(TokioIo::new(stream), answer);
             if let Ok(Err(error)) = tokio::time::timeout(WAIT * 4, conversation).await {
-                debug!("a caller of the node hook: {error}");
+                debug!("a call of the node hook failed: {error}");
             }
             drop(turn);
         });
@@ -205,13 +205,13 @@ async fn handle(request: Request<Incoming>, calls: &mpsc::Sender<Call>) -> Resul
     let (done, told) = oneshot::channel();
     let call = Call { vmi: Box::new(vmi), point, done };
     let unavailable = |why: &str| (Status::Unavailable, format!("{key}: {why}"));
-    calls.send(call).await.map_err(|_| unavailable("the agent is about to end"))?;
+    calls.send(call).await.map_err(|_| unavailable("the agent is stopping"))?;
     if point != Point::Starts {
         return Ok(());
     }
     match tokio::time::timeout(WAIT, told).await {
         Ok(Ok(())) => Ok(()),
-        _ => Err(unavailable("its metadata is not ready yet; what it asks is held until it is")),
+        _ => Err(unavailable("the VM's metadata is not ready yet; the agent holds its requests until then")),
     }
 }
 

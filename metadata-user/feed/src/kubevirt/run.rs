@@ -230,7 +230,7 @@ impl Run {
                 self.core.has_changed();
             }
             Err(error) => {
-                warn!("{}: {error}; VMs are served once the API server has named them", path.display())
+                warn!("{}: {error}; the API server must name the VMs first", path.display())
             }
         }
     }
@@ -356,11 +356,11 @@ impl Run {
             Ok(octets) => {
                 self.keeping = Some(tokio::task::spawn_blocking(move || {
                     if let Err(error) = kept::write(&path, &octets) {
-                        warn!("VMIs are not kept in {}: {error}", path.display());
+                        warn!("cannot write the VMIs to {}: {error}", path.display());
                     }
                 }));
             }
-            Err(error) => warn!("VMIs are not kept: {error}"),
+            Err(error) => warn!("cannot encode the VMIs: {error}"),
         }
     }
 

@@ -171,7 +171,7 @@ fn tell(domain: &Domain, record: &Record, warnings: &[Warning], log: &Log) {
     log.say(
         Severity::Info,
         &match &taps[..] {
-            [] => "has a record; no tap of it has a name yet".to_owned(),
+            [] => "has a record, but none of its taps has a name yet".to_owned(),
             taps => format!("has a record, served on {}", taps.join(", ")),
         },
     );
@@ -233,7 +233,7 @@ mod tests {
             self.0.path().join(format!("run/{DIRECTORY}/{UUID}.json"))
         }
 
-        /// What the hook makes of this operation on a domain with these children of our element and this tap.
+        /// Runs the hook for an operation on a domain with this tap and these children of our element.
         fn hook(&self, words: &str, children: &str, tap: &str) -> Result<Option<Value>, LibvirtError> {
             let element = format!("<instance xmlns='{}'>{children}</instance>", super::super::NAMESPACE);
             self.feed(

@@ -11,7 +11,7 @@ const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const NIC: &str = "<interface type='bridge'><mac address='52:54:00:00:00:01'/><source bridge='br0'/>\
                    <target dev='vnet7'/></interface>";
 
-/// A domain with this in its metadata and among its devices.
+/// A domain's XML with these elements in its metadata and devices.
 fn domain(metadata: &str, devices: &str) -> String {
     format!(
         "<domain type='kvm' id='3'><name>web</name><uuid>{UUID}</uuid><metadata>{metadata}</metadata>\
@@ -32,7 +32,7 @@ fn instance(children: &str) -> Result<Value, String> {
     parse(&domain(&ours(children), "")).map(|domain| domain.instance.expect("our element"))
 }
 
-/// The record of a domain with files beside it, whole.
+/// The complete record of a domain and its files.
 fn record(xml: &str, files: &Path) -> Record {
     let domain = parse(xml).expect("a domain");
     let mut value = compose::record(&domain, files, false).expect("composed").expect("a record is asked for");

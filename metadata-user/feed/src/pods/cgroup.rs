@@ -175,9 +175,9 @@ mod tests {
                 Some(UID),
             ),
             (format!("0::/kubepods/besteffort/pod{UID}/0123/container\n"), Some(UID)),
-            // As seen from a group namespace beside it.
+            // The path as another cgroup namespace shows it.
             (format!("0::/../../{SLICE}/crio-1.scope/container\n"), Some(UID)),
-            // What a container makes within its own does not make it another pod's.
+            // A container cannot claim another pod by creating groups within its own.
             (format!("0::/kubepods/pod{other}/1/pod{UID}\n"), Some(other)),
             (
                 format!("12:cpu,cpuacct:/kubepods/pod{UID}/1\n1:name=systemd:/kubepods/pod{UID}/1\n0::/\n"),

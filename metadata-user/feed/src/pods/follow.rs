@@ -99,10 +99,7 @@ async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd
     }
 }
 
-#[expect(
-    deprecated,
-    reason = "what it warns of cannot befall a descriptor it owns, and the other form is unsafe"
-)]
+#[expect(deprecated, reason = "the descriptor is owned, so it stays open, and the alternative is unsafe")]
 fn watched(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd, Interest::READABLE)
 }
@@ -110,7 +107,7 @@ fn watched(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// Waits until a process has ended.
 async fn end_of(pidfd: &AsyncFd<OwnedFd>) {
     while let Err(error) = pidfd.readable().await {
-        tracing::warn!(%error, "waiting for the end of a launcher");
+        tracing::warn!(%error, "cannot wait for the end of a launcher");
         tokio::time::sleep(RETRY).await;
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct Absent {
 enum Reason {
     #[error("there is none yet")]
     NotYet,
-    #[error("there is none yet that is called {}", NAMES[0])]
+    #[error("no process is called {} yet", NAMES[0])]
     NoLauncher,
     #[error("it has no listener")]
     Deserted,
@@ -63,7 +63,7 @@ enum Reason {
     Unseen,
     #[error("process {pid} is not in the pod's control group{}", found.as_ref().map(|pod| format!(", but in that of pod {pod}")).unwrap_or_default())]
     Foreign { pid: u32, found: Option<PodUid> },
-    #[error("it ended just now")]
+    #[error("it has just ended")]
     Ended,
     #[error("{0}")]
     Volume(#[from] VolumeError),
@@ -145,13 +145,14 @@ fn hold(pid: u32, pod: &PodUid) -> Result<Launcher, Reason> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Reason::Unseen)?;
     let pidfd = match pidfd_open(number, PidfdFlags::empty()) {
         Err(Errno::SRCH) => return Err(Reason::Ended),
-        pidfd => pidfd.map_err(|errno| Reason::io(format!("cannot hold process {pid}"))(errno.into()))?,
+        pidfd => pidfd
+            .map_err(|errno| Reason::io(format!("cannot open a pidfd of process {pid}"))(errno.into()))?,
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
     let groups = groups.map_err(Reason::io(format!("cannot read the control group of process {pid}")));
     let meant = Meant::of(pid)?.ok_or(Reason::Ended)?;
     // If it has ended, the group that was read may belong to another process.
-    if has_ended(&pidfd).map_err(Reason::io(format!("cannot look after process {pid}")))? {
+    if has_ended(&pidfd).map_err(Reason::io(format!("cannot check process {pid}")))? {
         return Err(Reason::Ended);
     }
     match cgroup::pod_of(&groups?) {

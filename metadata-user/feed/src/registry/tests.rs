@@ -61,7 +61,7 @@ fn an_expected_record_never_replaces_a_good_one() {
         (Source::Kubevirt, remove("ns/b"), &["-kubevirt/ns/b"]),
         (Source::Api, upsert("b", B, 2), &["+api/b 2"]),
         (Source::Kubevirt, expect("ns/b"), &["?kubevirt/ns/b 0"]),
-        // Its ports are those of the record that counts.
+        // The record in force has the ports.
         (Source::Kubevirt, upsert("ns/b", B, 3), &["-kubevirt/ns/b"]),
     ];
     for (n, (source, event, expected)) in steps.into_iter().enumerate() {
@@ -150,7 +150,7 @@ fn a_round_removes_the_records_its_source_did_not_publish() {
     registry.apply(Source::Api, upsert("x", A, 1));
     assert_eq!(registry.apply(Source::File, FeedEvent::Synced), [], "nothing began anew");
     registry.begin(Source::File);
-    // A file that cannot be used leaves the last good record.
+    // An invalid file leaves the last good record.
     registry.apply(Source::File, rejected("b.yaml"));
     registry.apply(Source::File, upsert("d.yaml", A, 1));
     assert_eq!(registry.apply(Source::Api, FeedEvent::Synced), [], "another's word");

@@ -219,7 +219,7 @@ impl Places<'_> {
         for (key, value) in all {
             match custom(&key, &value) {
                 _ if kept.len() == METADATA_KEYS => {
-                    problems.push(Problem::Metadata { key, reason: "16 keys are the most" });
+                    problems.push(Problem::Metadata { key, reason: "expected at most 16 keys" });
                 }
                 Ok(value) => _ = kept.insert(key, value),
                 Err(reason) => problems.push(Problem::Metadata { key, reason }),
@@ -310,12 +310,12 @@ fn custom(key: &str, value: &[u8]) -> Result<String, &'static str> {
         return Err("expected letters, digits, `.`, `_` and `-`");
     }
     if metadata_content::record::RESERVED_KEYS.contains(&key) {
-        return Err("it is one that is given anyway");
+        return Err("the service sets this key itself");
     }
     let value = std::str::from_utf8(value).map_err(|_| "expected text")?;
     match value.chars().count() {
         0..=METADATA_CHARS => Ok(value.to_owned()),
-        _ => Err("256 characters are the most"),
+        _ => Err("expected at most 256 characters"),
     }
 }
 

@@ -87,7 +87,7 @@ pub enum Problem {
         nic: String,
     },
     /// A volume of the pod does not exist yet.
-    #[error("{field}: volume `{volume}` of the pod is not there yet")]
+    #[error("{field}: volume `{volume}` of the pod does not exist yet")]
     Volume {
         /// The field it is for.
         field: &'static str,
@@ -137,7 +137,7 @@ pub enum Problem {
     )]
     NetworkForm,
     /// A custom metadata key that is omitted.
-    #[error("metaData: key `{key}` is left out: {reason}")]
+    #[error("metaData: key `{key}` is omitted: {reason}")]
     Metadata {
         /// The key.
         key: String,
@@ -145,7 +145,7 @@ pub enum Problem {
         reason: &'static str,
     },
     /// A key of a Secret that is not a public key.
-    #[error("accessCredentials: `{file}` of Secret `{secret}` is left out: expected public keys, one a line")]
+    #[error("accessCredentials: `{file}` of Secret `{secret}` is omitted: expected public keys, one a line")]
     PublicKey {
         /// The Secret.
         secret: String,
