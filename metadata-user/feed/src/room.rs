@@ -102,7 +102,7 @@ struct Ledger {
     charges: HashMap<RecordId, Charge>,
     /// Shared octets: the number of records that share them, and the octets charged.
     contents: HashMap<Content, (usize, usize)>,
-    /// The smallest amount ever refused. Less free memory admits nobody, so it is not announced.
+    /// The smallest amount ever refused. Freeing less than this admits no record, so it is not announced.
     least_refused: Option<usize>,
 }
 

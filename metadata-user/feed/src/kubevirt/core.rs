@@ -52,7 +52,7 @@ pub enum Origin {
     Coming,
     /// KubeVirt's node hook, called before the VMI runs here.
     Hook,
-    /// The file of the previous run. Every other origin takes precedence over it, and a watch over the hook.
+    /// The kept file of the previous run. Precedence falls from the watches over the hook to this file.
     Kept,
 }
 
@@ -139,8 +139,8 @@ impl Known {
 }
 
 impl Core {
-    /// Creates an empty core. Records are numbered from `generation` upwards. A start at the time since an epoch keeps
-    /// them rising across restarts, because that time grows faster than records change.
+    /// Creates an empty core, whose records' generations start after `generation`. Pass the time since an epoch: it grows
+    /// faster than records change, so generations rise across restarts.
     #[must_use]
     pub fn new(node: String, options: Options, limits: Limits, generation: u64, read: Read) -> Self {
         Self {
