@@ -1,16 +1,16 @@
 //! Hashes the sources of the agent.
 //!
-//! The hash covers names and content, no times and no absolute paths: two trees with the same sources have the same
-//! id, with or without Git, and a build in another directory gives the same bytes.
+//! The hash covers names and content, but no times and no absolute paths. So two trees with the same sources have the
+//! same id, with or without Git and in any directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Versions of all dependencies.
+/// The lock file, for the versions of all dependencies.
 const LOCK: &str = "Cargo.lock";
-/// Directories and files of the project that decide what the agent does.
+/// Directories and files of the project that determine the agent's behaviour.
 const SOURCES: [&str; 5] = [LOCK, "Cargo.toml", "metadata-common", "metadata-ebpf/prebuilt", "metadata-user"];
-/// Kinds of files in these directories that are sources: not what editors and failed tests leave there.
+/// File extensions of sources; they exclude the remains of editors and failed tests.
 const KINDS: [&str; 5] = ["json", "o", "rs", "toml", "yaml"];
 
 fn main() {
@@ -22,7 +22,7 @@ fn main() {
         println!("cargo::rerun-if-changed={}", top.join(source).display());
         collect(top, Path::new(source), &mut files);
     }
-    // The order in which a file system lists files differs between machines.
+    // File systems list files in different orders.
     files.sort();
     let mut hash = Fnv::new();
     for file in files {
@@ -57,8 +57,8 @@ fn collect(top: &Path, path: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The packages of a lock file that come from elsewhere. What the project's own packages depend on is in their manifests,
-/// and those of the tests do not change the agent.
+/// The external packages of a lock file. The manifests cover the dependencies of the project's own packages, and the
+/// tests' packages do not change the agent.
 fn dependencies(lock: &[u8]) -> Vec<u8> {
     let lock = String::from_utf8_lossy(lock);
     lock.split("[[package]]")
@@ -67,8 +67,8 @@ fn dependencies(lock: &[u8]) -> Vec<u8> {
         .into_bytes()
 }
 
-/// FNV-1a with 128 bits: it detects changes, which nobody makes in order to deceive it. A digest from a crate would
-/// be compiled before every agent.
+/// FNV-1a with 128 bits. It detects accidental changes, and no attacker gains from a collision. A digest crate would
+/// have to be compiled before each agent.
 struct Fnv(u128);
 
 impl Fnv {

@@ -1,6 +1,7 @@
-//! VMs as the local API tells them: what an agent answers at `/v1/instances`, and the verbs that ask.
+//! Instances: the JSON types of the agent's API at `/v1/instances`.
 //!
-//! Both sides of the control socket use these types; `openapi.json` beside the agent's handlers describes them.
+//! The agent and its clients use these types on the control socket. `openapi.json` beside the agent's handlers
+//! describes them.
 
 pub mod client;
 
@@ -11,55 +12,55 @@ pub use client::{Failure, NAME_MAX, is_name, path_of};
 use crate::status::{GuestState, InstanceState};
 use metadata_content::source::Source;
 
-/// Instances told of in one answer; the next answer goes on where it ends.
+/// Most instances in one response; [`Page::next`] continues the list.
 pub const PAGE: usize = 512;
 
-/// A record as the agent holds it.
+/// A record as the agent has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instance {
     /// Its name within its source.
     pub name: String,
-    /// Where it comes from.
+    /// The source that published it.
     pub source: Source,
-    /// What has become of it.
+    /// The state of the record.
     pub state: InstanceState,
-    /// What the VM is served comes from it.
+    /// True if the VM is served from this record.
     pub in_force: bool,
     /// The record that is in force instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadowed_by: Option<Name>,
-    /// Why what its source told last is refused; what was told before, if it was good, still holds.
+    /// Why the latest version is refused. An earlier good version stays in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Of the record as it is, for `If-Match`; only where it came by the API.
+    /// The record's entity tag for `If-Match`; present for source `api` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// The record's generation, if a good one is there.
+    /// The generation of the good version, if one exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
-    /// The VM, if a good record is there.
+    /// The VM of the good version, if one exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<Vm>,
-    /// Where the VM is to be served.
+    /// The ports of the record's NICs.
     pub ports: Vec<Port>,
-    /// The record's fields that hold no secrets.
+    /// The record's fields without secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record: Option<serde_json::Value>,
-    /// The record's other fields: they are there, and are not told.
+    /// Names of the record's other fields, whose values are secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub withheld: Option<Vec<String>>,
 }
 
-/// What a record is called.
+/// The name of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Name {
-    /// Its source.
+    /// The record's source.
     pub source: Source,
-    /// Its name there.
+    /// The name within the source.
     pub name: String,
 }
 
-/// A VM, by its record.
+/// The VM of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vm {
     /// Its name.
@@ -68,49 +69,49 @@ pub struct Vm {
     pub uuid: String,
 }
 
-/// A NIC's place.
+/// The port of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
     /// `IFNAME`, or `IFNAME@NETNS`.
     pub port: String,
     /// The NIC's MAC.
     pub mac: String,
-    /// What requests from there get.
+    /// How requests from this NIC are answered.
     pub state: GuestState,
-    /// The record that has this MAC on this port, if it is another.
+    /// The other record that has this MAC on this port, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_by: Option<Name>,
-    /// What is wrong with the port.
+    /// The fault of the port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Instances, by source and name.
+/// A page of instances, in the order of source and name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Page {
-    /// At most [`PAGE`] of them.
+    /// At most [`PAGE`] instances.
     pub instances: Vec<Instance>,
-    /// `after` of the question for the next ones, if there are any.
+    /// The parameter `after` for the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// Why something was not done (RFC 9457).
+/// An error of the API (RFC 9457).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Which kind: `urn:xdp-imds:` and a word.
+    /// The kind: `urn:xdp-imds:` and a word.
     #[serde(rename = "type")]
     pub kind: String,
     /// The kind in a few words.
     pub title: String,
-    /// The status of the answer.
+    /// The HTTP status.
     pub status: u16,
-    /// What was expected, what came, and what to do.
+    /// What was expected, what was found, and the remedy.
     pub detail: String,
-    /// The record in the way.
+    /// The conflicting record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conflict: Option<Name>,
-    /// The instance as it is: where it is kept, and not yet as was asked.
+    /// The instance as stored, if it is not attached as requested yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub registered: Option<Box<Instance>>,
 }

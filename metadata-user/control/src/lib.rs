@@ -1,4 +1,4 @@
-//! What an agent and those who ask it have in common: the answers of the control socket, and how to ask for them.
+//! The control socket's protocol: the types that the agent and its clients share, and the clients.
 
 pub mod instances;
 pub mod status;

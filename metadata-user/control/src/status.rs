@@ -1,9 +1,9 @@
-//! `xdp-imds status`: how an agent is, at one look, or how one of its guests is.
+//! `xdp-imds status`: the state of an agent, or of one of its guests.
 //!
-//! The agent answers `GET /v1/status` on its control socket with a [`Status`] as JSON, and with `?guest=NAME` with
-//! a list of [`Guest`]; the verb prints either as a table, or the JSON as it came. The fields are those of the
-//! types below, by these names; further ones may be added, none changes its meaning within [`SCHEMA`]. Times are
-//! in seconds. Nothing of a record is in it but the names of record, VM, port and MAC.
+//! The agent answers `GET /v1/status` on its control socket with a [`Status`] as JSON, and `?guest=NAME` with a list of
+//! [`Guest`]. The verb prints a table, or the JSON unchanged. The types below define the fields. A version may add
+//! fields, but none changes its meaning within [`SCHEMA`]. Times are in seconds. The status reveals nothing of a record
+//! but the names of record, VM, port and MAC.
 
 mod client;
 mod table;
@@ -16,97 +16,97 @@ use serde::{Deserialize, Serialize};
 
 pub use client::{ClientError, Question, Reply, ask, get};
 
-/// What the fields mean: raised when one changes its meaning or goes.
+/// The version of the format. It rises when a field changes its meaning or is removed.
 pub const SCHEMA: &str = "status/1";
-/// Ports listed unless all are asked for; the others are counted.
+/// Most ports to list by default; the status counts the others.
 pub const LISTED_PORTS: usize = 64;
-/// Conflicts listed, and refused records.
+/// Most conflicts to list, most refused and most shadowed records.
 pub const LISTED_COMPLAINTS: usize = 32;
-/// Guests told of under one name.
+/// Most guests to list under one name.
 pub const LISTED_GUESTS: usize = 64;
 
-/// Which ports are listed.
+/// Which ports to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
-    /// Those that are not attached, [`LISTED_PORTS`] at most.
+    /// Ports that are not attached, at most [`LISTED_PORTS`].
     Trouble,
     /// Every port.
     EveryPort,
 }
 
-/// How the agent is.
+/// The state of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// [`SCHEMA`].
     pub schema: String,
     /// The agent's version.
     pub version: String,
-    /// Its process id.
+    /// The agent's PID.
     pub pid: u32,
-    /// Where it pins programs and maps; none if it pins nothing.
+    /// The directory of pinned programs and maps; `None` if the agent pins nothing.
     #[serde(default)]
     pub pins: Option<PathBuf>,
     /// Seconds since it started.
     pub uptime: f64,
-    /// `/healthz` says yes.
+    /// `/healthz` reports success.
     pub live: bool,
-    /// `/readyz` says yes.
+    /// `/readyz` reports success.
     pub ready: bool,
-    /// Where it is in its life.
+    /// The phase of the agent's life.
     pub phase: Phase,
-    /// Of the two sides of a node that take turns with each takeover, the one it is on: 0 or 1.
+    /// The side of the node that the agent uses, 0 or 1; it changes with each takeover.
     pub side: u32,
-    /// Records come from the snapshot, because their source is away.
+    /// The records come from the snapshot, because their source is unavailable.
     pub from_snapshot: bool,
-    /// Ports of an agent before, still closed, that no record has named yet.
+    /// Inherited ports remain closed because no record names them yet.
     pub has_left: bool,
-    /// What an operator should do something about, a line each; empty when the agent is healthy.
+    /// Faults that need an operator, a line each; empty if the agent is healthy.
     pub troubles: Vec<String>,
     /// The workers, one for each hub.
     pub workers: Vec<Worker>,
     /// The ports.
     pub ports: Ports,
-    /// Records, by where they came from and what has become of them.
+    /// Number of records by source and state.
     pub instances: Vec<Instances>,
-    /// MACs on ports that are known to the kernel.
+    /// Identities in the kernel's maps: MACs on ports.
     pub identities: u64,
-    /// Records that claim what another has, or that fit several ports: [`LISTED_COMPLAINTS`] at most.
+    /// Records that claim another's identity, or match several ports; at most [`LISTED_COMPLAINTS`].
     pub conflicts: Vec<String>,
-    /// Records that are refused as they are now: [`LISTED_COMPLAINTS`] at most.
+    /// Records whose latest version is refused; at most [`LISTED_COMPLAINTS`].
     pub refused: Vec<Refused>,
-    /// Records that wait behind one of a higher source: [`LISTED_COMPLAINTS`] at most.
+    /// Records shadowed by one of a higher source; at most [`LISTED_COMPLAINTS`].
     #[serde(default)]
     pub shadowed: Vec<Shadowed>,
-    /// How the API server answers; none without a feed that asks it.
+    /// The state of the API server; `None` without a feed that uses one.
     #[serde(default)]
     pub api_server: Option<ApiServer>,
-    /// What records take of memory, by an upper estimate.
+    /// The memory of records, estimated from above.
     #[serde(default)]
     pub record_memory: RecordMemory,
-    /// Counters since the start that are 0 on a node where all is well.
+    /// Counters since the start that are 0 on a healthy node.
     pub counters: BTreeMap<String, u64>,
-    /// What has been warned of lately, the newest last.
+    /// Recent warnings, the newest last.
     pub lately: Vec<Said>,
 }
 
-/// Memory of all records.
+/// The memory of all records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordMemory {
-    /// Octets they take.
+    /// Octets that records use.
     pub used: u64,
-    /// Octets they may take; records beyond are refused.
+    /// Octets that records may use; the agent refuses records beyond.
     pub limit: u64,
 }
 
-/// How the API server of a cluster answers. The agent has several watches; the worst of them counts.
+/// The state of the cluster's API server, by the worst of the agent's watches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ApiServer {
-    /// Seconds since the agent began to ask it.
+    /// Seconds since the first request.
     pub asked_for: f64,
-    /// Seconds since its last useful answer; none when a watch has never had one. It answers at least once in two
-    /// minutes, also when nothing changes.
+    /// Seconds since the last useful answer; `None` while a watch has had none. A working server answers at least every
+    /// two minutes, even without changes.
     pub answered: Option<f64>,
-    /// What is wrong, when the last request failed.
+    /// The failure, if the last request failed.
     pub failing: Option<Unanswered>,
     /// Requests that failed since the start, by kind.
     pub failures: BTreeMap<String, u64>,
@@ -120,33 +120,33 @@ impl ApiServer {
     }
 }
 
-/// A row of requests that fail.
+/// A row of failed requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unanswered {
-    /// Seconds since the first of them.
+    /// Seconds since the first of the row.
     pub since: f64,
-    /// Of what kind the last failure is: `unreachable`, `forbidden`, `not_found`, `gone`, `refused`, `unreadable` or
+    /// The kind of the last failure: `unreachable`, `forbidden`, `not_found`, `gone`, `refused`, `unreadable` or
     /// `cut_short`.
     pub kind: String,
-    /// What the server or the kernel reported.
+    /// The message of the server or the kernel.
     pub reason: String,
 }
 
-/// Where an agent is in its life.
+/// The phase of an agent's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// It is not ready yet.
+    /// The agent is not ready yet.
     #[default]
     Starting,
-    /// Guests are served.
+    /// The agent serves guests.
     Serving,
-    /// It serves what it holds, and ends.
+    /// The agent completes the requests it holds, and ends.
     Draining,
 }
 
 impl Phase {
-    /// Its name, as in JSON.
+    /// Its name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -162,44 +162,44 @@ impl Phase {
 pub struct Worker {
     /// The hub's number.
     pub hub: u32,
-    /// The device its socket is bound to.
+    /// The device of its AF_XDP socket.
     pub device: String,
-    /// Seconds since its last sign of life; none when it has ended.
+    /// Seconds since its last sign of life; `None` once it has ended.
     pub heartbeat: Option<f64>,
-    /// Part of the last seconds it was not asleep, 0 to 1.
+    /// Its busy share of the last seconds, 0 to 1.
     pub load: f64,
-    /// Connections held.
+    /// Open connections.
     pub connections: u64,
-    /// Slots that have spoken lately.
+    /// Slots with recent traffic.
     pub guests: u64,
     /// Requests answered since the start.
     pub requests: u64,
 }
 
-/// The ports, counted and listed.
+/// The ports: counts, and a list.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ports {
-    /// By state.
+    /// Number of ports by state.
     pub counts: BTreeMap<PortState, u64>,
-    /// Of those attached, how many each program steers.
+    /// Number of attached ports by program.
     pub programs: BTreeMap<String, u64>,
-    /// Ports one by one.
+    /// The listed ports.
     pub listed: Vec<Port>,
-    /// Ports that would have been listed, too.
+    /// Number of ports beyond the limit of the list.
     pub unlisted: u64,
 }
 
-/// What has become of a port.
+/// The state of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortState {
-    /// Its guests are served.
+    /// The port's guests are served.
     Attached,
-    /// Its interface is not there yet.
+    /// The port's interface does not exist yet.
     Waiting,
-    /// It has no record, and `guard: all` keeps it closed.
+    /// The port has no record, and `guard: all` keeps it closed.
     Closed,
-    /// It cannot be attached, or not all of its guests can be served.
+    /// The port cannot be attached, or some of its guests cannot be served.
     Error,
 }
 
@@ -207,7 +207,7 @@ impl PortState {
     /// Every state.
     pub const ALL: [Self; 4] = [Self::Attached, Self::Waiting, Self::Closed, Self::Error];
 
-    /// Its name, as in JSON and in metrics.
+    /// Its name in JSON and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -224,56 +224,56 @@ impl PortState {
 pub struct Port {
     /// `IFNAME`, or `IFNAME@NETNS`.
     pub name: String,
-    /// What has become of it.
+    /// The port's state.
     pub state: PortState,
-    /// Why, unless it is attached.
+    /// The reason, unless the port is attached.
     pub reason: Option<String>,
-    /// The program that steers it: `xdp` or `tcx`.
+    /// The program that steers its traffic: `xdp` or `tcx`.
     pub program: Option<String>,
-    /// How its guests reach it.
+    /// How guests reach it.
     #[serde(default)]
     pub way: GuestWay,
-    /// MACs that may speak there.
+    /// The number of its identities.
     pub identities: u64,
 }
 
-/// How guests reach a port.
+/// How a guest reaches its port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestWay {
-    /// By a device of their own: a tap, or what stands for one.
+    /// By its own device: a tap or an equivalent.
     #[default]
     Device,
-    /// By the sockets of their pod, whose other processes reach it, too (`kubevirt.passt`).
+    /// By the sockets of its pod, which other processes of the pod can use too (`kubevirt.passt`).
     Inlet,
 }
 
-/// How many records of a source are in a state.
+/// The number of a source's records in one state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Instances {
-    /// Where they came from: `api`, `file`, `hook` or `kubevirt`.
+    /// The source: `api`, `file`, `hook` or `kubevirt`.
     pub source: String,
-    /// What has become of them.
+    /// The state.
     pub state: InstanceState,
-    /// How many.
+    /// The number of records.
     pub count: u64,
 }
 
-/// What has become of a record.
+/// The state of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceState {
-    /// Each of its NICs that has a port is served there.
+    /// Every NIC with a port is served there.
     Served,
-    /// Some port of its is not attached yet.
+    /// A port of the record is not attached yet.
     Waiting,
-    /// Another record has a MAC on a port that this one claims, too.
+    /// Another record has an identity that this one claims too.
     Contested,
-    /// None of its NICs has a port.
+    /// No NIC has a port.
     Unplaced,
-    /// One of a higher source is of the same VM: it waits until that goes.
+    /// A record of a higher source is in force for the same VM.
     Shadowed,
-    /// It cannot be used, and no earlier one could.
+    /// No version of the record was ever good.
     Rejected,
 }
 
@@ -282,7 +282,7 @@ impl InstanceState {
     pub const ALL: [Self; 6] =
         [Self::Served, Self::Waiting, Self::Contested, Self::Unplaced, Self::Shadowed, Self::Rejected];
 
-    /// Its name, as in JSON and in metrics.
+    /// Its name in JSON and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -296,38 +296,38 @@ impl InstanceState {
     }
 }
 
-/// A record that is refused; what it said before, if it was good, still holds.
+/// A record whose latest version is refused. An earlier good version stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     /// The record.
     pub record: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// A record that waits behind another of its VM.
+/// A record shadowed by another of the same VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shadowed {
     /// The record.
     pub record: String,
-    /// The one that is in force.
+    /// The record in force.
     pub by: String,
 }
 
-/// Something that was warned of.
+/// A recent warning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Said {
     /// `warn` or `error`.
     pub level: String,
-    /// Seconds since it was said last.
+    /// Seconds since its last occurrence.
     pub ago: f64,
-    /// How often it was said, one time after the other.
+    /// Consecutive occurrences.
     pub times: u64,
-    /// What.
+    /// The text of the log line.
     pub text: String,
 }
 
-/// How one guest is: a MAC on a port.
+/// The state of one guest, which is a MAC on a port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Guest {
     /// The port.
@@ -336,67 +336,67 @@ pub struct Guest {
     pub mac: String,
     /// Its record, if there is one.
     pub record: Option<String>,
-    /// The VM's name, by its record.
+    /// The VM's name, from the record.
     pub vm: Option<String>,
-    /// The VM's UUID, by its record.
+    /// The VM's UUID, from the record.
     pub uuid: Option<String>,
-    /// What its requests get.
+    /// How its requests are answered.
     pub state: GuestState,
-    /// What is wrong with its port.
+    /// The fault of its port.
     pub reason: Option<String>,
-    /// The number it goes by on the node.
+    /// Its slot on the node.
     pub slot: Option<u32>,
     /// The hub that serves it.
     pub hub: Option<u32>,
     /// The program that steers its port.
     pub program: Option<String>,
-    /// How it reaches its port.
+    /// How the guest reaches its port.
     #[serde(default)]
     pub way: GuestWay,
-    /// What its worker holds for it; none when it is not served or the worker is silent.
+    /// What its worker holds for it; `None` if it is not served or the worker is silent.
     pub held: Option<Held>,
 }
 
-/// What is held for a guest.
+/// A worker's resources of a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// Open connections.
     pub connections: u64,
-    /// Complete requests that wait for their answer.
+    /// Complete requests without an answer yet.
     pub requests: u64,
 }
 
-/// What a guest's requests get.
+/// How the requests of a guest are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestState {
-    /// Its record's answers.
+    /// From its record.
     Served,
-    /// They are held until its record comes.
+    /// Not yet: they are held until its record arrives.
     Awaited,
-    /// 404, because its record has gone.
+    /// With 404, because its record is gone.
     Gone,
-    /// Nothing: its port is not attached.
+    /// Not at all: its port is not attached.
     Unbound,
-    /// Nothing: its port takes no redirected frames.
+    /// Not at all: its port accepts no redirected frames.
     Unreachable,
 }
 
-/// How a look ended: the exit codes of the verb.
+/// The exit code of the verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All is well.
+    /// The agent is healthy, or every guest of the name is served.
     Healthy = 0,
-    /// Something is to be done; or, of a guest, nothing is known.
+    /// An operator needs to act, or a guest is not served or unknown.
     Degraded = 1,
-    /// There is no agent to ask.
+    /// No agent answers.
     NoAgent = 2,
 }
 
-/// Asks the agent of a run directory and prints what it says, as a table or as the JSON itself.
+/// Requests the status of a run directory's agent, and prints it as a table or as JSON.
 ///
 /// # Errors
-/// It does not answer, or not as it should; or `out` takes nothing.
+/// The agent does not answer, or its answer is invalid; or `out` cannot be written.
 pub fn run(
     directory: &Path,
     guest: Option<&str>,

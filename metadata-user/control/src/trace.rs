@@ -1,4 +1,4 @@
-//! What is written of a trace, and what a frame is in words.
+//! The output of a trace: its lines, and the description of a frame.
 
 pub mod message;
 pub mod sketch;

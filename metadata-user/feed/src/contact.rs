@@ -1,25 +1,25 @@
-//! How an API server answers a feed: written by the feed, read by status and metrics.
+//! The state of a feed's connection to its API server. The feed writes it; status and metrics read it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Why a request to the API server was of no use.
+/// Why a request to the API server failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FailureKind {
-    /// No connection, or one that broke or fell silent.
+    /// No connection, or it broke, or the server fell silent.
     Unreachable,
     /// 401 or 403: the token or the role is missing.
     Forbidden,
     /// 404: the cluster does not have the kind.
     NotFound,
-    /// 410: the server no longer has the version that a list or watch is to go on from.
+    /// 410: the server no longer has the version to continue from.
     Gone,
     /// Any other status, such as 429 or 503.
     Refused,
-    /// The answer is not what the API defines.
+    /// The response does not match the API.
     Unreadable,
-    /// A watch was accepted and ended at once without an event.
+    /// The server ended a watch at once, without an event.
     CutShort,
 }
 
@@ -35,7 +35,7 @@ impl FailureKind {
         Self::CutShort,
     ];
 
-    /// Its name, as in status and metrics.
+    /// Its name in status and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,41 +61,41 @@ impl FailureKind {
     }
 }
 
-/// A request that was of no use.
+/// A failed request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", kind.name())]
 pub struct Failure {
-    /// Of what kind.
+    /// The kind of failure.
     pub kind: FailureKind,
-    /// What the server or the kernel reported.
+    /// The message of the server or the kernel.
     pub reason: String,
 }
 
-/// How an API server answers. Of several watches the worst counts.
+/// The state of the connection: that of the worst watch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Seconds since it was asked first.
+    /// Seconds since the first request.
     pub asked_for: f64,
-    /// Seconds since its last useful answer; none when a watch has never had one.
+    /// Seconds since the last useful answer; `None` while a watch has had none.
     pub answered: Option<f64>,
-    /// What is wrong, when the last request failed.
+    /// The failure, if the last request failed.
     pub failing: Option<Failing>,
-    /// Requests that failed since the start, by [`FailureKind::name`].
+    /// Failed requests since the start, by [`FailureKind::name`].
     pub failures: BTreeMap<String, u64>,
 }
 
-/// A row of requests that fail.
+/// A row of failed requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failing {
-    /// Seconds since the first of them.
+    /// Seconds since the first of the row.
     pub since: f64,
     /// The last failure's [`FailureKind::name`].
     pub kind: String,
-    /// What the server or the kernel reported.
+    /// The message of the server or the kernel.
     pub reason: String,
 }
 
-/// The contact of a feed's watches with their API server.
+/// The state of all watches of a feed.
 #[derive(Debug)]
 pub struct Contact {
     since: Instant,
@@ -104,22 +104,22 @@ pub struct Contact {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// By name.
+    /// The watches by name.
     watches: BTreeMap<&'static str, Watch>,
     failures: BTreeMap<FailureKind, u64>,
 }
 
-/// One watch.
+/// The state of one watch.
 #[derive(Debug, Default)]
 struct Watch {
-    /// When the server last gave a useful answer.
+    /// When the server last answered usefully.
     answered: Option<Instant>,
-    /// The first failure of the present row, and what the last one was.
+    /// When the current row of failures began, and its last failure.
     failing: Option<(Instant, Failure)>,
 }
 
 impl Contact {
-    /// The contact of these watches, which have asked for nothing yet.
+    /// Creates the state of these watches, before their first request.
     #[must_use]
     pub fn new(watches: impl IntoIterator<Item = &'static str>, now: Instant) -> Self {
         let watches = watches.into_iter().map(|name| (name, Watch::default())).collect();
@@ -130,12 +130,12 @@ impl Contact {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server has answered a watch with something the feed can use.
+    /// Notes a useful answer to a watch.
     pub fn answered(&self, watch: &'static str, now: Instant) {
         self.lock().watches.entry(watch).or_default().answered = Some(now);
     }
 
-    /// A watch works. True if it did not before.
+    /// Notes that a watch works. Returns true if it did not before.
     pub fn works(&self, watch: &'static str, now: Instant) -> bool {
         let mut inner = self.lock();
         let watch = inner.watches.entry(watch).or_default();
@@ -143,12 +143,12 @@ impl Contact {
         watch.failing.take().is_some()
     }
 
-    /// The history is gone, which costs a list and is no failure of the watch.
+    /// Counts a lost history. It costs a list, but the watch has not failed.
     pub fn history_is_gone(&self) {
         *self.lock().failures.entry(FailureKind::Gone).or_default() += 1;
     }
 
-    /// A request was of no use. True if the watch did not fail before.
+    /// Notes a failed request. Returns true if it is the first of a row.
     pub fn failed(&self, watch: &'static str, failure: Failure, now: Instant) -> bool {
         let mut inner = self.lock();
         *inner.failures.entry(failure.kind).or_default() += 1;
@@ -158,7 +158,7 @@ impl Contact {
         since.is_none()
     }
 
-    /// How the server answers now. Of several watches the worst counts.
+    /// The current state: that of the worst watch.
     #[must_use]
     pub fn report(&self, now: Instant) -> Report {
         let inner = self.lock();
@@ -210,7 +210,7 @@ mod tests {
         assert!(contact.failed("a", failure(FailureKind::Unreachable), at(1)));
         assert!(!contact.failed("a", failure(FailureKind::Forbidden), at(5)));
         assert!(contact.failed("b", failure(FailureKind::Refused), at(6)));
-        // A page of a list alone does not end it.
+        // A single page of a list does not end the row.
         contact.answered("a", at(7));
         let failing = contact.report(at(11)).failing.expect("both fail");
         assert_eq!((failing.since, &*failing.kind, &*failing.reason), (10.0, "forbidden", "why"));

@@ -1,7 +1,7 @@
-//! Where records come from.
+//! Feeds: the sources of records.
 //!
-//! A feed finds records, reads and checks them, and tells the agent what changed; whatever a source does, a
-//! VM keeps the last good record it had.
+//! A feed finds records, validates them and publishes each change to the agent. Whatever happens to the source, a VM
+//! keeps its last good record.
 
 pub mod contact;
 pub mod directory;
@@ -25,76 +25,76 @@ use crate::room::NoRoom;
 use metadata_base::port::PortName;
 use metadata_content::record::{Record, RecordError};
 
-/// Why a feed cannot use a record, or anything at all.
+/// Why a feed cannot use a record, or cannot run.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FeedError {
-    /// The record itself is at fault.
+    /// The record is invalid.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// A file or directory cannot be read.
+    /// The kernel refused an access to a file or directory.
     #[error("{}: expected {expected}: {error}", path.display())]
     Io {
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
-        /// What the feed wanted of it.
+        /// What the feed needs from it.
         expected: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: Arc<io::Error>,
     },
-    /// A VM cannot be served, or not all of it.
+    /// A VM is not served, or only in part.
     #[error("{reason}")]
     Vm {
-        /// What is wrong, and what would be right.
+        /// The fault and its remedy.
         reason: String,
     },
-    /// There is no memory for the record.
+    /// The record exceeds the memory for records.
     #[error(transparent)]
     Room(#[from] NoRoom),
-    /// A file does not hold what it should.
+    /// A file has the wrong content.
     #[error("{}: expected {expected}, found {found}; {remedy}", path.display())]
     Content {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What was expected.
         expected: String,
-        /// What came.
+        /// What the file contains instead.
         found: String,
-        /// What to do.
+        /// How to correct it.
         remedy: &'static str,
     },
 }
 
-/// What a feed tells.
+/// An event that a feed publishes.
 #[derive(Clone, Debug)]
 pub enum FeedEvent {
-    /// A record is new or has changed. Its payloads are complete: sources have been read. So have those of its
-    /// credentials; one that cannot be read is left out.
+    /// A record is new or has changed. The feed has read its payloads and credentials. The record lacks a credential
+    /// that cannot be read.
     Upsert {
         /// The record's name within the feed.
         key: String,
-        /// The record.
+        /// The complete record.
         record: Arc<Record>,
     },
-    /// A record is to come, and who asks for it is known: their requests wait. It has no say over a record that is in
-    /// force, and ends with a later `Upsert`, `Expect` or `Remove` of its key.
+    /// A record will follow, and these identities belong to it: the agent holds their requests. The event does not
+    /// replace a good record. A later `Upsert`, `Expect` or `Remove` of the key ends it.
     Expect {
         /// The record's name within the feed.
         key: String,
-        /// The ports and MACs it will have.
+        /// The ports and MACs of the record.
         identities: Vec<(PortName, Mac)>,
     },
-    /// A record is gone, or is not expected any more.
+    /// A record is gone, or is no longer expected.
     Remove {
         /// The record's name within the feed.
         key: String,
     },
-    /// A record cannot be used. An earlier good one stays in force.
+    /// A record is invalid or exceeds a limit. Its last good version stays in force.
     Rejected {
         /// The record's name within the feed.
         key: String,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         error: FeedError,
     },
-    /// Everything that was there when the feed started, or when it had to start over, has been told.
+    /// The feed has published everything that existed at its start, or at its last restart.
     Synced,
 }

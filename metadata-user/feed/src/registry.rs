@@ -1,11 +1,11 @@
-//! One registry for the records of all sources.
+//! The registry: the records of all sources, and which of them are in force.
 //!
-//! Feeds tell of records by names of their own; here they meet. Records of different sources with one `vm.uuid` are of
-//! one VM: those of the highest source are in force, the others wait, shadowed, until it goes. Of one source several
-//! may be in force: a VM that moves within its node is there twice for a while.
+//! Each feed names its records by its own keys. Records with the same `vm.uuid` belong to one VM, even from different
+//! sources. Those of the highest source are in force. The others stay shadowed until they are the highest. One source
+//! may have several records of a VM in force, because a VM that migrates within its node exists twice for a while.
 //!
-//! A record that is refused leaves the last good one, and nothing here reads a clock, a file or the network: an event
-//! goes in, and what changes for guests comes out.
+//! A refused record leaves the last good one in force. This module uses no clock, file or network: events go in, and
+//! changes for guests come out.
 
 #[cfg(test)]
 mod tests;
@@ -23,30 +23,30 @@ use metadata_content::record::Record;
 use metadata_content::record::values::Uuid;
 use metadata_content::source::Source;
 
-/// Most records of one source; those beyond are refused.
+/// Most records of one source; the registry refuses the rest.
 pub const MAX_RECORDS: usize = 16_384;
-/// Most records of one source that are refused and have never been good; those beyond are counted and not named.
+/// Most refused records of one source without a good version; the registry counts the rest without keeping their names.
 pub const MAX_REFUSED: usize = 1_024;
 
-/// What a record is called: its source and its name there. The order is that of sources, then of names: of two records
-/// that claim one identity the first keeps it.
+/// A record's source and its key there. The order is by source, then by key; if two records claim one identity, the
+/// first in this order keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordId {
-    /// Where it comes from.
+    /// The feed that published it.
     pub source: Source,
-    /// Its name there.
+    /// The key within the source.
     pub key: Arc<str>,
 }
 
 impl RecordId {
-    /// The record of a source by its name there.
+    /// The id of a source's record.
     #[must_use]
     pub fn new(source: Source, key: &str) -> Self {
         Self { source, key: key.into() }
     }
 }
 
-/// Files by their name, others with their source before it: no file has a `/` in its name, so no two are alike.
+/// A file's key alone, or `source/key`. The two forms cannot collide, because no file name contains `/`.
 impl fmt::Display for RecordId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source {
@@ -57,45 +57,45 @@ impl fmt::Display for RecordId {
 }
 
 impl From<&str> for RecordId {
-    /// The record of a file, by its name.
+    /// The id of a file's record.
     fn from(key: &str) -> Self {
         Self::new(Source::File, key)
     }
 }
 
-/// What changes for guests.
+/// A change for guests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// A record is in force now, in the place of what was under its name.
+    /// The record is in force, in place of the former one of this id.
     Put(RecordId, Arc<Record>),
-    /// A record is to come, and these will ask for it.
+    /// A record of this id will follow, with these identities.
     Expect(RecordId, Vec<(PortName, Mac)>),
-    /// A record is not in force any more, or not expected.
+    /// The record is no longer in force, or no longer expected.
     Drop(RecordId),
 }
 
-/// What has become of a record here.
+/// The state of a record in the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It counts.
+    /// It is served.
     InForce,
-    /// One of a higher source counts.
+    /// A record of a higher source is served instead.
     Shadowed {
-        /// The first of those.
+        /// The first of the records in force.
         by: RecordId,
     },
-    /// It has never been good.
+    /// No version of it was ever good.
     Rejected,
 }
 
-/// A record as it is held.
+/// A record in the registry.
 #[derive(Debug, Default)]
 struct Held {
-    /// The last good one.
+    /// The last good version.
     record: Option<Arc<Record>>,
-    /// Why what came later is refused.
+    /// Why the latest version was refused, if it was.
     refused: Option<String>,
-    /// The round in which its source told of it.
+    /// The round in which its source last published it.
     round: u64,
 }
 
@@ -103,11 +103,11 @@ struct Held {
 #[derive(Debug, Default)]
 pub struct Registry {
     held: BTreeMap<RecordId, Held>,
-    /// Records that are to come; as many of a source as it may have.
+    /// Expected records; the limit of good records applies to them too.
     expected: BTreeSet<RecordId>,
-    /// Good records by VM, the first of which decides whose are in force.
+    /// Good records by VM. The source of the first decides which are in force.
     by_vm: BTreeMap<Uuid, BTreeSet<RecordId>>,
-    /// By source: how many are held, and in which round it tells them.
+    /// The counts and the current round of each source.
     sources: BTreeMap<Source, Told>,
     refusals: u64,
     limits: Limits,
@@ -120,7 +120,7 @@ struct Told {
     round: u64,
 }
 
-/// How much of each source is held.
+/// The limits of one source.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     records: usize,
@@ -134,7 +134,7 @@ impl Default for Limits {
 }
 
 impl Registry {
-    /// Takes in what a source tells; says what changes for guests.
+    /// Applies an event of a source, and returns the changes for guests.
     pub fn apply(&mut self, source: Source, event: FeedEvent) -> Vec<Change> {
         match event {
             FeedEvent::Upsert { key, record } => {
@@ -162,34 +162,34 @@ impl Registry {
         }
     }
 
-    /// A source begins to tell all it has: with its next [`FeedEvent::Synced`], what it has not told of by then goes.
+    /// Starts a new round of a source: its next [`FeedEvent::Synced`] removes the records it has not published since.
     pub fn begin(&mut self, source: Source) {
         self.sources.entry(source).or_default().round += 1;
     }
 
-    /// The last good record of that name.
+    /// The last good version of a record.
     #[must_use]
     pub fn record(&self, id: &RecordId) -> Option<&Arc<Record>> {
         self.held.get(id)?.record.as_ref()
     }
 
-    /// Every good record, in force or not: what is worth keeping.
+    /// All good records, in force or not; the snapshot holds them.
     pub fn records(&self) -> impl Iterator<Item = (&RecordId, &Arc<Record>)> {
         self.held.iter().filter_map(|(id, held)| Some((id, held.record.as_ref()?)))
     }
 
-    /// Every record that is known, good or not.
+    /// The ids of all records, good or not.
     pub fn ids(&self) -> impl Iterator<Item = &RecordId> {
         self.held.keys()
     }
 
-    /// The same behind one of them.
+    /// The ids after one of them, in order.
     pub fn after(&self, id: Option<&RecordId>) -> impl Iterator<Item = &RecordId> {
         let from = id.map_or(Bound::Unbounded, |id| Bound::Excluded(id.clone()));
         self.held.range((from, Bound::Unbounded)).map(|(id, _)| id)
     }
 
-    /// What has become of a record; `None` when there is none of that name.
+    /// The state of a record; `None` if there is none of that id.
     #[must_use]
     pub fn standing(&self, id: &RecordId) -> Option<Standing> {
         let Some(record) = &self.held.get(id)?.record else { return Some(Standing::Rejected) };
@@ -198,29 +198,29 @@ impl Registry {
         Some(if is_first { Standing::InForce } else { Standing::Shadowed { by: first.clone() } })
     }
 
-    /// The good records of a VM, the highest first.
+    /// The good records of a VM, the highest source first.
     pub fn of_vm(&self, vm: &Uuid) -> impl Iterator<Item = &RecordId> {
         self.by_vm.get(vm).into_iter().flatten()
     }
 
-    /// Records that are refused as they are now, with the reason.
+    /// All records whose latest version was refused, with the reason.
     pub fn refused(&self) -> impl Iterator<Item = (&RecordId, &str)> {
         self.held.iter().filter_map(|(id, held)| Some((id, held.refused.as_deref()?)))
     }
 
-    /// Why a record is refused as it is now.
+    /// The reason, if a record's latest version was refused.
     #[must_use]
     pub fn refusal(&self, id: &RecordId) -> Option<&str> {
         self.held.get(id)?.refused.as_deref()
     }
 
-    /// Records refused so far.
+    /// Refused versions since the start.
     #[must_use]
     pub fn refusals(&self) -> u64 {
         self.refusals
     }
 
-    /// Good records of a source.
+    /// Number of good records of a source.
     #[must_use]
     pub fn count(&self, source: Source) -> usize {
         self.sources.get(&source).map_or(0, |told| told.records)
@@ -270,7 +270,7 @@ impl Registry {
         self.changes(&before, &self.in_force([vm, None]), None)
     }
 
-    /// A good record is not set aside for one that is to come.
+    /// Expects a record, unless a good one of that id exists.
     fn expect(&mut self, id: RecordId, identities: Vec<(PortName, Mac)>) -> Vec<Change> {
         let full = self.expected.len() >= self.limits.records && !self.expected.contains(&id);
         if full || self.record(&id).is_some() {
@@ -280,7 +280,7 @@ impl Registry {
         vec![Change::Expect(id, identities)]
     }
 
-    /// What is there under that name stays.
+    /// Counts a refusal. The last good version stays.
     fn refuse(&mut self, id: RecordId, reason: String) {
         self.refusals += 1;
         let most = self.limits.refused;
@@ -294,7 +294,7 @@ impl Registry {
         }
     }
 
-    /// Takes out what a source has not told of since it began anew.
+    /// Removes the records that a source has not published in this round.
     fn sweep(&mut self, source: Source) -> Vec<Change> {
         let round = self.sources.entry(source).or_default().round;
         let old = self.held.iter().filter(|(id, held)| id.source == source && held.round < round);
@@ -311,7 +311,7 @@ impl Registry {
         }
     }
 
-    /// The records of some VMs that are in force.
+    /// The records of up to two VMs that are in force.
     fn in_force(&self, vms: [Option<&Uuid>; 2]) -> BTreeSet<RecordId> {
         let all = vms.into_iter().flatten().filter_map(|vm| self.by_vm.get(vm));
         let highest = all.flat_map(|ids| {
@@ -321,7 +321,7 @@ impl Registry {
         highest.cloned().collect()
     }
 
-    /// From what was in force to what is, when one record may have changed, too.
+    /// The changes between two states. `changed` is a record with a new version.
     fn changes(
         &self,
         before: &BTreeSet<RecordId>,

@@ -1,11 +1,11 @@
-//! How much memory records may take.
+//! The memory accounts of records.
 //!
-//! A node's agent runs in a control group that kills it when it takes too much. So records are counted before they are
-//! rendered, and one for which there is no room is refused with a reason, while all others are served on. A record that
-//! has grown too much leaves its former version in force. Room that is given back lets refused records in.
+//! The agent runs in a control group, and the kernel kills it beyond the memory limit. So the agent charges each record
+//! before it renders it, and refuses one that does not fit. All others stay served, and a record that grew too much
+//! keeps its former version. Freed memory admits refused records.
 //!
-//! What is counted is an upper estimate ([`Weight`]), which the bench `render_cost` holds to what is allocated. Octets
-//! that several records have in common (a vendor-data of all VMs) are held once and counted once.
+//! A charge is an upper estimate ([`Weight`]), which the bench `render_cost` compares with the allocations. Octets that
+//! several records share, such as a common vendor-data, are stored once and charged once.
 
 pub mod cgroup;
 mod weight;
@@ -27,19 +27,20 @@ use weight::Content;
 pub(crate) use weight::length;
 pub use weight::{RECORD_OCTETS, TEXT_FACTOR, Weight};
 
-/// Octets records may take where neither the configuration nor a control group sets a limit.
+/// Octets for records if neither the configuration nor a control group sets a limit.
 pub const DEFAULT_OCTETS: usize = 2 << 30;
-/// Least octets for records, however small the control group is: about 300 VMs with small user-data.
+/// Least octets for records in a small control group: about 300 VMs with small user-data.
 pub const LEAST_OCTETS: usize = 16 << 20;
-/// Octets of the control group that are not for records: the program, tables, VMIs (32 MiB at most), pages of the API
-/// server's lists, records that are being rendered.
+/// Octets of the control group for everything else: the program, tables, VMIs (at most 32 MiB), pages of the API
+/// server's lists, and records during rendering.
 pub const RESERVED_OCTETS: usize = 128 << 20;
-/// Octets of the control group for each worker: up to 64 MiB of AF_XDP frames, 8 MiB of frames that wait, connections, and
-/// a part of the 64 MiB each of half requests and of unread computed answers, which only guests that attack come to.
+/// Octets of the control group for each worker: up to 64 MiB of AF_XDP frames, 8 MiB of queued frames, the connections,
+/// and a share of two pools of 64 MiB. The pools hold incomplete requests and unread computed answers, and fill only
+/// under attack.
 pub const WORKER_OCTETS: usize = 144 << 20;
 
-/// Octets for records in a control group of `limit` octets, for an agent with so many workers. An eighth of what is left
-/// is for holes between allocations, and for the former version of a record that is being replaced.
+/// Octets for records in a control group of `limit` octets, with this number of workers. An eighth of the rest stays
+/// free for fragmentation and for former versions during replacement.
 #[must_use]
 pub fn within(limit: Option<u64>, workers: u32) -> usize {
     let Some(limit) = limit.and_then(|limit| usize::try_from(limit).ok()) else { return DEFAULT_OCTETS };
@@ -48,7 +49,7 @@ pub fn within(limit: Option<u64>, workers: u32) -> usize {
     (rest - rest / 8).max(LEAST_OCTETS)
 }
 
-/// There is no room for a record.
+/// The memory for records is exhausted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[error(
     "it would take {} of memory, and of {} for all records {} are taken; a version that is served stays. Raise \
@@ -56,15 +57,15 @@ pub fn within(limit: Option<u64>, workers: u32) -> usize {
     Size(*wants), Size(*limit), Size(*used)
 )]
 pub struct NoRoom {
-    /// Octets the record would take beyond what its former version does.
+    /// Octets the record needs beyond those of its former version.
     pub wants: usize,
-    /// Octets all records take.
+    /// Octets that all records use.
     pub used: usize,
-    /// Octets they may take.
+    /// Octets that all records may use.
     pub limit: usize,
 }
 
-/// Octets, for people.
+/// Formats octets as KiB or MiB.
 struct Size(usize);
 
 impl fmt::Display for Size {
@@ -76,19 +77,19 @@ impl fmt::Display for Size {
     }
 }
 
-/// How much room there is.
+/// The use of memory by records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Octets records may take.
+    /// Octets that records may use.
     pub limit: usize,
-    /// Octets they take.
+    /// Octets that records use.
     pub used: usize,
-    /// Records for which there was no room, since the start.
+    /// Refused records since the start.
     pub refusals: u64,
 }
 
-/// The room of all records. Shared between the feeds, which ask before they report a record, and the node, which knows
-/// what is held.
+/// The memory accounts of all records. The feeds reserve memory before they publish a record, and the node confirms the
+/// records it holds.
 #[derive(Debug)]
 pub struct Room {
     ledger: Mutex<Ledger>,
@@ -99,21 +100,21 @@ pub struct Room {
 struct Ledger {
     usage: Usage,
     charges: HashMap<RecordId, Charge>,
-    /// Octets that records have in common: how many have them, and what they take.
+    /// Shared octets: the number of records that share them, and the octets charged.
     contents: HashMap<Content, (usize, usize)>,
-    /// The least that was ever refused: less room interests nobody.
+    /// The smallest amount ever refused. Freeing less than this admits no record, so it is not announced.
     least_refused: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
 struct Charge {
     weight: Weight,
-    /// The node has it; false while it is on its way there.
+    /// True once the node holds the record, and false while it is in the queue.
     arrived: bool,
 }
 
 impl Room {
-    /// An empty room of so many octets.
+    /// Creates empty accounts of `limit` octets.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         let usage = Usage { limit, ..Usage::default() };
@@ -121,14 +122,14 @@ impl Room {
         Arc::new(Self { ledger, freed: watch::Sender::new(0) })
     }
 
-    /// Sets the limit. Records beyond it stay; none comes until there is room.
+    /// Sets the limit. Records beyond it stay, but no further one is admitted.
     pub fn set_limit(&self, limit: usize) {
         let mut ledger = self.ledger();
         ledger.usage.limit = limit;
         self.announce(ledger);
     }
 
-    /// How much is taken.
+    /// The current use.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.ledger().usage
@@ -141,10 +142,10 @@ impl Room {
         usage.limit.saturating_sub(usage.used)
     }
 
-    /// Takes room for a record in the place of what was taken under its name.
+    /// Reserves memory for a record, in place of the charge under its id.
     ///
     /// # Errors
-    /// [`NoRoom`]; what was taken before stays taken.
+    /// [`NoRoom`]; the former charge stays.
     pub fn take(&self, id: &RecordId, record: &Record) -> Result<(), NoRoom> {
         let weight = Weight::of(record);
         let mut ledger = self.ledger();
@@ -156,10 +157,10 @@ impl Room {
         taken
     }
 
-    /// Whether there is room for a record in the place of what was taken under its name.
+    /// Checks whether a record would fit in place of the charge under its id.
     ///
     /// # Errors
-    /// [`NoRoom`].
+    /// [`NoRoom`] if it would not.
     pub fn fits(&self, id: &RecordId, record: &Record) -> Result<(), NoRoom> {
         let weight = Weight::of(record);
         let mut ledger = self.ledger();
@@ -170,10 +171,10 @@ impl Room {
         Ok(())
     }
 
-    /// Notes that the node has a record for which its feed took room; takes room where none did.
+    /// Confirms that the node holds a record. Reserves its memory if its feed has not.
     ///
     /// # Errors
-    /// [`NoRoom`]; what was taken before stays taken.
+    /// [`NoRoom`]; the former charge stays.
     pub fn arrive(&self, id: &RecordId, record: &Record) -> Result<(), NoRoom> {
         let weight = Weight::of(record);
         let mut ledger = self.ledger();
@@ -189,19 +190,19 @@ impl Room {
         taken
     }
 
-    /// Gives back what was taken under a name.
+    /// Releases the charge under an id.
     pub fn give_back(&self, id: &RecordId) {
         let mut ledger = self.ledger();
         ledger.remove(id);
         self.announce(ledger);
     }
 
-    /// Gives back what records of a source took that the node does not hold. Those on their way stay.
+    /// Releases the charges of a source's records that the node no longer holds. Those of queued records stay.
     pub fn keep_only(&self, source: Source, holds: impl Fn(&RecordId) -> bool) {
         self.give_back_all(|id, charge| id.source == source && charge.arrived && !holds(id));
     }
 
-    /// Gives back what records of a source took that were on their way: their feed has ended.
+    /// Releases the charges of a source's queued records, after its feed has ended.
     pub fn forget_pending(&self, source: Source) {
         self.give_back_all(|id, charge| id.source == source && !charge.arrived);
     }
@@ -216,13 +217,13 @@ impl Room {
         self.announce(ledger);
     }
 
-    /// Changes whenever there is room for a record that was refused.
+    /// A counter that changes when a refused record may fit.
     #[must_use]
     pub fn freed(&self) -> watch::Receiver<u64> {
         self.freed.subscribe()
     }
 
-    /// Announces room that has been freed, if it is enough for a record that was refused.
+    /// Announces freed memory if it suffices for a refused record.
     fn announce(&self, ledger: MutexGuard<'_, Ledger>) {
         let free = ledger.usage.limit.saturating_sub(ledger.usage.used);
         let enough = ledger.least_refused.is_some_and(|least| least <= free);
@@ -260,7 +261,7 @@ impl Ledger {
         for (content, octets) in charge.weight.contents() {
             let (records, taken) = self.contents.entry(*content).or_default();
             *records += 1;
-            // Of the dialects of all who have it, those that write it most often count.
+            // The dialects of the records determine a charge; the largest one counts.
             self.usage.used += octets.saturating_sub(*taken);
             *taken = (*taken).max(*octets);
         }

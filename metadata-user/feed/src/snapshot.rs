@@ -1,4 +1,4 @@
-//! The last good records, in one file, for a start while their source is away.
+//! The snapshot: the last good records in one file, for a start while their source is away.
 //!
 //! ```text
 //!  {"xdp-imds":"records","version":1}
@@ -6,10 +6,10 @@
 //!  {"records":1,"sha256":"…"}                                   of all octets before this line
 //! ```
 //!
-//! A line without a source, or with one we do not know, is a file's: earlier agents wrote none.
+//! Earlier versions wrote no source, so a line without one, or with an unknown one, belongs to a file.
 //!
-//! Payloads and credentials are inside, so the file needs none beside it, is as secret as the records, and has mode
-//! 0600. It is replaced whole. One that is not exactly as written is not used at all.
+//! The snapshot contains payloads and credentials. So it needs no other file, is as secret as the records, and has mode
+//! 0600. It is replaced as a whole. The agent ignores a snapshot whose digest does not match.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read as _, Seek, Write};
@@ -28,22 +28,22 @@ use metadata_state::private_file;
 /// The file's name in the state directory.
 pub const FILE: &str = "records.snapshot";
 
-/// Octets of the file at most: 16,384 records of 16 KiB. Records beyond are left out, those later in the alphabet first.
+/// Most octets of the file: 16,384 records of 16 KiB. The writer omits records that do not fit; later ids go first.
 pub const MAX_OCTETS: usize = 256 << 20;
 
 const KIND: &str = "records";
 const VERSION: u32 = 1;
 
-/// Octets of the last line at most.
+/// Most octets of the last line.
 const TAIL: usize = 128;
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// There is none.
+    /// No snapshot exists.
     #[error("there is no {}", path.display())]
     Absent {
-        /// Where it would be.
+        /// The expected path.
         path: PathBuf,
     },
     /// The file cannot be read.
@@ -51,15 +51,15 @@ pub enum SnapshotError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The file is not as it was written. Never a word of what is in it.
+    /// The file differs from what was written. The message repeats nothing of its content.
     #[error("{} is damaged: expected {expected}; it is written anew once records are read", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What was not there.
+        /// The missing part.
         expected: &'static str,
     },
 }
@@ -86,27 +86,27 @@ struct Tail {
     sha256: String,
 }
 
-/// What [`write()`] wrote.
+/// The result of [`write()`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Records in the file.
     pub records: usize,
-    /// Records for which there was no room.
+    /// Records that exceeded the limit of octets.
     pub left_out: usize,
 }
 
-/// Puts records in the place of the snapshot at `path`.
+/// Replaces the snapshot at `path`.
 ///
 /// # Errors
-/// The file cannot be written; the one before is still there.
+/// The file cannot be written; the former one stays.
 pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Written> {
     private_file::replace_by(path, None, |file| encode(records, MAX_OCTETS, BufWriter::new(file)))
 }
 
-/// Reads the snapshot at `path`. A record beyond `limits` is left out, with a warning in the log.
+/// Reads the snapshot at `path`. Skips a record beyond `limits`, and logs a warning.
 ///
 /// # Errors
-/// [`SnapshotError`] when there is none or it is not whole.
+/// [`SnapshotError`] if no snapshot exists, or if it is damaged.
 pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
     let unreadable = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => SnapshotError::Absent { path: path.into() },
@@ -119,7 +119,7 @@ pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, Sna
     }
 }
 
-/// Counts and digests what is written. A snapshot may be as large as all records are: it is never in memory as a whole.
+/// Counts and digests the output. A snapshot may be as large as all records, so it is never in memory as a whole.
 struct Digesting<W> {
     out: W,
     octets: usize,
@@ -163,7 +163,7 @@ fn encode(records: &[(RecordId, Arc<Record>)], limit: usize, out: impl Write) ->
     Ok(written)
 }
 
-/// Reads line by line: first whether it is whole, then the records.
+/// Reads line by line: first to check the digest, then to decode the records.
 fn decode(
     mut file: impl BufRead + Seek,
     limits: &Limits,
@@ -181,20 +181,20 @@ fn decode(
         let Ok(Line { source, key, record }) = serde_json::from_slice(&line) else {
             return Ok(Err("a record in each line"));
         };
-        // Payloads read from files beside the record do not count as its text, and are inside here.
+        // The line includes payloads from other files, which the limit of a record's text does not cover.
         let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
         match Record::parse_within(&within, "snapshot.json", record.get()) {
             Ok((record, _)) => {
                 let source = source.as_deref().and_then(Source::of).unwrap_or_default();
                 records.push((RecordId::new(source, &key), record));
             }
-            Err(error) => tracing::warn!(record = key, "left out of the snapshot: {error}"),
+            Err(error) => tracing::warn!(record = key, "a record of the snapshot was skipped: {error}"),
         }
     }
     Ok(Ok(records))
 }
 
-/// Compares a file with its last line.
+/// Checks a file against the digest in its last line.
 fn is_whole(file: &mut impl BufRead) -> io::Result<Result<(), &'static str>> {
     let (mut hash, mut octets, mut lines) = (Sha256::new(), 0, 0);
     let (mut line, mut last) = (Vec::new(), Vec::new());
@@ -225,7 +225,7 @@ fn is_whole(file: &mut impl BufRead) -> io::Result<Result<(), &'static str>> {
     })
 }
 
-/// Reads a line with its end; false when there is none. One that is longer than a snapshot may be is cut.
+/// Reads a line with its line feed; false at the end. Cuts a line that exceeds the limit of a snapshot.
 fn next_line(file: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     file.take(MAX_OCTETS as u64 + 1).read_until(b'\n', line)?;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_without_the_files_beside_it() {
+    fn a_snapshot_reads_back_without_other_files() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
         let written = write(&path, &records(&["b", "a"])).expect("written");
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_left_out_and_counted() {
+    fn records_beyond_the_snapshots_limit_are_omitted_and_counted() {
         let all = records(&["a", "b", "c"]);
         let (whole, _) = encode(&all, usize::MAX);
         let (octets, written) = encode(&all, whole.len() - 10);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_kept_and_what_names_none_is_a_files() {
+    fn sources_read_back_and_a_line_without_one_is_a_files() {
         let kept = [(RecordId::new(Source::Kubevirt, "ns/vm"), Arc::new(record("vm")))];
         let (octets, _) = encode(&kept, usize::MAX);
         let read = |octets: &[u8]| decode(octets).expect("whole")[0].0.clone();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_snapshot_is_told_without_what_is_in_it() {
+    fn the_error_of_a_snapshot_omits_its_content() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
         assert!(matches!(read(&path, &Limits::DEFAULT), Err(SnapshotError::Absent { .. })));

@@ -1,7 +1,7 @@
-//! The way of a feed's events to the agent.
+//! Publishes a feed's events to the agent.
 //!
-//! A feed asks for room before it reports a record, and drops a record for which there is none: whoever is refused costs
-//! nothing. What waits for the agent is limited in octets as well as in events.
+//! A feed reserves memory before it publishes a record, and drops a refused record, so that refusals cost no memory.
+//! The queue to the agent is limited both in octets and in events.
 
 use std::sync::Arc;
 
@@ -13,87 +13,87 @@ use crate::room::{NoRoom, Room};
 use metadata_content::record::Record;
 use metadata_content::source::Source;
 
-/// Octets of payloads that wait for the agent at most, however many events may; one record is always let in.
+/// Most octets of payloads in the queue, whatever the number of events. The queue always accepts one record.
 pub const QUEUED_OCTETS: usize = 16 << 20;
 
-/// Where a feed reports.
+/// The sending end of a feed's events.
 #[derive(Clone)]
 pub struct Teller {
     tx: mpsc::Sender<FeedEvent>,
-    /// The room of all records, and whose records these are; `None` admits all.
+    /// The memory accounts and the source of these records; `None` admits every record.
     room: Option<(Arc<Room>, Source)>,
-    /// The agent's name of a record, from the feed's.
+    /// Maps the feed's key of a record to the agent's key.
     name: fn(String) -> String,
 }
 
 impl From<mpsc::Sender<FeedEvent>> for Teller {
-    /// One that admits every record.
+    /// A teller that admits every record.
     fn from(tx: mpsc::Sender<FeedEvent>) -> Self {
         Self { tx, room: None, name: |key| key }
     }
 }
 
-/// Nobody listens any more.
+/// The receiver of events was dropped.
 #[derive(Debug)]
 pub struct Unheard;
 
-/// Waits for room.
+/// Waits for free memory.
 pub struct Freed(Option<watch::Receiver<u64>>);
 
 impl Teller {
-    /// Reports records of a source, as far as there is room.
+    /// Publishes records of a source, within the memory that `room` allows.
     #[must_use]
     pub fn new(tx: mpsc::Sender<FeedEvent>, room: Arc<Room>, source: Source) -> Self {
         Self { room: Some((room, source)), ..tx.into() }
     }
 
-    /// The same with other names of records.
+    /// Sets the function that maps the feed's keys to the agent's.
     #[must_use]
     pub fn named(self, name: fn(String) -> String) -> Self {
         Self { name, ..self }
     }
 
-    /// Takes room for a record in the place of its former version.
+    /// Reserves memory for a record, in place of its former version.
     ///
     /// # Errors
-    /// [`NoRoom`]: the record must be reported as rejected, and its former version stays.
+    /// [`NoRoom`]: the caller must publish the record as rejected, and its former version stays.
     pub fn admit(&self, key: &str, record: &Record) -> Result<(), NoRoom> {
         let Some((room, source)) = &self.room else { return Ok(()) };
         room.take(&RecordId::new(*source, &(self.name)(key.to_owned())), record)
     }
 
-    /// Octets of memory that are free.
+    /// Octets free for records.
     #[must_use]
     pub fn free(&self) -> usize {
         self.room.as_ref().map_or(usize::MAX, |(room, _)| room.free())
     }
 
-    /// What waits for room.
+    /// A waiter for free memory.
     #[must_use]
     pub fn freed(&self) -> Freed {
         Freed(self.room.as_ref().map(|(room, _)| room.freed()))
     }
 
-    /// Reports an event once there is a place for it.
+    /// Publishes an event once the queue has a place for it.
     ///
     /// # Errors
-    /// [`Unheard`]: the agent has ended, or has another feed in the place of this one.
+    /// [`Unheard`]: the agent has stopped, or has replaced this feed.
     pub async fn tell(&self, event: FeedEvent) -> Result<(), Unheard> {
         let places = self.tx.max_capacity();
         let most = QUEUED_OCTETS.checked_div(octets(&event)).unwrap_or(places).clamp(1, places);
-        // As many places must be free as leave room for events of this size alone.
+        // The free places must suffice if all queued events have this size.
         let mut permits = self.tx.reserve_many(places - most + 1).await.map_err(|_| Unheard)?;
         let permit = permits.next().ok_or(Unheard)?;
         permit.send(self.renamed(event));
         Ok(())
     }
 
-    /// Waits until nobody listens.
+    /// Waits until the receiver is dropped.
     pub async fn closed(&self) {
         self.tx.closed().await;
     }
 
-    /// True when nobody listens.
+    /// True once the receiver is dropped.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.tx.is_closed()
@@ -112,7 +112,7 @@ impl Teller {
 }
 
 impl Freed {
-    /// Ends when there may be room for a record that was refused; never where every record is admitted.
+    /// Returns when a refused record may fit; never returns if every record is admitted.
     pub async fn wait(&mut self) {
         let changed = match &mut self.0 {
             Some(freed) => freed.changed().await.is_ok(),
@@ -124,7 +124,7 @@ impl Freed {
     }
 }
 
-/// Octets of an event's payloads.
+/// Octets of an event's payloads and files.
 fn octets(event: &FeedEvent) -> usize {
     let FeedEvent::Upsert { record, .. } = event else { return 0 };
     let payloads =

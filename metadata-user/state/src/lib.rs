@@ -1,4 +1,4 @@
-//! State of the agent that outlives it: one file each, private, replaced whole or not at all.
+//! The agent's state on disk. Each file is private, and a write replaces it as a whole or not at all.
 
 pub mod mailboxes;
 pub mod private_file;

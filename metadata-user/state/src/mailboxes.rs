@@ -1,4 +1,4 @@
-//! The mailboxes of all VMs, and their files: what a VM wrote is put on disk off the packet path.
+//! The mailboxes of all VMs and their files. A task off the packet path writes a VM's data to disk.
 
 #[cfg(test)]
 mod tests;
@@ -21,12 +21,12 @@ use metadata_content::sink::Outbox;
 
 use crate::private_file;
 
-/// Changes are gathered for this long, so that a guest cannot have its file written more often.
+/// How long to gather changes before a save. It limits how often a guest can cause a write.
 const SAVE_PAUSE: Duration = Duration::from_millis(250);
-/// Most octets of a VM's file that are read: all attributes, documents and names, as base64.
+/// Most octets to read from a VM's file: all attributes, documents and names, as base64.
 const FILE_OCTETS: u64 = 4 << 20;
 
-/// Why mailboxes cannot be kept.
+/// Why mailboxes cannot be stored.
 #[derive(Debug, thiserror::Error)]
 #[error("expected to {action} {path}, found: {source}; check the state directory and its rights")]
 pub struct MailboxError {
@@ -39,16 +39,17 @@ fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Mailbox
     move |source| MailboxError { action, path: path.to_owned(), source }
 }
 
-/// What went wrong with files, since the start.
+/// Failures with files since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MailboxCounts {
     /// Files that could not be written.
     pub saves_failed: u64,
-    /// Files that could not be read: their VMs began with an empty mailbox.
+    /// Files that could not be read; their VMs start with an empty mailbox.
     pub loads_failed: u64,
 }
 
-/// The mailboxes of all VMs, by UUID, each loaded on first use. For the control side: it reads files.
+/// The mailboxes of all VMs by UUID, each loaded on first use. Loading reads files, so only the control side may use
+/// this.
 #[derive(Debug)]
 pub struct Mailboxes {
     outbox: Outbox,
@@ -65,7 +66,7 @@ struct Disk {
 }
 
 impl Mailboxes {
-    /// Mailboxes that end with the agent.
+    /// Mailboxes without files; they end with the agent.
     #[must_use]
     pub fn in_memory(outbox: Outbox) -> Self {
         Self {
@@ -77,11 +78,11 @@ impl Mailboxes {
         }
     }
 
-    /// Mailboxes kept in `directory`, which is made with mode 0700 when it is not there; the second part is
-    /// for [`save()`].
+    /// Mailboxes stored in `directory`, which this function creates with mode 0700 if needed. Pass the second part to
+    /// [`save()`].
     ///
     /// # Errors
-    /// [`MailboxError`] when the directory cannot be made or read.
+    /// [`MailboxError`] if the directory cannot be created or read.
     pub fn open(directory: &Path, outbox: Outbox) -> Result<(Self, Saves), MailboxError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.map_err(error("make", directory))?;
@@ -95,7 +96,7 @@ impl Mailboxes {
 
     /// The mailbox of the VM with this UUID.
     ///
-    /// A file that cannot be read is put aside as `<uuid>.json.bad`, with a warning, and the VM begins anew.
+    /// Renames an unreadable file to `<uuid>.json.bad` with a warning; the VM then starts with an empty mailbox.
     #[must_use]
     pub fn get(&self, vm: &Uuid) -> Arc<Mailbox> {
         let mut table = locked(&self.table);
@@ -107,8 +108,8 @@ impl Mailboxes {
         mailbox
     }
 
-    /// The mailbox of the record's VM, told of the record ([`Mailbox::note_record`]). Call it whenever a
-    /// record is rendered.
+    /// The mailbox of a record's VM, updated from the record ([`Mailbox::note_record`]). Call this for each record that
+    /// is rendered.
     #[must_use]
     pub fn for_record(&self, record: &Record) -> Arc<Mailbox> {
         let mailbox = self.get(&record.vm.uuid);
@@ -117,12 +118,13 @@ impl Mailboxes {
         mailbox
     }
 
-    /// Forgets a VM whose record is gone, and removes its file: the next VM of that UUID begins anew.
+    /// Forgets a VM after its record is gone, and removes its file. A later VM of that UUID starts with an empty
+    /// mailbox.
     ///
     /// # Errors
-    /// [`MailboxError`] when the file cannot be removed.
+    /// [`MailboxError`] if the file cannot be removed.
     pub fn forget(&self, vm: &Uuid) -> Result<(), MailboxError> {
-        // Held to the end, so that nobody loads what is being removed.
+        // The lock stays held, so that nothing loads the file during its removal.
         let mut table = locked(&self.table);
         if let Some(mailbox) = table.remove(vm.as_str()) {
             mailbox.kept().detach();
@@ -132,11 +134,11 @@ impl Mailboxes {
         [&path, &bad(&path)].into_iter().try_for_each(|path| remove(path).map_err(error("remove", path)))
     }
 
-    /// Removes the files of VMs that went away while no agent ran: those that are not loaded and that
-    /// `is_known` does not know by UUID. Returns how many.
+    /// Removes the files of VMs that ended while no agent ran. These are neither loaded nor known to `is_known` by
+    /// UUID. Returns the number of removed files.
     ///
     /// # Errors
-    /// [`MailboxError`] when the directory cannot be listed, or a file cannot be removed.
+    /// [`MailboxError`] if the directory cannot be listed, or a file cannot be removed.
     pub fn sweep(&self, is_known: impl Fn(&str) -> bool) -> Result<usize, MailboxError> {
         let Some(disk) = &self.disk else { return Ok(0) };
         let table = locked(&self.table);
@@ -155,8 +157,8 @@ impl Mailboxes {
         Ok(removed)
     }
 
-    /// Reads the file of every mailbox in memory again: another agent kept it until now. A file that cannot be read leaves
-    /// its mailbox as it is. It waits for the disk.
+    /// Reads the file of each loaded mailbox again, because another agent wrote it until now. An unreadable file leaves
+    /// its mailbox unchanged. The call blocks on the disk.
     pub fn reload(&self) {
         let Some(disk) = &self.disk else { return };
         for mailbox in locked(&self.table).values() {
@@ -164,19 +166,19 @@ impl Mailboxes {
                 Ok(state) => mailbox.replace(state),
                 Err(error) => {
                     self.loads_failed.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(vm = mailbox.vm(), %error, "what the VM wrote last cannot be read");
+                    tracing::warn!(vm = mailbox.vm(), %error, "cannot read the VM's mailbox again");
                 }
             }
         }
     }
 
-    /// Writes every file that is behind, now: for the end of the agent. It waits for the disk.
+    /// Writes each changed mailbox now, at the end of the agent. The call blocks on the disk.
     pub fn save_all(&self) {
         let mailboxes: Vec<_> = locked(&self.table).values().cloned().collect();
         mailboxes.iter().for_each(|mailbox| self.saves.save(mailbox.kept()));
     }
 
-    /// What went wrong with files.
+    /// Failures with files since the start.
     #[must_use]
     pub fn counts(&self) -> MailboxCounts {
         MailboxCounts {
@@ -191,11 +193,11 @@ impl Mailboxes {
         let state = read(&path).unwrap_or_else(|error| {
             self.loads_failed.fetch_add(1, Ordering::Relaxed);
             let kept = fs::rename(&path, bad(&path));
-            tracing::warn!(vm, %error, aside = kept.is_ok(), "what the VM wrote cannot be read; it begins anew");
+            tracing::warn!(vm, %error, aside = kept.is_ok(), "cannot read the VM's mailbox; it starts empty");
             State::default()
         });
         let queue = disk.saver.clone();
-        // Once nobody saves any more the agent is ending, and saves what is left by itself.
+        // Without a receiver the agent is ending, and saves the remaining changes itself.
         Kept::new(vm, state, Some(path), Some(Box::new(move |kept| _ = queue.send(kept))))
     }
 }
@@ -206,7 +208,7 @@ impl Disk {
     }
 }
 
-/// Removes a file that may not be there.
+/// Removes a file if it exists.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -214,7 +216,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The state in a file; an empty one when there is no file.
+/// Reads a state file; a missing file is an empty state.
 fn read(path: &Path) -> io::Result<State> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::default()),
@@ -225,7 +227,7 @@ fn read(path: &Path) -> io::Result<State> {
     if text.len() as u64 > FILE_OCTETS {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "expected at most 4 MiB"));
     }
-    // The parser's own words may repeat a password.
+    // The parser's message could repeat a password.
     let place = |error: serde_json::Error| {
         let place = format!("expected a mailbox, found something else at line {}", error.line());
         io::Error::new(io::ErrorKind::InvalidData, format!("{place}, column {}", error.column()))
@@ -233,19 +235,19 @@ fn read(path: &Path) -> io::Result<State> {
     serde_json::from_slice(&text).map_err(place)
 }
 
-/// Where a file that cannot be read is put.
+/// The path of an unreadable file after its rename.
 fn bad(path: &Path) -> PathBuf {
     path.with_extension("json.bad")
 }
 
-/// Whose file this is; none for files that are not ours, whatever else is in the directory.
+/// The VM of a state file; `None` for any other file in the directory.
 fn vm_of(name: &str) -> Option<&str> {
     let vm = name.strip_suffix(".json").or_else(|| name.strip_suffix(".json.bad"))?;
     let form = |b| b == b'-' || matches!(b, b'0'..=b'9' | b'a'..=b'f');
     (vm.len() == 36 && vm.bytes().all(form)).then_some(vm)
 }
 
-/// The lock's content, also after a panic elsewhere: the table is whole at any time.
+/// Locks, even after a panic elsewhere: no operation leaves the table inconsistent.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -254,11 +256,11 @@ fn write(kept: &Kept) -> io::Result<()> {
     kept.save(private_file::replace)
 }
 
-/// What became of saves.
+/// The results of saves.
 #[derive(Debug, Default)]
 struct Outcomes {
     failed: AtomicU64,
-    /// The last one failed, and was logged: guests cannot fill the log.
+    /// Set after a failed save was logged, so that guests cannot fill the log.
     failing: AtomicBool,
 }
 
@@ -270,23 +272,23 @@ impl Outcomes {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 if !self.failing.swap(true, Ordering::Relaxed) {
                     let vm = kept.vm();
-                    tracing::warn!(vm, %error, "what VMs write is not on disk; check the state directory");
+                    tracing::warn!(vm, %error, "cannot save a mailbox; check the state directory");
                 }
             }
         }
     }
 }
 
-/// Mailboxes to save. For [`save()`].
+/// The queue of mailboxes to save, for [`save()`].
 #[derive(Debug)]
 pub struct Saves {
     queue: UnboundedReceiver<Arc<Kept>>,
     outcomes: Arc<Outcomes>,
 }
 
-/// Saves changed mailboxes, one after the other, until their [`Mailboxes`] is gone.
+/// Saves changed mailboxes one after the other, until their [`Mailboxes`] is dropped.
 ///
-/// What cannot be written is counted, and tried again with that VM's next change.
+/// Counts a failed write, and repeats it with that VM's next change.
 pub async fn save(mut saves: Saves) {
     while let Some(first) = saves.queue.recv().await {
         tokio::time::sleep(SAVE_PAUSE).await;
@@ -295,7 +297,7 @@ pub async fn save(mut saves: Saves) {
             batch.push(next);
         }
         let outcomes = Arc::clone(&saves.outcomes);
-        // The task ends early only with the runtime, and the agent saves what is left by itself.
+        // The task fails only at the end of the runtime, when the agent saves the remaining changes itself.
         let _ = tokio::task::spawn_blocking(move || batch.iter().for_each(|kept| outcomes.save(kept))).await;
     }
 }

@@ -5,32 +5,32 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
-/// The mode of files that hold secrets.
+/// The mode of files with secrets.
 pub const PRIVATE: u32 = 0o600;
 
-/// Puts `contents` in the place of the file at `path`, whole or not at all: written aside with mode 0600,
-/// synced, renamed over it.
+/// Replaces the file at `path` as a whole or not at all: writes a new file beside it with mode 0600, syncs it, and
+/// renames it.
 ///
-/// Two writers of one path must take turns; what a writer that died left aside is removed.
+/// Writers of one path must take turns. The call removes the unfinished file of a writer that died.
 ///
 /// # Errors
-/// The first of these steps that fails; the file is as it was before.
+/// The error of the first step that fails; the file is then unchanged.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace_for(path, contents, None)
 }
 
-/// As [`replace`], for another user and group, where one is given.
+/// Like [`replace`], with an owner and group for the file.
 ///
 /// # Errors
-/// As for [`replace`].
+/// The errors of [`replace`].
 pub fn replace_for(path: &Path, contents: &[u8], owner: Option<(u32, u32)>) -> io::Result<()> {
     replace_by(path, owner, |file| file.write_all(contents))
 }
 
-/// As [`replace_for`], with contents that are written piece by piece.
+/// Like [`replace_for`], with a function that writes the contents piece by piece.
 ///
 /// # Errors
-/// As for [`replace`].
+/// The errors of [`replace`].
 pub fn replace_by<T>(
     path: &Path,
     owner: Option<(u32, u32)>,
@@ -44,7 +44,7 @@ pub fn replace_by<T>(
     let written =
         write_new(&aside, owner, write).and_then(|written| fs::rename(&aside, path).map(|()| written));
     if written.is_err() {
-        // The error that matters is the first one.
+        // Only the first error matters.
         let _ = fs::remove_file(&aside);
         return written;
     }
@@ -52,7 +52,7 @@ pub fn replace_by<T>(
     written
 }
 
-/// The directory `path` is in.
+/// The directory of `path`.
 pub fn directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -13,25 +13,25 @@ use metadata_content::token::{Keyring, Keys};
 
 use crate::private_file;
 
-/// Most octets of a key file that are read; ours has about 200.
+/// Most octets to read from a key file; a valid one has about 200.
 const FILE_OCTETS: u64 = 4_096;
 
-/// Why the keys cannot be had.
+/// Why the keys are unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The system refused.
+    /// The kernel refused an access.
     #[error(
         "expected to {action} the token keys at {path}, found: {source}; check the directory and its rights"
     )]
     Io {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// The key file.
         path: PathBuf,
-        /// The system's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Others may read or change the keys.
+    /// Other users may read or change the file.
     #[error(
         "expected {path} to be for its owner alone, found mode {mode:04o}; remove it, and a new key is made \
          (guests then fetch new tokens)"
@@ -42,7 +42,7 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// It holds something else.
+    /// The file is not a key file.
     #[error(
         "expected a file of xdp-imds token keys at {path}, found something else; name another file, or remove \
          it to have a new key made"
@@ -53,11 +53,11 @@ pub enum KeyError {
     },
 }
 
-/// The keys in the file at `path`, which is made, with mode 0600, when there is none. Its directory must exist. `now_unix`
-/// is in Unix seconds, here and below.
+/// Reads the keys at `path`, or creates the file with mode 0600. Its directory must exist. In this module `now_unix` is
+/// in Unix seconds.
 ///
 /// # Errors
-/// [`KeyError`] when the file is open to others, is no key file, or cannot be read or made.
+/// [`KeyError`] if other users have access, if it is not a key file, or if it cannot be read or created.
 pub fn open(path: &Path, now_unix: u64) -> Result<Keyring, KeyError> {
     let _turn = take_turn(path)?;
     let keys = match read(path)? {
@@ -71,18 +71,18 @@ pub fn open(path: &Path, now_unix: u64) -> Result<Keyring, KeyError> {
     Ok(Keyring::with(keys))
 }
 
-/// The keys in a file that others look after, such as a mounted Secret; `None` when there is none.
+/// Reads keys from a file that others maintain, such as a mounted Secret; `None` if it does not exist.
 ///
 /// # Errors
-/// [`KeyError`] when the file is open to others, is no key file, or cannot be read.
+/// [`KeyError`] if other users have access, if it is not a key file, or if it cannot be read.
 pub fn given(path: &Path) -> Result<Option<Keyring>, KeyError> {
     Ok(read(path)?.map(Keyring::with))
 }
 
-/// Takes over what is in such a file by now. On an error, and when it is gone, the keys stay as they are.
+/// Loads the current keys from such a file. If it is missing or invalid, the keys stay unchanged.
 ///
 /// # Errors
-/// As for [`given`].
+/// The errors of [`given`].
 pub fn follow(keyring: &Keyring, path: &Path) -> Result<(), KeyError> {
     if let Some(keys) = read(path)? {
         keyring.set(keys);
@@ -90,10 +90,10 @@ pub fn follow(keyring: &Keyring, path: &Path) -> Result<(), KeyError> {
     Ok(())
 }
 
-/// The text of a key file with a new key in it. Tokens of the key in `former` stay good until they expire.
+/// Returns the text of a key file with a new key. Tokens of the key in `former` stay valid until they expire.
 ///
 /// # Errors
-/// [`KeyError`] when `former` cannot be used.
+/// [`KeyError`] if `former` is unusable.
 pub fn generate(former: Option<&Path>, now_unix: u64) -> Result<String, KeyError> {
     let keys = match former {
         Some(path) => must_read(path)?.rotated(now_unix),
@@ -102,13 +102,13 @@ pub fn generate(former: Option<&Path>, now_unix: u64) -> Result<String, KeyError
     Ok(keys.text())
 }
 
-/// Begins a new key when the one in the file at `path` is at least `age` old, which is taken as
-/// [`SHORTEST_ROTATION`](metadata_content::token::SHORTEST_ROTATION) at least. True when it did.
+/// Creates a new key if the one at `path` is at least `age` old, and returns true if it did. The least effective age is
+/// [`SHORTEST_ROTATION`](metadata_content::token::SHORTEST_ROTATION).
 ///
-/// A key that another agent put into the file is taken over. On an error the keys stay as they are.
+/// Loads a key that another agent has put into the file. An error leaves the keys unchanged.
 ///
 /// # Errors
-/// [`KeyError`], as for [`open`].
+/// The errors of [`open`].
 pub fn rotate_if_older(
     keyring: &Keyring,
     path: &Path,
@@ -116,7 +116,7 @@ pub fn rotate_if_older(
     now_unix: u64,
 ) -> Result<bool, KeyError> {
     let _turn = take_turn(path)?;
-    // A file somebody removed is made anew: the key in memory may be why it was removed.
+    // If the file was removed, create a new key, because the removal may be meant to revoke the key in memory.
     let found = read(path)?;
     let rotates = found.as_ref().is_none_or(|keys| keys.older_than(age, now_unix));
     let keys = match found {
@@ -135,13 +135,13 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> KeyE
     move |source| KeyError::Io { action, path: path.to_owned(), source }
 }
 
-/// Keeps other agents of this node from the file until the result is dropped.
+/// Locks out the node's other agents until the result is dropped.
 fn take_turn(path: &Path) -> Result<File, KeyError> {
     let directory = File::open(private_file::directory(path));
     directory.and_then(|dir| dir.lock().map(|()| dir)).map_err(io_error("lock the directory of", path))
 }
 
-/// The keys at `path`; none when there is no file.
+/// Reads the keys at `path`; `None` if the file does not exist.
 fn read(path: &Path) -> Result<Option<Keys>, KeyError> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -154,16 +154,16 @@ fn read(path: &Path) -> Result<Option<Keys>, KeyError> {
     }
     let mut text = Vec::new();
     file.take(FILE_OCTETS).read_to_end(&mut text).map_err(io_error("read", path))?;
-    // The parser's own words may repeat a key.
+    // The parser's message could repeat a key.
     Keys::parse(&text).map(Some).ok_or_else(|| KeyError::Malformed { path: path.to_owned() })
 }
 
-/// The keys at `path`, where a file is expected.
+/// Reads the keys at `path`, which must exist.
 fn must_read(path: &Path) -> Result<Keys, KeyError> {
     read(path)?.ok_or_else(|| io_error("open", path)(io::ErrorKind::NotFound.into()))
 }
 
-/// Puts `keys` into the file at `path`.
+/// Writes `keys` to the file at `path`.
 fn write(path: &Path, keys: &Keys) -> Result<(), KeyError> {
     private_file::replace(path, keys.text().as_bytes()).map_err(io_error("write", path))
 }

@@ -1,4 +1,4 @@
-//! The agent's `/v1/instances`, asked.
+//! A client of the agent's `/v1/instances`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::{Instance, Page, Problem};
 use crate::status::{ClientError, Question, Reply, ask};
 use metadata_content::source::Source;
 
-/// Octets of a name.
+/// Most octets of a name.
 pub const NAME_MAX: usize = 253;
 
-/// Longest the agent may stand still, beside what it was asked to wait.
+/// Longest silence of the agent, beside the time it is asked to wait.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What a name has that a path takes as it is.
+/// Characters to escape in a path.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -25,27 +25,27 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'@')
     .remove(b'/');
 
-/// Why the agent did not do what it was asked.
+/// Why the agent did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// There is no answer.
+    /// The client got no response.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The answer is no.
+    /// The agent refused the request.
     #[error("{}", .0.detail)]
     Problem(Box<Problem>),
-    /// The answer is none of those expected.
-    #[error("expected an agent with an API for instances, which answered {status}: {text}")]
+    /// The response is not one of the API.
+    #[error("expected an agent with an API for instances, found an answer {status}: {text}")]
     Strange {
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// What it said.
+        /// The body as text.
         text: String,
     },
 }
 
 impl Failure {
-    /// The status of the answer, if there is one.
+    /// The HTTP status, if a response arrived.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         match self {
@@ -56,7 +56,7 @@ impl Failure {
     }
 }
 
-/// True for what an instance may be called: 1 to [`NAME_MAX`] letters, digits and some signs, in parts joined by `/`.
+/// True for a valid name: 1 to [`NAME_MAX`] letters, digits and some signs, in parts joined by `/`.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let is_good = |part: &str| {
@@ -68,21 +68,21 @@ pub fn is_name(name: &str) -> bool {
     name.len() <= NAME_MAX && name.split('/').all(is_good)
 }
 
-/// The path of an instance.
+/// The URL path of an instance.
 #[must_use]
 pub fn path_of(source: Source, name: &str) -> String {
     let query = if source == Source::Api { String::new() } else { format!("?source={}", source.name()) };
     format!("/v1/instances/{}{query}", utf8_percent_encode(name, PLAIN))
 }
 
-/// How to register.
+/// The conditions of a registration.
 #[derive(Debug, Default)]
 pub struct Conditions<'a> {
-    /// Only in the place of what has this tag; `*` for anything.
+    /// Replace only the record with this entity tag; `*` means any.
     pub matches: Option<&'a str>,
-    /// Only where there is nothing yet.
+    /// Register only if no record of the name exists.
     pub is_new: bool,
-    /// Answered when all ports are attached, this long at most.
+    /// Wait until all ports are attached, at most this long.
     pub wait: Option<Duration>,
 }
 
@@ -93,7 +93,7 @@ impl Conditions<'_> {
     }
 }
 
-/// Registers a record in JSON; true beside it when there was none of that name.
+/// Registers a record in JSON. The second value is true if the name is new.
 pub fn put(
     run: &Path,
     name: &str,
@@ -114,7 +114,7 @@ pub fn put(
     Ok((read(reply, &[200, 201])?, created))
 }
 
-/// Takes an instance out.
+/// Removes an instance.
 pub fn remove(run: &Path, name: &str, conditions: &Conditions<'_>) -> Result<(), Failure> {
     let (path, fields) = (path_of(Source::Api, name), conditions.fields());
     let question = Question { method: "DELETE", path: &path, fields: &fields, body: &[], patience: PATIENCE };
@@ -122,12 +122,12 @@ pub fn remove(run: &Path, name: &str, conditions: &Conditions<'_>) -> Result<(),
     if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
 }
 
-/// One instance.
+/// Reads one instance.
 pub fn look(run: &Path, source: Source, name: &str) -> Result<Instance, Failure> {
     read(get(run, &path_of(source, name))?, &[200])
 }
 
-/// All instances, of one source or of every one.
+/// Lists the instances of one source, or of all.
 pub fn list(run: &Path, source: Option<Source>) -> Result<Vec<Instance>, Failure> {
     let mut instances = Vec::new();
     let mut after = None;

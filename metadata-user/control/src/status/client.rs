@@ -1,4 +1,4 @@
-//! Questions to a control socket.
+//! An HTTP client for the control socket.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -7,75 +7,75 @@ use std::time::Duration;
 
 use metadata_base::run::SOCKET;
 
-/// Longest the agent may stand still.
+/// Longest silence of the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Octets of an answer: every port of a full node is a quarter of it.
+/// Most octets of a response; that of a full node with every port takes a quarter.
 const ANSWER_MAX: u64 = 64 << 20;
-/// Header fields of an answer.
+/// Most header fields of a response.
 const FIELDS: usize = 32;
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No agent listens.
     #[error(
         "no agent serves with the run directory {}: {source}; start one with `xdp-imds serve`, or name its directory with --run", path.display()
     )]
     NoAgent {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// We may not ask.
+    /// The caller lacks permission.
     #[error("may not ask the agent of {}: {source}; try as root, or as the agent's user", path.display())]
     Forbidden {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// It does not answer.
+    /// The agent accepted the request but sent no valid response.
     #[error("the agent does not answer: {0}; its log may say why, and a probe of /healthz would restart it")]
     Mute(io::Error),
-    /// It answers something else.
+    /// The agent sent another status than success.
     #[error("the agent answered {status}: {text}")]
     Refused {
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// What it said.
+        /// The body as text.
         text: String,
     },
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug)]
 pub struct Question<'a> {
     /// `GET`, `PUT`, …
     pub method: &'a str,
     /// The path with its query.
     pub path: &'a str,
-    /// Header fields, each a line without its end.
+    /// Header fields, one a line, without line ends.
     pub fields: &'a [String],
-    /// The body.
+    /// The request body.
     pub body: &'a [u8],
-    /// Longest the agent may stand still.
+    /// Longest silence of the agent.
     pub patience: Duration,
 }
 
-/// What is answered.
+/// A response.
 #[derive(Debug)]
 pub struct Reply {
-    /// The status.
+    /// The HTTP status.
     pub status: u16,
-    /// The body.
+    /// The response body.
     pub body: Vec<u8>,
 }
 
-/// The body of the answer to `GET path`, asked at the control socket of a run directory.
+/// Sends `GET path` to the control socket of a run directory and returns the body.
 ///
 /// # Errors
-/// [`ClientError`]: there is none.
+/// [`ClientError`] without a successful response.
 pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
     let question = Question { method: "GET", path, fields: &[], body: &[], patience: PATIENCE };
     let Reply { status, body } = ask(run, &question)?;
@@ -85,10 +85,10 @@ pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
     Err(ClientError::Refused { status, text: String::from_utf8_lossy(&body).trim_end().into() })
 }
 
-/// The answer to a question, whatever it is.
+/// Sends a request and returns the response, whatever its status.
 ///
 /// # Errors
-/// [`ClientError`]: there is none.
+/// [`ClientError`] without a response.
 pub fn ask(run: &Path, question: &Question<'_>) -> Result<Reply, ClientError> {
     let stream = UnixStream::connect(run.join(SOCKET)).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => ClientError::Forbidden { path: run.into(), source },
@@ -116,7 +116,7 @@ fn exchange(mut stream: UnixStream, question: &Question<'_>) -> io::Result<Vec<u
     let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     let mut answer = Vec::new();
     let read = stream.take(ANSWER_MAX).read_to_end(&mut answer);
-    // A refusal may come before all is written, and is what counts then.
+    // The agent may refuse before it has read everything; its response then matters.
     if written.is_ok() || answer.is_empty() {
         written.and(read)?;
     }

@@ -1,14 +1,14 @@
-//! The same for people.
+//! Prints the status as text.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
 use super::{ApiServer, Guest, GuestState, GuestWay, PortState, RecordMemory, Shadowed, Status};
 
-/// Width of the left column.
+/// Width of the left column, in characters.
 const MARGIN: usize = 12;
 
-/// Prints how an agent is.
+/// Prints the state of an agent.
 pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let state = if status.troubles.is_empty() { "healthy" } else { "degraded" };
     let Status { version, pid, uptime, phase, side, .. } = status;
@@ -31,7 +31,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     }
     row("identities", &status.identities, out)?;
     if status.has_left {
-        row("left", &"ports of an agent before that no record has named yet: they stay closed", out)?;
+        row("inherited", &"ports of the previous agent stay closed until a record names them", out)?;
     }
     list("conflicts", status.conflicts.iter(), out)?;
     list(
@@ -94,7 +94,7 @@ fn api_server(server: &ApiServer, out: &mut dyn Write) -> io::Result<()> {
     list("API server", std::iter::once(answered).chain(failing), out)
 }
 
-/// Prints how the guests of a name are.
+/// Prints the state of the guests that match a name.
 pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::Result<()> {
     if guests.is_empty() {
         return writeln!(
@@ -138,12 +138,12 @@ fn row(name: &str, value: &dyn Display, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{name:MARGIN$}{value}")
 }
 
-/// The name before the first line, and nothing at all without lines.
+/// Prints lines below a name, and nothing if there are none.
 fn list(name: &str, lines: impl Iterator<Item = impl Display>, out: &mut dyn Write) -> io::Result<()> {
     lines.enumerate().try_for_each(|(n, line)| row(if n == 0 { name } else { "" }, &line, out))
 }
 
-/// Columns as wide as their widest cell, the last one ragged.
+/// Prints columns as wide as their widest cell; the last one may exceed its width.
 fn grid<const N: usize>(name: &str, rows: Vec<[String; N]>, out: &mut dyn Write) -> io::Result<()> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
     let widths: [usize; N] = std::array::from_fn(width);
@@ -154,7 +154,7 @@ fn grid<const N: usize>(name: &str, rows: Vec<[String; N]>, out: &mut dyn Write)
     list(name, lines, out)
 }
 
-/// A time as people say it.
+/// A duration for people.
 struct Span(f64);
 
 impl Display for Span {
@@ -249,7 +249,7 @@ ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
 instances   9 served (file)
 memory      6 of 512 MiB for records taken
 identities  9
-left        ports of an agent before that no record has named yet: they stay closed
+inherited   ports of the previous agent stay closed until a record names them
 refused     web.yaml: no vm
 shadowed    ns.yaml: by api/ns
 API server  last answered 5 min 10 s ago
@@ -301,7 +301,7 @@ holds       2 connections, 1 waiting requests
     }
 
     #[test]
-    fn times_are_said_as_people_do() {
+    fn durations_are_printed_for_people() {
         let cases = [
             (0.26, "0.3 s"),
             (59.0, "59.0 s"),

@@ -1,15 +1,15 @@
-//! The first line of an HTTP message, and of it no more than may be shown.
+//! The first line of an HTTP message, reduced to what may be shown.
 //!
-//! Header fields and bodies hold tokens and passwords, and so may queries: a path is shown, and that there is a query.
+//! Header fields, bodies and queries may contain tokens and passwords. The output has the path, and a mark for a query.
 
-/// Octets of a path shown.
+/// Most octets of a path to show.
 const PATH_MOST: usize = 120;
-/// Methods guests use; what begins otherwise may be the middle of a body.
+/// The methods of guests. Other text may be the middle of a body.
 const METHODS: [&str; 7] = ["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"];
 /// Digits of a status.
 const STATUS: usize = 3;
 
-/// The line of the message that begins here: a request's of what a guest sends, a status's of what it is sent.
+/// The first line of a message that starts here: the status line if it goes to the guest, else the request line.
 #[must_use]
 pub fn line(payload: &[u8], to_guest: bool) -> Option<String> {
     if to_guest { status(payload) } else { request(payload) }
@@ -27,7 +27,7 @@ fn request(payload: &[u8]) -> Option<String> {
     let (method, rest) = payload.split_at(space);
     let method = METHODS.into_iter().find(|known| known.as_bytes() == method)?;
     let rest = &rest[1..];
-    // What is not captured to its end is cut, but only a whole line is known to be one.
+    // The capture may cut the path, but only a complete line is certainly a request.
     let end = rest.iter().position(|octet| *octet == b'\r' || *octet == b'\n');
     let target = match end {
         Some(end) => {
@@ -42,7 +42,7 @@ fn request(payload: &[u8]) -> Option<String> {
     Some(format!("{method} {path}{cut}"))
 }
 
-/// A target's path. Of a whole URL the authority, which may name a user and a password, is left out.
+/// The path of a request target. It omits the authority of an absolute URL, which may contain a user and a password.
 fn path(target: &str) -> Option<String> {
     let path = match target.split_once("://") {
         Some(("http" | "https", rest)) => rest.find('/').map_or("/", |at| &rest[at..]),

@@ -1,6 +1,7 @@
-//! A frame in a few words, and where its headers end.
+//! Describes a frame in one line, and finds the end of its headers.
 //!
-//! Frames are whatever a guest sends, and cut where the kernel side stopped copying: what cannot be read is left out.
+//! A guest may send any octets, and the kernel side copies only the start of a frame. The functions skip whatever they
+//! cannot parse.
 
 use etherparse::{LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, TcpSlice, TransportSlice};
 use std::fmt::Write as _;
@@ -13,7 +14,7 @@ const ARP: usize = 28;
 /// Octets of the header of an ICMP message.
 const ICMP: usize = 8;
 
-/// What of a frame is no payload.
+/// The headers of a frame.
 #[must_use]
 pub fn headers(octets: &[u8]) -> &[u8] {
     let end =
@@ -22,7 +23,7 @@ pub fn headers(octets: &[u8]) -> &[u8] {
 }
 
 fn end_of_headers(octets: &[u8], packet: &LaxSlicedPacket<'_>) -> usize {
-    // Slices are of the frame: what is behind one begins as far from the end as it is long.
+    // The parsed slices point into the frame: their distance from its start is the length before them.
     let before =
         |rest: &[u8]| (rest.as_ptr() as usize).saturating_sub(octets.as_ptr() as usize).min(octets.len());
     match (&packet.transport, &packet.net) {
@@ -36,18 +37,18 @@ fn end_of_headers(octets: &[u8], packet: &LaxSlicedPacket<'_>) -> usize {
     }
 }
 
-/// Neighbour discovery is all header (RFC 4861 §4).
+/// Octets of an ICMP message's header. Neighbour discovery has no payload (RFC 4861 §4).
 fn icmp_headers(message: &[u8]) -> usize {
     if matches!(message.first(), Some(133..=137)) { message.len() } else { ICMP }
 }
 
-/// What is behind the headers.
+/// The octets after the headers.
 #[must_use]
 pub fn payload(octets: &[u8]) -> &[u8] {
     octets.get(headers(octets).len()..).unwrap_or_default()
 }
 
-/// Addresses, ports and flags, in a line.
+/// Addresses, ports and flags in one line.
 #[must_use]
 pub fn words(octets: &[u8]) -> String {
     let Ok(packet) = LaxSlicedPacket::from_ethernet(octets) else {
@@ -91,7 +92,7 @@ fn address_resolution(arp: &etherparse::ArpPacketSlice<'_>) -> String {
     }
 }
 
-/// What is in an IP packet of so many octets.
+/// Describes the content of an IP packet of `length` octets.
 fn above(from: IpAddr, to: IpAddr, length: usize, fragment: bool, packet: &LaxSlicedPacket<'_>) -> String {
     let pair = |source: u16, destination: u16| match from {
         IpAddr::V4(_) => format!("{from}:{source} → {to}:{destination}"),
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_told_in_a_line_and_parted_from_their_payload() {
+    fn a_frame_is_described_in_a_line_and_split_from_its_payload() {
         let ethernet = || PacketBuilder::ethernet2([2; 6], [4; 6]);
         let vlan = || ethernet().single_vlan(7.try_into().expect("a VLAN"));
         let data = b"secret";
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_was_cut_tells_its_whole_length() {
+    fn a_cut_frame_is_described_with_its_whole_length() {
         let whole = built(|frame| {
             let tcp =
                 PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4(GUEST, SERVED, 64).tcp(1, 80, 7, 512).ack(1);

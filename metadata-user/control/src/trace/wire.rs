@@ -1,74 +1,74 @@
-//! What the agent writes of a trace, a line of JSON each: `GET /v1/trace` on the control socket.
+//! The lines of a trace as the agent writes them: `GET /v1/trace` on the control socket sends one JSON object a line.
 //!
-//! Empty lines say that the agent is still there. A reader leaves out lines of a kind it does not know.
+//! An empty line shows that the agent is still alive. A reader ignores lines of a kind it does not know.
 
 use serde::{Deserialize, Serialize};
 
-/// The version of these lines.
+/// The version of the format.
 pub const SCHEMA: &str = "trace/1";
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
-    /// The first.
+    /// The first line.
     Begin {
         /// [`SCHEMA`].
         schema: String,
-        /// Who is watched, in words.
+        /// A description of the traced guests.
         who: String,
-        /// What of it is not seen, in words.
+        /// A description of what the trace misses.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         unseen: Option<String>,
-        /// The kernel's monotonic clock, nanoseconds.
+        /// The kernel's monotonic clock in nanoseconds, at the start.
         monotonic_ns: u64,
-        /// The time of day at that moment, nanoseconds since 1970.
+        /// The time of day at the start, in nanoseconds since 1970.
         unix_ns: u64,
     },
     /// A frame.
     Frame(Frame),
-    /// So many frames found no room before the next one.
+    /// Frames lost before the next line, because the buffer was full.
     Lost {
-        /// How many.
+        /// The number of lost frames.
         frames: u64,
     },
-    /// The last, when it is not the reader who ends.
+    /// The last line, if the agent ends the trace.
     End {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// A frame and what became of it.
+/// A frame and its verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frame {
-    /// When, on the kernel's monotonic clock, nanoseconds.
+    /// The time of the frame on the kernel's monotonic clock, in nanoseconds.
     pub time_ns: u64,
-    /// It was sent to the guest; else by it.
+    /// True for a frame to the guest, false for one from it.
     pub to_guest: bool,
-    /// The verdict, by its name in the metrics.
+    /// The verdict by its name in the metrics.
     pub verdict: String,
-    /// Octets of the frame.
+    /// Length of the whole frame in octets.
     pub length: u32,
-    /// The port, as the command line names it; nothing for what comes from user space.
+    /// The port in the form of the command line; `None` for a frame from user space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
     /// The guest's MAC.
     pub mac: String,
-    /// The frame's headers, or all that was captured if that was asked for; hexadecimal.
+    /// The frame's headers, or everything captured if the reader asked for it, in hexadecimal.
     pub octets: String,
-    /// The request or status line, if a message begins in what was captured.
+    /// The request or status line, if a message starts in the captured octets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// Octets as hexadecimal digits.
+/// Formats octets as hexadecimal digits.
 #[must_use]
 pub fn hexadecimal(octets: &[u8]) -> String {
     octets.iter().map(|octet| format!("{octet:02x}")).collect()
 }
 
-/// Octets of hexadecimal digits; `None` for anything else.
+/// Parses hexadecimal digits; `None` for any other text.
 #[must_use]
 pub fn octets(digits: &str) -> Option<Vec<u8>> {
     let pairs = digits.as_bytes().chunks(2);

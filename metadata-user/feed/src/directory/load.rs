@@ -1,4 +1,4 @@
-//! One file, and the files its record names.
+//! Loads one file and the sources of its record.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -18,37 +18,37 @@ use metadata_content::record::{CREDENTIAL_OCTETS, Credential, Limits, Record, Wa
 /// SHA-256 of a record's text and sources.
 pub(super) type Digest = [u8; 32];
 
-/// Group may read, nobody else anything: these bits are more.
+/// Permission bits beyond read and write for the owner and read for the group.
 const TOO_OPEN: u32 = 0o027;
 
-/// What is hashed for a credential that cannot be read: no length of a file.
+/// Hashed in place of an unreadable credential's length; no file has this length.
 const ABSENT: [u8; 8] = [0xff; 8];
 
-/// What became of one file.
+/// The result of loading one file.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The record with its payloads and credentials read, and its warnings; or why it cannot be used.
+    /// The record with its payloads and credentials, and its warnings; or the reason why it is invalid.
     pub record: Result<(Record, Vec<Warning>), FeedError>,
-    /// The file's permissions where they are more open than 0640, or those of one of its sources.
+    /// The mode of the file or of a source, if it is more open than 0640.
     pub open_mode: Option<u32>,
-    /// Names in the directory that its sources begin with.
+    /// The first path component of each source.
     pub(super) sources: BTreeSet<String>,
-    /// Directories below it that its sources are in, relative to it.
+    /// The directories below that hold sources, relative to the directory.
     pub(super) below: BTreeSet<PathBuf>,
-    /// Of all that was read; `None` when not all could be.
+    /// The digest of everything that was read; `None` if a part was unreadable.
     pub(super) digest: Option<Digest>,
 }
 
-/// True for names of records: `*.yaml`, `*.yml`, `*.json`, not hidden. Editors' copies have other endings.
+/// True for a record's name: `*.yaml`, `*.yml` or `*.json`, not hidden. Editors give their copies other extensions.
 pub(super) fn is_record(name: &str) -> bool {
     let ending = Path::new(name).extension().and_then(OsStr::to_str);
     !name.starts_with('.') && matches!(ending, Some("yaml" | "yml" | "json"))
 }
 
-/// The names of the records in a directory.
+/// Returns the names of the records in a directory.
 ///
 /// # Errors
-/// [`FeedError::Io`] when the directory cannot be read.
+/// [`FeedError::Io`] if the directory cannot be read.
 pub fn names(dir: &Path) -> Result<BTreeSet<String>, FeedError> {
     let unreadable = |error| io_error(dir, "a directory that can be read", error);
     let mut names = BTreeSet::new();
@@ -59,10 +59,10 @@ pub fn names(dir: &Path) -> Result<BTreeSet<String>, FeedError> {
     Ok(names)
 }
 
-/// The directory and the names of records: those in a directory, or the one file `path` is.
+/// Returns the directory and its records' names; for a file, its directory and its own name.
 ///
 /// # Errors
-/// The directory cannot be read, or the file's name is no text.
+/// The directory cannot be read, or the file's name is not UTF-8.
 pub fn files(path: &Path) -> Result<(PathBuf, Vec<String>), FeedError> {
     if !path.is_file() {
         return Ok((path.to_owned(), names(path)?.into_iter().collect()));
@@ -75,8 +75,7 @@ pub fn files(path: &Path) -> Result<(PathBuf, Vec<String>), FeedError> {
     Ok((dir.to_owned(), vec![name.to_owned()]))
 }
 
-/// Reads the record `name` in `dir`, which must keep to `limits`, and the files it names; `None` when there is
-/// no such file.
+/// Reads the record `name` in `dir` and its sources, within `limits`. Returns `None` if the file does not exist.
 #[must_use]
 pub fn load(dir: &Path, name: &str, limits: &Limits) -> Option<Loaded> {
     let path = dir.join(name);
@@ -89,7 +88,7 @@ pub fn load(dir: &Path, name: &str, limits: &Limits) -> Option<Loaded> {
         whole: true,
     };
     let record = match loaded.read(&path, limits.record_octets) {
-        // A directory that has gone says nothing about its records.
+        // If the directory has gone, its records' state is unknown.
         Err(error) if error.kind() == io::ErrorKind::NotFound && dir.is_dir() => return None,
         Err(error) => {
             loaded.whole = false;
@@ -112,9 +111,9 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// Reads at most one octet more than `limit`: the caller then knows that it was too much.
+    /// Reads at most `limit + 1` octets, so that the caller detects excess.
     fn read(&mut self, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
-        // A pipe in the directory must not stop the feed: open without waiting, then look what it is.
+        // A FIFO must not block the feed: open without blocking, then check the file's type.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
@@ -124,7 +123,7 @@ impl Loading<'_> {
         let mut octets = Vec::new();
         File::take(file, u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1))
             .read_to_end(&mut octets)?;
-        // The length first, so that no two sequences of files have one hash.
+        // The length goes first, so that different sequences of files have different hashes.
         self.hash.update(octets.len().to_be_bytes());
         self.hash.update(&octets);
         Ok(octets)
@@ -162,16 +161,15 @@ impl Loading<'_> {
         for credential in Credential::ALL {
             if let Err(problem) = self.credential(&mut record, credential) {
                 let place = Record::locate(&name, &text, &credential.field());
-                let message =
-                    format!("{problem}; until that is put right the VM is told that there is no credential");
+                let message = format!("{problem}; until then the VM gets no credential");
                 warnings.push(Warning { place, message });
             }
         }
         Ok((record, warnings))
     }
 
-    /// Reads a credential. One that cannot be had is no reason to keep a VM from booting: it is hashed as
-    /// absent, so that the record is told again when it is there, and not before.
+    /// Reads a credential. A missing one must not keep a VM from booting: the digest counts it as absent, and so
+    /// changes once it exists.
     fn credential(&mut self, record: &mut Record, credential: Credential) -> Result<(), String> {
         let Some(source) = record.credentials.source(credential).cloned() else { return Ok(()) };
         match self.resolve("a credential", &source, CREDENTIAL_OCTETS) {
@@ -186,8 +184,8 @@ impl Loading<'_> {
         }
     }
 
-    /// Reads a source. Links are followed, but not out of the directory: a record must not be able to show
-    /// a guest some other file of the node.
+    /// Reads a source. Links may not lead out of the directory, because a record must not give a guest other files of
+    /// the node.
     fn resolve(&mut self, field: &str, source: &Source, cap: usize) -> Result<Bytes, FeedError> {
         let first = source.file.components().find_map(|part| match part {
             Component::Normal(name) => name.to_str().map(str::to_owned),

@@ -1,13 +1,14 @@
-//! Records as files in a directory, one VM a file.
+//! The feed of a directory: each file is the record of one VM.
 //!
-//! Every `*.yaml`, `*.yml` and `*.json` that does not begin with a dot is a record, its file name the key.
-//! Writers should write elsewhere in the same file system and rename; a file written in place is read when
-//! it is closed. A record's `source` names a file beside it or in a directory below, and is read again when
-//! that changes: also when all files of a directory are changed at once, as Kubernetes does with a mounted
-//! token. A file that cannot be used leaves the last good record in force; a directory that vanishes leaves
-//! all of them, until it is back. A credential that cannot be read is left out of its record, with a warning.
+//! Every visible `*.yaml`, `*.yml` and `*.json` file is a record, and its name is the key. Writers should write a file
+//! elsewhere in the same file system and rename it. The feed reads a file written in place when the writer closes it. A
+//! record's `source` names a file beside it or in a directory below. The feed reads the record again when that file
+//! changes, even if all files of a directory change at once, as in a token volume of Kubernetes.
 //!
-//! Nothing is kept of the records but a digest, so that what has not changed is not told twice.
+//! An invalid file leaves the last good record in force. If the directory vanishes, all records stay until it is back.
+//! If a credential is unreadable, the feed publishes the record without it, with a warning.
+//!
+//! The feed remembers only a digest of each record, so that it publishes no unchanged record twice.
 
 mod load;
 mod watch;
@@ -26,21 +27,20 @@ use watch::{Changes, Watch};
 use super::teller::{Freed, Teller};
 use super::{FeedError, FeedEvent};
 
-/// Most records in a directory. More are refused one by one, those later in the alphabet first.
+/// Most records in a directory. The feed refuses each one beyond; later names go first.
 pub const MAX_RECORDS: usize = 16_384;
-/// How long to gather changes after the first one: editors replace a file in several steps.
+/// How long to gather changes after the first one, because editors replace a file in several steps.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long to wait before looking again for a directory that cannot be read.
+/// How long to wait before the next attempt to read a directory.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Watches `dir` and tells what is in it, until the receiver goes. Records beyond `limits` are refused.
+/// Watches `dir` and publishes its records until the receiver is dropped. Refuses records beyond `limits`.
 ///
-/// Tells all records first, then [`FeedEvent::Synced`], then changes. After a lost kernel queue or a new
-/// directory in the old one's place it compares everything and tells `Synced` again.
+/// Publishes all records first, then [`FeedEvent::Synced`], then changes. If the kernel's event queue overflows, or
+/// another directory replaces this one, it compares everything and publishes `Synced` again.
 ///
 /// # Errors
-/// [`FeedError::Io`] when the directory cannot be watched or read at the start. Later, the feed waits for
-/// it to come back.
+/// [`FeedError::Io`] if the directory cannot be watched or read at the start. Later the feed waits until it is back.
 pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
     watch_at_most(MAX_RECORDS, dir, limits, tx.into()).await
 }
@@ -73,36 +73,36 @@ async fn watch_at_most(limit: usize, dir: PathBuf, limits: Limits, tx: Teller) -
     Ok(())
 }
 
-/// The receiver has gone: there is nobody to tell.
+/// The receiver of events was dropped.
 struct Gone;
 
-/// What is remembered of one record.
+/// What the feed remembers of one record.
 #[derive(Default)]
 struct Known {
-    /// Of its text and sources, when they were last told.
+    /// Digest of the last published text and sources.
     digest: Option<load::Digest>,
-    /// Names in the directory that its sources begin with.
+    /// The first path component of each of its sources.
     sources: BTreeSet<String>,
-    /// True once its permissions have been complained about.
+    /// Set once its permissions were logged.
     complained: bool,
 }
 
 struct Directory {
     dir: PathBuf,
-    /// What one record may hold.
+    /// The limits of one record.
     limits: Limits,
     tx: Teller,
     freed: Freed,
     watch: Watch,
-    /// Most records that are told of.
+    /// Most records to publish.
     limit: usize,
     known: BTreeMap<String, Known>,
-    /// Records for which there is no memory, and the octets they lack.
+    /// Records refused for lack of memory, and the octets each lacks.
     crowded_out: BTreeMap<String, usize>,
 }
 
 impl Directory {
-    /// Compares the whole directory with what is known.
+    /// Compares the whole directory with the known records.
     async fn scan(&mut self) -> Result<Result<(), Gone>, FeedError> {
         let dir = self.dir.clone();
         let names = blocking(move || names(&dir)).await?;
@@ -131,7 +131,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Reads those records again for which there may be memory now.
+    /// Reads the records again that may fit into memory now.
     async fn try_again(&mut self) -> Result<(), Gone> {
         for (name, wants) in self.crowded_out.clone() {
             if wants <= self.tx.free() {
@@ -162,7 +162,7 @@ impl Directory {
         }
     }
 
-    /// Reads one record and tells what has become of it.
+    /// Reads one record and publishes the result.
     async fn refresh(&mut self, name: String) -> Result<(), Gone> {
         let full = self.known.len() >= self.limit && !self.known.contains_key(&name);
         let Some(loaded) = self.load(&name).await else {
@@ -200,7 +200,7 @@ impl Directory {
         self.tell(event).await
     }
 
-    /// Takes room for a record. One that there is none for is not known, so that it is read again.
+    /// Reserves memory for a record. The feed forgets the digest of a refused one, so that it reads the file again.
     fn admitted(&mut self, name: String, record: Record) -> FeedEvent {
         match self.tx.admit(&name, &record) {
             Ok(()) => {
@@ -215,7 +215,7 @@ impl Directory {
         }
     }
 
-    /// Reads a record with the directories watched that its sources are in.
+    /// Reads a record, and watches the directories of its sources.
     async fn load(&mut self, name: &str) -> Option<Loaded> {
         let (dir, limits) = (&self.dir, &self.limits);
         let read = || {
@@ -242,16 +242,16 @@ impl Directory {
     }
 }
 
-/// Runs file system work where it may wait.
+/// Runs blocking file system work on a thread for it.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
-        // The task is never cancelled: what is left is its panic.
+        // Nothing cancels the task, so the error is its panic.
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 
-/// An I/O error with its path.
+/// An I/O error with its path and the feed's expectation.
 fn io(path: &Path, expected: &'static str, error: std::io::Error) -> FeedError {
     FeedError::Io { path: path.to_owned(), expected, error: error.into() }
 }

@@ -1,4 +1,4 @@
-//! What a directory tells.
+//! What the feed of a directory publishes.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -18,14 +18,14 @@ use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
-/// Long enough for any event that is to come.
+/// Ample time for any expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn named(name: &str) -> String {
     FULL.replacen("name: web-1", &format!("name: {name}"), 1)
 }
 
-/// Puts a file in place the way writers should: written elsewhere, renamed.
+/// Writes a file as writers should: elsewhere, then renamed into place.
 fn put(dir: &Path, name: &str, text: &str) {
     let draft = dir.join(format!(".{name}.draft"));
     fs::write(&draft, text).expect("the draft is written");
@@ -43,7 +43,7 @@ impl Feed {
         Self { events }
     }
 
-    /// The next event in short: `+key=vm name`, `-key`, `!key`, `.`.
+    /// The next event, abbreviated: `+key=vm name`, `-key`, `!key`, `.`.
     async fn next(&mut self) -> String {
         let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
         match event.expect("the feed runs") {
@@ -67,7 +67,7 @@ fn dir() -> TempDir {
 }
 
 #[tokio::test]
-async fn what_is_there_is_told_before_synced_and_what_is_no_record_is_not() {
+async fn existing_records_are_published_before_synced_and_other_files_never() {
     let dir = dir();
     for name in ["b.yaml", "a.json.yml", ".hidden.yaml", "c.yaml~", "c.yaml.swp", "#c.yaml#", "README"] {
         put(dir.path(), name, &named("vm"));
@@ -78,7 +78,7 @@ async fn what_is_there_is_told_before_synced_and_what_is_no_record_is_not() {
 }
 
 #[tokio::test]
-async fn changes_are_told_however_they_are_written() {
+async fn changes_are_published_however_they_are_written() {
     let dir = dir();
     let mut feed = Feed::start(dir.path());
     feed.expect(&["."]).await;
@@ -97,13 +97,13 @@ async fn changes_are_told_however_they_are_written() {
 }
 
 #[tokio::test]
-async fn a_record_written_in_place_is_told_whole_however_slowly_it_is_written() {
+async fn a_record_written_slowly_in_place_is_published_whole() {
     use std::io::Write as _;
     let dir = dir();
     put(dir.path(), "a.yaml", &named("before"));
     let mut feed = Feed::start(dir.path());
     feed.expect(&["+a.yaml=before", "."]).await;
-    // Half of it is a good record too, of a VM without user-data.
+    // The first half alone is a good record of a VM without user-data.
     let text = named("after");
     let (half, rest) = text.split_at(text.find("user_data:").expect("the full record has user-data"));
     Record::parse("half.yaml", half).expect("half of it is a good record");
@@ -120,7 +120,7 @@ async fn a_record_written_in_place_is_told_whole_however_slowly_it_is_written() 
 }
 
 #[tokio::test]
-async fn a_bad_file_is_rejected_and_takes_nothing_back() {
+async fn a_bad_file_is_rejected_and_the_last_good_record_stays() {
     let dir = dir();
     put(dir.path(), "a.yaml", &named("good"));
     let mut feed = Feed::start(dir.path());
@@ -134,7 +134,7 @@ async fn a_bad_file_is_rejected_and_takes_nothing_back() {
 }
 
 #[tokio::test]
-async fn what_has_not_changed_is_not_told_again() {
+async fn an_unchanged_record_is_not_published_again() {
     let dir = dir();
     put(dir.path(), "a.yaml", &named("same"));
     let mut feed = Feed::start(dir.path());
@@ -145,7 +145,7 @@ async fn what_has_not_changed_is_not_told_again() {
 }
 
 #[tokio::test]
-async fn a_directory_put_in_the_old_ones_place_is_compared_with_it() {
+async fn a_directory_that_replaces_another_is_compared_with_it() {
     let parent = dir();
     let (live, next) = (parent.path().join("live"), parent.path().join("next"));
     for (dir, names) in [(&live, ["gone", "kept"]), (&next, ["kept", "new"])] {
@@ -166,7 +166,7 @@ async fn a_directory_put_in_the_old_ones_place_is_compared_with_it() {
 }
 
 #[tokio::test]
-async fn a_deleted_directory_is_found_again_when_it_is_made_again() {
+async fn a_deleted_directory_is_watched_again_once_it_is_back() {
     let parent = dir();
     let live = parent.path().join("live");
     fs::create_dir(&live).expect("a directory is made");
@@ -199,7 +199,7 @@ async fn a_mounted_config_map_is_reread_when_kubernetes_swaps_its_data() {
     feed.expect(&["+a.yaml=v2", "."]).await;
 }
 
-/// A record whose user-data is read from a file.
+/// A record with its user-data in a file.
 fn sourced(file: &str) -> String {
     let inline = "user_data: {text: \"#cloud-config\\nruncmd:\\n- [touch, /run/ud-ok]\\n\"}";
     assert!(FULL.contains(inline), "the record has changed");
@@ -207,7 +207,7 @@ fn sourced(file: &str) -> String {
 }
 
 #[tokio::test]
-async fn user_data_is_read_from_its_file_and_again_when_that_changes() {
+async fn user_data_is_read_again_when_its_file_changes() {
     let dir = dir();
     put(dir.path(), "a.yaml", &sourced("a.user-data"));
     let mut feed = Feed::start(dir.path());
@@ -221,7 +221,7 @@ async fn user_data_is_read_from_its_file_and_again_when_that_changes() {
     }
 }
 
-/// The full record with a service account's token, and a role's keys, in files.
+/// The full record, with a service account's token and a role's keys in files.
 fn with_credentials(token: &str, keys: &str) -> String {
     let mut record: serde_json::Value = serde_yaml::from_str(FULL).expect("the record is YAML");
     record["credentials"] = serde_json::json!({
@@ -233,7 +233,7 @@ fn with_credentials(token: &str, keys: &str) -> String {
     record.to_string()
 }
 
-/// Puts a token into a directory, as Kubernetes does: the files of a volume change all at once.
+/// Writes a token as Kubernetes does: all files of a volume change at once.
 fn rotate(volume: &Path, round: usize, token: &str) {
     let (data, draft) = (format!("..{round}"), volume.join("..data_tmp"));
     fs::create_dir_all(volume.join(&data)).expect("a directory is made");
@@ -246,7 +246,7 @@ fn rotate(volume: &Path, round: usize, token: &str) {
 }
 
 impl Feed {
-    /// The token of the next record that is told.
+    /// The token of the next published record.
     async fn token(&mut self) -> Option<String> {
         loop {
             let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
@@ -261,7 +261,7 @@ impl Feed {
         }
     }
 
-    /// The token, once it is this.
+    /// Waits until the token has this value.
     async fn until_token(&mut self, wanted: Option<&str>) {
         while self.token().await.as_deref() != wanted {}
     }
@@ -290,7 +290,7 @@ async fn a_token_is_read_again_when_kubernetes_rotates_it() {
 }
 
 #[tokio::test]
-async fn a_credential_that_cannot_be_read_is_told_of_once() {
+async fn an_unreadable_credential_is_reported_once() {
     let dir = dir();
     put(dir.path(), "a.json", &with_credentials("token", "keys"));
     let mut feed = Feed::start(dir.path());
@@ -303,7 +303,7 @@ async fn a_credential_that_cannot_be_read_is_told_of_once() {
 }
 
 #[test]
-fn a_warning_names_the_credentials_file_and_not_what_is_in_it() {
+fn a_warning_names_the_credentials_file_but_not_its_content() {
     let (dir, outside) = (dir(), dir());
     fs::write(outside.path().join("secret"), "hunter2").expect("a file is written");
     symlink(outside.path().join("secret"), dir.path().join("token")).expect("a link is made");
@@ -338,7 +338,7 @@ fn a_source_cannot_show_other_files_of_the_node() {
 }
 
 #[test]
-fn what_is_too_large_or_no_file_is_refused_by_name() {
+fn files_too_large_or_not_regular_are_refused_by_name() {
     let dir = dir();
     let refusal = |name: &str| {
         let loaded = load(dir.path(), name, &Limits::DEFAULT).expect("the file is there");
@@ -386,7 +386,7 @@ async fn records_beyond_the_limit_are_refused_and_the_others_served() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_not_there_is_an_error_at_the_start() {
+async fn a_missing_directory_is_an_error_at_the_start() {
     let missing = dir().path().join("missing");
     let (tx, _events) = mpsc::channel(4);
     let error = watch(missing.clone(), Limits::DEFAULT, tx).await.expect_err("there is nothing to watch");
@@ -395,7 +395,7 @@ async fn a_directory_that_is_not_there_is_an_error_at_the_start() {
 }
 
 #[tokio::test]
-async fn the_feed_ends_when_nobody_listens() {
+async fn the_feed_ends_once_its_receiver_is_dropped() {
     let dir = dir();
     let (tx, mut events) = mpsc::channel(4);
     let feed = tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, tx));
@@ -405,7 +405,7 @@ async fn the_feed_ends_when_nobody_listens() {
     assert!(ended.is_ok());
 }
 
-/// A record of a VM with user-data of its own.
+/// A record of a VM with user-data of this many octets.
 fn large(name: &str, octets: usize) -> String {
     let user_data = name.repeat(octets / name.len());
     format!(
@@ -416,7 +416,7 @@ fn large(name: &str, octets: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_record_without_memory_is_refused_and_comes_when_another_goes() {
+async fn a_record_without_memory_is_refused_until_another_frees_it() {
     const LARGE: usize = 50_000;
     let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;
     let room = Room::new(Weight::of(&parsed).alone() * 3 / 2);
@@ -432,7 +432,7 @@ async fn a_record_without_memory_is_refused_and_comes_when_another_goes() {
     feed.expect(&["-a.yaml"]).await;
     room.give_back(&RecordId::new(Source::File, "a.yaml"));
     feed.expect(&["+b.yaml=b"]).await;
-    // A larger version of what is served is refused, and the smaller one that follows is not.
+    // A larger version of a served record is refused, but the smaller one after it is not.
     put(dir.path(), "b.yaml", &large("b", 4 * LARGE / 3 + LARGE));
     feed.expect(&["!b.yaml"]).await;
     put(dir.path(), "b.yaml", &large("b", LARGE / 2));
@@ -440,7 +440,7 @@ async fn a_record_without_memory_is_refused_and_comes_when_another_goes() {
 }
 
 #[tokio::test]
-async fn of_many_records_without_memory_one_comes_for_each_that_goes() {
+async fn each_departed_record_admits_one_refused_record() {
     const LARGE: usize = 50_000;
     const SERVED: usize = 4;
     let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;

@@ -1,4 +1,4 @@
-//! inotify(7) on one directory, and on those below it that records name files in.
+//! inotify(7) on one directory, and on the directories below it that hold records' sources.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -13,27 +13,27 @@ use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, Watc
 use super::io as io_error;
 use crate::FeedError;
 
-/// Octets of events read at once.
+/// Octets of one read of events.
 const BUFFER_OCTETS: usize = 16 << 10;
-/// Names gathered before it is cheaper to look at the whole directory.
+/// Most names to gather; beyond, a scan of the whole directory costs less.
 const MAX_NAMES: usize = 1_024;
-/// Events taken in a row before what was gathered is handled.
+/// Most events to take in a row before the feed handles them.
 const MAX_EVENTS: usize = 4_096;
-/// Most directories below that are watched. Files in further ones are read again only with their record.
+/// Most directories below to watch. Sources in further ones are read again only with their record.
 const MAX_BELOW: usize = 4_096;
-/// What the feed wants of the directory.
+/// What the feed needs from the directory, for errors.
 const WATCHED: &str = "a directory that can be watched";
-/// What Kubernetes renames when it changes all files of a mounted Secret or ConfigMap at once.
+/// The link that Kubernetes renames to change all files of a mounted Secret or ConfigMap at once.
 const KUBERNETES_DATA: &str = "..data";
 
-/// What has happened to a directory.
+/// Changes in a directory.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// Names that were written, renamed or deleted.
     pub(super) names: BTreeSet<String>,
-    /// Anything may have changed.
+    /// Set if anything may have changed.
     pub(super) all: bool,
-    /// The directory itself has gone.
+    /// Set if the directory itself has gone.
     pub(super) gone: bool,
 }
 
@@ -47,16 +47,16 @@ pub(super) struct Watch {
     dir: PathBuf,
     events: EventStream<Vec<u8>>,
     root: WatchDescriptor,
-    /// Directories below, relative to it.
+    /// Watched directories below, relative to the directory.
     below: BTreeMap<PathBuf, WatchDescriptor>,
-    /// The same by watch.
+    /// The same, by watch descriptor.
     by_watch: HashMap<WatchDescriptor, PathBuf>,
-    /// What has been gathered since changes were last reported.
+    /// The changes since the last report.
     gathered: Changes,
 }
 
 impl Watch {
-    /// Starts watching. Open the watch before reading the directory, and nothing is missed between.
+    /// Starts watching. The caller opens the watch before it reads the directory, so that it misses no change.
     pub(super) fn open(dir: &Path) -> Result<Self, FeedError> {
         let unwatched = |error| io_error(dir, WATCHED, error);
         let inotify = Inotify::init().map_err(unwatched)?;
@@ -66,17 +66,17 @@ impl Watch {
         Ok(Self { dir: dir.to_owned(), events, root, below, by_watch, gathered: Changes::default() })
     }
 
-    /// Watches directories below, too; true when one is new: what is in it may have changed before.
+    /// Watches these directories below. Returns true if one is new, because its content may have changed before.
     ///
-    /// One that cannot be watched is left out: what is in it cannot be read either, and when it comes its
-    /// name changes in the directory above.
+    /// Skips a directory that cannot be watched. Its files are unreadable too, and when it appears, its name changes in
+    /// the directory above.
     pub(super) fn follow(&mut self, below: &BTreeSet<PathBuf>) -> bool {
         let mut new = false;
         for path in below {
             if self.below.contains_key(path) || self.below.len() >= MAX_BELOW {
                 continue;
             }
-            // A directory may have two names: the watch is then one, and told of by the first.
+            // Two paths of one directory share a watch, and the first path names its events.
             let added = self.events.watches().add(self.dir.join(path), mask()).ok();
             let added = added.filter(|watch| *watch != self.root && !self.by_watch.contains_key(watch));
             if let Some(watch) = added {
@@ -88,7 +88,7 @@ impl Watch {
         new
     }
 
-    /// Waits for changes, and after the first one for `settle` longer. A wait that is dropped loses nothing.
+    /// Waits for a change, then gathers changes for `settle`. A cancelled wait loses none.
     pub(super) async fn changed(&mut self, settle: Duration) -> Result<Changes, FeedError> {
         while self.gathered.is_empty() {
             let event = self.events.next().await;
@@ -110,7 +110,7 @@ impl Watch {
         let event = event.map_err(|error| io_error(&self.dir, WATCHED, error))?;
         match self.by_watch.get(&event.wd) {
             Some(path) => {
-                // Whatever has happened there: the records that name files there are read again.
+                // Any event there means: read again the records with a source there.
                 let first = path.components().next().and_then(|part| part.as_os_str().to_str());
                 changes.names.extend(first.map(str::to_owned));
                 if event.mask.intersects(EventMask::IGNORED | EventMask::MOVE_SELF) {
@@ -125,13 +125,13 @@ impl Watch {
         Ok(())
     }
 
-    /// A directory below has gone, or has another name.
+    /// Forgets a directory below that was deleted or renamed.
     fn forget(&mut self, event: &EventOwned) {
         if let Some(path) = self.by_watch.remove(&event.wd) {
             self.below.remove(&path);
         }
         if !event.mask.contains(EventMask::IGNORED) {
-            // Fails for a watch the kernel has ended meanwhile.
+            // Fails if the kernel has already removed the watch.
             self.events.watches().remove(event.wd.clone()).ok();
         }
     }
@@ -158,7 +158,7 @@ fn note(dir: &Path, mask: EventMask, name: Option<&OsStr>, changes: &mut Changes
         changes.all = true;
     }
     let Some(name) = name.and_then(OsStr::to_str) else { return };
-    // A file that is just being written says so again when it is closed; links and directories never do.
+    // A file in creation sends another event when it is closed; links and directories send none.
     let made = mask.contains(EventMask::CREATE) && !mask.contains(EventMask::ISDIR);
     if made && !is_link(&dir.join(name)) {
         return;

@@ -1,7 +1,8 @@
-//! The token in a file, as each request to the API server carries it.
+//! The bearer token from a file, added to each request to the API server.
 //!
-//! kube sends such a file as it is, and a newline at its end makes no header. Like client-go, this removes white space
-//! at both ends. The file is read again every minute: kubelet renews what it mounts.
+//! kube sends the file's content unchanged, and a newline at its end makes the header invalid. This module removes
+//! white space at both ends, as client-go does. It reads the file again every minute, because kubelet renews mounted
+//! tokens.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -17,10 +18,10 @@ use tower::filter::Predicate;
 
 /// How long a token is sent before its file is read again.
 const FRESH: Duration = Duration::from_secs(60);
-/// Longest token in octets. API servers take headers of 1 MiB in all; service accounts' tokens have about 1 KiB.
+/// Longest token in octets. API servers accept 1 MiB of headers in all; service account tokens have about 1 KiB.
 const OCTETS: u64 = 64 << 10;
 
-/// A token that cannot be sent. It names the file and repeats nothing of it.
+/// A token that no header can carry. The message names the file and repeats nothing of its content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: expected a token of one line, found {found}", path.display())]
 pub(super) struct Unusable {
@@ -28,7 +29,7 @@ pub(super) struct Unusable {
     found: &'static str,
 }
 
-/// Adds the token of a file to requests.
+/// Adds the token from a file to requests.
 #[derive(Clone, Debug)]
 pub(super) struct Bearer(Arc<Mutex<Token>>);
 
@@ -40,17 +41,17 @@ struct Token {
 }
 
 impl Bearer {
-    /// Reads the file, which must be there. A token that cannot be sent is an error of each request.
+    /// Reads the file, which must exist. A token that cannot be sent fails each request.
     pub(super) fn open(path: PathBuf) -> io::Result<Self> {
         let header = read(&path)?;
         Ok(Self(Arc::new(Mutex::new(Token { path, header, read: Instant::now() }))))
     }
 
-    /// The header of a request.
+    /// The `Authorization` header of a request made at `now`.
     pub(super) fn header(&self, now: Instant) -> Result<HeaderValue, Unusable> {
         let mut token = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(token.read) >= FRESH {
-            // A file that is gone leaves the last token, as with client-go.
+            // If the file is gone, the last token stays in use, as with client-go.
             if let Ok(header) = read(&token.path) {
                 token.header = header;
             }
@@ -96,7 +97,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn a_token_that_is_renewed_is_sent_within_a_minute_and_one_that_is_gone_stays() {
+    fn a_renewed_token_is_sent_within_a_minute_and_a_lost_one_stays() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join("token");
         fs::write(&path, "one\n").expect("written");

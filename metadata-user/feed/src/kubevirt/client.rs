@@ -1,4 +1,4 @@
-//! The client of the cluster's API.
+//! The client of the cluster's API server.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -15,26 +15,26 @@ use super::bearer::{Bearer, Unusable};
 use crate::FeedError;
 use crate::contact::{Failure, FailureKind};
 
-/// Longest wait for a connection.
+/// Longest time to establish a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// What 404 means for a list or a watch, which name no object.
+/// What 404 means for a list or a watch: the API lacks the kind, because neither names an object.
 const LACKS: &str =
     "; the cluster has no CustomResourceDefinition `virtualmachineinstances.kubevirt.io`: install KubeVirt";
 
-/// The client of the API server: the cluster's the agent is in, or that of a file.
+/// Opens a client for the cluster the agent runs in, or for the cluster of `kubeconfig`.
 ///
 /// # Errors
-/// Neither is there, or a file asks for a program to be run.
+/// Neither is available, or the file asks for a credential program.
 pub(super) async fn open(options: &Options) -> Result<Client, FeedError> {
     let (config, bearer) = configured(options).await?;
     client(config, bearer)
 }
 
-/// Checks what the client needs, without a request: the address, the certificates, the token.
+/// Checks the client's configuration without a request: address, certificates and token.
 ///
 /// # Errors
-/// Something of it is missing or cannot be read, or the token cannot be sent.
+/// A part is missing or unreadable, or no header can carry the token.
 pub fn access(options: &Options) -> Result<(), FeedError> {
     let failed = |error: &dyn Error| FeedError::Vm { reason: error.to_string() };
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| failed(&error))?;
@@ -47,7 +47,7 @@ pub fn access(options: &Options) -> Result<(), FeedError> {
     })
 }
 
-/// The client's configuration, and the file of its token, which kube would send as it is.
+/// Returns the client's configuration, and its token file, which kube would send unchanged.
 async fn configured(options: &Options) -> Result<(kube::Config, Option<Bearer>), FeedError> {
     let failed = |reason: String| FeedError::Vm { reason };
     let mut config = match &options.kubeconfig {
@@ -71,10 +71,10 @@ async fn configured(options: &Options) -> Result<(kube::Config, Option<Bearer>),
         return Err(failed(reason.into()));
     }
     config.connect_timeout = Some(CONNECT);
-    // kube would repeat requests itself, with pauses of minutes, and report nothing meanwhile. `Pauses` does this here.
+    // kube would retry by itself, with pauses of minutes and without reports. `Pauses` retries here instead.
     config.default_retry = false;
     let auth = &mut config.auth_info;
-    // What kube prefers to a token file stays.
+    // Keep any credential that kube prefers to a token file.
     let file = auth
         .token_file
         .take_if(|_| auth.token.is_none() && auth.username.is_none() && auth.auth_provider.is_none());
@@ -94,7 +94,7 @@ fn client(config: kube::Config, bearer: Option<Bearer>) -> Result<Client, FeedEr
     })
 }
 
-/// What a request that failed means for whoever made it.
+/// Classifies a failed request.
 pub(super) fn failure(error: &kube::Error) -> Failure {
     match error {
         kube::Error::Api(status) => refused(status),
@@ -110,19 +110,19 @@ pub(super) fn failure(error: &kube::Error) -> Failure {
     }
 }
 
-/// What a status other than success means.
+/// Classifies a status other than success.
 pub(super) fn refused(status: &Status) -> Failure {
     let Status { code, reason, message, .. } = status;
     let text = if message.is_empty() { reason } else { message };
     let kind = FailureKind::of_status(*code);
-    // Answers without a Status are text that may begin with the code.
+    // A response without a Status object is text, which may begin with the code.
     let text = text.trim();
     let text = text.strip_prefix(&format!("{code} ")).unwrap_or(text);
     let lacks = if kind == FailureKind::NotFound { LACKS } else { "" };
     Failure { kind, reason: format!("{code} {text}{lacks}") }
 }
 
-/// An error of kube names its causes in its sources alone.
+/// The error with its causes, which kube names only in the error's sources.
 fn with_causes(error: &kube::Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {

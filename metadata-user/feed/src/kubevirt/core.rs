@@ -1,13 +1,14 @@
-//! What is known of VMIs and pods, and what is told of them.
+//! The state of the VMIs and their pods, and the actions that follow from it.
 //!
-//! Events go in with the time they happened at, actions come out; nothing here waits, reads a clock or opens anything but
-//! a pod's volumes, by a function it is given.
+//! The caller passes in events with their times and takes the actions out. This module never waits, never reads a
+//! clock, and reads files only through the function it is given for a pod's volumes.
 //!
-//! A VM is served from the moment its pod has a launcher, whichever of the two watches, the hook or the kept list names it
-//! first. It ends with its launcher, with its pod's leaving the VMI's `activePods`, and with the VMI's end. That a
-//! VMI leaves a watch does not end it while its launcher runs: on the source of a migration the label goes first, and
-//! the launcher only when all is over. A target whose migration fails leaves its watch before it was ever run:
-//! it is let go after [`LINGER`], in which the label of a migration that went well would have come.
+//! The feed serves a VM from the moment it finds its pod's launcher, whichever origin names the VMI first: one of the
+//! two watches, the hook or the kept list. It stops serving the VM when the launcher ends, when the pod leaves the
+//! VMI's `activePods`, or when the VMI ends. A VMI that leaves a watch stays while its launcher runs: on the source of
+//! a migration the label changes first and the launcher ends last. The target of a failed migration leaves its watch
+//! before it ever ran. The feed drops it after [`LINGER`], because the label of a successful migration arrives within
+//! that time.
 
 mod instance;
 mod report;
@@ -30,87 +31,87 @@ use instance::Instance;
 use metadata_content::record::{Limits, Record};
 pub use report::{Reason, Report};
 
-/// Most VMIs of a node. More are refused one by one.
+/// Most VMIs on a node. The feed rejects each one beyond.
 pub const MAX_VMIS: usize = 4_096;
-/// Octets of all VMIs of a node, of what the agent keeps of each: its annotations, labels, volumes and interfaces. More are
-/// refused one by one.
+/// Most octets of all VMIs on a node, counting what the feed keeps of each: annotations, labels, volumes and
+/// interfaces. It rejects each VMI beyond.
 pub const VMIS_OCTETS: usize = 32 << 20;
-/// Most pods of one VMI on a node; it has two at most while it migrates.
+/// Most pods of one VMI on a node; a VMI has at most two, while it migrates.
 pub const MAX_PODS: usize = 4;
-/// How long a VMI that never ran here stays after the last watch has lost it.
+/// How long a VMI that never ran here stays after it left its last watch.
 pub const LINGER: Duration = Duration::from_secs(5);
-/// How long a pod's beginnings are no trouble: volumes, taps and MACs come one after the other.
+/// How long problems of a new pod are not reported: its volumes, taps and MACs appear one after the other.
 pub const GRACE: Duration = Duration::from_secs(10);
 
-/// Who knows a VMI.
+/// Which source named a VMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// The watch of VMIs that run here.
+    /// The watch of VMIs that run on this node.
     Here,
-    /// The watch of VMIs that migrate here.
+    /// The watch of VMIs that migrate to this node.
     Coming,
-    /// KubeVirt's node hook, which runs it here.
+    /// KubeVirt's node hook, called before the VMI runs here.
     Hook,
-    /// What an agent before kept. Any other says it better, and a watch better than the hook.
+    /// The kept file of the previous run. Precedence falls from the watches over the hook to this file.
     Kept,
 }
 
-/// What is to be done.
+/// A step for the caller to take.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// To be told the agent.
+    /// Pass this event to the agent.
     Tell(FeedEvent),
-    /// A pod is to be watched, and these of its volumes.
+    /// Watch this pod and these of its volumes.
     Watch(PodUid, BTreeSet<String>),
-    /// A pod is to have an inlet whose frames come from this MAC, or none.
+    /// Create the pod's inlet with this source MAC, or remove it if there is none.
     Inlet(PodUid, Option<Mac>),
-    /// A pod matters no more.
+    /// Stop watching this pod.
     Leave(PodUid),
-    /// To be told the VMI's owner.
+    /// Write this Event on the VMI.
     Report(Report),
 }
 
-/// Takes room for a record under its key; see [`Teller::admit`](crate::teller::Teller::admit).
+/// Reserves memory for a record under its key; see [`Teller::admit`](crate::teller::Teller::admit).
 pub type Admit = Box<dyn Fn(&str, &Record) -> Result<(), NoRoom> + Send>;
 
 /// Reads a volume of a pod.
 pub type Read = Box<dyn Fn(&PodUid, &str) -> Result<Option<Files>, String> + Send>;
 
-/// The state.
+/// The state machine of the feed.
 pub struct Core {
     node: String,
     options: Options,
     limits: Limits,
     read: Read,
     admit: Admit,
-    /// Octets of all VMIs.
+    /// Octets of all VMIs, estimated by [`Vmi::octets`].
     octets: usize,
     vmis: BTreeMap<String, Known>,
-    /// Whose pods are whose.
+    /// The VMI key of each pod.
     owners: HashMap<PodUid, String>,
-    /// When to look at a VMI again.
+    /// When to review a VMI again, by its key.
     timers: BTreeSet<(Instant, String)>,
-    /// Of the last record that was told.
+    /// Generation of the last published record.
     generation: u64,
     actions: Vec<Action>,
     changed: bool,
 }
 
-/// A VMI.
+/// What the core knows of one VMI.
 struct Known {
     vmi: Vmi,
-    /// Its length, nearly.
+    /// Estimated octets of `vmi`.
     octets: usize,
     origins: BTreeSet<Origin>,
-    /// True once it was to run here.
+    /// Set once an origin other than [`Origin::Coming`] has named it.
     ran: bool,
-    /// When the last of `origins` went.
-    left: Option<Instant>,
+    /// When it lost its last origin.
+    lost_at: Option<Instant>,
     instances: BTreeMap<PodUid, Instance>,
 }
 
 impl Origin {
-    /// A short name, for logs and reports.
+    /// The origin's name in logs and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -121,25 +122,25 @@ impl Origin {
         }
     }
 
-    /// The watches of the API server.
+    /// The two origins that are watches of the API server.
     pub const WATCHES: [Self; 2] = [Self::Here, Self::Coming];
 
-    /// True for the API server's own word.
+    /// True for a watch of the API server.
     fn is_a_watch(&self) -> bool {
         matches!(self, Self::Here | Self::Coming)
     }
 }
 
 impl Known {
-    /// True when a watch has it, and it is this one.
+    /// True if a watch has a VMI of this UID.
     fn is_watched_as(&self, vmi: &Vmi) -> bool {
         self.vmi.metadata.uid == vmi.metadata.uid && self.origins.iter().any(Origin::is_a_watch)
     }
 }
 
 impl Core {
-    /// Nothing is known yet. Records' generations count from `generation`: time since an epoch grows
-    /// faster than records change.
+    /// Creates an empty core, whose records' generations start after `generation`. Pass the time since an epoch: it grows
+    /// faster than records change, so generations rise across restarts.
     #[must_use]
     pub fn new(node: String, options: Options, limits: Limits, generation: u64, read: Read) -> Self {
         Self {
@@ -158,26 +159,26 @@ impl Core {
         }
     }
 
-    /// The same with room for as many records as `admit` lets in.
+    /// Sets the function that reserves memory for records. The default admits every record.
     #[must_use]
     pub fn admitting(self, admit: Admit) -> Self {
         Self { admit, ..self }
     }
 
-    /// A VMI is there, or is another than it was.
+    /// Handles a VMI that is new or has changed.
     pub fn applied(&mut self, origin: Origin, vmi: Vmi, now: Instant) {
         let key = vmi.key();
         match self.vmis.get(&key) {
             Some(_) if origin == Origin::Kept => return,
-            // The watch knows better what it is like, and the hook what it is about to do.
+            // The watch has the newer version; the hook only adds that the VMI is about to run.
             Some(known) if origin == Origin::Hook && known.is_watched_as(&vmi) => {
                 self.vmis.entry(key).and_modify(|known| known.ran = true);
                 return;
             }
             Some(known) if known.vmi.metadata.uid != vmi.metadata.uid => self.drop_vmi(&key),
             None if self.vmis.len() >= MAX_VMIS => {
-                let reason = format!("this node has {MAX_VMIS} VMIs already, and serves no more");
-                self.tell(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
+                let reason = format!("expected at most {MAX_VMIS} VMIs on a node, found one more");
+                self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
                 return;
             }
             Some(_) | None => {}
@@ -189,7 +190,7 @@ impl Core {
                  is served stays. Put user-data into a Secret",
                 self.octets
             );
-            self.tell(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
+            self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
             return;
         }
         self.octets = self.octets - former + octets;
@@ -198,31 +199,31 @@ impl Core {
             octets,
             origins: BTreeSet::new(),
             ran: false,
-            left: None,
+            lost_at: None,
             instances: BTreeMap::new(),
         });
         self.changed |= known.vmi != vmi;
         (known.vmi, known.octets) = (vmi, octets);
-        known.left = None;
+        known.lost_at = None;
         known.ran |= origin != Origin::Coming;
         known.origins.retain(Origin::is_a_watch);
         known.origins.insert(origin);
         self.review(&key, now);
     }
 
-    /// A VMI cannot be read. What was told of it stays.
+    /// Reports a VMI that cannot be decoded. Its last published state stays.
     pub fn unreadable(&mut self, key: &str, error: &VmiError) {
-        self.tell(FeedEvent::Rejected {
+        self.emit(FeedEvent::Rejected {
             key: key.to_owned(),
             error: FeedError::Vm { reason: error.to_string() },
         });
     }
 
-    /// A VMI has left a watch.
+    /// Handles a VMI that has left a watch.
     pub fn gone(&mut self, origin: Origin, key: &str, now: Instant) {
         let Some(known) = self.vmis.get_mut(key) else {
-            // One that could not be read, or for which there was no room.
-            return self.tell(FeedEvent::Remove { key: key.to_owned() });
+            // This VMI was rejected: it could not be decoded or exceeded a limit.
+            return self.emit(FeedEvent::Remove { key: key.to_owned() });
         };
         if !known.origins.remove(&origin) || !known.origins.is_empty() {
             return;
@@ -231,20 +232,20 @@ impl Core {
         if !known.instances.values().any(Instance::lives) {
             return self.drop_vmi(key);
         }
-        known.left = Some(now);
+        known.lost_at = Some(now);
         if !known.ran {
             self.timers.insert((now + LINGER, key.to_owned()));
         }
     }
 
-    /// A watch has named all it knows: those of its VMIs that are not among them have left it.
+    /// Handles the complete list of a watch: VMIs that `keys` lacks have left it.
     pub fn listed(&mut self, origin: Origin, keys: &BTreeSet<String>, now: Instant) {
         let here = self.vmis.iter().filter(|(_, known)| known.origins.contains(&origin));
         let lost: Vec<_> = here.filter(|(key, _)| !keys.contains(*key)).map(|(key, _)| key.clone()).collect();
         lost.iter().for_each(|key| self.gone(origin, key, now));
     }
 
-    /// Something has become of a pod.
+    /// Handles an event of a pod.
     pub fn pod(&mut self, uid: &PodUid, event: PodEvent, now: Instant) {
         let Some(key) = self.owners.get(uid).cloned() else { return };
         let Some(known) = self.vmis.get_mut(&key) else { return };
@@ -272,85 +273,85 @@ impl Core {
                 return;
             }
         }
-        self.look_at(&key, uid, now);
+        self.refresh(&key, uid, now);
     }
 
-    /// So many octets of memory are free: those VMs are looked at again that lack no more.
+    /// Retries the records that were refused for lack of memory and now fit into `free` octets.
     pub fn freed(&mut self, free: usize, now: Instant) {
         let lacking = self.vmis.iter().flat_map(|(key, known)| {
             let lacking = known.instances.iter().filter(|(_, instance)| instance.lacks_at_most(free));
             lacking.map(move |(uid, _)| (key.clone(), uid.clone()))
         });
         for (key, uid) in lacking.collect::<Vec<_>>() {
-            self.look_at(&key, &uid, now);
+            self.refresh(&key, &uid, now);
         }
     }
 
-    /// A pod is not followed, or not all of its volumes are.
+    /// Reports a pod that the feed cannot follow, or whose volumes it cannot all follow.
     pub fn unfollowed(&mut self, uid: &PodUid, error: &PodsError, now: Instant) {
         let Some(key) = self.owners.get(uid).cloned() else { return };
         let (pod, reason) = (uid.to_string(), error.to_string());
         self.lacks(&key, uid, Problem::Unfollowed { pod, reason }, now);
     }
 
-    /// Notes why a pod's launcher is not known.
+    /// Notes why the launcher of a pod is unknown.
     fn lacks(&mut self, key: &str, uid: &PodUid, problem: Problem, now: Instant) {
         let known = self.vmis.get_mut(key);
         let Some(instance) = known.and_then(|known| known.instances.get_mut(uid)) else { return };
         instance.absent = true;
         instance.missing = Some(problem);
-        self.publish(key, uid, now);
+        self.report_problems(key, uid, now);
     }
 
-    /// Time has passed.
+    /// Handles the timers that are due.
     pub fn tick(&mut self, now: Instant) {
         while self.deadline().is_some_and(|due| due <= now) {
             let Some((_, key)) = self.timers.pop_first() else { return };
             let Some(known) = self.vmis.get(&key) else { continue };
-            if known.left.is_some_and(|left| !known.ran && now >= left + LINGER) {
+            if known.lost_at.is_some_and(|lost_at| !known.ran && now >= lost_at + LINGER) {
                 self.drop_vmi(&key);
                 continue;
             }
             let uids: Vec<_> = known.instances.keys().cloned().collect();
-            uids.iter().for_each(|uid| self.publish(&key, uid, now));
+            uids.iter().for_each(|uid| self.report_problems(&key, uid, now));
         }
     }
 
-    /// When [`tick`](Self::tick) is to be called next.
+    /// When to call [`tick`](Self::tick) next.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// What is to be done since the last call.
+    /// Takes the actions that arose since the last call.
     pub fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// True when other VMIs are known than at the last call.
+    /// True if the set of VMIs or their content changed since the last call.
     pub fn has_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
-    /// The VMIs, to be kept.
+    /// All VMIs, for the kept file.
     pub fn vmis(&self) -> impl Iterator<Item = &Vmi> {
         self.vmis.values().map(|known| &known.vmi)
     }
 
-    /// True when the launcher of every pod has been looked for.
+    /// True once the search for every pod's launcher has had a first result.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.vmis.values().flat_map(|known| known.instances.values()).all(Instance::is_settled)
     }
 
-    /// True while a VMI that is to be served here is not yet.
+    /// True while a VMI that this node is to serve has no record yet.
     #[must_use]
     pub fn awaits(&self, key: &str) -> bool {
         let Some(known) = self.vmis.get(key) else { return false };
         known.instances.values().any(Instance::awaits)
     }
 
-    /// Compares a VMI's pods with those that are known.
+    /// Starts and ends instances until they match the VMI's pods on this node.
     fn review(&mut self, key: &str, now: Instant) {
         let Some(known) = self.vmis.get_mut(key) else { return };
         let wanted = is_wanted(&known.vmi, &self.options);
@@ -370,11 +371,11 @@ impl Core {
                 self.actions.push(Action::Watch(uid.clone(), BTreeSet::new()));
             }
         }
-        pods.iter().for_each(|uid| self.look_at(key, uid, now));
+        pods.iter().for_each(|uid| self.refresh(key, uid, now));
     }
 
-    /// Translates a VMI in one of its pods, and tells what is new.
-    fn look_at(&mut self, key: &str, uid: &PodUid, now: Instant) {
+    /// Translates a VMI in one of its pods, and publishes what changed.
+    fn refresh(&mut self, key: &str, uid: &PodUid, now: Instant) {
         let Some(known) = self.vmis.get_mut(key) else { return };
         let Some(instance) = known.instances.get_mut(uid) else { return };
         let Some(pod) = instance.pod.as_ref().filter(|_| !instance.has_ended()) else { return };
@@ -386,8 +387,8 @@ impl Core {
         let translation = translate(&known.vmi, pod, &read, &self.options, &self.limits);
         let former = std::mem::replace(&mut instance.problems, translation.problems);
         let wanted = translation.inlet;
-        // One that is missing is asked for at each look: it may have been deleted. One that this agent does not want is
-        // that of a previous agent with other options.
+        // A missing inlet may have been deleted, so each pass asks for it again. An unwanted inlet comes from a
+        // previous agent with other options.
         let asks = match wanted {
             Some(_) => wanted != instance.inlet || !pod.has_inlet(),
             None => pod.has_some_inlet(),
@@ -402,16 +403,16 @@ impl Core {
             instance.volumes.clone_from(&volumes);
             self.actions.push(Action::Watch(uid.clone(), volumes));
         }
-        let told = instance.tell(outcome, self.generation + 1);
-        if let Some(FeedEvent::Upsert { .. }) = &told {
+        let event = instance.publish(outcome, self.generation + 1);
+        if let Some(FeedEvent::Upsert { .. }) = &event {
             self.generation += 1;
         }
-        self.actions.extend(told.map(Action::Tell));
-        self.publish(key, uid, now);
+        self.actions.extend(event.map(Action::Tell));
+        self.report_problems(key, uid, now);
     }
 
-    /// Tells of an instance's problems, or that it has none any more.
-    fn publish(&mut self, key: &str, uid: &PodUid, now: Instant) {
+    /// Reports an instance's problems, or that none are left.
+    fn report_problems(&mut self, key: &str, uid: &PodUid, now: Instant) {
         let Some(known) = self.vmis.get_mut(key) else { return };
         let Some(instance) = known.instances.get_mut(uid).filter(|instance| !instance.has_ended()) else {
             return;
@@ -433,7 +434,7 @@ impl Core {
         }
     }
 
-    fn tell(&mut self, event: FeedEvent) {
+    fn emit(&mut self, event: FeedEvent) {
         self.actions.push(Action::Tell(event));
     }
 }

@@ -1,4 +1,4 @@
-//! Events on VMIs: what their owner is told of the service.
+//! Kubernetes Events on VMIs, which report to the owner how the VM is served.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,21 +12,21 @@ use tracing::debug;
 use super::core::Report;
 use metadata_content::record::values::Timestamp;
 
-/// Reports that wait to be written; more are left out.
+/// Most reports that wait to be written; the caller drops the rest.
 pub(super) const QUEUE: usize = 1_024;
-/// The pause between two: no boot storm may become one of the API server.
+/// The pause between two Events. It keeps a boot storm of VMs from becoming one of API requests.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Octets of a message that the API takes.
+/// Most octets of an Event's message that the API accepts.
 const MESSAGE: usize = 1_024;
 
-/// Writes reports as Events, one after the other. One that is refused is left out: Events are a courtesy, and the
-/// agent may have no right to write them.
+/// Writes each report as an Event. It drops a refused one: Events are optional, and the agent may lack the right to
+/// write them.
 pub(super) async fn write(client: Client, node: String, mut reports: mpsc::Receiver<Report>) {
     while let Some(report) = reports.recv().await {
         let api: Api<Event> = Api::namespaced(client.clone(), &report.namespace);
         let Some(event) = event(&report, &node, now()) else { continue };
         if let Err(error) = api.create(&PostParams::default(), &event).await {
-            debug!(vmi = report.name, "no Event: {error}");
+            debug!(vmi = report.name, "the Event was not written: {error}");
         }
         tokio::time::sleep(PAUSE).await;
     }

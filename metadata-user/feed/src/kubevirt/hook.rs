@@ -1,29 +1,28 @@
-//! KubeVirt's node hook: virt-handler tells of a VMI before it runs (KubeVirt 1.9, gate `Plugins`).
+//! The server of KubeVirt's node hook: virt-handler calls it before a VMI runs (KubeVirt 1.9, gate `Plugins`).
 //!
-//! A gRPC service, `kubevirt.hooks.plugins.v1alpha1.NodeHookService`, on a Unix socket. It has one method that takes one
-//! message and gives an empty one back, so HTTP/2 and two structs are all of gRPC that is needed.
+//! It is the gRPC service `kubevirt.hooks.plugins.v1alpha1.NodeHookService` on a Unix socket. Its only method takes one
+//! message and returns an empty one, so HTTP/2 and two structs replace a gRPC library.
 //!
-//! | hook point | what is done | answered |
+//! | hook point | effect | answered |
 //! |---|---|---|
-//! | `PreVMStart` | the VMI is served | once its record has been told, at the latest after [`WAIT`] |
-//! | `PreMigrationTarget` | the VMI is served as soon as its tap is there | at once |
-//! | `PostVMStop` | the hook's word for it ends | at once |
+//! | `PreVMStart` | the feed serves the VMI | once its record is published, at the latest after [`WAIT`] |
+//! | `PreMigrationTarget` | the feed serves the VMI as soon as its tap exists | at once |
+//! | `PostVMStop` | the hook no longer names the VMI | at once |
 //! | any other | nothing | at once |
 //!
-//! Nothing waits for a tap to be attached: that follows the record within moments, while QEMU starts, and a guest that is
-//! faster is answered when its TCP asks again.
+//! No call waits until the agent has attached to a tap. The agent attaches within moments after the record, while QEMU
+//! starts, and a faster guest gets its answer when its TCP retransmits.
 //!
-//! A VMI that is not ready after [`WAIT`] is answered `UNAVAILABLE`. What that means for the VM is said in the `Plugin`:
-//! with `failureStrategy: Ignore` it starts, and what it asks is held until there is an answer; with `Fail` virt-handler
-//! calls again, and the VM starts once its metadata is there. Calls may come again and again.
+//! If the record is not ready after [`WAIT`], the call returns `UNAVAILABLE`. The `Plugin` object decides the effect.
+//! With `failureStrategy: Ignore` the VM starts, and the agent holds its requests until the record arrives. With `Fail`
+//! virt-handler calls again, and the VM starts once its metadata is ready. virt-handler may repeat every call.
 
 use std::convert::Infallible;
-use std::fs;
-use std::io;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Limited, StreamBody};
@@ -43,14 +42,14 @@ use crate::FeedError;
 
 /// Longest wait for a VMI's record.
 pub const WAIT: Duration = Duration::from_secs(2);
-/// Calls at once; more wait for their turn.
+/// Most calls in progress; more wait.
 pub const CALLS: usize = 64;
-/// Octets of a call: etcd takes objects of 1.5 MiB, and JSON says the same at more length.
+/// Most octets of a call. etcd accepts objects of 1.5 MiB, and JSON needs more octets for the same object.
 pub const OCTETS: usize = 4 << 20;
 
-/// The only method.
+/// The path of the only method.
 const METHOD: &str = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook";
-/// Octets before a message: whether it is compressed, and its length.
+/// Octets before a message: one for compression, four for its length.
 const PREFIX: usize = 5;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -69,25 +68,25 @@ struct ExecuteNodeHookRequest {
     node_context: Option<NodeContext>,
 }
 
-/// What the hook tells the feed.
+/// A call of the hook, for the feed.
 #[derive(Debug)]
 pub struct Call {
     /// The VMI.
     pub vmi: Box<Vmi>,
-    /// What becomes of it.
+    /// The hook point.
     pub point: Point,
-    /// Answered once there is nothing to wait for.
+    /// The feed answers this once the VM may start.
     pub done: oneshot::Sender<()>,
 }
 
-/// The hook points that matter.
+/// The hook points that have an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// It is about to run.
+    /// `PreVMStart`: the VM is about to run.
     Starts,
-    /// It is about to come from another node.
+    /// `PreMigrationTarget`: the VM is about to arrive from another node.
     Comes,
-    /// It has ended.
+    /// `PostVMStop`: the VM has ended.
     Stopped,
 }
 
@@ -102,7 +101,7 @@ impl Point {
     }
 }
 
-/// How a call ends, in gRPC's numbers.
+/// The gRPC status of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Ok = 0,
@@ -112,16 +111,16 @@ enum Status {
     Unavailable = 14,
 }
 
-/// A call that is not answered with [`Status::Ok`], and why.
+/// A status other than [`Status::Ok`] with its message.
 type Refusal = (Status, String);
 
-/// Opens the socket, for root alone: virt-handler is.
+/// Opens the socket. Only root may connect, and virt-handler runs as root.
 ///
 /// # Errors
-/// There is no such directory, or something else has the name.
+/// The directory does not exist, or a file that is no socket has the name.
 pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
     let bound = || -> io::Result<UnixListener> {
-        // A socket of an agent before; anything else in its place stays.
+        // Remove a previous agent's socket; keep any other file.
         if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
             fs::remove_file(path)?;
         }
@@ -136,7 +135,7 @@ pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
     })
 }
 
-/// Answers calls until nobody listens any more.
+/// Serves calls until the receiver is dropped.
 pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
     let turns = Arc::new(Semaphore::new(CALLS));
     loop {
@@ -147,7 +146,7 @@ pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                warn!("the node hook's socket: {error}");
+                warn!("cannot accept a call of the node hook: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -160,7 +159,7 @@ pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
             server.max_concurrent_streams(1);
             let conversation = server.serve_connection(TokioIo::new(stream), answer);
             if let Ok(Err(error)) = tokio::time::timeout(WAIT * 4, conversation).await {
-                debug!("a caller of the node hook: {error}");
+                debug!("a call of the node hook failed: {error}");
             }
             drop(turn);
         });
@@ -183,10 +182,11 @@ async fn answer(
     if let Ok(message) = HeaderValue::from_str(&message) {
         trailers.insert("grpc-message", message);
     }
-    // An empty message has no octets behind its prefix.
+    // The prefix of an empty message is all zeros.
     let message = (status == Status::Ok).then(|| Frame::data(Bytes::from_static(&[0; PREFIX])));
     let frames = message.into_iter().chain([Frame::trailers(trailers)]).map(Ok);
-    // Of no length that would be stated: some clients end with the last octet of the body, and the status comes after it.
+    // Send no content-length: some clients stop after the last octet of the body and miss the status, which follows in
+    // the trailers.
     let mut response = Response::new(StreamBody::new(futures_util::stream::iter(frames)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     Ok(response)
@@ -205,17 +205,17 @@ async fn handle(request: Request<Incoming>, calls: &mpsc::Sender<Call>) -> Resul
     let (done, told) = oneshot::channel();
     let call = Call { vmi: Box::new(vmi), point, done };
     let unavailable = |why: &str| (Status::Unavailable, format!("{key}: {why}"));
-    calls.send(call).await.map_err(|_| unavailable("the agent is about to end"))?;
+    calls.send(call).await.map_err(|_| unavailable("the agent is stopping"))?;
     if point != Point::Starts {
         return Ok(());
     }
     match tokio::time::timeout(WAIT, told).await {
         Ok(Ok(())) => Ok(()),
-        _ => Err(unavailable("its metadata is not ready yet; what it asks is held until it is")),
+        _ => Err(unavailable("the VM's metadata is not ready yet; the agent holds its requests until then")),
     }
 }
 
-/// The one message of a call.
+/// Decodes the one message of a call.
 fn read(body: &Bytes) -> Result<ExecuteNodeHookRequest, Refusal> {
     let refused = |why: &str| (Status::InvalidArgument, why.to_owned());
     let (&[compressed, a, b, c, d], message) =
@@ -245,7 +245,7 @@ mod tests {
 
     const VMI: &[u8] = include_bytes!("translate/fixtures/vmi.json");
 
-    /// The message of a call as virt-handler sends it (gRPC over HTTP/2, "Length-Prefixed-Message").
+    /// A call's message as virt-handler sends it (gRPC over HTTP/2, "Length-Prefixed-Message").
     fn message(point: &str, vmi: &[u8]) -> Bytes {
         let node_context = Some(NodeContext { node_name: "n1".into() });
         let vmi = Bytes::copy_from_slice(vmi);
@@ -254,7 +254,7 @@ mod tests {
         [&[0][..], &length, &message].concat().into()
     }
 
-    /// The socket of a hook, and the calls that come by it.
+    /// A hook's socket, and the calls that arrive on it.
     fn hook() -> (tempfile::TempDir, PathBuf, mpsc::Receiver<Call>) {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("hook.sock");
@@ -263,7 +263,7 @@ mod tests {
         (dir, path, told)
     }
 
-    /// Calls as virt-handler does. Returns the status of gRPC and the octets of the answer.
+    /// Calls as virt-handler does. Returns the gRPC status and the octets of the response.
     async fn call(socket: &Path, method: &str, body: Bytes) -> (u32, usize) {
         let stream = UnixStream::connect(socket).await.expect("somebody listens");
         let (mut client, conversation) =
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_vm_starts_once_its_record_has_been_told() {
+    async fn a_vm_starts_once_its_record_is_published() {
         let (_dir, socket, mut calls) = hook();
         let asked = tokio::spawn(async move { call(&socket, METHOD, message("PreVMStart", VMI)).await });
         let Call { vmi, point, done } = calls.recv().await.expect("a call");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_vm_that_is_not_ready_is_unavailable_after_a_while() {
+    async fn a_vm_that_is_not_ready_is_unavailable_after_the_wait() {
         let (_dir, socket, mut calls) = hook();
         let begun = Instant::now();
         let asked = tokio::spawn(async move { call(&socket, METHOD, message("PreVMStart", VMI)).await });
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_needs_no_waiting_is_answered_at_once() {
+    async fn other_hook_points_are_answered_at_once() {
         let (_dir, socket, mut calls) = hook();
         for (name, point) in [
             ("PreMigrationTarget", Some(Point::Comes)),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_call_is_refused() {
+    async fn an_invalid_call_is_refused() {
         let (_dir, socket, mut calls) = hook();
         let good = message("PreVMStart", VMI);
         let mut compressed = good.to_vec();
@@ -343,15 +343,15 @@ mod tests {
         for (what, method, body, status) in cases {
             assert_eq!(call(&socket, method, body).await, (status, 0), "{what}");
         }
-        assert!(calls.try_recv().is_err(), "nothing of it is told");
+        assert!(calls.try_recv().is_err(), "a refused call reached the feed");
     }
 
     #[tokio::test]
-    async fn a_socket_of_an_agent_before_is_replaced_and_anything_else_stays() {
+    async fn a_previous_agents_socket_is_replaced_and_another_file_stays() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("hook.sock");
         drop(open(&path).expect("a socket"));
-        drop(open(&path).expect("in the place of the one before"));
+        drop(open(&path).expect("replaces the former socket"));
         std::fs::remove_file(&path).expect("the socket");
         std::fs::write(&path, "precious").expect("a file");
         let error = open(&path).expect_err("a file is in the way").to_string();

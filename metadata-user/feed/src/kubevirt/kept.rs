@@ -1,7 +1,7 @@
-//! The VMIs that were known last, in one file, for a start while the API server is away.
+//! The kept file: the last known VMIs, for a start while the API server is unreachable.
 //!
-//! It is as secret as user-data in VMIs is, has mode 0600, and is replaced whole. Where a pod is, and what its Secrets
-//! hold, is not in it: that is found anew on the node.
+//! VMIs may contain user-data, so the file has mode 0600. It is replaced as a whole. It holds neither the place of a
+//! pod nor the content of Secrets; the agent finds both on the node.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -15,7 +15,7 @@ use metadata_state::private_file;
 /// The file's name in the state directory.
 pub const FILE: &str = "kubevirt.vmis";
 
-/// Octets of the file at most. VMIs beyond are left out, those later in the alphabet first.
+/// Most octets of the file. The encoder omits the VMIs that do not fit; later keys go first.
 const MAX_OCTETS: usize = 64 << 20;
 
 const VERSION: u32 = 1;
@@ -26,7 +26,7 @@ struct Head {
     version: u32,
 }
 
-/// The file's text: a line that says what it is, then a VMI a line.
+/// Encodes the file: a line with its format, then one VMI on each line.
 pub(super) fn encode<'a>(vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
     encode_within(MAX_OCTETS, vmis)
 }
@@ -45,15 +45,16 @@ fn encode_within<'a>(limit: usize, vmis: impl Iterator<Item = &'a Vmi>) -> io::R
     Ok(octets)
 }
 
-/// Puts the text in the place of the file.
+/// Replaces the file.
 pub(super) fn write(path: &Path, octets: &[u8]) -> io::Result<()> {
     private_file::replace(path, octets)
 }
 
-/// Reads the file; nothing when there is none.
+/// Reads the file; a missing file is an empty list.
 ///
 /// # Errors
-/// It cannot be read, or is of another kind. A line that is no VMI is left out: the API server will say it again.
+/// The file is unreadable or has another format. The function skips a line that is no VMI, because the API server will
+/// send that VMI again.
 pub(super) fn read(path: &Path) -> io::Result<Vec<Vmi>> {
     let mut octets = Vec::new();
     match File::open(path) {
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_read_again_and_private() {
+    fn the_kept_file_is_private_and_reads_back() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(FILE);
         assert!(read(&path).expect("no file is no fault").is_empty());
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_or_of_another_kind_gives_what_is_whole() {
+    fn a_cut_file_gives_its_complete_vmis_and_another_format_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(FILE);
         let whole = encode(vmis().iter()).expect("JSON");
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_left_out() {
+    fn vmis_beyond_the_octets_of_the_file_are_omitted() {
         let one = encode(vmis()[..1].iter()).expect("JSON");
         assert_eq!(encode_within(one.len(), vmis().iter()).expect("JSON"), one);
     }

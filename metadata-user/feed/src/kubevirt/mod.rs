@@ -1,14 +1,14 @@
-//! The VMs of KubeVirt on this node, as records.
+//! The feed of KubeVirt: one record for each VM on this node.
 //!
 //! ```text
-//!  API server ── VMIs that run here, VMIs that come ──┐
+//!  API server ── VMIs running or arriving here ───────┐
 //!  virt-handler ── node hook: a VMI is about to run ──┼─▶ core ─▶ Upsert, Expect, Remove
 //!  feed::pods ── namespace, taps, volumes, the end ───┘    │
 //!                                                          └─▶ Events on the VMI
 //! ```
 //!
-//! A VMI says what the VM is told and which pods it has, the pod where it is reached and what its Secrets hold.
-//! [`translate`] makes a record of both. Nothing here deletes anything because the API server cannot be reached.
+//! A VMI gives the VM's configuration and lists its pods. The pod gives the taps and the content of Secrets.
+//! [`translate`] makes a record of both. The feed removes nothing because the API server is unreachable.
 
 pub mod annotations;
 mod bearer;

@@ -1,4 +1,4 @@
-//! `kubevirt` of the configuration.
+//! The section `kubevirt` of the configuration.
 
 use std::path::PathBuf;
 
@@ -6,49 +6,49 @@ use serde::Deserialize;
 
 use metadata_content::record::Serve;
 
-/// The variable that names the node, as a DaemonSet sets it from `spec.nodeName`.
+/// The environment variable with the node's name; a DaemonSet sets it from `spec.nodeName`.
 pub const NODE_VARIABLE: &str = "NODE_NAME";
 
-/// Where kubelet keeps the pods' volumes unless the configuration says otherwise.
+/// Default directory of kubelet, which holds the pods' volumes.
 pub const DEFAULT_KUBELET: &str = "/var/lib/kubelet";
 
-/// How VMs of KubeVirt are found and served; `kubevirt: {}` serves every one of the node.
+/// How the agent finds and serves KubeVirt's VMs; `kubevirt: {}` serves every VM on the node.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// The node's name; by default what [`NODE_VARIABLE`] says.
+    /// The node's name; by default the environment variable `NODE_NAME`.
     pub node: Option<String>,
-    /// kubelet's directory, which has the pods' volumes below it.
+    /// kubelet's root directory, which holds the pods' volumes.
     pub kubelet: PathBuf,
-    /// Where the node's control groups are mounted.
+    /// The mount point of the node's control groups.
     pub cgroups: PathBuf,
-    /// Serve only VMs with the annotation `imds.kubevirt.io/enabled: "true"`. Those with `"false"` never are.
+    /// Serve only VMs with the annotation `imds.kubevirt.io/enabled: "true"`. The value `"false"` always excludes a VM.
     pub opt_in: bool,
-    /// Namespaces whose VMs are served; none (default) means all.
+    /// Namespaces of the VMs to serve; an empty list (the default) means all.
     pub namespaces: Vec<String>,
-    /// What a VM's instance id is. A change makes cloud-init run as for a new instance.
+    /// The source of a VM's instance id. After a change cloud-init treats the VM as a new instance.
     pub instance_id: InstanceId,
-    /// What is done for NICs that passt stands for.
+    /// What to do with NICs on passt.
     pub passt: Passt,
-    /// Binding plugins that are passt in a sidecar, by the names the cluster's administrator gave them.
+    /// The cluster's names of binding plugins that run passt in a sidecar.
     pub passt_plugins: Vec<String>,
-    /// Files with the token of a VM's service account, as `volume/file` of its pod; the first that is there counts.
+    /// Files with the token of a VM's service account, as `volume/file` of its pod. The first one that exists counts.
     pub tokens: Vec<String>,
-    /// Vendor-data of VMs that have none of their own.
+    /// Vendor-data for VMs without their own.
     pub vendor_data: Option<String>,
-    /// Region of all VMs.
+    /// The region of all VMs.
     pub region: String,
-    /// Zone of all VMs, best `<region>-<x>`.
+    /// The zone of all VMs, preferably `<region>-<x>`.
     pub zone: String,
-    /// How all VMs are served, as in a record.
+    /// The `serve` section of every VM's record.
     pub serve: Serve,
-    /// A file with the way to the API server, with a token or a certificate; by default the cluster's the agent runs in.
+    /// A kubeconfig file with a token or a certificate; by default the agent uses the cluster it runs in.
     pub kubeconfig: Option<PathBuf>,
-    /// Watch the cluster's API; without it VMs come by the hook alone.
+    /// Watch the cluster's API. Without it only the hook names VMs.
     pub watch: bool,
-    /// Tell in Events on the VMI whether it is served.
+    /// Report in Events on the VMI how it is served.
     pub events: bool,
-    /// The socket of KubeVirt's node hook, where virt-handler can reach it
+    /// The socket of KubeVirt's node hook in a directory that virt-handler reaches
     /// (`/var/run/kubevirt/plugins/xdp-imds.sock`); none by default.
     pub hook: Option<PathBuf>,
 }
@@ -78,7 +78,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// kubelet's directory of pods.
+    /// kubelet's directory of pods, below its root directory.
     #[must_use]
     pub fn pods(&self) -> PathBuf {
         self.kubelet.join("pods")
@@ -89,10 +89,10 @@ impl Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InstanceId {
-    /// The firmware's UUID: the same over restarts and migrations, another for a clone.
+    /// The firmware's UUID: it survives restarts and migrations, and a clone has another.
     #[default]
     Uuid,
-    /// `<namespace>-<name>`, as kubevirt-imds has it.
+    /// `<namespace>-<name>`, as in kubevirt-imds.
     NamespaceName,
 }
 
@@ -100,11 +100,11 @@ pub enum InstanceId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Passt {
-    /// They are reported, and not served.
+    /// Do not serve these NICs; report them.
     #[default]
     Report,
-    /// What is sent from the pod to a metadata address is served. The pod is the identity: its other containers get the
-    /// VM's metadata, too.
+    /// Serve requests from the pod to a metadata address. The pod is the identity, so its other containers get the VM's
+    /// metadata too.
     Listen,
 }
 
@@ -114,7 +114,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn what_is_not_said_has_a_default_and_what_is_unknown_is_refused() {
+    fn absent_options_have_defaults_and_unknown_ones_are_refused() {
         let options: Options = serde_yaml::from_str("{}").expect("all defaults");
         assert_eq!(options, Options::default());
         let text = "{node: n1, kubelet: /kubelet, opt_in: true, instance_id: namespace-name, \

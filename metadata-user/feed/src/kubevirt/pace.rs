@@ -1,34 +1,34 @@
-//! How often a watch may ask the API server.
+//! How often a watch may send requests to the API server.
 //!
-//! A thousand agents share one API server. Each failure in a row doubles the pause before the next request, and each
-//! pause is random by half, so that agents which lost the server together do not return together. Only a finished list
-//! or a watch that works ends the row: the server may accept requests long before it can answer them.
+//! A thousand agents share one API server. Each failure in a row doubles the pause before the next request. Half of
+//! each pause is random, so that agents which lost the server together do not return together. Only a finished list or
+//! a working watch resets the pause, because a server may accept requests long before it can answer them.
 
 use std::time::Duration;
 
 /// The limits of one watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// The longest pause after the first failure. It doubles with each further failure in a row.
+    /// The longest pause after the first failure.
     pub first: Duration,
-    /// The longest pause.
+    /// The longest pause after any failure.
     pub longest: Duration,
-    /// The longest pause before the next watch when the server has ended one. A server that stops ends those of all
-    /// agents at once.
+    /// The longest pause before the next watch after the server ended one. A server that shuts down ends the watches of
+    /// all agents at once.
     pub ended: Duration,
-    /// How often everything is listed anew, more or less by a tenth, in case a watch has lost something.
+    /// The interval of full lists, ± 10 %. They correct what a watch has missed.
     pub relist: Duration,
-    /// How long the server keeps one watch open, in whole seconds; up to a tenth is added.
+    /// How long the server keeps one watch open, in whole seconds; the watch adds up to 10 %.
     pub watch: Duration,
-    /// A watch without an event that ends sooner is a failure.
+    /// A watch that ends sooner and without an event counts as a failure.
     pub short: Duration,
 }
 
-/// A pause is at least its longest divided by this.
+/// The shortest pause is the longest one divided by this.
 pub const SPREAD: u32 = 2;
 
 impl Pace {
-    /// That of the agent.
+    /// The limits of the agent.
     pub const DEFAULT: Self = Self {
         first: Duration::from_millis(200),
         longest: Duration::from_secs(30),
@@ -38,7 +38,7 @@ impl Pace {
         short: Duration::from_secs(1),
     };
 
-    /// The longest pause after so many failures in a row, one at least.
+    /// The longest pause after this many failures in a row, at least one.
     #[must_use]
     pub fn pause(&self, failures: u32) -> Duration {
         let doubled = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
@@ -46,15 +46,15 @@ impl Pace {
     }
 }
 
-/// The pauses of one watch.
+/// The state of one watch's pauses.
 #[derive(Debug)]
 pub(super) struct Pauses {
     pace: Pace,
-    /// In a row.
+    /// Failures in a row.
     failures: u32,
-    /// A watch has failed since one worked.
+    /// Set while a watch has failed since the last one worked.
     unwatched: bool,
-    /// The history was gone since a watch worked.
+    /// Set while the server's history was gone since the last watch worked.
     gone: bool,
 }
 
@@ -63,44 +63,44 @@ impl Pauses {
         Self { pace, failures: 0, unwatched: false, gone: false }
     }
 
-    /// A list is finished, which ends a row of lists that failed. A watch that failed is still to work.
+    /// Ends a row of failed lists. A row of failed watches goes on.
     pub(super) fn listed(&mut self) {
         if !self.unwatched && !self.gone {
             self.failures = 0;
         }
     }
 
-    /// A watch works: it has delivered something, or has lasted.
+    /// Ends the row of failures: the watch delivered an event, or lasted.
     pub(super) fn works(&mut self) {
         (self.failures, self.unwatched, self.gone) = (0, false, false);
     }
 
-    /// The pause after a list that failed.
+    /// Returns the pause after a failed list.
     pub(super) fn list_failed(&mut self) -> Duration {
         self.failures = self.failures.saturating_add(1);
         let longest = self.pace.pause(self.failures);
         between(longest / SPREAD, longest)
     }
 
-    /// The pause after a watch that failed.
+    /// Returns the pause after a failed watch.
     pub(super) fn watch_failed(&mut self) -> Duration {
         self.unwatched = true;
         self.list_failed()
     }
 
-    /// The pause before a list because the history is gone: none the first time, as this is no failure. A server that
-    /// forgets at once what it has listed fails.
+    /// Returns the pause before a list after the server lost the history: none the first time, which is no failure. A
+    /// server that at once loses what it has just listed counts as failed.
     pub(super) fn history_is_gone(&mut self) -> Option<Duration> {
         std::mem::replace(&mut self.gone, true).then(|| self.watch_failed())
     }
 
-    /// The pause after a watch that worked and that the server ended.
+    /// Returns the pause after the server ended a working watch.
     pub(super) fn ended(&self) -> Duration {
         between(Duration::ZERO, self.pace.ended)
     }
 }
 
-/// A random time of these bounds.
+/// A random duration between two bounds.
 pub(super) fn between(least: Duration, most: Duration) -> Duration {
     least + most.saturating_sub(least).mul_f64(rand::random())
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_failures_ends_once_what_failed_works() {
+    fn a_row_of_failures_ends_once_the_failed_operation_works() {
         let row = |fail: fn(&mut Pauses) -> Duration| {
             let mut pauses = Pauses::new(PACE);
             (0..9).for_each(|_| _ = fail(&mut pauses));
@@ -148,11 +148,11 @@ mod tests {
         }
         let mut pauses = row(Pauses::watch_failed);
         pauses.listed();
-        assert!(pauses.watch_failed() > PACE.first, "a list says nothing of watches");
+        assert!(pauses.watch_failed() > PACE.first, "a list does not reset a watch");
     }
 
     #[test]
-    fn a_lost_history_costs_no_pause_until_it_is_lost_again_before_a_watch_works() {
+    fn a_history_lost_twice_before_a_watch_works_causes_a_pause() {
         let mut pauses = Pauses::new(PACE);
         assert_eq!(pauses.history_is_gone(), None);
         for failures in 1..20 {

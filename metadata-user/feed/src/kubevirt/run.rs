@@ -1,4 +1,4 @@
-//! Joins the watches, the pods, the hook and the clock with the core.
+//! Connects the core with the watches, the pods, the hook and the clock.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -21,50 +21,50 @@ use crate::teller::{Freed, Teller};
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Limits, Record};
 
-/// Events of a watch that wait for the feed; a watch that is ahead of it waits.
+/// Most events of a watch that wait for the feed; a full queue makes the watch wait.
 const QUEUE: usize = 256;
-/// Longest time at a start that the agent waits for the API server's list: it serves what was kept by then.
+/// How long a start waits for the API server's list. The agent then serves the VMIs of the kept file.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time that it waits for launchers to be looked for after that. Once all it knows has been told, taps that an agent
-/// before left closed and nobody names are let go: too early would open them.
+/// How long the feed then waits for launcher discovery. Reporting [`FeedEvent::Synced`] earlier would release taps the
+/// previous agent left closed.
 const LOOKS: Duration = Duration::from_secs(60);
-/// How long VMIs must have been quiet before they are kept.
+/// How long VMIs must stay unchanged before the feed writes the kept file.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// What a feed is made of.
+/// The parts of a feed.
 pub struct Feed {
-    /// `kubevirt` of the configuration.
+    /// The section `kubevirt` of the configuration.
     pub options: Options,
-    /// What a record may hold.
+    /// The limits of a record.
     pub limits: Limits,
-    /// The file where VMIs are kept for a start without the API server ([`KEPT`](super::KEPT) in the state directory).
+    /// The kept file, for a start without the API server ([`KEPT`](super::KEPT) in the state directory).
     pub kept: Option<PathBuf>,
     /// The pods' volumes.
     pub volumes: Volumes,
-    /// Who finds launchers.
+    /// Finds the launchers of pods.
     pub launchers: Box<dyn Launchers>,
-    /// What it tells.
+    /// The events of pods.
     pub told: mpsc::Receiver<(PodUid, PodEvent)>,
     /// Calls of the node hook.
     pub hook: mpsc::Receiver<Call>,
-    /// How often the API server may be asked.
+    /// The limits of requests to the API server.
     pub pace: Pace,
-    /// Where the feed reports how the API server answers.
+    /// Where the feed reports the state of the API server.
     pub contact: Arc<Contact>,
 }
 
-/// Whoever finds the launchers of pods; [`Pods`] does.
+/// Finds the launchers of pods; [`Pods`] implements it.
 pub trait Launchers: Send {
-    /// Follows a pod, and these of its volumes.
+    /// Watches a pod and these of its volumes.
     ///
     /// # Errors
-    /// There are too many.
+    /// A limit of pods or volumes is reached.
     fn watch(&mut self, pod: &PodUid, volumes: BTreeSet<String>) -> Result<(), PodsError>;
 
-    /// Has a pod have an inlet whose frames come from this MAC, or none. Nothing where there is nobody to make one.
+    /// Creates the pod's inlet with this source MAC, or removes it. The default does nothing.
     fn inlet(&mut self, _pod: &PodUid, _mac: Option<Mac>) {}
 
-    /// Follows it no more.
+    /// Stops watching a pod.
     fn forget(&mut self, pod: &PodUid);
 }
 
@@ -82,10 +82,11 @@ impl Launchers for Pods {
     }
 }
 
-/// Tells of the VMs of this node, with all that takes: the API server, the pods, the hook.
+/// Runs the whole feed: the watches, the pods and the hook.
 ///
 /// # Errors
-/// As for [`follow`]; kubelet's directory has none of pods, volumes cannot be watched, or the hook's socket cannot be had.
+/// The errors of [`follow`]; kubelet's directory has no pods directory, volumes cannot be watched, or the hook's socket
+/// cannot be opened.
 pub async fn serve(
     (options, inlets): (Options, Inlets),
     limits: Limits,
@@ -107,7 +108,7 @@ pub async fn serve(
     follow(Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact }, tx).await
 }
 
-/// Where pods are looked for. Without kubelet's directory of pods no VM could be served.
+/// The directories where pods are found. No VM can be served without kubelet's directory of pods.
 fn places(options: &Options) -> Result<Places, FeedError> {
     let pods = options.pods();
     let found = match std::fs::metadata(&pods) {
@@ -124,16 +125,16 @@ fn places(options: &Options) -> Result<Places, FeedError> {
     })
 }
 
-/// The contact of this feed's watches, which have asked for nothing yet.
+/// A contact for this feed's watches before their first request.
 #[must_use]
 pub fn contact() -> Arc<Contact> {
     Arc::new(Contact::new(Origin::WATCHES.map(Origin::name), std::time::Instant::now()))
 }
 
-/// The node's name.
+/// Returns the node's name.
 ///
 /// # Errors
-/// Neither the configuration nor the environment has it.
+/// Neither the configuration nor the environment names the node.
 pub fn node(options: &Options) -> Result<String, FeedError> {
     let named = options.node.clone().or_else(|| std::env::var(NODE_VARIABLE).ok());
     named.filter(|name| !name.is_empty()).ok_or_else(|| FeedError::Vm {
@@ -143,11 +144,10 @@ pub fn node(options: &Options) -> Result<String, FeedError> {
     })
 }
 
-/// Runs the feed until the receiver goes.
+/// Runs the feed until the receiver of its events is dropped.
 ///
 /// # Errors
-/// The node has no name, or there is no way to the API server that could be tried. A server that does not answer is
-/// no error.
+/// The node has no name, or the client cannot be configured. An unreachable server is not an error.
 pub async fn follow(feed: Feed, tx: impl Into<Teller>) -> Result<(), FeedError> {
     let tx = tx.into();
     let Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact } = feed;
@@ -192,7 +192,7 @@ pub async fn follow(feed: Feed, tx: impl Into<Teller>) -> Result<(), FeedError> 
         keeping: None,
     };
     run.restore();
-    // Held, so that a feed without watches does not take their silence for their end.
+    // A feed without watches keeps a sender, so that the channel stays open.
     let _heard_tx = heard_tx;
     run.turn(heard, told, hook).await;
     Ok(())
@@ -204,23 +204,23 @@ struct Run {
     freed: Freed,
     reports: mpsc::Sender<super::core::Report>,
     launchers: Box<dyn Launchers>,
-    /// Watches that have not listed anything yet.
+    /// Watches that have not finished their first list.
     unlisted: BTreeSet<Origin>,
-    /// Calls of the hook that wait, [`hook::CALLS`] at most.
+    /// Calls of the hook that wait for a record, [`hook::CALLS`] at most.
     waiting: Vec<(String, oneshot::Sender<()>)>,
     synced: bool,
-    /// When [`FeedEvent::Synced`] is told at the latest.
+    /// When to publish [`FeedEvent::Synced`] at the latest.
     patience: Instant,
     kept: Option<PathBuf>,
     keep_at: Option<Instant>,
     keeping: Option<JoinHandle<()>>,
 }
 
-/// The receiver has gone: there is nobody to tell.
+/// The receiver of events was dropped.
 struct Gone;
 
 impl Run {
-    /// Begins with the VMIs that an agent before knew.
+    /// Starts with the VMIs of the kept file.
     fn restore(&mut self) {
         let Some(path) = &self.kept else { return };
         match kept::read(path) {
@@ -230,7 +230,7 @@ impl Run {
                 self.core.has_changed();
             }
             Err(error) => {
-                warn!("{}: {error}; VMs are served once the API server has named them", path.display())
+                warn!("{}: {error}; the API server must name the VMs first", path.display())
             }
         }
     }
@@ -271,7 +271,7 @@ impl Run {
                 self.core.listed(origin, &keys, now);
                 self.unlisted.remove(&origin);
                 if self.unlisted.is_empty() {
-                    // Both have named all there is: what is only kept is gone.
+                    // Both watches have listed every VMI: those only in the kept file are gone.
                     self.core.listed(Origin::Kept, &BTreeSet::new(), now);
                 }
             }
@@ -299,7 +299,7 @@ impl Run {
         self.waiting.push((key, done));
     }
 
-    /// Does what the core asks for.
+    /// Carries out the core's actions.
     async fn act(&mut self) -> Result<(), Gone> {
         let mut actions = VecDeque::from(self.core.actions());
         while let Some(action) = actions.pop_front() {
@@ -314,7 +314,7 @@ impl Run {
                 Action::Inlet(uid, mac) => self.launchers.inlet(&uid, mac),
                 Action::Leave(uid) => self.launchers.forget(&uid),
                 Action::Report(report) => {
-                    // Nobody reads them, or too many wait: both are no fault.
+                    // No reader, or a full queue: the report is dropped.
                     _ = self.reports.try_send(report);
                 }
             }
@@ -328,7 +328,7 @@ impl Run {
         Ok(())
     }
 
-    /// Says once that everything there was at the start has been told.
+    /// Publishes [`FeedEvent::Synced`] once, after everything that existed at the start.
     async fn sync(&mut self) -> Result<(), Gone> {
         let now = Instant::now();
         let listed = self.unlisted.is_empty() || now >= self.patience;
@@ -340,7 +340,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes the VMIs down when they have changed and are quiet.
+    /// Writes the kept file once the VMIs have changed and then stayed unchanged.
     fn keep(&mut self) {
         if self.core.has_changed() && self.kept.is_some() {
             self.keep_at.get_or_insert_with(|| Instant::now() + SETTLE);
@@ -356,18 +356,18 @@ impl Run {
             Ok(octets) => {
                 self.keeping = Some(tokio::task::spawn_blocking(move || {
                     if let Err(error) = kept::write(&path, &octets) {
-                        warn!("VMIs are not kept in {}: {error}", path.display());
+                        warn!("cannot write the VMIs to {}: {error}", path.display());
                     }
                 }));
             }
-            Err(error) => warn!("VMIs are not kept: {error}"),
+            Err(error) => warn!("cannot encode the VMIs: {error}"),
         }
     }
 
-    /// When to look again, should nothing happen.
+    /// When to run next if no event arrives.
     fn due(&self) -> Instant {
         let core = self.core.deadline().map(Instant::from_std);
-        // A write that is still under way is looked after when it may be over.
+        // If a write is in progress, look again when it may be over.
         let keep = self.keep_at.map(|at| at.max(Instant::now() + Duration::from_millis(100)));
         let patience = [self.patience, self.patience + LOOKS]
             .into_iter()

@@ -1,7 +1,7 @@
-//! The fields of a VirtualMachineInstance that are used, and no others.
+//! The fields of a VirtualMachineInstance that the feed uses.
 //!
-//! Names are those of KubeVirt's `api/core/v1` (v1.9.0). What is unknown is passed over: a VMI of a newer KubeVirt
-//! is read as far as it is understood. An absent list and `null` are the same, as Go writes them.
+//! Names are those of KubeVirt's `api/core/v1` (v1.9.0). The decoder ignores unknown fields, so that it reads VMIs of a
+//! newer KubeVirt. An absent list and `null` are equal, because Go writes either.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,43 +11,43 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::room;
 
-/// The label with the name of the node a VMI runs on, from the moment that node takes it over.
+/// The label with the node a VMI runs on, set from the moment that node takes it over.
 pub const NODE_LABEL: &str = "kubevirt.io/nodeName";
-/// The label with the name of the node a VMI migrates to.
+/// The label with the node a VMI migrates to.
 pub const TARGET_LABEL: &str = "kubevirt.io/migrationTargetNodeName";
 
-/// Why something is no VMI that can be read. Field and kind only: VMIs hold passwords.
+/// Why a VMI cannot be decoded. The message holds only the field's name, because VMIs contain passwords.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a VirtualMachineInstance as KubeVirt's v1 describes it, found another form at `{field}`")]
 pub struct VmiError {
-    /// The field that is in another form.
+    /// The path of the field with an unexpected form.
     pub field: String,
 }
 
-/// A VMI.
+/// A VirtualMachineInstance.
 #[derive(Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Vmi {
-    /// Its names.
+    /// Name, namespace, UID, labels and annotations.
     pub metadata: Meta,
-    /// What was asked for.
+    /// The desired state.
     pub spec: Spec,
-    /// What has become of it.
+    /// The observed state.
     pub status: Status,
 }
 
 impl fmt::Debug for Vmi {
-    /// Its name: user-data has passwords in it.
+    /// Shows the name only, because user-data may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Vmi({})", self.key())
     }
 }
 
 impl Vmi {
-    /// Reads the JSON of a VMI, which must have a name.
+    /// Decodes a VMI from JSON. It must have a name.
     ///
     /// # Errors
-    /// [`VmiError`] with the field that is not what it should be.
+    /// [`VmiError`] with the field of unexpected form.
     pub fn read(json: &[u8]) -> Result<Self, VmiError> {
         let mut json = serde_json::Deserializer::from_slice(json);
         let vmi: Self = serde_path_to_error::deserialize(&mut json)
@@ -58,39 +58,39 @@ impl Vmi {
         }
     }
 
-    /// Reads it from a document that has been parsed.
+    /// Decodes a VMI from a parsed document.
     ///
     /// # Errors
-    /// [`VmiError`] with the field that is not what it should be.
+    /// [`VmiError`] with the field of unexpected form.
     pub fn from_value(value: serde_json::Value) -> Result<Self, VmiError> {
         serde_path_to_error::deserialize(value).map_err(|error| VmiError { field: error.path().to_string() })
     }
 
-    /// Its length as JSON, of what is kept of it.
+    /// The length of the decoded fields as JSON, in octets.
     #[must_use]
     pub fn octets(&self) -> usize {
         room::length(self)
     }
 
-    /// `namespace/name`.
+    /// `namespace/name`, the key of the VMI.
     #[must_use]
     pub fn key(&self) -> String {
         format!("{}/{}", self.metadata.namespace, self.metadata.name)
     }
 
-    /// An annotation.
+    /// The value of an annotation.
     #[must_use]
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.metadata.annotations.get(name).map(String::as_str)
     }
 
-    /// True once it has ended for good.
+    /// True once the VMI has ended for good.
     #[must_use]
     pub fn is_final(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
-    /// The UIDs of its pods on a node: two while it migrates from the node to the same one.
+    /// The UIDs of its pods on a node: two while it migrates within the node.
     pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &str> {
         self.status.active_pods.iter().filter(move |(_, on)| *on == node).map(|(uid, _)| uid.as_str())
     }
@@ -142,7 +142,7 @@ pub struct Domain {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Firmware {
-    /// The SMBIOS system UUID; the same over restarts and migrations.
+    /// The SMBIOS system UUID; it survives restarts and migrations.
     pub uuid: Option<String>,
 }
 
@@ -150,9 +150,9 @@ pub struct Firmware {
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Devices {
-    /// False when a VMI that names no NIC shall have none.
+    /// False if a VMI without interfaces shall have no NIC.
     pub autoattach_pod_interface: Option<bool>,
-    /// NICs.
+    /// The NICs.
     #[serde(deserialize_with = "or_default")]
     pub interfaces: Vec<Interface>,
 }
@@ -164,7 +164,7 @@ pub struct Devices {
 pub struct Interface {
     pub name: String,
     pub mac_address: Option<String>,
-    /// `absent` once it is to be unplugged.
+    /// `absent` once the NIC is to be unplugged.
     pub state: Option<String>,
     masquerade: Option<Given>,
     bridge: Option<Given>,
@@ -182,7 +182,7 @@ struct Plugin {
     name: String,
 }
 
-/// A mapping that is there, whatever is in it.
+/// A mapping of any content; only its presence counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Given;
 
@@ -205,16 +205,16 @@ pub enum Binding<'a> {
     Masquerade,
     /// A bridge in the pod, behind a tap.
     Bridge,
-    /// A plugin's: with a tap or without, as the cluster's administrator has set it up.
+    /// By a binding plugin, with or without a tap, as the cluster's administrator configured it.
     Plugin(&'a str),
-    /// passt of KubeVirt's own, by its field's name: a process of the pod that has sockets and no tap.
+    /// By KubeVirt's own passt, a process in the pod that uses sockets and no tap. The string is the field's name.
     Passt(&'static str),
-    /// One that has no tap an XDP program could be on, or that is not known.
+    /// By a binding without a tap for an XDP program, or by an unknown one.
     Tapless(&'static str),
 }
 
 impl Interface {
-    /// Its binding. Exactly one is given, says KubeVirt's admission.
+    /// The NIC's binding. KubeVirt's admission ensures that exactly one is set.
     #[must_use]
     pub fn binding(&self) -> Binding<'_> {
         let tapless = [(&self.sriov, "sriov"), (&self.slirp, "slirp"), (&self.macvtap, "macvtap")];
@@ -237,7 +237,7 @@ impl Interface {
         }
     }
 
-    /// What a VMI has that names no NIC: `default`, masqueraded.
+    /// The NIC of a VMI that names none: `default`, with masquerade.
     #[must_use]
     pub fn implied() -> Self {
         Self { name: "default".into(), masquerade: Some(Given), ..Self::default() }
@@ -253,24 +253,24 @@ pub struct Network {
     pub multus: Option<Multus>,
 }
 
-/// `multus` of a network.
+/// `spec.networks[].multus`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Multus {
-    /// In the place of the pod network.
+    /// True if it replaces the pod network.
     #[serde(rename = "default", deserialize_with = "or_default")]
     pub is_default: bool,
 }
 
 impl Network {
-    /// True for one in whose place there is no pod network: its pod NIC is another than the first.
+    /// True if the NIC of this network is not the pod's first.
     #[must_use]
     pub fn is_secondary(&self) -> bool {
         self.multus.as_ref().is_some_and(|multus| !multus.is_default)
     }
 }
 
-/// One of `spec.volumes`, as far as it matters here.
+/// One of `spec.volumes`, with the fields the feed uses.
 #[derive(Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the names are the API's")]
@@ -282,7 +282,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// What cloud-init gets from it, whichever of the two forms it has.
+    /// The volume's cloud-init data, from either of its two forms.
     #[must_use]
     pub fn cloud_init(&self) -> Option<&CloudInit> {
         self.cloud_init_no_cloud.as_ref().or(self.cloud_init_config_drive.as_ref())
@@ -309,10 +309,10 @@ pub struct CloudInit {
     pub network_data: Option<String>,
     pub network_data_base64: Option<String>,
     pub network_data_secret_ref: Option<LocalRef>,
-    /// Of VEP 100, which no release has yet.
+    /// From VEP 100, which no release contains yet.
     #[serde(deserialize_with = "or_default")]
     pub meta_data: BTreeMap<String, String>,
-    /// Likewise.
+    /// From VEP 100, too.
     pub meta_data_secret_ref: Option<LocalRef>,
 }
 
@@ -366,7 +366,7 @@ pub struct Propagation {
 }
 
 impl Propagation {
-    /// True where keys reach the guest in its metadata, and not by an agent in it.
+    /// True if the keys reach the guest by its metadata and not by the guest agent.
     #[must_use]
     pub fn is_by_metadata(&self) -> bool {
         self.no_cloud.is_some() || self.config_drive.is_some()
@@ -379,15 +379,15 @@ impl Propagation {
 pub struct Status {
     /// `Pending`, `Scheduling`, `Scheduled`, `Running`, `Succeeded`, `Failed`, …
     pub phase: String,
-    /// Nodes by the UID of the pod there.
+    /// The node of each pod, by the pod's UID.
     #[serde(deserialize_with = "or_default")]
     pub active_pods: BTreeMap<String, String>,
-    /// NICs as they are.
+    /// The NICs as observed.
     #[serde(deserialize_with = "or_default")]
     pub interfaces: Vec<StatusInterface>,
 }
 
-/// One of `status.interfaces`. Its `mac` is not here: it comes late, and some entries are the guest agent's word.
+/// One of `status.interfaces`. It omits `mac`, which arrives late and may come from the guest agent.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the names are the API's")]
@@ -396,7 +396,7 @@ pub struct StatusInterface {
     pub pod_interface_name: Option<String>,
 }
 
-/// `null` is what an absent field is.
+/// Decodes `null` like an absent field.
 fn or_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -409,7 +409,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_unknown_or_null_is_passed_over() {
+    fn unknown_and_null_fields_are_ignored() {
         let vmi = Vmi::from_value(json!({
             "apiVersion": "kubevirt.io/v9", "kind": "VirtualMachineInstance",
             "metadata": {"name": "a", "namespace": "b", "uid": "c", "labels": null, "managedFields": [{}]},
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn another_form_is_refused_by_field_and_not_repeated() {
+    fn an_unexpected_form_is_refused_by_its_field_name_alone() {
         let text = br#"{"spec": {"volumes": [{"cloudInitNoCloud": {"userData": ["hunter2"]}}]}}"#;
         let error = Vmi::read(text).expect_err("no text").to_string();
         assert!(error.contains("spec.volumes[0].cloudInitNoCloud.userData"), "{error}");
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vmi_does_not_show_what_it_holds() {
+    fn the_debug_form_of_a_vmi_omits_its_content() {
         let text = br#"{"metadata": {"name": "a", "namespace": "b"},
             "spec": {"volumes": [{"cloudInitNoCloud": {"userData": "hunter2"}}]}}"#;
         assert_eq!(format!("{:?}", Vmi::read(text).expect("a VMI")), "Vmi(b/a)");

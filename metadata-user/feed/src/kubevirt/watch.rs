@@ -1,12 +1,12 @@
 //! The two watches of the API server.
 //!
-//! VMIs have no field that a watch could select, so labels do: that of the node a VMI runs on, and that of the node it
-//! migrates to. A list gives the VMIs there are, and a watch what changes after it. The server ends a watch after a
-//! while; another goes on from the last version. When the server no longer has that version (410), or the list is old,
-//! everything is listed anew. Until a list is finished nothing is taken away from anybody.
+//! No field selector works on VMIs, so the watches select by label: one by the node a VMI runs on, one by the node it
+//! migrates to. A list returns the VMIs that exist, and a watch the changes after it. The server ends each watch after
+//! a while, and the next one continues from the last version. If the server no longer has that version (410), or the
+//! list is old, the watch lists everything again. No VMI is removed before a list is finished.
 //!
-//! kube-runtime's `watcher` is not used: it reports the start of a list, before any answer, like a success; it begins a
-//! watch that ended at once anew without a pause; and it keeps to itself when the server answered last.
+//! This module does not use kube-runtime's `watcher`. That one reports the start of a list like a success, restarts a
+//! watch that ended at once without a pause, and does not show when the server answered last.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -27,37 +27,38 @@ use super::{Vmi, VmiError, client};
 use crate::contact::{Contact, Failure, FailureKind};
 use crate::room;
 
-/// Objects of a page of a list at most.
+/// Most objects on a page of a list.
 const PAGE: u32 = 500;
-/// Objects of the first page: nobody knows yet how large they are.
+/// Most objects on the first page, while their size is unknown.
 const FIRST_PAGE: u32 = 32;
-/// Octets that a page should have; the next one is asked for by the size of the last. Parsed, they take three times that.
+/// Target size of a page in octets; the size of one page determines the next request. Parsed objects take three times
+/// that.
 const PAGE_OCTETS: usize = 4 << 20;
 /// Longest wait for a page of a list, or for the start of a watch.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How much later than asked for the server may end a watch before it counts as silent.
+/// How much later than requested the server may end a watch before the feed treats it as silent.
 const OVERDUE: Duration = Duration::from_secs(10);
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Debug)]
 pub(super) enum Heard {
-    /// A VMI is there, or another than it was.
+    /// A VMI is new or has changed.
     Applied(Origin, Box<Vmi>),
-    /// One is not of this watch any more.
+    /// A VMI has left this watch.
     Gone(Origin, String),
-    /// All there were at some moment have been told; these.
+    /// A list is finished; these are all its keys.
     Listed(Origin, BTreeSet<String>),
-    /// One cannot be read.
+    /// A VMI cannot be decoded.
     Unreadable(String, VmiError),
     /// The watch works again after failures.
     Back(Origin),
-    /// The server no longer has the version the watch was to go on from. A list follows at once.
+    /// The server no longer has the version to continue from. A list follows at once.
     HistoryGone(Origin),
     /// A request failed.
     Failed {
-        /// The watch.
+        /// The watch of the request.
         origin: Origin,
-        /// Why.
+        /// The reason.
         failure: Failure,
         /// True for the first of a row of failures.
         first: bool,
@@ -78,11 +79,11 @@ pub(super) struct Watch {
 enum End {
     /// The server has closed the watch.
     Closed,
-    /// It is time for another list.
+    /// The time for the next full list has come.
     Relist,
     /// A request failed.
     Failed(Failure),
-    /// The feed has ended.
+    /// The feed's receiver was dropped.
     Unheard,
 }
 
@@ -93,7 +94,7 @@ impl From<Failure> for End {
 }
 
 impl Watch {
-    /// The watch of a node's VMIs that `origin` names.
+    /// Creates a watch of a node's VMIs; `origin` selects the label.
     pub(super) fn new(
         (origin, node): (Origin, &str),
         client: Client,
@@ -108,7 +109,7 @@ impl Watch {
         Self { origin, api, selector: format!("{label}={node}"), pace, contact, heard }
     }
 
-    /// Reports the VMIs until the feed ends.
+    /// Publishes VMIs until the feed ends.
     pub(super) async fn follow(self) {
         let mut pauses = Pauses::new(self.pace);
         let mut version = None;
@@ -135,7 +136,7 @@ impl Watch {
                 End::Relist => Duration::ZERO,
                 End::Closed => pauses.ended(),
                 End::Failed(failure) => {
-                    // What cannot be read would come again with each watch from the same version.
+                    // An unreadable event would repeat with each watch from the same version.
                     if matches!(failure.kind, FailureKind::Gone | FailureKind::Unreadable) {
                         version = None;
                     }
@@ -169,7 +170,7 @@ impl Watch {
         }
     }
 
-    /// Reports what changes after a version, and moves the version on.
+    /// Publishes the changes after a version, and advances the version.
     async fn watch(&self, version: &mut String, relist: Instant, pauses: &mut Pauses) -> End {
         match self.changes(version, relist, pauses).await {
             Ok(end) | Err(end) => end,
@@ -188,7 +189,7 @@ impl Watch {
         let mut works = false;
         loop {
             let until = if works { silent } else { lasts.min(silent) }.min(relist);
-            // An answer that only begins is not useful: a server that suffers accepts watches and drops them.
+            // A started response proves nothing: an overloaded server accepts watches and drops them.
             let event = match timeout_at(until, events.next()).await {
                 Ok(Some(event)) => event.map_err(|error| client::failure(&error))?,
                 Ok(None) if works || begun.elapsed() >= self.pace.short => {
@@ -214,7 +215,7 @@ impl Watch {
         }
     }
 
-    /// The watch works.
+    /// Notes that the watch works.
     async fn works(&self, pauses: &mut Pauses) -> Result<(), End> {
         pauses.works();
         if self.contact.works(self.origin.name(), Instant::now().into_std()) {
@@ -250,13 +251,13 @@ impl Watch {
     }
 }
 
-/// Objects of the page after one of so many objects and octets.
+/// The number of objects to request, after a page of `objects` objects and `octets` octets.
 fn next_page(objects: usize, octets: usize) -> u32 {
     let each = octets.checked_div(objects).unwrap_or(0).max(1);
     u32::try_from(PAGE_OCTETS / each).unwrap_or(PAGE).clamp(1, PAGE)
 }
 
-/// The answer to a request, if it comes in time.
+/// The response to a request, or a failure after [`ANSWER`].
 async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
     match timeout(ANSWER, request).await {
         Ok(answer) => answer.map_err(|error| client::failure(&error)),
@@ -274,7 +275,7 @@ fn cut_short(time: Duration) -> Failure {
     Failure { kind: FailureKind::CutShort, reason }
 }
 
-/// A version, which everything that the API server gives has.
+/// The version of a response; the API server always sends one.
 fn versioned(version: Option<String>) -> Result<String, Failure> {
     version.filter(|version| !version.is_empty()).ok_or_else(|| {
         let reason = "expected a resourceVersion, found none".into();
@@ -282,7 +283,7 @@ fn versioned(version: Option<String>) -> Result<String, Failure> {
     })
 }
 
-/// The version after an event, and what it means for the feed; a bookmark means nothing else.
+/// The version after an event, and the event for the feed; a bookmark has only a version.
 fn understand(origin: Origin, event: WatchEvent<DynamicObject>) -> Result<(String, Option<Heard>), Failure> {
     let at = |object: &DynamicObject| versioned(object.metadata.resource_version.clone());
     Ok(match event {
@@ -323,7 +324,7 @@ mod tests {
     use super::{PAGE, PAGE_OCTETS, next_page};
 
     #[test]
-    fn the_next_page_is_as_long_as_its_objects_are_small() {
+    fn the_length_of_the_next_page_follows_the_size_of_objects() {
         for (objects, octets, expected) in [
             (0, 0, PAGE),
             (32, 32 * 1_000, PAGE),

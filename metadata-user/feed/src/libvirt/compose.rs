@@ -1,4 +1,4 @@
-//! The record of a domain, from the domain and the files beside it.
+//! Composes a domain's record from the domain and its files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -17,11 +17,11 @@ use metadata_content::record::{Limits, USER_DATA_MAX};
 /// Most octets of a file with a part of a record.
 pub const FILE_OCTETS: usize = Limits::DEFAULT.record_octets;
 
-/// The record of a domain, `generation` still to come; `None` when neither its metadata nor a file asks for one, unless
-/// `every` domain gets one.
+/// Returns the record of a domain, without its generation. Returns `None` if neither its metadata nor a file asks for
+/// one, unless `every` is set.
 ///
 /// # Errors
-/// A file cannot be read, or is no part of a record. Whether all of it together is a record is not looked at.
+/// A file cannot be read, or is not part of a record. This function does not validate the whole record.
 pub fn record(domain: &Domain, files: &Path, every: bool) -> Result<Option<Value>, LibvirtError> {
     let own = part(files, &format!("{}.yaml", domain.uuid))?;
     if domain.instance.is_none() && own.is_none() && !every {
@@ -30,7 +30,7 @@ pub fn record(domain: &Domain, files: &Path, every: bool) -> Result<Option<Value
     let mut record = domain.implied();
     let parts = [part(files, DEFAULTS)?, domain.instance.clone(), own];
     parts.into_iter().flatten().for_each(|part| merge(&mut record, part));
-    // Who the domain is, is libvirt's to say.
+    // libvirt decides the domain's identity.
     merge(&mut record, json!({"schema": "vmrecord/1", "vm": {"uuid": domain.uuid}}));
     name_nics(&mut record);
     if !tells_of_network(&record) {
@@ -39,15 +39,15 @@ pub fn record(domain: &Domain, files: &Path, every: bool) -> Result<Option<Value
     Ok(Some(record))
 }
 
-/// False when nothing is known of addresses: the guest then does as it does without metadata, mostly DHCP on its first
-/// NIC, rather than to be told to leave all of them alone.
+/// False if no source configures addresses. The guest then falls back to its defaults, mostly DHCP on its first NIC,
+/// instead of disabling every NIC.
 fn tells_of_network(record: &Value) -> bool {
     let network = &record["network"];
     let nics = network["nics"].as_array().map(Vec::as_slice).unwrap_or_default();
     !network["mode"].is_null() || nics.iter().any(|nic| !nic["addresses"].is_null())
 }
 
-/// A part of a record in a file, with what its payloads' sources hold; `None` when there is no such file.
+/// Reads a part of a record from a file, with its payloads' sources resolved; `None` if the file does not exist.
 fn part(files: &Path, name: &str) -> Result<Option<Value>, LibvirtError> {
     let path = files.join(name);
     let unreadable = |error| io_error(&path, "a file that can be read", error);
@@ -60,10 +60,10 @@ fn part(files: &Path, name: &str) -> Result<Option<Value>, LibvirtError> {
     }
     let mut value = match serde_yaml::from_slice(&octets) {
         Ok(value @ Value::Object(_)) => value,
-        // An empty file asks for a record of what is known anyway.
+        // An empty file asks for a record, and adds nothing to it.
         Ok(Value::Null) => json!({}),
         Ok(_) => return wrong("a mapping, part of a record", "something else"),
-        // The parser's own words may repeat what is in it.
+        // The parser's message could repeat the content.
         Err(error) => {
             let at = error.location().map_or(0, |at| at.line());
             return wrong("a mapping in YAML", &format!("something else, from line {at} on"));
@@ -77,7 +77,7 @@ fn part(files: &Path, name: &str) -> Result<Option<Value>, LibvirtError> {
     Ok(Some(value))
 }
 
-/// What a payload's source holds. Links are followed, but not out of the directory.
+/// Reads the source of a payload. It follows links, but not out of the directory.
 fn payload(files: &Path, source: &str) -> Result<Vec<u8>, LibvirtError> {
     let path = files.join(source);
     let unreadable = |error| io_error(&path, "a file that can be read, named by `source`", error);
@@ -96,9 +96,9 @@ fn payload(files: &Path, source: &str) -> Result<Vec<u8>, LibvirtError> {
     }
 }
 
-/// At most one octet more than `limit` of a regular file; `None` when there is none.
+/// Reads at most `limit + 1` octets of a regular file; `None` if it does not exist.
 pub(super) fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
-    // A pipe must not stop a domain: open without waiting, then look what it is.
+    // A FIFO must not block a domain: open without blocking, then check the file's type.
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,

@@ -1,4 +1,4 @@
-//! A domain's XML, as far as a record is made of it.
+//! Reads the parts of a domain's XML that make up its record.
 
 use metadata_common::mac::Mac;
 use roxmltree::{Document, Node, ParsingOptions};
@@ -7,70 +7,71 @@ use serde_json::{Value, json};
 use super::{LibvirtError, NAMESPACE, XML_NODES, XML_OCTETS, instance};
 use metadata_base::port::is_ifname;
 
-/// Types of interfaces that are taps (libvirt, docs/formatdomain.rst "Network interfaces").
+/// Types of interfaces that have taps (libvirt, docs/formatdomain.rst "Network interfaces").
 const TAPS: [&str; 3] = ["network", "bridge", "ethernet"];
 
-/// How names begin that libvirt makes and will make anew (`VIR_NET_GENERATED_VNET_PREFIX` and its kind in
-/// src/util/virnetdev.h): where the domain is not on this host yet, they are those of other taps.
+/// Prefixes of interface names that libvirt generates anew at each start (`VIR_NET_GENERATED_VNET_PREFIX` and related
+/// in src/util/virnetdev.h). Until a domain runs on this host, such names may belong to other taps.
 const GENERATED: [&str; 4] = ["vnet", "macvtap", "macvlan", "vif"];
 
-/// What is known of a domain.
+/// A domain as its XML describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Domain {
-    /// Its name.
+    /// The domain's name.
     pub name: String,
     /// Its UUID, in lower case.
     pub uuid: String,
-    /// Its architecture.
+    /// The architecture, in libvirt's spelling.
     pub arch: Option<String>,
-    /// What its firmware shows, in the words of a record's `serve.smbios`.
+    /// The cloud that its firmware names, as a value of `serve.smbios`.
     pub smbios: Option<&'static str>,
-    /// Its interfaces that are taps.
+    /// The interfaces with taps.
     pub interfaces: Vec<Interface>,
-    /// Those that are not, and why.
+    /// The other interfaces, each with the reason.
     pub skipped: Vec<Skipped>,
-    /// What its metadata says, as a part of a record.
+    /// The part of a record that its metadata contains.
     pub instance: Option<Value>,
 }
 
-/// An interface that is a tap.
+/// An interface with a tap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its place among all interfaces, from 0.
+    /// Its position among all interfaces, from 0.
     pub index: usize,
     /// The guest's MAC.
     pub mac: Mac,
-    /// The tap, when it has a name yet.
+    /// The tap's name, once it is final.
     pub tap: Option<String>,
-    /// MTU in octets, where the domain says.
+    /// MTU in octets, if the domain sets it.
     pub mtu: Option<u32>,
-    /// Libvirt's network, or the bridge.
+    /// The libvirt network or the bridge.
     pub network: Option<String>,
 }
 
-/// An interface that cannot be served, and why.
+/// An interface that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
-    /// Its MAC or place.
+    /// Its MAC, or its position.
     pub interface: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// Whether the taps of a domain have their names.
+/// Whether the domain's taps have their final names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taps {
-    /// They are there.
+    /// The taps exist.
     Made,
-    /// They are to be made: only names that the domain's author gave are good.
+    /// The taps do not exist yet, so generated names are not valid.
     ToBeMade,
 }
 
 impl Domain {
-    /// Reads what libvirt writes to a hook.
+    /// Parses the XML that libvirt passes to a hook.
     ///
     /// # Errors
-    /// It is too large, no XML, or no domain; or our element in its metadata is not as [`instance`] says.
+    /// The input is too large, not XML, or not a domain; or our element in the metadata breaks the rules of
+    /// [`instance`].
     pub fn parse(octets: &[u8], taps: Taps) -> Result<Self, LibvirtError> {
         let document = document(text(octets)?)?;
         let domain = document.root_element();
@@ -99,7 +100,7 @@ impl Domain {
         })
     }
 
-    /// What follows from the domain alone, as a part of a record.
+    /// The part of a record that the domain alone determines.
     #[must_use]
     pub fn implied(&self) -> Value {
         let nics: Vec<_> = self.interfaces.iter().map(Interface::nic).collect();
@@ -122,10 +123,10 @@ impl Domain {
     }
 }
 
-/// The UUID of a domain, whatever else its XML says.
+/// Returns the UUID of a domain, even if the rest of its XML is invalid.
 ///
 /// # Errors
-/// It is too large, no XML, or no domain.
+/// The input is too large, not XML, or not a domain.
 pub fn uuid(octets: &[u8]) -> Result<String, LibvirtError> {
     Ok(identity(document(text(octets)?)?.root_element())?.1)
 }
@@ -155,14 +156,14 @@ fn text(octets: &[u8]) -> Result<&str, LibvirtError> {
         .map_err(|error| xml("UTF-8", format_args!("another octet at {}", error.valid_up_to())))
 }
 
-/// Document types are refused, and with them all entities but XML's own five.
+/// Parses without document types, so that only XML's five predefined entities exist.
 fn document(text: &str) -> Result<Document<'_>, LibvirtError> {
     let options = ParsingOptions { allow_dtd: false, nodes_limit: XML_NODES, ..ParsingOptions::default() };
     Document::parse_with_options(text, options)
         .map_err(|error| xml("a well-formed document without a document type", error))
 }
 
-/// Name and UUID.
+/// The name and the UUID.
 fn identity(domain: Node<'_, '_>) -> Result<(String, String), LibvirtError> {
     if !domain.has_tag_name("domain") {
         return Err(xml("a <domain>", format_args!("<{}>", shown(domain.tag_name().name()))));
@@ -204,7 +205,7 @@ fn interface(index: usize, node: Node<'_, '_>, taps: Taps) -> Result<Interface, 
     })
 }
 
-/// What the firmware shows, where a record has a word for it: cloud-init's `ds-identify` looks at the same fields.
+/// The cloud that the firmware names, if a record has a value for it. cloud-init's `ds-identify` reads the same fields.
 fn smbios(domain: Node<'_, '_>) -> Option<&'static str> {
     let tables = children(domain, "sysinfo").find(|node| node.attribute("type") == Some("smbios"))?;
     let entry = |table: &'static str, name: &'static str| {
@@ -244,7 +245,7 @@ fn ours<'a, 'i>(domain: Node<'a, 'i>) -> Result<Option<Node<'a, 'i>>, LibvirtErr
     }
 }
 
-/// A host name of a domain's name: its first part, with hyphens for what no host name has.
+/// Derives a host name from a domain's name: its first label, with hyphens for invalid characters.
 fn label(name: &str) -> String {
     let first = name.split('.').next().unwrap_or_default();
     let letters = first.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
@@ -262,7 +263,7 @@ fn xml(expected: impl ToString, found: impl ToString) -> LibvirtError {
     LibvirtError::Xml { expected: expected.to_string(), found: found.to_string() }
 }
 
-/// The first child element of this name; libvirt's own have no namespace.
+/// The first child of this name; libvirt's own elements have no namespace.
 fn child<'a, 'i>(node: Node<'a, 'i>, name: &'a str) -> Option<Node<'a, 'i>> {
     node.children().find(|child| child.has_tag_name(name))
 }
@@ -275,7 +276,7 @@ fn text_of<'a>(node: Node<'a, '_>, name: &'a str) -> Option<&'a str> {
     child(node, name)?.text().map(str::trim).filter(|text| !text.is_empty())
 }
 
-/// The beginning of a name, in one printable line.
+/// The start of a name, as one printable line.
 pub(super) fn shown(text: &str) -> String {
     metadata_content::record::values::excerpt(text)
 }

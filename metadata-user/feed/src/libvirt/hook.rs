@@ -1,8 +1,8 @@
-//! `xdp-imds libvirt-hook`: what libvirt runs when a domain's life turns.
+//! `xdp-imds libvirt-hook`, the program that libvirt runs at each event of a domain.
 //!
-//! Whatever happens it says nothing on standard output, which libvirt takes for a new domain, and ends with 0: any
-//! other code keeps a domain from starting, and kills one that runs when libvirtd comes back. What it did, and
-//! what was wrong, is in the host's log.
+//! The program never writes to standard output, because libvirt would take that for a new domain definition. It always
+//! exits with 0: any other code keeps a domain from starting, and kills a running one when libvirtd restarts. The
+//! host's log has its actions and errors.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
@@ -22,59 +22,60 @@ use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record::{Limits, Record, Warning};
 use metadata_state::private_file;
 
-/// Longest the hook may take: libvirt waits for it with the domain.
+/// Longest run of the hook; the domain waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a record may hold at most: how much of that is allowed is the agent's to say.
+/// The widest limits of a record. The agent's configuration decides how much of them applies.
 const LIMITS: Limits = Limits {
     metadata_keys: Limits::METADATA_KEYS_MOST,
     metadata_chars: Limits::METADATA_CHARS_MOST,
     ..Limits::DEFAULT
 };
 
-/// The verb's name.
+/// The verb on the command line.
 pub const VERB: &str = "libvirt-hook";
 
-/// The words libvirt gives, and where things are.
+/// libvirt's arguments, and the directories.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
-    /// The directory of the agent's sockets; the record goes to hook.d in it.
+    /// The agent's run directory; the record goes to hook.d in it.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
     pub run: PathBuf,
-    /// Directory of parts of records, UUID.yaml for a domain and defaults.yaml for all.
+    /// The directory with parts of records: UUID.yaml for a domain, defaults.yaml for all.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_FILES)]
     pub files: PathBuf,
-    /// Make a record of every domain, also of those with neither metadata nor file.
+    /// Make a record of every domain, even without metadata or a file.
     #[arg(long)]
     pub every_domain: bool,
     /// The domain's name.
     #[arg(value_name = "GUEST")]
     pub guest: OsString,
-    /// What happens to it: prepare, start, started, stopped, release, migrate, reconnect, …
+    /// The event: prepare, start, started, stopped, release, migrate, reconnect, …
     #[arg(value_name = "OPERATION")]
     pub operation: OsString,
-    /// Whether it begins or ends.
+    /// Whether the event begins or ends.
     #[arg(value_name = "SUBOPERATION")]
     pub suboperation: OsString,
-    /// Why, or `-`.
+    /// The reason, or `-`.
     #[arg(value_name = "EXTRA")]
     pub extra: Vec<OsString>,
 }
 
-/// What a hook does.
+/// The hook's action for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
-    /// Makes the domain's record, or makes it anew.
+    /// Write or update the domain's record.
     Write(Taps),
-    /// Takes it away.
+    /// Remove the record.
     Remove,
-    /// Nothing.
+    /// Do nothing.
     Nothing,
 }
 
 impl Action {
-    /// What is to be done when this happens. Taps are made between `prepare` and `start`, and are still there when
-    /// libvirtd comes back (`reconnect`). The last two both come at a domain's end; which is first depends on its age.
+    /// The action for an event. libvirt creates taps between `prepare` and `start`, and they remain when libvirtd
+    /// restarts (`reconnect`). `stopped` and `release` both end a domain, in an order that depends on libvirt's
+    /// version.
     fn of(operation: &str, suboperation: &str) -> Self {
         match (operation, suboperation) {
             ("prepare" | "migrate", "begin") => Self::Write(Taps::ToBeMade),
@@ -85,13 +86,13 @@ impl Action {
     }
 }
 
-/// True when the command line is a hook's: whatever is wrong with it, the answer is silence.
+/// True if the command line starts the hook, even with invalid arguments. The program then prints nothing.
 #[must_use]
 pub fn is_asked(words: impl IntoIterator<Item = OsString>) -> bool {
     words.into_iter().nth(1).is_some_and(|verb| verb == VERB)
 }
 
-/// Does what is to be done and says so in the log. Ends the process when that takes longer than [`PATIENCE`].
+/// Runs the hook's action and logs the result. Ends the process after [`PATIENCE`].
 pub fn run(arguments: &Arguments) {
     let log = Log::new(Path::new(syslog::SOCKET), &arguments.guest.to_string_lossy());
     let watched = std::thread::Builder::new().spawn(|| {
@@ -99,20 +100,20 @@ pub fn run(arguments: &Arguments) {
         std::process::exit(0);
     });
     if let Err(error) = watched {
-        log.say(Severity::Warning, &format!("nothing bounds the time of this hook: {error}"));
+        log.say(Severity::Warning, &format!("cannot limit the time of this hook: {error}"));
     }
     let done = catch_unwind(AssertUnwindSafe(|| work(arguments, &mut io::stdin().lock(), &log)));
     match done {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => log.say(Severity::Error, &format!("its metadata is not as it should be: {error}")),
+        Ok(Err(error)) => log.say(Severity::Error, &format!("its metadata was not updated: {error}")),
         Err(_) => log.say(
             Severity::Error,
-            "its metadata is not as it should be: a fault of xdp-imds, please report it",
+            "its metadata was not updated: the hook failed; please report this fault of xdp-imds",
         ),
     }
 }
 
-/// Reads the domain and does what is to be done.
+/// Reads the domain, and writes or removes its record.
 fn work(arguments: &Arguments, input: &mut impl Read, log: &Log) -> Result<(), LibvirtError> {
     let words = [&arguments.operation, &arguments.suboperation].map(|word| word.to_string_lossy());
     let action = Action::of(&words[0], &words[1]);
@@ -120,7 +121,7 @@ fn work(arguments: &Arguments, input: &mut impl Read, log: &Log) -> Result<(), L
         return Ok(());
     }
     let mut octets = Vec::new();
-    // One more than is taken: the parser then knows that it is too much.
+    // The limit and one octet more, so that the parser detects excess.
     let read = input.take(XML_OCTETS as u64 + 1).read_to_end(&mut octets);
     read.map_err(|error| io_error(Path::new("standard input"), "a domain's XML", error))?;
     let room = arguments.run.join(DIRECTORY);
@@ -131,18 +132,18 @@ fn work(arguments: &Arguments, input: &mut impl Read, log: &Log) -> Result<(), L
     }
 }
 
-/// Where the record of a domain is.
+/// The path of a domain's record.
 fn path(room: &Path, uuid: &str) -> PathBuf {
     room.join(format!("{uuid}.json"))
 }
 
-/// Makes the record of a domain, or takes away one that its metadata no longer asks for.
+/// Writes the record of a domain, or removes one that its metadata no longer asks for.
 fn write(domain: &Domain, room: &Path, arguments: &Arguments, log: &Log) -> Result<(), LibvirtError> {
     let path = path(room, &domain.uuid);
     let Some(mut record) = compose::record(domain, &arguments.files, arguments.every_domain)? else {
         return remove(&path, log);
     };
-    // Before taps have names there is nothing to attach, and a record that is there says more.
+    // Without tap names there is no port, and an existing record may have them.
     if !has_port(&record) && path.exists() {
         return Ok(());
     }
@@ -155,7 +156,7 @@ fn write(domain: &Domain, room: &Path, arguments: &Arguments, log: &Log) -> Resu
     record["generation"] = generation.map_or_else(now, |generation| generation + 1).into();
     let text = format!("{record:#}\n");
     let checked = Record::parse_within(&LIMITS, &path.to_string_lossy(), &text);
-    // One that is refused is put where the agent shows it, but not in the place of a good one.
+    // An invalid record still goes to the agent, which reports it, unless a good one would be lost.
     if checked.is_ok() || old.is_none() {
         put(room, &path, &text).map_err(|error| io_error(&path, "a record that can be written", error))?;
     }
@@ -170,7 +171,7 @@ fn tell(domain: &Domain, record: &Record, warnings: &[Warning], log: &Log) {
     log.say(
         Severity::Info,
         &match &taps[..] {
-            [] => "has a record; no tap of it has a name yet".to_owned(),
+            [] => "has a record, but none of its taps has a name yet".to_owned(),
             taps => format!("has a record, served on {}", taps.join(", ")),
         },
     );
@@ -187,7 +188,7 @@ fn has_port(record: &Value) -> bool {
     nics.is_some_and(|nics| nics.iter().any(|nic| !nic["port"].is_null()))
 }
 
-/// The record that is there, if it can be read.
+/// The existing record, if it is readable.
 fn read(path: &Path) -> Option<Value> {
     let octets = compose::read(path, LIMITS.record_octets).ok()??;
     serde_json::from_slice(&octets).ok()
@@ -195,21 +196,21 @@ fn read(path: &Path) -> Option<Value> {
 
 fn remove(path: &Path, log: &Log) -> Result<(), LibvirtError> {
     match fs::remove_file(path) {
-        Ok(()) => log.say(Severity::Info, "its record is gone"),
+        Ok(()) => log.say(Severity::Info, "its record was removed"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(io_error(path, "a record that can be removed", error)),
     }
     Ok(())
 }
 
-/// Puts a record into the directory, which is made if need be, for whoever owns that.
+/// Writes a record into the directory, creating it if needed. The directory's owner gets the file.
 fn put(room: &Path, path: &Path, text: &str) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(room)?;
     let owner = fs::metadata(room)?;
     private_file::replace_for(path, text.as_bytes(), Some((owner.uid(), owner.gid())))
 }
 
-/// Where generations begin: above those of the domain's life before, whose record is gone.
+/// The first generation of a new record. Time exceeds the generations of the domain's earlier records, which are gone.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs())
 }
@@ -232,7 +233,7 @@ mod tests {
             self.0.path().join(format!("run/{DIRECTORY}/{UUID}.json"))
         }
 
-        /// What the hook makes of this operation on a domain with these children of our element and this tap.
+        /// Runs the hook for an operation on a domain with this tap and these children of our element.
         fn hook(&self, words: &str, children: &str, tap: &str) -> Result<Option<Value>, LibvirtError> {
             let element = format!("<instance xmlns='{}'>{children}</instance>", super::super::NAMESPACE);
             self.feed(
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_turn_of_a_domains_life_writes_takes_away_or_leaves() {
+    fn each_event_of_a_domain_writes_removes_or_keeps_its_record() {
         let (made, to_be_made) = (Action::Write(Taps::Made), Action::Write(Taps::ToBeMade));
         let cases = [
             ("prepare", "begin", to_be_made),
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_changes_and_its_generation_grows_only_with_what_it_says() {
+    fn a_records_generation_grows_only_with_its_content() {
         let room = Room::new();
         let write = |label: &str| {
             let children = format!("<label>{label}</label>");
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_would_be_refused_is_shown_but_never_in_the_place_of_a_good_one() {
+    fn an_invalid_record_is_written_but_never_over_a_good_one() {
         let room = Room::new();
         let bad = "<ssh-key>two\tlines</ssh-key><label>bad</label>";
         room.hook("start begin -", bad, "vnet7").expect_err("no record");
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_that_asks_no_longer_has_no_record_any_more() {
+    fn a_domain_that_drops_its_metadata_loses_its_record() {
         let room = Room::new();
         room.hook("start begin -", "", "vnet7").expect("hooked").expect("a record");
         let bare = format!("<domain><name>web</name><uuid>{UUID}</uuid></domain>");
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_taps_have_names_takes_no_port_away() {
+    fn an_event_before_the_taps_have_names_removes_no_port() {
         let room = Room::new();
         let early = room.hook("prepare begin -", "", "vnet7").expect("hooked").expect("a record");
         assert!(early["network"]["nics"][0]["port"].is_null());
@@ -347,14 +348,14 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_domain_needs_nothing_of_it_but_its_uuid() {
+    fn the_end_of_a_domain_needs_only_its_uuid() {
         let room = Room::new();
         room.hook("start begin -", "", "vnet7").expect("hooked").expect("a record");
         assert_eq!(room.hook("release end -", "<nonsense/>", "vnet7").expect("hooked"), None);
     }
 
     #[test]
-    fn only_a_hooks_command_line_is_answered_with_silence() {
+    fn only_the_hooks_command_line_is_silent() {
         let cases = [
             ("xdp-imds libvirt-hook --help", true),
             ("xdp-imds libvirt-hook", true),

@@ -1,4 +1,4 @@
-//! Our element in a domain's `<metadata>`, and what it says of the record.
+//! Our element in a domain's `<metadata>`, and the record fields it sets.
 //!
 //! ```xml
 //! <metadata>
@@ -30,12 +30,12 @@
 //! | `label`* | – | text | `labels` |
 //! | `record` | – | part of a record in YAML or JSON | over all of these |
 //!
-//! Those with * may come more than once. All may be left out. What is not listed is refused, so that a typo cannot
-//! quietly take a VM's user-data away. Children may have no namespace, as `virsh metadata --set` leaves them.
+//! Elements with * may repeat, and every element is optional. The parser refuses unknown elements, so that a typo
+//! cannot remove a VM's user-data unnoticed. Children may lack the namespace, as `virsh metadata --set` writes them.
 //!
-//! The first line of a text is dropped when it is blank, and so is the indentation of the end tag; `&`, `<` and `]]>`
-//! are written as XML has it, or in CDATA. XML has no other control characters than tab and line feed: octets that
-//! matter exactly go in base64.
+//! The parser drops a blank first line of a text and the indentation of the end tag. `&`, `<` and `]]>` need XML
+//! escapes or CDATA. XML preserves no control characters but tab and line feed, so exact octets belong in
+//! base64.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -46,12 +46,12 @@ use super::domain::shown;
 use super::merge::merge;
 use super::{LibvirtError, NAMESPACE, PAYLOADS};
 
-/// Most elements in it.
+/// Most elements inside our element.
 pub const ELEMENTS: usize = 1_024;
 
 type Read<T> = Result<T, LibvirtError>;
 
-/// What is wrong with an element.
+/// An error about an element, with its line.
 pub(super) fn wrong(node: Node<'_, '_>, expected: impl ToString, found: impl ToString) -> LibvirtError {
     let line = node.document().text_pos_at(node.range().start).row;
     LibvirtError::Instance { line, expected: expected.to_string(), found: found.to_string() }
@@ -92,7 +92,7 @@ pub(super) fn read(instance: Node<'_, '_>) -> Read<Value> {
     Ok(part)
 }
 
-/// Puts what one element says where it belongs.
+/// Sets the field of one element.
 fn element(part: &mut Value, node: Node<'_, '_>, name: &str) -> Read<()> {
     match name {
         "hostname" => part["hostname"] = hostname(line(node)?),
@@ -173,7 +173,7 @@ fn payload(node: Node<'_, '_>) -> Read<Value> {
         None => Ok(json!({"text": body(node)?})),
         Some("base64") => {
             let packed: Vec<u8> = content(node)?.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
-            // What is in it is nobody's to read in a log.
+            // The content of a payload must not reach a log.
             let octets = STANDARD.decode(packed);
             let octets = octets
                 .map_err(|_| wrong(node, "standard base64 with padding (RFC 4648 §4)", "something else"))?;
@@ -183,7 +183,7 @@ fn payload(node: Node<'_, '_>) -> Read<Value> {
     }
 }
 
-/// Adds an address to the NIC with its MAC.
+/// Adds an address to the NIC of its MAC.
 fn address(nics: &mut Vec<Value>, node: Node<'_, '_>) -> Read<()> {
     let mut entry = fields(node, &["mac", "method", "address", "gateway", "public"])?;
     let mac = entry.remove("mac").ok_or_else(|| wrong(node, "an attribute `mac` of <address>", "none"))?;
@@ -205,7 +205,7 @@ fn document(node: Node<'_, '_>) -> Read<Value> {
     let expected = "a mapping in YAML or JSON in <record>";
     match serde_yaml::from_str::<Value>(body(node)?) {
         Ok(value @ Value::Object(_)) => {
-            // Whoever may describe a domain may not read the host's files by it.
+            // Permission to define a domain must not give access to the host's files.
             let sourced = PAYLOADS.iter().find(|field| !value[**field]["source"].is_null());
             match sourced {
                 Some(field) => {
@@ -217,7 +217,7 @@ fn document(node: Node<'_, '_>) -> Read<Value> {
         }
         Ok(Value::Null) => Ok(json!({})),
         Ok(_) => Err(wrong(node, expected, "something else")),
-        // The parser's own words may repeat what is in it.
+        // The parser's message could repeat the content.
         Err(error) => {
             let at = error.location().map_or(String::new(), |at| format!(" from its line {} on", at.line()));
             Err(wrong(node, expected, format_args!("something else{at}")))
@@ -232,14 +232,14 @@ fn list(value: &mut Value) -> &mut Vec<Value> {
     value.as_array_mut().expect("just made")
 }
 
-/// Attributes as fields, a hyphen being an underscore there.
+/// Attributes as record fields, with underscores for hyphens.
 fn fields<const N: usize>(node: Node<'_, '_>, names: &[&str; N]) -> Read<Map<String, Value>> {
     let found = attributes(node, names)?;
     let pairs = names.iter().zip(found);
     Ok(pairs.filter_map(|(name, value)| Some((name.replace('-', "_"), value?.into()))).collect())
 }
 
-/// The values of these attributes; any other is refused.
+/// The values of these attributes; any other attribute is an error.
 fn attributes<'a, const N: usize>(node: Node<'a, '_>, names: &[&str; N]) -> Read<[Option<&'a str>; N]> {
     let element = shown(node.tag_name().name());
     if let Some(other) = node.attributes().find(|a| a.namespace().is_some() || !names.contains(&a.name())) {
@@ -252,7 +252,7 @@ fn attributes<'a, const N: usize>(node: Node<'a, '_>, names: &[&str; N]) -> Read
     Ok(names.map(|name| node.attribute(name)))
 }
 
-/// All text of an element, which has no others in it.
+/// The text of an element without children.
 fn content<'a>(node: Node<'a, '_>) -> Read<&'a str> {
     let mut others = node.children().filter(Node::is_element);
     if let Some(other) = others.next() {
@@ -264,7 +264,7 @@ fn content<'a>(node: Node<'a, '_>) -> Read<&'a str> {
     match (texts.next(), texts.next()) {
         (None, _) => Ok(""),
         (Some(text), None) => Ok(text.text().unwrap_or_default()),
-        // The parser joins text and CDATA: what is between two of them is something else.
+        // The parser joins text and CDATA, so a second node is a comment or a processing instruction.
         (Some(_), Some(_)) => {
             let expected = format!("text in <{}> without comments", node.tag_name().name());
             Err(wrong(node, expected, "a comment or instruction"))
@@ -272,13 +272,13 @@ fn content<'a>(node: Node<'a, '_>) -> Read<&'a str> {
     }
 }
 
-/// One line of text; white space around it is layout.
+/// One line of text, without surrounding white space.
 fn line<'a>(node: Node<'a, '_>) -> Read<&'a str> {
     attributes(node, &[])?;
     Ok(content(node)?.trim())
 }
 
-/// Lines of text without what only lays the XML out: a blank first line, the indentation of the end tag.
+/// Text without its layout: a blank first line, and the indentation of the end tag.
 fn body<'a>(node: Node<'a, '_>) -> Read<&'a str> {
     let text = content(node)?;
     let text = match text.split_once('\n') {

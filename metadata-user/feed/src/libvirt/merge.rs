@@ -1,8 +1,8 @@
-//! One part of a record over another.
+//! Merges one part of a record into another.
 
 use serde_json::{Map, Value};
 
-/// Fields whose values are one whole, though they are mappings: half of one and half of another would be neither.
+/// Mappings that are replaced as a whole, because a mixture of two would be invalid.
 const WHOLE: [&str; 9] = [
     "iam",
     "managed_identity",
@@ -15,10 +15,10 @@ const WHOLE: [&str; 9] = [
     "vendor_data2",
 ];
 
-/// Puts `over` over `base`: mappings are merged, other values replaced, `null` takes away. Entries of `nics` go over
-/// the one with their `mac`, else their `id`; others are added.
+/// Merges `over` into `base`: mappings merge, other values replace, and `null` removes. An entry of `nics` merges into
+/// the entry with its `mac`, or else with its `id`; other entries are appended.
 ///
-/// Both come from parsers that bound their depth, which bounds this.
+/// The parsers of both bound the depth, which bounds the recursion.
 pub fn merge(base: &mut Value, over: Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => merge_fields(base, over),
@@ -59,7 +59,7 @@ fn merge_nics(nics: &mut Vec<Value>, others: Vec<Value>) {
     }
 }
 
-/// NICs that were added without a name in the record get one.
+/// Names the NICs that were added without an id.
 pub(super) fn name_nics(record: &mut Value) {
     let Some(nics) = record.pointer_mut("/network/nics").and_then(Value::as_array_mut) else { return };
     for (index, nic) in nics.iter_mut().enumerate() {

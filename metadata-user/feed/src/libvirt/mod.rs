@@ -1,19 +1,19 @@
-//! Records of libvirt's domains, told by libvirt's own hook.
+//! The feed of libvirt: one record for each domain, written by libvirt's hook.
 //!
-//! libvirt runs the scripts in `/etc/libvirt/hooks/qemu.d/` when a domain's life turns, with the domain's XML on
-//! standard input (libvirt, docs/hooks.rst). `xdp-imds libvirt-hook` is one of them: it makes a record of the
-//! domain, or takes it away, in `hook.d` below the agent's run directory, which the agent watches as it watches
-//! any directory of records. Libvirt itself is never asked anything: a hook that calls back waits for itself.
+//! libvirt runs the scripts in `/etc/libvirt/hooks/qemu.d/` when a domain starts, stops or migrates, and passes the
+//! domain's XML on standard input (libvirt, docs/hooks.rst). `xdp-imds libvirt-hook` is one of these scripts. It writes
+//! or removes the domain's record in `hook.d` below the agent's run directory. The agent watches `hook.d` like any
+//! directory of records. The hook never calls libvirt, because a hook that calls back waits for itself.
 //!
-//! What a record says comes from four places, each over the one before:
+//! A record has four sources; each overrides those before it:
 //!
-//! 1. what follows from the domain: name, UUID, architecture, NICs and their taps;
+//! 1. the domain: name, UUID, architecture, NICs and their taps;
 //! 2. `defaults.yaml` in the directory of files, for all domains of the host;
 //! 3. the domain's `<metadata>`: an element `instance` of [`NAMESPACE`] ([`instance`] has its form);
 //! 4. `<uuid>.yaml` in the directory of files.
 //!
-//! Files hold part of a record: mappings are merged, lists and payloads replaced, `null` takes a value away, and NICs
-//! are found by their MAC or id ([`merge`]). A domain with neither 3 nor 4 gets no record.
+//! The files hold parts of a record ([`merge`]): mappings merge, lists and payloads replace, `null` removes a value,
+//! and MAC or id identify a NIC. A domain with neither 3 nor 4 gets no record.
 
 pub mod compose;
 pub mod domain;
@@ -33,77 +33,77 @@ use std::sync::Arc;
 use metadata_content::record::RecordError;
 pub use watch::watch;
 
-/// The namespace of our element in a domain's `<metadata>`.
+/// The XML namespace of our element in a domain's `<metadata>`.
 pub const NAMESPACE: &str = "https://xdp-imds.dev/libvirt/1";
 
 /// The directory of records below the run directory.
 pub const DIRECTORY: &str = "hook.d";
 
-/// Where files with parts of records are unless the command line says otherwise.
+/// Default directory of files with parts of records.
 pub const DEFAULT_FILES: &str = "/etc/xdp-imds/libvirt";
 
-/// The file with what all domains of the host have in common.
+/// The file that applies to all domains of the host.
 pub const DEFAULTS: &str = "defaults.yaml";
 
-/// Most octets of a domain's XML: libvirt's protocol carries 4 MiB of it (REMOTE_STRING_MAX in
-/// src/remote/remote_protocol.x), and formats it anew.
+/// Most octets of a domain's XML. libvirt's protocol carries 4 MiB (REMOTE_STRING_MAX in src/remote/remote_protocol.x),
+/// and libvirt then formats the XML anew.
 pub const XML_OCTETS: usize = 8 << 20;
 
-/// Most elements, texts and comments in it: a domain with hundreds of devices has some ten thousand.
+/// Most elements, texts and comments in the XML; a domain with hundreds of devices has about ten thousand.
 pub const XML_NODES: u32 = 1 << 18;
 
-/// Fields of a record whose octets may be in a file of their own.
+/// Record fields that may be in a separate file.
 const PAYLOADS: [&str; 3] = ["user_data", "vendor_data", "vendor_data2"];
 
-/// Why there is no record of a domain.
+/// Why a domain gets no record.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LibvirtError {
-    /// The XML is not what libvirt writes.
+    /// The XML differs from libvirt's format.
     #[error("the domain's XML: expected {expected}, found {found}")]
     Xml {
         /// What was expected.
         expected: String,
-        /// What came.
+        /// What the XML contains instead.
         found: String,
     },
-    /// Our element in the domain's metadata is not what it should be.
+    /// Our element in the domain's metadata is invalid.
     #[error(
         "<metadata> of the domain, line {line}: expected {expected}, found {found}; change it by `virsh edit`"
     )]
     Instance {
-        /// The line in the XML as libvirt writes it.
+        /// The line in libvirt's formatting of the XML.
         line: u32,
         /// What was expected.
         expected: String,
-        /// What came.
+        /// What the element contains instead.
         found: String,
     },
-    /// A file with a part of a record is not what it should be.
+    /// A file with a part of a record is invalid.
     #[error("{}: expected {expected}, found {found}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What was expected.
         expected: &'static str,
-        /// What came.
+        /// What the file contains instead.
         found: String,
     },
-    /// Something cannot be read or written.
+    /// A file cannot be read or written.
     #[error("{}: expected {expected}: {error}", path.display())]
     Io {
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
-        /// What the hook wanted of it.
+        /// What the hook needs from it.
         expected: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: Arc<io::Error>,
     },
-    /// What all of it comes to is no record.
+    /// The assembled record is invalid.
     #[error(transparent)]
     Record(#[from] RecordError),
 }
 
-/// An I/O error with its path.
+/// An I/O error with its path and the hook's expectation.
 fn io_error(path: &Path, expected: &'static str, error: io::Error) -> LibvirtError {
     LibvirtError::Io { path: path.to_owned(), expected, error: error.into() }
 }

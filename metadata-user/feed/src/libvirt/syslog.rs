@@ -1,4 +1,4 @@
-//! Lines for the host's log: libvirt shows what a hook writes to standard error only when it debugs.
+//! Log lines in the host's log. libvirt shows a hook's standard error only at debug level.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixDatagram;
@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 
 use super::domain::shown;
 
-/// Where syslog and the journal listen (RFC 3164 over a datagram socket).
+/// The datagram socket of syslog and the journal (RFC 3164).
 pub const SOCKET: &str = "/dev/log";
 
-/// Longest line in octets: RFC 3164 §4.1 takes 1024 with what is before it.
+/// Most octets of a line: RFC 3164 §4.1 limits a packet to 1024 with its header.
 const LINE: usize = 960;
 
-/// `LOG_DAEMON` (syslog(3)).
+/// The facility `LOG_DAEMON` (syslog(3)).
 const DAEMON: u8 = 3 << 3;
 
-/// How bad it is, in syslog's numbers.
+/// The severity in syslog's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// Something is to be done.
+    /// The operator needs to act.
     Error = 3,
-    /// Something is not as it should be.
+    /// A part of the metadata is not served.
     Warning = 4,
-    /// For the record.
+    /// Normal operation.
     Info = 6,
 }
 
-/// A log on standard error and in syslog. Nothing that fails here matters to anybody.
+/// A log on standard error and in syslog. It ignores its own failures.
 #[derive(Debug)]
 pub struct Log {
     socket: Option<(UnixDatagram, PathBuf)>,
@@ -34,15 +34,15 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log of what is done for `guest`.
+    /// Opens a log of the hook's work for `guest`.
     #[must_use]
     pub fn new(socket: &Path, guest: &str) -> Self {
-        // Not blocking: a log that does not listen must not hold up a domain.
+        // A reader that does not drain the socket must not block a domain.
         let opened = UnixDatagram::unbound().and_then(|own| own.set_nonblocking(true).map(|()| own));
         Self { socket: opened.ok().map(|own| (own, socket.to_owned())), guest: shown(guest) }
     }
 
-    /// Says something, each of its lines by itself.
+    /// Logs a text, one message for each line.
     pub fn say(&self, severity: Severity, text: &str) {
         for line in text.lines().filter(|line| !line.is_empty()) {
             let mut line = format!("{}: {line}", self.guest);

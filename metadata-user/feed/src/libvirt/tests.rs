@@ -3,16 +3,15 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::compose;
 use super::domain::{Domain, Taps, uuid};
-use super::{DEFAULTS, NAMESPACE, XML_OCTETS};
+use super::{DEFAULTS, NAMESPACE, XML_OCTETS, compose};
 use metadata_content::record::{Limits, Record};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const NIC: &str = "<interface type='bridge'><mac address='52:54:00:00:00:01'/><source bridge='br0'/>\
                    <target dev='vnet7'/></interface>";
 
-/// A domain with this in its metadata and among its devices.
+/// A domain's XML with these elements in its metadata and devices.
 fn domain(metadata: &str, devices: &str) -> String {
     format!(
         "<domain type='kvm' id='3'><name>web</name><uuid>{UUID}</uuid><metadata>{metadata}</metadata>\
@@ -33,7 +32,7 @@ fn instance(children: &str) -> Result<Value, String> {
     parse(&domain(&ours(children), "")).map(|domain| domain.instance.expect("our element"))
 }
 
-/// The record of a domain with files beside it, whole.
+/// The complete record of a domain and its files.
 fn record(xml: &str, files: &Path) -> Record {
     let domain = parse(xml).expect("a domain");
     let mut value = compose::record(&domain, files, false).expect("composed").expect("a record is asked for");
@@ -42,7 +41,7 @@ fn record(xml: &str, files: &Path) -> Record {
 }
 
 #[test]
-fn the_documented_domain_is_the_record_it_promises() {
+fn the_documented_domain_gives_the_documented_record() {
     let none = tempfile::tempdir().expect("a directory");
     let record = record(include_str!("../../../../deploy/libvirt/domain.xml"), none.path());
     let expected = json!({
@@ -79,7 +78,7 @@ fn the_documented_domain_is_the_record_it_promises() {
 }
 
 #[test]
-fn interfaces_that_are_taps_are_served_and_others_are_named() {
+fn interfaces_with_taps_are_served_and_others_are_reported() {
     let mac = "<mac address='52:54:00:00:00:02'/>";
     let tap = format!("{mac}<target dev='t0'/>");
     let cases = [
@@ -114,7 +113,7 @@ fn interfaces_that_are_taps_are_served_and_others_are_named() {
 }
 
 #[test]
-fn names_that_libvirt_makes_anew_are_not_believed_before_it_has() {
+fn generated_tap_names_are_ignored_until_the_taps_exist() {
     let cases =
         [("vnet7", None), ("macvtap0", None), ("tap-web", Some("tap-web")), ("my-vnet", Some("my-vnet"))];
     for (name, known) in cases {
@@ -144,7 +143,7 @@ fn a_host_name_is_made_of_any_name_of_a_domain() {
 }
 
 #[test]
-fn what_virsh_sets_is_read_though_its_children_have_no_namespace() {
+fn children_without_a_namespace_are_read_as_virsh_sets_them() {
     let xml = format!(
         "<i:instance xmlns:i='{NAMESPACE}'><hostname>a.b</hostname><meta key='k'>v</meta></i:instance>"
     );
@@ -153,7 +152,7 @@ fn what_virsh_sets_is_read_though_its_children_have_no_namespace() {
 }
 
 #[test]
-fn metadata_of_others_is_none_of_ours() {
+fn metadata_in_other_namespaces_is_ignored() {
     for metadata in ["", "<x:instance xmlns:x='http://example.org/'/>", "<instance/>"] {
         assert_eq!(parse(&domain(metadata, "")).expect("a domain").instance, None, "{metadata}");
     }
@@ -177,7 +176,7 @@ fn payloads_keep_their_text_and_lose_only_the_layout() {
 }
 
 #[test]
-fn what_our_element_may_not_hold_is_refused_with_its_line() {
+fn invalid_content_of_our_element_is_refused_with_its_line() {
     let cases = [
         ("<i:userdata>x</i:userdata>", "<userdata>"),
         ("<i:hostname>a</i:hostname><i:hostname>b</i:hostname>", "one <hostname>"),
@@ -242,14 +241,14 @@ fn hostile_xml_is_refused_in_bounded_time_and_without_a_panic() {
 }
 
 #[test]
-fn a_broken_element_of_ours_does_not_hide_who_the_domain_is() {
+fn a_broken_element_of_ours_does_not_hide_the_domains_uuid() {
     let xml = domain(&ours("<i:nonsense/>"), "");
     assert!(parse(&xml).is_err());
     assert_eq!(uuid(xml.as_bytes()).expect("a domain"), UUID);
 }
 
 #[test]
-fn files_go_under_and_over_the_metadata() {
+fn defaults_go_below_the_metadata_and_the_domains_file_above() {
     let room = tempfile::tempdir().expect("a directory");
     let xml = domain(
         &ours(&format!("<i:instance-type>{}</i:instance-type><i:meta key='from'>xml</i:meta>", "xml")),
@@ -268,7 +267,7 @@ fn files_go_under_and_over_the_metadata() {
     assert_eq!(record.instance_type(), "xml", "the metadata is over the defaults");
     assert_eq!(record.metadata.0.iter().collect::<Vec<_>>(), [(&"from".to_owned(), &"file".to_owned())]);
     assert_eq!((record.placement.region.as_str(), record.placement.zone.as_str()), ("eu", "local-a"));
-    assert_eq!(record.vm.uuid.as_str(), UUID, "who the domain is, no file can say");
+    assert_eq!(record.vm.uuid.as_str(), UUID, "no file changes the domain's UUID");
     let vendor = record.vendor_data.as_ref().and_then(|payload| payload.bytes());
     assert_eq!(vendor.as_deref(), Some(&b"#cloud-config\n{}\n"[..]));
     let [nic, vlan] = &record.network.nics[..] else { panic!("{:?}", record.network) };
@@ -286,7 +285,7 @@ fn a_payload_of_a_file_replaces_that_of_the_metadata_whole() {
 }
 
 #[test]
-fn a_domain_that_asks_for_nothing_has_a_record_only_where_every_one_has() {
+fn a_domain_without_metadata_or_file_has_a_record_only_on_request() {
     let room = tempfile::tempdir().expect("a directory");
     fs::write(room.path().join(DEFAULTS), "instance_type: small\n").expect("written");
     let domain = parse(&domain("", NIC)).expect("a domain");
@@ -298,7 +297,7 @@ fn a_domain_that_asks_for_nothing_has_a_record_only_where_every_one_has() {
 }
 
 #[test]
-fn guests_whose_addresses_nobody_told_are_left_to_themselves() {
+fn guests_without_configured_addresses_keep_their_own_defaults() {
     let none = tempfile::tempdir().expect("a directory");
     let address = "<i:address mac='52:54:00:00:00:01'/>";
     let raw = "<i:network-config>version: 2</i:network-config>";
@@ -309,7 +308,7 @@ fn guests_whose_addresses_nobody_told_are_left_to_themselves() {
 }
 
 #[test]
-fn files_that_are_no_part_of_a_record_say_which_and_why() {
+fn the_error_of_an_invalid_file_names_the_file_and_the_reason() {
     let huge = "x".repeat(compose::FILE_OCTETS + 1);
     let cases = [
         ("- sesame\n", "expected a mapping"),

@@ -1,4 +1,4 @@
-//! The agent's side: the directory that the hook writes to.
+//! The agent's side: watches the directory that the hook writes to.
 
 use std::path::PathBuf;
 
@@ -6,15 +6,15 @@ use crate::teller::Teller;
 use crate::{FeedError, directory};
 use metadata_content::record::Limits;
 
-/// Watches the directory of the hook's records as [`directory::watch`] does. A record's key is its domain's UUID.
+/// Watches the hook's records like [`directory::watch`]. A record's key is its domain's UUID.
 ///
 /// # Errors
-/// As for [`directory::watch`].
+/// The errors of [`directory::watch`].
 pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
     directory::watch(dir, limits, tx.into().named(uuid)).await
 }
 
-/// A file's name less the ending.
+/// A file's name without its extension.
 fn uuid(name: String) -> String {
     name.rsplit_once('.').map_or(name.clone(), |(uuid, _)| uuid.to_owned())
 }
@@ -31,7 +31,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn records_go_by_the_uuid_of_their_domain_until_nobody_listens() {
+    async fn records_have_their_domains_uuid_as_key() {
         let room = tempfile::tempdir().expect("a directory");
         let uuid = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
         let path = room.path().join(format!("{uuid}.json"));

@@ -1,36 +1,35 @@
-//! Which processes are a pod's: kubelet gives each pod a control group, named by its uid.
+//! Finds the processes of a pod: kubelet gives each pod a control group with its UID in the name.
 //!
-//! With systemd as the driver it is `…-pod<uid>.slice`, hyphens of the uid written as underscores, with kubelet's own
-//! driver `pod<uid>`. Containers have groups below it, and may make more: the first group on a path that is a pod's
-//! says whose it is.
+//! With the systemd driver the name is `…-pod<uid>.slice`, with underscores for the UID's hyphens. With kubelet's own
+//! driver it is `pod<uid>`. Containers have groups below it, and may create more. So the first group on a path with a
+//! pod's name decides.
 
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use super::PodUid;
 
-/// Groups above pods that are looked into at most.
+/// Most groups above pods to search.
 pub(super) const GROUPS_ABOVE: usize = 1_024;
-/// How deep pods are looked for: `kubelet.slice/…/kubepods.slice/kubepods-burstable.slice/` is four.
+/// Deepest level to search; `kubelet.slice/…/kubepods.slice/kubepods-burstable.slice/` has four.
 const DEPTH_ABOVE: usize = 6;
-/// Groups of one pod that are looked into at most.
+/// Most groups of one pod to search.
 pub(super) const GROUPS_BELOW: usize = 256;
-/// Processes of one pod that are looked at, at most.
+/// Most processes of one pod to examine.
 pub(super) const PROCESSES: usize = 4_096;
-/// How long a walk's outcome is gone by: many pods that start at once are found by one walk.
+/// How long the result of a walk is reused, so that one walk serves many pods that start at once.
 const FRESH: Duration = Duration::from_millis(50);
 
-/// The pod a group is of, by its name.
+/// The pod of a group, from the group's name.
 pub(super) fn pod_named(group: &str) -> Option<PodUid> {
     let uid = match group.strip_suffix(".slice") {
         Some(slice) => slice.rsplit_once("-pod").map(|(_, uid)| uid)?.replace('_', "-"),
         None => group.strip_prefix("pod")?.to_owned(),
     };
-    // `podman`, `podruntime` and the like are no pods: a uid is a UUID, or a hash in hex.
+    // `podman`, `podruntime` and others are not pods: a UID is a UUID or a hex hash.
     let parts: Vec<usize> = uid.split('-').map(str::len).collect();
     let is_uid = matches!(*parts, [8, 4, 4, 4, 12] | [32]);
     if !is_uid || !uid.bytes().all(|octet| octet.is_ascii_hexdigit() || octet == b'-') {
@@ -39,14 +38,14 @@ pub(super) fn pod_named(group: &str) -> Option<PodUid> {
     uid.parse().ok()
 }
 
-/// The pod that a process is of, by its `/proc/PID/cgroup` (cgroups(7)).
+/// The pod of a process, from its `/proc/PID/cgroup` (cgroups(7)).
 pub(super) fn pod_of(groups: &str) -> Option<PodUid> {
-    // Of version 1 there are several lines, and the controllers that kubelet uses agree.
+    // Version 1 has one line per hierarchy, and those that kubelet uses agree.
     let paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths.filter_map(|path| path.split('/').find_map(pod_named)).next()
 }
 
-/// Where the groups of pods are.
+/// The index of the pods' groups.
 #[derive(Debug)]
 pub(super) struct Index {
     root: PathBuf,
@@ -55,12 +54,12 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Of the file system mounted there, usually `/sys/fs/cgroup`.
+    /// Creates the index of the hierarchy mounted there, usually `/sys/fs/cgroup`.
     pub(super) fn new(root: PathBuf) -> Self {
         Self { root, pods: HashMap::new(), walked: None }
     }
 
-    /// The group of a pod, if it has one; found by a walk that is at most [`FRESH`] old when it was not known.
+    /// The group of a pod, if one exists. For an unknown pod the result may be [`FRESH`] old.
     pub(super) fn group(&mut self, pod: &PodUid) -> io::Result<Option<PathBuf>> {
         if let Some(known) = self.pods.get(pod).filter(|group| group.is_dir()) {
             return Ok(Some(known.clone()));
@@ -73,7 +72,7 @@ impl Index {
     }
 }
 
-/// The groups of all pods. Containers and services are not looked into.
+/// Finds the groups of all pods. It skips those of containers and services.
 fn walk(root: &Path) -> io::Result<HashMap<PodUid, PathBuf>> {
     let mut pods = HashMap::new();
     let mut level = vec![root.to_owned()];
@@ -98,7 +97,7 @@ fn walk(root: &Path) -> io::Result<HashMap<PodUid, PathBuf>> {
                     }
                 }
                 Err(error) if group == root => return Err(error),
-                // It went meanwhile.
+                // The group was removed during the walk.
                 Err(_) => {}
             }
         }
@@ -107,14 +106,14 @@ fn walk(root: &Path) -> io::Result<HashMap<PodUid, PathBuf>> {
     Ok(pods)
 }
 
-/// The groups in a group, by name.
+/// The groups directly in a group, by name.
 fn children(group: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let entries = fs::read_dir(group)?.filter_map(Result::ok);
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     Ok(groups.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path()))).collect())
 }
 
-/// The processes in a pod's group and those below it, lowest number first.
+/// The processes in a pod's group and below, the lowest PID first.
 pub(super) fn processes(group: &Path) -> Vec<u32> {
     let mut found = Vec::new();
     let mut to_see = vec![group.to_owned()];
@@ -125,11 +124,11 @@ pub(super) fn processes(group: &Path) -> Vec<u32> {
             break;
         }
         match fs::read_to_string(group.join("cgroup.procs")) {
-            // 0 is a process of another process namespace.
+            // 0 is a process of another PID namespace.
             Ok(list) => {
                 found.extend(list.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid != 0))
             }
-            // Of threads, which are those of a process in a group above.
+            // A threaded group: its threads belong to a process in a group above.
             Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {}
             Err(_) => continue,
         }
@@ -176,9 +175,9 @@ mod tests {
                 Some(UID),
             ),
             (format!("0::/kubepods/besteffort/pod{UID}/0123/container\n"), Some(UID)),
-            // As seen from a group namespace beside it.
+            // The path as another cgroup namespace shows it.
             (format!("0::/../../{SLICE}/crio-1.scope/container\n"), Some(UID)),
-            // What a container makes within its own does not make it another pod's.
+            // A container cannot claim another pod by creating groups within its own.
             (format!("0::/kubepods/pod{other}/1/pod{UID}\n"), Some(other)),
             (
                 format!("12:cpu,cpuacct:/kubepods/pod{UID}/1\n1:name=systemd:/kubepods/pod{UID}/1\n0::/\n"),

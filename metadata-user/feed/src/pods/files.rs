@@ -1,6 +1,6 @@
-//! Tells when volumes are written: inotify(7) on each, for the `..data` that kubelet renames.
+//! Reports when kubelet writes volumes: it watches each by inotify(7) for the rename of `..data`.
 //!
-//! One inotify serves all pods: a user may have 128 of them, and thousands of watches.
+//! One inotify instance serves all pods, because a user may have 128 instances but thousands of watches.
 
 use futures_util::StreamExt as _;
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
@@ -17,12 +17,12 @@ use tokio::sync::Notify;
 use super::volumes::{self, DATA};
 use super::{PodEvent, PodUid, Sender};
 
-/// Octets of events read at once.
+/// Octets of one read of events.
 const BUFFER_OCTETS: usize = 16 << 10;
-/// How often volumes are looked for that kubelet has not written yet.
+/// How often to look for volumes that kubelet has not written yet.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Which volumes matter.
+/// The volumes to watch, shared with [`super::Pods`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wanted(Arc<Board>);
 
@@ -35,12 +35,12 @@ struct Board {
 #[derive(Debug, Default)]
 struct List {
     volumes: BTreeMap<PodUid, BTreeSet<String>>,
-    /// The pods whose volumes are others since this was last looked at.
+    /// Pods with a changed set of volumes.
     changed: BTreeSet<PodUid>,
 }
 
 impl Wanted {
-    /// Volumes of a pod that are to be watched, in the place of those before.
+    /// Sets the volumes to watch of a pod.
     pub(super) fn set(&self, pod: &PodUid, volumes: BTreeSet<String>) {
         let mut list = self.0.list.lock().unwrap_or_else(PoisonError::into_inner);
         if volumes.is_empty() {
@@ -52,7 +52,7 @@ impl Wanted {
         self.0.changed.notify_one();
     }
 
-    /// The next pod whose volumes are others now, and those.
+    /// The next pod with a changed set of volumes, and the set.
     fn next(&self) -> Option<(PodUid, BTreeSet<String>)> {
         let mut list = self.0.list.lock().unwrap_or_else(PoisonError::into_inner);
         let pod = list.changed.pop_first()?;
@@ -64,17 +64,17 @@ impl Wanted {
 /// A pod's volume.
 type Key = (PodUid, String);
 
-/// What is known of a volume.
+/// The state of a volume.
 #[derive(Default)]
 struct Volume {
     watch: Option<WatchDescriptor>,
-    /// It was there, and that was told.
+    /// Set once its first content was reported.
     told: bool,
-    /// Its trouble was told.
+    /// Set once its trouble was reported.
     complained: bool,
 }
 
-/// Watches volumes until nobody listens.
+/// Watches volumes until the receiver is dropped.
 pub(super) struct Watch {
     pods: PathBuf,
     wanted: Wanted,
@@ -82,11 +82,11 @@ pub(super) struct Watch {
     events: EventStream<Vec<u8>>,
     volumes: BTreeMap<Key, Volume>,
     by_watch: HashMap<WatchDescriptor, Key>,
-    /// Those that are to be looked for again.
+    /// Volumes to look for again.
     missing: BTreeSet<Key>,
 }
 
-/// Nobody listens any more.
+/// The receiver of events was dropped.
 struct Deaf;
 
 impl Watch {
@@ -116,7 +116,7 @@ impl Watch {
         }
     }
 
-    /// Brings the watches to what is wanted.
+    /// Starts and ends watches until they match the wanted volumes.
     async fn follow(&mut self) -> Result<(), Deaf> {
         while let Some((pod, wanted)) = self.wanted.next() {
             let first = (pod.clone(), String::new());
@@ -144,22 +144,22 @@ impl Watch {
         Ok(())
     }
 
-    /// Puts a watch on a volume; true when it has been written, and that was not told yet.
+    /// Watches a volume. Returns true if it has content that was not reported yet.
     fn is_there(&mut self, key: &Key) -> bool {
         let Some(known) = self.volumes.get_mut(key) else { return false };
         let (pod, volume) = key;
         let trouble = match volumes::open(&self.pods, pod, volume) {
             Ok(None) => None,
             Ok(Some((dir, _))) => {
-                // The directory that was opened, whatever its path means by now.
+                // Watch the opened directory, whatever its path means by now.
                 let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
                 let added = self.events.watches().add(&path, mask());
-                // Watched before looked at: what is written meanwhile is told.
+                // Watch first, so that a write in between causes an event.
                 let written = volumes::is_written(&dir);
                 match added {
                     Ok(watch) => {
                         if known.watch.as_ref() != Some(&watch) {
-                            // Another has been mounted over it.
+                            // Another directory was mounted over it.
                             let before = known.watch.replace(watch.clone());
                             before.and_then(|before| self.by_watch.remove(&before));
                             self.by_watch.insert(watch, key.clone());
@@ -197,7 +197,7 @@ impl Watch {
         let watch = self.volumes.remove(key).and_then(|volume| volume.watch);
         if let Some(watch) = watch {
             self.by_watch.remove(&watch);
-            // Fails for a directory that has gone, and the watch with it.
+            // Fails if the directory is gone, and its watch with it.
             _ = self.events.watches().remove(watch);
         }
     }
@@ -206,7 +206,7 @@ impl Watch {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
-                tracing::warn!(%error, "reading changes of volumes");
+                tracing::warn!(%error, "cannot read changes of volumes");
                 tokio::time::sleep(AGAIN).await;
                 return Ok(());
             }
@@ -231,7 +231,7 @@ impl Watch {
         self.say(&key).await
     }
 
-    /// Events were lost: anything may have changed.
+    /// Events were lost, so every volume may have changed.
     async fn say_all(&mut self) -> Result<(), Deaf> {
         let told = self.volumes.iter().filter(|(_, volume)| volume.told).map(|(key, _)| key.clone());
         for key in told.collect::<Vec<_>>() {

@@ -1,4 +1,4 @@
-//! One pod, from before its launcher starts until that ends.
+//! Watches one pod, from before its launcher starts until the launcher ends.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,28 +16,27 @@ use super::files::Wanted;
 use super::launcher::{self, Launcher};
 use super::tend::{Wished, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
-use metadata_links::devices::LinkList;
-use metadata_links::devices::Seen;
+use metadata_links::devices::{LinkList, Seen};
 use metadata_links::error::LinkError;
 use metadata_links::inlet;
 use metadata_links::processes::Meant;
 use metadata_links::watch::LinkWatch;
 
-/// How long a launcher is looked for often, before its absence counts as a fault.
+/// How long a search may take before a missing launcher counts as a fault.
 pub const AT_FIRST: Duration = Duration::from_secs(10);
-/// How often it is looked for during that time, and afterwards.
+/// The interval of searches during that time, and afterwards.
 const SOON: Duration = Duration::from_millis(50);
 const LATER: Duration = Duration::from_secs(1);
-/// How long changes of devices are gathered: a NIC is made in several steps.
+/// How long to gather changes of devices, because a NIC is made in several steps.
 const SETTLE: Duration = Duration::from_millis(20);
-/// How often devices are looked at though nothing was told: the kernel tells of no queue that a guest enables.
+/// How often to read the devices without an event: the kernel sends none when a guest enables a queue.
 const LOOK: Duration = Duration::from_secs(10);
-/// How long until a namespace that could not be looked at is tried again.
+/// How long to wait before the next attempt to read a namespace.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// How many pods are looked for or at, at once: each takes a thread meanwhile.
+/// How many searches and reads may run at once; each occupies a thread.
 pub(super) const LOOKS_AT_ONCE: usize = 8;
 
-/// What following a pod takes.
+/// What all watches share.
 pub(super) struct Means {
     pub(super) pods: PathBuf,
     pub(super) index: Mutex<Index>,
@@ -47,10 +46,10 @@ pub(super) struct Means {
     pub(super) tell: Sender,
 }
 
-/// Nobody listens any more.
+/// The receiver of events was dropped.
 struct Deaf;
 
-/// Follows a pod until its launcher has ended.
+/// Watches a pod until its launcher has ended.
 pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
     let Ok((pid, pidfd, meant)) = found(&pod, &means).await else { return };
     let ready = wished.ready();
@@ -60,15 +59,15 @@ pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
         Deaf = tell_of((&pod, pid, &meant), ready, &means) => return,
         () = tend(&pod, &meant, wished, &means) => {}
     }
-    // What looked at the namespace has been dropped with the other future.
+    // The other future is dropped, and with it the last user of the namespace.
     drop((pidfd, meant));
     means.wanted.set(&pod, [].into());
     tracing::debug!(%pod, pid, "the launcher has ended");
-    // Nobody listens: there is nobody to tell.
+    // The receiver may be dropped, which needs no handling here.
     _ = means.tell.send((pod, PodEvent::Gone)).await;
 }
 
-/// Looks for the launcher until it is there. Reports once that it is not there yet, and once that it is still missing.
+/// Searches until the launcher runs. Publishes once that it is absent, and once that it is still missing.
 async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd>, Arc<Meant>), Deaf> {
     let (mut since, mut complained) = (None, false);
     loop {
@@ -89,7 +88,7 @@ async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd
         if since.is_none() {
             means.tell.send((pod.clone(), PodEvent::Absent)).await.map_err(|_| Deaf)?;
         }
-        // Since the end of the first look: many pods at once wait for their turns.
+        // The time starts after the first search, because many new pods queue for theirs.
         let start = *since.get_or_insert_with(Instant::now);
         let early = start.elapsed() < AT_FIRST;
         if !early && !std::mem::replace(&mut complained, true) {
@@ -100,10 +99,7 @@ async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd
     }
 }
 
-#[expect(
-    deprecated,
-    reason = "what it warns of cannot befall a descriptor it owns, and the other form is unsafe"
-)]
+#[expect(deprecated, reason = "the descriptor is owned, so it stays open, and the alternative is unsafe")]
 fn watched(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd, Interest::READABLE)
 }
@@ -111,12 +107,12 @@ fn watched(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// Waits until a process has ended.
 async fn end_of(pidfd: &AsyncFd<OwnedFd>) {
     while let Err(error) = pidfd.readable().await {
-        tracing::warn!(%error, "waiting for the end of a launcher");
+        tracing::warn!(%error, "cannot wait for the end of a launcher");
         tokio::time::sleep(RETRY).await;
     }
 }
 
-/// Tells of a pod's devices, now and as they change.
+/// Publishes a pod's devices, now and at each change.
 async fn tell_of(
     (pod, pid, meant): (&PodUid, u32, &Arc<Meant>),
     mut ready: watch::Receiver<bool>,
@@ -135,7 +131,7 @@ async fn tell_of(
         };
         match told {
             Ok(trouble) if !std::mem::replace(&mut complained, true) => {
-                tracing::warn!(%pod, pid, "devices cannot be looked at: {trouble}");
+                tracing::warn!(%pod, pid, "cannot read the pod's devices: {trouble}");
             }
             Ok(_) => {}
             Err(deaf) => return deaf,
@@ -144,7 +140,7 @@ async fn tell_of(
     }
 }
 
-/// Tells what differs from what was told, until there is trouble: that is returned.
+/// Publishes changes until an error, and returns the error.
 async fn tell_changes(
     (pod, pid, meant): (&PodUid, u32, &Meant),
     ready: &mut watch::Receiver<bool>,
@@ -170,7 +166,7 @@ async fn tell_changes(
         }
         let changed: io::Result<()> = tokio::select! {
             changed = watch.changed() => changed.map(drop),
-            // Its sender lives as long as this is asked.
+            // The sender lives as long as this loop.
             _ = ready.changed() => continue,
             () = tokio::time::sleep(LOOK) => continue,
         };
@@ -186,7 +182,7 @@ fn look(mut list: LinkList) -> (LinkList, Result<Vec<Seen>, LinkError>) {
     (list, seen)
 }
 
-/// A pod by its devices.
+/// Describes a pod by its devices.
 fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<Seen>) -> Pod {
     let (mut taps, mut nics) = (Vec::new(), Vec::new());
     for Seen { name, kind, mac, queues } in seen {
@@ -206,13 +202,13 @@ fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<Seen>) -> Pod {
 }
 
 impl Means {
-    /// Runs what blocks where it may.
+    /// Runs blocking work on a thread, in turn.
     pub(super) async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        // Never closed: a turn comes.
+        // The semaphore is never closed.
         let _turn = self.looks.acquire().await;
         match tokio::task::spawn_blocking(work).await {
             Ok(done) => done,
-            // The task is never cancelled: what is left is its panic.
+            // Nothing cancels the task, so the error is its panic.
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     }

@@ -1,23 +1,22 @@
-//! The process a pod is looked at through: its virt-launcher.
+//! Finds a pod's virt-launcher, the process that gives access to the pod's namespaces.
 //!
-//! Two ways lead to it. It listens on a socket in a directory of the pod's, and the kernel says who listens there
-//! (`SO_PEERCRED`); and it is among the processes of the pod's control group. The first takes the right to connect,
-//! which for a socket of another user is `CAP_DAC_OVERRIDE`; the second always works where the node's control groups
-//! are mounted.
+//! There are two ways. The launcher listens on a socket in one of the pod's directories, and the kernel names the
+//! listener (`SO_PEERCRED`). It is also among the processes of the pod's control group. The first way needs permission
+//! to connect, which for another user's socket is `CAP_DAC_OVERRIDE`. The second works if the node's control groups are
+//! mounted.
 //!
-//! Either way the process is held by a pidfd before its control group is read, and is still there afterwards: so
-//! both are of one process, and its number is meant for that one only ([`Meant`]).
+//! Both ways open a pidfd before they read the process's control group, and check afterwards that the process still
+//! runs. So both belong to one process, and the PID cannot mean another ([`Meant`]).
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::fs;
-use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::{fs, io};
 
 use tokio::net::UnixStream;
 
@@ -27,13 +26,13 @@ use super::{PodUid, VolumeError};
 use metadata_links::error::LinkError;
 use metadata_links::processes::Meant;
 
-/// Where the launcher listens, below the pod's directory.
+/// The directory of the launcher's socket, below the pod's directory.
 const SOCKETS: &str = "volumes/kubernetes.io~empty-dir/sockets";
 const SOCKET: &str = "launcher-sock";
-/// What the launcher is called, and what starts it and waits for it; names have fifteen octets.
+/// The names of the launcher and of its parent, cut to fifteen octets.
 const NAMES: [&str; 2] = ["virt-launcher", "virt-launcher-m"];
 
-/// A process that runs, and is the pod's.
+/// A running process that belongs to the pod.
 #[derive(Debug)]
 pub(super) struct Launcher {
     pub(super) pid: u32,
@@ -41,7 +40,7 @@ pub(super) struct Launcher {
     pub(super) meant: Meant,
 }
 
-/// Why no launcher was found, either way.
+/// Why neither way found a launcher.
 #[derive(Debug, thiserror::Error)]
 #[error("by its socket: {socket}; by its control group: {group}")]
 pub(super) struct Absent {
@@ -49,22 +48,22 @@ pub(super) struct Absent {
     group: Box<Reason>,
 }
 
-/// Why one way does not lead there.
+/// Why one way found none.
 #[derive(Debug, thiserror::Error)]
 enum Reason {
     #[error("there is none yet")]
     NotYet,
-    #[error("there is none yet that is called {}", NAMES[0])]
+    #[error("no process is called {} yet", NAMES[0])]
     NoLauncher,
-    #[error("nobody listens there")]
+    #[error("it has no listener")]
     Deserted,
     #[error("connecting is refused: {0}; for a socket of another user that takes CAP_DAC_OVERRIDE")]
     Refused(io::Error),
-    #[error("whoever listens is not in this process namespace; the agent needs `hostPID: true`")]
+    #[error("the listener is in another process namespace; the agent needs `hostPID: true`")]
     Unseen,
     #[error("process {pid} is not in the pod's control group{}", found.as_ref().map(|pod| format!(", but in that of pod {pod}")).unwrap_or_default())]
     Foreign { pid: u32, found: Option<PodUid> },
-    #[error("it ended just now")]
+    #[error("it has just ended")]
     Ended,
     #[error("{0}")]
     Volume(#[from] VolumeError),
@@ -81,7 +80,7 @@ impl Reason {
     }
 }
 
-/// Looks for a pod's launcher. Blocks, though never for long, and takes a tokio runtime around it.
+/// Finds a pod's launcher. It blocks briefly and needs a tokio runtime.
 pub(super) fn find(pods: &Path, index: &Mutex<Index>, pod: &PodUid) -> Result<Launcher, Absent> {
     let by_socket = listener(pods, pod).and_then(|pid| hold(pid, pod));
     by_socket.or_else(|socket| {
@@ -89,11 +88,11 @@ pub(super) fn find(pods: &Path, index: &Mutex<Index>, pod: &PodUid) -> Result<La
     })
 }
 
-/// Who listens on the launcher's socket.
+/// The PID of the listener on the launcher's socket.
 fn listener(pods: &Path, pod: &PodUid) -> Result<u32, Reason> {
     let below: PathBuf = [pod.as_str(), SOCKETS].iter().collect();
     let dir = directory(pods, &below)?.ok_or(Reason::NotYet)?;
-    // The pod can put there what it likes: it must be a socket itself, no link to one.
+    // The pod controls the path: it must be a socket itself, not a link to one.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = match openat(&dir, SOCKET, flags, Mode::empty()) {
         Err(Errno::NOENT) => return Err(Reason::NotYet),
@@ -103,7 +102,7 @@ fn listener(pods: &Path, pod: &PodUid) -> Result<u32, Reason> {
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
         return Err(Reason::Refused(io::Error::from_raw_os_error(libc::ENOTSOCK)));
     }
-    // By its path it could be beyond what an address holds (108 octets), and replaced meanwhile.
+    // The path may exceed an address's 108 octets, and the pod may replace the file.
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let asked = address.and_then(|address| {
@@ -115,13 +114,13 @@ fn listener(pods: &Path, pod: &PodUid) -> Result<u32, Reason> {
         Err(Errno::CONNREFUSED) => return Err(Reason::Deserted),
         socket => socket.map_err(|errno| Reason::Refused(errno.into()))?,
     };
-    // Not by rustix, whose process numbers cannot be the 0 by which the kernel means one that cannot be seen.
+    // rustix cannot represent PID 0, by which the kernel means a process in another namespace.
     let peer = UnixStream::from_std(socket.into()).and_then(|socket| socket.peer_cred());
     let peer = peer.map_err(Reason::io("cannot see who listens"))?.pid().unwrap_or_default();
     u32::try_from(peer).ok().filter(|pid| *pid != 0).ok_or(Reason::Unseen)
 }
 
-/// The launcher among the processes of the pod's control group.
+/// Finds the launcher among the processes of the pod's control group.
 fn by_group(index: &Mutex<Index>, pod: &PodUid) -> Result<Launcher, Reason> {
     let group = index.lock().unwrap_or_else(PoisonError::into_inner).group(pod);
     let group = group.map_err(Reason::io("cannot walk the control groups"))?.ok_or(Reason::NotYet)?;
@@ -141,18 +140,19 @@ fn by_group(index: &Mutex<Index>, pod: &PodUid) -> Result<Launcher, Reason> {
     Err(last)
 }
 
-/// Holds a process if it is the pod's.
+/// Opens a process's pidfd if the process belongs to the pod.
 fn hold(pid: u32, pod: &PodUid) -> Result<Launcher, Reason> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Reason::Unseen)?;
     let pidfd = match pidfd_open(number, PidfdFlags::empty()) {
         Err(Errno::SRCH) => return Err(Reason::Ended),
-        pidfd => pidfd.map_err(|errno| Reason::io(format!("cannot hold process {pid}"))(errno.into()))?,
+        pidfd => pidfd
+            .map_err(|errno| Reason::io(format!("cannot open a pidfd of process {pid}"))(errno.into()))?,
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
     let groups = groups.map_err(Reason::io(format!("cannot read the control group of process {pid}")));
     let meant = Meant::of(pid)?.ok_or(Reason::Ended)?;
-    // Had it ended before, what was read could be another's.
-    if has_ended(&pidfd).map_err(Reason::io(format!("cannot look after process {pid}")))? {
+    // If it has ended, the group that was read may belong to another process.
+    if has_ended(&pidfd).map_err(Reason::io(format!("cannot check process {pid}")))? {
         return Err(Reason::Ended);
     }
     match cgroup::pod_of(&groups?) {
@@ -161,7 +161,7 @@ fn hold(pid: u32, pod: &PodUid) -> Result<Launcher, Reason> {
     }
 }
 
-/// A pidfd can be read once its process has ended (pidfd_open(2)).
+/// A pidfd is readable once its process has ended (pidfd_open(2)).
 fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
     let mut look = [PollFd::new(pidfd, PollFlags::IN)];
     Ok(poll(&mut look, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)

@@ -1,20 +1,20 @@
-//! What of a virt-launcher pod can be seen on its node, without the API server.
+//! What a node shows of its virt-launcher pods, without the API server.
 //!
 //! ```text
-//!  <pods>/<uid>/volumes/kubernetes.io~empty-dir/sockets/launcher-sock ── who listens? ─┐
-//!  <cgroups>/…/pod<uid>/…/cgroup.procs ── which of them is virt-launcher? ─────────────┤
+//!  <pods>/<uid>/volumes/kubernetes.io~empty-dir/sockets/launcher-sock ── listener ─────┐
+//!  <cgroups>/…/pod<uid>/…/cgroup.procs ── name virt-launcher ──────────────────────────┤
 //!                                                                                      ▼
-//!   Gone ◀── pidfd ── the launcher ── /proc/<pid>/ns/net ── devices, and word of changes ──▶ Found, Taps
+//!   Gone ◀── pidfd ── the launcher ── /proc/<pid>/ns/net ── devices, by netlink ───────────▶ Found, Taps
 //!  <pods>/<uid>/volumes/kubernetes.io~{secret,configmap,projected}/<volume>/..data ────────▶ Files
 //! ```
 //!
-//! [`Pods`] is told which pods matter and tells what becomes of each. A process counts as the launcher of a pod
-//! only while its control group says so, and its number means that process only: a number that is given again
-//! leads nowhere. What is held of a pod's namespace is let go when its launcher ends, before [`PodEvent::Gone`] is
-//! told, so that the namespace goes with the pod.
+//! The caller of [`Pods`] names the pods to watch, and gets their events. A process counts as a pod's launcher only if
+//! its control group belongs to the pod. A pidfd ensures that the PID still means this process. The watch releases the
+//! pod's network namespace when the launcher ends, before it publishes [`PodEvent::Gone`], so that the namespace can
+//! end with the pod.
 //!
-//! Nothing a pod can write to is trusted: no link is followed out of a volume (`volumes`) or to another socket,
-//! and all names are checked before they become part of a path.
+//! This module trusts nothing that a pod can write. It follows no link out of a volume (`volumes`) or to another
+//! socket, and checks every name before it becomes part of a path.
 
 mod cgroup;
 mod files;
@@ -46,19 +46,19 @@ pub use names::{NicNames, names_of};
 pub use uid::{NotAPod, PodUid};
 pub use volumes::{Files, KEY_OCTETS, MAX_KEYS, VOLUME_OCTETS, VolumeError, Volumes};
 
-/// Pods that are followed at most: a node runs a few hundred.
+/// Most pods to watch; a node runs a few hundred.
 pub const MAX_PODS: usize = 4_096;
-/// Volumes of one pod that are watched at most.
+/// Most watched volumes of one pod.
 pub const MAX_VOLUMES: usize = 64;
-/// Events waiting for whoever listens; what is ahead of them waits.
+/// Most events in the queue; a full queue makes the watches wait.
 const EVENTS: usize = 1_024;
 
-/// Where kubelet and the kernel keep what is known of pods.
+/// The directories of kubelet and of the control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// The directory of kubelet's pods.
+    /// kubelet's directory of pods.
     pub pods: PathBuf,
-    /// Where the node's control groups are mounted.
+    /// The mount point of the node's control groups.
     pub cgroups: PathBuf,
 }
 
@@ -68,35 +68,35 @@ impl Default for Places {
     }
 }
 
-/// What inlets are like ([`inlet`]).
+/// The settings of inlets ([`inlet`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inlets {
-    /// The metadata addresses.
+    /// The metadata addresses that an inlet serves.
     pub addresses: Vec<IpAddr>,
-    /// They outlast the agent, as what is pinned does.
+    /// Keep inlets when the agent ends, like pinned programs.
     pub stay: bool,
 }
 
-/// Why a pod is not followed.
+/// Why a pod or its volumes cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum PodsError {
-    /// There are too many.
+    /// The limit of pods is reached.
     #[error("expected at most {MAX_PODS} pods with VMs on a node, found one more; it is not served")]
     TooManyPods,
-    /// One has too many volumes.
+    /// A pod has too many volumes.
     #[error("expected at most {MAX_VOLUMES} volumes with data for one VM, found {found}")]
     TooManyVolumes {
-        /// How many.
+        /// The number of volumes.
         found: usize,
     },
-    /// Volumes cannot be watched at all.
+    /// The kernel refuses an inotify instance.
     #[error("cannot watch volumes: {0}; each agent takes one of `fs.inotify.max_user_instances`")]
     Inotify(io::Error),
 }
 
 type Sender = mpsc::Sender<(PodUid, PodEvent)>;
 
-/// The pods that matter. Dropped, it follows none any more and lets go of their namespaces.
+/// The watched pods. Dropping it ends all watches and releases the pods' namespaces.
 pub struct Pods {
     means: Arc<Means>,
     volumes: Volumes,
@@ -104,31 +104,31 @@ pub struct Pods {
     files: AbortHandle,
 }
 
-/// A pod that is followed.
+/// A watched pod.
 struct Followed {
     task: AbortHandle,
     inlet: Wisher,
 }
 
 impl Pods {
-    /// Follows no pod yet. What becomes of those that are, is told by the receiver.
+    /// Starts without pods. The receiver gets the events of watched pods.
     ///
     /// # Errors
     /// [`PodsError::Inotify`].
     ///
     /// # Panics
-    /// Outside a tokio runtime, or one without I/O and time.
+    /// Outside a tokio runtime with I/O and time.
     pub fn start(places: Places) -> Result<(Self, mpsc::Receiver<(PodUid, PodEvent)>), PodsError> {
         Self::start_with(places, Inlets::default())
     }
 
-    /// The same, with what inlets are like.
+    /// Like [`Pods::start`], with settings of inlets.
     ///
     /// # Errors
-    /// As for [`Pods::start`].
+    /// The errors of [`Pods::start`].
     ///
     /// # Panics
-    /// As for [`Pods::start`].
+    /// The panics of [`Pods::start`].
     pub fn start_with(
         places: Places,
         inlets: Inlets,
@@ -146,12 +146,14 @@ impl Pods {
         Ok((Self { means, volumes, followed: HashMap::new(), files }, events))
     }
 
-    /// Follows a pod, which need not be there yet: tells [`PodEvent::Absent`] if it is not, [`PodEvent::Missing`] if it still is
-    /// not after [`AT_FIRST`], [`PodEvent::Found`] once it is, then its changes, then [`PodEvent::Gone`]. These of its volumes are told by [`PodEvent::Files`], each when it can first be read and
-    /// when it holds something else; called again for a pod, it changes which.
+    /// Watches a pod, which need not exist yet. A second call for a pod changes its volumes.
+    ///
+    /// The events are [`PodEvent::Absent`] if the launcher does not run yet, [`PodEvent::Missing`] if it does not after
+    /// [`AT_FIRST`], then [`PodEvent::Found`], its changes, and [`PodEvent::Gone`]. [`PodEvent::Files`] names each
+    /// volume when it becomes readable and when its content changes.
     ///
     /// # Errors
-    /// [`PodsError::TooManyPods`], [`PodsError::TooManyVolumes`]; all is as before then.
+    /// [`PodsError::TooManyPods`], [`PodsError::TooManyVolumes`]; the call then changes nothing.
     pub fn watch(&mut self, pod: &PodUid, volumes: BTreeSet<String>) -> Result<(), PodsError> {
         if volumes.len() > MAX_VOLUMES {
             return Err(PodsError::TooManyVolumes { found: volumes.len() });
@@ -171,7 +173,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Has a pod that is followed have an inlet, whose frames come from `mac`, or none. What is made shows by
+    /// Creates the inlet of a watched pod, with this source MAC, or removes it. The result follows as
     /// [`PodEvent::Taps`].
     pub fn inlet(&mut self, pod: &PodUid, mac: Option<Mac>) {
         if let Some(followed) = self.followed.get(pod) {
@@ -179,7 +181,7 @@ impl Pods {
         }
     }
 
-    /// Follows a pod no more, and removes its inlet. An event or two of it may be on their way still.
+    /// Stops watching a pod and removes its inlet. The queue may still hold events of it.
     pub fn forget(&mut self, pod: &PodUid) {
         if let Some(followed) = self.followed.remove(pod) {
             followed.inlet.end();
@@ -188,10 +190,10 @@ impl Pods {
         self.means.wanted.set(pod, BTreeSet::new());
     }
 
-    /// What a pod's volume holds now, as by [`Volumes::read`].
+    /// Reads a pod's volume now, like [`Volumes::read`].
     ///
     /// # Errors
-    /// As for [`Volumes::read`].
+    /// The errors of [`Volumes::read`].
     pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<Files>, VolumeError> {
         self.volumes.read(pod, volume)
     }
@@ -204,88 +206,89 @@ impl Drop for Pods {
     }
 }
 
-/// A pod whose launcher runs.
+/// A pod with a running launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Its uid.
+    /// The pod's UID.
     pub uid: PodUid,
-    /// The launcher's process id.
+    /// The launcher's PID.
     pub pid: u32,
-    /// The network namespace, as [`PortName::netns`](metadata_base::port::PortName::netns) names it: `/proc/<pid>/ns/net`.
+    /// The network namespace in the form of [`PortName::netns`](metadata_base::port::PortName::netns):
+    /// `/proc/<pid>/ns/net`.
     pub netns: String,
-    /// Devices by which guests can be reached, by name.
+    /// The devices that connect guests, by name.
     pub taps: Vec<Tap>,
-    /// All other Ethernet devices but the loopback, by name.
+    /// All other Ethernet devices except the loopback, by name.
     pub nics: Vec<PodNic>,
 }
 
 impl Pod {
-    /// True once an inlet is ready: until then its port is not among the NICs.
+    /// True once an inlet is ready. Its port is one of the NICs from then on.
     #[must_use]
     pub fn has_inlet(&self) -> bool {
         self.nics.iter().any(|nic| nic.name == inlet::PORT)
     }
 
-    /// True also for an inlet that this agent has not made, or not made ready.
+    /// True if any part of an inlet exists, even from a previous agent or unfinished.
     #[must_use]
     pub fn has_some_inlet(&self) -> bool {
         self.nics.iter().any(|nic| nic.name == inlet::POD_END)
     }
 }
 
-/// A guest's end in a pod's namespace.
+/// A guest's device in a pod's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tap {
     /// The interface name.
     pub ifname: String,
-    /// Of which kind.
+    /// How the device connects the guest.
     pub kind: TapKind,
-    /// The device's own address, which is the guest's where the device is the pod's NIC.
+    /// The device's MAC. It equals the guest's if the device is the pod's NIC.
     pub mac: Mac,
-    /// Queues that are open and enabled, at least 1. Guests enable more when their driver starts.
+    /// Open and enabled queues, at least 1. Guests enable more when their driver starts.
     pub queues: u32,
 }
 
-/// How a tap is made.
+/// The kind of a tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TapKind {
-    /// `tun` in tap mode: can be a port.
+    /// `tun` in tap mode, which can be a port.
     Tap,
-    /// `macvtap`: what its guest sends never meets a program on it.
+    /// `macvtap`. An XDP program on it sees no frame from its guest.
     Macvtap,
 }
 
-/// A device of the pod: what the CNI plugin made, what took its name, a bridge.
+/// Another device of the pod: the CNI plugin's, its replacement, or a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodNic {
     /// The interface name.
     pub name: String,
-    /// Its kind as the kernel calls it: `veth`, `dummy`, `bridge`, …; `physical device` when it names none.
+    /// The kernel's kind: `veth`, `dummy`, `bridge`, …; `physical device` if there is none.
     pub kind: String,
-    /// Its address. With the bridge binding the dummy that took the pod NIC's name has the guest's.
+    /// The device's MAC. With the bridge binding the dummy of the pod NIC's name has the guest's MAC.
     pub mac: Mac,
 }
 
-/// What became of a pod.
+/// An event of a watched pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodEvent {
-    /// Its launcher was looked for and is not there yet, or not any more. It is looked for on.
+    /// A search found no launcher. The search goes on.
     Absent,
-    /// Its launcher is still not found after [`AT_FIRST`]. Sent once; it is looked for on.
+    /// The launcher is still missing after [`AT_FIRST`]. The watch sends this once, and the search goes on.
     Missing {
-        /// Why the last look failed.
+        /// Why the last search failed.
         reason: String,
     },
-    /// Its launcher was found. There may be no taps yet.
+    /// The launcher runs. Its taps may still be missing.
     Found(Pod),
-    /// Its taps or NICs are others now, or a tap's queues.
+    /// The taps or NICs have changed, or a tap's number of queues.
     Taps(Pod),
-    /// A volume can be read, or holds something else now.
+    /// A volume has become readable, or has new content.
     Files {
-        /// Its name.
+        /// The volume's name.
         volume: String,
     },
-    /// Its launcher has ended. Nothing more is told of the pod.
+    /// The launcher has ended. No event of the pod follows.
     Gone,
 }
 

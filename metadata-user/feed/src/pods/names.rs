@@ -1,19 +1,19 @@
-//! What KubeVirt calls the devices of a network (its `pkg/network/namescheme` and `pkg/network/link`).
+//! KubeVirt's names of a network's devices (its `pkg/network/namescheme` and `pkg/network/link`).
 
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 
-/// The tap of the primary network, whatever the pod NIC is called.
+/// The tap of the primary network, whatever the name of the pod's NIC.
 const PRIMARY_TAP: &str = "tap0";
-/// Octets of the hash that names take, two digits each; the last digit is left out.
+/// Octets of the hash in a name, two digits each, without the last digit.
 const HASH_OCTETS: usize = 6;
-/// Digits of it.
+/// Digits of the hash in a name.
 const HASH_DIGITS: usize = 11;
 
-/// The devices of one network of a VM.
+/// The device names of one network of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicNames {
-    /// What the CNI plugin made, or with a bridge binding the dummy that took its name and keeps its MAC.
+    /// The CNI plugin's device, or with a bridge binding the dummy that keeps its name and MAC.
     pub pod: String,
     /// The guest's tap.
     pub tap: String,
@@ -21,9 +21,8 @@ pub struct NicNames {
     pub bridge: String,
 }
 
-/// The names a network's devices may have, the likelier first: those pods have today, then those of pods made by
-/// versions that numbered secondary networks. `ordinal` is the network's place among the VM's secondary ones,
-/// from 1; `None` is the primary network.
+/// The possible device names of a network, the current scheme first, then that of versions that number secondary
+/// networks. `ordinal` is the network's position among the VM's secondary ones, from 1; `None` is the primary network.
 #[must_use]
 pub fn names_of(network: &str, ordinal: Option<usize>) -> Vec<NicNames> {
     let Some(ordinal) = ordinal else {
@@ -40,11 +39,11 @@ pub fn names_of(network: &str, ordinal: Option<usize>) -> Vec<NicNames> {
     vec![hashed, numbered]
 }
 
-/// The first hex digits of a network's name by SHA-256.
+/// The first hex digits of the SHA-256 of a network's name.
 fn hash(network: &str) -> String {
     let digest = Sha256::digest(network.as_bytes());
     let mut text = digest.iter().take(HASH_OCTETS).fold(String::new(), |mut text, octet| {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         _ = write!(text, "{octet:02x}");
         text
     });

@@ -1,4 +1,4 @@
-//! The inlet of one pod: made when it is wished for, and removed when it is not any more.
+//! The inlet of one pod: creates it on request, restores it, and removes it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,34 +12,34 @@ use super::{Inlets, PodUid};
 use metadata_links::inlet;
 use metadata_links::processes::Meant;
 
-/// What is wished of a pod's inlet.
+/// The requested state of a pod's inlet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// Nothing is known yet: what a previous agent made stays.
+    /// No request yet: a previous agent's inlet stays.
     #[default]
     Unknown,
-    /// There is one, and this is the MAC of what it sends.
+    /// The pod has an inlet with this source MAC.
     Open(Mac),
-    /// There is none.
+    /// The pod has no inlet.
     None,
 }
 
-/// Who wishes.
+/// The requesting end.
 #[derive(Debug)]
 pub(super) struct Wisher {
     wish: watch::Sender<Wish>,
     stays: Arc<AtomicBool>,
 }
 
-/// Who has the wish done.
+/// The end that carries out requests.
 pub(super) struct Wished {
     wish: watch::Receiver<Wish>,
     stays: Arc<AtomicBool>,
-    /// The inlet is there, with all that belongs to it.
+    /// True once the inlet is complete.
     ready: watch::Sender<bool>,
 }
 
-/// Both ends of one pod's wishes.
+/// Creates both ends for one pod.
 pub(super) fn wishes(inlets: &Inlets) -> (Wisher, Wished) {
     let (sender, receiver) = watch::channel(Wish::default());
     let stays = Arc::new(AtomicBool::new(inlets.stay));
@@ -48,7 +48,7 @@ pub(super) fn wishes(inlets: &Inlets) -> (Wisher, Wished) {
 }
 
 impl Wished {
-    /// Whether the inlet is ready, now and as it changes.
+    /// Whether the inlet is ready, now and at each change.
     pub(super) fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }
@@ -56,17 +56,17 @@ impl Wished {
 
 impl Wisher {
     pub(super) fn wish(&self, mac: Option<Mac>) {
-        // Also when it is the same: what is there may have been deleted meanwhile.
+        // Send an equal request too, because the inlet may have been deleted.
         self.wish.send_replace(mac.map_or(Wish::None, Wish::Open));
     }
 
-    /// The pod matters no more: its inlet does not outlast the task that tends it.
+    /// The pod is no longer watched: its inlet ends with its task.
     pub(super) fn end(&self) {
         self.stays.store(false, Ordering::Relaxed);
     }
 }
 
-/// An inlet that was made. Dropped, it is removed unless it stays.
+/// An inlet of this task. Dropping it removes the inlet, unless inlets stay.
 struct Made {
     meant: Arc<Meant>,
     stays: Arc<AtomicBool>,
@@ -78,13 +78,13 @@ impl Drop for Made {
             return;
         }
         if let Err(error) = inlet::close(&self.meant) {
-            // Usually the namespace has gone, and the inlet with it.
-            tracing::debug!(netns = self.meant.name(), "the inlet is not removed: {error}");
+            // Usually the namespace is gone, and the inlet with it.
+            tracing::debug!(netns = self.meant.name(), "cannot remove the inlet: {error}");
         }
     }
 }
 
-/// Has wishes done until dropped.
+/// Carries out requests until dropped.
 pub(super) async fn tend(pod: &PodUid, meant: &Arc<Meant>, wished: Wished, means: &Means) {
     let Wished { mut wish, stays, ready } = wished;
     let (mut made, mut complained) = (None, false);
@@ -106,12 +106,12 @@ pub(super) async fn tend(pod: &PodUid, meant: &Arc<Meant>, wished: Wished, means
         });
         let again = match done {
             Ok(()) => {
-                tracing::debug!(%pod, ?now, took = ?start.elapsed(), "the inlet is as wished");
+                tracing::debug!(%pod, ?now, took = ?start.elapsed(), "the inlet matches the request");
                 None
             }
             Err(error) => {
                 if !std::mem::replace(&mut complained, true) {
-                    tracing::warn!(%pod, "the inlet is tried again: {error}");
+                    tracing::warn!(%pod, "creating the inlet failed, another attempt follows: {error}");
                 }
                 Some(RETRY)
             }
@@ -124,7 +124,7 @@ pub(super) async fn tend(pod: &PodUid, meant: &Arc<Meant>, wished: Wished, means
         };
         tokio::select! {
             changed = wish.changed() => if changed.is_err() {
-                // Nobody wishes any more; the pod is followed until it ends.
+                // No further request can arrive, but the pod's inlet stays until the pod ends.
                 std::future::pending::<()>().await;
             },
             () = wait => {}

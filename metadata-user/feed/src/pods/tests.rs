@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Nothing is told within it.
+/// A time in which no event may arrive.
 const QUIET: Duration = Duration::from_millis(300);
 
 type Events = Receiver<(PodUid, PodEvent)>;
@@ -28,7 +28,7 @@ fn volume(room: &Path, pod: &PodUid, name: &str) -> PathBuf {
     room.join(pod.as_str()).join("volumes/kubernetes.io~projected").join(name)
 }
 
-/// Puts contents in force as kubelet does.
+/// Makes contents current, as kubelet does.
 fn write(room: &Path, pod: &PodUid, name: &str, contents: &str) {
     let volume = volume(room, pod, name);
     let dir = format!("..{}", fastrand::u64(..));
@@ -38,7 +38,7 @@ fn write(room: &Path, pod: &PodUid, name: &str, contents: &str) {
     fs::rename(volume.join("..data_tmp"), volume.join("..data")).expect("renamed");
 }
 
-/// What is told next, but that there is no launcher, which no pod here has.
+/// The next event, without those of the missing launchers.
 async fn next(events: &mut Events) -> Option<(PodUid, PodEvent)> {
     loop {
         match events.recv().await {
@@ -66,7 +66,7 @@ fn token(pods: &Pods, pod: &PodUid, volume: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_volume_is_told_when_it_is_there_and_each_time_it_is_replaced() {
+async fn a_volume_is_reported_at_first_and_at_each_replacement() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut pods, mut events) = start(room.path());
     write(room.path(), &uid(0), "early", "1");
@@ -84,7 +84,7 @@ async fn a_volume_is_told_when_it_is_there_and_each_time_it_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_volume_that_is_made_before_it_is_written_is_told_once_it_is() {
+async fn an_empty_volume_is_reported_once_it_is_written() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut pods, mut events) = start(room.path());
     fs::create_dir_all(volume(room.path(), &uid(0), "optional")).expect("made");
@@ -95,7 +95,7 @@ async fn a_volume_that_is_made_before_it_is_written_is_told_once_it_is() {
 }
 
 #[tokio::test]
-async fn a_volume_that_goes_and_comes_again_is_told_again() {
+async fn a_volume_that_is_created_again_is_reported_again() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut pods, mut events) = start(room.path());
     write(room.path(), &uid(0), "token", "1");
@@ -108,7 +108,7 @@ async fn a_volume_that_goes_and_comes_again_is_told_again() {
 }
 
 #[tokio::test]
-async fn only_volumes_that_are_wanted_now_are_told() {
+async fn only_wanted_volumes_are_reported() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut pods, mut events) = start(room.path());
     for n in 0..2 {

@@ -1,21 +1,21 @@
-//! Names that become parts of paths.
+//! Checks names that become parts of paths.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Octets of a pod's uid at most: a UUID has 36, the hash of a static pod 32.
+/// Most octets of a pod's UID: a UUID has 36, the hash of a static pod 32.
 const UID_MAX: usize = 64;
-/// Octets of a volume's name at most (a DNS label has 63, a subdomain 253).
+/// Most octets of a volume's name (a DNS label has 63, a subdomain 253).
 const VOLUME_MAX: usize = 253;
 
-/// A pod's uid: what kubelet names its directories by. Letters, digits and hyphens, no more than 64 octets.
+/// A pod's UID, which names kubelet's directories: letters, digits and hyphens, at most 64 octets.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(Arc<str>);
 
-/// Why a text is no pod's uid.
+/// Why a text is not a pod's UID.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected a pod's uid of 1 to {UID_MAX} letters, digits and hyphens, found `{}`", found.escape_default())]
+#[error("expected a pod's UID of 1 to {UID_MAX} letters, digits and hyphens, found `{}`", found.escape_default())]
 pub struct NotAPod {
     found: String,
 }
@@ -52,7 +52,7 @@ impl fmt::Debug for PodUid {
     }
 }
 
-/// True for what Kubernetes takes as a volume's name: lower-case letters, digits, hyphens and dots, no dot first.
+/// True for a volume name that Kubernetes accepts: lower-case letters, digits, hyphens and dots, without a leading dot.
 pub(super) fn is_volume(name: &str) -> bool {
     let allowed =
         |octet: u8| octet.is_ascii_lowercase() || octet.is_ascii_digit() || matches!(octet, b'-' | b'.');

@@ -1,15 +1,14 @@
-//! Volumes as kubelet has written them: Secrets, ConfigMaps, and projected ones such as tokens.
+//! Reads volumes that kubelet has written: Secrets, ConfigMaps, and projected volumes such as tokens.
 //!
 //! ```text
 //! <pods>/<uid>/volumes/kubernetes.io~secret/<volume>/
-//!     ..2026_05_01_10_00_00.1/userdata      what there is
-//!     ..data -> ..2026_05_01_10_00_00.1     renamed over the old one when all of it changes at once
-//!     userdata -> ..data/userdata           what containers open
+//!     ..2026_05_01_10_00_00.1/userdata      the content
+//!     ..data -> ..2026_05_01_10_00_00.1     replaced by a rename, so that all keys change at once
+//!     userdata -> ..data/userdata           the path that containers open
 //! ```
 //!
-//! A volume is read from the one directory that `..data` named at the beginning, so that no two keys are of
-//! different times. The kernel is told to follow no link out of the volume (`openat2`, Linux 5.6), and none at all on
-//! the way to it.
+//! A read uses the one directory that `..data` names at its start, so that all keys have the same age. `openat2` (Linux
+//! 5.6) makes the kernel refuse links out of the volume, and every link on the way to it.
 
 use bytes::Bytes;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat2, readlinkat, statat};
@@ -27,27 +26,27 @@ use super::PodUid;
 use super::uid::is_volume;
 use metadata_content::store::Interner;
 
-/// Keys of a volume at most.
+/// Most keys of a volume.
 pub const MAX_KEYS: usize = 256;
-/// Octets of one key at most: what Kubernetes lets a whole Secret or ConfigMap have.
+/// Most octets of a key; Kubernetes gives a whole Secret or ConfigMap the same limit.
 pub const KEY_OCTETS: usize = 1 << 20;
-/// Octets of a volume at most; a projected one joins several sources.
+/// Most octets of a volume; a projected one joins several sources.
 pub const VOLUME_OCTETS: usize = 4 << 20;
 
-/// Directories of the plugins that write volumes from the API, tried in this order. No two volumes of a pod have
-/// one name.
+/// Directories of the plugins that write volumes from the API, in the order of search. Volume names are unique within a
+/// pod.
 const PLUGINS: [&str; 3] = ["kubernetes.io~secret", "kubernetes.io~configmap", "kubernetes.io~projected"];
-/// The link to what is in force.
+/// The link to the current content.
 pub(super) const DATA: &str = "..data";
-/// How often a volume that changes while it is read is begun anew.
+/// Most attempts to read a volume that changes during the read.
 const ATTEMPTS: usize = 4;
 
-/// The keys of a volume and what they hold.
+/// The keys of a volume and their content.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Files(BTreeMap<String, Bytes>);
 
 impl Files {
-    /// The same as a plain map.
+    /// Converts it to a plain map.
     #[must_use]
     pub fn into_map(self) -> BTreeMap<String, Bytes> {
         self.0
@@ -63,62 +62,62 @@ impl Deref for Files {
 }
 
 impl fmt::Debug for Files {
-    /// How long each is: they are secrets.
+    /// Shows the lengths only, because the content may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.0.iter().map(|(key, octets)| (key, octets.len()))).finish()
     }
 }
 
-/// Why a volume cannot be read. What it holds is never part of it.
+/// Why a volume cannot be read. No error repeats its content.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// No volume can be called so.
+    /// The name is not a volume's name.
     #[error("expected a volume's name of lower-case letters, digits, hyphens and dots, found `{}`", found.escape_default())]
     Name {
-        /// What came.
+        /// The name.
         found: String,
     },
-    /// A link leads out of the volume, or there is one on the way to it.
+    /// A link leads out of the volume, or is on the way to it.
     #[error(
         "{}: expected what kubelet writes, found a link that leads out of the volume; it is not followed: look who \
          made it",
         path.display()
     )]
     Outside {
-        /// What was being opened.
+        /// The path of the link.
         path: PathBuf,
     },
-    /// A key is something else than a file.
+    /// A key is not a regular file.
     #[error("{}: expected a regular file, as kubelet writes for each key", path.display())]
     Kind {
-        /// Which.
+        /// The path of the key.
         path: PathBuf,
     },
-    /// There are too many keys.
+    /// The volume has too many keys.
     #[error("{}: expected at most {MAX_KEYS} keys, found more; put what the VM needs into a volume of its own", path.display())]
     Keys {
         /// The volume.
         path: PathBuf,
     },
-    /// There is too much of it.
+    /// A key or the volume is too large.
     #[error("{}: expected at most {limit} octets, found more; Kubernetes takes no larger Secret", path.display())]
     Octets {
         /// The key or the volume.
         path: PathBuf,
-        /// What it may hold.
+        /// The limit in octets.
         limit: usize,
     },
-    /// The kernel refuses.
+    /// The kernel refuses a call.
     #[error("{}: cannot read: {error}; it takes root or CAP_DAC_READ_SEARCH, and the kubelet's directory as it is on the node", path.display())]
     Io {
-        /// What was being read.
+        /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The kernel's error.
         error: Arc<io::Error>,
     },
 }
 
-/// The volumes of all pods. What several of them hold alike is held once while anybody keeps it.
+/// The volumes of all pods. Equal contents share one copy while any user keeps it.
 #[derive(Debug)]
 pub struct Volumes {
     pods: PathBuf,
@@ -126,24 +125,24 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Those below the directory of kubelet's pods, usually `/var/lib/kubelet/pods`.
+    /// The volumes below kubelet's directory of pods, usually `/var/lib/kubelet/pods`.
     #[must_use]
     pub fn new(pods: impl Into<PathBuf>) -> Self {
         Self { pods: pods.into(), contents: Mutex::new(Interner::new()) }
     }
 
-    /// What a pod's volume holds now; `None` when kubelet has not written it yet.
+    /// Reads a pod's volume; `None` if kubelet has not written it yet.
     ///
-    /// Blocks for some file system calls; volumes are in memory (tmpfs) or on the node's disk.
+    /// Blocks for a few file system calls; volumes are in memory (tmpfs) or on the node's disk.
     ///
     /// # Errors
-    /// A name that is none, a link out of the volume, a limit, or what the kernel says.
+    /// The name is invalid, a link leads out of the volume, a limit is exceeded, or the kernel refuses.
     pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<Files>, VolumeError> {
         let mut outcome = Ok(None);
         for _ in 0..ATTEMPTS {
             let Some((dir, path)) = open(&self.pods, pod, volume)? else { return Ok(None) };
             outcome = read_volume(&dir, &path);
-            // Replaced meanwhile: what it has been replaced by is there.
+            // kubelet replaced the content during the read, so the new content exists.
             if !matches!(&outcome, Err(VolumeError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound)
             {
                 break;
@@ -156,13 +155,13 @@ impl Volumes {
         outcome.map(|files| files.map(share))
     }
 
-    /// Lets go of contents that nobody keeps; it happens by itself, too, as they grow.
+    /// Releases contents without users. Reads do so too as the table grows.
     pub fn sweep(&self) {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner).sweep();
     }
 }
 
-/// A pod's volume and its path, if it is there. The path is for people: what it leads to may change.
+/// Opens a pod's volume, if it exists, and returns its path for messages. The path may mean another directory later.
 pub(super) fn open(
     pods: &Path,
     pod: &PodUid,
@@ -180,7 +179,7 @@ pub(super) fn open(
     Ok(None)
 }
 
-/// A directory below kubelet's, reached by no link; `None` when there is none.
+/// Opens a directory below kubelet's without following links; `None` if it does not exist.
 pub(super) fn directory(pods: &Path, below: &Path) -> Result<Option<OwnedFd>, VolumeError> {
     let root = match File::open(pods) {
         Ok(root) => root,
@@ -195,7 +194,7 @@ pub(super) fn directory(pods: &Path, below: &Path) -> Result<Option<OwnedFd>, Vo
     }
 }
 
-/// Opens to read, never waiting. The kernel asks for another try when something on the way is renamed.
+/// Opens for reading without blocking. The kernel asks for another attempt if a rename interferes.
 fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     for _ in 1..ATTEMPTS {
@@ -214,7 +213,7 @@ fn refusal(path: PathBuf, errno: Errno) -> VolumeError {
     }
 }
 
-/// True when kubelet has written a volume's first contents.
+/// True once kubelet has written a volume for the first time.
 pub(super) fn is_written(volume: impl AsFd) -> bool {
     statat(volume, DATA, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
@@ -239,7 +238,7 @@ fn read_volume(volume: &OwnedFd, path: &Path) -> Result<Option<Files>, VolumeErr
     for entry in Dir::new(list).map_err(listed)? {
         let entry = entry.map_err(listed)?;
         let Ok(key) = entry.file_name().to_str() else { continue };
-        // What begins so is kubelet's own, and a directory holds what no key of a Secret can name.
+        // kubelet's own entries start with `..`, and no key of a Secret is a directory.
         if key == "." || key.starts_with("..") || entry.file_type() == FileType::Directory {
             continue;
         }

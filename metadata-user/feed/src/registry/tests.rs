@@ -50,7 +50,7 @@ fn words(changes: &[Change]) -> Vec<String> {
 }
 
 #[test]
-fn what_is_expected_waits_for_its_record_and_takes_nothing_from_a_good_one() {
+fn an_expected_record_never_replaces_a_good_one() {
     let mut registry = Registry::default();
     let expect = |key: &str| FeedEvent::Expect { key: key.into(), identities: Vec::new() };
     let steps: [(Source, FeedEvent, &[&str]); 8] = [
@@ -61,7 +61,7 @@ fn what_is_expected_waits_for_its_record_and_takes_nothing_from_a_good_one() {
         (Source::Kubevirt, remove("ns/b"), &["-kubevirt/ns/b"]),
         (Source::Api, upsert("b", B, 2), &["+api/b 2"]),
         (Source::Kubevirt, expect("ns/b"), &["?kubevirt/ns/b 0"]),
-        // Its ports are those of the record that counts.
+        // The record in force has the ports.
         (Source::Kubevirt, upsert("ns/b", B, 3), &["-kubevirt/ns/b"]),
     ];
     for (n, (source, event, expected)) in steps.into_iter().enumerate() {
@@ -70,7 +70,7 @@ fn what_is_expected_waits_for_its_record_and_takes_nothing_from_a_good_one() {
 }
 
 #[test]
-fn of_records_of_one_vm_those_of_the_highest_source_are_in_force() {
+fn the_records_of_a_vms_highest_source_are_in_force() {
     let mut registry = Registry::default();
     let steps: [(Source, FeedEvent, &[&str]); 9] = [
         (Source::Kubevirt, upsert("ns/a", A, 1), &["+kubevirt/ns/a 1"]),
@@ -90,7 +90,7 @@ fn of_records_of_one_vm_those_of_the_highest_source_are_in_force() {
 }
 
 #[test]
-fn a_vm_that_is_there_twice_by_one_source_is_in_force_twice() {
+fn two_records_of_a_vm_by_one_source_are_both_in_force() {
     let mut registry = Registry::default();
     for key in ["ns/a@1", "ns/a@2"] {
         let changes = registry.apply(Source::Kubevirt, upsert(key, A, 1));
@@ -102,7 +102,7 @@ fn a_vm_that_is_there_twice_by_one_source_is_in_force_twice() {
 }
 
 #[test]
-fn a_record_that_becomes_another_vms_leaves_its_place_to_who_waited() {
+fn a_record_that_moves_to_another_vm_unshadows_the_next_source() {
     let mut registry = Registry::default();
     registry.apply(Source::File, upsert("a.yaml", A, 1));
     registry.apply(Source::File, upsert("b.yaml", B, 2));
@@ -129,7 +129,7 @@ fn a_record_that_is_refused_leaves_the_last_good_one() {
 }
 
 #[test]
-fn who_waits_says_for_whom() {
+fn a_shadowed_record_names_the_record_in_force() {
     let mut registry = Registry::default();
     registry.apply(Source::Kubevirt, upsert("ns/a", A, 1));
     registry.apply(Source::File, upsert("a.yaml", A, 1));
@@ -141,7 +141,7 @@ fn who_waits_says_for_whom() {
 }
 
 #[test]
-fn what_a_source_that_begins_anew_does_not_tell_of_goes_with_its_last_word() {
+fn a_round_removes_the_records_its_source_did_not_publish() {
     let mut registry = Registry::default();
     for key in ["a.yaml", "b.yaml"] {
         registry.apply(Source::File, upsert(key, if key == "a.yaml" { A } else { B }, 1));
@@ -150,7 +150,7 @@ fn what_a_source_that_begins_anew_does_not_tell_of_goes_with_its_last_word() {
     registry.apply(Source::Api, upsert("x", A, 1));
     assert_eq!(registry.apply(Source::File, FeedEvent::Synced), [], "nothing began anew");
     registry.begin(Source::File);
-    // A file that cannot be used leaves the last good record.
+    // An invalid file leaves the last good record.
     registry.apply(Source::File, rejected("b.yaml"));
     registry.apply(Source::File, upsert("d.yaml", A, 1));
     assert_eq!(registry.apply(Source::Api, FeedEvent::Synced), [], "another's word");
@@ -160,7 +160,7 @@ fn what_a_source_that_begins_anew_does_not_tell_of_goes_with_its_last_word() {
 }
 
 #[test]
-fn more_than_a_source_may_have_is_refused_and_other_sources_have_room() {
+fn records_beyond_a_sources_limit_are_refused_and_others_unaffected() {
     let mut registry = Registry { limits: Limits { records: 2, refused: 1 }, ..Registry::default() };
     for (key, changes) in [("a", 1), ("b", 1), ("c", 0), ("d", 0)] {
         assert_eq!(registry.apply(Source::Api, upsert(key, A, 1)).len(), changes, "{key}");
@@ -175,9 +175,9 @@ fn more_than_a_source_may_have_is_refused_and_other_sources_have_room() {
     assert_eq!((registry.count(Source::Api), registry.count(Source::Hook)), (2, 1));
 }
 
-/// Whatever comes in whatever order, what is in force is what the rule says of all there is.
+/// In any order of events, the changes leave exactly the records in force that the rule selects.
 #[test]
-fn changes_add_up_to_what_the_rule_says() {
+fn changes_add_up_to_the_records_in_force() {
     let mut rng = fastrand::Rng::with_seed(11);
     for _ in 0..200 {
         let mut registry = Registry::default();
@@ -197,7 +197,7 @@ fn changes_add_up_to_what_the_rule_says() {
                 match change {
                     Change::Put(id, record) => drop(in_force.insert(id, record.generation)),
                     Change::Drop(id) => assert!(in_force.remove(&id).is_some(), "{id} was not in force"),
-                    Change::Expect(id, _) => panic!("{id} is expected, and nobody said so"),
+                    Change::Expect(id, _) => panic!("{id} is expected without an event"),
                 }
             }
             let highest = |vm: &str| all.iter().find(|(_, (of, _))| *of == vm).map(|(id, _)| id.source);

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-/// Values from here on mean no limit: version 1 writes the largest number of whole pages in an `i64`.
+/// Values from here on mean no limit: cgroup version 1 writes the largest number of whole pages in an `i64`.
 const UNLIMITED: u64 = 1 << 60;
 
-/// The variable with the container's memory limit in octets, as Kubernetes' downward API writes it. A pod that has the
-/// node's control groups mounted over its own cannot find its own limit there.
+/// The environment variable with the container's memory limit in octets; Kubernetes sets it by the downward API. A pod
+/// that mounts the node's control groups over its own cannot find its limit there.
 pub const VARIABLE: &str = "XDP_IMDS_MEMORY_LIMIT";
 
-/// The least memory limit of this process's control group and those above it, and that of [`VARIABLE`], in octets;
-/// `None` without a limit, or where it cannot be read.
+/// The smallest memory limit in octets: that of this process's control group, of each group above it, or of
+/// [`VARIABLE`]. `None` if none is set or readable.
 #[must_use]
 pub fn memory_limit() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
@@ -20,7 +20,8 @@ pub fn memory_limit() -> Option<u64> {
     found.into_iter().chain(given.filter(|limit| *limit > 0)).min()
 }
 
-/// The same, from the text of `/proc/self/cgroup`, that of `/proc/self/mountinfo`, and a function that reads a file.
+/// Like [`memory_limit`], with the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`, and a function that reads a
+/// file.
 fn limit(groups: &str, mounts: &str, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     let mounts = mounts.lines().filter_map(Mount::of);
     let limits = mounts.flat_map(|mount| {
@@ -30,17 +31,17 @@ fn limit(groups: &str, mounts: &str, read: &dyn Fn(&Path) -> Option<String>) -> 
     limits.filter(|limit| *limit < UNLIMITED).min()
 }
 
-/// A mounted hierarchy that limits memory.
+/// A mounted hierarchy with the memory controller.
 struct Mount {
-    /// The group that is mounted, as the hierarchy names it.
+    /// The mounted group, as the hierarchy names it.
     root: PathBuf,
     at: PathBuf,
-    /// Of version 2.
+    /// True for cgroup version 2.
     unified: bool,
 }
 
 impl Mount {
-    /// Reads a line of mountinfo (proc_pid_mountinfo(5)):
+    /// Parses a line of mountinfo (proc_pid_mountinfo(5)):
     /// `36 35 98:0 /root /mount/point rw,noatime shared:1 - cgroup cgroup rw,memory`.
     fn of(line: &str) -> Option<Self> {
         let (mount, system) = line.split_once(" - ")?;
@@ -55,7 +56,7 @@ impl Mount {
         Some(Self { root: root.into(), at: at.into(), unified })
     }
 
-    /// The group this hierarchy has the process in, by a line of `/proc/self/cgroup` (cgroups(7)):
+    /// The process's group in this hierarchy, from a line of `/proc/self/cgroup` (cgroups(7)):
     /// `0::/group` of version 2, `7:memory:/group` of version 1.
     fn group(&self, line: &str) -> Option<PathBuf> {
         let mut words = line.splitn(3, ':');
@@ -67,9 +68,9 @@ impl Mount {
         is_ours.then(|| group.into())
     }
 
-    /// The limits of a group and those above it, as far as they are mounted.
+    /// The limits of a group and of the mounted groups above it.
     fn limits(&self, group: &Path, read: &dyn Fn(&Path) -> Option<String>) -> Vec<u64> {
-        // In a namespace of its own a container sees its group as the root, and a host's path leads nowhere.
+        // In its own cgroup namespace a container sees its group as the root, and a path of the host does not exist.
         let below = group.strip_prefix(&self.root).unwrap_or(Path::new(""));
         let below = if below.is_absolute() { Path::new("") } else { below };
         let file = if self.unified { "memory.max" } else { "memory.limit_in_bytes" };

@@ -3,7 +3,7 @@ use crate::registry::RecordId;
 use metadata_content::record::Record;
 use metadata_content::source::Source;
 
-/// A record with so many octets of user-data, of `letter`.
+/// A record whose user-data repeats `letter` this many times.
 fn record(letter: &str, octets: usize) -> Record {
     let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: a, \
                 project: {id: p, number: 1, account: '000000000000'}}\nhostname: {short: a}\n\
@@ -33,7 +33,7 @@ fn a_record_beyond_the_limit_is_refused_with_its_size_and_the_setting() {
 }
 
 #[test]
-fn a_record_that_has_grown_too_much_keeps_its_former_room() {
+fn a_record_that_grew_too_much_keeps_its_former_charge() {
     let small = record("a", 1_000);
     let room = Room::new(Weight::of(&small).alone() + 1_000);
     room.take(&id("a"), &small).expect("room");
@@ -44,7 +44,7 @@ fn a_record_that_has_grown_too_much_keeps_its_former_room() {
 }
 
 #[test]
-fn what_records_have_in_common_is_counted_once() {
+fn octets_that_records_share_are_charged_once() {
     let (first, other) = (record("a", LARGE), record("b", LARGE));
     let room = Room::new(usize::MAX);
     for key in ["a", "b", "c"] {
@@ -61,7 +61,7 @@ fn what_records_have_in_common_is_counted_once() {
 }
 
 #[test]
-fn room_that_is_freed_is_announced_once_there_is_enough() {
+fn freed_memory_is_announced_once_it_suffices() {
     let large = record("a", LARGE);
     let room = Room::new(Weight::of(&large).alone() + 1_000);
     let freed = room.freed();
@@ -72,14 +72,14 @@ fn room_that_is_freed_is_announced_once_there_is_enough() {
     room.give_back(&id("small"));
     assert!(freed.has_changed().expect("the room is there"));
     room.take(&id("large"), &large).expect("there is room now");
-    // It is announced each time: whoever was passed over hears of the next.
+    // Each release is announced, so that a refused record gets another chance.
     let freed = room.freed();
     room.give_back(&id("large"));
     assert!(freed.has_changed().expect("the room is there"));
 }
 
 #[test]
-fn what_is_on_its_way_stays_until_its_feed_ends() {
+fn charges_of_queued_records_stay_until_their_feed_ends() {
     let room = Room::new(usize::MAX);
     let (there, comes) = (record("a", 10), record("b", 10));
     room.take(&id("there"), &there).expect("room");
@@ -93,7 +93,7 @@ fn what_is_on_its_way_stays_until_its_feed_ends() {
 }
 
 #[test]
-fn a_lower_limit_takes_nothing_away() {
+fn a_lower_limit_removes_no_record() {
     let large = record("a", LARGE);
     let room = Room::new(usize::MAX);
     room.take(&id("a"), &large).expect("room");
@@ -103,7 +103,7 @@ fn a_lower_limit_takes_nothing_away() {
 }
 
 #[test]
-fn room_for_records_is_what_the_control_group_leaves() {
+fn the_memory_for_records_follows_the_control_groups_limit() {
     let rest = |limit: usize, workers: usize| {
         let rest = limit - RESERVED_OCTETS - WORKER_OCTETS * workers;
         rest - rest / 8

@@ -1,4 +1,4 @@
-//! What a record takes of memory once it is rendered, by an upper estimate.
+//! Estimates from above how much memory a rendered record takes.
 
 use std::hash::BuildHasher as _;
 use std::io;
@@ -10,29 +10,30 @@ use serde::Serialize;
 
 use metadata_content::record::{Dialect, Record};
 
-/// Octets of a record and its responses, whatever is in it: routes, heads, tables, a slot, a mailbox.
+/// Octets of any record and its responses: routes, heads, tables, a slot, a mailbox.
 pub const RECORD_OCTETS: usize = 20 << 10;
-/// How often the text of a record (JSON, without payloads) is held: as the record, and in documents of the dialects.
+/// Copies of a record's text (JSON, without payloads): the record itself, and the dialects' documents.
 pub const TEXT_FACTOR: usize = 10;
-/// Octets for the allocations of a payload beside what is in it.
+/// Octets of a payload's allocations beside its content.
 const CONTENT_OCTETS: usize = 512;
 
-/// Dialects with a document that has user-data and vendor-data as a JSON string.
+/// Dialects that embed user-data and vendor-data in a document as a JSON string.
 const AS_TEXT: [Dialect; 4] = [Dialect::DigitalOcean, Dialect::UpCloud, Dialect::Vultr, Dialect::Nwcs];
-/// Dialects that have them as base64, which they share; [`Dialect::Gce`] only what is no text.
+/// Dialects that serve them as base64, which they share. [`Dialect::Gce`] does so only for binary content.
 const AS_BASE64: [Dialect; 3] = [Dialect::Azure, Dialect::Oracle, Dialect::Akamai];
-/// Dialects with vendor-data in a document of their own.
+/// Dialects that serve vendor-data in a separate document.
 const WITH_VENDOR_DATA: [Dialect; 2] = [Dialect::OpenStack, Dialect::Hetzner];
-/// Octets around gzip where only text can be.
+/// Octets that wrap gzip data in a text field.
 const WRAPPING: usize = 128;
 
-/// Tells contents apart by a hash that no guest can foresee. Two alike by chance would be counted once.
+/// Distinguishes contents by a keyed hash, which no guest can predict. Two contents that collide by chance would be
+/// charged once.
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::default);
 
-/// Octets that several records may have in common, by their hash and length.
+/// Octets that several records may share, by hash and length.
 pub(super) type Content = (u64, usize);
 
-/// What a record takes.
+/// The memory of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weight {
     own: usize,
@@ -40,7 +41,7 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// Of a record whose payloads have been read.
+    /// The memory of a record whose payloads are complete.
     #[must_use]
     pub fn of(record: &Record) -> Self {
         let mut text = record.clone();
@@ -61,13 +62,13 @@ impl Weight {
         Self { own, contents: seen }
     }
 
-    /// Octets that no other record shares.
+    /// Octets that it shares with no other record.
     #[must_use]
     pub fn own(&self) -> usize {
         self.own
     }
 
-    /// All of it, for a record that shares nothing.
+    /// All its octets, as if it shared nothing.
     #[must_use]
     pub fn alone(&self) -> usize {
         self.own + self.contents.iter().map(|(_, octets)| octets).sum::<usize>()
@@ -78,8 +79,8 @@ impl Weight {
     }
 }
 
-/// What a payload takes: as it is, and as dialects write it into their documents. User-data and vendor-data that are the
-/// same octets are one content, so either may be what is written.
+/// The memory of a payload: its octets, and its copies in the dialects' documents. Equal user-data and vendor-data are
+/// one content, so the copies of either may be charged.
 fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
     let mut taken = octets.len() + CONTENT_OCTETS;
     if !in_documents {
@@ -102,7 +103,7 @@ fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
     taken
 }
 
-/// Length in a JSON string.
+/// Octets of a text as a JSON string.
 fn escaped(octets: &[u8]) -> usize {
     let written = |octet: &u8| match octet {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
@@ -116,7 +117,7 @@ fn as_base64(octets: usize) -> usize {
     octets.div_ceil(3) * 4
 }
 
-/// Length as JSON, without the JSON.
+/// Octets of a value as JSON, without writing the JSON.
 pub(crate) fn length(value: &impl Serialize) -> usize {
     struct Count(usize);
     impl io::Write for Count {
@@ -130,7 +131,7 @@ pub(crate) fn length(value: &impl Serialize) -> usize {
         }
     }
     let mut count = Count(0);
-    // Fails for a path that is no UTF-8, after most of it: what is missing is short.
+    // A path that is not UTF-8 fails the writer, but only the last few octets are then missing.
     _ = serde_json::to_writer(&mut count, value);
     count.0
 }

@@ -20,12 +20,12 @@ fn open(directory: &Path) -> (Mailboxes, Saves) {
     Mailboxes::open(directory, Outbox::detached()).expect("a state directory")
 }
 
-/// What an agent that starts now finds for the VM.
+/// What a new agent finds for the VM.
 fn found_after_restart(directory: &Path) -> Arc<Mailbox> {
     open(directory).0.get(&uuid())
 }
 
-/// Sets one of everything.
+/// Sets one value of each kind.
 fn fill(mailbox: &Mailbox) {
     mailbox.note_record("web", Some("secret"));
     mailbox.take_password();
@@ -68,7 +68,7 @@ async fn what_a_vm_wrote_survives_a_restart_in_a_private_file() {
     let (mailboxes, saves) = open(&directory);
     let mailbox = mailboxes.get(&uuid());
     fill(&mailbox);
-    // The saver ends when nobody can change anything any more.
+    // The saver ends once nothing can change a mailbox.
     drop((mailbox, mailboxes));
     save(saves).await;
     let file = directory.join(format!("{UUID}.json"));

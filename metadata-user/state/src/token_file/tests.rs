@@ -57,7 +57,7 @@ fn a_former_key_is_worth_nothing_after_the_overlap() {
     let keyring = open(&path);
     let rotated = NOW + MONTH.as_secs();
     let end = rotated + u64::from(Kind::Aws.longest_ttl_seconds());
-    // As one who learnt the former key would: signed with it, good for long after it was given up.
+    // An attacker with the former key signs a token that is valid long after the key's end.
     let stolen = keyring.mint(Kind::Aws, VM, 21_600, end);
     assert!(rotate_if_older(&keyring, &path, MONTH, rotated).expect("due"));
     assert!(keyring.verify(Kind::Aws, VM, stolen.as_bytes(), end - 1));

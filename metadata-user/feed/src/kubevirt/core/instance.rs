@@ -14,32 +14,32 @@ use crate::{FeedError, FeedEvent};
 use metadata_base::port::PortName;
 use metadata_content::record::Record;
 
-/// What is known and has been told of it.
+/// The state of an instance, and what was published of it.
 pub(super) struct Instance {
-    /// Its name towards the agent.
+    /// Its key in feed events.
     pub(super) key: String,
     uid: PodUid,
-    /// When the pod was heard of first.
+    /// When the pod first appeared in the VMI.
     pub(super) since: Instant,
-    /// Once its launcher has been found.
+    /// The pod, once its launcher is found.
     pub(super) pod: Option<Pod>,
-    /// Once it was looked for in vain.
+    /// Set once a search found no launcher.
     pub(super) absent: bool,
-    /// The volumes its data is in, there or not.
+    /// The volumes that hold its data, whether they exist or not.
     pub(super) volumes: BTreeSet<String>,
-    /// The MAC its pod's inlet was asked for with.
+    /// The source MAC last requested for its pod's inlet.
     pub(super) inlet: Option<Mac>,
-    /// The record that was told.
+    /// The last published record.
     pub(super) record: Option<Arc<Record>>,
-    /// Who was said to be expected, while there is no record.
+    /// The identities last published as expected, while there is no record.
     expected: Vec<(PortName, Mac)>,
-    /// Why its launcher is not known, if that is a fault.
+    /// Why its launcher is unknown, if that is a fault.
     pub(super) missing: Option<Problem>,
-    /// What keeps its record from being complete.
+    /// The problems of the last translation.
     pub(super) problems: Vec<Problem>,
-    /// What was said of problems last.
+    /// The text of the problems last published.
     complaint: Option<String>,
-    /// What was reported last.
+    /// The reason and message last reported.
     reported: Option<(Reason, String)>,
     ended: bool,
 }
@@ -69,50 +69,51 @@ impl Instance {
         self.pod.is_some() && !self.ended
     }
 
-    /// True once it is known whether its launcher runs, and its inlet is ready if it is to have one.
+    /// True once the first search for its launcher has a result, and its inlet, if it needs one, is ready.
     pub(super) fn is_settled(&self) -> bool {
         let has_inlet = |pod: &Pod| self.inlet.is_none() || pod.has_inlet();
         self.pod.as_ref().map_or(self.absent, has_inlet) || self.ended
     }
 
-    /// True while there may be a record soon: its launcher has not been found, or data is not there yet.
+    /// True while a record may follow soon: the launcher is not found yet, or data has not arrived yet.
     pub(super) fn awaits(&self) -> bool {
         let pending = || !self.expected.is_empty() || self.problems.iter().any(Problem::may_pass);
         !self.ended && self.record.is_none() && (self.pod.is_none() || pending())
     }
 
-    /// All that is wrong.
+    /// All current problems.
     pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.missing.iter().chain(&self.problems)
     }
 
-    /// True once its launcher has ended, or it was let go.
+    /// True once its launcher has ended or the instance was dropped.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// True when it has no room, and this much were enough.
+    /// True if it lacks memory for its record and `free` octets suffice.
     pub(super) fn lacks_at_most(&self, free: usize) -> bool {
         let lacks = |problem: &Problem| matches!(problem, Problem::Room(no_room) if no_room.wants <= free);
         !self.ended && self.problems.iter().any(lacks)
     }
 
-    /// The outcome, if there is room for it. Without room its NICs are expected to be served later.
+    /// Returns the outcome if there is memory for its record. Otherwise notes the problem and expects the record's
+    /// identities.
     pub(super) fn admitted(&mut self, outcome: Outcome, former: &[Problem], admit: &Admit) -> Outcome {
         let Outcome::Record(record) = outcome else { return outcome };
         let Err(no_room) = admit(&self.key, &record) else { return Outcome::Record(record) };
-        // Said once, though others come and go meanwhile.
-        let said = former.iter().find(
+        // The figures of others change meanwhile; keep the first message, so that it is published only once.
+        let same = former.iter().find(
             |problem| matches!(problem, Problem::Room(former) if former.wants == no_room.wants && former.limit == no_room.limit),
         );
-        self.problems.push(said.cloned().unwrap_or(Problem::Room(no_room)));
+        self.problems.push(same.cloned().unwrap_or(Problem::Room(no_room)));
         let nics = record.network.nics.iter();
         Outcome::Expect(nics.filter_map(|nic| Some((nic.port.as_ref()?.into(), nic.mac?.0))).collect())
     }
 
-    /// Notes an outcome. Returns what is to be told, if it says something new. A record that was good stays when nothing
-    /// can be made of what is there now: volumes go before their pod does.
-    pub(super) fn tell(&mut self, outcome: Outcome, generation: u64) -> Option<FeedEvent> {
+    /// Notes an outcome, and returns an event if something changed. A good record stays when the data no longer gives
+    /// one, because kubelet removes a pod's volumes before the pod.
+    pub(super) fn publish(&mut self, outcome: Outcome, generation: u64) -> Option<FeedEvent> {
         let key = self.key.clone();
         match outcome {
             Outcome::Record(mut record) => {
@@ -138,7 +139,8 @@ impl Instance {
         }
     }
 
-    /// Tells of problems that are new, or that there are none any more. Those that may pass count once they had time to.
+    /// Publishes problems that changed, or that none are left. Problems that may pass by themselves count only if `all`
+    /// is set.
     pub(super) fn complain(&mut self, vmi: &Vmi, all: bool) -> Vec<Action> {
         let problems = self.problems().filter(|problem| all || !problem.may_pass());
         let text = problems.map(ToString::to_string).collect::<Vec<_>>().join("; ");
@@ -149,7 +151,7 @@ impl Instance {
             actions.push(Action::Tell(FeedEvent::Rejected { key, error }));
             self.complaint = Some(text.clone());
         } else if text.is_empty() && self.complaint.take().is_some() {
-            // The same state again clears the complaint.
+            // Publishing the same state again clears the complaint.
             actions.push(Action::Tell(match &self.record {
                 Some(record) => FeedEvent::Upsert { key, record: Arc::clone(record) },
                 None if self.expected.is_empty() => FeedEvent::Remove { key },
@@ -161,7 +163,7 @@ impl Instance {
     }
 
     fn report(&mut self, vmi: &Vmi, complaint: String) -> Option<Report> {
-        let said = match &self.record {
+        let report = match &self.record {
             _ if !complaint.is_empty() => (Reason::Degraded, complaint),
             Some(record) => {
                 let nics = record.network.nics.len();
@@ -169,20 +171,21 @@ impl Instance {
             }
             None => return None,
         };
-        if self.reported.as_ref() == Some(&said) {
+        if self.reported.as_ref() == Some(&report) {
             return None;
         }
-        self.reported = Some(said.clone());
-        Some(Report::of(vmi, said.0, said.1))
+        self.reported = Some(report.clone());
+        Some(Report::of(vmi, report.0, report.1))
     }
 
-    /// Ends it. What is to be done about that, once.
+    /// Ends the instance. Returns the actions that follow from it the first time, and none after.
     pub(super) fn end(&mut self) -> Vec<Action> {
         if std::mem::replace(&mut self.ended, true) {
             return Vec::new();
         }
-        let told = self.record.take().is_some() || !self.expected.is_empty() || self.complaint.is_some();
-        let remove = told.then(|| Action::Tell(FeedEvent::Remove { key: self.key.clone() }));
+        let is_published =
+            self.record.take().is_some() || !self.expected.is_empty() || self.complaint.is_some();
+        let remove = is_published.then(|| Action::Tell(FeedEvent::Remove { key: self.key.clone() }));
         remove.into_iter().chain([Action::Leave(self.uid.clone())]).collect()
     }
 }

@@ -1,18 +1,18 @@
-//! What the owner of a VMI is told.
+//! Reports for the owner of a VMI, as Kubernetes Events.
 
 use crate::kubevirt::Vmi;
 
-/// The reason of an Event.
+/// The reason field of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// `ImdsReady`
+    /// `ImdsReady`: the VM is served.
     Ready,
-    /// `ImdsDegraded`
+    /// `ImdsDegraded`: the VM is not served, or not completely.
     Degraded,
 }
 
 impl Reason {
-    /// As the Event says it.
+    /// The reason as the Event spells it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -21,7 +21,7 @@ impl Reason {
         }
     }
 
-    /// The Event's type.
+    /// The Event's type: `Normal` or `Warning`.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -38,11 +38,11 @@ pub struct Report {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its UID.
+    /// Its UID, so that the Event belongs to this VMI and not to a later one of its name.
     pub uid: String,
-    /// Why.
+    /// Whether the VM is served or degraded.
     pub reason: Reason,
-    /// In words.
+    /// The message for the owner.
     pub message: String,
 }
 

@@ -1,8 +1,8 @@
-//! What a VM is told, from its VMI and the volumes kubelet has mounted for its pod.
+//! The data of a VM, from its VMI and from the volumes that kubelet mounts in its pod.
 //!
-//! Each Secret is read where its pod has it, so that the agent needs no right to read Secrets. The names of the volumes
-//! are KubeVirt's (`pkg/virt-controller/services/rendervolumes.go`), and those of [`annotations`] for what only
-//! annotations name.
+//! The agent reads each Secret in the pod's volume, so that it needs no right to read Secrets by the API. KubeVirt
+//! names the volumes (`pkg/virt-controller/services/rendervolumes.go`). [`annotations`] names those that only
+//! annotations ask for.
 
 use std::collections::BTreeMap;
 
@@ -15,16 +15,16 @@ use crate::kubevirt::vmi::{CloudInit, LocalRef, Vmi};
 use crate::kubevirt::{Options, annotations};
 use metadata_content::record::{USER_DATA_MAX, is_network_config, is_network_data};
 
-/// Keys of custom metadata of one VM (VEP 100).
+/// Most keys of custom metadata of one VM (VEP 100).
 pub const METADATA_KEYS: usize = 16;
-/// Characters of one value of it (VEP 100).
+/// Most characters of one custom metadata value (VEP 100).
 pub const METADATA_CHARS: usize = 256;
 
-/// Keys of an annotated Secret or ConfigMap, in the order they are tried.
+/// Keys of an annotated Secret or ConfigMap; the first that exists counts.
 const USER_KEYS: [&str; 3] = ["user-data", "userdata", "userData"];
 const VENDOR_KEYS: [&str; 3] = ["vendor-data", "vendordata", "vendorData"];
 
-/// What has been found.
+/// The data found for a VM.
 #[derive(Default, PartialEq)]
 pub(super) struct Data {
     pub(super) user: Option<Bytes>,
@@ -35,7 +35,8 @@ pub(super) struct Data {
     pub(super) token: Option<Bytes>,
 }
 
-/// A network document, as text. The form decides which it is: KubeVirt looks into neither, and puts it on either disk.
+/// A network document as text. Its content decides its kind, because KubeVirt inspects neither and puts it on either
+/// disk.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Network {
     /// cloud-init's network-config.
@@ -44,16 +45,16 @@ pub(super) enum Network {
     Data(String),
 }
 
-/// The places data comes from.
+/// The sources of a VM's data.
 pub(super) struct Places<'a> {
     pub(super) vmi: &'a Vmi,
     pub(super) read: &'a dyn Fn(&str) -> Result<Option<Files>, String>,
     pub(super) options: &'a Options,
 }
 
-/// Reads all there is.
+/// Reads all data of a VM.
 pub(super) fn data(places: &Places<'_>, problems: &mut Vec<Problem>) -> Data {
-    // The first counts, as in KubeVirt (ReadCloudInitVolumeDataSource).
+    // The first volume counts, as in KubeVirt (ReadCloudInitVolumeDataSource).
     let mut volumes = places.vmi.spec.volumes.iter();
     let cloud_init = volumes.find_map(|volume| Some((volume.name.as_str(), volume.cloud_init()?)));
     let mut taken = |found: Found| {
@@ -75,11 +76,11 @@ pub(super) fn data(places: &Places<'_>, problems: &mut Vec<Problem>) -> Data {
     Data { user, vendor, network, keys, metadata, token: places.token() }
 }
 
-/// A payload that may be absent.
+/// A payload, if the VM has it.
 type Found = Result<Option<Bytes>, Problem>;
 
 impl Places<'_> {
-    /// What a volume of the pod holds.
+    /// The files of a volume of the pod.
     fn files(&self, field: &'static str, volume: &str) -> Result<Files, Problem> {
         let volume = || volume.to_owned();
         match (self.read)(&volume()) {
@@ -89,7 +90,7 @@ impl Places<'_> {
         }
     }
 
-    /// An annotation's text, then what an annotation names, then the cloud-init volume's.
+    /// Takes the annotation's text, else the object that an annotation names, else the cloud-init volume.
     fn user_data(&self, cloud_init: Option<(&str, &CloudInit)>) -> Found {
         let named = [annotations::USER_DATA_SECRET, annotations::USER_DATA_CONFIGMAP];
         let annotated = self.annotated("user-data", annotations::USER_DATA, named, &USER_KEYS)?;
@@ -127,7 +128,7 @@ impl Places<'_> {
         })
     }
 
-    /// What annotations say of a payload: text, or the name of a Secret or ConfigMap that the pod has as a volume.
+    /// The payload of annotations: the text of one, or the Secret or ConfigMap that another names and the pod mounts.
     fn annotated(
         &self,
         field: &'static str,
@@ -149,10 +150,10 @@ impl Places<'_> {
         }
     }
 
-    /// A Secret wins over what stands in the VMI.
+    /// A Secret takes precedence over a value in the VMI.
     fn cloud_init(&self, from: &CloudInitField<'_>) -> Found {
         let field = from.field;
-        // Plain text first, as in KubeVirt (readRawOrBase64Data).
+        // Plain text takes precedence over base64, as in KubeVirt (readRawOrBase64Data).
         let inline = match (from.inline, from.base64) {
             (Some(text), _) if !text.is_empty() => Some(Bytes::from(text.to_owned())),
             (_, Some(packed)) if !packed.is_empty() => {
@@ -172,7 +173,7 @@ impl Places<'_> {
         }
     }
 
-    /// The keys of all Secrets in the order of the VMI, each line one.
+    /// The keys of all Secrets in the order of the VMI, one for each line.
     fn public_keys(&self, problems: &mut Vec<Problem>) -> Vec<String> {
         let credentials = self.vmi.spec.access_credentials.iter();
         let by_metadata = credentials.filter_map(|credential| credential.ssh_public_key.as_ref());
@@ -197,7 +198,8 @@ impl Places<'_> {
         keys
     }
 
-    /// Custom metadata: the VMI's, over it the Secret's. What cannot be served is left out and told.
+    /// Custom metadata: the VMI's, then the Secret's, which replaces equal keys. Values that cannot be served become
+    /// problems.
     fn metadata(
         &self,
         cloud_init: Option<(&str, &CloudInit)>,
@@ -217,7 +219,7 @@ impl Places<'_> {
         for (key, value) in all {
             match custom(&key, &value) {
                 _ if kept.len() == METADATA_KEYS => {
-                    problems.push(Problem::Metadata { key, reason: "16 keys are the most" });
+                    problems.push(Problem::Metadata { key, reason: "expected at most 16 keys" });
                 }
                 Ok(value) => _ = kept.insert(key, value),
                 Err(reason) => problems.push(Problem::Metadata { key, reason }),
@@ -226,7 +228,7 @@ impl Places<'_> {
         kept
     }
 
-    /// The service account's token. It comes when kubelet has fetched it, and is no condition for anything else.
+    /// The service account's token. kubelet may mount it late, so nothing else waits for it.
     fn token(&self) -> Option<Bytes> {
         self.options.tokens.iter().find_map(|place| {
             let (volume, file) = place.split_once('/')?;
@@ -235,7 +237,7 @@ impl Places<'_> {
     }
 }
 
-/// A field of a cloud-init volume in its three forms.
+/// A field of a cloud-init volume, in its three forms.
 struct CloudInitField<'a> {
     field: &'static str,
     base64_field: &'static str,
@@ -246,14 +248,14 @@ struct CloudInitField<'a> {
     keys: &'static [&'static str],
 }
 
-/// The volume of an access credential's Secret. Names of up to 51 octets have been used as they are ever since; KubeVirt
-/// after 1.9 shortens longer ones, with which no pod could be made before (SanitizeAccessCredentialVolumeName).
+/// The volume of an access credential's Secret. Every KubeVirt uses names of up to 51 octets unchanged. Before 1.9 pods
+/// with longer names failed; later versions shorten them (SanitizeAccessCredentialVolumeName).
 fn credential_volume(secret: &str) -> String {
     const SUFFIX: &str = "access-cred";
-    /// A DNS label's (RFC 1123 §2.1).
+    /// Longest DNS label (RFC 1123 §2.1).
     const OCTETS: usize = 63;
     let name = format!("{secret}-{SUFFIX}");
-    // Two hyphens and the eight digits of FNV-1a's 32 bits (RFC 9923) beside the suffix.
+    // Reserve two hyphens and eight digits for FNV-1a's 32 bits (RFC 9923).
     match secret.get(..OCTETS - SUFFIX.len() - 10) {
         Some(start) if name.len() > OCTETS => {
             let hash = secret
@@ -286,7 +288,7 @@ fn bounded(field: &'static str, octets: Bytes) -> Result<Bytes, Problem> {
     }
 }
 
-/// Text that clients take for a network document.
+/// The kind of a network document, as clients detect it.
 fn in_form(octets: &[u8]) -> Option<Network> {
     let text = std::str::from_utf8(octets).ok()?;
     match text.into() {
@@ -301,19 +303,19 @@ fn lines(text: &str) -> impl Iterator<Item = String> {
     lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned)
 }
 
-/// A custom key's value, if it can be served.
+/// Checks the value of a custom key.
 fn custom(key: &str, value: &[u8]) -> Result<String, &'static str> {
     let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     if key.is_empty() || key.len() > METADATA_CHARS || !key.bytes().all(named) {
         return Err("expected letters, digits, `.`, `_` and `-`");
     }
     if metadata_content::record::RESERVED_KEYS.contains(&key) {
-        return Err("it is one that is given anyway");
+        return Err("the service sets this key itself");
     }
     let value = std::str::from_utf8(value).map_err(|_| "expected text")?;
     match value.chars().count() {
         0..=METADATA_CHARS => Ok(value.to_owned()),
-        _ => Err("256 characters are the most"),
+        _ => Err("expected at most 256 characters"),
     }
 }
 
@@ -322,7 +324,7 @@ mod tests {
     use super::credential_volume;
 
     #[test]
-    fn a_credentials_volume_has_kubevirts_name_however_long_the_secrets_is() {
+    fn a_credentials_volume_has_kubevirts_name_for_secrets_of_any_length() {
         let long = format!("team-a-{}", "x".repeat(50));
         assert_eq!(credential_volume("bob"), "bob-access-cred");
         assert_eq!(credential_volume(&long[..51]), format!("{}-access-cred", &long[..51]));

@@ -1,4 +1,4 @@
-//! From a VMI and its pod to what is told the agent. Nothing here reads anything but through its arguments.
+//! Translates a VMI and its pod into a record. This module reads only through its arguments.
 
 mod data;
 mod names;
@@ -31,32 +31,32 @@ pub type Files = BTreeMap<String, Bytes>;
 
 /// The service account of a pod that names none.
 const DEFAULT_ACCOUNT: &str = "default";
-/// Longest host name, in octets (RFC 1123 §2.1); KubeVirt cuts there as well.
+/// Longest host name in octets (RFC 1123 §2.1); KubeVirt cuts at the same length.
 const HOSTNAME_OCTETS: usize = 63;
 
-/// What a VMI comes to.
+/// The result of a translation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Translation {
-    /// What can be told.
+    /// What to publish.
     pub outcome: Outcome,
-    /// What cannot be served, or not yet.
+    /// The parts that cannot be served, or not yet.
     pub problems: Vec<Problem>,
-    /// The pod is to have an inlet, whose frames come from this MAC.
+    /// The source MAC of the inlet that the pod needs, if it needs one.
     pub inlet: Option<Mac>,
 }
 
-/// What can be told of a VMI.
+/// What to publish for a VMI.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// Everything is there. Its generation is 0: who tells it knows what was told before.
+    /// The complete record, with generation 0: the caller knows the last generation.
     Record(Box<Record>),
-    /// It is known who will ask, and not yet with what to answer.
+    /// The identities are known, but their data is not complete yet.
     Expect(Vec<(PortName, Mac)>),
-    /// There is no NIC that can be served.
+    /// No NIC can be served.
     Unserved,
 }
 
-/// True for a VMI that is to be served at all.
+/// True if the options and the VMI's annotations ask for service.
 #[must_use]
 pub fn is_wanted(vmi: &Vmi, options: &Options) -> bool {
     let named = options.namespaces.is_empty() || options.namespaces.contains(&vmi.metadata.namespace);
@@ -65,8 +65,8 @@ pub fn is_wanted(vmi: &Vmi, options: &Options) -> bool {
     named && enabled && !vmi.is_final()
 }
 
-/// Makes the record of a VMI in a pod. `read` gives the files of one of the pod's volumes, `None` while it has none of
-/// that name, and an error in words that repeat nothing of what is in it.
+/// Makes the record of a VMI in a pod. `read` returns the files of one of the pod's volumes, or `None` if the volume
+/// does not exist. Its error text must not repeat any content.
 #[must_use]
 pub fn translate(
     vmi: &Vmi,
@@ -98,7 +98,7 @@ pub fn translate(
     Translation { outcome, problems, inlet }
 }
 
-/// Puts a record together. It is read as one from a file is, so that it keeps to the same rules.
+/// Assembles the record. It goes through the parser of record files, so that the same rules apply.
 fn record(
     vmi: &Vmi,
     nics: &[Served],
@@ -113,7 +113,7 @@ fn record(
         Record::parse_within(limits, "vmi.json", &document.to_string()).map_err(|error| error.to_string())?;
     (record.user_data, record.vendor_data) = (user.map(Into::into), vendor.map(Into::into));
     record.serve = options.serve.clone();
-    // A Secret may be as large as this, and KubeVirt takes it whole.
+    // A Secret may be as large as this limit, and KubeVirt accepts it whole.
     record.serve.limits.user_data = USER_DATA_MAX;
     if let Some(token) = token
         && record.credentials.resolve(Credential::ServiceAccount, &token).is_err()
@@ -124,7 +124,7 @@ fn record(
     Ok(record)
 }
 
-/// The record's document, without payloads.
+/// The record as a document, without payloads.
 fn document(vmi: &Vmi, nics: &[Served], found: Data, options: &Options, with_token: bool) -> Value {
     let (meta, spec) = (&vmi.metadata, &vmi.spec);
     let number = tenant(&meta.namespace);
@@ -154,32 +154,32 @@ fn document(vmi: &Vmi, nics: &[Served], found: Data, options: &Options, with_tok
     if let Some(arch) = spec.architecture.as_deref().filter(|arch| !arch.is_empty()) {
         add("arch", kernel_name(arch).into());
     }
-    // Named by their places, as KubeVirt does.
+    // Names are positions, as in KubeVirt.
     let keys = found.keys.into_iter().enumerate();
     add("ssh_keys", keys.map(|(n, key)| json!({ "name": n.to_string(), "key": key })).collect());
     document
 }
 
-/// The firmware's UUID. One that KubeVirt leaves to chance cannot be known; the VMI's own then stands for it.
+/// The firmware's UUID. If KubeVirt chooses it at random, it is unknown here, and the VMI's own UID replaces it.
 fn uuid(vmi: &Vmi) -> &str {
     vmi.spec.domain.firmware.uuid.as_deref().filter(|uuid| !uuid.is_empty()).unwrap_or(&vmi.metadata.uid)
 }
 
-/// The host name KubeVirt gives (SanitizeHostname): the VMI's as it is, or the first label of its name, cut. A hyphen that
-/// ends what was cut is left out: no host name ends with one.
+/// KubeVirt's host name (SanitizeHostname): that of the VMI, or else the first label of its name, cut to the limit. It
+/// drops a trailing hyphen after the cut, because host names cannot end with one.
 fn hostname(vmi: &Vmi) -> &str {
     let given = vmi.spec.hostname.as_deref().filter(|name| !name.is_empty());
     let label = vmi.metadata.name.split('.').next().unwrap_or_default();
     given.unwrap_or_else(|| label.get(..HOSTNAME_OCTETS).unwrap_or(label).trim_end_matches('-'))
 }
 
-/// A namespace as a number of twelve digits, for clouds whose projects have one.
+/// A twelve-digit number derived from a namespace, for clouds whose projects have numbers.
 fn tenant(namespace: &str) -> u64 {
     let hash: [u8; 32] = Sha256::digest(namespace).into();
     hash.iter().take(8).fold(0_u64, |number, byte| number << 8 | u64::from(*byte)) % 1_000_000_000_000
 }
 
-/// What `uname -m` says on an architecture that Go calls otherwise.
+/// The kernel's name (`uname -m`) of an architecture in Go's spelling.
 fn kernel_name(arch: &str) -> &str {
     match arch {
         "amd64" => "x86_64",
@@ -197,7 +197,7 @@ fn network(nics: &[Served], given: Option<Network>) -> Value {
             "port": { "ifname": nic.port.ifname, "netns": nic.port.netns },
         })
     };
-    // Without a document of its own the guest does what it does on KubeVirt: DHCP on its first NIC.
+    // Without a network document the guest uses DHCP on its first NIC, as on KubeVirt.
     let mode = if given.is_some() { "raw" } else { "none" };
     let (raw, data) = match given {
         Some(Network::Config(text)) => (Some(text), None),
@@ -207,7 +207,7 @@ fn network(nics: &[Served], given: Option<Network>) -> Value {
     json!({ "mode": mode, "raw": raw, "network_data": data, "nics": nics.iter().map(nic).collect::<Vec<_>>() })
 }
 
-/// The service account of the VMI, with a place for its token where there is one.
+/// The VMI's service account, with a source for its token if one exists.
 fn account(vmi: &Vmi, with_token: bool) -> Value {
     let volumes = vmi.spec.volumes.iter().filter_map(|volume| volume.service_account.as_ref());
     let volumes = volumes.map(|account| account.service_account_name.as_str());

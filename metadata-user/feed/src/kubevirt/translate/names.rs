@@ -1,31 +1,30 @@
-//! What a NIC's devices in its pod may be called.
+//! The possible names of a NIC's devices in its pod.
 
 use std::collections::BTreeSet;
 
 use crate::kubevirt::vmi::Vmi;
 use crate::pods::names_of;
 
-/// What a NIC's devices may be called, the likeliest first.
+/// The possible names of a NIC's devices, the most likely first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Names {
     /// Its tap.
     pub(super) taps: Vec<String>,
-    /// The NIC of the pod whose MAC the guest has when it is given none.
+    /// The pod's NIC, from which the guest takes its MAC if the VMI gives none.
     pub(super) pod_nics: Vec<String>,
 }
 
-/// The names of the devices of the NIC on a network of the VMI.
+/// Returns the device names of the NIC on a network of the VMI.
 ///
-/// Pods made before KubeVirt 0.59 count their secondary networks, later ones hash the network's name. Both stay what
-/// they are as long as the VM runs, through migrations too, and nothing in the VMI tells which it is but, later, its
-/// status.
+/// KubeVirt before 0.59 numbers secondary networks; later versions hash the network's name. Each name stays for the
+/// life of the VM, through migrations too. Only the VMI's status shows which scheme applies, and it arrives late.
 pub(super) fn names(vmi: &Vmi, network: &str) -> Names {
     let told = vmi.status.interfaces.iter().find(|there| there.name.as_deref() == Some(network));
     let told = told.and_then(|there| there.pod_interface_name.clone()).filter(|name| !name.is_empty());
     let mut secondary = vmi.spec.networks.iter().filter(|network| network.is_secondary());
     let at = secondary.position(|there| there.name == network);
     let usual = names_of(network, at.map(|at| at + 1));
-    // The primary tap has its name whatever the pod's NIC is called; the others are named after theirs.
+    // The primary tap's name is fixed; the others derive from the pod NIC's name.
     let by_status = told.as_deref().filter(|_| at.is_some()).and_then(|nic| nic.get(3..));
     let by_status = by_status.map(|rest| format!("tap{rest}"));
     Names {
@@ -34,7 +33,7 @@ pub(super) fn names(vmi: &Vmi, network: &str) -> Names {
     }
 }
 
-/// What the status says is mostly what is usual.
+/// Removes duplicates: the names from the status usually equal the usual ones.
 fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     names.filter(|name| seen.insert(name.clone())).collect()
@@ -47,7 +46,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_nic_is_looked_for_under_every_name_kubevirt_gives() {
+    fn a_nic_is_found_under_every_name_kubevirt_gives() {
         let vmi = Vmi::from_value(json!({
             "spec": {"networks": [
                 {"name": "red", "multus": {"networkName": "r"}},
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_primary_networks_tap_has_its_name_whatever_the_pods_nic_is_called() {
+    fn the_primary_networks_tap_has_a_fixed_name() {
         let vmi = Vmi::from_value(json!({
             "spec": {"networks": [{"name": "udn", "multus": {"networkName": "u", "default": true}}]},
             "status": {"interfaces": [{"name": "udn", "podInterfaceName": "ovn-udn1"}]},

@@ -1,4 +1,4 @@
-//! A VMI's NICs: which are served, on which tap, with which MAC.
+//! A VMI's NICs: which can be served, on which tap, with which MAC.
 
 use metadata_common::mac::Mac;
 
@@ -10,7 +10,7 @@ use crate::pods::{Pod, TapKind};
 use metadata_base::port::PortName;
 use metadata_links::inlet;
 
-/// A NIC that is served.
+/// A NIC that can be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Served {
     pub(super) name: String,
@@ -18,15 +18,15 @@ pub(super) struct Served {
     pub(super) mac: Mac,
 }
 
-/// The NICs of a VMI.
+/// The result for all NICs of a VMI.
 pub(super) struct Nics {
-    /// Those that can be served as things are, in the order of the VMI.
+    /// The NICs that can be served now, in the order of the VMI.
     pub(super) served: Vec<Served>,
-    /// The guest's MAC, where the pod is to have an inlet.
+    /// The guest's MAC, if the pod needs an inlet.
     pub(super) inlet: Option<Mac>,
 }
 
-/// The NICs that can be served, and how.
+/// Finds the NICs that can be served, and notes a problem for each other one.
 pub(super) fn nics(vmi: &Vmi, pod: &Pod, options: &Options, problems: &mut Vec<Problem>) -> Nics {
     let devices = &vmi.spec.domain.devices;
     let implied = [Interface::implied()];
@@ -65,13 +65,13 @@ fn serve(
     };
     let find =
         |names: &[String]| names.iter().find_map(|name| pod.taps.iter().find(|tap| tap.ifname == *name));
-    // Where a plugin makes no device of the tap's name, KubeVirt takes the pod's NIC (TapLibvirtSpecGenerator).
+    // If a plugin makes no device of the tap's name, KubeVirt uses the pod's NIC (TapLibvirtSpecGenerator).
     let there = find(&names.taps).or_else(|| plugin.and_then(|_| find(&names.pod_nics)));
     let ifname = match (there, plugin) {
         (Some(tap), _) if tap.kind == TapKind::Tap => tap.ifname.clone(),
         (Some(device), _) => return Err(Problem::NoTap { nic: name(), device: device.ifname.clone() }),
         (None, Some(plugin)) if is_passt(plugin, options) => return by_passt(nic, &names, pod, inlet),
-        // What a plugin makes is known once it is there, what KubeVirt makes before.
+        // A plugin's device is known once it exists; the name of KubeVirt's own is known before.
         (None, Some(plugin)) => {
             return Err(Problem::PluginTap { nic: name(), plugin: plugin.to_owned(), taps: names.taps });
         }
@@ -81,13 +81,13 @@ fn serve(
     Ok(Served { name: name(), port: PortName { ifname, netns: Some(pod.netns.clone()) }, mac })
 }
 
-/// True for a plugin that stands for a guest as KubeVirt's own passt does.
+/// True for a plugin that runs passt, as KubeVirt's own binding does.
 fn is_passt(plugin: &str, options: &Options) -> bool {
     options.passt == Passt::Listen && options.passt_plugins.iter().any(|name| name == plugin)
 }
 
-/// A NIC that passt stands for: it has no device, and is served on the pod's inlet. What an inlet sends comes from one
-/// MAC, the first such NIC's; several of them are one pod, and so one identity.
+/// A NIC on passt has no device; the pod's inlet serves it. An inlet sends from one MAC, that of the first NIC. Several
+/// such NICs share the pod, and so are one identity.
 fn by_passt(nic: &Interface, names: &Names, pod: &Pod, wanted: &mut Option<Mac>) -> Result<Served, Problem> {
     let mac = mac(nic, names, pod)?;
     wanted.get_or_insert(mac);
@@ -98,11 +98,11 @@ fn by_passt(nic: &Interface, names: &Names, pod: &Pod, wanted: &mut Option<Mac>)
     Ok(Served { name: nic.name.clone(), port, mac })
 }
 
-/// The MAC the guest speaks with: its own, or that of the pod's NIC. A bridged pod's NIC has moved away, and the dummy in
-/// its place has kept the name and the MAC.
+/// The MAC the guest sends from: that of the VMI's NIC, or that of the pod's NIC. In a bridged pod a dummy device
+/// replaces the moved NIC and keeps its name and MAC.
 fn mac(nic: &Interface, names: &Names, pod: &Pod) -> Result<Mac, Problem> {
     if let Some(text) = nic.mac_address.as_deref().filter(|text| !text.is_empty()) {
-        // `net.ParseMAC` takes hyphens, too.
+        // Go's `net.ParseMAC` accepts hyphens too.
         let mac = text.replace('-', ":").parse().ok();
         let mac = mac.filter(|mac: &Mac| !mac.is_group() && *mac != Mac::default());
         return mac.ok_or_else(|| Problem::BadMac { nic: nic.name.clone() });

@@ -1,19 +1,19 @@
-//! What keeps a VM, or a part of it, from being served.
+//! The reasons why a VM, or a part of it, is not served.
 
 use crate::room::NoRoom;
 
-/// A problem, in words for its owner. None repeats what a Secret, or user-data, holds.
+/// A problem, with a message for the VM's owner. No message repeats the content of a Secret or of user-data.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Problem {
-    /// The pod's launcher is not found, so that no tap of the VM is known.
-    #[error("the launcher of pod `{pod}` is not found, and is looked for on: {reason}")]
+    /// The pod's launcher is not found, so the VM's taps are unknown.
+    #[error("the launcher of pod `{pod}` is not found yet; the agent keeps looking: {reason}")]
     Launcher {
         /// The pod's UID.
         pod: String,
-        /// Why the last look failed.
+        /// Why the last search failed.
         reason: String,
     },
-    /// The agent follows too many pods or volumes to follow this one.
+    /// A limit keeps the agent from watching this pod or one of its volumes.
     #[error("pod `{pod}`: {reason}")]
     Unfollowed {
         /// The pod's UID.
@@ -21,7 +21,7 @@ pub enum Problem {
         /// Which limit is reached.
         reason: String,
     },
-    /// A NIC has no tap by its binding.
+    /// The NIC's binding has no tap.
     #[error(
         "NIC `{nic}`: binding `{binding}` is not served, for it has no tap; use masquerade, bridge or a plugin with \
          a tap for the NIC that asks for metadata"
@@ -32,7 +32,7 @@ pub enum Problem {
         /// The binding's name in the VMI.
         binding: String,
     },
-    /// A NIC that passt stands for, which is not asked for.
+    /// The NIC is on passt, and the options do not serve passt.
     #[error(
         "NIC `{nic}`: binding `{binding}` is not served, for it has no tap; use masquerade, bridge or a plugin with \
          a tap for the NIC that asks for metadata, or have the agent serve the pod's own sockets by \
@@ -44,7 +44,7 @@ pub enum Problem {
         /// The binding's name in the VMI.
         binding: String,
     },
-    /// The way in for what passt sends is not there yet.
+    /// The inlet for the NIC on passt does not exist yet.
     #[error(
         "NIC `{nic}`: its pod has no inlet yet for what passt sends; the agent's log says why if it stays so"
     )]
@@ -52,7 +52,7 @@ pub enum Problem {
         /// The NIC.
         nic: String,
     },
-    /// A plugin's device is of another kind.
+    /// The plugin's device is not a tap.
     #[error(
         "NIC `{nic}`: expected a tap, found `{device}` of another kind: what its guest sends passes no XDP program"
     )]
@@ -62,34 +62,34 @@ pub enum Problem {
         /// The device.
         device: String,
     },
-    /// A plugin has not made a tap yet, and may never.
+    /// The plugin's tap does not exist yet, and may never exist.
     #[error("NIC `{nic}`: expected a tap `{}` of binding plugin `{plugin}`, found none yet", taps.join("` or `"))]
     PluginTap {
         /// The NIC.
         nic: String,
         /// The plugin.
         plugin: String,
-        /// What the tap may be called.
+        /// The possible names of the tap.
         taps: Vec<String>,
     },
-    /// A NIC's MAC is not known yet.
+    /// The NIC's MAC is not known yet.
     #[error("NIC `{nic}`: no `macAddress`, and expected a NIC `{}` in the pod to take it from, found none yet", pod_nics.join("` or `"))]
     NoMac {
         /// The NIC.
         nic: String,
-        /// What the pod's NIC may be called.
+        /// The possible names of the pod's NIC.
         pod_nics: Vec<String>,
     },
-    /// A NIC's MAC is none.
-    #[error("NIC `{nic}`: `macAddress` is no MAC address of one station")]
+    /// The NIC's `macAddress` is not a unicast MAC.
+    #[error("NIC `{nic}`: `macAddress` is not the MAC address of one station")]
     BadMac {
         /// The NIC.
         nic: String,
     },
-    /// A volume of the pod is not there yet.
-    #[error("{field}: volume `{volume}` of the pod is not there yet")]
+    /// A volume of the pod does not exist yet.
+    #[error("{field}: volume `{volume}` of the pod does not exist yet")]
     Volume {
-        /// What is in it.
+        /// The field it is for.
         field: &'static str,
         /// Its name.
         volume: String,
@@ -97,75 +97,75 @@ pub enum Problem {
     /// A volume of the pod cannot be read.
     #[error("{field}: volume `{volume}` of the pod cannot be read: {reason}")]
     Unreadable {
-        /// What is in it.
+        /// The field it is for.
         field: &'static str,
         /// Its name.
         volume: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A Secret or ConfigMap lacks what it is named for.
+    /// A Secret or ConfigMap lacks the expected key.
     #[error("{field}: expected a key {keys} in volume `{volume}`, found none of them")]
     Key {
-        /// What should be there.
+        /// The field it is for.
         field: &'static str,
         /// The volume.
         volume: String,
-        /// Keys that would do.
+        /// The keys that would serve.
         keys: &'static str,
     },
-    /// No base64.
+    /// A field is not base64.
     #[error("{field}: expected standard base64, found something else")]
     Base64 {
-        /// Which field.
+        /// The field.
         field: &'static str,
     },
-    /// More than is served.
+    /// A payload exceeds its limit.
     #[error("{field}: expected at most {limit} octets, found {found}")]
     TooLarge {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// In octets.
+        /// The limit in octets.
         limit: usize,
-        /// In octets.
+        /// The payload's length in octets.
         found: usize,
     },
-    /// Network data in a form that no network document can be made of.
+    /// The network data is in no known form.
     #[error(
         "networkData: expected cloud-init's network-config, version 1 or 2, or OpenStack's network_data.json with links and \
          networks; found another form, which the VM reads from its disk only"
     )]
     NetworkForm,
-    /// A custom key that is left out.
-    #[error("metaData: key `{key}` is left out: {reason}")]
+    /// A custom metadata key that is omitted.
+    #[error("metaData: key `{key}` is omitted: {reason}")]
     Metadata {
         /// The key.
         key: String,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// A key of a Secret that is no public key.
-    #[error("accessCredentials: `{file}` of Secret `{secret}` is left out: expected public keys, one a line")]
+    /// A key of a Secret that is not a public key.
+    #[error("accessCredentials: `{file}` of Secret `{secret}` is omitted: expected public keys, one a line")]
     PublicKey {
         /// The Secret.
         secret: String,
-        /// Its key.
+        /// The key in the Secret.
         file: String,
     },
-    /// A service account's token that cannot be given out.
+    /// The service account's token is not a JWT with an expiry.
     #[error("token: expected a JWT with an expiry, found something else")]
     Token,
-    /// There is no memory for the record.
+    /// The record exceeds the memory for records.
     #[error("{0}")]
     Room(NoRoom),
-    /// The VMI gives a record that is refused.
+    /// The record parser refuses the result.
     #[error("{0}")]
     Record(String),
 }
 
 impl Problem {
-    /// True for one that keeps the whole VM from being served, until it is put right: a guest that boots with half of
-    /// what it should be told never asks for the rest.
+    /// True for a problem that withholds the whole VM until it is solved. A guest that boots with half of its data
+    /// never asks for the rest.
     #[must_use]
     pub fn withholds(&self) -> bool {
         matches!(
@@ -180,7 +180,7 @@ impl Problem {
         )
     }
 
-    /// True for one that passes by itself in the first moments of a pod.
+    /// True for a problem that may pass by itself in the first moments of a pod.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! Tables: bindings, sources of data and states of a migration, each with each; and whole VMIs with their records.
+//! Tables of cases: every combination of binding, data source and migration state, and whole VMIs with their records.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use metadata_content::record::{Limits, Record};
 /// The address of all taps: 0e:00:00:00:00:01.
 const TAP_MAC: [u8; 6] = [0x0e, 0, 0, 0, 0, 1];
 
-/// One line of a table: what it adds to a VMI, its pod and the pod's volumes, and what comes of that.
+/// A line of a table: its additions to a VMI, the pod and the volumes, and the expected result.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
@@ -30,16 +30,16 @@ struct Line {
     /// Merged into the options.
     #[serde(default)]
     options: Value,
-    /// Merged into what the record is to be. `null` takes it away.
+    /// Merged into the expected record (RFC 7386); a `null` removes a field.
     #[serde(default)]
     record: Value,
-    /// True when requests are to wait.
+    /// True if the identities are expected without a record.
     #[serde(default)]
     awaited: bool,
-    /// True when nothing is served.
+    /// True if no NIC is served.
     #[serde(default)]
     unserved: bool,
-    /// Words of each problem, in order.
+    /// A part of each problem's message, in order.
     #[serde(default)]
     problems: Vec<String>,
 }
@@ -88,7 +88,7 @@ fn merge(into: &mut Value, patch: &Value) {
     }
 }
 
-/// A case: several lines on top of each other.
+/// A case, which applies several lines in turn.
 fn joined(lines: &[&Line]) -> Line {
     let mut case = lines[0].clone();
     for line in &lines[1..] {
@@ -147,7 +147,7 @@ fn run(case: &Line) -> Translation {
     translate(&vmi, &pod, &read, &options, &Limits::DEFAULT)
 }
 
-/// The record in the words of a table: payloads as text, what is null or empty left out.
+/// The record as a table writes it: payloads as text, without null and empty fields.
 fn shown(record: &Record) -> Value {
     let mut shown: Value = serde_json::from_str(&record.to_json().expect("JSON")).expect("JSON");
     for (name, payload) in record.payloads() {
@@ -196,7 +196,7 @@ fn check(case: &Line) {
             assert!(!case.awaited && !case.unserved, "{}: a record", case.name);
             let found = shown(&record);
             assert_eq!(found, wanted, "{}: {found:#}", case.name);
-            // What is kept of it reads back.
+            // The VMI of the kept file gives the same result.
             let kept = record.to_json().expect("JSON");
             Record::parse("kept.json", &kept).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         }
@@ -212,7 +212,7 @@ fn every_binding_takes_every_source_in_every_state() {
             for state in &states {
                 let mut case = joined(&[&base, binding, source, state]);
                 if binding.unserved {
-                    // Nobody can ask, so nothing is looked for.
+                    // No guest can send requests, so no data is read.
                     case.problems.clone_from(&binding.problems);
                 }
                 check(&case);
@@ -223,8 +223,8 @@ fn every_binding_takes_every_source_in_every_state() {
     assert!(cases >= 300, "{cases} cases");
 }
 
-/// OVN-Kubernetes' binding plugin for primary user-defined networks: the pod's first NIC is the cluster's, which the guest
-/// has no part in; its own is the one that the status names.
+/// OVN-Kubernetes' binding plugin for primary user-defined networks: the pod's first NIC belongs to the cluster, and the
+/// status names the guest's NIC.
 #[test]
 fn l2bridge_on_a_primary_user_defined_network_is_served_on_its_managed_tap() {
     let case = "
@@ -249,7 +249,7 @@ fn l2bridge_on_a_primary_user_defined_network_is_served_on_its_managed_tap() {
 }
 
 #[test]
-fn options_say_who_is_served() {
+fn the_options_select_the_vms_to_serve() {
     let wanted = |annotation: &str, options: Value| {
         let mut vmi = json!({"metadata": {"name": "a", "namespace": "n"}});
         if !annotation.is_empty() {
@@ -273,7 +273,7 @@ fn options_say_who_is_served() {
     }
 }
 
-/// The base with a change, and what is said of it.
+/// The translation of the base VMI with a change.
 fn with(vmi: Value, files: &[(&str, &str, &str)], options: Value) -> Translation {
     let Tables { base, bindings, .. } = tables();
     let files = files.iter().map(|(volume, file, text)| {
@@ -301,7 +301,7 @@ fn record(translation: Translation) -> Record {
 }
 
 #[test]
-fn custom_keys_keep_to_their_limits_and_what_is_left_out_is_told() {
+fn custom_keys_beyond_the_limits_are_omitted_and_reported() {
     let many: BTreeMap<String, String> = (0..17).map(|n| (format!("k{n:02}"), "v".repeat(256))).collect();
     let cases = [
         (json!({"instance-id": "i", "good": "v"}), vec!["instance-id"], 1),
@@ -351,13 +351,13 @@ fn host_names_are_kubevirts() {
 }
 
 #[test]
-fn a_firmware_without_uuid_leaves_the_vmis_own() {
+fn without_a_firmware_uuid_the_vmis_uid_is_used() {
     let record = record(with(json!({"spec": {"domain": {"firmware": null}}}), &[], json!({})));
     assert_eq!(record.vm.uuid.as_str(), "b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10");
 }
 
 #[test]
-fn nothing_said_repeats_a_secret() {
+fn no_problem_repeats_a_secret() {
     let secret = "hunter2";
     let volumes = json!([{"name": "ci", "cloudInitNoCloud": {
         "userDataBase64": "hunter2!", "networkData": "hunter2", "metaData": {"k": "hunter2".repeat(99)},

@@ -81,7 +81,7 @@ fn a_volume_that_kubelet_has_not_written_is_not_there_yet() {
 }
 
 #[test]
-fn what_replaces_a_volume_replaces_all_of_it() {
+fn a_replaced_volume_is_replaced_as_a_whole() {
     let mut kubelet = Kubelet::new();
     kubelet.write(PLUGINS[0], &[("a", b"1"), ("b", b"1")]);
     kubelet.write(PLUGINS[0], &[("b", b"2"), ("c", b"2")]);
@@ -138,7 +138,7 @@ fn links_inside_a_volume_are_followed() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_without_waiting() {
+fn a_key_that_is_not_a_file_is_refused_without_blocking() {
     let mut kubelet = Kubelet::new();
     kubelet.write(PLUGINS[0], &[("userdata", b"x")]);
     let pipe = kubelet.volume(PLUGINS[0]).join("..data").join("pipe");
@@ -169,7 +169,7 @@ fn each_limit_is_refused_one_beyond_it() {
 }
 
 #[test]
-fn names_that_are_none_are_refused_before_anything_is_opened() {
+fn invalid_names_are_refused_before_any_access() {
     let kubelet = Kubelet::new();
     for name in ["", "..", "../data", "a/b", "A"] {
         let error = kubelet.volumes().read(&kubelet.uid, name).expect_err(name);
@@ -178,7 +178,7 @@ fn names_that_are_none_are_refused_before_anything_is_opened() {
 }
 
 #[test]
-fn one_secret_of_many_pods_is_held_once_and_goes_with_the_last() {
+fn equal_secrets_of_many_pods_share_one_copy() {
     let room = tempfile::tempdir().expect("a directory");
     let volumes = Volumes::new(room.path());
     let secret = vec![b's'; 64 << 10];
@@ -201,7 +201,7 @@ fn one_secret_of_many_pods_is_held_once_and_goes_with_the_last() {
 }
 
 #[test]
-fn what_a_volume_holds_is_not_shown() {
+fn the_debug_form_of_a_volume_omits_its_content() {
     let mut kubelet = Kubelet::new();
     kubelet.write(PLUGINS[0], &[("password", b"hunter2")]);
     let files = kubelet.volumes().read(&kubelet.uid, "data").expect("readable").expect("there");
