@@ -1,4 +1,4 @@
-//! `xdp-imds export`: the same documents on a disk, for VMs that must boot without a network.
+//! `xdp-imds export` writes the same documents to a disk image, for VMs that must boot without a network.
 //!
 //! An image holds what HTTP would answer, octet for octet: each file is one path asked of the record's own
 //! responses. A guest that finds such a disk asks no HTTP service of the same dialect.
@@ -121,7 +121,7 @@ impl Documents {
         Self { responses: dialect::render(record, &mut Interner::new(), vm) }
     }
 
-    /// The body of a path that is answered 200.
+    /// The body of a path whose answer has status 200.
     fn found(&self, path: &str) -> anyhow::Result<Option<Vec<u8>>> {
         let target = Target { path, query: "" };
         let request = Request { method: Method::Get, target, headers: Headers::new(&[]), body: b"" };
