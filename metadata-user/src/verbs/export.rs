@@ -36,7 +36,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The label by which guests find the disk.
+    /// The volume label by which guests find the disk.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -110,7 +110,7 @@ fn image(form: Form, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
     Ok(image.context("writing an ISO 9660 image")?.into_inner())
 }
 
-/// What a record is answered with.
+/// The answers that a record gives.
 struct Documents {
     responses: Responses,
 }
@@ -156,7 +156,7 @@ impl Documents {
             bail!("the record does not serve nocloud; add it to serve.dialects");
         }
         if !has(&files, "user-data") {
-            // Without the file the seed is none (cloud-init, `DataSourceNoCloud.py`).
+            // cloud-init ignores a seed without this file (`DataSourceNoCloud.py`).
             files.push(InputEntry::file("user-data", Vec::new()));
         }
         Ok(files)
