@@ -1,4 +1,4 @@
-//! The task that hands messages of guests to their sinks.
+//! The task that delivers messages from guests to their sinks.
 
 mod file;
 #[cfg(test)]
@@ -21,9 +21,9 @@ pub use file::FILE_OCTETS as SINK_FILE_OCTETS;
 
 /// How often a message is offered to a socket.
 const TRIES: u32 = 2;
-/// How many sinks are served at once: each takes a file descriptor.
+/// Maximum number of sinks served at once; each uses a file descriptor.
 pub(super) const AT_ONCE: usize = 128;
-/// Most sinks remembered as failing; those beyond are only counted.
+/// Maximum number of sinks remembered as failing; failures of further sinks are only counted.
 const FAILING: usize = 1_024;
 /// Between two tries.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -63,10 +63,10 @@ pub fn outbox() -> (Outbox, Deliveries) {
     (Outbox::new(move |message| sender.send(message).is_ok()), Deliveries { queue })
 }
 
-/// Delivers messages until every [`Outbox`] is gone and all that waited is delivered.
+/// Delivers messages until every [`Outbox`] is dropped and the queue is empty.
 ///
-/// Sinks are served side by side, and each in the order its messages were handed over: so what one VM says
-/// stays in order, and a receiver that hangs holds up its own messages only.
+/// Sinks are served concurrently. Each sink receives its messages in the order they were queued, so the messages of
+/// one VM stay in order, and a receiver that hangs delays only its own messages.
 pub async fn deliver(mut deliveries: Deliveries) {
     let mut lanes = Lanes::new(hand_over);
     let mut open = true;
@@ -92,7 +92,7 @@ struct Lanes<F> {
     behind: HashMap<Sink, VecDeque<Box<Message>>>,
     sinks: HashMap<Id, Sink>,
     on_their_way: JoinSet<Result<(), SinkError>>,
-    /// Sinks whose last message was lost.
+    /// Sinks that lost their last message.
     failing: HashSet<Sink>,
     at_once: Arc<Semaphore>,
     hand_over: F,
@@ -128,7 +128,7 @@ impl<F: Fn(Box<Message>) -> D, D: Future<Output = Result<(), SinkError>> + Send 
         }
     }
 
-    /// Logs the first of a row of failures: guests cannot fill the log.
+    /// Logs only the first of consecutive failures, so that guests cannot fill the log.
     fn fails(&mut self, sink: &Sink, error: &SinkError) {
         if self.failing.len() < FAILING && self.failing.insert(sink.clone()) {
             tracing::warn!(%sink, %error, "messages from guests are lost");
@@ -147,7 +147,7 @@ impl<F: Fn(Box<Message>) -> D, D: Future<Output = Result<(), SinkError>> + Send 
     }
 }
 
-/// Hands one message to its sink, and counts what became of it.
+/// Delivers one message to its sink and counts the outcome.
 async fn hand_over(message: Box<Message>) -> Result<(), SinkError> {
     let json = Bytes::from(message.json());
     let taken = match message.sink() {

@@ -1,11 +1,12 @@
 //! xdp-imds: the instance metadata service of a hypervisor node.
 //!
 //! The path of one request runs through the crates in this order: `metadata-steer` (kernel side, loaded and filled) →
-//! `metadata-datapath` (AF_XDP, frames, TCP) → `metadata-serve` (one connection's exchange) → `metadata-content` (what it is
-//! answered), and back by the hub tap. A VM's record comes from `metadata-feed` and is rendered by `metadata-content`.
+//! `metadata-datapath` (AF_XDP, frames, TCP) → `metadata-serve` (one connection's exchange) → `metadata-content` (the
+//! answer). The answer returns through the hub tap. A VM's record comes from `metadata-feed` and is rendered by
+//! `metadata-content`.
 //!
-//! This crate is the agent, which starts and joins them all ([`agent`]), its configuration and metrics, the delivery of
-//! what guests say ([`delivery`]), and the [`verbs`] of the command.
+//! This crate holds the [`agent`], which starts and connects them, its configuration and metrics, the [`delivery`] of
+//! messages from guests to sinks, and the [`verbs`] of the command.
 
 pub mod agent;
 pub mod config;

@@ -1,8 +1,8 @@
-//! Kernel and user counters joined, as Prometheus text
+//! Renders kernel and user counters as Prometheus text
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4).
 //!
-//! A pure function of what it is given: whoever serves `/metrics` gathers a [`Snapshot`] and sends what
-//! [`render`] makes of it. [`Exposition`] takes further families, one after the other.
+//! [`render`] is a pure function: the server of `/metrics` gathers a [`Snapshot`] and sends the rendered text.
+//! Each module adds its metric families to one [`Exposition`].
 
 mod exposition;
 mod hubs;
@@ -40,30 +40,30 @@ pub struct Hub<'a, T> {
     pub number: u32,
     /// Frames lost on the way through its devices.
     pub losses: HubLosses,
-    /// Its worker's counters.
+    /// The counters of the hub's worker.
     pub worker: WorkerStats<T>,
     /// The engine's counters, by name (`snake_case`, without prefix or suffix).
     pub counters: &'a [(&'static str, u64)],
-    /// The engine's gauges, likewise.
+    /// The engine's gauges, by name (`snake_case`, without prefix or suffix).
     pub gauges: &'a [(&'static str, u64)],
 }
 
-/// Everything counted, at one moment.
+/// All counters and gauges at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot<'a, T> {
     /// Frames the kernel side decided on, by the verdict's name.
     pub verdicts: &'a [(&'static str, u64)],
     /// Ports attached.
     pub ports: u64,
-    /// Of these, how many each program steers, by its name.
+    /// Attached ports by the name of the program that steers them.
     pub steered_by: [(&'static str, u64); 2],
-    /// Ports the configuration and the records ask for, by what has become of them.
+    /// Ports that the configuration and the records name, by state.
     pub taps: &'a [(PortState, u64)],
-    /// Records, by where they came from and what has become of them.
+    /// Records by source and state.
     pub instances: &'a [Instances],
     /// Identities bound.
     pub identities: u64,
-    /// Attachments so far.
+    /// How often and how fast ports were attached since the start.
     pub attaching: Attaching,
     /// Time spent on rendering records.
     pub rendering: Duration,
@@ -71,23 +71,23 @@ pub struct Snapshot<'a, T> {
     pub records: u64,
     /// Records refused since the start.
     pub records_rejected: u64,
-    /// What records take of memory.
+    /// Memory that records use.
     pub room: Usage,
-    /// Times the configuration was read again.
+    /// Reloads of the configuration.
     pub config_reloads: Reloads,
-    /// What each worker has answered.
+    /// Answers of each worker.
     pub tallies: &'a [Arc<Tally>],
-    /// What became of lines of the audit log, if there is one.
+    /// Counters of the audit log; `None` if it is off.
     pub audit: Option<AuditCounts>,
-    /// The process, if the kernel tells.
+    /// Figures of the process; `None` if `/proc/self` cannot be read.
     pub process: Option<Process>,
-    /// Whether records come from the snapshot, their source being away.
+    /// Whether records come from the snapshot because their source is unavailable.
     pub from_snapshot: bool,
-    /// How the API server answers, if a feed asks one.
+    /// Health of the Kubernetes API server; `None` if no feed uses one.
     pub api_server: Option<ApiServer>,
-    /// What became of messages from guests, and of what is kept for them.
+    /// Counters of messages from guests and of data stored for guests.
     pub errands: Errands,
-    /// Frames that devices of ports did not take.
+    /// Frames that the ports' devices refused.
     pub refused_by_ports: u64,
     /// The hubs.
     pub hubs: &'a [Hub<'a, T>],
@@ -123,14 +123,14 @@ pub const LAG_BOUNDS: [Duration; 10] = [
 /// A histogram of how long taps waited.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lag {
-    /// By bucket, the last without bound.
+    /// Counts per bucket; the last bucket has no upper bound.
     pub buckets: [u64; LAG_BOUNDS.len() + 1],
     /// In all.
     pub total: Duration,
 }
 
 impl Lag {
-    /// One more waited so long.
+    /// Counts one tap that waited this long.
     pub fn waited(&mut self, time: Duration) {
         let bucket = LAG_BOUNDS.iter().position(|bound| time <= *bound).unwrap_or(LAG_BOUNDS.len());
         self.buckets[bucket] += 1;
@@ -138,16 +138,16 @@ impl Lag {
     }
 }
 
-/// What is done for guests beside answering them.
+/// Counters of work for guests other than answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Errands {
-    /// Messages on their way to sinks.
+    /// Messages for sinks.
     pub messages: SinkCounts,
     /// What guests wrote.
     pub mailboxes: MailboxCounts,
 }
 
-/// The text of a snapshot.
+/// Renders a snapshot as Prometheus text.
 #[must_use]
 pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     let mut out = Exposition::default();

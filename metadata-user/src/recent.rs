@@ -1,4 +1,4 @@
-//! The last warnings, for whoever looks at the agent and not at its log.
+//! Keeps the last warnings, so that `xdp-imds status` can show them.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -12,9 +12,9 @@ use tracing_subscriber::layer::Context;
 
 use metadata_control::status::Said;
 
-/// Warnings kept.
+/// Maximum number of warnings kept.
 pub const KEPT: usize = 16;
-/// Octets kept of one warning.
+/// Maximum length of one warning, in octets; the rest is cut off.
 pub const TEXT_MAX: usize = 512;
 
 static LAST: Mutex<VecDeque<Warning>> = Mutex::new(VecDeque::new());
@@ -26,7 +26,7 @@ struct Warning {
     times: u64,
 }
 
-/// Keeps the last [`KEPT`] warnings and errors of the process; one that is repeated is kept once.
+/// Keeps the last [`KEPT`] warnings and errors of the process. Consecutive repeats are one entry with a count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Recent;
 
@@ -55,7 +55,7 @@ fn keep(last: &mut VecDeque<Warning>, level: Level, text: String) {
     }
 }
 
-/// The warnings kept, the newest last.
+/// Returns the kept warnings, oldest first.
 #[must_use]
 pub fn last() -> Vec<Said> {
     let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,7 +68,7 @@ pub fn last() -> Vec<Said> {
     last.iter().map(said).collect()
 }
 
-/// Message and fields of an event, [`TEXT_MAX`] octets at most.
+/// Message and fields of an event, at most [`TEXT_MAX`] octets.
 #[derive(Default)]
 struct Text(String);
 

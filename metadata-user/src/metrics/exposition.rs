@@ -1,16 +1,16 @@
-//! The text format.
+//! The Prometheus text format.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-/// Whether a family only ever grows.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Grows until the agent restarts; its name ends in `_total`.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Counts by upper bound, their sum and their number.
+    /// Counts per upper bound, with the sum and the number of all values.
     Histogram,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// Text under construction.
+/// Builder of the text.
 #[derive(Clone, Debug, Default)]
 pub struct Exposition {
     text: String,
@@ -90,7 +90,7 @@ impl Exposition {
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
     }
 
-    /// The text so far.
+    /// Returns the text.
     #[must_use]
     pub fn into_text(self) -> String {
         self.text

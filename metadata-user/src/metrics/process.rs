@@ -1,4 +1,4 @@
-//! The process, under the names every exporter gives these
+//! Metrics of the process, under the standard names
 //! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>).
 
 use std::fs;
@@ -6,31 +6,31 @@ use std::time::{Duration, SystemTime};
 
 use super::exposition::{Exposition, Kind};
 
-/// What the kernel says of this process.
+/// Resource use of this process, from `/proc/self`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Process {
-    /// Time on CPUs, all threads together.
+    /// CPU time of all threads.
     pub cpu: Duration,
-    /// Octets of memory in RAM.
+    /// Resident memory in octets.
     pub resident: u64,
-    /// Octets of address space.
+    /// Virtual memory in octets.
     pub virtual_size: u64,
     /// Threads.
     pub threads: u64,
-    /// Open descriptors.
+    /// Open file descriptors.
     pub descriptors: u64,
-    /// Descriptors it may have open; none for no limit.
+    /// Limit of open file descriptors; `None` if there is no limit.
     pub most_descriptors: Option<u64>,
-    /// When it started, from 1970.
+    /// Start time since the Unix epoch.
     pub started: Duration,
 }
 
 impl Process {
-    /// Reads `/proc/self`; `None` where that cannot be.
+    /// Reads `/proc/self`. Returns `None` if that fails.
     #[must_use]
     pub fn read() -> Option<Self> {
         let stat = fs::read_to_string("/proc/self/stat").ok()?;
-        // proc_pid_stat(5): the name may hold anything, so fields are counted from behind it. The first is number 3.
+        // The command name may hold any character, so fields are counted after it, from field 3 (proc_pid_stat(5)).
         let (_, fields) = stat.rsplit_once(')')?;
         let fields: Vec<u64> =
             fields.split_whitespace().map(|field| field.parse().unwrap_or_default()).collect();
@@ -80,7 +80,7 @@ impl Process {
     }
 }
 
-/// How many descriptors are open. Linux 6.2 says so at once; before, they are counted.
+/// Number of open file descriptors. Linux 6.2 and later report it directly; on older kernels we count the entries.
 fn descriptors() -> Option<u64> {
     let directory = "/proc/self/fd";
     match fs::metadata(directory).ok()?.len() {

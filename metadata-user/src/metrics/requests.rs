@@ -1,4 +1,4 @@
-//! Requests: what was answered, how fast, what waits, and what was written down of it.
+//! Metrics of requests: answers, latency, waiting requests and the audit log.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::exposition::{Exposition, Kind};
 use metadata_serve::audit::AuditCounts;
 use metadata_serve::{BOUNDS_NS, End, Latencies, Reason, Tally};
 
-/// Answers by dialect and status, and how long they took.
+/// Adds answers by dialect and status, and their latency.
 pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
     if tallies.is_empty() {
         return;
@@ -41,7 +41,7 @@ pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
     );
 }
 
-/// Requests that wait: for their record, for their turn, for a change.
+/// Adds requests that wait for their record, for their turn or for a change.
 pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
     if tallies.is_empty() {
         return;
@@ -61,7 +61,7 @@ pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
     out.family("xdp_imds_parked_total", help, Kind::Counter, ended.collect::<Vec<_>>());
 }
 
-/// Lines of the audit log.
+/// Adds lines of the audit log by outcome.
 pub(super) fn audit(counts: &AuditCounts, out: &mut Exposition) {
     let none: [(&str, &str); 0] = [];
     let AuditCounts { written, sampled, queue_full, write_failed } = *counts;

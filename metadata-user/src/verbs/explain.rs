@@ -19,7 +19,7 @@ use metadata_content::record::Limits;
 use metadata_content::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
 use metadata_feed::directory;
 
-/// Most octets of a body that are printed.
+/// Maximum number of octets printed of a body.
 const SHOWN_OCTETS: usize = 8 << 10;
 
 /// The request to explain.
@@ -27,7 +27,7 @@ const SHOWN_OCTETS: usize = 8 << 10;
 pub struct Question {
     /// The record file.
     pub record: PathBuf,
-    /// What a record may hold.
+    /// Size limits of the record.
     pub limits: Limits,
     /// The request's method.
     pub method: String,
@@ -76,7 +76,7 @@ impl Question {
 /// Explains one request to `out`.
 ///
 /// # Errors
-/// The record cannot be read, or the request is none.
+/// The record cannot be read, or the request is invalid.
 pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
     let responses = rendered(question)?;
     let method = Method::from_token(&question.method);

@@ -1,4 +1,4 @@
-//! `xdp-imds export`: the same documents on a disk, for VMs that must boot without a network.
+//! `xdp-imds export` writes the same documents to a disk image, for VMs that must boot without a network.
 //!
 //! An image holds what HTTP would answer, octet for octet: each file is one path asked of the record's own
 //! responses. A guest that finds such a disk asks no HTTP service of the same dialect.
@@ -36,7 +36,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The label by which guests find the disk.
+    /// The volume label by which guests find the disk.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -110,7 +110,7 @@ fn image(form: Form, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
     Ok(image.context("writing an ISO 9660 image")?.into_inner())
 }
 
-/// What a record is answered with.
+/// The answers that a record gives.
 struct Documents {
     responses: Responses,
 }
@@ -121,7 +121,7 @@ impl Documents {
         Self { responses: dialect::render(record, &mut Interner::new(), vm) }
     }
 
-    /// The body of a path that is answered 200.
+    /// The body of a path whose answer has status 200.
     fn found(&self, path: &str) -> anyhow::Result<Option<Vec<u8>>> {
         let target = Target { path, query: "" };
         let request = Request { method: Method::Get, target, headers: Headers::new(&[]), body: b"" };
@@ -156,7 +156,7 @@ impl Documents {
             bail!("the record does not serve nocloud; add it to serve.dialects");
         }
         if !has(&files, "user-data") {
-            // Without the file the seed is none (cloud-init, `DataSourceNoCloud.py`).
+            // cloud-init ignores a seed without this file (`DataSourceNoCloud.py`).
             files.push(InputEntry::file("user-data", Vec::new()));
         }
         Ok(files)

@@ -1,4 +1,4 @@
-//! The verbs of the command, but for `serve` itself: each looks at records, at an agent or at a node, and ends.
+//! The verbs of the command except `serve`. Most inspect records, an agent or a node, and then exit.
 
 pub mod check;
 pub mod doctor;

@@ -1,4 +1,4 @@
-//! Which agent and which guest a verb is about: the same options and words for each verb.
+//! Options that name an agent or a guest, shared by all verbs.
 
 use std::path::{Path, PathBuf};
 
