@@ -12,9 +12,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::Dialect;
 use super::addresses::{Version, given, known, labels, public_keys};
 use super::sheet::{Sheet, TEXT};
+use super::{Access, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::record::vm::Payload;
@@ -22,7 +22,18 @@ use crate::record::{self, Record, Role};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 use crate::token::Kind;
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Akamai], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/v1/token"),
+        Mount::open("/v1/instance").needs(Access::Token(TOKEN)),
+        Mount::open("/v1/network").needs(Access::Token(TOKEN)),
+        Mount::open("/v1/ssh-keys").needs(Access::Token(TOKEN)),
+        Mount::open("/v1/user-data").needs(Access::Token(TOKEN)),
+    ],
+    "`DataSourceAkamaiLocal` of cloud-init's main branch, by hand",
+    render,
+)
+.remark("`PUT /v1/token`");
 
 const TOKEN: &str = "Metadata-Token";
 const EXPIRY: &str = "Metadata-Token-Expiry-Seconds";

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::document::{Document, Form, Node};
 use super::sheet::{JSON, OCTETS, Sheet, TEXT};
-use super::{Dialect, tokens};
+use super::{Access, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::Cidr;
@@ -17,7 +17,12 @@ use crate::record::{self, Imdsv2, Nic, Record};
 use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
 use crate::token::Kind;
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::AliYun], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/latest").at(Host::AliYun).needs(Access::Imdsv2(TOKEN))],
+    "`DataSourceAliYun`; systemd-imdsd",
+    render,
+)
+.remark("any date for `latest`; `PUT /latest/api/token`");
 
 /// The field a token is sent in.
 const TOKEN: &str = "X-aliyun-ecs-metadata-token";

@@ -23,16 +23,27 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::Dialect;
 use super::document::{Document, Form, Node};
 use super::sheet::{JSON, Sheet, TEXT};
+use super::{Access, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, Status};
-use crate::record::{self, Record};
+use crate::record::Record;
 use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
 use query::{Format, Query};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Azure], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/metadata").needs(Access::Field("Metadata", "true")),
+        Mount::open("/").at(Host::Wireserver),
+        Mount::open("/").at(Host::HostPlugin),
+    ],
+    "`DataSourceAzure`; azure-identity; systemd-imdsd; WALinuxAgent 2.2.47, 2.7.3 and 2.12",
+    render,
+)
+.remark(
+    "`instance`, `versions`, `scheduledevents`, `identity/oauth2/token`; the wireserver and its host plug-in",
+);
 
 /// Type of documents; errors go without the charset.
 const DOCUMENT: &str = "application/json; charset=utf-8";

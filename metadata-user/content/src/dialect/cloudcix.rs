@@ -10,16 +10,20 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::Dialect;
 use super::addresses::public_keys;
 use super::nocloud_network::version_2;
 use super::sheet::{Sheet, TEXT};
 use super::text::payload_text;
+use super::{Description, Mount};
 use crate::dialect::json::json;
+use crate::record::Record;
 use crate::record::network::{Mode, Network};
-use crate::record::{self, Record};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::CloudCix], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/v1/metadata"), Mount::open("/v1/userdata")],
+    "`DataSourceCloudCIX` of cloud-init's main branch, by hand",
+    render,
+);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let id = record.numeric_id().to_string();

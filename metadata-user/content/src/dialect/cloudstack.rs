@@ -6,14 +6,18 @@
 use std::sync::LazyLock;
 
 use super::sheet::{Sheet, TEXT};
-use super::{Dialect, tokens};
+use super::{Description, Mount, tokens};
 use crate::http::{Response, Status};
 use crate::record::values::Secret;
-use crate::record::{self, DateTree, Record};
+use crate::record::{DateTree, Record};
 use crate::store::{Call, Guard, Host, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect =
-    Dialect { names: &[record::Dialect::CloudStack, record::Dialect::Exoscale], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/latest"), Mount::open("/").at(Host::Password)],
+    "`DataSourceCloudStack`, `DataSourceExoscale`",
+    render,
+)
+.remark("any date for `latest`, with `serve.date_tree: cloudstack`; passwords on port 8080");
 
 /// The field that says what is wanted of the password server.
 const REQUEST: &str = "DomU_Request";

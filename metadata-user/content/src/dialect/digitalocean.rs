@@ -14,21 +14,26 @@ mod tree;
 
 use serde_json::{Map, Value};
 
+use std::time::Duration;
+
 use super::addresses::{
     Version, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers, role_name,
 };
 use super::sheet::{JSON, OCTETS, Sheet};
 use super::text::payload_text;
-use super::{Dialect, client};
+use super::{Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::Response;
 use crate::record::network::{Address, Method};
 use crate::record::values::NicMac;
-use crate::record::{self, Nic, Record, Role};
+use crate::record::{Nic, Record, Role};
 use crate::store::{Call, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect =
-    Dialect { names: &[record::Dialect::DigitalOcean, record::Dialect::UpCloud], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open(WHOLE).waits(Duration::from_millis(1_500)), Mount::open("/metadata/v1")],
+    "`DataSourceDigitalOcean`, `DataSourceUpCloudLocal`",
+    render,
+);
 
 /// The document's path.
 const WHOLE: &str = "/metadata/v1.json";

@@ -20,7 +20,7 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use super::sheet::Sheet;
-use super::{Dialect, tokens};
+use super::{Access, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::Cidr;
@@ -29,8 +29,13 @@ use crate::store::{Condition, Guard};
 use crate::token::Kind;
 use tree::Tree;
 
-pub(super) const DIALECT: Dialect =
-    Dialect { names: &[record::Dialect::Ec2, record::Dialect::OpenStack, record::Dialect::Eve], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/latest").needs(Access::Imdsv2(TOKEN))],
+    "cloud-init 22.4 booted; `DataSourceEc2Local`; botocore; systemd-imdsd",
+    render,
+)
+.also_for(&[record::Dialect::OpenStack, record::Dialect::Eve])
+.remark("`1.0` and any date for `latest`, the same below `/ec2`; `PUT /latest/api/token`");
 
 /// The field a token is sent in.
 const TOKEN: &str = "X-aws-ec2-metadata-token";

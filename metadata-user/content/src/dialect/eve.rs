@@ -7,15 +7,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::Dialect;
 use super::sheet::{JSON, Sheet, TEXT};
+use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::mailbox::Document;
-use crate::record::{self, Record};
+use crate::record::Record;
 use crate::store::{Call, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Eve], render };
+pub(super) static DIALECT: Description =
+    Description::new(&[Mount::open("/eve/v1")], "vectors", render).remark("also OpenStack's tree");
 
 const POST: Methods = Methods::of(&[Method::Post]);
 

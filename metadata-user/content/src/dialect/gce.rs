@@ -30,7 +30,7 @@ use bytes::Bytes;
 
 use super::document::{Document, Node};
 use super::sheet::{JSON, Sheet, TEXT};
-use super::{Dialect, client};
+use super::{Access, Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Body, Method, Response, Status};
 use crate::record::values::Secret;
@@ -40,7 +40,12 @@ use guest::GuestView;
 use query::Query;
 use view::{Etag, TreeView, View};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Gce], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/computeMetadata").needs(Access::Field("Metadata-Flavor", "Google"))],
+    "`DataSourceGCELocal`; google-auth; systemd-imdsd",
+    render,
+)
+.remark("`recursive`, `alt`, `wait_for_change`, guest attributes");
 
 /// Type of plain values, as the real server names it.
 const PLAIN: &str = "application/text";

@@ -12,20 +12,26 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::Dialect;
+use std::time::Duration;
+
 use super::addresses::{Version, gateway, given, known, network_of, public_keys, speaks};
 use super::network_v1::{Resolvers, version_1};
 use super::sheet::{Sheet, YAML};
 use super::text::payload_text;
 use super::walk::Walk;
 use super::yaml;
+use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, Status};
 use crate::record::values::NicMac;
-use crate::record::{self, Nic, Record, Role};
+use crate::record::{Nic, Record, Role};
 use crate::store::Methods;
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Hetzner], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/hetzner").waits(Duration::from_millis(1_500))],
+    "`DataSourceHetzner`; systemd-imdsd",
+    render,
+);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));

@@ -2,14 +2,22 @@
 
 use std::sync::LazyLock;
 
-use super::Dialect;
 use super::sheet::{JSON, Sheet};
+use super::{Access, Description, Mount};
 use crate::http::{Response, Status};
+use crate::record::Record;
 use crate::record::values::{Secret, Timestamp};
-use crate::record::{self, Record};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Kubevirt], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/v1/identity").needs(Access::Field("Metadata", "true")),
+        Mount::open("/v1/token").needs(Access::Field("Metadata", "true")),
+        Mount::open("/healthz"),
+    ],
+    "vectors",
+    render,
+);
 
 /// Credentials go to whoever can set a header, and not through a proxy: a guest's web application that is
 /// tricked into fetching a URL can do neither.

@@ -11,19 +11,21 @@ mod tests;
 
 use bytes::Bytes;
 
-use super::Dialect;
 use super::sheet::{OCTETS, Sheet, TEXT, YAML};
 use super::text::text_form;
+use super::{Access, Description, Mount};
 use crate::http::parse::TARGET_MAX;
 use crate::http::target::normalise;
 use crate::http::{Body, Method, Response, Status};
+use crate::record::Record;
 use crate::record::vm::Payload;
-use crate::record::{self, Record};
 use crate::sink::MessageKind;
 use crate::store::{Call, Live, Methods, Outcome};
 use oauth::Signature;
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Maas], render };
+pub(super) static DIALECT: Description =
+    Description::new(&[Mount::open("/MAAS/metadata").needs(Access::Signature)], "`DataSourceMAAS`", render)
+        .remark("the path is `serve.maas_path`");
 
 /// The versions clients name.
 const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];

@@ -6,16 +6,25 @@
 
 use serde_json::{Map, Value};
 
-use super::Dialect;
 use super::nocloud_network;
 use super::sheet::{Sheet, YAML};
 use super::yaml;
+use super::{Description, Mount};
 use crate::http::{Response, Status};
 use crate::record::network::Mode;
 use crate::record::vm::Payload;
-use crate::record::{self, AbsentSeed, RESERVED_KEYS, Record};
+use crate::record::{AbsentSeed, RESERVED_KEYS, Record};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::NoCloud], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/v1/meta-data"),
+        Mount::open("/v1/user-data"),
+        Mount::open("/v1/vendor-data"),
+        Mount::open("/v1/network-config"),
+    ],
+    "cloud-init 22.4 booted, also by libvirt; `DataSourceNoCloudNet`; curl",
+    render,
+);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let meta_data = sheet.found(YAML, yaml::document(&meta_data(record)));

@@ -13,9 +13,11 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::Dialect;
+use std::time::Duration;
+
 use super::sheet::{JSON, OCTETS, Sheet, TEXT};
 use super::text::text_form;
+use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::mailbox::PasswordRefused;
@@ -28,8 +30,13 @@ use crate::store::path::OPENSTACK_VERSIONS;
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
 /// EVE's guests read this tree, too.
-pub(super) const DIALECT: Dialect =
-    Dialect { names: &[record::Dialect::OpenStack, record::Dialect::Eve], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/openstack").waits(Duration::from_secs(8))],
+    "cloud-init 22.4 booted; `DataSourceOpenStackLocal`",
+    render,
+)
+.also_for(&[record::Dialect::Eve])
+.remark("eleven versions, with `password` and `content/`; also EC2's tree");
 
 /// The version before there was a password (nova: Grizzly added it).
 const WITHOUT_PASSWORD: &str = OPENSTACK_VERSIONS[0];

@@ -12,18 +12,23 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::Dialect;
 use super::addresses::{Version, gateway, given, known, network_of};
 use super::sheet::Sheet;
 use super::walk::Walk;
+use super::{Access, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::NicMac;
 use crate::record::vm::Payload;
-use crate::record::{self, Nic, ORACLE_KEYS, Record, Switch};
+use crate::record::{Nic, ORACLE_KEYS, Record, Switch};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Oracle], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/opc/v2").needs(Access::Field("Authorization", "Bearer Oracle")), Mount::open("/opc/v1")],
+    "`DataSourceOracle`; systemd-imdsd",
+    render,
+)
+.remark("`/opc/v1` unless `serve.opc_v1` is `off`");
 
 static GUARDS: LazyLock<[Guard; 4]> = LazyLock::new(|| {
     let absent = |name| Guard {

@@ -14,17 +14,26 @@ use serde_json::Value;
 use super::addresses::{Version, gateway, given, known, labels};
 use super::sheet::{JSON, OCTETS, Sheet};
 use super::text::payload_text;
-use super::{Dialect, client};
+use super::{Access, Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Body, Method as Verb, Response, Status};
 use crate::record::network::{Address, Method};
 use crate::record::values::Cidr;
 use crate::record::vm::Payload;
-use crate::record::{self, Nic, Record, Role};
+use crate::record::{Nic, Record, Role};
 use crate::sink::MessageKind;
 use crate::store::{Call, Host, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Scaleway], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/").at(Host::Scaleway),
+        Mount::open("/user_data").at(Host::Scaleway).needs(Access::LowPort),
+        Mount::open("/vendor_data").at(Host::Scaleway).needs(Access::LowPort),
+    ],
+    "`DataSourceScaleway`; systemd-imdsd",
+    render,
+)
+.remark("`/conf`, `PATCH /state`");
 
 /// The first port anybody may bind on Linux (`ip_unprivileged_port_start`).
 const FIRST_OPEN_PORT: u16 = 1_024;

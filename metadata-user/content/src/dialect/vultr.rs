@@ -16,14 +16,26 @@ use super::document::Document;
 use super::network_v1::{Resolvers, version_1};
 use super::sheet::{JSON, Sheet};
 use super::text::payload_text;
-use super::{Dialect, client};
+use super::{Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::NicMac;
-use crate::record::{self, Nic, Record};
+use crate::record::{Nic, Record};
 use crate::store::{Call, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Vultr], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/v1.json"),
+        Mount::open("/v1/hostname"),
+        Mount::open("/v1/instanceid"),
+        Mount::open("/v1/interfaces"),
+        Mount::open("/v1/public-keys"),
+        Mount::open("/v1/region"),
+        Mount::open("/user-data"),
+    ],
+    "`DataSourceVultr`; systemd-imdsd",
+    render,
+);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
