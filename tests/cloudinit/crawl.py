@@ -9,6 +9,7 @@ the machine, which is all that is replaced:
     dmi     values of the firmware's tables by dmidecode's names; other names have none
     config  cloud-init's own configuration, as from /etc/cloud/cloud.cfg
     lease   what a DHCP client would have got, by dhclient's names
+    files   files of the image, by their path below DIRECTORY
 
 `@DIRECTORY@` in MACHINE stands for DIRECTORY.
 
@@ -144,8 +145,17 @@ def network_config(source):
         return None, f"{type(error).__name__}: {error}"
 
 
+def write(files, directory):
+    for path, text in files.items():
+        path = os.path.join(directory, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
 def crawl(name, machine, directory):
     replace_machine(machine)
+    write(machine["files"], directory)
     source = datasource(name, machine["config"], directory)
     started = time.monotonic()
     try:

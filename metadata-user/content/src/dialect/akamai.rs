@@ -30,7 +30,7 @@ pub(super) static DIALECT: Description = Description::new(
         Mount::open("/v1/ssh-keys").needs(Access::Token(TOKEN)),
         Mount::open("/v1/user-data").needs(Access::Token(TOKEN)),
     ],
-    "`DataSourceAkamaiLocal` of cloud-init's main branch, by hand",
+    "`DataSourceAkamaiLocal`; Afterburn",
     render,
 )
 .remark("`PUT /v1/token`");

@@ -21,7 +21,7 @@ use crate::record::network::{Mode, Network};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/v1/metadata"), Mount::open("/v1/userdata")],
-    "`DataSourceCloudCIX` of cloud-init's main branch, by hand",
+    "`DataSourceCloudCIX`",
     render,
 );
 
