@@ -242,6 +242,19 @@ fn nwcs_guests_find_their_cloud() {
 }
 
 #[test]
+fn bigstep_guests_find_their_cloud_by_the_url_in_their_image() {
+    Case {
+        stage: Stage::Network,
+        files: &[("data/seed/bigstep/url", "http://169.254.169.254/bigstep/metadata")],
+        asks: "GET /bigstep/metadata",
+        vendor_data: VendorData::Taken,
+        text_only: true,
+        ..Case::of("Bigstep")
+    }
+    .run();
+}
+
+#[test]
 fn maas_guests_find_their_region_with_an_oauth_signature() {
     Case {
         stage: Stage::Network,

@@ -31,6 +31,7 @@ macro_rules! each_dialect {
             oracle: Oracle "oracle" "Oracle" Base64 Absent ["oracle"];
             akamai: Akamai "akamai" "Akamai" Base64 Absent ["akamai"];
             nwcs: Nwcs "nwcs" "NWCS" InDocument InDocument ["nwcs"];
+            bigstep: Bigstep "bigstep" "Bigstep" InDocument InDocument [];
             cloudcix: CloudCix "cloudcix" "CloudCIX" Base64Text Absent ["cloudcix"];
             scaleway: Scaleway "scaleway" "Scaleway" Text Text ["scaleway"];
             maas: Maas "maas" "MAAS" Octets InDocument [];
@@ -43,6 +44,7 @@ mod addresses;
 mod akamai;
 mod aliyun;
 mod azure;
+mod bigstep;
 mod client;
 mod cloudcix;
 mod cloudstack;
