@@ -19,8 +19,8 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-/// Credentials go to whoever can set a header, and not through a proxy: a guest's web application that is
-/// tricked into fetching a URL can do neither.
+/// Credentials require a header field, and no proxy may have forwarded the request. A web application in the guest
+/// that is tricked into fetching a URL can do neither.
 static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     let missing = r#"{"error":"missing_header","message":"Metadata: true header is required"}"#;
     [
@@ -82,7 +82,7 @@ fn unavailable(why: &str) -> Response {
     json(Status(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
 }
 
-/// The token until it expires. Whoever keeps the record puts the next one there before that.
+/// Serves the token until it expires. The feed publishes a new record before that.
 #[derive(Debug)]
 struct Token {
     current: Response,
@@ -103,7 +103,7 @@ impl Live for Token {
     }
 }
 
-/// A JSON string.
+/// Returns a JSON string.
 fn quoted(text: &str) -> serde_json::Value {
     text.into()
 }

@@ -1,8 +1,8 @@
-//! MAAS, below the path the guest's configuration names (cloud-init, `DataSourceMAAS`): five documents under
-//! a version, and messages.
+//! MAAS, below the path that the guest's configuration names (cloud-init, `DataSourceMAAS`): five documents per
+//! version, and messages.
 //!
-//! Optional documents that do not exist are empty: a 404 costs the client a second. Where the record has
-//! credentials, requests must be signed with them by OAuth 1.0's PLAINTEXT (RFC 5849 §3.4.4); after a 401 the
+//! Optional documents are empty if the record lacks them: a 404 costs the client a second. If the record has
+//! credentials, requests must be signed with them by OAuth 1.0's PLAINTEXT (RFC 5849 section 3.4.4). After a 401 the
 //! client sets its clock by our `Date`.
 
 mod oauth;
@@ -27,12 +27,12 @@ pub(super) static DIALECT: Description =
     Description::new(&[Mount::open("/MAAS/metadata").needs(Access::Signature)], "`DataSourceMAAS`", render)
         .remark("the path is `serve.maas_path`");
 
-/// The versions clients name.
+/// Versions that clients request.
 const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let mut buffer = [0; TARGET_MAX];
-    // A path that no request can have is served to none.
+    // No request can have such a path.
     let Ok(base) = normalise(record.serve.maas_path.as_str(), &mut buffer) else { return };
     let keys: String = record.ssh_keys.iter().map(|key| format!("{}\n", key.key)).collect();
     let tree = Tree {
@@ -50,8 +50,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live_below(base.path.to_owned(), methods, &[], tree);
 }
 
-/// The client reads YAML here, and of a mapping takes the `cloud-init` part: a script as it is would be no
-/// YAML, and a cloud-config be taken for a mapping without that part.
+/// Renders vendor-data as YAML with the member `cloud-init`, which is what the client reads of a mapping. A plain
+/// script would be invalid YAML, and a plain cloud-config a mapping without that member.
 fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(YAML, "") };
     let Some(octets) = payload.bytes() else { return sheet.unread() };
@@ -61,7 +61,7 @@ fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     sheet.found(YAML, Body::join([before, scalar, newline]))
 }
 
-/// All below the path.
+/// Serves everything below the path.
 #[derive(Debug)]
 struct Tree {
     signature: Option<Signature>,
@@ -113,7 +113,7 @@ impl Tree {
     }
 }
 
-/// A message: `op=signal` to a version, in whichever coding of forms, or a report to `status/<id>`.
+/// Accepts a message: `op=signal` to a version, in either encoding of forms, or a report to `status/<id>`.
 fn told(call: &Call<'_>, is_status: bool) -> Outcome {
     let request = call.request;
     if !is_status && !is_signal(request.target.query.as_bytes()) && !is_signal(request.body) {
@@ -123,8 +123,8 @@ fn told(call: &Call<'_>, is_status: bool) -> Outcome {
     text("OK".to_owned()).into()
 }
 
-/// True for a form with `op=signal`: URL-encoded, or of several parts (RFC 7578), where the name is a
-/// parameter and the value follows an empty line.
+/// Returns whether a form has `op=signal`: URL-encoded, or multipart (RFC 7578), where the name is a parameter and
+/// the value follows an empty line.
 fn is_signal(form: &[u8]) -> bool {
     let parts = |form: &[u8]| {
         let text = String::from_utf8_lossy(form);

@@ -1,8 +1,7 @@
-//! NoCloud over HTTP: four documents under `/v1/`, the seed `ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/`.
+//! NoCloud over HTTP: four documents below `/v1/`, for the seed `ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/`.
 //!
-//! Clients retry a document that is 404 ten times, a second apart, and without user-data give the boot up:
-//! what does not exist is 204 unless the record asks for 404. No header can be asked for, since no client
-//! can send one: these paths are open by design.
+//! Clients retry a 404 ten times, one second apart, and fail the boot without user-data. So absent documents are 204
+//! unless the record asks for 404. No client can send a header field here, so these paths are open by design.
 
 use serde_json::{Map, Value};
 
@@ -70,7 +69,7 @@ fn meta_data(record: &Record) -> Value {
     document.into()
 }
 
-/// The network document; `None` when the guest shall decide by itself.
+/// Returns the network document; `None` if the guest is to decide by itself.
 fn network_config(record: &Record) -> Option<String> {
     let network = &record.network;
     match (network.mode, &network.raw) {

@@ -1,4 +1,4 @@
-//! What holds for any record, beside the vectors.
+//! Properties of every record, beside the vectors.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
-/// When requests come: 2026-11-21T00:00:00Z.
+/// Time of requests: 2026-11-21T00:00:00Z.
 pub(super) const NOW_UNIX: u64 = 1_795_219_200;
 
 fn ask(responses: &Responses, method: Method, path: &str) -> Response {
     ask_with(responses, method, path, &[("Metadata", "true")], b"")
 }
 
-/// The answer to a request with these header fields and this body.
+/// Sends a request with these header fields and this body.
 pub(super) fn ask_with(
     responses: &Responses,
     method: Method,
@@ -33,7 +33,7 @@ pub(super) fn ask_with(
     ask_at(("169.254.169.254", 40_000), responses, method, path, fields, body)
 }
 
-/// The same at another address, from another port.
+/// Like [`ask_with`], to another address and from another port.
 pub(super) fn ask_at(
     (address, source_port): (&str, u16),
     responses: &Responses,
@@ -68,7 +68,7 @@ pub(super) fn parse(value: &Value) -> Record {
     Record::parse("test.json", &value.to_string()).expect("a good record").0
 }
 
-/// The full record with a field replaced.
+/// Returns the full record with a field replaced.
 pub(super) fn with(field: &str, value: Value) -> Record {
     let mut record = full();
     record[field] = value;
@@ -169,7 +169,7 @@ fn older_clients_get_debians_interfaces_when_the_record_says_so() {
     assert_eq!(meta_data["network-interfaces"], wanted);
 }
 
-/// Any one line a record takes.
+/// Any line that a record accepts.
 fn line() -> impl Strategy<Value = String> {
     "[^\\p{Cc}]{1,40}"
 }
@@ -179,7 +179,7 @@ fn metadata() -> impl Strategy<Value = BTreeMap<String, String>> {
 }
 
 prop_compose! {
-    /// A record with random user-data, metadata, names and keys; more or less of everything.
+    /// A record with random user-data, metadata, names and keys, and random choices.
     fn records()(
         user_data in prop::option::of(prop::collection::vec(any::<u8>(), 0..2_000)),
         (name, id, kind) in (line(), line(), line()),

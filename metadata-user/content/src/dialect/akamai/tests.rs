@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use std::sync::Arc;
 

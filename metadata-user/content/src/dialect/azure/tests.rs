@@ -35,7 +35,7 @@ fn responses(record: &Value) -> Responses {
     render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str()))
 }
 
-/// A request at a second of 1970.
+/// Sends a request at a second of 1970.
 fn send(
     responses: &Responses,
     at: u64,
@@ -59,7 +59,7 @@ fn send(
     }
 }
 
-/// A GET as clients send it, with the version most ask for and more parameters.
+/// Sends a GET as clients do, with the most common version and more parameters.
 fn get(responses: &Responses, below: &str, more: &str) -> Response {
     let target = format!("/metadata/instance{below}?api-version=2021-08-01{more}");
     send(responses, 0, IMDS, &[METADATA], Method::Get, &target, b"")
@@ -315,7 +315,7 @@ fn reports_go_to_the_sink_and_succeed_even_when_it_takes_no_more() {
     let mut record = full();
     record["sinks"] = json!({ "ready": "file:/run/ready.jsonl" });
     let record = parse(&record);
-    // Nobody delivers.
+    // Nothing delivers from this queue.
     let outbox = crate::sink::unattended();
     let mailbox = Arc::new(Mailbox::new(record.vm.uuid.as_str(), &outbox));
     let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);

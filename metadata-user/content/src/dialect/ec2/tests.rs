@@ -1,4 +1,4 @@
-//! What the vectors do not show of EC2's tree.
+//! Properties of EC2's tree that the vectors do not cover.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn token(guest: &Guest) -> String {
     text(&guest.ask(Method::Put, "/latest/api/token", &[(TTL, "60")]))
 }
 
-/// Crawls a directory as cloud-init does (`MetadataMaterializer`), and tells each leaf.
+/// Crawls a directory as cloud-init does (`MetadataMaterializer`) and returns each leaf.
 fn crawl(guest: &Guest, directory: &str, seen: &mut Vec<(String, Response)>) {
     let listing = guest.ask(Method::Get, directory, &[]);
     assert_eq!(listing.status().0, 200, "{directory}");
@@ -297,7 +297,7 @@ fn guests_of_openstack_lose_no_time_beside_cloudstacks_tree() {
 }
 
 prop_compose! {
-    /// A record with more or less of everything the tree is made of.
+    /// A record with random parts of everything the tree contains.
     fn records()(
         nics in prop::collection::vec(prop::collection::vec(0_usize..6, 0..4), 0..5),
         keys in prop::collection::vec("[^\\p{Cc}=]{1,12}", 0..4),

@@ -34,7 +34,7 @@ impl Guest {
         Self { responses: render(&record, &mut interner, vm.clone()), interner, vm }
     }
 
-    /// The VM's record is another one now.
+    /// Publishes another record of the VM.
     fn publish(&mut self, record: &Value) {
         self.responses = render(&parse(record), &mut self.interner, self.vm.clone());
     }
@@ -60,7 +60,7 @@ impl Guest {
         self.send(0, Request { method, target, headers: Headers::new(&headers), body }, None)
     }
 
-    /// A GET as clients of the cloud send it.
+    /// Sends a GET as clients of the cloud do.
     fn get(&self, below: &str) -> Response {
         self.ask_with(&[FLAVOUR], Method::Get, &format!("{ROOT}{below}"), b"")
     }
@@ -77,7 +77,7 @@ impl Guest {
         serde_json::from_slice(&response.body().to_bytes()).expect("JSON")
     }
 
-    /// A GET at a second, again when it was parked before.
+    /// Sends a GET at a second, or repeats one that was parked.
     fn wait(&self, at: u64, below: &str, parked: Option<&Parked>) -> Outcome {
         let headers = [httparse::Header { name: FLAVOUR.0, value: FLAVOUR.1.as_bytes() }];
         let target = format!("{ROOT}{below}");

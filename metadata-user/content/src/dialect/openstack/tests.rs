@@ -125,7 +125,7 @@ fn a_network_is_complete_or_not_there() {
 fn a_network_that_is_given_in_its_form_is_sent_as_it_is() {
     let mut record = full();
     let nics = record["network"]["nics"].clone();
-    // Spaces and order are the owner's.
+    // Spaces and order are kept.
     let text = r#"{ "networks": [], "links": [{"type": "phy", "id": "l"}], "services": [] }"#;
     let mapping = json!({"links": [{"id": "l"}], "networks": [], "own": 1});
     for (given, body) in [
