@@ -1,4 +1,4 @@
-//! The description of a dialect: what its module states once, and everybody else derives.
+//! The description of a dialect. Its module states it once; patience, access checks and the book follow from it.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use super::sheet::Sheet;
 use crate::record::{self, Record};
 use crate::store::Host;
 
-/// How long guests wait for a first answer, unless their [`Mount`] states otherwise. The clients that wait least
-/// (Afterburn, systemd) wait 5 s.
+/// How long a request may wait for its record or its rate limit, unless its [`Mount`] states otherwise: slightly less
+/// than most clients wait for an answer.
 pub const PATIENCE: Duration = Duration::from_secs(4);
 
 /// A dialect as its module describes it. The table `each_dialect!` adds what other rooms need to know: its names, how

@@ -123,7 +123,7 @@ impl Live for Whole {
     }
 
     fn about(&self) -> &'static str {
-        "the document; to cloud-init, without a gateway that nobody knows"
+        "the document; for cloud-init, without unknown gateways"
     }
 }
 

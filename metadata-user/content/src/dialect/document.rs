@@ -253,7 +253,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn a_document_says_what_it_was_made_from() {
+    fn a_document_equals_the_value_it_was_built_from() {
         let long = "é\"\\\n\0".repeat(LONG);
         for value in [
             json!({}),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_can_be_read_out() {
+    fn every_part_can_be_read() {
         let long = "l".repeat(LONG);
         let value = json!({"a": {"b": [{"c": "x\ny"}, 7, null]}, "l": long});
         let document = Document::new(&value, &mut Interner::new());

@@ -76,7 +76,7 @@ impl Live for Network {
     }
 
     fn about(&self) -> &'static str {
-        "addresses, and where it was asked from"
+        "addresses, and the client's own address and port"
     }
 }
 
@@ -98,7 +98,7 @@ impl Live for Keep {
     }
 
     fn about(&self) -> &'static str {
-        "keeps JSON of at most 32 KiB"
+        "stores JSON of at most 32 KiB"
     }
 }
 

@@ -293,6 +293,6 @@ impl Live for Server {
     }
 
     fn about(&self) -> &'static str {
-        "the tree, its guest attributes and tokens; with wait_for_change when it has changed"
+        "the tree, guest attributes and tokens; with wait_for_change, after a change"
     }
 }

@@ -123,7 +123,7 @@ mod tests {
             time.format(&time::format_description::well_known::Rfc3339).expect("RFC 3339")
         };
         let now = i64::try_from(NOW_UNIX).expect("this century");
-        for (expires, status, said) in [
+        for (expires, status, wanted) in [
             (expires(now + 1), 200, "\"token\":\"t\""),
             (expires(now), 500, "\"error\":\"token_unavailable\",\"message\":\"the token has expired\""),
         ] {
@@ -133,7 +133,7 @@ mod tests {
             let answer = ask_with(&responses, Method::Get, "/v1/token", &[("metadata", "True")], b"");
             assert_eq!(answer.status().0, status, "{expires}");
             let body = String::from_utf8(answer.body().to_bytes().to_vec()).expect("text");
-            assert!(body.contains(said), "{body}");
+            assert!(body.contains(wanted), "{body}");
             let head = ask_with(&responses, Method::Head, "/v1/token", &[("Metadata", "true")], b"");
             assert_eq!(head, answer);
         }

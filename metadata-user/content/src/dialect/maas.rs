@@ -84,7 +84,7 @@ impl Live for Tree {
         let is_version = VERSIONS.contains(&version);
         let is_status = version == "status" && !path.is_empty();
         match call.request.method {
-            Method::Post if is_status || (is_version && path.is_empty()) => told(call, is_status),
+            Method::Post if is_status || (is_version && path.is_empty()) => accept(call, is_status),
             Method::Post => Response::error(Status(405), &[("Allow", "GET, HEAD")]).into(),
             _ if is_status => Response::error(Status(405), &[("Allow", "POST")]).into(),
             _ if is_version => self.document(path).into(),
@@ -114,7 +114,7 @@ impl Tree {
 }
 
 /// Accepts a message: `op=signal` to a version, in either encoding of forms, or a report to `status/<id>`.
-fn told(call: &Call<'_>, is_status: bool) -> Outcome {
+fn accept(call: &Call<'_>, is_status: bool) -> Outcome {
     let request = call.request;
     if !is_status && !is_signal(request.target.query.as_bytes()) && !is_signal(request.body) {
         return Response::error(Status(400), &[]).into();

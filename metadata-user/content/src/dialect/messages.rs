@@ -33,8 +33,8 @@ impl Live for Message {
 
     fn about(&self) -> &'static str {
         match self.0 {
-            MessageKind::PhoneHome => "hands phone_home's form on, 16 KiB at most",
-            _ => "hands an event on",
+            MessageKind::PhoneHome => "forwards phone_home's form, at most 16 KiB",
+            _ => "forwards an event",
         }
     }
 }

@@ -94,7 +94,7 @@ fn statics(nic: &Nic) -> impl Iterator<Item = &Address> {
     nic.addresses.iter().filter(|address| address.method == Method::Static)
 }
 
-/// Adds resolvers and search domains to NICs without a DHCP server that supplies them.
+/// Returns resolvers and search domains, for NICs without a DHCP server that supplies them.
 fn nameservers(network: &Network) -> Option<Value> {
     let mut nameservers = Map::new();
     if !network.dns.is_empty() {

@@ -215,7 +215,7 @@ impl Live for Listing {
     }
 
     fn about(&self) -> &'static str {
-        "the names of what there is"
+        "the names of existing documents"
     }
 }
 
@@ -230,15 +230,15 @@ impl Live for Password {
             return answer(404).into();
         }
         let mailbox = &call.vm.mailbox;
-        let said = |octets: Bytes| Response::new(Status(200), Some(TEXT), &[], octets);
+        let ok = |octets: Bytes| Response::new(Status(200), Some(TEXT), &[], octets);
         if call.request.method != Method::Post {
-            return said(mailbox.posted_password()).into();
+            return ok(mailbox.posted_password()).into();
         }
         let response = match mailbox.post_password(call.request.body) {
             Ok(()) => {
                 let body = call.request.body;
                 mailbox.tell(&call.vm.sinks, MessageKind::Password, body, call.now.unix_seconds);
-                said(Bytes::new())
+                ok(Bytes::new())
             }
             Err(PasswordRefused::Empty | PasswordRefused::TooLarge) => answer(400),
             Err(PasswordRefused::AlreadySet) => answer(409),
@@ -247,6 +247,6 @@ impl Live for Password {
     }
 
     fn about(&self) -> &'static str {
-        "the password the guest posts, once"
+        "the password that the guest posted, once"
     }
 }

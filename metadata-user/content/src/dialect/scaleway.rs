@@ -71,7 +71,7 @@ impl Live for Conf {
     }
 
     fn about(&self) -> &'static str {
-        "the document; to cloud-init, with its addresses in public_ips alone"
+        "the document; for cloud-init, with addresses in public_ips only"
     }
 }
 
@@ -200,6 +200,6 @@ impl Live for State {
     }
 
     fn about(&self) -> &'static str {
-        "says that the guest is ready"
+        "forwards the guest's state"
     }
 }

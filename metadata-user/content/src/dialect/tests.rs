@@ -119,7 +119,7 @@ fn only_listed_dialects_are_served() {
 }
 
 #[test]
-fn user_data_still_to_be_read_makes_clients_ask_again() {
+fn unread_user_data_makes_clients_retry() {
     let record = with("user_data", json!({ "source": { "file": "user-data" } }));
     let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/user-data");
     assert_eq!(answer.status().0, 503);
@@ -128,7 +128,7 @@ fn user_data_still_to_be_read_makes_clients_ask_again() {
 }
 
 #[test]
-fn a_bare_record_has_no_server_error_but_for_the_token_it_has_not() {
+fn a_bare_record_has_no_server_error_except_for_its_missing_token() {
     let mut bare = full();
     let members = bare.as_object_mut().expect("a record is a mapping");
     members.retain(|field, _| {
@@ -147,7 +147,7 @@ fn a_bare_record_has_no_server_error_but_for_the_token_it_has_not() {
 }
 
 #[test]
-fn older_clients_get_debians_interfaces_when_the_record_says_so() {
+fn older_clients_get_debians_interfaces_if_the_record_asks_for_it() {
     let mut record = full();
     record["serve"]["legacy_eni"] = json!(true);
     record["network"]["nics"][1]["addresses"] = json!([
@@ -214,7 +214,7 @@ proptest! {
     }
 
     #[test]
-    fn meta_data_reads_back_as_what_the_record_says((record, _, metadata) in records()) {
+    fn meta_data_reads_back_as_the_record((record, _, metadata) in records()) {
         let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/meta-data");
         let read: Value = serde_yaml::from_slice(&answer.body().to_bytes()).expect("meta-data is YAML");
         prop_assert_eq!(&read["instance-id"], record.instance_id());

@@ -41,6 +41,6 @@ impl Live for Reports {
     }
 
     fn about(&self) -> &'static str {
-        "taken and dropped"
+        "accepted and dropped"
     }
 }

@@ -116,7 +116,7 @@ fn queries_that_real_servers_refuse_are_refused_with_a_reason() {
 }
 
 #[test]
-fn nothing_goes_without_the_header_or_through_a_proxy() {
+fn requests_without_the_header_or_through_a_proxy_are_refused() {
     let responses = responses(&full());
     let proxied = ("x-forwarded-for", "");
     for path in [
@@ -145,7 +145,7 @@ fn nothing_goes_without_the_header_or_through_a_proxy() {
 }
 
 #[test]
-fn values_come_in_the_form_asked_for() {
+fn values_come_in_the_requested_form() {
     let responses = responses(&full());
     for (below, body) in [
         ("", "compute/\nnetwork/"),
@@ -166,7 +166,7 @@ fn values_come_in_the_form_asked_for() {
 }
 
 #[test]
-fn what_is_extended_is_for_those_who_ask_for_it() {
+fn extended_members_are_served_on_request() {
     let responses = responses(&full());
     let names = |more: &str| -> Vec<String> {
         document(&get(&responses, "", more)).as_object().expect("an object").keys().cloned().collect()
@@ -264,7 +264,7 @@ fn user_data_arrives_octet_for_octet_and_is_copied_for_no_request() {
 }
 
 #[test]
-fn while_user_data_is_unread_clients_ask_again() {
+fn while_user_data_is_unread_clients_retry() {
     let mut record = full();
     record["user_data"] = json!({ "source": { "file": "user-data" } });
     let responses = responses(&record);

@@ -56,7 +56,7 @@ fn not_found() -> Outcome {
 }
 
 /// Forwards a guest's report. The guest gets a success whatever happens to it.
-fn tell(call: &Call<'_>) {
+fn forward(call: &Call<'_>) {
     let mailbox = &call.vm.mailbox;
     mailbox.tell(&call.vm.sinks, MessageKind::Ready, call.request.body, call.now.unix_seconds);
 }
@@ -103,11 +103,11 @@ impl Live for Machine {
             ("config", false) => self.config(call),
             ("goalstate" | "config", true) => only("GET, HEAD"),
             ("health", true) => {
-                tell(call);
+                forward(call);
                 TAKEN.clone().into()
             }
             ("roleproperties", true) => {
-                tell(call);
+                forward(call);
                 ACCEPTED.clone().into()
             }
             // Telemetry is for Azure only; it is dropped.
@@ -128,7 +128,7 @@ struct Provisioning;
 
 impl Live for Provisioning {
     fn answer(&self, call: &Call<'_>) -> Outcome {
-        tell(call);
+        forward(call);
         PROVISIONED.clone().into()
     }
 
@@ -147,6 +147,6 @@ impl Live for Observations {
     }
 
     fn about(&self) -> &'static str {
-        "taken and dropped"
+        "accepted and dropped"
     }
 }

@@ -107,7 +107,7 @@ impl Live for Lasting {
     }
 
     fn about(&self) -> &'static str {
-        "credentials, said to last six hours from now"
+        "credentials with an expiry six hours from now"
     }
 }
 

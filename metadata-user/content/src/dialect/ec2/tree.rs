@@ -148,21 +148,21 @@ impl Live for Root {
     }
 
     fn about(&self) -> &'static str {
-        "the names in it, what is there of NICs, keys and tags; else 404"
+        "the listing, and leaves of NICs, keys and tags; else 404"
     }
 }
 
 /// Paths below [`ROOT`] with their content, one after the other in one text, sorted by path.
 struct Leaves {
     text: Bytes,
-    places: Box<[Place]>,
+    spans: Box<[Span]>,
 }
 
 /// Positions in the text: start of the path, start of its content, end of its content.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Span {
     path: u32,
-    said: u32,
+    content: u32,
     end: u32,
 }
 
@@ -177,28 +177,28 @@ impl Leaves {
         let part = |from: u32, to: u32| {
             std::str::from_utf8(&self.text[from as usize..to as usize]).unwrap_or_default()
         };
-        self.places.iter().map(move |place| (part(place.path, place.said), part(place.said, place.end)))
+        self.spans.iter().map(move |span| (part(span.path, span.content), part(span.content, span.end)))
     }
 
     fn new(own: &BTreeMap<String, String>) -> Self {
         let mut text = Vec::new();
         let at = |text: &Vec<u8>| u32::try_from(text.len()).expect("a record is smaller than 4 GiB");
-        let mut places = Vec::with_capacity(own.len());
-        for (path, said) in own {
+        let mut spans = Vec::with_capacity(own.len());
+        for (path, content) in own {
             let start = at(&text);
             text.extend_from_slice(path.strip_prefix(ROOT).unwrap_or(path).as_bytes());
             let middle = at(&text);
-            text.extend_from_slice(said.as_bytes());
-            places.push(Place { path: start, said: middle, end: at(&text) });
+            text.extend_from_slice(content.as_bytes());
+            spans.push(Span { path: start, content: middle, end: at(&text) });
         }
-        Self { text: Bytes::copy_from_slice(&text), places: places.into() }
+        Self { text: Bytes::copy_from_slice(&text), spans: spans.into() }
     }
 
     /// Returns the content of a path.
     fn find(&self, path: &str) -> Option<Bytes> {
-        let of = |place: &Place| &self.text[place.path as usize..place.said as usize];
-        let found = self.places.binary_search_by(|place| of(place).cmp(path.as_bytes())).ok()?;
-        let Place { said, end, .. } = self.places[found];
-        Some(self.text.slice(said as usize..end as usize))
+        let of = |span: &Span| &self.text[span.path as usize..span.content as usize];
+        let found = self.spans.binary_search_by(|span| of(span).cmp(path.as_bytes())).ok()?;
+        let Span { content, end, .. } = self.spans[found];
+        Some(self.text.slice(content as usize..end as usize))
     }
 }
