@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use support::agent::{Agent, PortArgument};
-use support::cloudinit::{CloudInit, Crawl, Machine};
+use support::cloudinit::{CloudInit, Crawl, Machine, Release};
 use support::guest::{Guest, METADATA, NIC, Spec};
 use support::host::{self, Host};
 use support::record::{Identity, replace};
@@ -73,9 +73,13 @@ impl TooNew {
 pub(super) struct Case {
     /// Class name without the prefix `DataSource`.
     pub(super) class: &'static str,
+    /// Releases of cloud-init whose class is run.
+    pub(super) releases: &'static [Release],
     pub(super) stage: Stage,
     /// Firmware (DMI) values of the machine.
     pub(super) dmi: &'static [(&'static str, Word)],
+    /// Files of the image below cloud-init's own directory.
+    pub(super) files: &'static [(&'static str, &'static str)],
     /// The datasource's section of cloud-init's configuration, under its name there.
     pub(super) config: Value,
     /// First group of the VM's UUID.
@@ -105,8 +109,10 @@ impl Case {
     pub(super) fn of(class: &'static str) -> Self {
         Self {
             class,
+            releases: &[Release::Distribution, Release::Newer],
             stage: Stage::Local,
             dmi: &[],
+            files: &[],
             config: json!({}),
             uuid: "7c0f1a52",
             record: |_| {},
@@ -122,9 +128,16 @@ impl Case {
         }
     }
 
-    /// Crawls every form in a guest of its own and reports all deviations together.
+    /// Crawls with every release.
     pub(super) fn run(&self) {
-        let Some(cloud_init) = CloudInit::or_skip() else { return };
+        for release in self.releases {
+            let Some(cloud_init) = CloudInit::or_skip(*release) else { return };
+            self.run_with(cloud_init);
+        }
+    }
+
+    /// Crawls in every form, each in a guest of its own, and reports every deviation at once.
+    fn run_with(&self, cloud_init: &CloudInit) {
         let records = tempfile::tempdir().expect("a directory");
         let host = Host::new().expect("a node");
         let guests: Vec<Guest> = (0..)
@@ -159,7 +172,7 @@ impl Case {
                 crawl.version,
             );
             let mut wrong = self.wrong(guest.identity(), form, &crawl);
-            if let Some(too_new) = self.too_new.as_ref().filter(|_| !crawl.of_checkout) {
+            if let Some(too_new) = self.too_new.as_ref().filter(|_| !crawl.is_newer) {
                 too_new.forgive(form, &mut wrong);
             }
             if !wrong.is_empty() {
@@ -230,6 +243,7 @@ impl Case {
                 "users": ["default"],
             }),
             lease: lease.into(),
+            files: self.files.iter().copied().collect(),
         }
     }
 
@@ -254,7 +268,7 @@ impl Case {
         let user_data = self.user_data(identity, form);
         let vendor_data = match self.vendor_data {
             VendorData::Taken if form != Form::Bare => VENDOR_DATA,
-            VendorData::TakenByNewer if form != Form::Bare && crawl.of_checkout => VENDOR_DATA,
+            VendorData::TakenByNewer if form != Form::Bare && crawl.is_newer => VENDOR_DATA,
             _ => "",
         };
         check("instance-id", &crawl.instance_id, &self.text(self.instance_id, identity));

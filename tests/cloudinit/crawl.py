@@ -8,6 +8,7 @@ DIRECTORY holds cloud-init's state. MACHINE is a JSON document that describes th
     dmi     firmware values under dmidecode's names; other names have no value
     config  cloud-init's own configuration, as in /etc/cloud/cloud.cfg
     lease   the DHCP lease, under dhclient's names
+    files   files of the image, by their path below DIRECTORY
 
 `@DIRECTORY@` in MACHINE stands for DIRECTORY.
 
@@ -143,8 +144,17 @@ def network_config(source):
         return None, f"{type(error).__name__}: {error}"
 
 
+def write(files, directory):
+    for path, text in files.items():
+        path = os.path.join(directory, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
 def crawl(name, machine, directory):
     replace_machine(machine)
+    write(machine["files"], directory)
     source = datasource(name, machine["config"], directory)
     started = time.monotonic()
     try:

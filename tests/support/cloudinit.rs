@@ -1,11 +1,11 @@
-//! The unmodified cloud-init of this machine's distribution, unpacked and not installed, and its datasources
-//! run inside a guest.
+//! Unmodified releases of cloud-init, unpacked and not installed, and their datasources run inside a guest.
 //!
-//! `XDP_IMDS_CLOUD_INIT=DIRECTORY` names a checkout of cloud-init to run instead, for measuring; the packages
-//! it imports remain the distribution's.
+//! `XDP_IMDS_CLOUD_INIT=DIRECTORY` names a checkout of cloud-init to run instead, for measuring. The packages
+//! that cloud-init imports are the distribution's, also for a newer release and for a checkout.
 
 use crate::inside;
 use crate::netns::{Namespace, run};
+use crate::packages::{Packages, With};
 use crate::privileged;
 use anyhow::{Context as _, Result, bail};
 use base64::Engine as _;
@@ -51,11 +51,24 @@ const PACKAGES: &[&str] = &[
     "python3-yaml",
 ];
 
+/// Debian's suite with the newer cloud-init: the one after the next release, as of Debian 12.
+const NEWER_SUITE: &str = "forky";
+
+/// A release of cloud-init.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The one of this machine's distribution.
+    Distribution,
+    /// The one of Debian's `forky`, which has datasources that the distribution does not have.
+    Newer,
+}
+
 /// An unpacked cloud-init.
 #[derive(Debug)]
 pub struct CloudInit {
     /// `PYTHONPATH`.
     modules: OsString,
+    is_newer: bool,
 }
 
 /// What a datasource would find on its machine besides the network.
@@ -67,6 +80,8 @@ pub struct Machine {
     pub config: serde_json::Value,
     /// What a DHCP server would answer, by dhclient's names.
     pub lease: BTreeMap<&'static str, String>,
+    /// Files of the image below cloud-init's own directory, by their path there.
+    pub files: BTreeMap<&'static str, &'static str>,
 }
 
 /// What one crawl brought. Of the fields that say what was found, each is empty when nothing was.
@@ -74,9 +89,9 @@ pub struct Machine {
 pub struct Crawl {
     /// cloud-init's version, as it prints it.
     pub version: String,
-    /// Whether it is newer than the distribution's: [`CHECKOUT`] named it.
+    /// Whether it is newer than the distribution's: [`Release::Newer`], or a [`CHECKOUT`].
     #[serde(default)]
-    pub of_checkout: bool,
+    pub is_newer: bool,
     /// The datasource's class.
     pub datasource: String,
     /// Whether the datasource took what it was told.
@@ -137,31 +152,43 @@ impl CloudInit {
     /// When something is missing where no test may skip.
     #[must_use]
     #[track_caller]
-    pub fn or_skip() -> Option<&'static Self> {
-        static READY: OnceLock<std::result::Result<CloudInit, String>> = OnceLock::new();
-        let ready = READY.get_or_init(|| match privileged::missing() {
+    pub fn or_skip(release: Release) -> Option<&'static Self> {
+        type Ready = OnceLock<std::result::Result<CloudInit, String>>;
+        static DISTRIBUTION: Ready = OnceLock::new();
+        static NEWER: Ready = OnceLock::new();
+        let ready = match release {
+            Release::Distribution => &DISTRIBUTION,
+            Release::Newer => &NEWER,
+        };
+        let ready = ready.get_or_init(|| match privileged::missing() {
             Some(reason) => Err(reason.to_owned()),
-            None => Self::unpack()
-                .and_then(|root| Self::of(&root))
-                .map_err(|error| format!("it cannot get cloud-init's packages: {error:#}")),
+            None => {
+                Self::get(release).map_err(|error| format!("it cannot get cloud-init's packages: {error:#}"))
+            }
         });
-        let missing = ready.as_ref().err().map(String::as_str);
-        if !privileged::or_skip_for(missing) {
+        if !privileged::or_skip_for(ready.as_ref().err().map(String::as_str)) {
             return None;
         }
         ready.as_ref().ok()
     }
 
-    /// The modules below an unpacked root, a checkout's before them.
-    fn of(root: &Path) -> Result<Self> {
+    /// The modules of a checkout, if there is one, then those of a newer release, then the distribution's.
+    fn get(release: Release) -> Result<Self> {
         let checkout = std::env::var_os(CHECKOUT).map(PathBuf::from);
         if let Some(checkout) = &checkout
             && !checkout.join("cloudinit").is_dir()
         {
             bail!("{CHECKOUT} names {}, which holds no cloudinit/", checkout.display());
         }
-        let paths = checkout.into_iter().chain([root.join(MODULES)]);
-        Ok(Self { modules: std::env::join_paths(paths)? })
+        let is_newer = checkout.is_some() || release == Release::Newer;
+        let newer = match release {
+            Release::Distribution => None,
+            Release::Newer => {
+                Some(Packages::get(NEWER_SUITE, &["cloud-init"], With::Nothing)?.root().join(MODULES))
+            }
+        };
+        let paths = checkout.into_iter().chain(newer).chain([Self::unpack()?.join(MODULES)]);
+        Ok(Self { modules: std::env::join_paths(paths)?, is_newer })
     }
 
     /// Fetches the packages from this machine's apt sources and unpacks them below the target directory,
@@ -226,8 +253,8 @@ impl CloudInit {
         });
         // A checkout does not know its version before it is built.
         crawl.map(|crawl: Crawl| match std::env::var_os(CHECKOUT) {
-            Some(_) => Crawl { version: "of a checkout".to_owned(), of_checkout: true, ..crawl },
-            None => crawl,
+            Some(_) => Crawl { version: "of a checkout".to_owned(), is_newer: true, ..crawl },
+            None => Crawl { is_newer: self.is_newer, ..crawl },
         })
     }
 }

@@ -9,6 +9,8 @@
 //! sockets and queues.
 
 pub mod account;
+// Its table of dialects also defines the names in `record`.
+#[macro_use]
 pub mod dialect;
 pub mod http;
 pub mod mailbox;

@@ -173,18 +173,6 @@ impl Default for ServeConfig {
     }
 }
 
-/// How long a request may wait for its record or its rate limit: slightly less than the clients of its path wait for
-/// an answer. `path` is normalised.
-#[must_use]
-pub fn hold(path: &str) -> Duration {
-    Duration::from_millis(match path {
-        "/metadata/v1.json" => 1500,
-        _ if path.starts_with("/hetzner") => 1500,
-        _ if path.starts_with("/openstack") => 8000,
-        _ => 4000,
-    })
-}
-
 /// How long a PUT may wait for its record before its connection closes without an answer. Clients of EC2's token give
 /// up their datasource on any error, but retry after silence.
 pub const PUT_HOLD: Duration = Duration::from_secs(45);

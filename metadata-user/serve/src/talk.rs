@@ -12,11 +12,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::tally::{End, Reason, Wait};
-use super::{Answer, Answers, Origin, PUT_HOLD, Shared, hold};
+use super::{Answer, Answers, Origin, PUT_HOLD, Shared};
 use crate::audit;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::account::{Account, Tab};
+use metadata_content::dialect;
 use metadata_content::http::body::{BodyReader, Framing};
 use metadata_content::http::date::{self, Persistence};
 use metadata_content::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
@@ -386,7 +387,7 @@ impl<A: Answers> Talk<A> {
             Phase::Parked(parked) => Some(parked),
             _ => None,
         };
-        let patience = hold(target.path);
+        let patience = || dialect::patience(target.path);
         let (answer, origin) = self.shared.answers.answer_of(now, &self.connection, &request, parked);
         let said = match answer {
             Answer::Known(Outcome::Ready(response)) => Said::Answer(response),
@@ -401,8 +402,8 @@ impl<A: Answers> Talk<A> {
             }
             Answer::Unknown => Said::Answer(self.shared.error(Status(404))),
             Answer::NotYet if head.method == Method::Put => Said::Hold(Reason::Record, PUT_HOLD, None),
-            Answer::NotYet => Said::Hold(Reason::Record, patience, Some(self.shared.not_ready.clone())),
-            Answer::TooMany => Said::Hold(Reason::Rate, patience, Some(self.shared.too_many.clone())),
+            Answer::NotYet => Said::Hold(Reason::Record, patience(), Some(self.shared.not_ready.clone())),
+            Answer::TooMany => Said::Hold(Reason::Rate, patience(), Some(self.shared.too_many.clone())),
         };
         Ok((said, origin))
     }

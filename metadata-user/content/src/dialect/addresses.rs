@@ -1,4 +1,4 @@
-//! What documents say of NICs and their addresses, whatever the dialect.
+//! NICs and addresses in the forms that several dialects use.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,20 +8,21 @@ use crate::record::network::{Address, Method, Network};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::{Nic, Record, Role};
 
-/// The NICs the hypervisor gives the VM: VLANs and bonds are made by the guest, and few dialects know them.
+/// Returns the NICs that the hypervisor gives the VM. The guest makes VLANs and bonds itself, and few dialects have a
+/// form for them.
 pub(super) fn given(network: &Network) -> impl Iterator<Item = (usize, &Nic, NicMac)> {
     let given = |nic: &Nic| nic.vlan.is_none() && nic.bond.is_none();
     let nics = network.nics.iter().enumerate();
     nics.filter(move |(_, nic)| given(nic)).filter_map(|(n, nic)| Some((n, nic, nic.mac?)))
 }
 
-/// The addresses of one version that are known, with those DHCP will give.
+/// Returns the known addresses of one version, including those that DHCP will give.
 pub(super) fn known(nic: &Nic, version: Version) -> impl Iterator<Item = (&Address, Cidr)> {
     let known = nic.addresses.iter().filter_map(|address| Some((address, address.address?)));
     known.filter(move |(_, cidr)| Version::of(cidr.address) == version)
 }
 
-/// A version of IP.
+/// IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     V4,
@@ -33,7 +34,7 @@ impl Version {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// The version of an address that may not be known.
+    /// Returns the version of an entry whose address may be unknown.
     pub(super) fn of_entry(entry: &Address) -> Self {
         match (entry.method, entry.address) {
             (Method::Dhcp4, _) => Self::V4,
@@ -43,23 +44,23 @@ impl Version {
     }
 }
 
-/// True when the NIC has addresses of this version, known or not.
+/// Returns whether the NIC has addresses of this version, known or not.
 pub(super) fn speaks(nic: &Nic, version: Version) -> bool {
     nic.addresses.iter().any(|address| Version::of_entry(address) == version)
 }
 
-/// True when the VM has addresses, and all are IPv6: its documents then say nothing of IPv4.
+/// Returns whether the VM has IPv6 addresses only. Its documents then omit all IPv4 members.
 pub(super) fn only_ipv6(network: &Network) -> bool {
     let any = |version| network.nics.iter().any(|nic| speaks(nic, version));
     any(Version::V6) && !any(Version::V4)
 }
 
-/// The netmask of an IPv4 prefix.
+/// Returns the netmask of an IPv4 prefix length.
 pub(super) fn netmask(prefix: u8) -> Ipv4Addr {
     u32::MAX.checked_shl(32_u32.saturating_sub(prefix.into())).unwrap_or(0).into()
 }
 
-/// The network an address is in.
+/// Returns the first address of the network, with the prefix length.
 pub(super) fn network_of(cidr: Cidr) -> Cidr {
     let address = match cidr.address {
         IpAddr::V4(address) => (address & netmask(cidr.prefix)).into(),
@@ -71,12 +72,12 @@ pub(super) fn network_of(cidr: Cidr) -> Cidr {
     Cidr { address, ..cidr }
 }
 
-/// The gateway, or nothing.
+/// Returns the gateway; empty without one.
 pub(super) fn gateway(address: &Address) -> String {
     address.gateway.map(|gateway| gateway.to_string()).unwrap_or_default()
 }
 
-/// `public` or `private`.
+/// Returns `public` or `private`.
 pub(super) fn role_name(role: Role) -> &'static str {
     match role {
         Role::Public => "public",
@@ -84,17 +85,17 @@ pub(super) fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// The resolvers as a list of strings.
+/// Returns the resolvers as a list of strings.
 pub(super) fn resolvers(network: &Network) -> Value {
     network.dns.iter().map(ToString::to_string).collect()
 }
 
-/// The public keys as a list of strings.
+/// Returns the public keys as a list of strings.
 pub(super) fn public_keys(record: &Record) -> Value {
     record.ssh_keys.iter().map(|key| key.key.as_str()).collect()
 }
 
-/// The labels as a list of strings.
+/// Returns the labels as a list of strings.
 pub(super) fn labels(record: &Record) -> Value {
     record.labels.iter().map(|label| label.as_str()).collect()
 }

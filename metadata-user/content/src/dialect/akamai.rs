@@ -1,7 +1,7 @@
-//! Akamai (Linode): JSON documents and user-data for those who have a token.
+//! Akamai (Linode): JSON documents and user-data for requests with a token.
 //!
-//! cloud-init (`DataSourceAkamai.py`) gives up keys and user-data alike on any error, so there is user-data,
-//! empty if need be. `/v1/user-data` is NoCloud's for requests without a token.
+//! cloud-init (`DataSourceAkamai.py`) drops both keys and user-data on any error. So user-data always exists and may
+//! be empty. A request for `/v1/user-data` without a token gets NoCloud's user-data.
 
 #[cfg(test)]
 mod tests;
@@ -12,9 +12,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::Dialect;
 use super::addresses::{Version, given, known, labels, public_keys};
 use super::sheet::{Sheet, TEXT};
+use super::{Access, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::record::vm::Payload;
@@ -22,7 +22,18 @@ use crate::record::{self, Record, Role};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 use crate::token::Kind;
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Akamai], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/v1/token"),
+        Mount::open("/v1/instance").needs(Access::Token(TOKEN)),
+        Mount::open("/v1/network").needs(Access::Token(TOKEN)),
+        Mount::open("/v1/ssh-keys").needs(Access::Token(TOKEN)),
+        Mount::open("/v1/user-data").needs(Access::Token(TOKEN)),
+    ],
+    "`DataSourceAkamaiLocal`; Afterburn",
+    render,
+)
+.remark("`PUT /v1/token`");
 
 const TOKEN: &str = "Metadata-Token";
 const EXPIRY: &str = "Metadata-Token-Expiry-Seconds";
@@ -69,7 +80,7 @@ fn instance(record: &Record) -> Value {
         "host_uuid": record.vm.uuid.as_str(),
         "id": record.numeric_id(),
         "label": record.vm.name.as_str(),
-        // These two the real service has not, but cloud-init takes them.
+        // The real service lacks these two members; cloud-init reads them if they exist.
         "local-hostname": record.hostname.short.as_str(),
         "public-keys": public_keys(record),
         "region": record.placement.region.as_str(),
@@ -79,7 +90,7 @@ fn instance(record: &Record) -> Value {
     })
 }
 
-/// NICs and addresses; Afterburn wants every member, so lists may be empty.
+/// Returns NICs and addresses. Afterburn needs every member, so lists may be empty.
 fn network(record: &Record) -> Value {
     let (mut interfaces, mut public, mut private, mut v6) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (n, nic, _) in given(&record.network) {
@@ -113,7 +124,7 @@ fn network(record: &Record) -> Value {
     })
 }
 
-/// Public keys by account, root's where none is named.
+/// Returns the public keys by account. Keys without an account are root's.
 fn users(record: &Record) -> Value {
     let mut users: Map<String, Value> = Map::new();
     users.insert("root".into(), json!([]));
@@ -125,7 +136,7 @@ fn users(record: &Record) -> Value {
     users.into()
 }
 
-/// Makes tokens.
+/// Issues session tokens.
 #[derive(Debug)]
 struct Mint {
     hop_limit: u8,
@@ -147,7 +158,7 @@ impl Live for Mint {
     }
 }
 
-/// Digits that are a number of seconds tokens may live.
+/// Parses a token lifetime in seconds; `None` outside the allowed range.
 fn expiry(field: &[u8]) -> Option<u32> {
     let digits = std::str::from_utf8(field).ok()?;
     let seconds = digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())??;

@@ -1,6 +1,6 @@
-//! AliYun (Alibaba Cloud): one document at `meta-data/all`, and the same as a tree for who cannot have that.
+//! AliYun (Alibaba Cloud): one document at `meta-data/all`, and its members as a tree for other clients.
 //!
-//! On an address of its own. cloud-init will not go on without a token, so `imdsv2: off` is not for its guests
+//! The dialect has an address of its own. cloud-init gives up without a token, so its guests cannot use `imdsv2: off`
 //! (`cloudinit/sources/DataSourceAliYun.py`).
 
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::document::{Document, Form, Node};
 use super::sheet::{JSON, OCTETS, Sheet, TEXT};
-use super::{Dialect, tokens};
+use super::{Access, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::Cidr;
@@ -17,11 +17,16 @@ use crate::record::{self, Imdsv2, Nic, Record};
 use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
 use crate::token::Kind;
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::AliYun], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/latest").at(Host::AliYun).needs(Access::Imdsv2(TOKEN))],
+    "`DataSourceAliYun`; systemd-imdsd",
+    render,
+)
+.remark("any date for `latest`; `PUT /latest/api/token`");
 
-/// The field a token is sent in.
+/// Header field with the token.
 const TOKEN: &str = "X-aliyun-ecs-metadata-token";
-/// The field that says how long a token shall live, in seconds.
+/// Header field with the requested lifetime of a token, in seconds.
 const TTL: &str = "X-aliyun-ecs-metadata-token-ttl-seconds";
 
 static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(Status(401), &[]));
@@ -85,7 +90,7 @@ fn document(record: &Record) -> Value {
     if let Some(cidr) = network.nics.first().and_then(|nic| nic.ipv4().next()) {
         own("private-ipv4", cidr.address.to_string().into());
     }
-    // An address that is translated is an elastic one; clients read it by either name.
+    // A translated address is an elastic one. Clients read it under either name.
     if let Some(public) = network.nics.first().and_then(|nic| nic.public_ipv4().next()) {
         own("eipv4", public.to_string().into());
         own("public-ipv4", public.to_string().into());
@@ -109,7 +114,7 @@ fn document(record: &Record) -> Value {
     document
 }
 
-/// What is said of one NIC; without a known IPv4 address no more than its id.
+/// Returns one NIC; only its id without a known IPv4 address.
 fn interface(nic: &Nic) -> Value {
     let mut interface = json!({ "network-interface-id": nic.eni_id() });
     let known: Vec<Cidr> = nic.ipv4().collect();
@@ -126,7 +131,7 @@ fn interface(nic: &Nic) -> Value {
     interface
 }
 
-/// `all`, and below it each member as a directory or a leaf, as in EC2's tree.
+/// Serves `all`, and each of its members as a directory or a leaf, as EC2's tree does.
 #[derive(Debug)]
 struct Tree {
     document: Document,
@@ -153,7 +158,7 @@ impl Live for Tree {
     }
 }
 
-/// The names in an object, those of objects with a slash.
+/// Lists the names in an object. Names of objects end with a slash.
 fn listing(node: Node<'_>) -> String {
     let mut text = String::new();
     for (name, member) in node.members() {

@@ -1,10 +1,10 @@
-//! Azure: the instance metadata service below `/metadata`, the wireserver on its own address, and the plug-in of the
-//! host on a port of that.
+//! Azure: the instance metadata service below `/metadata`, the wireserver at its own address, and the host plug-in at
+//! a port of that address.
 //!
-//! cloud-init reports to the wireserver when it is done, and asks it for its goal state first, again and
-//! again for 20 minutes; so whoever is served the one is served the other.
+//! cloud-init reports to the wireserver when it has finished. It first requests the goal state, and retries for 20
+//! minutes. So a VM has either both services or neither.
 //!
-//! All scalars are strings, but for those of `extended`. Property names are found in any case.
+//! All scalars are strings, except those of `extended`. Property names match in any case.
 
 #[cfg(test)]
 mod agent_tests;
@@ -23,21 +23,32 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::Dialect;
 use super::document::{Document, Form, Node};
 use super::sheet::{JSON, Sheet, TEXT};
+use super::{Access, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, Status};
-use crate::record::{self, Record};
+use crate::record::Record;
 use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
 use query::{Format, Query};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Azure], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/metadata").needs(Access::Field("Metadata", "true")),
+        Mount::open("/").at(Host::Wireserver),
+        Mount::open("/").at(Host::HostPlugin),
+    ],
+    "`DataSourceAzure`; azure-identity; systemd-imdsd; WALinuxAgent 2.2.47, 2.7.3 and 2.12",
+    render,
+)
+.remark(
+    "`instance`, `versions`, `scheduledevents`, `identity/oauth2/token`; the wireserver and its host plug-in",
+);
 
-/// Type of documents; errors go without the charset.
+/// Type of documents. Errors have no charset.
 const DOCUMENT: &str = "application/json; charset=utf-8";
 
-/// Versions of the interface, the newest last. Any date from the first on is taken for one.
+/// Versions of the interface, newest last. Any date from the first one on is accepted.
 const VERSIONS: [&str; 33] = [
     "2017-03-01",
     "2017-04-02",
@@ -91,12 +102,12 @@ static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     ]
 });
 
-/// 400 with the reason.
+/// Builds a 400 with the reason.
 fn bad(reason: &str) -> Response {
     error(&json!({ "error": format!("Bad request. {reason}") }))
 }
 
-/// 400 with a document of its own.
+/// Builds a 400 with a document of its own.
 fn error(document: &Value) -> Response {
     Response::new(Status(400), Some(JSON), &[], document.to_string())
 }
@@ -119,21 +130,21 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     host_plugin::render(sheet);
 }
 
-/// `/metadata/instance` of one VM.
+/// Serves `/metadata/instance` of one VM.
 struct Instance {
     document: Document,
-    /// The user-data is still to be read from its source.
+    /// The source of the user-data has not been read yet.
     unread: bool,
 }
 
-/// User-data is nobody's business.
+/// Omits user-data.
 impl fmt::Debug for Instance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Instance").finish_non_exhaustive()
     }
 }
 
-/// The members of the root that are shown: `extended` to those who ask for it.
+/// Returns the visible members of the root: `extended` only on request.
 fn shown<'a>(root: Node<'a>, query: &Query) -> Vec<(std::borrow::Cow<'a, str>, Node<'a>)> {
     let mut members = root.members();
     members.retain(|(name, _)| query.extended || name != "extended");
@@ -152,7 +163,7 @@ impl Instance {
             at = Some(node);
         }
         if self.unread && holds_user_data(&path, query) {
-            // Clients ask again until it is there; without it they would boot unconfigured.
+            // Clients retry a 503. Without the user-data they would boot unconfigured.
             return Response::error(Status(503), &[("Retry-After", "1")]);
         }
         let (kind, body) = match (at, query.format) {
@@ -168,14 +179,14 @@ impl Instance {
     }
 }
 
-/// True where the user-data is part of the answer.
+/// Returns whether the answer contains the user-data.
 fn holds_user_data(path: &[&str], query: &Query) -> bool {
     let above = ["compute", "userData"];
     path.iter().zip(above).all(|(segment, name)| segment.eq_ignore_ascii_case(name))
         && (query.format == Format::Json || path.len() == above.len())
 }
 
-/// An object of members, without copying what is long.
+/// Returns an object of these members without copying long ones.
 fn object(members: &[(std::borrow::Cow<'_, str>, Node<'_>)]) -> Body {
     let mut pieces = vec![Bytes::from_static(b"{")];
     for (n, (name, node)) in members.iter().enumerate() {
@@ -187,7 +198,7 @@ fn object(members: &[(std::borrow::Cow<'_, str>, Node<'_>)]) -> Body {
     Body::join(pieces)
 }
 
-/// Names on lines, those with more below them with a slash.
+/// Returns one name per line. Names with members below end with a slash.
 fn listing(members: &[(std::borrow::Cow<'_, str>, Node<'_>)]) -> String {
     let line = |(name, node): &(std::borrow::Cow<'_, str>, Node<'_>)| {
         let slash = if node.form() == Form::Scalar { "" } else { "/" };

@@ -1,8 +1,8 @@
-//! Which cloud-init asks, for the few documents that no form suits every version of.
+//! Recognises cloud-init by its `User-Agent`, for the few documents that need a different form for some versions.
 
 use crate::http::Request;
 
-/// cloud-init's version as it names itself (`Cloud-Init/22.4.2-1+deb12u4`): year and number.
+/// Returns year and number of cloud-init's version (`Cloud-Init/22.4.2-1+deb12u4`).
 pub(super) fn cloud_init(request: &Request<'_>) -> Option<(u32, u32)> {
     let agent = std::str::from_utf8(request.headers.get("User-Agent")?).ok()?;
     let version = agent.strip_prefix("Cloud-Init/")?;
@@ -10,7 +10,7 @@ pub(super) fn cloud_init(request: &Request<'_>) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Whether cloud-init asks, whatever its version.
+/// Returns whether the client is cloud-init of any version.
 pub(super) fn is_cloud_init(request: &Request<'_>) -> bool {
     request.headers.get("User-Agent").is_some_and(|agent| agent.starts_with(b"Cloud-Init/"))
 }

@@ -1,7 +1,7 @@
 //! CloudCIX: a JSON document, and user-data in base64.
 //!
-//! cloud-init (`DataSourceCloudCIX.py`) takes the network from the document unseen: `null` makes it configure
-//! by itself. User-data has to be there, empty if need be, and text once it is decoded.
+//! cloud-init (`DataSourceCloudCIX.py`) applies the document's network unchecked; with `null` it configures the
+//! network by itself. User-data must exist, may be empty, and must be text once decoded.
 
 #[cfg(test)]
 mod tests;
@@ -10,16 +10,20 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::Dialect;
 use super::addresses::public_keys;
 use super::nocloud_network::version_2;
 use super::sheet::{Sheet, TEXT};
 use super::text::payload_text;
+use super::{Description, Mount};
 use crate::dialect::json::json;
+use crate::record::Record;
 use crate::record::network::{Mode, Network};
-use crate::record::{self, Record};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::CloudCix], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/v1/metadata"), Mount::open("/v1/userdata")],
+    "`DataSourceCloudCIX`",
+    render,
+);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let id = record.numeric_id().to_string();
@@ -45,14 +49,14 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 fn network(network: &Network) -> Value {
     match (network.mode, &network.raw) {
         (Mode::Auto, _) if !network.nics.is_empty() => version_2(network),
-        // Validation has read it before.
+        // Validation has already parsed it.
         (Mode::Raw, Some(Value::String(text))) => serde_yaml::from_str(text).map_or(Value::Null, bare),
         (Mode::Raw, Some(mapping)) => bare(mapping.clone()),
         _ => Value::Null,
     }
 }
 
-/// The configuration without the `network` around it that files may have.
+/// Returns the configuration without the `network` member that files may have around it.
 fn bare(mut config: Value) -> Value {
     match config.get_mut("network") {
         Some(inner @ Value::Object(_)) => inner.take(),

@@ -1,26 +1,30 @@
 //! CloudStack and Exoscale: a flat tree at the dated paths, and the password server on port 8080.
 //!
-//! Its `public-keys` is a leaf where EC2's is a directory, so a record says by `serve.date_tree` whose tree
-//! is at those paths. The password server has a port of its own and is there in any case.
+//! `public-keys` is a leaf here and a directory on EC2, so `serve.date_tree` decides which tree the dated paths
+//! serve. The password server has its own port and always exists.
 
 use std::sync::LazyLock;
 
 use super::sheet::{Sheet, TEXT};
-use super::{Dialect, tokens};
+use super::{Description, Mount, tokens};
 use crate::http::{Response, Status};
 use crate::record::values::Secret;
-use crate::record::{self, DateTree, Record};
+use crate::record::{DateTree, Record};
 use crate::store::{Call, Guard, Host, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect =
-    Dialect { names: &[record::Dialect::CloudStack, record::Dialect::Exoscale], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/latest"), Mount::open("/").at(Host::Password)],
+    "`DataSourceCloudStack`, `DataSourceExoscale`",
+    render,
+)
+.remark("any date for `latest`, with `serve.date_tree: cloudstack`; passwords on port 8080");
 
-/// The field that says what is wanted of the password server.
+/// Header field with the request to the password server.
 const REQUEST: &str = "DomU_Request";
-/// What the guest says, and hears, once it has set the password.
+/// Request and response once the guest has set the password.
 const SAVED: &str = "saved_password";
 
-/// The password is for who can set a header, and not through a proxy.
+/// The password requires a header field, and no proxy may have forwarded the request.
 static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| [tokens::UNPROXIED.clone()]);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
@@ -33,7 +37,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live_below("/", Methods::READ, &*GUARDS, PasswordServer { password });
 }
 
-/// The flat tree. cloud-init fails without `availability-zone` and `instance-id`.
+/// Adds the flat tree. cloud-init fails without `availability-zone` and `instance-id`.
 fn tree(record: &Record, sheet: &mut Sheet<'_>) {
     let mut leaves = vec![
         ("/latest/meta-data/availability-zone", record.placement.zone.to_string()),
@@ -47,7 +51,7 @@ fn tree(record: &Record, sheet: &mut Sheet<'_>) {
     let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
     let mut known = |path, text: Option<String>| match text {
         Some(text) => leaves.push((path, text)),
-        // Not listed, but there: Afterburn asks for each by name, repeats a 404 for 40 s and then gives up.
+        // Served but not listed: Afterburn requests each by name, retries a 404 for 40 s and then gives up.
         None => sheet.text(path, ""),
     };
     known("/latest/meta-data/local-ipv4", local);
@@ -69,7 +73,7 @@ fn tree(record: &Record, sheet: &mut Sheet<'_>) {
     }
 }
 
-/// Gives the record's password to the guest, on any path, until the guest says that it has saved it.
+/// Returns the record's password on any path, until the guest reports that it has saved it.
 #[derive(Debug)]
 struct PasswordServer {
     password: Option<Secret>,

@@ -1,4 +1,4 @@
-//! What belongs to no dialect: `/`.
+//! The root `/`, which belongs to no dialect.
 
 use super::gce;
 use super::sheet::{Sheet, TEXT};
@@ -6,8 +6,8 @@ use crate::http::Response;
 use crate::record::{Dialect, Record};
 use crate::store::{Call, EVERY_DIALECT, Live, Methods, Outcome};
 
-/// What `/` lists: the dates EC2 ever used for a version of its tree. Several clients take a non-empty 200
-/// here as the sign that a metadata service is there at all.
+/// What `/` lists: every date that EC2 has used as a version of its tree. Several clients take a non-empty 200 here
+/// as proof of a metadata service.
 const VERSIONS: [&str; 26] = [
     "1.0",
     "2007-01-19",
@@ -37,7 +37,7 @@ const VERSIONS: [&str; 26] = [
     "latest",
 ];
 
-/// Adds `/`, whichever dialects are served, unless it is to be GCE's for everybody.
+/// Adds `/` whichever dialects are served, unless `serve.gce_root` gives it to GCE.
 pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let has_gce = record.serve.serves(Dialect::Gce);
     if record.serve.gce_root && has_gce {
@@ -53,8 +53,8 @@ pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
     }
 }
 
-/// GCE's root for requests with its flavour, which is how Google's client libraries find out that they are on GCE;
-/// the list of versions for all others.
+/// Returns GCE's root to requests with its `Metadata-Flavor`, by which Google's client libraries recognise GCE. Other
+/// requests get the list of versions.
 #[derive(Debug)]
 struct Root {
     versions: Response,

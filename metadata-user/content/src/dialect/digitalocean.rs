@@ -1,12 +1,11 @@
-//! DigitalOcean and UpCloud: one document at one URL that satisfies the clients of both, and a tree of texts.
+//! DigitalOcean and UpCloud: one document that satisfies the clients of both, and a tree of texts.
 //!
-//! cloud-init reads `/metadata/v1.json` alone (`sources/helpers/{digitalocean,upcloud}.py`); Afterburn and
-//! Talos read leaves of the tree. The tree's user-data and vendor-data are octets; in the document they are
-//! in their text form.
+//! cloud-init reads only `/metadata/v1.json` (`sources/helpers/{digitalocean,upcloud}.py`). Afterburn and Talos read
+//! leaves of the tree. User-data and vendor-data are octets in the tree and text in the document.
 //!
-//! Afterburn gives up all of the document where a gateway is no address, and cloud-init makes a default route of
-//! every gateway of a public NIC. So a gateway nobody knows is the unspecified address (RFC 1122 section 3.2.1.3,
-//! RFC 4291 section 2.5.2), except to cloud-init on a public NIC.
+//! Afterburn drops the whole document if a gateway is not an address. cloud-init makes a default route from every
+//! gateway of a public NIC. So an unknown gateway is the unspecified address (RFC 1122 section 3.2.1.3, RFC 4291
+//! section 2.5.2), but for a public NIC cloud-init gets none.
 
 #[cfg(test)]
 mod tests;
@@ -14,23 +13,28 @@ mod tree;
 
 use serde_json::{Map, Value};
 
+use std::time::Duration;
+
 use super::addresses::{
     Version, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers, role_name,
 };
 use super::sheet::{JSON, OCTETS, Sheet};
 use super::text::payload_text;
-use super::{Dialect, client};
+use super::{Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::Response;
 use crate::record::network::{Address, Method};
 use crate::record::values::NicMac;
-use crate::record::{self, Nic, Record, Role};
+use crate::record::{Nic, Record, Role};
 use crate::store::{Call, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect =
-    Dialect { names: &[record::Dialect::DigitalOcean, record::Dialect::UpCloud], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open(WHOLE).waits(Duration::from_millis(1_500)), Mount::open("/metadata/v1")],
+    "`DataSourceDigitalOcean`, `DataSourceUpCloudLocal`",
+    render,
+);
 
-/// The document's path.
+/// Path of the document.
 const WHOLE: &str = "/metadata/v1.json";
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
@@ -60,7 +64,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         (["/metadata/v1/user-data", "/metadata/v1/user_data"], &record.user_data),
         (["/metadata/v1/vendor-data", "/metadata/v1/vendor_data"], &record.vendor_data),
     ] {
-        // Ignition fails the boot where there is no user-data, and goes on where it is empty.
+        // Ignition fails the boot if user-data does not exist, and continues if it is empty.
         let response = match payload {
             Some(payload) => sheet.payload(payload),
             None => sheet.found(OCTETS, ""),
@@ -73,7 +77,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live_below("/metadata/v1", Methods::READ, &[], tree);
 }
 
-/// The document without user-data and vendor-data.
+/// Returns the document without user-data and vendor-data.
 fn document(record: &Record) -> Value {
     let dns = resolvers(&record.network);
     let mut document = json!({
@@ -98,14 +102,14 @@ fn document(record: &Record) -> Value {
     document
 }
 
-/// Who reads the document.
+/// Reader of the document.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reader {
     CloudInit,
     Other,
 }
 
-/// The document, where cloud-init gets another one.
+/// The document in two forms, for a record whose gateways cloud-init must not see.
 #[derive(Debug)]
 struct Whole {
     for_cloud_init: Response,
@@ -119,11 +123,12 @@ impl Live for Whole {
     }
 
     fn about(&self) -> &'static str {
-        "the document; to cloud-init, without a gateway that nobody knows"
+        "the document; for cloud-init, without unknown gateways"
     }
 }
 
-/// DigitalOcean's NICs by role. A role without NICs is left out: clients take the first of a list unseen.
+/// Returns DigitalOcean's NICs by role. A role without NICs is absent, because clients take the first of its list
+/// unchecked.
 fn interfaces(record: &Record, reader: Reader) -> Value {
     let mut roles = Map::new();
     for (n, nic, mac) in given(&record.network) {
@@ -158,7 +163,7 @@ fn interface(nic: &Nic, mac: NicMac, role: Role, reader: Reader) -> Value {
     interface
 }
 
-/// UpCloud's NICs, numbered from 1.
+/// Returns UpCloud's NICs, numbered from 1.
 fn upcloud_interfaces(record: &Record) -> Value {
     let interface = |(n, nic, mac): (usize, &Nic, NicMac)| {
         let addresses = nic.addresses.iter().map(|address| upcloud_address(record, address));

@@ -1,8 +1,8 @@
-//! JSON documents that share what is long, and can be walked.
+//! JSON documents that share long strings and can be walked.
 //!
-//! A long string (a user-data a thousand VMs have) is held once for all documents; the rest, the skeleton,
-//! has an empty string in its place. So a document costs a VM only what is its own, and any part of it can be
-//! read out without having been rendered before.
+//! A long string, such as user-data that a thousand VMs have, is stored once for all documents. The rest is the
+//! skeleton; it has an empty string in place of each long one. So a document costs a VM only what differs, and each
+//! part can be read without rendering the whole.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,39 +16,39 @@ use serde_json::value::RawValue;
 use crate::http::Body;
 use crate::store::{Interner, Notation};
 
-/// Strings of so many octets and more are held outside the skeleton.
+/// Minimum length of a string that is stored outside the skeleton, in octets.
 const LONG: usize = 256;
 
-/// Octets of a skeleton it is given room for at first: most need no more.
+/// Initial capacity of a skeleton, in octets; most need no more.
 const USUAL: usize = 2 << 10;
 
-/// What stands for a long string.
+/// Placeholder of a long string.
 const STAND_IN: &[u8] = b"\"\"";
 
 /// A JSON document.
 pub(super) struct Document {
     skeleton: Bytes,
-    /// Long strings, in the order of their places.
+    /// Long strings, in the order of their positions.
     long: Box<[Long]>,
 }
 
-/// A string that is held outside the skeleton.
+/// A string stored outside the skeleton.
 struct Long {
-    /// Where its stand-in is.
+    /// Position of its placeholder.
     at: usize,
-    /// Escaped, without the quotation marks: base64 is what other answers have, and shared with them.
+    /// Escaped, without quotation marks. Base64 needs no escapes, so other responses share it.
     escaped: Bytes,
 }
 
 impl std::fmt::Debug for Document {
-    /// Its length only: there may be passwords and user-data in it.
+    /// Prints only the length: the document may hold passwords and user-data.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Document({} octets)", self.body().len())
     }
 }
 
 impl Document {
-    /// Renders `value`, the members of objects in alphabetical order.
+    /// Renders `value`, with the members of objects in alphabetical order.
     pub(super) fn new(value: &Value, interner: &mut Interner) -> Self {
         let (mut skeleton, mut long) = (Vec::with_capacity(USUAL), Vec::new());
         write(value, &mut skeleton, &mut |string, at| {
@@ -66,18 +66,18 @@ impl Document {
         Self { skeleton: skeleton.into(), long: long.into() }
     }
 
-    /// The whole document.
+    /// Returns the whole document.
     pub(super) fn body(&self) -> Body {
         self.expand(0..self.skeleton.len())
     }
 
-    /// The root.
+    /// Returns the root.
     pub(super) fn root(&self) -> Node<'_> {
         let text = std::str::from_utf8(&self.skeleton).expect("the skeleton was rendered from text");
         Node { document: self, text }
     }
 
-    /// A part of the skeleton with the long strings in their places.
+    /// Returns a part of the skeleton with the long strings filled in.
     fn expand(&self, part: Range<usize>) -> Body {
         let mut pieces = Vec::new();
         let mut copied = part.start;
@@ -91,7 +91,7 @@ impl Document {
     }
 }
 
-/// Writes a value, with `outside` taking the strings that are not for the skeleton, and their places.
+/// Writes a value. Strings too long for the skeleton go to `outside` with their positions.
 fn write(value: &Value, text: &mut Vec<u8>, outside: &mut impl FnMut(&str, usize)) {
     match value {
         Value::Object(members) => {
@@ -128,7 +128,7 @@ fn scalar<T: Serialize + ?Sized>(value: &T, text: &mut Vec<u8>) {
     serde_json::to_writer(text, value).expect("writing to a Vec cannot fail");
 }
 
-/// True for octets that JSON escapes (RFC 8259 §7).
+/// Returns whether JSON escapes the octet (RFC 8259 section 7).
 fn is_escaped(octet: u8) -> bool {
     octet < 0x20 || octet == b'"' || octet == b'\\'
 }
@@ -139,24 +139,24 @@ fn quoted(string: &str) -> Vec<u8> {
     text
 }
 
-/// A part of a document.
+/// Part of a document.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a> {
     document: &'a Document,
     text: &'a str,
 }
 
-/// What a part of a document is.
+/// Kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Object,
     Array,
-    /// A string, a number, a truth value or null.
+    /// String, number, boolean or null.
     Scalar,
 }
 
 impl<'a> Node<'a> {
-    /// What it is.
+    /// Returns the kind.
     pub(super) fn form(self) -> Form {
         match self.text.as_bytes().first() {
             Some(b'{') => Form::Object,
@@ -165,7 +165,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The names of its members, in order, and the members; those of an array are named by number.
+    /// Returns names and members in order. The names of an array are its indices.
     pub(super) fn members(self) -> Vec<(Cow<'a, str>, Self)> {
         let node = |raw: &'a RawValue| Self { text: raw.get(), ..self };
         match self.form() {
@@ -182,23 +182,23 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The member whose name satisfies `is`.
+    /// Returns the first member whose name satisfies `is`.
     pub(super) fn member(self, mut is: impl FnMut(&str) -> bool) -> Option<Self> {
         self.members().into_iter().find(|(name, _)| is(name)).map(|(_, node)| node)
     }
 
-    /// Where it is in the document: no other part of the document is there.
+    /// Returns its range in the document; no other part has the same range.
     pub(super) fn span(self) -> Range<usize> {
         let start = self.text.as_ptr().addr() - self.document.skeleton.as_ptr().addr();
         start..start + self.text.len()
     }
 
-    /// As JSON.
+    /// Returns the part as JSON.
     pub(super) fn json(self) -> Body {
         self.document.expand(self.span())
     }
 
-    /// An object as JSON, less one of its members.
+    /// Returns an object as JSON without one of its members.
     pub(super) fn json_without(self, name: &str) -> Body {
         let mut pieces = Vec::new();
         for (key, node) in self.members().into_iter().filter(|(key, _)| key != name) {
@@ -211,7 +211,7 @@ impl<'a> Node<'a> {
         Body::join(pieces)
     }
 
-    /// A scalar as text: a string without its quotation marks, null as nothing.
+    /// Returns a scalar as text: a string without quotation marks, null as empty text.
     pub(super) fn text(self) -> Body {
         let span = self.span();
         let long = self.document.long.iter().find(|long| long.at == span.start);
@@ -229,7 +229,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// As a value.
+    /// Parses the part.
     #[cfg(test)]
     pub(super) fn value(self) -> Value {
         parsed(std::str::from_utf8(&self.json().to_bytes()).expect("JSON is text"))
@@ -240,7 +240,7 @@ fn parsed<'a, T: serde::Deserialize<'a>>(text: &'a str) -> T {
     serde_json::from_str(text).expect("the document was rendered as JSON")
 }
 
-/// A member's name, borrowed where it has no escapes.
+/// Parses a member's name; borrowed if it has no escapes.
 #[derive(PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
 #[serde(transparent)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -253,7 +253,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn a_document_says_what_it_was_made_from() {
+    fn a_document_equals_the_value_it_was_built_from() {
         let long = "é\"\\\n\0".repeat(LONG);
         for value in [
             json!({}),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_can_be_read_out() {
+    fn every_part_can_be_read() {
         let long = "l".repeat(LONG);
         let value = json!({"a": {"b": [{"c": "x\ny"}, 7, null]}, "l": long});
         let document = Document::new(&value, &mut Interner::new());
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(a.json().to_bytes(), r#"{"b":[{"c":"x\ny"},7,null]}"#);
     }
 
-    /// Any JSON a few levels deep, with strings short, long, and starting with NUL.
+    /// Any JSON a few levels deep, with short strings, long ones, and some that start with NUL.
     fn values() -> impl Strategy<Value = Value> {
         let string = prop_oneof![".{0,8}", "\u{0}.{0,4}", Just("s".repeat(LONG)), "[\"\\\\\u{0}0-9]{0,12}"];
         let leaf = prop_oneof![

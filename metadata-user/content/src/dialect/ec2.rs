@@ -1,12 +1,12 @@
 //! EC2: the dated tree, with and without session tokens (IMDSv2).
 //!
-//! Every version has the same tree, so all are looked up under `/latest`. cloud-init's crawl is strict: a name
-//! that is listed and not 200 costs it all metadata, a leaf that ends in a newline becomes a list
-//! (`cloudinit/sources/helpers/ec2.py`). So what the record has not is neither there nor listed.
+//! Every version has the same tree, so requests for all versions are looked up under `/latest`. cloud-init's crawl is
+//! strict (`cloudinit/sources/helpers/ec2.py`): it drops all metadata if a listed name is not 200, and it reads a
+//! leaf that ends with a newline as a list. So the tree neither serves nor lists what the record lacks.
 //!
-//! Guests of OpenStack and EVE crawl `meta-data/` too, once at first boot and without a token, and lose five
-//! seconds to a 404. Where `ec2` itself is not served they find the same tree without credentials, and with
-//! no token route: it says no more than OpenStack's own documents, so `imdsv2` does not apply to it.
+//! Guests of OpenStack and EVE crawl `meta-data/` as well, once at first boot and without a token, and lose five
+//! seconds on a 404. If the record does not serve `ec2`, they find the same tree without credentials and without a
+//! token route. That tree reveals no more than OpenStack's own documents, so `imdsv2` does not apply to it.
 
 mod disks;
 mod iam;
@@ -20,7 +20,7 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use super::sheet::Sheet;
-use super::{Dialect, tokens};
+use super::{Access, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::Cidr;
@@ -29,16 +29,21 @@ use crate::store::{Condition, Guard};
 use crate::token::Kind;
 use tree::Tree;
 
-pub(super) const DIALECT: Dialect =
-    Dialect { names: &[record::Dialect::Ec2, record::Dialect::OpenStack, record::Dialect::Eve], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/latest").needs(Access::Imdsv2(TOKEN))],
+    "cloud-init 22.4 booted; `DataSourceEc2Local`; botocore; systemd-imdsd",
+    render,
+)
+.also_for(&[record::Dialect::OpenStack, record::Dialect::Eve])
+.remark("`1.0` and any date for `latest`, the same below `/ec2`; `PUT /latest/api/token`");
 
-/// The field a token is sent in.
+/// Header field with the token.
 const TOKEN: &str = "X-aws-ec2-metadata-token";
-/// The field that says how long a token shall live, in seconds.
+/// Header field with the requested lifetime of a token, in seconds.
 const TTL: &str = "X-aws-ec2-metadata-token-ttl-seconds";
-/// The time of what has none.
+/// Timestamp of events without a time.
 const EPOCH: &str = "1970-01-01T00:00:00Z";
-/// The image id of a VM without an image.
+/// Image id of a VM without an image.
 const NO_IMAGE: &str = "ami-00000000";
 
 static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(Status(401), &[]));
@@ -62,8 +67,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         }
     }
     if serve.date_tree == DateTree::CloudStack {
-        // CloudStack's tree, where that is served, has been added before. Else there is nothing, which
-        // guests of OpenStack may not hear.
+        // If CloudStack's tree is served, it has already been added. Otherwise this path does not exist, and guests
+        // of OpenStack must not get a 404.
         if serve.serves(record::Dialect::OpenStack) || serve.serves(record::Dialect::Eve) {
             sheet.text("/latest/meta-data", "");
         }
@@ -85,7 +90,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     tree.finish();
 }
 
-/// Who the VM is and where: the names every VM has.
+/// Adds identity and placement, which every VM has.
 fn identity(record: &Record, tree: &mut Tree<'_, '_>) {
     let fqdn = record.hostname.fqdn();
     tree.text("/latest/meta-data/ami-id", record.ami_id().unwrap_or_else(|| NO_IMAGE.to_owned()));
@@ -105,7 +110,7 @@ fn identity(record: &Record, tree: &mut Tree<'_, '_>) {
     tree.text("/latest/meta-data/services/partition", "aws");
 }
 
-/// The addresses of the first NIC, and all NICs the guest has by MAC.
+/// Adds the addresses of the first NIC, and every NIC the guest has by MAC.
 fn network(record: &Record, tree: &mut Tree<'_, '_>) {
     if let Some(first) = record.network.nics.first() {
         if let Some(cidr) = first.ipv4().next() {
@@ -132,8 +137,8 @@ fn network(record: &Record, tree: &mut Tree<'_, '_>) {
     }
 }
 
-/// What is said of one NIC. Without `vpc-id` cloud-init takes the VM for one of EC2 Classic, whose network it
-/// renders anew at each boot.
+/// Returns the leaves of one NIC. Without `vpc-id`, cloud-init takes the VM for EC2 Classic and renders its network
+/// anew at each boot.
 fn interface(record: &Record, number: usize, nic: &Nic) -> Vec<(&'static str, String)> {
     let lines = |values: Vec<String>| (!values.is_empty()).then(|| values.join("\n"));
     let addresses =
@@ -158,14 +163,14 @@ fn interface(record: &Record, number: usize, nic: &Nic) -> Vec<(&'static str, St
     values.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// `public-keys/` lists `0=name` for what is at `0/openssh-key`.
+/// Adds the keys. `public-keys/` lists `0=name` for the leaf `0/openssh-key`.
 fn keys(record: &Record, tree: &mut Tree<'_, '_>) {
     if record.ssh_keys.is_empty() {
         return;
     }
     let mut listing = Vec::new();
     for (n, key) in record.ssh_keys.iter().enumerate() {
-        // A slash at the end would make it a directory, and Unicode knows more ends of a line than one.
+        // A final slash would make it a directory, and Unicode has several line breaks.
         let breaks = |c: char| c == '/' || (c.is_whitespace() && c != ' ');
         listing.push(format!("{n}={}", key.name.as_str().replace(breaks, "_")));
         tree.text(format!("/latest/meta-data/public-keys/{n}/openssh-key"), key.key.as_str());
@@ -179,7 +184,7 @@ fn tags(record: &Record, tree: &mut Tree<'_, '_>) {
     }
 }
 
-/// The identity document, which cloud-init asks for whenever it wants to know the region.
+/// Adds the identity document, which cloud-init requests to learn the region.
 fn document(record: &Record, tree: &mut Tree<'_, '_>) {
     let mut document = json!({
         "accountId": record.vm.project.account.as_str(),

@@ -1,21 +1,22 @@
-//! What LF Edge's EVE tells its applications (`pkg/pillar/cmd/msrv`), beside OpenStack's tree.
+//! LF Edge's EVE: what its `pkg/pillar/cmd/msrv` serves to applications, beside OpenStack's tree.
 //!
-//! An application is named by its UUID, also as its host name. What only EVE's controller knows (the device,
-//! the enterprise) is empty. There is no TPM to sign with: `tpm/signer` is 404, as before EVE had it.
+//! An application's name and host name are its UUID. Values that only EVE's controller knows (device, enterprise) are
+//! empty. There is no TPM to sign with, so `tpm/signer` is 404, as in older versions of EVE.
 
 use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::Dialect;
 use super::sheet::{JSON, Sheet, TEXT};
+use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::mailbox::Document;
-use crate::record::{self, Record};
+use crate::record::Record;
 use crate::store::{Call, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Eve], render };
+pub(super) static DIALECT: Description =
+    Description::new(&[Mount::open("/eve/v1")], "vectors", render).remark("also OpenStack's tree");
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
@@ -33,14 +34,14 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let network = Network { document: network(record, &external) };
     sheet.live("/eve/v1/network.json", Methods::READ, &[], network);
     sheet.live("/eve/v1/kubeconfig", POST, &[], Keep(Document::Kubeconfig));
-    // EVE's own path, and the shorter one of its documentation.
+    // The path EVE serves, and the shorter one in its documentation.
     for path in ["/eve/v1/app/appCustomStatus", "/eve/v1/appCustomStatus"] {
         sheet.live(path, POST, &[], Keep(Document::AppCustomStatus));
     }
     sheet.live("/eve/v1/tpm/signer", POST, &[], NoSigner);
 }
 
-/// The IPv4 addresses the world reaches the VM at.
+/// Returns the IPv4 addresses that reach the VM from outside.
 fn external(record: &Record) -> Vec<IpAddr> {
     let addresses = record.network.nics.iter().flat_map(|nic| &nic.addresses);
     addresses.filter_map(|address| address.public).map(|ip| ip.0).filter(IpAddr::is_ipv4).collect()
@@ -61,7 +62,7 @@ fn network(record: &Record, external: &[IpAddr]) -> Value {
     })
 }
 
-/// `network.json`, which names the port it was asked from.
+/// `network.json`, which contains the client's address and port.
 #[derive(Debug)]
 struct Network {
     document: Value,
@@ -75,11 +76,11 @@ impl Live for Network {
     }
 
     fn about(&self) -> &'static str {
-        "addresses, and where it was asked from"
+        "addresses, and the client's own address and port"
     }
 }
 
-/// Keeps a JSON document of the application's in the place of the one before.
+/// Stores a JSON document of the application, replacing the previous one.
 #[derive(Debug)]
 struct Keep(Document);
 
@@ -97,11 +98,11 @@ impl Live for Keep {
     }
 
     fn about(&self) -> &'static str {
-        "keeps JSON of at most 32 KiB"
+        "stores JSON of at most 32 KiB"
     }
 }
 
-/// Says that nobody signs here.
+/// Answers that there is no signer.
 #[derive(Debug)]
 struct NoSigner;
 

@@ -1,9 +1,10 @@
-//! Google Compute Engine's metadata server: one tree below `/computeMetadata/v1`, walked when it is asked
-//! for, which guests can also wait on for a change and write a part of.
+//! Google Compute Engine's metadata server: one tree below `/computeMetadata/v1`, walked per request. Guests can wait
+//! for a change of a value, and write a part of the tree.
 //!
-//! Paths are written with hyphens and the JSON in camel case; below `attributes/`, `guest-attributes/` and
-//! `service-accounts/` both are the record's own names. Client libraries know the cloud by the field
-//! `Metadata-Flavor: Google` alone, so every answer here has it, and no other does but that of `/` to requests with it.
+//! Paths have hyphens and the JSON has camel case. Below `attributes/`, `guest-attributes/` and `service-accounts/`
+//! both have the record's own names. Client libraries recognise the cloud only by the header field `Metadata-Flavor:
+//! Google`. So every response of this dialect has it; of other responses only that of `/`, to requests with the
+//! field.
 //!
 //! ```text
 //! /computeMetadata/v1/ ─┬─ instance/ ─┬─ attributes/        user-data, ssh-keys, the record's metadata
@@ -30,7 +31,7 @@ use bytes::Bytes;
 
 use super::document::{Document, Node};
 use super::sheet::{JSON, Sheet, TEXT};
-use super::{Dialect, client};
+use super::{Access, Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Body, Method, Response, Status};
 use crate::record::values::Secret;
@@ -40,18 +41,23 @@ use guest::GuestView;
 use query::Query;
 use view::{Etag, TreeView, View};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Gce], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/computeMetadata").needs(Access::Field("Metadata-Flavor", "Google"))],
+    "`DataSourceGCELocal`; google-auth; systemd-imdsd",
+    render,
+)
+.remark("`recursive`, `alt`, `wait_for_change`, guest attributes");
 
-/// Type of plain values, as the real server names it.
+/// Type of plain values, named as the real server names it.
 const PLAIN: &str = "application/text";
-/// Subtrees whose JSON is longer, in octets, are hashed once and not for each request.
+/// Maximum length of a subtree's JSON that is hashed per request, in octets. Longer ones are hashed once.
 const HASHED_ONCE: usize = 4 << 10;
-/// How long a request waits for a change when it does not say.
+/// How long a request waits for a change by default.
 const WAIT_DEFAULT: Duration = Duration::from_secs(60);
-/// How long a request may wait for a change whatever it says.
+/// Maximum time a request may wait for a change.
 const WAIT_MOST: Duration = Duration::from_secs(3_600);
 
-/// All of them: refusals carry the flavour, too, so the router must not make them.
+/// All methods: refusals need the flavour too, so the router must not produce them.
 static METHODS: [Method; 8] = [
     Method::Get,
     Method::Head,
@@ -63,7 +69,7 @@ static METHODS: [Method; 8] = [
     Method::Other,
 ];
 
-/// A request that names Google's flavour.
+/// The request has Google's flavour.
 pub(super) const FLAVOUR: Condition =
     Condition::HeaderIsOneOf(&[("Metadata-Flavor", "Google"), ("X-Google-Metadata-Request", "True")]);
 
@@ -78,14 +84,14 @@ static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     ]
 });
 
-/// Any answer of this server.
+/// Builds a response of this server.
 fn flavoured(status: Status, kind: &str, fields: &[(&str, &str)], body: impl Into<Body>) -> Response {
     let own = [("Metadata-Flavor", "Google"), ("Server", "Metadata Server for VM")];
     let fields: Vec<_> = own.iter().chain(fields).copied().collect();
     Response::new(status, Some(kind), &fields, body)
 }
 
-/// The short text error.
+/// Builds a short text error.
 fn refusal(status: Status, fields: &[(&str, &str)]) -> Response {
     flavoured(status, TEXT, fields, format!("{}\n", status.reason()))
 }
@@ -94,12 +100,12 @@ fn not_allowed(allowed: &'static [Method]) -> Response {
     refusal(Status(405), &[("Allow", &Methods::of(allowed).to_string())])
 }
 
-/// A 200 below `v1`.
+/// Builds a 200 below `v1`.
 fn found(kind: &str, etag: Etag, body: impl Into<Body>) -> Response {
     flavoured(Status(200), kind, &[("ETag", &etag.to_string())], body)
 }
 
-/// What is at `/`.
+/// Returns the response at `/`.
 pub(super) fn root(sheet: &mut Sheet<'_>) -> Response {
     sheet.share(flavoured(Status(200), PLAIN, &[], "computeMetadata/\n"))
 }
@@ -113,27 +119,27 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live_below("/computeMetadata", Methods::of(&METHODS), &*GUARDS, server);
 }
 
-/// The server of one VM.
+/// The metadata server of one VM.
 struct Server {
     document: Document,
-    /// The attributes as cloud-init is to read them, where they differ.
+    /// The attributes for cloud-init, if they differ.
     for_cloud_init: Option<Document>,
-    /// The places of long subtrees in the document, and their hashes once they have been asked for.
+    /// Ranges of long subtrees in the document, with their hashes once computed.
     long: Box<[(Range<usize>, OnceLock<Etag>)]>,
-    /// Text user-data as it is, which other dialects have, too: in the document it is escaped.
+    /// User-data that is text, unescaped; shared with other dialects.
     user_data: Option<Bytes>,
-    /// The user-data is still to be read from its source.
+    /// The source of the user-data has not been read yet.
     unread: bool,
     token: Option<Token>,
 }
 
-/// The service account's token, and its end in Unix seconds.
+/// The service account's token, and its expiry in Unix seconds.
 struct Token {
     text: Secret,
     expires_unix: i64,
 }
 
-/// User-data and tokens are nobody's business.
+/// Omits user-data and tokens.
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").finish_non_exhaustive()
@@ -169,7 +175,7 @@ impl Server {
         }
     }
 
-    /// A place in the tree by its path.
+    /// Returns the node at a path.
     fn view(&self, path: &[&str]) -> Option<TreeView<'_>> {
         self.view_in(&self.document, path)
     }
@@ -199,7 +205,7 @@ impl Server {
         let in_attributes = path.starts_with(&["instance", "attributes"]);
         let around = matches!(path, [] | ["instance"]) && query.recursive;
         if self.unread && (in_attributes || around) {
-            // Clients ask again until it is there; without it they would boot unconfigured.
+            // Clients retry a 503. Without the user-data they would boot unconfigured.
             return refusal(Status(503), &[("Retry-After", "1")]).into();
         }
         let own =
@@ -214,10 +220,10 @@ impl Server {
         }
     }
 
-    /// The account's token, or (what the real server signs for the audience) the same as an identity.
+    /// Returns the account's token, or the same token as an identity, which the real server signs for the audience.
     ///
-    /// An account without a token has none for good: 404. One whose token has expired gets another when its
-    /// source does, so clients are told to ask again: Google's libraries repeat a 503, and give up on a 404.
+    /// An account without a token never gets one: 404. An expired token is replaced once its source has another, so
+    /// the answer is 503: Google's libraries retry a 503 and give up on a 404.
     fn credential(&self, call: &Call<'_>, account: &[&str], query: &Query, wanted: &str) -> Response {
         let Some(token) = self.token.as_ref().filter(|_| self.view(account).is_some()) else {
             return refusal(Status(404), &[]);
@@ -240,7 +246,7 @@ impl Server {
     }
 }
 
-/// Collects the places of subtrees longer than [`HASHED_ONCE`].
+/// Collects the ranges of subtrees longer than [`HASHED_ONCE`].
 fn find_long(node: Node<'_>, long: &mut Vec<(Range<usize>, OnceLock<Etag>)>) {
     if node.json().len() > HASHED_ONCE {
         long.push((node.span(), OnceLock::new()));
@@ -248,7 +254,7 @@ fn find_long(node: Node<'_>, long: &mut Vec<(Range<usize>, OnceLock<Etag>)>) {
     }
 }
 
-/// What is at a place now; or nothing yet, for a request that waits for something else to be there.
+/// Answers with the current value, or parks a request that waits for another one.
 fn reply<V: View>(call: &Call<'_>, query: &Query, view: &V, etag: Etag) -> Outcome {
     let waits = match call.parked {
         _ if !query.wait_for_change => None,
@@ -287,6 +293,6 @@ impl Live for Server {
     }
 
     fn about(&self) -> &'static str {
-        "the tree, its guest attributes and tokens; with wait_for_change when it has changed"
+        "the tree, guest attributes and tokens; with wait_for_change, after a change"
     }
 }

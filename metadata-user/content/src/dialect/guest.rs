@@ -1,4 +1,4 @@
-//! A guest without a wire, for the tests of dialects: it asks its VM's responses and gets the answer.
+//! A guest without a network, for unit tests: it sends requests to its VM's responses.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use metadata_base::time::Now;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 
-/// When the guest asks, in Unix seconds: 2026-01-01.
+/// Time of the guest's requests, in Unix seconds: 2026-01-01.
 pub(super) const NOW: u64 = 1_767_225_600;
 
-/// The full record as a value, to change.
+/// Returns the full record as a value that a test can change.
 pub(super) fn full() -> Value {
     serde_yaml::from_str(FULL).expect("the full record is YAML")
 }
 
-/// The full record without what is optional.
+/// Returns the full record without its optional fields.
 pub(super) fn bare() -> Value {
     let mut record = full();
     let members = record.as_object_mut().expect("a record is a mapping");
@@ -32,7 +32,7 @@ pub(super) fn bare() -> Value {
     record
 }
 
-/// Reads a record.
+/// Parses a record.
 pub(super) fn parsed(record: &Value) -> Record {
     Record::parse("test.json", &record.to_string()).expect("a good record").0
 }
@@ -53,12 +53,12 @@ impl Guest {
         Self { responses: render(record, &mut Interner::new(), vm), now: NOW }
     }
 
-    /// The guest of the same VM after its record has changed.
+    /// Returns the guest of the same VM after a change of its record.
     pub(super) fn changed(&self, record: &Value) -> Self {
         Self::with(&parsed(record), self.responses.vm().clone())
     }
 
-    /// Asks at an address and port.
+    /// Sends a request to an address and port.
     pub(super) fn ask_at(
         &self,
         local: (&str, u16),
@@ -69,7 +69,7 @@ impl Guest {
         self.ask_query(local, method, Target { path, query: "" }, fields)
     }
 
-    /// The same, with a query.
+    /// Like [`ask_at`](Self::ask_at), with a query.
     pub(super) fn ask_query(
         &self,
         local: (&str, u16),
@@ -91,17 +91,17 @@ impl Guest {
         }
     }
 
-    /// Asks at 169.254.169.254.
+    /// Sends a request to 169.254.169.254.
     pub(super) fn ask(&self, method: Method, path: &str, fields: &[(&str, &str)]) -> Response {
         self.ask_at(("169.254.169.254", 80), method, path, fields)
     }
 
-    /// The status of a GET.
+    /// Returns the status of a GET.
     pub(super) fn status(&self, path: &str, fields: &[(&str, &str)]) -> u16 {
         self.ask(Method::Get, path, fields).status().0
     }
 
-    /// The text of a GET that is to succeed.
+    /// Returns the body of a GET that must succeed.
     pub(super) fn text(&self, path: &str) -> String {
         let response = self.ask(Method::Get, path, &[]);
         assert_eq!(response.status().0, 200, "{path}");
@@ -113,12 +113,12 @@ impl Guest {
     }
 }
 
-/// A body as text.
+/// Returns a body as text.
 pub(super) fn text(response: &Response) -> String {
     String::from_utf8(response.body().to_bytes().to_vec()).expect("the body is text")
 }
 
-/// A NIC with a MAC of its own and these addresses.
+/// Returns a NIC with a unique MAC and these addresses.
 pub(super) fn nic(number: usize, addresses: &Value) -> Value {
     json!({
         "id": format!("n{number}"),

@@ -1,8 +1,7 @@
-//! Hetzner: a YAML document, the private networks, and user-data as it is; leaves for Afterburn and systemd.
+//! Hetzner: a YAML document, the private networks and raw user-data, and leaves for Afterburn and systemd.
 //!
-//! cloud-init (`DataSourceHetzner.py`) wants every document to be there: an empty list says that there are no
-//! private networks, 204 that there is no user-data. It gives the NICs of private networks DHCP by itself, so
-//! the network-config is about the others.
+//! cloud-init (`DataSourceHetzner.py`) requires every document: an empty list means no private networks, 204 means no
+//! user-data. It configures the NICs of private networks by DHCP itself, so network-config covers only the others.
 
 #[cfg(test)]
 mod tests;
@@ -12,20 +11,26 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::Dialect;
+use std::time::Duration;
+
 use super::addresses::{Version, gateway, given, known, network_of, public_keys, speaks};
 use super::network_v1::{Resolvers, version_1};
 use super::sheet::{Sheet, YAML};
 use super::text::payload_text;
 use super::walk::Walk;
 use super::yaml;
+use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, Status};
 use crate::record::values::NicMac;
-use crate::record::{self, Nic, Record, Role};
+use crate::record::{Nic, Record, Role};
 use crate::store::Methods;
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Hetzner], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/hetzner").waits(Duration::from_millis(1_500))],
+    "`DataSourceHetzner`; systemd-imdsd",
+    render,
+);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));
@@ -39,7 +44,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         None => sheet.share(Response::new(Status(204), None, &[], "")),
     };
     sheet.open("/hetzner/v1/userdata", user_data.clone());
-    // The name systemd has for it, below the base of all its keys.
+    // systemd's path for it, below the base of all its keys.
     sheet.open("/hetzner/v1/metadata/userdata", user_data);
 
     let leaves = leaves(record);
@@ -50,7 +55,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live_below("/hetzner/v1/metadata", Methods::READ, &[], leaves);
 }
 
-/// What is served by itself, too.
+/// Returns the members that also exist as leaves.
 fn leaves(record: &Record) -> Map<String, Value> {
     let mut leaves = Map::new();
     let mut add = |key: &str, value: Value| leaves.insert(key.to_owned(), value);
@@ -65,7 +70,7 @@ fn leaves(record: &Record) -> Map<String, Value> {
     leaves
 }
 
-/// The document, with a vendor-data that other VMs have in a piece of its own.
+/// Returns the document. Vendor-data is a separate piece of its body, which VMs share.
 fn whole(record: &Record, document: Map<String, Value>, sheet: &mut Sheet<'_>) -> Response {
     let Some(vendor_data) = payload_text(record.vendor_data.as_ref()) else { return sheet.unread() };
     let text = yaml::document(&document.into());
@@ -78,7 +83,7 @@ fn whole(record: &Record, document: Map<String, Value>, sheet: &mut Sheet<'_>) -
     sheet.own(YAML, Body::join([before.into(), vendor_data, newline]))
 }
 
-/// The first address that reaches the VM from the world: one translated to it, or its own.
+/// Returns the first address that reaches the VM from outside: a translated one, or its own.
 fn public_ipv4(record: &Record) -> Option<IpAddr> {
     let public = given(&record.network).filter(|(n, ..)| record.role(*n) == Role::Public);
     let mut addresses = public.flat_map(|(_, nic, _)| known(nic, Version::V4));
@@ -90,7 +95,7 @@ fn public_ipv4(record: &Record) -> Option<IpAddr> {
     })
 }
 
-/// True for the NICs that have an entry among the private networks, whose form knows IPv4 alone.
+/// Returns whether the NIC is listed among the private networks, which support IPv4 only.
 fn is_private(record: &Record, n: usize) -> bool {
     private_nics(record).any(|(private, ..)| private == n)
 }

@@ -1,7 +1,7 @@
-//! JSON values of parts that are moved into them.
+//! Builds JSON values by moving their parts.
 
-/// What `serde_json::json!` makes of the same words. That one serialises each part to copy it, so a document
-/// would be made anew for each level it has; here parts are all that `Value::from` takes.
+/// Like `serde_json::json!`, which copies each part by serialising it and so builds a document once per level. Parts
+/// here must implement `Into<Value>`.
 macro_rules! json {
     (null) => { serde_json::Value::Null };
     ([ $($element:expr),* $(,)? ]) => {
@@ -16,7 +16,7 @@ macro_rules! json {
     ($value:expr) => { serde_json::Value::from($value) };
 }
 
-/// Adds `name: value` to an object, as often as there are any.
+/// Adds pairs `name: value` to an object.
 macro_rules! members {
     ($object:ident) => {};
     ($object:ident $name:literal : null $(, $($others:tt)*)?) => {

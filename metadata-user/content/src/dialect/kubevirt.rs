@@ -2,17 +2,25 @@
 
 use std::sync::LazyLock;
 
-use super::Dialect;
 use super::sheet::{JSON, Sheet};
+use super::{Access, Description, Mount};
 use crate::http::{Response, Status};
+use crate::record::Record;
 use crate::record::values::{Secret, Timestamp};
-use crate::record::{self, Record};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Kubevirt], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/v1/identity").needs(Access::Field("Metadata", "true")),
+        Mount::open("/v1/token").needs(Access::Field("Metadata", "true")),
+        Mount::open("/healthz"),
+    ],
+    "vectors",
+    render,
+);
 
-/// Credentials go to whoever can set a header, and not through a proxy: a guest's web application that is
-/// tricked into fetching a URL can do neither.
+/// Credentials require a header field, and no proxy may have forwarded the request. A web application in the guest
+/// that is tricked into fetching a URL can do neither.
 static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     let missing = r#"{"error":"missing_header","message":"Metadata: true header is required"}"#;
     [
@@ -74,7 +82,7 @@ fn unavailable(why: &str) -> Response {
     json(Status(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
 }
 
-/// The token until it expires. Whoever keeps the record puts the next one there before that.
+/// Serves the token until it expires. The feed publishes a new record before that.
 #[derive(Debug)]
 struct Token {
     current: Response,
@@ -95,7 +103,7 @@ impl Live for Token {
     }
 }
 
-/// A JSON string.
+/// Returns a JSON string.
 fn quoted(text: &str) -> serde_json::Value {
     text.into()
 }
@@ -115,7 +123,7 @@ mod tests {
             time.format(&time::format_description::well_known::Rfc3339).expect("RFC 3339")
         };
         let now = i64::try_from(NOW_UNIX).expect("this century");
-        for (expires, status, said) in [
+        for (expires, status, wanted) in [
             (expires(now + 1), 200, "\"token\":\"t\""),
             (expires(now), 500, "\"error\":\"token_unavailable\",\"message\":\"the token has expired\""),
         ] {
@@ -125,7 +133,7 @@ mod tests {
             let answer = ask_with(&responses, Method::Get, "/v1/token", &[("metadata", "True")], b"");
             assert_eq!(answer.status().0, status, "{expires}");
             let body = String::from_utf8(answer.body().to_bytes().to_vec()).expect("text");
-            assert!(body.contains(said), "{body}");
+            assert!(body.contains(wanted), "{body}");
             let head = ask_with(&responses, Method::Head, "/v1/token", &[("Metadata", "true")], b"");
             assert_eq!(head, answer);
         }

@@ -1,8 +1,8 @@
-//! MAAS, below the path the guest's configuration names (cloud-init, `DataSourceMAAS`): five documents under
-//! a version, and messages.
+//! MAAS, below the path that the guest's configuration names (cloud-init, `DataSourceMAAS`): five documents per
+//! version, and messages.
 //!
-//! Optional documents that do not exist are empty: a 404 costs the client a second. Where the record has
-//! credentials, requests must be signed with them by OAuth 1.0's PLAINTEXT (RFC 5849 §3.4.4); after a 401 the
+//! Optional documents are empty if the record lacks them: a 404 costs the client a second. If the record has
+//! credentials, requests must be signed with them by OAuth 1.0's PLAINTEXT (RFC 5849 section 3.4.4). After a 401 the
 //! client sets its clock by our `Date`.
 
 mod oauth;
@@ -11,26 +11,28 @@ mod tests;
 
 use bytes::Bytes;
 
-use super::Dialect;
 use super::sheet::{OCTETS, Sheet, TEXT, YAML};
 use super::text::text_form;
+use super::{Access, Description, Mount};
 use crate::http::parse::TARGET_MAX;
 use crate::http::target::normalise;
 use crate::http::{Body, Method, Response, Status};
+use crate::record::Record;
 use crate::record::vm::Payload;
-use crate::record::{self, Record};
 use crate::sink::MessageKind;
 use crate::store::{Call, Live, Methods, Outcome};
 use oauth::Signature;
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Maas], render };
+pub(super) static DIALECT: Description =
+    Description::new(&[Mount::open("/MAAS/metadata").needs(Access::Signature)], "`DataSourceMAAS`", render)
+        .remark("the path is `serve.maas_path`");
 
-/// The versions clients name.
+/// Versions that clients request.
 const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let mut buffer = [0; TARGET_MAX];
-    // A path that no request can have is served to none.
+    // No request can have such a path.
     let Ok(base) = normalise(record.serve.maas_path.as_str(), &mut buffer) else { return };
     let keys: String = record.ssh_keys.iter().map(|key| format!("{}\n", key.key)).collect();
     let tree = Tree {
@@ -48,8 +50,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live_below(base.path.to_owned(), methods, &[], tree);
 }
 
-/// The client reads YAML here, and of a mapping takes the `cloud-init` part: a script as it is would be no
-/// YAML, and a cloud-config be taken for a mapping without that part.
+/// Renders vendor-data as YAML with the member `cloud-init`, which is what the client reads of a mapping. A plain
+/// script would be invalid YAML, and a plain cloud-config a mapping without that member.
 fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(YAML, "") };
     let Some(octets) = payload.bytes() else { return sheet.unread() };
@@ -59,7 +61,7 @@ fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     sheet.found(YAML, Body::join([before, scalar, newline]))
 }
 
-/// All below the path.
+/// Serves everything below the path.
 #[derive(Debug)]
 struct Tree {
     signature: Option<Signature>,
@@ -82,7 +84,7 @@ impl Live for Tree {
         let is_version = VERSIONS.contains(&version);
         let is_status = version == "status" && !path.is_empty();
         match call.request.method {
-            Method::Post if is_status || (is_version && path.is_empty()) => told(call, is_status),
+            Method::Post if is_status || (is_version && path.is_empty()) => accept(call, is_status),
             Method::Post => Response::error(Status(405), &[("Allow", "GET, HEAD")]).into(),
             _ if is_status => Response::error(Status(405), &[("Allow", "POST")]).into(),
             _ if is_version => self.document(path).into(),
@@ -111,8 +113,8 @@ impl Tree {
     }
 }
 
-/// A message: `op=signal` to a version, in whichever coding of forms, or a report to `status/<id>`.
-fn told(call: &Call<'_>, is_status: bool) -> Outcome {
+/// Accepts a message: `op=signal` to a version, in either encoding of forms, or a report to `status/<id>`.
+fn accept(call: &Call<'_>, is_status: bool) -> Outcome {
     let request = call.request;
     if !is_status && !is_signal(request.target.query.as_bytes()) && !is_signal(request.body) {
         return Response::error(Status(400), &[]).into();
@@ -121,8 +123,8 @@ fn told(call: &Call<'_>, is_status: bool) -> Outcome {
     text("OK".to_owned()).into()
 }
 
-/// True for a form with `op=signal`: URL-encoded, or of several parts (RFC 7578), where the name is a
-/// parameter and the value follows an empty line.
+/// Returns whether a form has `op=signal`: URL-encoded, or multipart (RFC 7578), where the name is a parameter and
+/// the value follows an empty line.
 fn is_signal(form: &[u8]) -> bool {
     let parts = |form: &[u8]| {
         let text = String::from_utf8_lossy(form);

@@ -1,8 +1,8 @@
-//! What belongs to no cloud: where a guest may say that it has booted.
+//! Paths to which a guest of any cloud can report its boot.
 //!
-//! cloud-init's `phone_home` and its webhook reporting post to any URL their configuration names; these two
-//! hand what comes on to the record's sinks. A guest is always thanked: what becomes of its message is not
-//! its business, and an error would only make it try again.
+//! cloud-init's `phone_home` and webhook reporting post to any URL in their configuration. These two paths forward
+//! the body to the record's sinks. The answer is a success whatever happens to the message, because a guest would
+//! only retry an error.
 
 use super::sheet::{Sheet, TEXT};
 use crate::http::{Method, Response, Status};
@@ -33,8 +33,8 @@ impl Live for Message {
 
     fn about(&self) -> &'static str {
         match self.0 {
-            MessageKind::PhoneHome => "hands phone_home's form on, 16 KiB at most",
-            _ => "hands an event on",
+            MessageKind::PhoneHome => "forwards phone_home's form, at most 16 KiB",
+            _ => "forwards an event",
         }
     }
 }

@@ -1,17 +1,55 @@
-//! One file per dialect: a record in, paths and responses out.
+//! One module per dialect. Each renders a record into the paths and responses of its clouds.
 //!
-//! A dialect is a name and a function that adds its routes to a `Sheet`; adding one is a file and a line
-//! in `DIALECTS`. Everything is rendered when the record changes; what cannot be (tokens, writes, queries,
-//! long-polls) is a [`Live`](crate::store::Live) in the dialect's file.
+//! A module describes its dialect in a [`Description`] and adds routes to a `Sheet`. Its row in `each_dialect!` registers
+//! it. A record is rendered once, when it changes. What depends on the request (tokens, writes, queries, long polls) is
+//! a [`Live`](crate::store::Live) in the same module.
+
+/// The table of dialects. It calls a macro with one row per module:
+///
+/// `module: Variant "name in records" "Title" user-data vendor-data [SMBIOS stamps];`
+///
+/// A module with several names has several of these parts, with commas between them. User-data and vendor-data are
+/// variants of [`Carried`](crate::record::Carried). The first dialect to claim a path gets it.
+macro_rules! each_dialect {
+    ($table:ident) => {
+        $table! {
+            nocloud: NoCloud "nocloud" "NoCloud" Octets Octets ["nocloud", "nocloud-net"];
+            kubevirt: Kubevirt "kubevirt" "kubevirt-imds" Absent Absent [];
+            openstack: OpenStack "openstack" "OpenStack" Octets InDocument ["openstack"];
+            cloudstack:
+                CloudStack "cloudstack" "CloudStack" Octets Absent ["cloudstack"],
+                Exoscale "exoscale" "Exoscale" Octets Absent ["exoscale"];
+            ec2: Ec2 "ec2" "EC2" Octets Absent ["ec2"];
+            aliyun: AliYun "aliyun" "AliYun" Octets Octets ["aliyun"];
+            gce: Gce "gce" "GCE" InDocumentOrBase64 Absent ["gce"];
+            azure: Azure "azure" "Azure" Base64 Absent ["azure"];
+            digitalocean:
+                DigitalOcean "digitalocean" "DigitalOcean" InDocument InDocument ["digitalocean"],
+                UpCloud "upcloud" "UpCloud" InDocument InDocument ["upcloud"];
+            hetzner: Hetzner "hetzner" "Hetzner" Octets InDocument ["hetzner"];
+            vultr: Vultr "vultr" "Vultr" InDocument InDocument ["vultr"];
+            oracle: Oracle "oracle" "Oracle" Base64 Absent ["oracle"];
+            akamai: Akamai "akamai" "Akamai" Base64 Absent ["akamai"];
+            nwcs: Nwcs "nwcs" "NWCS" InDocument InDocument ["nwcs"];
+            bigstep: Bigstep "bigstep" "Bigstep" InDocument InDocument [];
+            cloudcix: CloudCix "cloudcix" "CloudCIX" Base64Text Absent ["cloudcix"];
+            scaleway: Scaleway "scaleway" "Scaleway" Text Text ["scaleway"];
+            maas: Maas "maas" "MAAS" Octets InDocument [];
+            eve: Eve "eve" "EVE" Octets InDocument [];
+        }
+    };
+}
 
 mod addresses;
 mod akamai;
 mod aliyun;
 mod azure;
+mod bigstep;
 mod client;
 mod cloudcix;
 mod cloudstack;
 mod core;
+mod description;
 mod digitalocean;
 mod document;
 mod ec2;
@@ -41,50 +79,63 @@ mod guest;
 #[cfg(test)]
 mod tests;
 
+pub use description::{Access, Description, Mount, PATIENCE};
+
+use std::time::Duration;
+
 use crate::record::{self, Record};
 use crate::store::{Interner, RequestLimit, Responses, Vm};
 use sheet::Sheet;
 
-/// A dialect: what a record calls it, and how it adds its routes.
-struct Dialect {
-    /// Served when the record asks for any of these.
+/// A row of the table.
+struct Row {
+    /// The names in records. Routes are labelled with the first.
     names: &'static [record::Dialect],
-    render: fn(&Record, &mut Sheet<'_>),
+    dialect: &'static Description,
 }
 
-/// The dialects, the first to claim a path first.
-const DIALECTS: &[Dialect] = &[
-    nocloud::DIALECT,
-    kubevirt::DIALECT,
-    openstack::DIALECT,
-    cloudstack::DIALECT,
-    ec2::DIALECT,
-    aliyun::DIALECT,
-    gce::DIALECT,
-    azure::DIALECT,
-    digitalocean::DIALECT,
-    hetzner::DIALECT,
-    vultr::DIALECT,
-    oracle::DIALECT,
-    akamai::DIALECT,
-    nwcs::DIALECT,
-    cloudcix::DIALECT,
-    scaleway::DIALECT,
-    maas::DIALECT,
-    eve::DIALECT,
-];
+impl Row {
+    fn is_served(&self, record: &Record) -> bool {
+        self.names.iter().chain(self.dialect.also_for).any(|name| record.serve.serves(*name))
+    }
+}
 
-/// Renders all a VM can be answered. Paths of dialects not in `serve.dialects` are left out.
+/// Defines [`DIALECTS`] from the rows of `each_dialect!`.
+macro_rules! registry {
+    ($($module:ident: $(
+        $variant:ident $name:literal $title:literal $user_data:ident $vendor_data:ident $stamps:tt
+    ),+;)+) => {
+        static DIALECTS: &[Row] = &[
+            $(Row { names: &[$(record::Dialect::$variant),+], dialect: &$module::DIALECT },)+
+        ];
+    };
+}
+
+each_dialect!(registry);
+
+/// Returns every dialect with its names, in the order in which they claim paths.
+pub fn all() -> impl Iterator<Item = (&'static [record::Dialect], &'static Description)> {
+    DIALECTS.iter().map(|row| (row.names, row.dialect))
+}
+
+/// Returns how long a request for `path` may wait for its record or its rate limit: slightly less than the clients of
+/// the path wait for an answer. `path` is normalised. The longest mount that has the path decides.
+#[must_use]
+pub fn patience(path: &str) -> Duration {
+    let mounts = DIALECTS.iter().flat_map(|row| row.dialect.mounts);
+    let longest = mounts.filter(|mount| mount.holds(path)).max_by_key(|mount| mount.path.len());
+    longest.map_or(PATIENCE, |mount| mount.patience)
+}
+
+/// Renders all answers for a VM. Paths of dialects not in `serve.dialects` are left out.
 #[must_use]
 pub fn render(record: &Record, interner: &mut Interner, vm: Vm) -> Responses {
     let mut sheet = Sheet::new(interner, vm);
     sheet.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
     core::render(record, &mut sheet);
-    for Dialect { names, render } in DIALECTS {
-        if names.iter().any(|name| record.serve.serves(*name)) {
-            sheet.begin(names[0].as_str());
-            render(record, &mut sheet);
-        }
+    for row in DIALECTS.iter().filter(|row| row.is_served(record)) {
+        sheet.begin(row.names[0].as_str());
+        (row.dialect.render)(record, &mut sheet);
     }
     messages::render(&mut sheet);
     sheet.finish()

@@ -1,4 +1,4 @@
-//! A record's network as cloud-init's network-config version 1.
+//! Renders a record's network as cloud-init's network-config version 1.
 
 use serde_json::{Map, Value};
 
@@ -10,14 +10,14 @@ use crate::record::network::{Address, Bond, Method, Network, NicRoute};
 /// Where resolvers and search domains go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resolvers {
-    /// An item of their own.
+    /// To an item of their own.
     Item,
-    /// The static subnets that lead further, or are the first NIC's: for clients that take every item for a
-    /// NIC.
+    /// To static subnets that have a gateway, and to those of the first NIC. This suits clients that take every item
+    /// for a NIC.
     Subnets,
 }
 
-/// Network-config version 1 of the NICs that `takes` says yes to.
+/// Renders the NICs that `takes` accepts.
 pub(super) fn version_1(
     network: &Network,
     resolvers_in: Resolvers,
@@ -84,7 +84,7 @@ fn device(network: &Network, resolvers_in: Resolvers, n: usize, nic: &Nic) -> Va
     device.into()
 }
 
-/// The label of the NIC with this id; validation has seen that there is one.
+/// Returns the label of the NIC with this id, which validation has found to exist.
 fn label<'a>(network: &'a Network, id: &'a str) -> &'a str {
     network.nics.iter().find(|nic| nic.id.as_str() == id).map_or(id, Nic::label)
 }
@@ -114,7 +114,7 @@ fn subnet(network: &Network, address: &Address, with_resolvers: bool) -> Value {
     };
     let mut subnet = json!({ "type": kind });
     if is_v6 {
-        // Afterburn tells the version by this member alone.
+        // Afterburn recognises the IP version only by this member.
         subnet["ipv6"] = true.into();
     }
     let (Method::Static, Some(cidr)) = (address.method, address.address) else { return subnet };

@@ -1,21 +1,29 @@
-//! NoCloud over HTTP: four documents under `/v1/`, the seed `ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/`.
+//! NoCloud over HTTP: four documents below `/v1/`, for the seed `ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/`.
 //!
-//! Clients retry a document that is 404 ten times, a second apart, and without user-data give the boot up:
-//! what does not exist is 204 unless the record asks for 404. No header can be asked for, since no client
-//! can send one: these paths are open by design.
+//! Clients retry a 404 ten times, one second apart, and fail the boot without user-data. So absent documents are 204
+//! unless the record asks for 404. No client can send a header field here, so these paths are open by design.
 
 use serde_json::{Map, Value};
 
-use super::Dialect;
 use super::nocloud_network;
 use super::sheet::{Sheet, YAML};
 use super::yaml;
+use super::{Description, Mount};
 use crate::http::{Response, Status};
 use crate::record::network::Mode;
 use crate::record::vm::Payload;
-use crate::record::{self, AbsentSeed, RESERVED_KEYS, Record};
+use crate::record::{AbsentSeed, RESERVED_KEYS, Record};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::NoCloud], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/v1/meta-data"),
+        Mount::open("/v1/user-data"),
+        Mount::open("/v1/vendor-data"),
+        Mount::open("/v1/network-config"),
+    ],
+    "cloud-init 22.4 booted, also by libvirt; `DataSourceNoCloudNet`; curl",
+    render,
+);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let meta_data = sheet.found(YAML, yaml::document(&meta_data(record)));
@@ -61,7 +69,7 @@ fn meta_data(record: &Record) -> Value {
     document.into()
 }
 
-/// The network document; `None` when the guest shall decide by itself.
+/// Returns the network document; `None` if the guest is to decide by itself.
 fn network_config(record: &Record) -> Option<String> {
     let network = &record.network;
     match (network.mode, &network.raw) {

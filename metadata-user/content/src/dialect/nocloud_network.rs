@@ -1,4 +1,4 @@
-//! A record's network as cloud-init's network-config version 2, and as Debian's `interfaces`.
+//! Renders a record's network as cloud-init's network-config version 2, and as Debian's `interfaces`.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use crate::dialect::json::json;
 use crate::record::Nic;
 use crate::record::network::{Address, Bond, Method, Network};
 
-/// Network-config version 2 (the netplan form).
+/// Renders network-config version 2 (the netplan form).
 pub(super) fn version_2(network: &Network) -> Value {
     let mut document = Map::new();
     document.insert("version".into(), 2.into());
@@ -43,7 +43,7 @@ pub(super) fn version_2(network: &Network) -> Value {
     document.into()
 }
 
-/// The label of the NIC with this id; validation has seen that there is one.
+/// Returns the label of the NIC with this id, which validation has found to exist.
 fn label<'a>(network: &'a Network, id: &'a str) -> &'a str {
     network.nics.iter().find(|nic| nic.id.as_str() == id).map_or(id, Nic::label)
 }
@@ -94,7 +94,7 @@ fn statics(nic: &Nic) -> impl Iterator<Item = &Address> {
     nic.addresses.iter().filter(|address| address.method == Method::Static)
 }
 
-/// Resolvers and search domains, for NICs that no DHCP server tells them.
+/// Returns resolvers and search domains, for NICs without a DHCP server that supplies them.
 fn nameservers(network: &Network) -> Option<Value> {
     let mut nameservers = Map::new();
     if !network.dns.is_empty() {
@@ -108,7 +108,7 @@ fn nameservers(network: &Network) -> Option<Value> {
 
 fn routes(nic: &Nic) -> Vec<Value> {
     let gateways = statics(nic).filter_map(|address| address.gateway).map(|gateway| {
-        // Older clients know `default` only as IPv4's.
+        // Older clients accept `default` for IPv4 only.
         let to = if gateway.0.is_ipv4() { "default" } else { "::/0" };
         json!({ "to": to, "via": gateway.to_string() })
     });
@@ -122,8 +122,8 @@ fn routes(nic: &Nic) -> Vec<Value> {
     gateways.chain(further).collect()
 }
 
-/// Debian's `interfaces(5)`, the only form cloud-init takes over HTTP before 24.3. Plain NICs only: the form
-/// has no common words for VLANs and bonds.
+/// Renders Debian's `interfaces(5)`, the only form that cloud-init before 24.3 accepts over HTTP. It covers plain
+/// NICs: guests differ in how they write VLANs and bonds.
 pub(super) fn interfaces(network: &Network) -> String {
     let mut text = String::from("auto lo\niface lo inet loopback\n");
     for nic in network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none()) {

@@ -1,20 +1,21 @@
-//! NWCS: one JSON document, and the instance id by itself.
+//! NWCS: one JSON document, and the instance id as a text.
 //!
-//! cloud-init (`DataSourceNWCS.py`) wants every item of the network to have a MAC and a name: NICs alone, and
-//! resolvers inside their subnets.
+//! cloud-init (`DataSourceNWCS.py`) requires a MAC and a name of every item of the network. So the items are NICs
+//! only, with the resolvers in their subnets.
 
 #[cfg(test)]
 mod tests;
 
-use super::Dialect;
 use super::addresses::public_keys;
 use super::network_v1::{Resolvers, version_1};
 use super::sheet::Sheet;
 use super::text::payload_text;
+use super::{Description, Mount};
 use crate::dialect::json::json;
-use crate::record::{self, Nic, Record};
+use crate::record::{Nic, Record};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Nwcs], render };
+pub(super) static DIALECT: Description =
+    Description::new(&[Mount::open("/api/v1/metadata")], "`DataSourceNWCS`", render);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let given = |_, nic: &Nic| nic.vlan.is_none() && nic.bond.is_none();

@@ -1,8 +1,8 @@
-//! OpenStack's tree, as Nova serves it (`nova/api/metadata/base.py`): JSON documents under
-//! `/openstack/<version>/`, injected files, and a password the guest may post once.
+//! OpenStack's tree as Nova serves it (`nova/api/metadata/base.py`): JSON documents below `/openstack/<version>/`,
+//! injected files, and a password that the guest can post once.
 //!
-//! Every version has the newest documents; clients ignore keys they do not know. Only the first version lacks
-//! the password. What does not exist is 404, but vendor-data is `{}`: both cost cloud-init no time.
+//! Every version has the newest documents; clients ignore unknown keys. Only the first version lacks the password.
+//! Absent documents are 404, absent vendor-data is `{}`; neither delays cloud-init.
 
 mod network;
 #[cfg(test)]
@@ -13,9 +13,11 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::Dialect;
+use std::time::Duration;
+
 use super::sheet::{JSON, OCTETS, Sheet, TEXT};
 use super::text::text_form;
+use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, Status};
 use crate::mailbox::PasswordRefused;
@@ -27,14 +29,19 @@ use crate::sink::MessageKind;
 use crate::store::path::OPENSTACK_VERSIONS;
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
-/// EVE's guests read this tree, too.
-pub(super) const DIALECT: Dialect =
-    Dialect { names: &[record::Dialect::OpenStack, record::Dialect::Eve], render };
+/// EVE's guests read the same tree.
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/openstack").waits(Duration::from_secs(8))],
+    "cloud-init 22.4 booted; `DataSourceOpenStackLocal`",
+    render,
+)
+.also_for(&[record::Dialect::Eve])
+.remark("eleven versions, with `password` and `content/`; also EC2's tree");
 
-/// The version before there was a password (nova: Grizzly added it).
+/// Version without a password; Nova's Grizzly release added it.
 const WITHOUT_PASSWORD: &str = OPENSTACK_VERSIONS[0];
 
-/// No password goes through a proxy.
+/// No proxy gets a password.
 static DIRECT: LazyLock<[Guard; 1]> = LazyLock::new(|| {
     [Guard {
         condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
@@ -43,7 +50,7 @@ static DIRECT: LazyLock<[Guard; 1]> = LazyLock::new(|| {
 });
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
-    // EVE by itself has one version, and its guests look for no other.
+    // A record that serves EVE alone has one version; EVE's guests request no other.
     let versions = match record.serve.serves(record::Dialect::OpenStack) {
         true => format!("{}\nlatest", OPENSTACK_VERSIONS.join("\n")),
         false => "latest\n".to_owned(),
@@ -89,7 +96,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live("/openstack/latest/password", methods, &*DIRECT, Password);
 }
 
-/// What a version's directory lists: what there is.
+/// Returns the names that a version's directory lists: those that exist.
 fn names(user_data: bool, password: bool, network: bool) -> Vec<&'static str> {
     let names = [
         ("meta_data.json", true),
@@ -150,15 +157,15 @@ fn meta_data(record: &Record) -> Value {
     document
 }
 
-/// The custom map. `dsmode` would steer cloud-init and is not the tenant's; `admin_pass` here would win over
-/// the document's own with cloudbase-init.
+/// Returns the custom keys. `dsmode` would steer cloud-init, which is not the tenant's choice. cloudbase-init would
+/// prefer `admin_pass` here to the document's own.
 fn meta(record: &Record, password: bool) -> Map<String, Value> {
     let entries = record.metadata.0.iter();
     let entries = entries.filter(|(key, _)| *key != "dsmode" && !(password && *key == "admin_pass"));
     entries.map(|(key, value)| (key.clone(), value.as_str().into())).collect()
 }
 
-/// The disks. Nova lists NICs here only for their tags, and a record has none for them.
+/// Returns the disks. Nova also lists NICs, but only for tags, which records do not have for NICs.
 fn devices(record: &Record) -> Value {
     let device = |disk: &record::vm::Disk| {
         let mut device = json!({
@@ -175,7 +182,8 @@ fn devices(record: &Record) -> Value {
     record.disks.iter().map(device).collect()
 }
 
-/// The only part of an object cloud-init reads, the same for many VMs. Octets that are no text cannot be in JSON.
+/// Renders vendor-data as an object with the only member that cloud-init reads. Many VMs share it. JSON cannot carry
+/// octets that are not text.
 fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(JSON, "{}") };
     let Some(octets) = payload.bytes() else { return sheet.unread() };
@@ -193,7 +201,7 @@ fn is_without_password(call: &Call<'_>) -> bool {
     call.request.target.path.split('/').any(|segment| segment == WITHOUT_PASSWORD)
 }
 
-/// What a version's directory lists, for the first version and the later ones.
+/// Listing of a version's directory, for the first version and for later ones.
 #[derive(Debug)]
 struct Listing {
     first: Response,
@@ -207,11 +215,11 @@ impl Live for Listing {
     }
 
     fn about(&self) -> &'static str {
-        "the names of what there is"
+        "the names of existing documents"
     }
 }
 
-/// The password the guest chose, encrypted by it for the owner of the VM's key.
+/// Serves the password that the guest generated and encrypted for the owner of the VM's key.
 #[derive(Debug)]
 struct Password;
 
@@ -222,15 +230,15 @@ impl Live for Password {
             return answer(404).into();
         }
         let mailbox = &call.vm.mailbox;
-        let said = |octets: Bytes| Response::new(Status(200), Some(TEXT), &[], octets);
+        let ok = |octets: Bytes| Response::new(Status(200), Some(TEXT), &[], octets);
         if call.request.method != Method::Post {
-            return said(mailbox.posted_password()).into();
+            return ok(mailbox.posted_password()).into();
         }
         let response = match mailbox.post_password(call.request.body) {
             Ok(()) => {
                 let body = call.request.body;
                 mailbox.tell(&call.vm.sinks, MessageKind::Password, body, call.now.unix_seconds);
-                said(Bytes::new())
+                ok(Bytes::new())
             }
             Err(PasswordRefused::Empty | PasswordRefused::TooLarge) => answer(400),
             Err(PasswordRefused::AlreadySet) => answer(409),
@@ -239,6 +247,6 @@ impl Live for Password {
     }
 
     fn about(&self) -> &'static str {
-        "the password the guest posts, once"
+        "the password that the guest posted, once"
     }
 }

@@ -1,7 +1,7 @@
 //! Oracle: two JSON documents and every part of them, in two trees.
 //!
-//! Version 2 wants a header no web application can be tricked into sending, and refuses what came through a
-//! proxy; version 1 wants nothing and can be switched off. Nothing in either is a credential.
+//! Version 2 requires a header field that no web application can be tricked into sending, and refuses requests
+//! through a proxy. Version 1 requires nothing and can be switched off. Neither contains credentials.
 
 #[cfg(test)]
 mod tests;
@@ -12,18 +12,23 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::Dialect;
 use super::addresses::{Version, gateway, given, known, network_of};
 use super::sheet::Sheet;
 use super::walk::Walk;
+use super::{Access, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::NicMac;
 use crate::record::vm::Payload;
-use crate::record::{self, Nic, ORACLE_KEYS, Record, Switch};
+use crate::record::{Nic, ORACLE_KEYS, Record, Switch};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Oracle], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/opc/v2").needs(Access::Field("Authorization", "Bearer Oracle")), Mount::open("/opc/v1")],
+    "`DataSourceOracle`; systemd-imdsd",
+    render,
+)
+.remark("`/opc/v1` unless `serve.opc_v1` is `off`");
 
 static GUARDS: LazyLock<[Guard; 4]> = LazyLock::new(|| {
     let absent = |name| Guard {
@@ -48,7 +53,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     };
     let vnics = Walk::of(sheet.document(&vnics(record)));
     sheet.live_below("/opc/v2/instance", Methods::READ, &*GUARDS, instance.clone());
-    // Where systemd's client looks for it, outside the instance.
+    // systemd's client reads it at this path, outside the instance.
     sheet.live("/opc/v2/metadata/user_data", Methods::READ, &*GUARDS, UserData(instance.clone()));
     sheet.live_below("/opc/v2/vnics", Methods::READ, &*GUARDS, vnics.clone());
     if record.serve.opc_v1 == Switch::On {
@@ -57,7 +62,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     }
 }
 
-/// The user-data, from the document it is in.
+/// Serves the user-data from its document.
 #[derive(Debug)]
 struct UserData(Walk);
 
@@ -71,7 +76,7 @@ impl Live for UserData {
     }
 }
 
-/// `None` while the user-data is still to be read.
+/// Returns the document; `None` while the source of the user-data has not been read.
 fn instance(record: &Record) -> Option<Value> {
     let (region, zone) = (record.placement.region.as_str(), record.placement.zone.as_str());
     let mut document = json!({
@@ -96,13 +101,13 @@ fn instance(record: &Record) -> Option<Value> {
     Some(document)
 }
 
-/// `FAULT-DOMAIN-1` and so on for 0 and so on; other names stay.
+/// Maps 0 to `FAULT-DOMAIN-1`, 1 to `FAULT-DOMAIN-2` and so on. Other names stay.
 fn fault_domain(record: &Record) -> String {
     let name = record.placement.fault_domain.as_ref().map_or("0", |name| name.as_str());
     name.parse::<u32>().map_or_else(|_| name.to_owned(), |n| format!("FAULT-DOMAIN-{}", u64::from(n) + 1))
 }
 
-/// The custom keys, the public keys and the user-data.
+/// Returns the custom keys, the public keys and the user-data.
 fn metadata(record: &Record) -> Option<Value> {
     let custom = record.metadata.0.iter().filter(|(key, _)| !ORACLE_KEYS.contains(&key.as_str()));
     let mut metadata: Map<String, Value> =

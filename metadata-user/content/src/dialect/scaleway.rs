@@ -1,9 +1,8 @@
-//! Scaleway, at addresses of its own: a JSON document, user-data and vendor-data for root only, and a state
-//! the guest sets.
+//! Scaleway, at its own addresses: a JSON document, user-data and vendor-data for root only, and a state that the
+//! guest sets.
 //!
-//! Root shows itself by a source port below 1024. cloud-init (`DataSourceScaleway.py`) asks for both payloads
-//! from port 1, one right after the other, so the connection is closed from this side: TIME-WAIT on the
-//! guest's would keep the port from it.
+//! A source port below 1024 proves root. cloud-init (`DataSourceScaleway.py`) requests both payloads from port 1, one
+//! right after the other. So the server closes the connection: TIME-WAIT on the guest's side would block the port.
 
 #[cfg(test)]
 mod tests;
@@ -14,19 +13,28 @@ use serde_json::Value;
 use super::addresses::{Version, gateway, given, known, labels};
 use super::sheet::{JSON, OCTETS, Sheet};
 use super::text::payload_text;
-use super::{Dialect, client};
+use super::{Access, Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Body, Method as Verb, Response, Status};
 use crate::record::network::{Address, Method};
 use crate::record::values::Cidr;
 use crate::record::vm::Payload;
-use crate::record::{self, Nic, Record, Role};
+use crate::record::{Nic, Record, Role};
 use crate::sink::MessageKind;
 use crate::store::{Call, Host, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Scaleway], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/").at(Host::Scaleway),
+        Mount::open("/user_data").at(Host::Scaleway).needs(Access::LowPort),
+        Mount::open("/vendor_data").at(Host::Scaleway).needs(Access::LowPort),
+    ],
+    "`DataSourceScaleway`; systemd-imdsd",
+    render,
+)
+.remark("`/conf`, `PATCH /state`");
 
-/// The first port anybody may bind on Linux (`ip_unprivileged_port_start`).
+/// First port that every user may bind on Linux (`ip_unprivileged_port_start`).
 const FIRST_OPEN_PORT: u16 = 1_024;
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
@@ -43,13 +51,13 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live("/state", Methods::of(&[Verb::Patch]), &[], State);
 }
 
-/// The document, and in front of it the members that Scaleway had before `public_ips`, which Afterburn reads. To
-/// cloud-init they are null: its versions before 26.1 read `ipv6` whether it is there or not, and those from 24.1 on
-/// look at `public_ips` only where there is no `private_ip`.
+/// The document, preceded by the members that Scaleway had before `public_ips` and that Afterburn reads. They are
+/// null for cloud-init: versions before 26.1 read `ipv6` unconditionally, and those from 24.1 on read `public_ips`
+/// only without a `private_ip`.
 #[derive(Debug)]
 struct Conf {
     response: Response,
-    /// An object of these members.
+    /// Object with the old members.
     old: Bytes,
 }
 
@@ -63,13 +71,13 @@ impl Live for Conf {
     }
 
     fn about(&self) -> &'static str {
-        "the document; to cloud-init, with its addresses in public_ips alone"
+        "the document; for cloud-init, with addresses in public_ips only"
     }
 }
 
 const NO_OLD_ADDRESSES: &[u8] = b"{\"ipv6\":null,\"private_ip\":null,\"public_ip\":null}";
 
-/// The first address of each kind that the first NIC has, under the names of before `public_ips`.
+/// Returns the first address of each kind of the first NIC, under the names used before `public_ips`.
 fn addresses_of_old(record: &Record) -> Value {
     let (mut private, mut public, mut v6) = (Value::Null, Value::Null, Value::Null);
     if let Some((n, nic, _)) = given(&record.network).next() {
@@ -126,8 +134,8 @@ fn conf(record: &Record) -> Value {
     })
 }
 
-/// The addresses the first NIC really has, that of its lease first: cloud-init compares it with the lease it
-/// got, and stays with DHCP only if they are equal. Others it sets as they are here.
+/// Returns the first NIC's own addresses, the leased one first: cloud-init compares it with its lease and keeps DHCP
+/// only if they are equal. It configures the others as listed.
 fn addresses(nic: &Nic) -> Vec<Value> {
     let known = || nic.addresses.iter().filter_map(|address| Some((address, address.address?)));
     let leased = |address: &Address| address.method == Method::Dhcp4;
@@ -135,14 +143,14 @@ fn addresses(nic: &Nic) -> Vec<Value> {
     ordered.filter_map(|(address, cidr)| entry(nic, address, cidr)).collect()
 }
 
-/// `None` for an IPv6 address without a gateway: cloud-init would make a default route to nowhere of it.
+/// Returns one address; `None` for IPv6 without a gateway, of which cloud-init would make a default route to nowhere.
 fn entry(nic: &Nic, address: &Address, cidr: Cidr) -> Option<Value> {
     let is_v4 = Version::of_entry(address) == Version::V4;
     if !is_v4 && address.gateway.is_none() {
         return None;
     }
     let (mode, prefix) = match address.method {
-        // A lease is one address to Scaleway: its routers have none in its network.
+        // Scaleway leases single addresses: its routers are outside their network.
         Method::Dhcp4 => ("dhcp", 32),
         Method::Dhcp6 => ("dhcp", cidr.prefix),
         Method::Slaac => ("slaac", cidr.prefix),
@@ -159,7 +167,7 @@ fn entry(nic: &Nic, address: &Address, cidr: Cidr) -> Option<Value> {
     }))
 }
 
-/// A payload: at its path, where systemd asks, and as `cloud-init` below.
+/// Serves a payload at its path, where systemd reads it, and as `cloud-init` below.
 #[derive(Debug)]
 struct ForRoot {
     response: Response,
@@ -180,7 +188,7 @@ impl Live for ForRoot {
     }
 }
 
-/// Hands the guest's state to `sinks.ready`.
+/// Forwards the guest's state to `sinks.ready`.
 #[derive(Debug)]
 struct State;
 
@@ -192,6 +200,6 @@ impl Live for State {
     }
 
     fn about(&self) -> &'static str {
-        "says that the guest is ready"
+        "forwards the guest's state"
     }
 }

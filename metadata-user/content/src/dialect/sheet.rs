@@ -1,4 +1,4 @@
-//! Where dialects write their routes.
+//! Collects the routes that dialects add.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::store::{
     ResponsesBuilder, Route, Vm,
 };
 
-/// Type of text bodies. Without the charset some clients read ISO-8859-1.
+/// Type of text bodies. Without the charset some clients assume ISO-8859-1.
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 /// Type of YAML documents.
 pub(super) const YAML: &str = "text/yaml; charset=utf-8";
 /// Type of JSON documents.
 pub(super) const JSON: &str = "application/json";
-/// Type of octets that are nobody's business.
+/// Type of opaque octets.
 pub(super) const OCTETS: &str = "application/octet-stream";
 
-/// The routes of one VM while they are written, each response shared with the VMs that have the same.
+/// Routes of one VM while they are collected. Equal responses of different VMs are stored once.
 pub(super) struct Sheet<'a> {
     interner: &'a mut Interner,
     routes: ResponsesBuilder,
     dialect: &'static str,
     datasource: Datasource,
     host: Host,
-    /// Payloads, and the responses they are.
+    /// Payloads and their responses.
     payloads: Vec<(Bytes, Response)>,
 }
 
@@ -47,18 +47,18 @@ impl<'a> Sheet<'a> {
         }
     }
 
-    /// Begins a dialect: from here on routes are its own, at 169.254.169.254.
+    /// Starts a dialect: later routes belong to it, at 169.254.169.254.
     pub(super) fn begin(&mut self, dialect: &'static str) {
         (self.dialect, self.host) = (dialect, Host::Metadata);
         self.datasource = Datasource::named(dialect);
     }
 
-    /// From here on routes are of this host.
+    /// Sets the host of later routes.
     pub(super) fn at(&mut self, host: Host) {
         self.host = host;
     }
 
-    /// Sets how often the VM may ask.
+    /// Sets the VM's rate limit.
     pub(super) fn limit(&mut self, limit: RequestLimit) {
         self.routes.limit(limit);
     }
@@ -67,44 +67,44 @@ impl<'a> Sheet<'a> {
         self.interner.responses(self.routes.build())
     }
 
-    /// A 200.
+    /// Builds a 200.
     pub(super) fn found(&mut self, content_type: &'static str, body: impl Into<Body>) -> Response {
         self.interner.found(content_type, body.into())
     }
 
-    /// A 200 that no other VM has, so that looking for one would be in vain.
+    /// Builds a 200 that is unique to the VM, without looking for an equal one.
     pub(super) fn own(&mut self, content_type: &'static str, body: impl Into<Body>) -> Response {
         let body = body.into();
         Response::sharing(self.interner.found_head(content_type, &body), body)
     }
 
-    /// Any response.
+    /// Stores a response, or returns an equal stored one.
     pub(super) fn share(&mut self, response: Response) -> Response {
         self.interner.response(response)
     }
 
-    /// Octets that others may have, too.
+    /// Stores octets, or returns equal stored ones.
     pub(super) fn octets(&mut self, octets: impl Into<Bytes>) -> Bytes {
         self.interner.octets(octets.into())
     }
 
-    /// A text as YAML's scalar, which others may have, too.
+    /// Stores a text as a YAML scalar, or returns an equal stored one.
     pub(super) fn yaml_scalar(&mut self, text: &str) -> Bytes {
         self.interner.written(Notation::Yaml, text, || yaml::scalar(text).into_bytes())
     }
 
-    /// A JSON document whose long strings are shared with the documents of other VMs.
+    /// Builds a JSON document that shares its long strings with those of other VMs.
     pub(super) fn document(&mut self, value: &Value) -> Document {
         Document::new(value, self.interner)
     }
 
-    /// A 200 with a JSON document, which is the VM's own.
+    /// Builds a 200 with a JSON document that is unique to the VM.
     pub(super) fn json(&mut self, value: &Value) -> Response {
         let body = self.document(value).body();
         self.own(JSON, body)
     }
 
-    /// The octets of a payload; 503 while they are still to be read, which clients repeat until they are.
+    /// Builds a 200 with a payload; [`unread`](Self::unread) until its source has been read.
     pub(super) fn payload(&mut self, payload: &Payload) -> Response {
         let Some(octets) = payload.bytes() else { return self.unread() };
         let is_this = |known: &Bytes| std::ptr::eq::<[u8]>(&**known, &*octets);
@@ -117,7 +117,7 @@ impl<'a> Sheet<'a> {
         response
     }
 
-    /// What is said of something whose source is still to be read.
+    /// Builds the 503 for a payload whose source has not been read yet. Clients retry it.
     pub(super) fn unread(&mut self) -> Response {
         self.share(Response::error(Status(503), &[("Retry-After", "1")]))
     }
@@ -127,18 +127,18 @@ impl<'a> Sheet<'a> {
         self.routes.place(self.host, route);
     }
 
-    /// Answers every reader of `path`.
+    /// Adds a route for GET and HEAD without conditions.
     pub(super) fn open(&mut self, path: impl Into<Cow<'static, str>>, response: Response) {
         self.guarded(path, &[], response);
     }
 
-    /// Answers every reader of `path` with a line of text.
+    /// Adds such a route with a text body.
     pub(super) fn text(&mut self, path: impl Into<Cow<'static, str>>, text: impl Into<String>) {
         let response = self.found(TEXT, text.into());
         self.open(path, response);
     }
 
-    /// Answers readers of `path` who pass the guards.
+    /// Adds a route for GET and HEAD with guards.
     pub(super) fn guarded(
         &mut self,
         path: impl Into<Cow<'static, str>>,
@@ -149,7 +149,7 @@ impl<'a> Sheet<'a> {
         self.add(path, route);
     }
 
-    /// Answers `methods` on `path` when they come, for those who pass the guards.
+    /// Adds a route with guards that is answered per request.
     pub(super) fn live(
         &mut self,
         path: impl Into<Cow<'static, str>>,
@@ -161,7 +161,7 @@ impl<'a> Sheet<'a> {
         self.add(path, route.guarded(guards).methods(methods));
     }
 
-    /// The same for `path` and every path below it that has no route of its own.
+    /// Like [`live`](Self::live), also for every path below that has no route of its own.
     pub(super) fn live_below(
         &mut self,
         path: impl Into<Cow<'static, str>>,
@@ -173,8 +173,8 @@ impl<'a> Sheet<'a> {
         self.add(path, route.guarded(guards).methods(methods).and_below());
     }
 
-    /// Answers readers of `path` who send `header` and pass the guards; those without it get what else there
-    /// is at `path`.
+    /// Adds a route with guards for requests with the header field. Other requests get the path's other route, if
+    /// any.
     pub(super) fn guarded_when(
         &mut self,
         header: &'static str,

@@ -1,4 +1,4 @@
-//! What holds for any record, beside the vectors.
+//! Properties of every record, beside the vectors.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
-/// When requests come: 2026-11-21T00:00:00Z.
+/// Time of requests: 2026-11-21T00:00:00Z.
 pub(super) const NOW_UNIX: u64 = 1_795_219_200;
 
 fn ask(responses: &Responses, method: Method, path: &str) -> Response {
     ask_with(responses, method, path, &[("Metadata", "true")], b"")
 }
 
-/// The answer to a request with these header fields and this body.
+/// Sends a request with these header fields and this body.
 pub(super) fn ask_with(
     responses: &Responses,
     method: Method,
@@ -33,7 +33,7 @@ pub(super) fn ask_with(
     ask_at(("169.254.169.254", 40_000), responses, method, path, fields, body)
 }
 
-/// The same at another address, from another port.
+/// Like [`ask_with`], to another address and from another port.
 pub(super) fn ask_at(
     (address, source_port): (&str, u16),
     responses: &Responses,
@@ -68,7 +68,7 @@ pub(super) fn parse(value: &Value) -> Record {
     Record::parse("test.json", &value.to_string()).expect("a good record").0
 }
 
-/// The full record with a field replaced.
+/// Returns the full record with a field replaced.
 pub(super) fn with(field: &str, value: Value) -> Record {
     let mut record = full();
     record[field] = value;
@@ -119,7 +119,7 @@ fn only_listed_dialects_are_served() {
 }
 
 #[test]
-fn user_data_still_to_be_read_makes_clients_ask_again() {
+fn unread_user_data_makes_clients_retry() {
     let record = with("user_data", json!({ "source": { "file": "user-data" } }));
     let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/user-data");
     assert_eq!(answer.status().0, 503);
@@ -128,7 +128,7 @@ fn user_data_still_to_be_read_makes_clients_ask_again() {
 }
 
 #[test]
-fn a_bare_record_has_no_server_error_but_for_the_token_it_has_not() {
+fn a_bare_record_has_no_server_error_except_for_its_missing_token() {
     let mut bare = full();
     let members = bare.as_object_mut().expect("a record is a mapping");
     members.retain(|field, _| {
@@ -147,7 +147,7 @@ fn a_bare_record_has_no_server_error_but_for_the_token_it_has_not() {
 }
 
 #[test]
-fn older_clients_get_debians_interfaces_when_the_record_says_so() {
+fn older_clients_get_debians_interfaces_if_the_record_asks_for_it() {
     let mut record = full();
     record["serve"]["legacy_eni"] = json!(true);
     record["network"]["nics"][1]["addresses"] = json!([
@@ -169,7 +169,7 @@ fn older_clients_get_debians_interfaces_when_the_record_says_so() {
     assert_eq!(meta_data["network-interfaces"], wanted);
 }
 
-/// Any one line a record takes.
+/// Any line that a record accepts.
 fn line() -> impl Strategy<Value = String> {
     "[^\\p{Cc}]{1,40}"
 }
@@ -179,7 +179,7 @@ fn metadata() -> impl Strategy<Value = BTreeMap<String, String>> {
 }
 
 prop_compose! {
-    /// A record with random user-data, metadata, names and keys; more or less of everything.
+    /// A record with random user-data, metadata, names and keys, and random choices.
     fn records()(
         user_data in prop::option::of(prop::collection::vec(any::<u8>(), 0..2_000)),
         (name, id, kind) in (line(), line(), line()),
@@ -214,7 +214,7 @@ proptest! {
     }
 
     #[test]
-    fn meta_data_reads_back_as_what_the_record_says((record, _, metadata) in records()) {
+    fn meta_data_reads_back_as_the_record((record, _, metadata) in records()) {
         let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/meta-data");
         let read: Value = serde_yaml::from_slice(&answer.body().to_bytes()).expect("meta-data is YAML");
         prop_assert_eq!(&read["instance-id"], record.instance_id());

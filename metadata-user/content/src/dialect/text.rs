@@ -1,4 +1,4 @@
-//! Octets in documents that hold text only.
+//! Payloads as text, for documents that cannot carry other octets.
 
 use std::borrow::Cow;
 
@@ -7,11 +7,11 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::record::vm::Payload;
 
-/// How gzip starts (RFC 1952 §2.3.1).
+/// First octets of gzip (RFC 1952 section 2.3.1).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// User-data or vendor-data as text: UTF-8 as it is, gzip as a MIME part in base64, which cloud-init unpacks
-/// to what the octets by themselves would be; `None` for other octets, which have no such form.
+/// Returns a payload as text: UTF-8 unchanged, gzip as a MIME part in base64, which cloud-init unpacks to the same
+/// content; `None` for other octets.
 pub(super) fn text_form(octets: &[u8]) -> Option<Cow<'_, str>> {
     match std::str::from_utf8(octets) {
         Ok(text) => Some(text.into()),
@@ -24,8 +24,8 @@ pub(super) fn text_form(octets: &[u8]) -> Option<Cow<'_, str>> {
     }
 }
 
-/// A payload in [`text_form`]: empty where there is none, and where its octets have no such form, which was
-/// warned of when the record came. `None` while its source is still to be read.
+/// Returns a payload in [`text_form`]. It is empty without a payload, and for octets without a text form, of which
+/// validation has warned. `None` until its source has been read.
 pub(super) fn payload_text(payload: Option<&Payload>) -> Option<String> {
     let Some(payload) = payload else { return Some(String::new()) };
     let octets = payload.bytes()?;

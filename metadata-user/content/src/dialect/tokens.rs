@@ -1,4 +1,4 @@
-//! Where a guest gets a session token: `PUT /latest/api/token`, of EC2 and of AliYun.
+//! Session tokens of EC2 and AliYun: `PUT /latest/api/token`.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use crate::http::{Method, Response, Status};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 use crate::token::Kind;
 
-/// The only path it is at; the versions of the tree have none.
+/// Path of tokens. It has no versions.
 const PATH: &str = "/latest/api/token";
 const METHODS: Methods = Methods::of(&[Method::Options, Method::Put]);
 const EVERY_METHOD: Methods = Methods::of(&[
@@ -20,24 +20,25 @@ const EVERY_METHOD: Methods = Methods::of(&[
     Method::Options,
 ]);
 
-/// A proxy in the guest that passes on what others ask must not get one for them.
+/// A proxy in the guest that forwards outside requests must not get a token for them.
 static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| [UNPROXIED.clone()]);
 static NOT_FOUND: LazyLock<Response> = LazyLock::new(|| Response::error(Status(404), &[]));
 static OPTIONS: LazyLock<Response> =
     LazyLock::new(|| Response::new(Status(204), None, &[("Allow", &METHODS.to_string())], ""));
 
-/// Refuses what came through a proxy.
+/// Refuses requests through a proxy.
 pub(super) static UNPROXIED: LazyLock<Guard> = LazyLock::new(|| Guard {
     condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
     otherwise: Response::error(Status(403), &[]),
 });
 
-/// Adds the token route: a token of `kind` for the seconds the field `ttl` names, in packets of `hop_limit`.
+/// Adds the token route. `ttl` names the header field with the requested seconds; `hop_limit` is the TTL of the
+/// response's packets.
 pub(super) fn present(sheet: &mut Sheet<'_>, kind: Kind, ttl: &'static str, hop_limit: u8) {
     sheet.live(PATH, METHODS, &*GUARDS, Tokens { kind, ttl, hop_limit });
 }
 
-/// Makes the token route 404 for every method: clients that can do without a token then go on without.
+/// Makes the token route 404 for every method. Clients that work without a token then continue without.
 pub(super) fn absent(sheet: &mut Sheet<'_>) {
     sheet.live(PATH, EVERY_METHOD, &[], NoTokens);
 }
@@ -50,7 +51,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// The time to live asked for, in seconds.
+    /// Returns the requested lifetime in seconds.
     fn ttl(&self, call: &Call<'_>) -> Option<u32> {
         let digits = call.request.headers.get(self.ttl)?;
         let digits = std::str::from_utf8(digits).ok().filter(|d| d.bytes().all(|b| b.is_ascii_digit()))?;

@@ -1,7 +1,7 @@
 //! Vultr: one JSON document, a few leaves for Afterburn, and Ignition's user-data.
 //!
-//! cloud-init (`sources/helpers/vultr.py`) makes a network configuration of `interfaces` with resolvers of its
-//! own, unless there is `cloud_interfaces`, which it takes as it is: so that is always there, except for
+//! cloud-init (`sources/helpers/vultr.py`) builds its network configuration from `interfaces`, with resolvers of its
+//! own, unless `cloud_interfaces` exists, which it applies unchanged. So `cloud_interfaces` always exists, except for
 //! versions before 23.1, which read it as a list and fail.
 
 #[cfg(test)]
@@ -16,14 +16,26 @@ use super::document::Document;
 use super::network_v1::{Resolvers, version_1};
 use super::sheet::{JSON, Sheet};
 use super::text::payload_text;
-use super::{Dialect, client};
+use super::{Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
 use crate::record::values::NicMac;
-use crate::record::{self, Nic, Record};
+use crate::record::{Nic, Record};
 use crate::store::{Call, Live, Methods, Outcome};
 
-pub(super) const DIALECT: Dialect = Dialect { names: &[record::Dialect::Vultr], render };
+pub(super) static DIALECT: Description = Description::new(
+    &[
+        Mount::open("/v1.json"),
+        Mount::open("/v1/hostname"),
+        Mount::open("/v1/instanceid"),
+        Mount::open("/v1/interfaces"),
+        Mount::open("/v1/public-keys"),
+        Mount::open("/v1/region"),
+        Mount::open("/user-data"),
+    ],
+    "`DataSourceVultr`; systemd-imdsd",
+    render,
+);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
@@ -56,7 +68,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     }
 }
 
-/// The first NIC's public address, which at Vultr is its own: systemd asks for it.
+/// Returns the first NIC's public address for systemd. On Vultr it is the NIC's own.
 fn public(record: &Record, version: Version) -> Option<IpAddr> {
     let (_, nic, _) = given(&record.network).next()?;
     let (address, cidr) = known(nic, version).next()?;
@@ -64,10 +76,10 @@ fn public(record: &Record, version: Version) -> Option<IpAddr> {
     Some(translated.filter(|public| public.is_ipv4() == (version == Version::V4)).unwrap_or(cidr.address))
 }
 
-/// The first version of cloud-init that takes `cloud_interfaces` for what it is.
+/// First version of cloud-init that reads `cloud_interfaces` correctly.
 const TAKES_INTERFACES: (u32, u32) = (23, 1);
 
-/// The document, as its reader can take it.
+/// The document, in the form its reader understands.
 #[derive(Debug)]
 struct Whole {
     document: Document,

@@ -1,4 +1,4 @@
-//! A JSON document and every part of it.
+//! Serves a JSON document and every part of it.
 
 use std::sync::Arc;
 
@@ -7,27 +7,27 @@ use super::sheet::{JSON, TEXT};
 use crate::http::{Response, Status};
 use crate::store::{Call, Live, Outcome};
 
-/// Answers a document at its path and each part below: objects and lists as JSON, scalars as text.
+/// Serves a document at its path and each part below it: objects and lists as JSON, scalars as text.
 #[derive(Clone, Debug)]
 pub(super) struct Walk {
-    /// The document, or what is said while there is none.
+    /// The document, or the response until it exists.
     document: Result<Arc<Document>, Response>,
-    /// What is said of the whole, when it is something else.
+    /// Response for the whole document, if it differs.
     whole: Option<Response>,
 }
 
 impl Walk {
-    /// Of a document.
+    /// Serves a document.
     pub(super) fn of(document: Document) -> Self {
         Self { document: Ok(Arc::new(document)), whole: None }
     }
 
-    /// Of a document that cannot be rendered yet.
+    /// Serves a document that cannot be rendered yet.
     pub(super) fn unread(response: Response) -> Self {
         Self { document: Err(response), whole: None }
     }
 
-    /// The same parts, of a whole that is answered so.
+    /// Sets another response for the whole document.
     pub(super) fn with_whole(self, response: Response) -> Self {
         Self { whole: Some(response), ..self }
     }

@@ -1,18 +1,17 @@
-//! YAML that every parser reads alike.
+//! Writes YAML that every parser reads alike.
 //!
-//! Guests read it with PyYAML (YAML 1.1), Go's and other parsers, which disagree on what a bare `no`,
-//! `12:30`, `1_000` or `2030-01-01` is. Strings are therefore bare only when they cannot be anything else,
-//! and double-quoted otherwise; characters no parser takes literally are escaped one by one, never as
-//! surrogate pairs, which YAML has not.
+//! Guests read it with PyYAML (YAML 1.1), Go's and other parsers, which disagree on plain `no`, `12:30`, `1_000` or
+//! `2030-01-01`. So a string is plain only if no parser can read anything else, and double-quoted otherwise.
+//! Characters that no parser accepts literally are escaped one by one, never as surrogate pairs, which YAML lacks.
 
 use std::fmt::Write as _;
 
 use serde_json::{Number, Value};
 
-/// Words a YAML 1.1 parser takes for a boolean or nothing, in lower case.
+/// Words that a YAML 1.1 parser reads as a boolean or null, in lower case.
 const WORDS: [&str; 9] = ["y", "n", "yes", "no", "on", "off", "true", "false", "null"];
 
-/// A document in block style, ended by a newline.
+/// Returns a document in block style with a final newline.
 pub(super) fn document(value: &Value) -> String {
     let mut text = String::new();
     node(value, 0, &mut text);
@@ -22,14 +21,14 @@ pub(super) fn document(value: &Value) -> String {
     text
 }
 
-/// One string in a line, without its end.
+/// Returns a string as a scalar on one line, without the newline.
 pub(super) fn scalar(value: &str) -> String {
     let mut text = String::new();
     string(value, &mut text);
     text
 }
 
-/// Writes a value. Collections with members start at `indent` on a line of their own.
+/// Writes a value. Non-empty collections start at `indent` on a new line.
 fn node(value: &Value, indent: usize, text: &mut String) {
     match value {
         Value::Object(members) if !members.is_empty() => {
@@ -56,7 +55,7 @@ fn node(value: &Value, indent: usize, text: &mut String) {
     }
 }
 
-/// Writes what follows `key:` or `-`.
+/// Writes the value after `key:` or `-`.
 fn below(value: &Value, indent: usize, text: &mut String) {
     let members = value.as_object().map_or(0, serde_json::Map::len) + value.as_array().map_or(0, Vec::len);
     if members > 0 {
@@ -73,7 +72,7 @@ fn pad(indent: usize, text: &mut String) {
     text.extend(std::iter::repeat_n(' ', indent));
 }
 
-/// Writes a number so that YAML 1.1 reads a number: a fraction has its point and no exponent.
+/// Writes a number so that YAML 1.1 reads a number: fractions have a point and no exponent.
 fn number(value: &Number, text: &mut String) {
     let written = match value.as_f64() {
         Some(float) if value.is_f64() => format!("{float}"),
@@ -116,14 +115,15 @@ fn escape(c: char, text: &mut String) {
     .expect("writing to a String cannot fail");
 }
 
-/// A word that starts with a letter and is no boolean or null in any version of YAML.
+/// Returns whether a word starts with a letter and is no boolean or null in any version of YAML.
 fn is_bare(value: &str) -> bool {
     value.starts_with(|c: char| c.is_ascii_alphabetic())
         && value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/'))
         && !WORDS.iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
-/// Printable by YAML 1.1 and 1.2 (§5.1), and no line break (§5.4) or byte order mark.
+/// Returns whether YAML 1.1 and 1.2 print the character (section 5.1) and it is no line break (section 5.4) or byte
+/// order mark.
 fn is_literal(c: char) -> bool {
     matches!(c, ' '..='~' | '\u{a0}'..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
         && !matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}')

@@ -1,8 +1,9 @@
 //! `metadata`: custom keys of a VM, and the restrictions that dialects put on them.
 
 use super::Record;
+use super::dialects::Dialect;
 use super::parse::way;
-use super::serving::{DateTree, Dialect};
+use super::serving::DateTree;
 use super::validate::{Checked, Validator};
 use super::values::excerpt;
 

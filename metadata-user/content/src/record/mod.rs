@@ -6,6 +6,7 @@
 
 mod credentials;
 mod derive;
+mod dialects;
 mod error;
 mod metadata;
 pub mod network;
@@ -23,13 +24,13 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 pub use credentials::{CREDENTIAL_OCTETS, Credential, CredentialError};
+pub use dialects::{Carried, Dialect, Smbios};
 pub use error::{Place, RecordError, Warning};
 pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, is_instance_tag, is_segment};
 pub use network::{Nic, Role};
 pub use parse::Step;
 pub use serving::{
-    AbsentSeed, DateTree, Dialect, Imdsv2, Serve, ServeLimits, Smbios, Switch, USER_DATA_DEFAULT,
-    USER_DATA_MAX,
+    AbsentSeed, DateTree, Imdsv2, Serve, ServeLimits, Switch, USER_DATA_DEFAULT, USER_DATA_MAX,
 };
 pub use sink::Sink;
 pub use validate::{is_network_config, is_network_data};

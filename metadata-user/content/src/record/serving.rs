@@ -2,87 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::dialects::{Dialect, Smbios};
 use super::values::{HopLimit, UrlPath};
 
 /// Default of `serve.limits.user_data`, in octets.
 pub const USER_DATA_DEFAULT: u32 = 64 << 10;
 /// Upper bound of `serve.limits.user_data`, in octets.
 pub const USER_DATA_MAX: u32 = 1 << 20;
-
-/// Defines an enum of names, in the order in which the record reference lists them.
-macro_rules! names {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
-        #[expect(missing_docs, reason = "each variant is the name it is written as")]
-        pub enum $name {
-            $(#[serde(rename = $text)] $variant,)+
-        }
-
-        impl $name {
-            /// All variants, in the order of the reference.
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
-
-            /// Returns the name as records spell it.
-            #[must_use]
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $text,)+
-                }
-            }
-        }
-    };
-}
-
-names!(
-    /// `serve.dialects`: the dialects a record can list.
-    Dialect {
-        NoCloud = "nocloud",
-        Kubevirt = "kubevirt",
-        OpenStack = "openstack",
-        Ec2 = "ec2",
-        Gce = "gce",
-        Azure = "azure",
-        DigitalOcean = "digitalocean",
-        UpCloud = "upcloud",
-        Hetzner = "hetzner",
-        Vultr = "vultr",
-        Oracle = "oracle",
-        Akamai = "akamai",
-        Nwcs = "nwcs",
-        CloudCix = "cloudcix",
-        CloudStack = "cloudstack",
-        Exoscale = "exoscale",
-        AliYun = "aliyun",
-        Scaleway = "scaleway",
-        Maas = "maas",
-        Eve = "eve",
-    }
-);
-
-names!(
-    /// `serve.smbios`: the datasource that provisioning writes into SMBIOS. It does not affect HTTP answers.
-    Smbios {
-        NoCloud = "nocloud",
-        NoCloudNet = "nocloud-net",
-        OpenStack = "openstack",
-        Ec2 = "ec2",
-        AliYun = "aliyun",
-        Gce = "gce",
-        Azure = "azure",
-        DigitalOcean = "digitalocean",
-        UpCloud = "upcloud",
-        Hetzner = "hetzner",
-        Vultr = "vultr",
-        Scaleway = "scaleway",
-        Exoscale = "exoscale",
-        CloudStack = "cloudstack",
-        Oracle = "oracle",
-        Akamai = "akamai",
-        CloudCix = "cloudcix",
-        Nwcs = "nwcs",
-    }
-);
 
 /// `serve`: how the record is served.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -119,7 +45,7 @@ impl Default for Serve {
         use super::values::Text as _;
         Self {
             dialects: None,
-            smbios: Smbios::NoCloud,
+            smbios: Smbios::NO_CLOUD,
             date_tree: DateTree::Ec2,
             imdsv2: Imdsv2::Optional,
             imdsv1_credentials: false,

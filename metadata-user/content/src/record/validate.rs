@@ -7,23 +7,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use super::credentials::Credential;
+use super::dialects::Dialect;
 use super::error::{RecordError, Warning};
 use super::network::{Mode, Nic};
 use super::parse::{Step, Text, way};
-use super::serving::{Dialect, Imdsv2, ServeLimits, USER_DATA_MAX};
+use super::serving::{Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::values::{FQDN_OCTETS, excerpt};
 use super::vm::{Payload, Source};
 use super::{Limits, Record};
-
-/// Dialects that embed user-data and vendor-data as text in a document.
-const TEXT_DIALECTS: [(Dialect, &str); 6] = [
-    (Dialect::DigitalOcean, "DigitalOcean"),
-    (Dialect::UpCloud, "UpCloud"),
-    (Dialect::Vultr, "Vultr"),
-    (Dialect::Nwcs, "NWCS"),
-    (Dialect::CloudCix, "CloudCIX"),
-    (Dialect::Scaleway, "Scaleway"),
-];
 
 /// Checks one record and collects warnings.
 pub(super) struct Validator<'a> {
@@ -140,15 +131,14 @@ impl Validator<'_> {
     fn textual(&mut self, record: &Record, name: &str, payload: &Payload) {
         let is_text =
             |octets: &[u8]| std::str::from_utf8(octets).is_ok() || octets.starts_with(&[0x1f, 0x8b]);
-        let vendor = [(Dialect::OpenStack, "OpenStack"), (Dialect::Maas, "MAAS")];
-        let carriers: &[(Dialect, &str)] = match name {
-            "user_data" => &TEXT_DIALECTS,
+        let loses = |dialect: &Dialect| match name {
+            "user_data" => dialect.user_data().is_text_only(),
             // Only OpenStack has a second vendor-data.
-            "vendor_data2" => &vendor[..1],
-            _ => &[&TEXT_DIALECTS[..], &vendor].concat(),
+            "vendor_data2" => *dialect == Dialect::OpenStack,
+            _ => dialect.vendor_data().is_text_only(),
         };
-        let served = carriers.iter().filter(|(dialect, _)| record.serve.serves(*dialect));
-        let served: Vec<&str> = served.map(|(_, name)| *name).collect();
+        let served = Dialect::ALL.iter().filter(|dialect| record.serve.serves(**dialect) && loses(dialect));
+        let served: Vec<&str> = served.map(|dialect| dialect.title()).collect();
         if served.is_empty() || payload.bytes().is_none_or(|octets| is_text(&octets)) {
             return;
         }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use foldhash::fast::RandomState;
 use serde::Serialize;
 
-use metadata_content::record::{Dialect, Record};
+use metadata_content::record::{Carried, Dialect, Record};
 
 /// Octets of any record and its responses: routes, heads, tables, a slot, a mailbox.
 pub const RECORD_OCTETS: usize = 20 << 10;
@@ -17,12 +17,6 @@ pub const TEXT_FACTOR: usize = 10;
 /// Octets of a payload's allocations beside its content.
 const CONTENT_OCTETS: usize = 512;
 
-/// Dialects that embed user-data and vendor-data in a document as a JSON string.
-const AS_TEXT: [Dialect; 4] = [Dialect::DigitalOcean, Dialect::UpCloud, Dialect::Vultr, Dialect::Nwcs];
-/// Dialects that serve them as base64, which they share. [`Dialect::Gce`] does so only for binary content.
-const AS_BASE64: [Dialect; 3] = [Dialect::Azure, Dialect::Oracle, Dialect::Akamai];
-/// Dialects that serve vendor-data in a separate document.
-const WITH_VENDOR_DATA: [Dialect; 2] = [Dialect::OpenStack, Dialect::Hetzner];
 /// Octets that wrap gzip data in a text field.
 const WRAPPING: usize = 128;
 
@@ -86,19 +80,23 @@ fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
     if !in_documents {
         return taken;
     }
-    let serves = |dialects: &[Dialect]| dialects.iter().any(|dialect| record.serve.serves(*dialect));
-    let mut add = |dialects: &[Dialect], octets: usize| taken += if serves(dialects) { octets } else { 0 };
+    let served = Dialect::ALL.iter().filter(|dialect| record.serve.serves(**dialect));
+    let forms: Vec<Carried> =
+        served.flat_map(|dialect| [dialect.user_data(), dialect.vendor_data()]).collect();
+    // Dialects that carry octets in one form share them.
+    let mut add = |any_of: &[Carried], octets: usize| {
+        taken += if forms.iter().any(|form| any_of.contains(form)) { octets } else { 0 };
+    };
     let encoded = as_base64(octets.len());
     if std::str::from_utf8(octets).is_ok() {
-        let json = escaped(octets);
-        add(&[&AS_TEXT[..], &WITH_VENDOR_DATA, &[Dialect::Gce]].concat(), json);
-        add(&[&AS_BASE64[..], &[Dialect::CloudCix]].concat(), encoded);
+        add(&[Carried::InDocument, Carried::InDocumentOrBase64], escaped(octets));
+        add(&[Carried::Base64, Carried::Base64Text], encoded);
     } else {
         let wrapped = encoded + WRAPPING;
-        add(&[&AS_BASE64[..], &[Dialect::Gce]].concat(), encoded);
-        add(&[&AS_TEXT[..], &WITH_VENDOR_DATA].concat(), wrapped);
-        add(&[Dialect::Scaleway], wrapped);
-        add(&[Dialect::CloudCix], as_base64(wrapped));
+        add(&[Carried::Base64, Carried::InDocumentOrBase64], encoded);
+        add(&[Carried::InDocument], wrapped);
+        add(&[Carried::Text], wrapped);
+        add(&[Carried::Base64Text], as_base64(wrapped));
     }
     taken
 }

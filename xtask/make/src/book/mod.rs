@@ -4,6 +4,7 @@
 mod code;
 mod commands;
 mod crates;
+mod dialects;
 mod help;
 mod limits;
 mod links;
@@ -77,6 +78,7 @@ fn generate(code: &Code, programs: &help::Programs, check: bool) -> Result<Vec<S
         ("reference/configuration-fields.md", types::configuration(code)?),
         ("reference/record-fields.md", types::record(code)?),
         ("reference/http-api.md", openapi::page(code)?),
+        (dialects::PAGE, dialects::page()?),
     ];
     let mut findings = Vec::new();
     for (name, text) in made {

@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ fn addresses_are_listed_by_reach_and_every_list_is_there() {
 }
 
 #[test]
-fn user_data_still_to_be_read_is_not_taken_for_none() {
+fn unread_user_data_does_not_look_like_none() {
     let mut record = full();
     record["user_data"] = json!({"source": {"file": "user-data"}});
     let responses = rendered(&record);

@@ -1,4 +1,4 @@
-//! What the vectors do not show of AliYun.
+//! Properties of AliYun that the vectors do not cover.
 
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ fn crawled(guest: &Guest, directory: &str) -> Value {
 }
 
 #[test]
-fn the_tree_says_what_the_document_says() {
+fn the_tree_equals_the_document() {
     let mut keys = full();
     keys["ssh_keys"] = (0..12)
         .map(|n| json!({ "name": format!("k{n}"), "key": format!("k {}", "x".repeat(600)) }))
@@ -53,7 +53,7 @@ fn the_tree_says_what_the_document_says() {
 }
 
 #[test]
-fn what_a_record_has_not_is_not_in_the_document() {
+fn values_that_a_record_lacks_are_not_in_the_document() {
     let document = all(&Guest::of(&bare()));
     for absent in
         ["dns-conf", "eipv4", "image-id", "mac", "network", "private-ipv4", "public-ipv4", "public-keys"]
@@ -71,7 +71,7 @@ fn what_a_record_has_not_is_not_in_the_document() {
 }
 
 #[test]
-fn several_addresses_and_resolvers_are_all_told() {
+fn all_of_several_addresses_and_resolvers_are_listed() {
     let mut record = full();
     record["network"]["dns"] = json!(["10.0.0.1", "2001:db8::53"]);
     record["network"]["nics"] = json!([nic(
@@ -96,7 +96,7 @@ fn several_addresses_and_resolvers_are_all_told() {
 }
 
 #[test]
-fn tokens_are_made_and_needed_as_the_record_says() {
+fn the_record_decides_whether_tokens_exist_and_are_needed() {
     let paths =
         ["/latest", "/latest/meta-data", "/latest/meta-data/all", "/latest/user-data", "/latest/vendor-data"];
     for (mode, made, without) in [("off", 404, 200), ("optional", 200, 200), ("required", 200, 401)] {

@@ -1,4 +1,4 @@
-//! What agents ask of the wireserver and of the host's plug-in.
+//! Requests of agents to the wireserver and to the host plug-in.
 
 use roxmltree::Document;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn ask(guest: &Guest, at: (&str, u16), method: Method, target: &str) -> Response
     guest.ask_query(at, method, Target { path, query }, &[])
 }
 
-/// The document at a URL of the wireserver.
+/// Returns the document at a URL of the wireserver.
 fn read(guest: &Guest, url: &str) -> String {
     let target = url.strip_prefix("http://168.63.129.16").expect("a URL of the wireserver");
     let mut buffer = [0; TARGET_MAX];
@@ -30,7 +30,7 @@ fn read(guest: &Guest, url: &str) -> String {
 
 const GOAL_STATE: &str = "http://168.63.129.16/machine/?comp=goalstate";
 
-/// The text of the only element of a name.
+/// Returns the text of the only element with a name.
 fn element<'a>(document: &'a Document<'_>, name: &str) -> &'a str {
     let mut all = document.descendants().filter(|node| node.has_tag_name(name));
     let first = all.next().unwrap_or_else(|| panic!("no {name}"));
@@ -38,13 +38,13 @@ fn element<'a>(document: &'a Document<'_>, name: &str) -> &'a str {
     first.text().unwrap_or_default()
 }
 
-/// An attribute of the first element of a name.
+/// Returns an attribute of the first element with a name.
 fn attribute(document: &Document<'_>, element: &str, name: &str) -> Option<String> {
     let node = document.descendants().find(|node| node.has_tag_name(element))?;
     node.attribute(name).map(str::to_owned)
 }
 
-/// The document of one kind, as the goal state leads there.
+/// Returns the document of one kind, found through the goal state.
 fn configuration(guest: &Guest, kind: &str) -> String {
     let goal_state = read(guest, GOAL_STATE);
     let goal_state = Document::parse(&goal_state).expect("a goal state");

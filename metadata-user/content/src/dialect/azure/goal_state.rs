@@ -1,11 +1,11 @@
 //! The goal state, and the configuration it refers to, as XML documents.
 //!
-//! WALinuxAgent takes no goal state without `HostingEnvironmentConfig`, `SharedConfig` and `ConfigName`, and fetches
-//! what the first two name (`goal_state.py` of its 2.2.47 to 2.12); afterburn reads addresses out of `SharedConfig`.
-//! `ExtensionsConfig` says that there is no extension, where the agent's status goes, and that there is no newer agent
-//! to be had: without the last two the agent complains each time it reports.
+//! WALinuxAgent refuses a goal state without `HostingEnvironmentConfig`, `SharedConfig` and `ConfigName`, and fetches
+//! what the first two name (`goal_state.py` of 2.2.47 to 2.12). Afterburn reads addresses from `SharedConfig`.
+//! `ExtensionsConfig` states that there are no extensions, where the agent sends its status, and that there is no
+//! newer agent. Without the last two the agent logs an error at each report.
 //!
-//! There are no certificates: those are for secrets of extensions, and there are neither.
+//! There are no certificates. They would protect secrets of extensions, and there are neither.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,13 +16,13 @@ use crate::record::Record;
 
 const DECLARATION: &str = "<?xml version=\"1.0\" encoding=\"utf-8\"?>";
 
-/// Where the wireserver answers, as its documents name it.
+/// Address of the wireserver, as its documents name it.
 const BASE: &str = "http://168.63.129.16/machine/?comp=config";
 
-/// The port of the one endpoint a VM with a public address has: SSH's, though none is forwarded by us.
+/// Port of the only endpoint of a VM with a public address: SSH's, although the agent forwards nothing.
 const ENDPOINT_PORT: u16 = 22;
 
-/// The family of agents that WALinuxAgent looks for updates in, unless it is configured otherwise.
+/// Agent family in which WALinuxAgent looks for updates by default.
 const FAMILY: &str = "Prod";
 
 /// `<Versions>`.
@@ -35,12 +35,12 @@ pub(super) fn versions() -> String {
     )
 }
 
-/// A manifest of agents that offers none.
+/// Manifest that offers no agent.
 pub(super) fn no_agents() -> String {
     format!("{DECLARATION}<PluginVersionManifest><Plugins></Plugins></PluginVersionManifest>")
 }
 
-/// What the documents of one VM say. They are asked for once in each incarnation, the goal state every few seconds.
+/// Content of one VM's documents. Guests read them once per incarnation, and the goal state every few seconds.
 #[derive(Debug)]
 pub(super) struct State {
     incarnation: u64,
@@ -49,7 +49,7 @@ pub(super) struct State {
     instance: Box<str>,
     deployment: Box<str>,
     location: Box<str>,
-    /// The first IPv4 address the VM has, if it is known.
+    /// First known IPv4 address of the VM.
     address: Option<IpAddr>,
     public: Option<IpAddr>,
 }
@@ -71,8 +71,8 @@ impl State {
         }
     }
 
-    /// `ConfigName` goes into a header field of what WALinuxAgent asks the plug-in, and breaks the agent unless it is
-    /// ASCII; names of VMs and projects may be any text.
+    /// WALinuxAgent sends `ConfigName` to the plug-in in a header field and fails unless it is ASCII. Names of VMs
+    /// and projects may be any text.
     pub(super) fn goal_state(&self) -> String {
         let Self { incarnation, container, instance, .. } = self;
         let version = VERSIONS[1];
@@ -92,12 +92,12 @@ impl State {
         )
     }
 
-    /// Where a document is.
+    /// Returns the URL of a document.
     fn url(&self, kind: &str) -> String {
         format!("{BASE}&amp;type={kind}&amp;incarnation={}", self.incarnation)
     }
 
-    /// The document that [`goal_state`](Self::goal_state) names so, in any case.
+    /// Returns the document that [`goal_state`](Self::goal_state) names, in any case.
     pub(super) fn config(&self, kind: &str) -> Option<String> {
         match kind.to_ascii_lowercase().as_str() {
             "hostingenvironmentconfig" => Some(self.hosting_environment()),
@@ -108,7 +108,7 @@ impl State {
         }
     }
 
-    /// The members both configurations begin with.
+    /// Returns the members with which both configurations begin.
     fn deployed(&self) -> String {
         let Self { incarnation, container, instance, deployment, .. } = self;
         format!(
@@ -135,7 +135,7 @@ impl State {
                  loadBalancedPublicAddress=\"{public}\"/>"
             )
         };
-        // One without an address would be no instance to afterburn, but an error.
+        // Afterburn takes an instance without an address for an error.
         let instance = self.address.map_or_else(String::new, |address| {
             format!(
                 "<Instance id=\"{}\" address=\"{address}\"><InputEndpoints>{}</InputEndpoints></Instance>",
@@ -164,7 +164,7 @@ impl State {
     }
 }
 
-/// Text for an XML element or an attribute's value in double quotes (XML 1.0 §2.2, §2.4).
+/// Escapes text for an XML element or a double-quoted attribute (XML 1.0 sections 2.2 and 2.4).
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -173,7 +173,7 @@ fn escaped(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // These two are no characters to XML; a record has no control characters.
+            // XML excludes these two characters. A record has no control characters.
             '\u{fffe}' | '\u{ffff}' => escaped.push(char::REPLACEMENT_CHARACTER),
             other => escaped.push(other),
         }

@@ -1,8 +1,7 @@
-//! The host's plug-in of WALinuxAgent, 168.63.129.16 port 32526: it takes what the agent reports, and says that it
-//! offers nothing else.
+//! WALinuxAgent's host plug-in, 168.63.129.16 port 32526. It accepts the agent's reports and offers nothing else.
 //!
-//! `/vmSettings` is 404, which the agent takes for "not supported" and reads the goal state instead; anything else,
-//! and no answer at all, it takes for a failure (`hostplugin.py`). There are no extensions, so no `/extensionArtifact`.
+//! `/vmSettings` is 404: the agent reads that as "not supported" and uses the goal state. It takes any other answer,
+//! and none, for a failure (`hostplugin.py`). There are no extensions, so there is no `/extensionArtifact`.
 
 use std::sync::LazyLock;
 
@@ -12,12 +11,12 @@ use crate::http::{Method, Response, Status};
 use crate::store::path::HOST_PLUGIN_PORT;
 use crate::store::{Call, Live, Methods, Outcome};
 
-/// Where the agent's status goes, as [`goal_state`](super::goal_state) says it. The agent puts it to this address with
-/// or without the plug-in's help.
+/// URL for the agent's status, as [`goal_state`](super::goal_state) states it. The agent uses this address with and
+/// without the plug-in.
 pub(super) const STATUS_URL: &str = "http://168.63.129.16:32526/status";
 const _: () = assert!(HOST_PLUGIN_PORT == 32_526);
 
-/// The version of the plug-in's interface that the agent insists on.
+/// Version of the plug-in's interface that the agent requires.
 const VERSIONS: &str = r#"["2015-09-01"]"#;
 
 static TAKEN: LazyLock<Response> = LazyLock::new(|| Response::new(Status(201), Some(TEXT), &[], ""));
@@ -32,7 +31,7 @@ pub(super) fn render(sheet: &mut Sheet<'_>) {
     }
 }
 
-/// Reports of the agent, which nobody here reads.
+/// Accepts reports of the agent and drops them.
 #[derive(Debug)]
 struct Reports;
 
@@ -42,6 +41,6 @@ impl Live for Reports {
     }
 
     fn about(&self) -> &'static str {
-        "taken and dropped"
+        "accepted and dropped"
     }
 }

@@ -11,15 +11,15 @@ use crate::record::Record;
 use crate::record::vm::ManagedIdentity;
 use crate::store::{Call, Live, Outcome};
 
-/// Parameters that name an identity, other than its client id: the record knows none of them.
+/// Parameters that name an identity by other means than its client id. Records have none of them.
 const OTHER_NAMES: [&str; 3] = ["object_id", "msi_res_id", "mi_res_id"];
 
-/// The tokens of one VM.
+/// Serves the tokens of one VM.
 pub(super) struct Tokens {
     identity: Option<ManagedIdentity>,
 }
 
-/// Tokens are nobody's business.
+/// Omits tokens.
 impl fmt::Debug for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokens").finish_non_exhaustive()
@@ -31,7 +31,7 @@ impl Tokens {
         Self { identity: record.credentials.managed_identity.clone() }
     }
 
-    /// The identity a request names; without a name it is the only one.
+    /// Returns the requested identity; without a name, the only one.
     fn named(&self, parameters: &Parameters<'_>) -> Option<&ManagedIdentity> {
         let asked = parameters.get("client_id");
         let known = |identity: &&ManagedIdentity| {
@@ -71,8 +71,8 @@ fn refused(why: &str) -> Response {
     error(&json!({ "error": "invalid_request", "error_description": why }))
 }
 
-/// There will be a token when its source has one: Azure's libraries ask again after any 5xx, and at last
-/// raise an error of these words (RFC 6749 §4.1.2.1 has the first).
+/// The token may appear once its source has one. Azure's libraries retry any 5xx and finally raise an error with this
+/// text (RFC 6749 section 4.1.2.1 defines the first word).
 fn later() -> Response {
     let why = "The identity has no valid token yet";
     let document = json!({ "error": "temporarily_unavailable", "error_description": why });

@@ -1,4 +1,4 @@
-//! The instance document of a record.
+//! Renders a record's instance document.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ pub(super) fn whole(record: &Record) -> Value {
         "compute": compute(record),
         "extended": { "compute": { "hasCustomData": false, "ppsType": "None" } },
     });
-    // cloud-init configures no NIC at all from an empty list, and falls back to DHCP without any.
+    // cloud-init configures no NIC from an empty list, and falls back to DHCP without the list.
     let nics: Vec<Value> = record.network.nics.iter().filter_map(interface).collect();
     if record.network.mode != Mode::None && !nics.is_empty() {
         document["network"] = json!({ "interface": nics });
@@ -31,7 +31,7 @@ fn compute(record: &Record) -> Value {
     let domain = record.placement.fault_domain.as_ref().unwrap_or(&record.placement.zone);
     let tags: Vec<String> = record.metadata.0.iter().map(|(name, value)| format!("{name}:{value}")).collect();
     let tag = |(name, value): (&String, &String)| json!({ "name": name.as_str(), "value": value.as_str() });
-    // Azure has empty strings there for an image that is nobody's but the customer's.
+    // Azure has empty strings for a customer's own image.
     let image = |of: fn(&Image) -> &Option<Line>| {
         record.image.as_ref().and_then(|image| of(image).as_ref()).map_or("", Line::as_str)
     };
@@ -70,7 +70,7 @@ fn admin(record: &Record) -> &str {
     user.map_or("", |user| user.as_str())
 }
 
-/// A key and the file it belongs in, which is root's when nobody is named.
+/// Returns a key and its file; root's if the key names no account.
 fn public_key(key: &SshKey, admin: &str) -> Value {
     let home = match key.user.as_ref().map_or(admin, |user| user.as_str()) {
         "" | "root" => "/root".to_owned(),
@@ -79,7 +79,7 @@ fn public_key(key: &SshKey, admin: &str) -> Value {
     json!({ "keyData": key.key.as_str(), "path": format!("{home}/.ssh/authorized_keys") })
 }
 
-/// A NIC the guest has; VLANs and bonds are not for Azure's clients.
+/// Returns a NIC. Azure's clients do not support VLANs and bonds.
 fn interface(nic: &Nic) -> Option<Value> {
     let mac = nic.mac.filter(|_| nic.vlan.is_none() && nic.bond.is_none())?;
     let ipv4 = json!({ "ipAddress": entries(nic, true), "subnet": subnets(nic, true) });
@@ -95,7 +95,7 @@ fn interface(nic: &Nic) -> Option<Value> {
 fn of_family(nic: &Nic, v4: bool) -> impl Iterator<Item = &Address> {
     nic.addresses.iter().filter(move |entry| match entry.address {
         Some(cidr) => cidr.address.is_ipv4() == v4,
-        // The lease is not known, but that there is one is: cloud-init asks for it when anything is listed.
+        // The lease is unknown, but it exists: cloud-init requests one if anything is listed.
         None => entry.method == if v4 { Method::Dhcp4 } else { Method::Dhcp6 },
     })
 }
@@ -110,19 +110,19 @@ fn entries(nic: &Nic, v4: bool) -> Vec<Value> {
             let public = address.public.filter(|public| public.0.is_ipv4());
             entry["publicIpAddress"] = public.map_or_else(String::new, |public| public.to_string()).into();
         } else if let Some(public) = public_ipv6(address) {
-            // Not Azure's own, but systemd asks for it.
+            // Not part of Azure's interface, but systemd reads it.
             entry["publicIpAddress"] = public.to_string().into();
         }
         entry
     };
-    // cloud-init takes the first for DHCP's and the others for static ones that have an address.
+    // cloud-init takes the first address for DHCP's and configures the others statically.
     let mut sorted: Vec<&Address> = of_family(nic, v4).collect();
     sorted.sort_by_key(|address| address.address.is_some());
     let unknown = sorted.iter().filter(|address| address.address.is_none()).count();
     sorted.into_iter().skip(unknown.saturating_sub(1)).map(entry).collect()
 }
 
-/// The address that reaches the entry from the world: one translated to it, or its own.
+/// Returns the address that reaches the entry from outside: a translated one, or its own.
 fn public_ipv6(address: &Address) -> Option<IpAddr> {
     let own = |address: &IpAddr| match address {
         IpAddr::V4(_) => false,
@@ -138,7 +138,7 @@ fn subnets(nic: &Nic, v4: bool) -> Vec<Value> {
     of_family(nic, v4).filter_map(|address| address.address).map(subnet).collect()
 }
 
-/// The network's own address.
+/// Returns the first address of the network.
 fn network(cidr: Cidr) -> IpAddr {
     let bits = u32::from(cidr.prefix);
     match cidr.address {

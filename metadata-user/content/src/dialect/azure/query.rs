@@ -1,4 +1,4 @@
-//! The parameters every request below `/metadata` has.
+//! Query parameters of requests below `/metadata`.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use super::{VERSIONS, bad, error};
 use crate::dialect::json::json;
 use crate::http::Response;
 
-/// How many versions an error names.
+/// Number of versions that an error names.
 const NEWEST: usize = 3;
 
 /// `format`.
@@ -17,12 +17,12 @@ pub(super) enum Format {
     Text,
 }
 
-/// Parameters, none twice.
+/// Query parameters; none occurs twice.
 #[derive(Debug)]
 pub(super) struct Parameters<'a>(Vec<(String, Cow<'a, str>)>);
 
 impl<'a> Parameters<'a> {
-    /// Reads them; `Err` is the answer to a request with one twice, or without a good `api-version`.
+    /// Parses the query. `Err` is the answer if a parameter occurs twice or `api-version` is missing or malformed.
     pub(super) fn parse(text: &'a str) -> Result<Self, Response> {
         let mut parameters = Self(Vec::new());
         for (name, value) in form_urlencoded::parse(text.as_bytes()) {
@@ -40,13 +40,13 @@ impl<'a> Parameters<'a> {
         Err(error(&json!({ "error": reason, "newest-versions": newest })))
     }
 
-    /// The value of a parameter, by its name in lower case.
+    /// Returns the value of a parameter. `name` is in lower case.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_ref())
     }
 }
 
-/// What a request for `/metadata/instance` asks for.
+/// Parameters of a request for `/metadata/instance`.
 #[derive(Debug)]
 pub(super) struct Query {
     pub(super) format: Format,
@@ -67,7 +67,8 @@ impl Query {
     }
 }
 
-/// A date, the first version's or a later one: clients name those they were written for, known here or not.
+/// Returns whether a text is a date from the first version on. Clients name the version they were written for, listed
+/// here or not.
 fn is_version(text: &str) -> bool {
     let in_range = |part: &str, most: u8| part.parse::<u8>().is_ok_and(|number| (1..=most).contains(&number));
     text.len() == 10

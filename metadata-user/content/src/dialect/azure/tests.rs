@@ -35,7 +35,7 @@ fn responses(record: &Value) -> Responses {
     render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str()))
 }
 
-/// A request at a second of 1970.
+/// Sends a request at a second of 1970.
 fn send(
     responses: &Responses,
     at: u64,
@@ -59,7 +59,7 @@ fn send(
     }
 }
 
-/// A GET as clients send it, with the version most ask for and more parameters.
+/// Sends a GET as clients do, with the most common version and more parameters.
 fn get(responses: &Responses, below: &str, more: &str) -> Response {
     let target = format!("/metadata/instance{below}?api-version=2021-08-01{more}");
     send(responses, 0, IMDS, &[METADATA], Method::Get, &target, b"")
@@ -116,7 +116,7 @@ fn queries_that_real_servers_refuse_are_refused_with_a_reason() {
 }
 
 #[test]
-fn nothing_goes_without_the_header_or_through_a_proxy() {
+fn requests_without_the_header_or_through_a_proxy_are_refused() {
     let responses = responses(&full());
     let proxied = ("x-forwarded-for", "");
     for path in [
@@ -145,7 +145,7 @@ fn nothing_goes_without_the_header_or_through_a_proxy() {
 }
 
 #[test]
-fn values_come_in_the_form_asked_for() {
+fn values_come_in_the_requested_form() {
     let responses = responses(&full());
     for (below, body) in [
         ("", "compute/\nnetwork/"),
@@ -166,7 +166,7 @@ fn values_come_in_the_form_asked_for() {
 }
 
 #[test]
-fn what_is_extended_is_for_those_who_ask_for_it() {
+fn extended_members_are_served_on_request() {
     let responses = responses(&full());
     let names = |more: &str| -> Vec<String> {
         document(&get(&responses, "", more)).as_object().expect("an object").keys().cloned().collect()
@@ -264,7 +264,7 @@ fn user_data_arrives_octet_for_octet_and_is_copied_for_no_request() {
 }
 
 #[test]
-fn while_user_data_is_unread_clients_ask_again() {
+fn while_user_data_is_unread_clients_retry() {
     let mut record = full();
     record["user_data"] = json!({ "source": { "file": "user-data" } });
     let responses = responses(&record);
@@ -315,7 +315,7 @@ fn reports_go_to_the_sink_and_succeed_even_when_it_takes_no_more() {
     let mut record = full();
     record["sinks"] = json!({ "ready": "file:/run/ready.jsonl" });
     let record = parse(&record);
-    // Nobody delivers.
+    // Nothing delivers from this queue.
     let outbox = crate::sink::unattended();
     let mailbox = Arc::new(Mailbox::new(record.vm.uuid.as_str(), &outbox));
     let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);

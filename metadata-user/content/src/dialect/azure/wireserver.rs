@@ -1,4 +1,4 @@
-//! The wireserver, 168.63.129.16: the goal state guests ask for, and where they report that they are ready.
+//! The wireserver, 168.63.129.16: serves the goal state and accepts reports that a guest is ready.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 
 const XML: &str = "text/xml; charset=utf-8";
 
-/// Of the protocol, the preferred first. Afterburn and WALinuxAgent insist on the second.
+/// Versions of the protocol, the preferred one first. Afterburn and WALinuxAgent require the second.
 pub(super) const VERSIONS: [&str; 2] = ["2015-04-05", "2012-11-30"];
 
 pub(super) static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| {
@@ -22,7 +22,7 @@ pub(super) static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| {
 });
 
 static TAKEN: LazyLock<Response> = LazyLock::new(|| Response::new(Status(200), Some(XML), &[], ""));
-/// WALinuxAgent takes no other success for one where it sends role properties.
+/// WALinuxAgent accepts no other success for role properties.
 static ACCEPTED: LazyLock<Response> = LazyLock::new(|| Response::new(Status(202), Some(XML), &[], ""));
 static PROVISIONED: LazyLock<Response> = LazyLock::new(|| Response::new(Status(201), Some(JSON), &[], "{}"));
 
@@ -39,14 +39,14 @@ pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live("/HealthService", POST, &*GUARDS, Observations);
 }
 
-/// The value of a parameter, its name in any case.
+/// Returns the value of a parameter. The name matches in any case.
 fn parameter<'a>(call: &Call<'a>, named: &str) -> Option<std::borrow::Cow<'a, str>> {
     let mut parameters = form_urlencoded::parse(call.request.target.query.as_bytes());
     let found = parameters.find(|(name, _)| name.eq_ignore_ascii_case(named));
     found.map(|(_, value)| value)
 }
 
-/// The value of `comp`, in lower case.
+/// Returns the value of `comp` in lower case.
 fn comp(call: &Call<'_>) -> String {
     parameter(call, "comp").map_or_else(String::new, |value| value.to_ascii_lowercase())
 }
@@ -55,8 +55,8 @@ fn not_found() -> Outcome {
     Response::error(Status(404), &[]).into()
 }
 
-/// Hands on what the guest reports. It hears of success whatever becomes of that.
-fn tell(call: &Call<'_>) {
+/// Forwards a guest's report. The guest gets a success whatever happens to it.
+fn forward(call: &Call<'_>) {
     let mailbox = &call.vm.mailbox;
     mailbox.tell(&call.vm.sinks, MessageKind::Ready, call.request.body, call.now.unix_seconds);
 }
@@ -103,14 +103,14 @@ impl Live for Machine {
             ("config", false) => self.config(call),
             ("goalstate" | "config", true) => only("GET, HEAD"),
             ("health", true) => {
-                tell(call);
+                forward(call);
                 TAKEN.clone().into()
             }
             ("roleproperties", true) => {
-                tell(call);
+                forward(call);
                 ACCEPTED.clone().into()
             }
-            // What the agent has seen and done is for Azure's own eyes.
+            // Telemetry is for Azure only; it is dropped.
             ("telemetrydata", true) => TAKEN.clone().into(),
             ("health" | "roleproperties" | "telemetrydata", false) => only("POST"),
             _ => not_found(),
@@ -128,7 +128,7 @@ struct Provisioning;
 
 impl Live for Provisioning {
     fn answer(&self, call: &Call<'_>) -> Outcome {
-        tell(call);
+        forward(call);
         PROVISIONED.clone().into()
     }
 
@@ -137,7 +137,7 @@ impl Live for Provisioning {
     }
 }
 
-/// `/HealthService`: what WALinuxAgent thinks of us, each minute.
+/// `/HealthService`: WALinuxAgent's observations of this server, once a minute.
 #[derive(Debug)]
 struct Observations;
 
@@ -147,6 +147,6 @@ impl Live for Observations {
     }
 
     fn about(&self) -> &'static str {
-        "taken and dropped"
+        "accepted and dropped"
     }
 }

@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,4 +1,4 @@
-//! What the vectors do not show of CloudStack and Exoscale.
+//! Properties of CloudStack and Exoscale that the vectors do not cover.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn document(record: &Value) -> Value {
 }
 
 #[test]
-fn the_tree_reads_what_the_document_says() {
+fn the_tree_equals_the_document() {
     let mut record = full();
     record["ssh_keys"] = json!([{"name": "a", "key": "ssh-rsa A"}, {"name": "b", "key": "ssh-rsa B"}]);
     record["labels"] = json!(["web", "db"]);
@@ -59,7 +59,7 @@ fn the_tree_reads_what_the_document_says() {
 }
 
 #[test]
-fn what_is_not_there_is_empty() {
+fn absent_values_are_empty() {
     let mut record = full();
     for field in ["user_data", "vendor_data", "ssh_keys", "labels", "network"] {
         record.as_object_mut().expect("a mapping").remove(field);
@@ -93,7 +93,7 @@ fn a_vm_without_ipv4_hears_nothing_of_it() {
 }
 
 #[test]
-fn a_lease_nobody_knows_yet_is_dhcp_without_an_address() {
+fn an_unknown_lease_is_dhcp_without_an_address() {
     let mut record = full();
     record["network"]["nics"][0]["addresses"] = json!([{"method": "dhcp4"}]);
     let document = document(&record);
@@ -105,7 +105,7 @@ fn a_lease_nobody_knows_yet_is_dhcp_without_an_address() {
 }
 
 #[test]
-fn a_gateway_nobody_knows_is_an_address_all_the_same_but_no_route_of_cloud_inits() {
+fn an_unknown_gateway_is_an_address_but_no_route_of_cloud_inits() {
     let both = json!([
         {"method": "dhcp4", "address": "10.0.2.15/24"},
         {"method": "static", "address": "2001:db8::15/64"},
@@ -147,7 +147,7 @@ fn only_nics_the_guest_has_from_the_hypervisor_are_listed() {
 }
 
 #[test]
-fn a_payload_still_to_be_read_holds_up_the_document_and_not_the_tree() {
+fn an_unread_payload_delays_the_document_and_not_the_tree() {
     let mut record = full();
     record["vendor_data"] = json!({"source": {"file": "vendor-data"}});
     let responses = rendered(&record);

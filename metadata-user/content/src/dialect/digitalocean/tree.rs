@@ -1,4 +1,4 @@
-//! The tree of texts, read out of the document when it is asked for.
+//! The tree of texts, read from the document per request.
 
 use bytes::Bytes;
 
@@ -7,8 +7,8 @@ use crate::dialect::sheet::TEXT;
 use crate::http::{Body, Response, Status};
 use crate::store::{Call, Live, Outcome};
 
-/// The tree's top, and the document's members it shows. UpCloud's names, which
-/// have underscores, are served and not listed.
+/// Names at the top of the tree, with the members of the document they show. UpCloud's names, which have underscores,
+/// are served but not listed.
 const TOP: [(&str, &str); 11] = [
     ("id", "droplet_id"),
     ("hostname", "hostname"),
@@ -23,7 +23,7 @@ const TOP: [(&str, &str); 11] = [
     ("features", "features"),
 ];
 
-/// What the top lists.
+/// Listing of the top.
 const LISTED: [&str; 11] = [
     "id",
     "hostname",
@@ -38,7 +38,7 @@ const LISTED: [&str; 11] = [
     "features/",
 ];
 
-/// Everything below `/metadata/v1` but user-data and vendor-data.
+/// Serves everything below `/metadata/v1` except user-data and vendor-data.
 #[derive(Debug)]
 pub(super) struct Tree {
     document: Document,
@@ -68,12 +68,12 @@ impl Tree {
     }
 }
 
-/// The tree's name for a member of the document.
+/// Returns the tree's name for a member of the document.
 fn shown(name: &str) -> &str {
     if name == "ip_address" { "address" } else { name }
 }
 
-/// A scalar, the lines of a list, or the names of what is below: no newline at the end.
+/// Returns a scalar, a list with one item per line, or the names below; without a final newline.
 fn text(node: Node<'_>) -> Body {
     let is_tree = |node: Node<'_>| match node.form() {
         Form::Object => true,

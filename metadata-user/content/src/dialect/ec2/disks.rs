@@ -1,4 +1,4 @@
-//! `block-device-mapping/`: the names the guest's kernel gives the record's disks.
+//! `block-device-mapping/`: the names that the guest's kernel gives the record's disks.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use super::tree::Tree;
 use crate::record::Record;
 use crate::record::vm::Disk;
 
-/// The root disk of a VM whose record names none.
+/// Root disk of a VM whose record lists none.
 const ROOT: &str = "/dev/vda";
 
-/// Adds `ami` and `root` for the first disk, `ebs1`, `ebs2`, … for the others. Never `ephemeral0`: cloud-init
-/// mounts what is called so.
+/// Adds `ami` and `root` for the first disk, `ebs1`, `ebs2`, … for the others. Never `ephemeral0`: cloud-init would
+/// mount it.
 pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>) {
     let mut names = names(&record.disks).into_iter();
     let root = names.next().unwrap_or_else(|| ROOT.to_owned());
@@ -21,7 +21,7 @@ pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>) {
     }
 }
 
-/// The device names of what is a disk, in the order the kernel finds them if it finds them in the record's.
+/// Returns the device names of disks, assuming that the kernel finds them in the record's order.
 fn names(disks: &[Disk]) -> Vec<String> {
     let mut found = BTreeMap::<&str, usize>::new();
     let disks = disks.iter().filter(|disk| disk.kind.as_str() == "disk");
@@ -43,7 +43,7 @@ fn names(disks: &[Disk]) -> Vec<String> {
         .collect()
 }
 
-/// 1 is `a`, 26 `z`, 27 `aa`.
+/// Returns the letters of a number: 1 is `a`, 26 `z`, 27 `aa`.
 fn letters(mut number: usize) -> String {
     let mut letters = Vec::new();
     while number > 0 {

@@ -1,4 +1,4 @@
-//! The role of a VM, and its credentials.
+//! IAM role and credentials of a VM.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ use crate::token::Kind;
 use metadata_base::time::Now;
 
 const CREDENTIALS: &str = "/latest/meta-data/iam/security-credentials";
-/// How long credentials without an expiry are said to last, in seconds, as AWS's do: clients then ask again.
+/// Stated lifetime of credentials without an expiry, in seconds; the same as AWS's. Clients then refresh them.
 const LASTING_SECONDS: i64 = 6 * 3_600;
 
 static WITH_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| {
@@ -30,9 +30,9 @@ static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     [UNPROXIED.clone(), Guard { condition, otherwise: REFUSED.clone() }]
 });
 
-/// Adds `iam/`, for the guests of EC2 only.
+/// Adds `iam/`, for guests of EC2 only.
 ///
-/// Where there are no tokens and credentials need one, they are 401 and not listed.
+/// If credentials need a token and tokens are off, they are 401 and not listed.
 pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>) {
     let serve = &record.serve;
     let Some(iam) = record.credentials.iam.as_ref().filter(|_| serve.serves(Dialect::Ec2)) else { return };
@@ -70,8 +70,8 @@ fn info(record: &Record, iam: &Iam) -> Value {
     })
 }
 
-/// The document of a role; `None` while its source cannot be read: that is 503, as clients of AWS then ask a few
-/// times more before they go on without. No crawler comes here.
+/// Returns the document of a role; `None` while its source cannot be read. That becomes 503, which AWS clients retry
+/// a few times before they continue without. No crawler reads it.
 fn credentials(iam: &Iam) -> Option<Map<String, Value>> {
     let (id, secret) = (iam.access_key_id.as_ref()?, iam.secret_access_key.as_ref()?);
     let mut document = Map::new();
@@ -88,7 +88,7 @@ fn credentials(iam: &Iam) -> Option<Map<String, Value>> {
     Some(document)
 }
 
-/// Credentials that do not expire: clients insist on a time when they do.
+/// Returns the expiry of credentials that never expire. Clients require a time.
 struct Lasting {
     document: Map<String, Value>,
 }
@@ -107,7 +107,7 @@ impl Live for Lasting {
     }
 
     fn about(&self) -> &'static str {
-        "credentials, said to last six hours from now"
+        "credentials with an expiry six hours from now"
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the vectors do not show of EC2's tree.
+//! Properties of EC2's tree that the vectors do not cover.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn token(guest: &Guest) -> String {
     text(&guest.ask(Method::Put, "/latest/api/token", &[(TTL, "60")]))
 }
 
-/// Crawls a directory as cloud-init does (`MetadataMaterializer`), and tells each leaf.
+/// Crawls a directory as cloud-init does (`MetadataMaterializer`) and returns each leaf.
 fn crawl(guest: &Guest, directory: &str, seen: &mut Vec<(String, Response)>) {
     let listing = guest.ask(Method::Get, directory, &[]);
     assert_eq!(listing.status().0, 200, "{directory}");
@@ -89,7 +89,7 @@ fn a_vm_with_ipv6_only_has_no_name_of_ipv4() {
 }
 
 #[test]
-fn interfaces_the_guest_makes_itself_are_not_listed() {
+fn interfaces_that_the_guest_creates_are_not_listed() {
     let mut record = full();
     record["network"]["nics"] = json!([
         { "id": "b", "mac": "52:54:00:00:00:01", "bond": { "links": ["n1", "n2"], "mode": "active-backup" },
@@ -210,7 +210,7 @@ fn a_token_ends_and_is_worth_nothing_to_another_vm() {
 }
 
 #[test]
-fn tokens_guard_the_tree_as_the_record_says() {
+fn the_record_decides_whether_the_tree_needs_tokens() {
     let paths = ["/latest", TREE, "/latest/user-data", "/latest/dynamic", "/latest/nothing/here"];
     for (mode, without, with_bad) in [("off", 200, 401), ("optional", 200, 401), ("required", 401, 401)] {
         let guest = served(&["ec2"], mode);
@@ -259,7 +259,7 @@ fn credentials_need_a_token_unless_the_record_opens_them() {
 }
 
 #[test]
-fn keys_without_an_end_are_said_to_last_for_hours() {
+fn keys_without_an_expiry_get_one_hours_from_now() {
     let mut record = full();
     record["credentials"]["iam"] = json!({ "role": "app", "access_key_id": "A", "secret_access_key": "s" });
     record["serve"]["imdsv1_credentials"] = json!(true);
@@ -297,7 +297,7 @@ fn guests_of_openstack_lose_no_time_beside_cloudstacks_tree() {
 }
 
 prop_compose! {
-    /// A record with more or less of everything the tree is made of.
+    /// A record with random parts of everything the tree contains.
     fn records()(
         nics in prop::collection::vec(prop::collection::vec(0_usize..6, 0..4), 0..5),
         keys in prop::collection::vec("[^\\p{Cc}=]{1,12}", 0..4),
@@ -351,7 +351,7 @@ proptest! {
 }
 
 #[test]
-fn keys_that_could_not_be_read_make_clients_ask_again() {
+fn keys_whose_source_is_unread_make_clients_retry() {
     let mut record = full();
     record["credentials"]["iam"] = json!({ "role": "app", "source": { "file": "keys" } });
     let guest = Guest::of(&record);
@@ -364,7 +364,7 @@ fn keys_that_could_not_be_read_make_clients_ask_again() {
 }
 
 #[test]
-fn what_vms_have_in_common_is_held_once() {
+fn content_that_vms_share_is_stored_once() {
     let mut interner = Interner::new();
     let mut guests: Vec<Responses> = Vec::new();
     let mut held = Vec::new();

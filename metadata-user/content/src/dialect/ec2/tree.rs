@@ -1,7 +1,7 @@
-//! The tree while it is written: leaves come, listings follow from them.
+//! The tree while it is built. Adding a leaf adds its name to the listings above it.
 //!
-//! A crawler recurses into names that end in `/` and reads the others, and drops all it has when one of them
-//! is not 200. So nothing is listed by hand that is not a route.
+//! A crawler descends into names that end with `/`, reads the others, and drops everything if one of them is not 200.
+//! So every listed name is a route.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,16 +12,16 @@ use super::super::sheet::{Sheet, TEXT};
 use crate::http::{Response, Status};
 use crate::store::{Call, Guard, Live, Methods, Outcome};
 
-/// The root; its children are listed without slashes, as AWS does.
+/// Root of the tree. It lists its children without slashes, as AWS does.
 const ROOT: &str = "/latest";
 
-/// The routes under [`ROOT`], all with the same guards unless they say otherwise.
+/// Routes below [`ROOT`]. All have the same guards unless stated otherwise.
 pub(super) struct Tree<'s, 'i> {
     sheet: &'s mut Sheet<'i>,
     guards: &'static [Guard],
     /// Names by directory.
     listings: BTreeMap<Cow<'static, str>, Vec<Cow<'static, str>>>,
-    /// Leaves and listings whose path is the VM's own.
+    /// Leaves and listings whose path is unique to the VM.
     own: BTreeMap<String, String>,
 }
 
@@ -30,17 +30,18 @@ impl<'s, 'i> Tree<'s, 'i> {
         Self { sheet, guards, listings: BTreeMap::new(), own: BTreeMap::new() }
     }
 
-    /// The guards of the tree.
+    /// Returns the guards of the tree.
     pub(super) fn guards(&self) -> &'static [Guard] {
         self.guards
     }
 
-    /// For routes that are in no listing.
+    /// Gives access to the sheet, for routes that appear in no listing.
     pub(super) fn sheet(&mut self) -> &mut Sheet<'i> {
         self.sheet
     }
 
-    /// A leaf of text. Where its path is the VM's own it is no route: a VM has many, and nobody to share them.
+    /// Adds a leaf of text. A path that is unique to the VM becomes no route of its own: a VM has many, and no other
+    /// VM could share them.
     pub(super) fn text(&mut self, path: impl Into<Cow<'static, str>>, text: impl Into<String>) {
         match path.into() {
             Cow::Borrowed(path) => {
@@ -55,7 +56,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         }
     }
 
-    /// A leaf, with its name in its directory and those above.
+    /// Adds a leaf, and lists it in its directory and those above.
     pub(super) fn leaf(&mut self, path: impl Into<Cow<'static, str>>, response: Response) {
         let path = path.into();
         let (directory, name) = split(path.clone());
@@ -63,7 +64,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.sheet.guarded(path, self.guards, response);
     }
 
-    /// A directory whose listing is not simply the names in it.
+    /// Adds a directory whose listing is not just the names in it.
     pub(super) fn directory(&mut self, path: &'static str, guards: &'static [Guard], listing: String) {
         if self.listings.remove(path).is_none() {
             let (above, name) = split(Cow::Borrowed(path));
@@ -73,7 +74,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.sheet.guarded(path, guards, response);
     }
 
-    /// Lists a name in a directory, and that in those above.
+    /// Lists a name in its directory, and that directory in those above.
     fn list(&mut self, directory: Cow<'static, str>, name: Cow<'static, str>) {
         if let Some(names) = self.listings.get_mut(directory.as_ref()) {
             names.push(name);
@@ -87,7 +88,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.listings.insert(directory, vec![name]);
     }
 
-    /// Adds the listings, and an answer to what the tree has not: 404 for those who may read it.
+    /// Adds the listings, and a 404 behind the guards for everything else below the root.
     pub(super) fn finish(self) {
         let Self { sheet, guards, listings, mut own } = self;
         let mut root = None;
@@ -109,7 +110,7 @@ impl<'s, 'i> Tree<'s, 'i> {
     }
 }
 
-/// The directory a path is in, and its name there. Slices of a static path are static.
+/// Splits a path into directory and name. Both are static if the path is.
 fn split(path: Cow<'static, str>) -> (Cow<'static, str>, Cow<'static, str>) {
     let at = path.rfind('/').expect("paths begin with a slash");
     match path {
@@ -122,8 +123,8 @@ fn split(path: Cow<'static, str>) -> (Cow<'static, str>, Cow<'static, str>) {
     }
 }
 
-/// The root's listing, what is the VM's own, and 404 for everything below it that has no route: behind the
-/// guards, so that who may not read the tree does not learn what is in it.
+/// Serves the root's listing, the paths that are unique to the VM, and 404 for other paths below. The guards come
+/// first, so a request that may not read the tree learns nothing of its content.
 #[derive(Debug)]
 struct Root {
     listing: Response,
@@ -147,21 +148,21 @@ impl Live for Root {
     }
 
     fn about(&self) -> &'static str {
-        "the names in it, what is there of NICs, keys and tags; else 404"
+        "the listing, and leaves of NICs, keys and tags; else 404"
     }
 }
 
-/// Paths below [`ROOT`] and what is there, one after the other in one text, by path.
+/// Paths below [`ROOT`] with their content, one after the other in one text, sorted by path.
 struct Leaves {
     text: Bytes,
-    places: Box<[Place]>,
+    spans: Box<[Span]>,
 }
 
-/// Where a path begins in the text, where what is said there does, and where that ends.
+/// Positions in the text: start of the path, start of its content, end of its content.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Span {
     path: u32,
-    said: u32,
+    content: u32,
     end: u32,
 }
 
@@ -176,28 +177,28 @@ impl Leaves {
         let part = |from: u32, to: u32| {
             std::str::from_utf8(&self.text[from as usize..to as usize]).unwrap_or_default()
         };
-        self.places.iter().map(move |place| (part(place.path, place.said), part(place.said, place.end)))
+        self.spans.iter().map(move |span| (part(span.path, span.content), part(span.content, span.end)))
     }
 
     fn new(own: &BTreeMap<String, String>) -> Self {
         let mut text = Vec::new();
         let at = |text: &Vec<u8>| u32::try_from(text.len()).expect("a record is smaller than 4 GiB");
-        let mut places = Vec::with_capacity(own.len());
-        for (path, said) in own {
+        let mut spans = Vec::with_capacity(own.len());
+        for (path, content) in own {
             let start = at(&text);
             text.extend_from_slice(path.strip_prefix(ROOT).unwrap_or(path).as_bytes());
             let middle = at(&text);
-            text.extend_from_slice(said.as_bytes());
-            places.push(Place { path: start, said: middle, end: at(&text) });
+            text.extend_from_slice(content.as_bytes());
+            spans.push(Span { path: start, content: middle, end: at(&text) });
         }
-        Self { text: Bytes::copy_from_slice(&text), places: places.into() }
+        Self { text: Bytes::copy_from_slice(&text), spans: spans.into() }
     }
 
-    /// What is at a path.
+    /// Returns the content of a path.
     fn find(&self, path: &str) -> Option<Bytes> {
-        let of = |place: &Place| &self.text[place.path as usize..place.said as usize];
-        let found = self.places.binary_search_by(|place| of(place).cmp(path.as_bytes())).ok()?;
-        let Place { said, end, .. } = self.places[found];
-        Some(self.text.slice(said as usize..end as usize))
+        let of = |span: &Span| &self.text[span.path as usize..span.content as usize];
+        let found = self.spans.binary_search_by(|span| of(span).cmp(path.as_bytes())).ok()?;
+        let Span { content, end, .. } = self.spans[found];
+        Some(self.text.slice(content as usize..end as usize))
     }
 }

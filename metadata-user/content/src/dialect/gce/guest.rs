@@ -1,4 +1,4 @@
-//! `instance/guest-attributes/<namespace>/<key>`: what the guest writes, and reads back.
+//! `instance/guest-attributes/<namespace>/<key>`: values the guest writes and reads back.
 
 use std::sync::LazyLock;
 
@@ -10,10 +10,10 @@ use crate::http::{Body, Method, Status};
 use crate::mailbox::{AttributeRefused, Mailbox};
 use crate::store::{Call, Outcome};
 
-/// Tells this run of the agent from others: the attributes' version begins anew with each.
+/// Distinguishes this run of the agent from others: the version of the attributes starts anew with each run.
 static RUN: LazyLock<u64> = LazyLock::new(rand::random);
 
-/// Puts or deletes an attribute.
+/// Writes or deletes an attribute.
 pub(super) fn write(call: &Call<'_>, namespace: &str, key: &str) -> Outcome {
     let mailbox = &call.vm.mailbox;
     match call.request.method {
@@ -33,7 +33,7 @@ fn done(octets: &[u8]) -> Outcome {
     Outcome::Changed(found(PLAIN, Etag::of(&octets.to_vec().into()), ""))
 }
 
-/// All guest attributes, a namespace, or an attribute.
+/// All guest attributes, one namespace, or one attribute.
 pub(super) struct GuestView<'a> {
     mailbox: &'a Mailbox,
     at: At,
@@ -46,7 +46,7 @@ enum At {
 }
 
 impl<'a> GuestView<'a> {
-    /// What is at a path.
+    /// Returns the attributes at a path.
     pub(super) fn find(mailbox: &'a Mailbox, names: &[&str]) -> Option<Self> {
         let at = match names {
             [] => At::All,
@@ -61,8 +61,8 @@ impl<'a> GuestView<'a> {
         Some(Self { mailbox, at })
     }
 
-    /// Of an attribute, its own; of a directory, one that any change of an attribute changes: there may be
-    /// two megabytes in it, and a guest may have all its waits look at it for each attribute it writes.
+    /// Returns the hash of an attribute's value. A directory has one that every change of an attribute changes: it
+    /// may hold two megabytes, and every write may re-check all waits of the guest.
     pub(super) fn etag(&self) -> Etag {
         match &self.at {
             At::Attribute(octets) => Etag::of(&octets.clone().into()),

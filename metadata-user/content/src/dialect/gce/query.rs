@@ -1,4 +1,4 @@
-//! What a request asks for behind the `?`, and the form of the answer.
+//! Query parameters, and the form of the answer.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use super::PLAIN;
 use super::view::{Shape, View};
 use crate::http::Body;
 
-/// `alt`: a form other than the usual one.
+/// `alt`: the requested form, if not the usual one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alt {
     Json,
     Text,
 }
 
-/// The parameters. Those not known, or not readable, are as if they were not there.
+/// Query parameters. Unknown and malformed ones are ignored.
 #[derive(Debug, Default)]
 pub(super) struct Query {
     alt: Option<Alt>,
@@ -44,7 +44,7 @@ impl Query {
         query
     }
 
-    /// Type and body of what is at a place.
+    /// Returns content type and body of a node.
     pub(super) fn body(&self, view: &impl View) -> (&'static str, Body) {
         let json = self.alt == Some(Alt::Json);
         let whole = self.recursive && self.alt != Some(Alt::Text);
@@ -61,7 +61,7 @@ impl Query {
     }
 }
 
-/// What a directory lists: directories with a slash.
+/// Lists a directory. Names of directories end with a slash.
 fn names(view: &impl View) -> Vec<String> {
     let listed = |(name, child)| {
         let slash = if View::shape(&child) == Shape::Directory { "/" } else { "" };
@@ -88,7 +88,7 @@ fn lines(lines: Vec<String>) -> String {
     lines.into_iter().map(|line| line + "\n").collect()
 }
 
-/// A whole directory as text, a line for each value: the path below, a space, the value.
+/// Writes a whole directory as text, one line per value: path, space, value.
 fn flat(view: &impl View) -> String {
     fn write(view: &impl View, path: &str, text: &mut String) {
         for (name, child) in view.children() {

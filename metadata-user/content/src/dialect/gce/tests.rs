@@ -34,7 +34,7 @@ impl Guest {
         Self { responses: render(&record, &mut interner, vm.clone()), interner, vm }
     }
 
-    /// The VM's record is another one now.
+    /// Publishes another record of the VM.
     fn publish(&mut self, record: &Value) {
         self.responses = render(&parse(record), &mut self.interner, self.vm.clone());
     }
@@ -60,7 +60,7 @@ impl Guest {
         self.send(0, Request { method, target, headers: Headers::new(&headers), body }, None)
     }
 
-    /// A GET as clients of the cloud send it.
+    /// Sends a GET as clients of the cloud do.
     fn get(&self, below: &str) -> Response {
         self.ask_with(&[FLAVOUR], Method::Get, &format!("{ROOT}{below}"), b"")
     }
@@ -77,7 +77,7 @@ impl Guest {
         serde_json::from_slice(&response.body().to_bytes()).expect("JSON")
     }
 
-    /// A GET at a second, again when it was parked before.
+    /// Sends a GET at a second, or repeats one that was parked.
     fn wait(&self, at: u64, below: &str, parked: Option<&Parked>) -> Outcome {
         let headers = [httparse::Header { name: FLAVOUR.0, value: FLAVOUR.1.as_bytes() }];
         let target = format!("{ROOT}{below}");
@@ -139,7 +139,7 @@ fn every_answer_has_the_flavour_whatever_it_is() {
 }
 
 #[test]
-fn values_come_in_the_form_asked_for() {
+fn values_come_in_the_requested_form() {
     let mut record = full();
     record["metadata"] = json!({ "camelCase": "a", "with-hyphen": "b" });
     record["labels"] = json!(["web", "db"]);
@@ -195,7 +195,7 @@ fn an_etag_stands_for_the_value_whatever_its_form() {
 }
 
 #[test]
-fn what_is_not_there_is_an_empty_directory_and_not_an_error() {
+fn absent_values_are_an_empty_directory_and_not_an_error() {
     let mut record = full();
     for field in ["user_data", "ssh_keys", "metadata", "credentials", "labels", "image"] {
         record.as_object_mut().expect("a mapping").remove(field);
@@ -271,7 +271,7 @@ fn text_user_data_is_held_once_for_all_dialects() {
 }
 
 #[test]
-fn while_user_data_is_unread_clients_ask_again() {
+fn while_user_data_is_unread_clients_retry() {
     let mut record = full();
     record["user_data"] = json!({ "source": { "file": "user-data" } });
     let guest = Guest::of(&record);
@@ -291,7 +291,7 @@ fn while_user_data_is_unread_clients_ask_again() {
 }
 
 #[test]
-fn a_token_says_how_long_it_lives_and_is_not_given_once_it_has_ended() {
+fn a_token_states_its_remaining_life_and_is_refused_after_it() {
     let mut record = full();
     record["credentials"]["service_account"]["token"]["expires"] = json!("1970-01-01T01:00:00Z");
     let guest = Guest::of(&record);
@@ -312,7 +312,7 @@ fn a_token_says_how_long_it_lives_and_is_not_given_once_it_has_ended() {
 }
 
 #[test]
-fn the_root_is_gces_when_the_record_says_so() {
+fn the_root_is_gces_if_the_record_asks_for_it() {
     let mut record = full();
     let root = |record: &Value| Guest::of(record).ask_with(&[], Method::Get, "/", b"");
     assert_eq!(root(&record).field("Metadata-Flavor"), None);

@@ -1,4 +1,4 @@
-//! The tree of a record, as JSON.
+//! Renders a record's tree as JSON.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -11,12 +11,12 @@ use crate::record::network::Nic;
 use crate::record::vm::{Payload, ServiceAccount};
 use crate::record::{GCE_ATTRIBUTES, Record, is_segment};
 
-/// The account of keys that name none, to cloud-init: it takes this for the image's default account, and leaves out
-/// the keys of every other.
+/// Account of keys without one, for cloud-init: it takes this account for the image's default one and ignores the
+/// keys of all others.
 const CLOUD_INIT_USER: &str = "cloudinit";
 
-/// All of it but what is computed (tokens) or the guest's (guest attributes, which the real server leaves out
-/// of larger documents, too).
+/// Returns the tree without computed values (tokens) and without guest attributes, which the real server also omits
+/// from larger documents.
 pub(super) fn whole(record: &Record) -> Value {
     json!({
         "instance": instance(record),
@@ -29,15 +29,15 @@ pub(super) fn whole(record: &Record) -> Value {
     })
 }
 
-/// The attributes as cloud-init is to read them; `None` where they are the same as everybody's. Google's guest agent
-/// makes an account of each name, so it is not to read cloud-init's.
+/// Returns the attributes for cloud-init; `None` if they are the same for every client. Google's guest agent creates
+/// an account per name, so it must not read cloud-init's.
 pub(super) fn for_cloud_init(record: &Record) -> Option<Value> {
     let nameless = record.ssh_keys.iter().any(|key| key.user.is_none());
     (nameless && key_user(record) != CLOUD_INIT_USER)
         .then(|| json!({ "instance": { "attributes": attributes(record, CLOUD_INIT_USER) } }))
 }
 
-/// The account of keys that name none.
+/// Account of keys without one.
 fn key_user(record: &Record) -> &str {
     let user = record.admin.as_ref().and_then(|admin| admin.user.as_ref());
     user.map_or(CLOUD_INIT_USER, |user| user.as_str())
@@ -74,7 +74,7 @@ fn instance(record: &Record) -> Value {
     })
 }
 
-/// `attributes`: what has a meaning of its own, then the record's metadata. Keys that name no account are `user`'s.
+/// Returns `attributes`: generated ones, then the record's metadata. Keys without an account belong to `user`.
 fn attributes(record: &Record, user: &str) -> Value {
     let custom = record
         .metadata
@@ -117,7 +117,7 @@ fn disks(record: &Record) -> Value {
     record.disks.iter().enumerate().map(disk).collect()
 }
 
-/// A NIC, for information: guests configure it by DHCP. Without IPv4, nothing is said of IPv4.
+/// Returns a NIC. It is informational: guests configure NICs by DHCP. Without IPv4, all IPv4 members are absent.
 fn interface(record: &Record, nic: &Nic) -> Value {
     let of_family = |v4: bool| {
         nic.addresses.iter().filter_map(move |entry| {
@@ -157,13 +157,13 @@ fn interface(record: &Record, nic: &Nic) -> Value {
     members
 }
 
-/// The netmask of a prefix of at most 32 bits.
+/// Returns the netmask of a prefix length of at most 32.
 fn mask(prefix: u8) -> IpAddr {
     let bits = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
     Ipv4Addr::from_bits(bits).into()
 }
 
-/// The service account, once as `default` and once under its e-mail address.
+/// Returns the service account, under `default` and under its e-mail address.
 fn accounts(record: &Record) -> Value {
     let mut accounts = Map::new();
     if let Some(account) = &record.credentials.service_account {

@@ -1,4 +1,4 @@
-//! A place in the tree, by the names paths use.
+//! Nodes of the tree, with the names that paths use.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use super::super::document::{Form, Node};
 use crate::http::Body;
 
-/// What stands for a value, and changes with it: the first 64 bits of SHA-256 of its JSON, in hex.
+/// Hash of a value: the first 64 bits of SHA-256 of its JSON, in hex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Etag(pub(super) u64);
 
@@ -27,49 +27,49 @@ impl fmt::Display for Etag {
     }
 }
 
-/// How a place is read.
+/// How a node is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Its names, each on a line.
+    /// Directory: one name per line.
     Directory,
-    /// A list of strings, each on a line.
+    /// List of strings: one per line.
     List,
-    /// One value.
+    /// Single value.
     Leaf,
 }
 
-/// A place that can be read.
+/// A readable node.
 pub(super) trait View: Sized {
     fn shape(&self) -> Shape;
-    /// What is in it, by the names paths use, in order.
+    /// Returns the children in order, with the names that paths use.
     fn children(&self) -> Vec<(String, Self)>;
-    /// As JSON, with all there is below.
+    /// Returns the node and everything below it as JSON.
     fn json(&self) -> Body;
-    /// A leaf as text.
+    /// Returns a leaf as text.
     fn text(&self) -> Body;
-    /// Names a directory lists that have no value until they are asked for.
+    /// Returns the listed names whose values are computed per request.
     fn computed(&self) -> &'static [&'static str] {
         &[]
     }
 }
 
-/// What the names in a place are.
+/// Meaning of the names in a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Camel case, and hyphens in paths.
+    /// Camel case in JSON, hyphens in paths.
     Usual,
-    /// The same in both.
+    /// The same in JSON and paths.
     Verbatim,
     /// Service accounts.
     Accounts,
-    /// What a service account has.
+    /// Members of a service account.
     Account,
     /// Strings of a list.
     List,
 }
 
 impl Place {
-    /// What the names in a member of this place are.
+    /// Returns the meaning of the names in a child.
     fn of_member(self, name: &str) -> Self {
         match (self, name) {
             (Self::Usual, "attributes") => Self::Verbatim,
@@ -82,7 +82,7 @@ impl Place {
         }
     }
 
-    /// A member's name in paths.
+    /// Returns the name of a member in paths.
     fn in_paths(self, name: &str) -> String {
         if self != Self::Usual {
             return name.to_owned();
@@ -98,13 +98,13 @@ impl Place {
     }
 }
 
-/// A place in the document.
+/// A node of the document.
 pub(super) struct TreeView<'a> {
     pub(super) node: Node<'a>,
     place: Place,
-    /// The text of the leaf, where it is at hand.
+    /// Text of the leaf, if it is already available unescaped.
     pub(super) verbatim: Option<Bytes>,
-    /// Service accounts have a token.
+    /// Whether service accounts have a token.
     tokens: bool,
 }
 
@@ -117,7 +117,7 @@ impl<'a> TreeView<'a> {
         Self { node, place: self.place.of_member(name), verbatim: None, tokens: self.tokens }
     }
 
-    /// What `segment` names here.
+    /// Returns the child that a path segment names.
     pub(super) fn child(&self, segment: &str) -> Option<Self> {
         let mut members = self.node.members().into_iter();
         let (name, node) = members.find(|(name, _)| self.place.in_paths(name) == segment)?;

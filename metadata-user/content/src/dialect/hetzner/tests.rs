@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn text(responses: &Responses, name: &str) -> (u16, String) {
 }
 
 #[test]
-fn leaves_say_what_the_document_says() {
+fn leaves_equal_the_members_of_the_document() {
     let responses = rendered(&full());
     for (leaf, value) in [
         ("hostname", "web-1.example.internal"),
@@ -64,7 +64,7 @@ fn vendor_data_reads_back_and_is_held_once_for_all_vms() {
 }
 
 #[test]
-fn what_is_not_there_is_left_out() {
+fn absent_values_are_left_out() {
     let mut record = full();
     for field in ["user_data", "vendor_data", "ssh_keys", "network"] {
         record.as_object_mut().expect("a mapping").remove(field);
@@ -132,7 +132,7 @@ fn each_nic_is_in_one_document_and_private_networks_are_ipv4() {
 }
 
 #[test]
-fn vendor_data_still_to_be_read_holds_up_the_document_and_not_the_leaves() {
+fn unread_vendor_data_delays_the_document_and_not_the_leaves() {
     let mut record = full();
     record["vendor_data"] = json!({"source": {"file": "vendor-data"}});
     let responses = rendered(&record);

@@ -1,4 +1,4 @@
-//! Requests signed by OAuth 1.0's PLAINTEXT, in `Authorization` (RFC 5849 §3.4.4, §3.5.1).
+//! Checks OAuth 1.0 PLAINTEXT signatures in `Authorization` (RFC 5849 sections 3.4.4 and 3.5.1).
 
 use percent_encoding::percent_decode;
 use sha2::{Digest as _, Sha256};
@@ -6,10 +6,11 @@ use sha2::{Digest as _, Sha256};
 use crate::http::Headers;
 use crate::record::vm::Maas;
 
-/// Most parameters of a header that are read; a signed request has seven and the realm.
+/// Maximum number of parameters read from the header field. A signed request has seven, and the realm.
 const PARAMETERS: usize = 16;
 
-/// Who may ask. Only a digest is held: it is compared, so the time that takes says nothing of the secret.
+/// Digest of the expected credentials. Only digests are compared, so the time of a comparison reveals nothing of the
+/// secret.
 #[derive(PartialEq, Eq)]
 pub(super) struct Signature([u8; 32]);
 
@@ -20,7 +21,7 @@ impl std::fmt::Debug for Signature {
 }
 
 impl Signature {
-    /// That of a record's credentials.
+    /// Returns the signature of a record's credentials.
     pub(super) fn of(credentials: &Maas) -> Self {
         let Maas { consumer_key, token_key, token_secret } = credentials;
         Self::new(
@@ -39,8 +40,8 @@ impl Signature {
         Self(digest.finalize().into())
     }
 
-    /// True when a request with these headers is signed with it. The consumer has no secret with MAAS, so
-    /// what signs is `&` and the token's.
+    /// Returns whether a request with these header fields is signed. MAAS's consumer has no secret, so the signature
+    /// is `&` and the token's secret.
     pub(super) fn signs(&self, headers: &Headers<'_>) -> bool {
         let found = || {
             let parameters = parameters(headers.get("Authorization")?)?;
@@ -49,7 +50,7 @@ impl Signature {
                 of_name.next().map(|(_, value)| value.as_slice()).filter(|_| of_name.next().is_none())
             };
             let method = get("oauth_signature_method")?;
-            // The secret is encoded once to be part of the signature, and that again to be a parameter.
+            // The secret is percent-encoded twice: as part of the signature, and as a parameter.
             let secret: Vec<u8> = percent_decode(get("oauth_signature")?.strip_prefix(b"&")?).collect();
             let signature = Self::new(get("oauth_consumer_key")?, get("oauth_token")?, &secret);
             (method == b"PLAINTEXT").then_some(signature)
@@ -60,7 +61,7 @@ impl Signature {
 
 type Parameter = (Vec<u8>, Vec<u8>);
 
-/// The parameters of `OAuth name="value", …`, decoded.
+/// Returns the decoded parameters of `OAuth name="value", …`.
 fn parameters(value: &[u8]) -> Option<Vec<Parameter>> {
     let (scheme, rest) = value.split_at_checked(6)?;
     if !scheme.eq_ignore_ascii_case(b"OAuth ") {

@@ -36,7 +36,7 @@ const GOOD: &str = "OAuth oauth_nonce=\"1\", oauth_timestamp=\"2\", oauth_versio
                     oauth_signature=\"%26s%2520%2525%2526%25C3%25A9\"";
 
 #[test]
-fn documents_are_there_under_each_version_and_what_is_not_there_is_empty() {
+fn every_version_has_all_documents_and_absent_values_are_empty() {
     let mut record = full();
     record["ssh_keys"] = json!([{"name": "a", "key": "ssh-a"}, {"name": "b", "key": "ssh-b"}]);
     let responses = rendered(&record);
@@ -74,7 +74,7 @@ fn the_path_is_the_records() {
 }
 
 #[test]
-fn credentials_of_the_record_must_have_signed() {
+fn requests_must_be_signed_with_the_records_credentials() {
     let responses = rendered(&signed());
     let path = format!("{BASE}/user-data");
     assert_eq!(get(&responses, &path, &[("authorization", GOOD), ("X-Forwarded-For", "a")]).status().0, 200);
@@ -106,7 +106,7 @@ fn credentials_of_the_record_must_have_signed() {
 }
 
 #[test]
-fn signals_are_heard_and_handed_on() {
+fn signals_are_accepted_and_forwarded() {
     let mut record = full();
     record["sinks"] = json!({"events": "file:/nowhere/events.jsonl"});
     let record = parse(&record);

@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ fn every_item_of_the_network_is_a_nic_and_resolvers_are_in_its_subnets() {
 }
 
 #[test]
-fn what_is_not_there_is_empty_and_what_is_still_to_be_read_is_waited_for() {
+fn absent_values_are_empty_and_unread_ones_are_503() {
     let mut record = full();
     for field in ["user_data", "vendor_data", "ssh_keys", "instance_type"] {
         record.as_object_mut().expect("a mapping").remove(field);

@@ -9,8 +9,8 @@ use crate::record::network::{Address, Method, Mode, Network, NicRoute};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::{Nic, Record};
 
-/// The document; `None` when the guest shall decide by itself. It is complete or not there at all: clients
-/// take empty lists for a network without NICs.
+/// Returns the document; `None` if the guest is to decide by itself. It is complete or absent: clients take empty
+/// lists for a network without NICs.
 pub(super) fn network_data(record: &Record) -> Option<Value> {
     let network = &record.network;
     if network.mode == Mode::None || network.nics.is_empty() {
@@ -50,7 +50,7 @@ fn link(network: &Network, nic: &Nic) -> Value {
             add("type", "bond".into());
             add("bond_links", bond.links.iter().map(|id| id.as_str()).collect());
             add("bond_mode", bond.mode.as_str().into());
-            // cloud-init makes `bond-` of the prefix and takes every name of the bonding driver.
+            // cloud-init prepends `bond-` and accepts every option of the bonding driver.
             let named = [
                 ("bond_miimon", bond.miimon.map(Value::from)),
                 (
@@ -71,11 +71,10 @@ fn link(network: &Network, nic: &Nic) -> Value {
     link.into()
 }
 
-/// The NIC's MAC; without one of its own that of the NIC below, as the kernel does. Clients cannot do
-/// without.
+/// Returns the NIC's MAC, or that of the NIC below it, which the kernel would use. Clients require one.
 fn mac(network: &Network, nic: &Nic) -> Option<NicMac> {
     let mut nic = nic;
-    // VLANs may lie on bonds and those on NICs; a longer chain than there are NICs is a loop.
+    // A VLAN may use a bond and a bond NICs. A chain longer than the number of NICs is a loop.
     for _ in 0..network.nics.len() {
         if nic.mac.is_some() {
             return nic.mac;
@@ -87,7 +86,7 @@ fn mac(network: &Network, nic: &Nic) -> Option<NicMac> {
     None
 }
 
-/// One network: an address, and how the guest gets it. Takes the routes of its family.
+/// Returns one network: an address and how the guest gets it. Takes the routes of its family.
 fn network_of(
     network: &Network,
     nic: &Nic,
@@ -104,7 +103,7 @@ fn network_of(
         Method::Static if is_v4 => "ipv4",
         Method::Static => "ipv6",
         Method::Dhcp4 => "ipv4_dhcp",
-        // The name every client knows; those of the modes of DHCPv6 came later.
+        // Every client knows this name; those of the DHCPv6 modes are newer.
         Method::Dhcp6 => "ipv6_dhcp",
         Method::Slaac => "ipv6_slaac",
     };
@@ -151,7 +150,7 @@ fn route(route: &NicRoute) -> Value {
     entry
 }
 
-/// The netmask of a prefix, IPv6's written as an address, too.
+/// Returns the netmask of a prefix, in address form for IPv6 too.
 fn mask(cidr: Cidr) -> IpAddr {
     let prefix = u32::from(cidr.prefix);
     match cidr.address {

@@ -69,7 +69,7 @@ fn a_password_of_the_record_is_given_to_the_guest_itself_only() {
 }
 
 #[test]
-fn what_is_not_there_is_neither_listed_nor_served() {
+fn absent_documents_are_neither_listed_nor_served() {
     let mut record = full();
     let names =
         |record: &Value, version: &str| text(&get(&rendered(record), &format!("/openstack/{version}")));
@@ -125,7 +125,7 @@ fn a_network_is_complete_or_not_there() {
 fn a_network_that_is_given_in_its_form_is_sent_as_it_is() {
     let mut record = full();
     let nics = record["network"]["nics"].clone();
-    // Spaces and order are the owner's.
+    // Spaces and order are kept.
     let text = r#"{ "networks": [], "links": [{"type": "phy", "id": "l"}], "services": [] }"#;
     let mapping = json!({"links": [{"id": "l"}], "networks": [], "own": 1});
     for (given, body) in [
@@ -147,7 +147,7 @@ fn a_network_that_is_given_in_its_form_is_sent_as_it_is() {
 }
 
 #[test]
-fn bonds_vlans_and_every_way_to_an_address_are_told() {
+fn bonds_vlans_and_every_method_of_addressing_are_listed() {
     let mut record = full();
     record["network"] = json!({"dns": ["2001:db8::53"], "nics": [
         {"id": "a", "mac": "52:54:00:00:00:01"},

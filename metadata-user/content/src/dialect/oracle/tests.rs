@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ fn the_second_tree_needs_the_header_and_refuses_proxies_on_every_path() {
 }
 
 #[test]
-fn the_first_tree_says_the_same_without_a_header_and_can_be_off() {
+fn the_first_tree_has_the_same_content_without_a_header_and_can_be_off() {
     let mut record = full();
     let responses = rendered(&record);
     for path in ["instance", "instance/metadata/role", "vnics", "vnics/1/macAddr"] {
@@ -88,7 +88,7 @@ fn fault_domains_that_are_numbers_are_counted_from_one() {
 }
 
 #[test]
-fn vnics_say_what_is_known_of_each_version() {
+fn vnics_have_the_known_addresses_of_each_version() {
     let mut record = full();
     record["network"]["nics"] = json!([
         {"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [
@@ -109,7 +109,7 @@ fn vnics_say_what_is_known_of_each_version() {
 }
 
 #[test]
-fn user_data_still_to_be_read_is_not_taken_for_none() {
+fn unread_user_data_does_not_look_like_none() {
     let mut record = full();
     record["user_data"] = json!({"source": {"file": "user-data"}});
     let responses = rendered(&record);

@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ fn payloads_are_for_ports_below_1024_and_their_connections_are_closed_here() {
 }
 
 #[test]
-fn payloads_without_a_text_form_are_empty_and_unread_ones_are_waited_for() {
+fn payloads_without_a_text_form_are_empty_and_unread_ones_are_503() {
     let mut record = full();
     let mut user_data = |payload: Value| {
         record["user_data"] = payload;
@@ -82,7 +82,7 @@ fn the_lease_comes_first_and_other_addresses_have_their_own_prefix() {
 }
 
 #[test]
-fn a_state_is_told_to_the_operator_and_only_patch_sets_it() {
+fn a_state_reaches_the_sink_and_only_patch_sets_it() {
     let mut record = full();
     record["sinks"] = json!({"ready": "file:/var/log/guests.jsonl"});
     let record = parse(&record);

@@ -1,4 +1,4 @@
-//! What the vectors do not show.
+//! Properties that the vectors do not cover.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn document(record: &Value) -> Value {
 }
 
 #[test]
-fn what_is_not_there_is_empty_and_ignition_has_none() {
+fn absent_values_are_empty_and_absent_user_data_is_404_for_ignition() {
     let mut record = full();
     for field in ["user_data", "vendor_data", "ssh_keys", "network"] {
         record.as_object_mut().expect("a mapping").remove(field);
@@ -76,7 +76,7 @@ fn a_nic_without_ipv4_has_none_here() {
 }
 
 #[test]
-fn a_payload_still_to_be_read_holds_up_the_document() {
+fn an_unread_payload_delays_the_document() {
     let mut record = full();
     record["user_data"] = json!({"source": {"file": "user-data"}});
     let responses = rendered(&record);

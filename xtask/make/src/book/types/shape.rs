@@ -1,6 +1,7 @@
 //! Reads the parts of a type's definition that a writer of YAML must know.
 
 use crate::book::code::{self, Code};
+use crate::book::dialects;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, GenericArgument, Item, Meta, PathArguments, Type};
@@ -44,6 +45,16 @@ pub(super) struct Kind {
 /// Finds a type by the name that the file `from` uses for it.
 pub(super) fn find(code: &Code, from: &Path, path: &[String]) -> Result<Option<Found>> {
     let Some((name, before)) = path.split_last() else { return Ok(None) };
+    if let Some(words) = dialects::words(name) {
+        let entry = |word: &str| Entry {
+            name: word.to_owned(),
+            doc: String::new(),
+            required: false,
+            kind: Kind::default(),
+        };
+        let shape = Shape::Values(words.into_iter().map(entry).collect());
+        return Ok(Some(Found { file: from.to_path_buf(), doc: String::new(), shape }));
+    }
     let mut candidates =
         code.items("struct", name, |item| matches!(item, Item::Struct(one) if one.ident == name))?;
     candidates.extend(code.items(
@@ -175,16 +186,10 @@ fn defined(tokens: &str) -> (&str, &str) {
     (&rest[..end], rest[end..].trim_start())
 }
 
-/// Describes the type that a macro defines: an enumeration (`Name { A = "a", … }`), or the expected text (`Name, "a
-/// word", …`).
+/// The text that a macro gives as its expectation: `Name, "a word", …`.
 fn of_macro(tokens: &str) -> Shape {
     let (_, body) = defined(tokens);
-    let mut texts = body.split('"').skip(1).step_by(2).map(str::to_owned);
-    if !body.starts_with('{') {
-        return Shape::Text(texts.next().unwrap_or_default());
-    }
-    let entry = |name| Entry { name, doc: String::new(), required: false, kind: Kind::default() };
-    Shape::Values(texts.map(entry).collect())
+    Shape::Text(body.split('"').nth(1).unwrap_or_default().to_owned())
 }
 
 /// Returns the first text that a hand-written deserialiser gives as its expectation.
