@@ -21,7 +21,7 @@ const ROOMS: [Room; 9] = [
         &[KUBE, AYA, RUNTIME, &["rustix", "rtnetlink", "tracing"]],
     ),
     ("metadata-datapath", &["metadata-base", "metadata-common"], &[KUBE, AYA, RUNTIME, &["serde", "anyhow"]]),
-    ("metadata-state", &["metadata-content"], &[KUBE, AYA, &["hyper", "axum", "rtnetlink"]]),
+    ("metadata-state", &["metadata-base", "metadata-content"], &[KUBE, AYA, &["hyper", "axum", "rtnetlink"]]),
     (
         "metadata-serve",
         &["metadata-base", "metadata-common", "metadata-content", "metadata-datapath", "metadata-state"],

@@ -4,9 +4,8 @@
 mod tests;
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +23,7 @@ use crate::private_file;
 /// Changes are gathered for this long, so that a guest cannot have its file written more often.
 const SAVE_PAUSE: Duration = Duration::from_millis(250);
 /// Most octets of a VM's file that are read: all attributes, documents and names, as base64.
-const FILE_OCTETS: u64 = 4 << 20;
+const FILE_OCTETS: usize = 4 << 20;
 
 /// Why mailboxes cannot be kept.
 #[derive(Debug, thiserror::Error)]
@@ -83,8 +82,7 @@ impl Mailboxes {
     /// # Errors
     /// [`MailboxError`] when the directory cannot be made or read.
     pub fn open(directory: &Path, outbox: Outbox) -> Result<(Self, Saves), MailboxError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(error("make", directory))?;
+        private_file::make_directory(directory).map_err(error("make", directory))?;
         fs::read_dir(directory).map_err(error("list", directory))?;
         let (saver, queue) = unbounded_channel();
         let mut mailboxes = Self::in_memory(outbox);
@@ -129,7 +127,9 @@ impl Mailboxes {
         }
         let Some(disk) = &self.disk else { return Ok(()) };
         let path = disk.file(vm.as_str());
-        [&path, &bad(&path)].into_iter().try_for_each(|path| remove(path).map_err(error("remove", path)))
+        [&path, &bad(&path)]
+            .into_iter()
+            .try_for_each(|path| private_file::remove(path).map(drop).map_err(error("remove", path)))
     }
 
     /// Removes the files of VMs that went away while no agent ran: those that are not loaded and that
@@ -149,7 +149,7 @@ impl Mailboxes {
             if table.contains_key(vm) || is_known(vm) {
                 continue;
             }
-            remove(&path).map_err(error("remove", &path))?;
+            private_file::remove(&path).map_err(error("remove", &path))?;
             removed += 1;
         }
         Ok(removed)
@@ -206,25 +206,9 @@ impl Disk {
     }
 }
 
-/// Removes a file that may not be there.
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 /// The state in a file; an empty one when there is no file.
 fn read(path: &Path) -> io::Result<State> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::default()),
-        opened => opened?,
-    };
-    let mut text = Vec::new();
-    file.take(FILE_OCTETS + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > FILE_OCTETS {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "expected at most 4 MiB"));
-    }
+    let Some(text) = private_file::read(path, FILE_OCTETS)? else { return Ok(State::default()) };
     // The parser's own words may repeat a password.
     let place = |error: serde_json::Error| {
         let place = format!("expected a mailbox, found something else at line {}", error.line());

@@ -1,7 +1,7 @@
 //! What KubeVirt calls the devices of a network (its `pkg/network/namescheme` and `pkg/network/link`).
 
+use metadata_base::hex::hex;
 use sha2::{Digest as _, Sha256};
-use std::fmt::Write as _;
 
 /// The tap of the primary network, whatever the pod NIC is called.
 const PRIMARY_TAP: &str = "tap0";
@@ -43,11 +43,7 @@ pub fn names_of(network: &str, ordinal: Option<usize>) -> Vec<NicNames> {
 /// The first hex digits of a network's name by SHA-256.
 fn hash(network: &str) -> String {
     let digest = Sha256::digest(network.as_bytes());
-    let mut text = digest.iter().take(HASH_OCTETS).fold(String::new(), |mut text, octet| {
-        // Writing to a string does not fail.
-        _ = write!(text, "{octet:02x}");
-        text
-    });
+    let mut text = hex(&digest[..HASH_OCTETS]);
     text.truncate(HASH_DIGITS);
     text
 }
