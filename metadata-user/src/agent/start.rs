@@ -158,7 +158,6 @@ fn work(
         name: format!("imds-hub-{}", hub.number),
         spin: Duration::from_micros(config.spin_us.into()),
         sandbox: config.sandbox.into(),
-        ..WorkerConfig::default()
     };
     Ok(match steering.take_ring(hub.number) {
         Some(ring) => {
