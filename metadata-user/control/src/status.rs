@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use client::{ClientError, Question, Reply, ask, get};
+pub use client::{Answer, ClientError, Question, Reply, ask, get, open};
 
 /// What the fields mean: raised when one changes its meaning or goes.
 pub const SCHEMA: &str = "status/1";
