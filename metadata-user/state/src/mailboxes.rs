@@ -15,7 +15,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use metadata_content::mailbox::{Kept, Mailbox, State};
 use metadata_content::record::Record;
-use metadata_content::record::values::{Secret, Uuid};
+use metadata_content::record::values::{Secret, Uuid, is_uuid};
 use metadata_content::sink::Outbox;
 
 use crate::private_file;
@@ -225,8 +225,7 @@ fn bad(path: &Path) -> PathBuf {
 /// Whose file this is; none for files that are not ours, whatever else is in the directory.
 fn vm_of(name: &str) -> Option<&str> {
     let vm = name.strip_suffix(".json").or_else(|| name.strip_suffix(".json.bad"))?;
-    let form = |b| b == b'-' || matches!(b, b'0'..=b'9' | b'a'..=b'f');
-    (vm.len() == 36 && vm.bytes().all(form)).then_some(vm)
+    (is_uuid(vm) && !vm.bytes().any(|b| b.is_ascii_uppercase())).then_some(vm)
 }
 
 /// The lock's content, also after a panic elsewhere: the table is whole at any time.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::PodUid;
+use metadata_content::record::values::is_uuid;
 
 /// Groups above pods that are looked into at most.
 pub(super) const GROUPS_ABOVE: usize = 1_024;
@@ -31,12 +32,8 @@ pub(super) fn pod_named(group: &str) -> Option<PodUid> {
         None => group.strip_prefix("pod")?.to_owned(),
     };
     // `podman`, `podruntime` and the like are no pods: a uid is a UUID, or a hash in hex.
-    let parts: Vec<usize> = uid.split('-').map(str::len).collect();
-    let is_uid = matches!(*parts, [8, 4, 4, 4, 12] | [32]);
-    if !is_uid || !uid.bytes().all(|octet| octet.is_ascii_hexdigit() || octet == b'-') {
-        return None;
-    }
-    uid.parse().ok()
+    let is_hash = uid.len() == 32 && uid.bytes().all(|octet| octet.is_ascii_hexdigit());
+    if is_uuid(&uid) || is_hash { uid.parse().ok() } else { None }
 }
 
 /// The pod that a process is of, by its `/proc/PID/cgroup` (cgroups(7)).

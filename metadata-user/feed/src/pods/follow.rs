@@ -16,6 +16,7 @@ use super::files::Wanted;
 use super::launcher::{self, Launcher};
 use super::tend::{Wished, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
+use crate::blocking;
 use metadata_links::devices::LinkList;
 use metadata_links::devices::Seen;
 use metadata_links::error::LinkError;
@@ -210,10 +211,6 @@ impl Means {
     pub(super) async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         // Never closed: a turn comes.
         let _turn = self.looks.acquire().await;
-        match tokio::task::spawn_blocking(work).await {
-            Ok(done) => done,
-            // The task is never cancelled: what is left is its panic.
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
+        blocking(work).await
     }
 }
