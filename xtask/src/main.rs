@@ -8,6 +8,7 @@ mod start;
 mod test;
 
 use clap::{Parser, Subcommand};
+use shell::verbs;
 use start::{DEMO, LAB, MAKE, Words};
 use std::ffi::OsString;
 
@@ -20,52 +21,39 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Write the generated pages of the book, hold README and book to the code, and build it
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::BOOK, disable_help_flag = true)]
     Book(Words),
-    /// Rebuild the eBPF object from source, or prove that the committed one is its source's
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::BUILD_EBPF, disable_help_flag = true)]
     BuildEbpf(Words),
     /// Everything a change must pass: format, lints, docs, licences, the eBPF object, tests
     Ci(ci::Args),
-    /// Make the Debian package, look through it, and install, use and purge it on a throw-away copy of this system
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::DEB, disable_help_flag = true)]
     Deb(Words),
-    /// Show it: guests on true taps ask the real agent and get their own metadata
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::DEMO, disable_help_flag = true)]
     Demo(Words),
     /// Fuzz: every target for a while, from the committed seeds on
     Fuzz(fuzz::Args),
-    /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::GUEST, disable_help_flag = true)]
     Guest(Words),
-    /// Large answers by the million to guests of two kinds, with and without loss, and none may stand still
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::HAUL, disable_help_flag = true)]
     Haul(Words),
-    /// Write the agent as an OCI image, the same octets each time
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::IMAGE, disable_help_flag = true)]
     Image(Words),
-    /// A lab that stays: a node and guests to work with by hand
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::LAB, disable_help_flag = true)]
     Lab(Words),
-    /// Render and judge what is deployed, without a cluster
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::MANIFESTS, disable_help_flag = true)]
     Manifests(Words),
     /// Run the unsafe code that needs no kernel under Miri
     Miri(miri::Args),
-    /// Make the extract of published schemas that tests hold objects to, or prove that it is what was published
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::SCHEMAS, disable_help_flag = true)]
     Schemas(Words),
-    /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::SOAK, disable_help_flag = true)]
     Soak(Words),
-    /// Boot thousands of guests at once, on us and on peers, and measure
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::STORM, disable_help_flag = true)]
     Storm(Words),
     /// Build as you, test as root, count what was skipped
     Test(test::Args),
-    /// Measure what steering costs guests' ordinary traffic, by program and kind of frame
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::TRAFFIC, disable_help_flag = true)]
     Traffic(Words),
 }
 

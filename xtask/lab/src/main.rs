@@ -8,6 +8,7 @@ mod traffic;
 mod trial;
 
 use clap::{Parser, Subcommand};
+use shell::verbs;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -18,21 +19,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Boot a real Debian guest on a served tap and report what its cloud-init made of it
+    #[command(about = verbs::GUEST)]
     Guest(guest::Args),
-    /// Large answers by the million to guests of two kinds, with and without loss, and none may stand still
+    #[command(about = verbs::HAUL)]
     Haul(haul::Args),
     /// Serve a guest from a container of an image (started by `image --try`)
     #[command(hide = true)]
     ImageTrial(trial::Args),
-    /// Hours of churn, restarts and hostile guests in minutes, with an eye on everything that could leak
+    #[command(about = verbs::SOAK)]
     Soak(soak::Args),
-    /// Boot thousands of guests at once, on us and on peers, and measure
+    #[command(about = verbs::STORM)]
     Storm(Box<storm::Args>),
     /// The load generator of a storm (started by `storm`)
     #[command(hide = true)]
     StormGuests(storm::guest::Args),
-    /// Measure what steering costs guests' ordinary traffic, by program and kind of frame
+    #[command(about = verbs::TRAFFIC)]
     Traffic(traffic::Args),
 }
 

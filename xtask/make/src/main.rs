@@ -8,6 +8,7 @@ mod manifests;
 mod schemas;
 
 use clap::{Parser, Subcommand};
+use shell::verbs;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -18,17 +19,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Write the generated pages of the book, hold README and book to the code, and build it
+    #[command(about = verbs::BOOK)]
     Book(book::Args),
-    /// Rebuild the eBPF object from source, or prove that the committed one is its source's
+    #[command(about = verbs::BUILD_EBPF)]
     BuildEbpf(build_ebpf::Args),
-    /// Make the Debian package, look through it, and install, use and purge it on a throw-away copy of this system
+    #[command(about = verbs::DEB)]
     Deb(deb::Args),
-    /// Write the agent as an OCI image, the same octets each time
+    #[command(about = verbs::IMAGE)]
     Image(image::Args),
-    /// Render and judge what is deployed, without a cluster
+    #[command(about = verbs::MANIFESTS)]
     Manifests(manifests::Args),
-    /// Make the extract of published schemas that tests hold objects to, or prove that it is what was published
+    #[command(about = verbs::SCHEMAS)]
     Schemas(schemas::Args),
 }
 

@@ -22,6 +22,7 @@ use std::time::Instant;
 
 use binary::Tree;
 use layer::Entry;
+pub(crate) use layout::sha256;
 use layout::{About, Image};
 
 /// What to do.
@@ -109,8 +110,8 @@ fn make(tree: &Tree, profile: &str, about: &About) -> Result<Image> {
     for directory in ["etc/xdp-imds", "run/xdp-imds", "var/lib/xdp-imds", "proc", "sys", "dev"] {
         entries.push(Entry::directory(directory));
     }
-    let (size, program) = (entries[0].octets.len(), layout::hex(&entries[0].octets));
-    let layer = layer::write(entries, about.epoch)?;
+    let (size, program) = (entries[0].octets.len(), sha256(&entries[0].octets));
+    let layer = layer::write(entries, about.epoch())?;
     Ok(Image::new(about, layer, size, program))
 }
 
