@@ -187,7 +187,7 @@ fn status(answer: &[u8]) -> io::Result<Option<(u16, usize)>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ClientError, get};
+    use super::{ClientError, Question, ask, get};
     use metadata_base::run::SOCKET;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
@@ -224,5 +224,25 @@ mod tests {
         let error = get(run.path(), "/v1/status").expect_err("no answer");
         assert!(matches!(error, ClientError::Mute(_)), "{error}");
         serving.join().expect("three clients");
+    }
+
+    #[test]
+    fn a_refusal_that_comes_before_all_is_sent_is_the_answer() {
+        let run = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(run.path().join(SOCKET)).expect("a socket");
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            stream.read_exact(&mut [0; 10]).expect("a question");
+            // In two pieces: the head does not end with the first.
+            for piece in ["HTTP/1.0 413 Content Too Large\r\nContent-Le", "ngth: 9\r\n\r\ntoo large"] {
+                stream.write_all(piece.as_bytes()).expect("an answer");
+            }
+        });
+        let body = vec![b'x'; 4 << 20];
+        let patience = super::PATIENCE;
+        let question = Question { method: "PUT", path: "/", fields: &[], body: &body, patience };
+        let reply = ask(run.path(), &question).expect("an answer");
+        assert_eq!((reply.status, &*reply.body), (413, &b"too large"[..]));
+        serving.join().expect("a client");
     }
 }
