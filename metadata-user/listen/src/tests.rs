@@ -49,7 +49,7 @@ fn server(most: usize, when_full: WhenFull) -> Server {
     };
     tokio::spawn(async move {
         let places = Places { name: "test", most, when_full };
-        serve(&listener, places, move |stream, stay| attend(stream, stay)).await
+        serve(&listener, places, attend).await
     });
     Server { connect, accepts }
 }
