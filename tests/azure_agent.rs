@@ -12,7 +12,7 @@ use metadata_content::dialect;
 use metadata_content::record::Record;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{Serve, ServeConfig};
+use metadata_serve::Serve;
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;
@@ -145,7 +145,7 @@ fn the_agents_port_opens_and_closes_with_the_record() {
     };
     let store = Arc::new(Store::new(8));
     let served = addresses::ALL.to_vec();
-    let serve = Serve::new(Arc::clone(&store), ServeConfig::default());
+    let serve = Serve::new(Arc::clone(&store));
     let mut raw = Raw::new(Stack::new(StackConfig { served, ..StackConfig::default() }, serve));
     let mut expect_open = |step: &str, open: bool| {
         for (address, port) in addresses::ALL.into_iter().flat_map(|a| [(a, 32_526), (a, 32_525)]) {

@@ -1,103 +1,143 @@
 //! The manifests keep the dependency rules: which crates each crate may name, and which packages it must not link.
 //!
-//! `cargo tree --offline` lists what each crate links with the features of that crate alone.
+//! The table of crates in the book is the only place of the rules. `cargo metadata` says what each crate names, and
+//! `cargo tree` what it links, with the features of that crate alone. Neither uses the network.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::Command;
 
-const KUBE: &[&str] = &["kube", "k8s-openapi", "tokio-rustls"];
-const AYA: &[&str] = &["aya", "aya-obj", "aya-log"];
-const RUNTIME: &[&str] = &["tokio", "hyper", "axum"];
+use serde_json::Value;
 
-type Names = &'static [&'static str];
-/// A crate, the workspace crates it may name, and packages it must not link, even indirectly.
-type Room = (&'static str, Names, &'static [Names]);
+/// The page with the table.
+const PAGE: &str = include_str!("../docs/src/design/architecture.md");
+/// Names in the table that stand for several packages.
+const FAMILIES: [(&str, &[&str]); 2] =
+    [("aya", &["aya", "aya-obj", "aya-log"]), ("kube", &["kube", "k8s-openapi", "tokio-rustls"])];
+/// The kernel's programs: not in the workspace, and of another target.
+const KERNEL: &str = "metadata-ebpf";
 
-const ROOMS: [Room; 9] = [
-    ("metadata-base", &["metadata-common"], &[KUBE, AYA, RUNTIME, &["serde", "rustix", "libc"]]),
-    (
-        "metadata-content",
-        &["metadata-base", "metadata-common"],
-        &[KUBE, AYA, RUNTIME, &["rustix", "rtnetlink", "tracing"]],
-    ),
-    ("metadata-datapath", &["metadata-base", "metadata-common"], &[KUBE, AYA, RUNTIME, &["serde", "anyhow"]]),
-    ("metadata-state", &["metadata-content"], &[KUBE, AYA, &["hyper", "axum", "rtnetlink"]]),
-    (
-        "metadata-serve",
-        &["metadata-base", "metadata-common", "metadata-content", "metadata-datapath", "metadata-state"],
-        &[KUBE, AYA, &["hyper", "axum", "rtnetlink"]],
-    ),
-    ("metadata-links", &["metadata-base", "metadata-common"], &[KUBE, AYA, &["hyper", "axum", "serde"]]),
-    (
-        "metadata-steer",
-        &["metadata-base", "metadata-common", "metadata-datapath", "metadata-links"],
-        &[KUBE, &["hyper", "axum"]],
-    ),
-    (
-        "metadata-feed",
-        &["metadata-base", "metadata-common", "metadata-content", "metadata-links", "metadata-state"],
-        &[KUBE, AYA, &["axum"]],
-    ),
-    (
-        "metadata-control",
-        &["metadata-base", "metadata-content"],
-        &[KUBE, AYA, &["tokio", "axum", "rtnetlink"]],
-    ),
-];
+/// A row of the table; crates go by their packages' names.
+struct Room {
+    name: String,
+    depends_on: BTreeSet<String>,
+    never_on: BTreeSet<String>,
+}
 
-fn tree(package: &str, more: &[&str]) -> BTreeSet<String> {
+/// The words of a cell that are set as code.
+fn spans(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+fn rooms() -> Vec<Room> {
+    let rows = PAGE.lines().filter(|line| line.starts_with("| `"));
+    let rows = rows.map(|line| line.trim_matches('|').split('|').collect::<Vec<_>>());
+    let rows: Vec<_> = rows.filter(|cells| cells.len() == 4).collect();
+    let rooms = rows.iter().map(|cells| Room {
+        name: spans(cells[0]).map(package).collect(),
+        depends_on: spans(cells[1]).map(package).collect(),
+        never_on: spans(cells[2]).flat_map(members).map(str::to_owned).collect(),
+    });
+    rooms.collect()
+}
+
+/// The package of a crate, which the table names by its directory.
+fn package(directory: &str) -> String {
+    match directory {
+        "build-id" => "xdp-imds-build-id".to_owned(),
+        own if own.starts_with("metadata-") => own.to_owned(),
+        short => format!("metadata-{short}"),
+    }
+}
+
+fn members(name: &str) -> Vec<&str> {
+    FAMILIES.iter().find(|(family, _)| *family == name).map_or_else(|| vec![name], |(_, all)| all.to_vec())
+}
+
+fn cargo(words: &[&str]) -> String {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args([
-            "tree",
-            "--offline",
-            "--edges",
-            "normal",
-            "--prefix",
-            "none",
-            "--format",
-            "{p}",
-            "--package",
-            package,
-        ])
-        .args(more)
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-        .output()
-        .expect("cargo runs");
-    assert!(output.status.success(), "{package}: {}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).expect("text");
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let output =
+        Command::new(cargo).args(words).arg("--offline").current_dir(top).output().expect("cargo runs");
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// What the manifests name, tests and build scripts aside, by package.
+fn named() -> BTreeMap<String, BTreeSet<String>> {
+    let words = ["metadata", "--no-deps", "--format-version", "1"];
+    let kernel = format!("{KERNEL}/Cargo.toml");
+    let texts = [cargo(&words), cargo(&[&words[..], &["--manifest-path", &kernel]].concat())];
+    let documents = texts.map(|text| serde_json::from_str::<Value>(&text).expect("JSON"));
+    let packages = documents.iter().flat_map(|document| document["packages"].as_array().expect("packages"));
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let of = |package: &Value| -> BTreeSet<String> {
+        let all = package["dependencies"].as_array().expect("dependencies").iter();
+        all.filter(|one| one["kind"].is_null()).map(|one| text(&one["name"])).collect()
+    };
+    packages.map(|package| (text(&package["name"]), of(package))).collect()
+}
+
+/// All packages that a crate links without its features.
+fn linked(package: &str) -> BTreeSet<String> {
+    let form = ["--prefix", "none", "--format", "{p}", "--no-default-features"];
+    let text = cargo(&[&["tree", "--edges", "normal", "--package", package], &form[..]].concat());
     text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
 #[test]
-fn each_crate_names_the_crates_it_may_and_no_others() {
-    for (room, allowed, _) in ROOMS {
-        let named: BTreeSet<_> = tree(room, &["--depth", "1", "--all-features"]);
-        let named =
-            named.iter().map(String::as_str).filter(|name| name.starts_with("metadata-") && *name != room);
-        let beyond: Vec<_> = named.filter(|name| !allowed.contains(name)).collect();
-        assert!(beyond.is_empty(), "{room} names {beyond:?}");
+fn each_crate_names_the_crates_of_its_row_and_no_others() {
+    let (rooms, named) = (rooms(), named());
+    let crates: BTreeSet<_> = rooms.iter().map(|room| room.name.clone()).collect();
+    for Room { name, depends_on, .. } in &rooms {
+        let found: BTreeSet<_> = named[name].intersection(&crates).cloned().collect();
+        assert_eq!(found, *depends_on, "{name}: left what its manifest names, right what its row says");
     }
 }
 
 #[test]
+fn the_picture_shows_each_crate_above_those_it_depends_on() {
+    let picture = PAGE.split("```").nth(1).expect("a picture").lines().filter(|line| line.starts_with('│'));
+    let first_words = |line: &'static str| line.split('│').filter_map(|cell| cell.split_whitespace().next());
+    let lines =
+        picture.enumerate().flat_map(|(at, line)| first_words(line).map(move |name| (package(name), at)));
+    let lines: BTreeMap<_, _> = lines.collect();
+    let rooms = rooms();
+    assert_eq!(lines.len(), rooms.len(), "{lines:?}");
+    for Room { name, depends_on, .. } in &rooms {
+        let above: Vec<_> = depends_on.iter().filter(|one| lines[*one] <= lines[name]).collect();
+        assert!(above.is_empty(), "{name} is not shown above {above:?}");
+    }
+}
+
+#[test]
+fn every_crate_of_the_agent_has_a_row() {
+    let rows: BTreeSet<_> = rooms().into_iter().map(|room| room.name).collect();
+    let ours = |name: &String| name.starts_with("metadata-") || name == "xdp-imds-build-id";
+    let crates: BTreeSet<_> = named().into_keys().filter(ours).collect();
+    assert_eq!(crates, rows);
+}
+
+#[test]
 fn no_crate_links_what_its_room_must_not_know() {
-    for (room, _, forbidden) in ROOMS {
-        let linked = tree(room, &["--no-default-features"]);
-        let found: Vec<_> =
-            forbidden.iter().copied().flatten().filter(|name| linked.contains(**name)).collect();
-        assert!(found.is_empty(), "{room} links {found:?}");
+    let named = named();
+    for Room { name, never_on, .. } in rooms() {
+        let linked = if name == KERNEL { named[KERNEL].clone() } else { linked(&name) };
+        let found: Vec<_> = linked.intersection(&never_on).collect();
+        assert!(found.is_empty(), "{name} links {found:?}");
     }
 }
 
 #[test]
 fn aya_is_named_by_steering_alone_and_kube_by_the_feeds_alone() {
-    let rooms = ROOMS.iter().map(|(room, ..)| *room).chain(["metadata-user"]);
-    for room in rooms {
-        let named = tree(room, &["--depth", "1", "--all-features"]);
-        for (names, owner) in [(AYA, "metadata-steer"), (&["kube", "k8s-openapi"][..], "metadata-feed")] {
-            let found = names.iter().any(|name| named.contains(*name));
-            assert_eq!(found, room == owner, "{room} and {names:?}");
+    let named = named();
+    for Room { name, .. } in rooms().iter().filter(|room| room.name != KERNEL) {
+        for (names, owner) in [
+            (&["aya", "aya-obj", "aya-log"][..], "metadata-steer"),
+            (&["kube", "k8s-openapi"], "metadata-feed"),
+        ] {
+            let found = names.iter().any(|one| named[name].contains(*one));
+            assert_eq!(found, name == owner, "{name} and {names:?}");
         }
     }
 }

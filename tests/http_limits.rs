@@ -10,7 +10,7 @@ use metadata_content::http::{Response, Status};
 use metadata_content::record::Record;
 use metadata_content::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{PUT_HOLD, Serve, ServeConfig};
+use metadata_serve::{PUT_HOLD, Serve};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
 use support::record::Identity;
@@ -405,7 +405,7 @@ fn an_unknown_slot_is_answered_404_at_once() {
 #[test]
 fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
     let store = Arc::new(Store::new(1));
-    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store), ServeConfig::default()));
+    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store)));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
     let (record, _) = Record::parse("r.yaml", &Identity::of(0).record(1)).expect("a good record");
     let vm = Vm::alone(record.vm.uuid.as_str());
@@ -435,7 +435,7 @@ fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
 fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
     const ASKED: u16 = 10;
     let store = Arc::new(Store::new(1));
-    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store), ServeConfig::default()));
+    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store)));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
     let mut limited = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
     limited.limit(RequestLimit { per_second: 1, burst: 2 });

@@ -11,7 +11,7 @@ use metadata_content::record::{Limits, Record};
 use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_datapath::stack::{Exchange as _, Service as _, StackConfig, Step};
-use metadata_serve::{Serve, ServeConfig};
+use metadata_serve::Serve;
 use metadata_steer::SteerConfig;
 use metadata_user::config::Config;
 use metadata_user::verbs::check;
@@ -149,7 +149,7 @@ fn no_debug_form_of_a_conversation_or_of_settings_shows_what_was_said() {
     let store = Arc::new(Store::new(1));
     let vm = Vm::alone(record.vm.uuid.as_str());
     store.publish(0, Arc::new(dialect::render(&record, &mut Interner::new(), vm))).expect("a slot");
-    let mut serve = Serve::new(store, ServeConfig::default());
+    let mut serve = Serve::new(store);
     // Half a head, half a body, an answer in line.
     let asked = [
         format!("GET / HTTP/1.1\r\nHost: x\r\nX-Token: {}", canary("field")),

@@ -10,8 +10,8 @@ use metadata_content::http::{Response, Status};
 use metadata_content::store::{Endpoint, Host, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Exchange as _, Service as _, Step};
 use metadata_datapath::worker::Heartbeat;
+use metadata_serve::Serve;
 use metadata_serve::audit::Tape;
-use metadata_serve::{Serve, ServeConfig};
 use metadata_user::agent::Health;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::wire::at;
@@ -56,8 +56,8 @@ fn a_look_allocates_nothing_and_an_answer_that_is_noted_no_more_than_another() {
     let answer = Response::new(Status(200), Some("text/plain"), &[], vec![b'x'; 300]);
     responses.add(Host::Metadata, "/latest/meta-data", Route::new("ec2", Endpoint::Fixed(answer)));
     store.publish(0, Arc::new(responses.build())).expect("a slot of the table");
-    let mut plain = Serve::new(Arc::clone(&store), ServeConfig::default());
-    let mut audited = Serve::audited(store, ServeConfig::default(), Some(Tape::new(16)));
+    let mut plain = Serve::new(Arc::clone(&store));
+    let mut audited = Serve::audited(store, Some(Tape::new(16)));
     // The first renders the date.
     request(&mut plain);
     let expected = request(&mut plain);

@@ -15,7 +15,7 @@ use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_content::token::Keyring;
 use metadata_datapath::stack::{Exchange as _, Service as _, Step};
-use metadata_serve::{Serve, ServeConfig};
+use metadata_serve::Serve;
 use metadata_state::mailboxes::Mailboxes;
 use support::typical;
 use support::wire::at;
@@ -53,7 +53,7 @@ fn store(guests: u32) -> Arc<Store> {
 
 fn main() {
     for guests in [1, 100, 1_000, 4_000] {
-        let mut serve = Serve::new(store(guests), ServeConfig::default());
+        let mut serve = Serve::new(store(guests));
         // Goes on from path to path: the guests' token buckets remember.
         let mut now = Duration::ZERO;
         for path in PATHS {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use metadata_content::http::{Response, Status};
 use metadata_content::store::{Endpoint, Host, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig, Transmit};
-use metadata_serve::{Serve, ServeConfig};
+use metadata_serve::Serve;
 use smoltcp::wire::TcpControl;
 use support::checksum;
 use support::raw::Segment;
@@ -123,7 +123,7 @@ fn measure(guests: u32, sums: Sums) -> [f64; 6] {
         responses.add(Host::Metadata, "/latest/meta-data", Route::new("test", Endpoint::Fixed(answer)));
         store.publish(slot, Arc::new(responses.build())).expect("a slot of the table");
     }
-    let mut stack = Stack::new(StackConfig::default(), Serve::new(store, ServeConfig::default()));
+    let mut stack = Stack::new(StackConfig::default(), Serve::new(store));
     let get_end = 1001 + GET.len() as u32;
     let mut steps = [
         Segment::syn(0, 1000),

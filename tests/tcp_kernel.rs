@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use metadata_common::maps::AllSent;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{Serve, ServeConfig};
+use metadata_serve::Serve;
 use smoltcp::wire::TcpControl::Fin;
 use support::client::{Client, Habits};
 use support::kernel::{Board, Kernel};
@@ -20,7 +20,7 @@ const PLACES: usize = 65_536;
 fn stack(config: StackConfig, places: usize) -> (Stack<Serve<Pattern>, Board>, Kernel, Board) {
     let board = Board::new(places);
     let kernel = Kernel::new(board.clone(), config.cookie_key);
-    let service = Serve::new(Arc::new(Pattern::default()), ServeConfig::default());
+    let service = Serve::new(Arc::new(Pattern::default()));
     (Stack::with_ledger(config, service, board.clone()), kernel, board)
 }
 

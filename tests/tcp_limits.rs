@@ -10,7 +10,7 @@ use metadata_common::stamp::stamp;
 use metadata_content::http::{Request, Response, Status};
 use metadata_content::store::Parked;
 use metadata_datapath::stack::{Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
-use metadata_serve::{Answer, Answers, Serve, ServeConfig};
+use metadata_serve::{Answer, Answers, Serve};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
@@ -496,7 +496,7 @@ impl Answers for Faulty {
 
 #[test]
 fn a_fault_costs_one_slot_its_connections_and_nobody_else_anything() {
-    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::new(Faulty), ServeConfig::default()));
+    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::new(Faulty)));
     let mut raw = Raw::new(stack);
     let faulty = raw.slot;
     let mine = raw.open(1);

@@ -371,7 +371,7 @@ fn what_cannot_be_traced_is_refused_with_a_reason() {
         said
     };
     let said = refused(room.path(), "tap0");
-    assert!(said.contains("no agent answers") && said.contains("--run"), "{said}");
+    assert!(said.contains("no agent serves") && said.contains("--run"), "{said}");
     if !privileged::or_skip() {
         return;
     }

@@ -12,7 +12,7 @@ use metadata_content::sink::Outbox;
 use metadata_content::store::{self, Interner, Store};
 use metadata_content::token::Keyring;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{Serve, ServeConfig};
+use metadata_serve::Serve;
 use metadata_state::mailboxes::Mailboxes;
 use serde_json::Value;
 use support::client::{Client, Habits};
@@ -39,7 +39,7 @@ fn vm(record: &Value) -> Result<Vm> {
     let store = Arc::new(Store::new(1));
     store.publish(0, Arc::new(responses))?;
     let config = StackConfig { served: addresses::ALL.to_vec(), ..StackConfig::default() };
-    let stack = Stack::new(config, Serve::new(store, ServeConfig::default()));
+    let stack = Stack::new(config, Serve::new(store));
     let client = Client::at(GUEST, 0, 0, Habits::default());
     Ok(Vm { world: World::new(stack, client, Faults::NONE, 0) })
 }

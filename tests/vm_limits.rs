@@ -10,7 +10,7 @@ use metadata_content::http::{Response, Status};
 use metadata_content::record::Record;
 use metadata_content::store::{Call, Endpoint, Host, Interner, Live, Outcome, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{Serve, ServeConfig};
+use metadata_serve::Serve;
 use serde_json::{Value, json};
 use smoltcp::wire::TcpControl::Rst;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ struct Node {
 impl Node {
     fn new(config: StackConfig) -> Self {
         let store = Arc::new(Store::new(64));
-        let stack = Stack::new(config, Serve::new(Arc::clone(&store), ServeConfig::default()));
+        let stack = Stack::new(config, Serve::new(Arc::clone(&store)));
         Self { raw: Raw::new(stack), store }
     }
 

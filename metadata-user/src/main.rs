@@ -11,10 +11,11 @@ use metadata_control::status::{self, ClientError, Outcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
 use metadata_state::token_file;
-use metadata_steer::{Guarded, Mode, Released};
+use metadata_steer::{Guarded, Released};
 use metadata_user::agent;
-use metadata_user::config::{self, Config, PortSpec};
+use metadata_user::config::{self, Config};
 use metadata_user::recent::Recent;
+use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
 use metadata_user::verbs::{check, doctor, explain, export, instances, trace, which};
@@ -220,37 +221,14 @@ fn configured(path: Option<&Path>) -> anyhow::Result<Config> {
 
 #[derive(Args, Clone)]
 struct Serve {
-    /// Directory of VM records, one VM a file; watched for changes (write elsewhere, then rename into it).
-    #[arg(long, value_name = "DIR")]
-    records: Option<PathBuf>,
-    /// A tap to own, and the MAC of its guest; repeat for more. Records may name taps themselves
-    /// (`network.nics[].port`), then none is needed here. A tap that is not there yet is attached when it appears.
-    #[arg(long = "port", value_name = "IFNAME[@NETNS][=MAC]")]
-    ports: Vec<PortSpec>,
-    /// Configuration file (YAML); the options here win over it.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    options: Options,
     /// Serve Prometheus metrics at http://ADDR/metrics.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
     /// Write a line of JSON for each request to this file, or to `stderr`.
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
-    /// Directory of what outlives the agent (token keys, one-shot passwords, guest attributes), made if need be;
-    /// /var/lib/xdp-imds by default.
-    #[arg(long, value_name = "DIR")]
-    state: Option<PathBuf>,
-    /// Directory on a bpffs below which links and maps are pinned, so that ports stay closed while no agent runs and the
-    /// next one goes on with them; /sys/fs/bpf/xdp-imds by default. Two agents on a node need two.
-    #[arg(long, value_name = "DIR")]
-    pins: Option<PathBuf>,
-    /// Pin nothing: when the agent ends, taps are as if there never was one.
-    #[arg(long, conflicts_with = "pins")]
-    no_pins: bool,
-    /// Directory of the sockets by which the running agent is reached, made if need be; /run/xdp-imds by default. Two
-    /// agents on a node need two.
-    #[arg(long, value_name = "DIR")]
-    run: Option<PathBuf>,
     /// Take the ports over from the agent that runs with these pins and this run directory, while guests are served: none of
     /// them notices. Starts as usual when none runs.
     #[arg(long, conflicts_with = "no_pins")]
@@ -259,18 +237,9 @@ struct Serve {
     /// for supervisors that start what has ended again, such as kubelet.
     #[arg(long, requires = "takeover")]
     linger: bool,
-    /// By which program taps are steered [default: auto].
-    #[arg(long, value_name = "MODE", value_enum)]
-    steer: Option<Mode>,
     /// Which taps without a record are closed, so that nothing for a metadata address leaves them [default: none].
     #[arg(long, value_name = "WHICH", value_enum)]
     guard: Option<Guarded>,
-    /// Prefix of the hub's device names; two agents in one namespace need two.
-    #[arg(long, value_name = "NAME")]
-    hub: Option<String>,
-    /// Threads that answer guests [default: 1].
-    #[arg(long, value_name = "N", value_parser = config::workers)]
-    workers: Option<u32>,
     /// Whether the agent gives up what serving does not take of system calls and capabilities [default: on].
     #[arg(long, value_name = "MODE", value_enum)]
     sandbox: Option<config::Sandbox>,
@@ -279,18 +248,10 @@ struct Serve {
 impl Serve {
     fn config(&self) -> anyhow::Result<Config> {
         let this = self.clone();
-        let mut config = configured(this.config.as_deref())?;
-        config.ports.extend(this.ports);
-        config.records = this.records.or(config.records);
+        let mut config = this.options.config()?;
         config.metrics = this.metrics.or(config.metrics);
         config.audit.to = this.audit.or(config.audit.to);
-        config.state = this.state.or(config.state);
-        config.pins = if this.no_pins { None } else { this.pins.or(config.pins) };
-        config.run = this.run.unwrap_or(config.run);
-        config.steer = this.steer.unwrap_or(config.steer);
         config.guard = this.guard.unwrap_or(config.guard);
-        config.hub = this.hub.unwrap_or(config.hub);
-        config.workers = this.workers.unwrap_or(config.workers);
         config.sandbox = this.sandbox.unwrap_or(config.sandbox);
         config.validate()?;
         anyhow::ensure!(

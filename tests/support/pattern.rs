@@ -6,7 +6,7 @@ use metadata_base::time::Now;
 use metadata_content::http::{Method, Request, Response, Status};
 use metadata_content::store::Parked;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{Answer, Answers, Serve, ServeConfig};
+use metadata_serve::{Answer, Answers, Serve};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -68,7 +68,7 @@ impl Default for Pattern {
 #[must_use]
 pub fn stack(config: StackConfig) -> (Stack<Serve<Pattern>>, Arc<Pattern>) {
     let pattern = Arc::new(Pattern::default());
-    (Stack::new(config, Serve::new(Arc::clone(&pattern), ServeConfig::default())), pattern)
+    (Stack::new(config, Serve::new(Arc::clone(&pattern))), pattern)
 }
 
 /// One response taken apart.

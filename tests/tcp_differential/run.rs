@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_datapath::stack::{Ledger, Stack, StackConfig};
-use metadata_serve::{Serve, ServeConfig};
+use metadata_serve::Serve;
 use support::kernel::Kernel;
 use support::pattern::Pattern;
 use support::raw::{Reply, Segment};
@@ -88,7 +88,7 @@ pub(super) struct World<L: Ledger> {
 
 impl<L: Ledger> World<L> {
     pub(super) fn new(script: &Script, ledger: L, kernel: Option<Kernel>) -> Self {
-        let service = Serve::new(Arc::new(Pattern::default()), ServeConfig::default());
+        let service = Serve::new(Arc::new(Pattern::default()));
         let mut rng = Rng::exactly(script.seed);
         let lanes = script.lanes.iter().enumerate().map(|(number, plans)| {
             let mut plans = plans.clone().into_iter();

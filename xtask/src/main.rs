@@ -8,6 +8,7 @@ mod start;
 mod test;
 
 use clap::{Parser, Subcommand};
+use shell::verbs;
 use start::{DEMO, LAB, MAKE, Words};
 use std::ffi::OsString;
 
@@ -20,52 +21,39 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Write the generated pages of the book, check README and book against the code, and build it
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::BOOK, disable_help_flag = true)]
     Book(Words),
-    /// Rebuild the eBPF object from source, or check that the committed one matches its source
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::BUILD_EBPF, disable_help_flag = true)]
     BuildEbpf(Words),
     /// Run every check that a change must pass: format, lints, docs, licences, the eBPF object, tests
     Ci(ci::Args),
-    /// Make the Debian package, check its contents, and install, use and purge it on a throw-away copy of this system
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::DEB, disable_help_flag = true)]
     Deb(Words),
-    /// Run a demo: guests on real taps ask the real agent and get their own metadata
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::DEMO, disable_help_flag = true)]
     Demo(Words),
     /// Fuzz each target for some time, starting from the committed seeds
     Fuzz(fuzz::Args),
-    /// Boot a real Debian guest on a served tap and report what its cloud-init did
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::GUEST, disable_help_flag = true)]
     Guest(Words),
-    /// Send millions of large answers to two kinds of guests, with and without loss, and fail on any stall
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::HAUL, disable_help_flag = true)]
     Haul(Words),
-    /// Write the agent as an OCI image, reproducible octet for octet
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::IMAGE, disable_help_flag = true)]
     Image(Words),
-    /// Keep a lab up: a node and guests to work with by hand
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::LAB, disable_help_flag = true)]
     Lab(Words),
-    /// Render and check the deployment manifests, without a cluster
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::MANIFESTS, disable_help_flag = true)]
     Manifests(Words),
     /// Run the unsafe code that needs no kernel under Miri
     Miri(miri::Args),
-    /// Make the extract of published schemas that tests check objects against, or check that it is up to date
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::SCHEMAS, disable_help_flag = true)]
     Schemas(Words),
-    /// Put hours of churn, restarts and hostile guests into minutes, and watch everything that could leak
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::SOAK, disable_help_flag = true)]
     Soak(Words),
-    /// Boot thousands of guests at once on the agent and on peers, and measure
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::STORM, disable_help_flag = true)]
     Storm(Words),
     /// Build as this user, test as root, and count skipped tests
     Test(test::Args),
-    /// Measure what steering costs guests' other traffic, by program and kind of frame
-    #[command(disable_help_flag = true)]
+    #[command(about = verbs::TRAFFIC, disable_help_flag = true)]
     Traffic(Words),
 }
 

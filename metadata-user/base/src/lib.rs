@@ -5,6 +5,7 @@
 
 pub mod addresses;
 pub mod connection;
+pub mod hex;
 pub mod port;
 pub mod run;
 pub mod time;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use client::{ClientError, Question, Reply, ask, get};
+pub use client::{Answer, ClientError, Question, Reply, ask, get, open};
 
 /// The version of the format. It rises when a field changes its meaning or is removed.
 pub const SCHEMA: &str = "status/1";

@@ -1,4 +1,4 @@
-//! One thread per hub, optionally pinned: wait, receive, step, send, reap. Only this module reads a clock and polls.
+//! One thread per hub: wait, receive, step, send, reap. Only this module reads a clock and polls.
 //!
 //! Every turn runs every step, even if no frame arrived, because timers must fire on an idle hub.
 //!
@@ -132,8 +132,6 @@ pub trait Engine: Send + 'static {
 pub struct WorkerConfig {
     /// The thread's name; the kernel shows the first 15 octets.
     pub name: String,
-    /// The CPU to pin the thread to; `None` leaves the choice to the scheduler.
-    pub cpu: Option<usize>,
     /// How long the thread polls after its last work before it sleeps; 0 sleeps at once.
     pub spin: Duration,
     /// How the thread drops the system calls and capabilities that a turn does not need.
@@ -142,7 +140,7 @@ pub struct WorkerConfig {
 
 impl Default for WorkerConfig {
     fn default() -> Self {
-        Self { name: "imds-hub-0".into(), cpu: None, spin: Duration::ZERO, sandbox: Mode::Off }
+        Self { name: "imds-hub-0".into(), spin: Duration::ZERO, sandbox: Mode::Off }
     }
 }
 
@@ -156,16 +154,6 @@ pub enum WorkerError {
         name: String,
         /// The kernel's error.
         source: std::io::Error,
-    },
-    /// The CPU does not exist, or this process may not run on it.
-    #[error("cannot pin worker {name} to CPU {cpu}: {source}; name a CPU this process may run on, or none")]
-    Pin {
-        /// The worker's name.
-        name: String,
-        /// The requested CPU.
-        cpu: usize,
-        /// The kernel's error.
-        source: Errno,
     },
     /// The thread cannot drop the system calls and capabilities that a turn does not need.
     #[error("worker {name}: {source}")]
@@ -268,12 +256,6 @@ struct Inbox {
     orders: Receiver<Order>,
 }
 
-/// Why a thread refuses to start.
-enum Refused {
-    Pin(Errno),
-    Sandbox(SandboxError),
-}
-
 /// Starts worker threads.
 #[derive(Debug)]
 pub struct Worker;
@@ -282,7 +264,7 @@ impl Worker {
     /// Starts a thread that passes the frames of `source` to `engine` and sends its answers through `tap`.
     ///
     /// # Errors
-    /// [`WorkerError::Start`], [`WorkerError::Pin`] or [`WorkerError::Sandbox`]. No thread remains.
+    /// [`WorkerError::Start`] or [`WorkerError::Sandbox`]. No thread remains.
     pub fn spawn<S, E>(
         config: WorkerConfig,
         source: S,
@@ -293,7 +275,7 @@ impl Worker {
         S: FrameSource + Send + 'static,
         E: Engine,
     {
-        let WorkerConfig { name, cpu, spin, sandbox } = config;
+        let WorkerConfig { name, spin, sandbox } = config;
         let start = |source| WorkerError::Start { name: name.clone(), source };
         let shared = Arc::new(Shared {
             bell: Bell::new().map_err(|errno| start(errno.into()))?,
@@ -308,27 +290,25 @@ impl Worker {
         let (look, looks) = mpsc::sync_channel(LOOK_QUEUE);
         let (order, orders) = mpsc::sync_channel(ORDERS);
         let inbox = Inbox { forgets, wakes, looks, orders };
-        let (pinned, outcome) = mpsc::sync_channel(1);
+        let (entered, outcome) = mpsc::sync_channel(1);
         let its = Arc::clone(&shared);
         let body = move || {
             let _last = LastBeat(its.beat.clone());
-            let pin = cpu.map_or(Ok(()), run::pin).map_err(Refused::Pin);
-            let ready = pin.and_then(|()| sandbox.enter(Stage::Work).map_err(Refused::Sandbox));
+            let ready = sandbox.enter(Stage::Work);
             let refused = ready.is_err();
             // The spawning thread waits for this one message, and returns if it reports a failure.
-            if pinned.send(ready).is_err() || refused {
+            if entered.send(ready).is_err() || refused {
                 return Ok(());
             }
             run::Run::new(Link::new(source), tap, engine, its, inbox, spin).run()
         };
         let thread = std::thread::Builder::new().name(name.clone()).spawn(body).map_err(start)?;
         let handle = WorkerHandle { shared, forget, wake, look, order, thread: Some(thread) };
-        match (outcome.recv(), cpu) {
-            (Ok(Ok(())), _) => Ok(handle),
+        match outcome.recv() {
+            Ok(Ok(())) => Ok(handle),
             // Dropping the handle ends the thread.
-            (Ok(Err(Refused::Pin(source))), Some(cpu)) => Err(WorkerError::Pin { name, cpu, source }),
-            (Ok(Err(Refused::Sandbox(source))), _) => Err(WorkerError::Sandbox { name, source }),
-            _ => Err(WorkerError::Panicked),
+            Ok(Err(source)) => Err(WorkerError::Sandbox { name, source }),
+            Err(_) => Err(WorkerError::Panicked),
         }
     }
 }

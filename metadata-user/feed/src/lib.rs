@@ -98,3 +98,12 @@ pub enum FeedEvent {
     /// The feed has published everything that existed at its start, or at its last restart.
     Synced,
 }
+
+/// Runs work that waits for a disk or for the kernel on a thread that may wait.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        // The task is never cancelled: what is left is its panic.
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}

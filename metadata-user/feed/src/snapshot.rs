@@ -9,20 +9,21 @@
 //! Earlier versions wrote no source, so a line without one, or with an unknown one, belongs to a file.
 //!
 //! The snapshot contains payloads and credentials. So it needs no other file, is as secret as the records, and has mode
-//! 0600. It is replaced as a whole. The agent ignores a snapshot whose digest does not match.
+//! 0600. It is replaced as a whole. The agent ignores a snapshot that differs from what was written
+//! ([`metadata_state::form`]).
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read as _, Seek, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use sha2::{Digest as _, Sha256};
 
 use crate::registry::RecordId;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
+pub use metadata_state::form::Written;
+use metadata_state::form::{Form, FormError};
 use metadata_state::private_file;
 
 /// The file's name in the state directory.
@@ -31,11 +32,7 @@ pub const FILE: &str = "records.snapshot";
 /// Most octets of the file: 16,384 records of 16 KiB. The writer omits records that do not fit; later ids go first.
 pub const MAX_OCTETS: usize = 256 << 20;
 
-const KIND: &str = "records";
-const VERSION: u32 = 1;
-
-/// Most octets of the last line.
-const TAIL: usize = 128;
+const FORM: Form = Form { kind: "records", version: 1, octets: MAX_OCTETS };
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -65,13 +62,6 @@ pub enum SnapshotError {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Head {
-    #[serde(rename = "xdp-imds")]
-    kind: String,
-    version: u32,
-}
-
-#[derive(Serialize, Deserialize)]
 struct Line<'a> {
     #[serde(default)]
     source: Option<String>,
@@ -80,27 +70,12 @@ struct Line<'a> {
     record: &'a RawValue,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Tail {
-    records: usize,
-    sha256: String,
-}
-
-/// The result of [`write()`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// Records in the file.
-    pub records: usize,
-    /// Records that exceeded the limit of octets.
-    pub left_out: usize,
-}
-
 /// Replaces the snapshot at `path`.
 ///
 /// # Errors
 /// The file cannot be written; the former one stays.
 pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Written> {
-    private_file::replace_by(path, None, |file| encode(records, MAX_OCTETS, BufWriter::new(file)))
+    private_file::replace_by(path, None, |file| FORM.write(lines(records), BufWriter::new(file)))
 }
 
 /// Reads the snapshot at `path`. Skips a record beyond `limits`, and logs a warning.
@@ -108,81 +83,33 @@ pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Wri
 /// # Errors
 /// [`SnapshotError`] if no snapshot exists, or if it is damaged.
 pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
-    let unreadable = |source: io::Error| match source.kind() {
-        io::ErrorKind::NotFound => SnapshotError::Absent { path: path.into() },
-        _ => SnapshotError::Io { path: path.into(), source },
+    let failed = |error| match error {
+        FormError::Io(source) => SnapshotError::Io { path: path.into(), source },
+        FormError::Damaged(expected) => SnapshotError::Damaged { path: path.into(), expected },
     };
-    let file = BufReader::new(File::open(path).map_err(unreadable)?);
-    match decode(file, limits).map_err(unreadable)? {
-        Ok(records) => Ok(records),
-        Err(expected) => Err(SnapshotError::Damaged { path: path.into(), expected }),
-    }
+    let file = private_file::open(path).map_err(FormError::Io).map_err(failed)?;
+    let file = file.ok_or_else(|| SnapshotError::Absent { path: path.into() })?;
+    decode(BufReader::new(file), limits).map_err(failed)
 }
 
-/// Counts and digests the output. A snapshot may be as large as all records, so it is never in memory as a whole.
-struct Digesting<W> {
-    out: W,
-    octets: usize,
-    hash: Sha256,
-}
-
-impl<W: Write> Digesting<W> {
-    fn line(&mut self, line: &[u8]) -> io::Result<()> {
-        for piece in [line, b"\n"] {
-            self.out.write_all(piece)?;
-            self.hash.update(piece);
-            self.octets += piece.len();
-        }
-        Ok(())
-    }
-}
-
-fn encode(records: &[(RecordId, Arc<Record>)], limit: usize, out: impl Write) -> io::Result<Written> {
+/// Returns the lines of records, in the order of their names.
+fn lines(records: &[(RecordId, Arc<Record>)]) -> impl Iterator<Item = io::Result<Vec<u8>>> {
     let mut sorted: Vec<_> = records.iter().collect();
     sorted.sort_unstable_by_key(|(id, _)| id);
-    let mut out = Digesting { out, octets: 0, hash: Sha256::new() };
-    out.line(&serde_json::to_vec(&Head { kind: KIND.into(), version: VERSION })?)?;
-    let mut written = Written { records: 0, left_out: 0 };
-    for (RecordId { source, key }, record) in sorted {
+    sorted.into_iter().map(|(RecordId { source, key }, record)| {
         let record = RawValue::from_string(record.to_json()?)?;
-        let line = serde_json::to_vec(&Line {
-            source: Some(source.name().into()),
-            key: key.as_ref().into(),
-            record: &record,
-        })?;
-        if out.octets + line.len() + 1 + TAIL > limit {
-            written.left_out += 1;
-            continue;
-        }
-        out.line(&line)?;
-        written.records += 1;
-    }
-    let tail = Tail { records: written.records, sha256: hex(&out.hash.clone().finalize()) };
-    out.line(&serde_json::to_vec(&tail)?)?;
-    out.out.flush()?;
-    Ok(written)
+        let source = Some(source.name().into());
+        Ok(serde_json::to_vec(&Line { source, key: key.as_ref().into(), record: &record })?)
+    })
 }
 
-/// Reads line by line: first to check the digest, then to decode the records.
-fn decode(
-    mut file: impl BufRead + Seek,
-    limits: &Limits,
-) -> io::Result<Result<Vec<(RecordId, Record)>, &'static str>> {
-    if let Err(expected) = is_whole(&mut file)? {
-        return Ok(Err(expected));
-    }
-    file.rewind()?;
-    let (mut records, mut line) = (Vec::new(), Vec::new());
-    next_line(&mut file, &mut line)?;
-    while next_line(&mut file, &mut line)? && !file.fill_buf()?.is_empty() {
-        if line.len() <= 1 {
-            continue;
-        }
-        let Ok(Line { source, key, record }) = serde_json::from_slice(&line) else {
-            return Ok(Err("a record in each line"));
-        };
-        // The line includes payloads from other files, which the limit of a record's text does not cover.
-        let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
+fn decode(file: impl BufRead + Seek, limits: &Limits) -> Result<Vec<(RecordId, Record)>, FormError> {
+    // The line includes payloads from other files, which the limit of a record's text does not cover.
+    let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
+    let mut records = Vec::new();
+    FORM.read(file, |line| {
+        let Line { source, key, record } =
+            serde_json::from_slice(line).map_err(|_| "a record in each line")?;
         match Record::parse_within(&within, "snapshot.json", record.get()) {
             Ok((record, _)) => {
                 let source = source.as_deref().and_then(Source::of).unwrap_or_default();
@@ -190,56 +117,16 @@ fn decode(
             }
             Err(error) => tracing::warn!(record = key, "a record of the snapshot was skipped: {error}"),
         }
-    }
-    Ok(Ok(records))
-}
-
-/// Checks a file against the digest in its last line.
-fn is_whole(file: &mut impl BufRead) -> io::Result<Result<(), &'static str>> {
-    let (mut hash, mut octets, mut lines) = (Sha256::new(), 0, 0);
-    let (mut line, mut last) = (Vec::new(), Vec::new());
-    while next_line(file, &mut line)? {
-        octets += line.len();
-        if octets > MAX_OCTETS {
-            return Ok(Err("at most 256 MiB"));
-        }
-        if !last.is_empty() {
-            let head = || serde_json::from_slice::<Head>(&last).ok();
-            if lines == 0 && head().is_none_or(|head| head.kind != KIND || head.version != VERSION) {
-                return Ok(Err("records of version 1"));
-            }
-            hash.update(&last);
-            lines += usize::from(last != b"\n");
-        }
-        std::mem::swap(&mut line, &mut last);
-    }
-    if !last.ends_with(b"\n") || lines == 0 {
-        return Ok(Err("a last line"));
-    }
-    let Ok(tail) = serde_json::from_slice::<Tail>(&last) else {
-        return Ok(Err("a last line with its digest"));
-    };
-    Ok(match tail.sha256 == hex(&hash.finalize()) && lines == tail.records + 1 {
-        true => Ok(()),
-        false => Err("the digest in its last line"),
-    })
-}
-
-/// Reads a line with its line feed; false at the end. Cuts a line that exceeds the limit of a snapshot.
-fn next_line(file: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
-    line.clear();
-    file.take(MAX_OCTETS as u64 + 1).read_until(b'\n', line)?;
-    Ok(!line.is_empty())
-}
-
-fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|octet| format!("{octet:02x}")).collect()
+        Ok(())
+    })?;
+    Ok(records)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FILE, SnapshotError, Written, hex, read, write};
+    use super::{FILE, FORM, Form, FormError, SnapshotError, Written, lines, read, write};
     use crate::registry::RecordId;
+    use metadata_base::hex::hex;
     use metadata_content::record::{Credential, Limits, Record};
     use metadata_content::source::Source;
     use sha2::{Digest as _, Sha256};
@@ -249,12 +136,13 @@ mod tests {
 
     fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> (Vec<u8>, Written) {
         let mut octets = Vec::new();
-        let written = super::encode(records, limit, &mut octets).expect("encoded");
+        let form = Form { octets: limit, ..FORM };
+        let written = form.write(lines(records), &mut octets).expect("encoded");
         (octets, written)
     }
 
-    fn decode(octets: &[u8]) -> Result<Vec<(RecordId, Record)>, &'static str> {
-        super::decode(Cursor::new(octets), &Limits::DEFAULT).expect("memory is read")
+    fn decode(octets: &[u8]) -> Result<Vec<(RecordId, Record)>, FormError> {
+        super::decode(Cursor::new(octets), &Limits::DEFAULT)
     }
 
     fn record(name: &str) -> Record {
@@ -299,9 +187,26 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_that_an_earlier_agent_wrote_is_read() {
+        let text = concat!(
+            r#"{"xdp-imds":"records","version":1}"#,
+            "\n",
+            r#"{"source":"kubevirt","key":"ns/vm","record":{"schema":"vmrecord/1","generation":7,"vm":{"#,
+            r#""uuid":"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d","name":"a","project":{"id":"p1","number":1,"#,
+            r#""account":"000000000000"}},"hostname":{"short":"a"},"placement":{"region":"local","zone":"local-a"}}}"#,
+            "\n",
+            r#"{"records":1,"sha256":"a3100b5e39991411a9e125e2a133480cfc8b8dd611c6fa0661691e273039b098"}"#,
+            "\n",
+        );
+        let found = decode(text.as_bytes()).expect("whole");
+        assert_eq!(found[0].0, RecordId::new(Source::Kubevirt, "ns/vm"));
+        assert_eq!(found[0].1.generation, 7);
+    }
+
+    #[test]
     fn a_snapshot_with_any_octet_changed_or_cut_is_not_used() {
         let (octets, _) = encode(&records(&["a", "b"]), usize::MAX);
-        assert_eq!(decode(&octets).map(|found| found.len()), Ok(2));
+        assert_eq!(decode(&octets).expect("whole").len(), 2);
         for at in 0..octets.len() {
             let mut spoilt = octets.clone();
             spoilt[at] ^= 0x01;

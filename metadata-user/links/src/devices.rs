@@ -1,10 +1,11 @@
 //! Lists the devices of a namespace from outside it: a netlink socket belongs to the namespace it was opened in.
 
 use metadata_common::mac::Mac;
-use rtnetlink::sys::{Socket, protocols::NETLINK_ROUTE};
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use std::io;
 
 use crate::error::LinkError;
+use crate::exchange::Exchange;
 use crate::netns::Netns;
 use crate::processes::Meant;
 use crate::watch::LinkWatch;
@@ -12,20 +13,10 @@ use crate::watch::{attribute, text};
 
 /// Limit on devices listed in one namespace; further ones are omitted.
 pub const DEVICES_MAX: usize = 1_024;
-/// Limit on octets of answers that the kernel returns at once (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
-const ANSWER: usize = 32 << 10;
-/// Limit on answers read for one request; a device takes one to two kilobytes of them.
-const ANSWERS: usize = 1_024;
-
-/// `struct nlmsghdr` and `struct ifinfomsg` (netlink(7), rtnetlink(7)).
-const HEAD: usize = 16;
+/// `struct ifinfomsg` (rtnetlink(7)).
 const IFINFO: usize = 16;
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-/// `NLM_F_REQUEST`, `NLM_F_ROOT` and `NLM_F_MATCH`: requests all devices.
-const DUMP: u16 = 0x301;
 const ARPHRD_ETHER: u16 = 1;
 
 /// Attributes of devices (linux/if_link.h).
@@ -53,10 +44,7 @@ pub struct Seen {
 /// Lists the Ethernet devices of one namespace.
 ///
 /// Holding it keeps the namespace alive, as a [`LinkWatch`] does.
-pub struct LinkList {
-    socket: Socket,
-    asked: u32,
-}
+pub struct LinkList(Exchange);
 
 impl LinkList {
     /// Opens a list of a process's namespace, and a watch on it. The watch reports changes made after a listing.
@@ -74,13 +62,9 @@ impl LinkList {
         }
         let watch = LinkWatch::opener();
         netns.run(|| {
-            let socket = Socket::new(NETLINK_ROUTE).and_then(|socket| {
-                // The kernel answers before the system call of the request returns.
-                socket.set_non_blocking(true)?;
-                Ok(socket)
-            });
-            let socket = socket.map_err(|source| LinkError::device("list devices", source))?;
-            Ok((Self { socket, asked: 0 }, watch()?))
+            let netlink = Exchange::open(NETLINK_ROUTE);
+            let netlink = netlink.map_err(|source| LinkError::device("list devices", source))?;
+            Ok((Self(netlink), watch()?))
         })
     }
 
@@ -89,59 +73,18 @@ impl LinkList {
     /// # Errors
     /// If the kernel does not answer; open another list then.
     pub fn look(&mut self) -> Result<Vec<Seen>, LinkError> {
-        self.ask().map_err(|source| LinkError::device("list devices", source))
-    }
-
-    fn ask(&mut self) -> io::Result<Vec<Seen>> {
-        self.asked = self.asked.wrapping_add(1);
-        self.socket.send(&question(self.asked), 0)?;
         let mut seen = Vec::new();
-        let mut answer = Vec::with_capacity(ANSWER);
-        for _ in 0..ANSWERS {
-            answer.clear();
-            self.socket.recv(&mut answer, 0)?;
-            if take(&answer, self.asked, &mut seen)? {
-                return Ok(seen);
-            }
-        }
-        Err(io::Error::other("more devices than the limit of one request"))
+        let answered = self.0.dump(RTM_GETLINK, &[0; IFINFO], |kind, body| take(kind, body, &mut seen));
+        answered.map_err(|source| LinkError::device("list devices", source))?;
+        Ok(seen)
     }
 }
 
-/// Requests all devices.
-fn question(number: u32) -> [u8; HEAD + IFINFO] {
-    let mut question = [0; HEAD + IFINFO];
-    let length = (HEAD + IFINFO) as u32;
-    question[..4].copy_from_slice(&length.to_ne_bytes());
-    question[4..6].copy_from_slice(&RTM_GETLINK.to_ne_bytes());
-    question[6..8].copy_from_slice(&DUMP.to_ne_bytes());
-    question[8..12].copy_from_slice(&number.to_ne_bytes());
-    question
-}
-
-/// Reads the devices from an answer to a request; true after the last one.
-fn take(mut answer: &[u8], number: u32, seen: &mut Vec<Seen>) -> io::Result<bool> {
-    let short = || io::Error::from(io::ErrorKind::UnexpectedEof);
-    while let Some(head) = answer.get(..HEAD) {
-        let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let kind = u16::from_ne_bytes([head[4], head[5]]);
-        let about = u32::from_ne_bytes([head[8], head[9], head[10], head[11]]);
-        let body = answer.get(HEAD..length).ok_or_else(short)?;
-        match kind {
-            // The rest of the answer to a failed request.
-            _ if about != number => {}
-            NLMSG_DONE => return Ok(true),
-            NLMSG_ERROR => {
-                let errno =
-                    body.get(..4).and_then(|errno| errno.try_into().ok()).map_or(0, i32::from_ne_bytes);
-                return Err(io::Error::from_raw_os_error(errno.wrapping_neg()));
-            }
-            RTM_NEWLINK if seen.len() < DEVICES_MAX => seen.extend(device(body)),
-            _ => {}
-        }
-        answer = answer.get(length.next_multiple_of(4)..).unwrap_or_default();
+/// Adds the device of a message, up to the limit.
+fn take(kind: u16, body: &[u8], seen: &mut Vec<Seen>) {
+    if kind == RTM_NEWLINK && seen.len() < DEVICES_MAX {
+        seen.extend(device(body));
     }
-    Ok(false)
 }
 
 /// The Ethernet device that a message describes.
@@ -169,24 +112,13 @@ fn device(body: &[u8]) -> Option<Seen> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DEVICES_MAX, HEAD, Seen, take};
+    use super::{DEVICES_MAX, RTM_NEWLINK, Seen, take};
     use metadata_common::mac::Mac;
-    use std::io;
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let length = u16::try_from(4 + value.len()).expect("short");
         let mut all = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
         all.extend(value);
-        all.resize(all.len().next_multiple_of(4), 0);
-        all
-    }
-
-    fn message(kind: u16, number: u32, body: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(HEAD + body.len()).expect("short");
-        let mut all = length.to_ne_bytes().to_vec();
-        all.extend([kind.to_ne_bytes(), [0; 2]].concat());
-        all.extend([number.to_ne_bytes(), [0; 4]].concat());
-        all.extend(body);
         all.resize(all.len().next_multiple_of(4), 0);
         all
     }
@@ -208,43 +140,28 @@ mod tests {
         for (attributes, queues) in
             [(vec![], 1), (vec![attribute(8, &4_u32.to_ne_bytes())], 4), (vec![attribute(8, &[0; 4])], 1)]
         {
-            let answer = [message(16, 7, &tap(&attributes)), message(3, 7, &[0; 4])].concat();
             let mut seen = Vec::new();
-            assert!(take(&answer, 7, &mut seen).expect("an answer"));
+            take(RTM_NEWLINK, &tap(&attributes), &mut seen);
             let mac = Mac([2, 0, 0, 0, 0, 1]);
             assert_eq!(seen, [Seen { name: "tap0".into(), kind: "tap".into(), mac, queues }]);
         }
     }
 
     #[test]
-    fn other_devices_and_answers_to_other_requests_are_omitted() {
+    fn other_devices_and_other_messages_are_omitted() {
         let loopback = device(772, &[attribute(3, b"lo\0"), attribute(1, &[0; 6])]);
         let nameless = device(1, &[attribute(1, &[0; 6])]);
-        let other = message(3, 6, &[0; 4]);
-        let answer = [other, message(16, 6, &tap(&[])), message(16, 7, &loopback), message(16, 7, &nameless)];
         let mut seen = Vec::new();
-        assert!(!take(&answer.concat(), 7, &mut seen).expect("no end yet"));
+        for (kind, body) in [(20, tap(&[])), (RTM_NEWLINK, loopback), (RTM_NEWLINK, nameless)] {
+            take(kind, &body, &mut seen);
+        }
         assert_eq!(seen, []);
     }
 
     #[test]
-    fn a_refusal_and_a_truncated_answer_are_errors() {
-        let refusal = message(2, 7, &(-libc::EBUSY).to_ne_bytes());
-        let error = take(&refusal, 7, &mut Vec::new()).expect_err("refused");
-        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
-        for length in [0_u32, 15, 4_000] {
-            let mut cut = message(16, 7, &tap(&[]));
-            cut[..4].copy_from_slice(&length.to_ne_bytes());
-            let error = take(&cut, 7, &mut Vec::new()).expect_err("cut");
-            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{length}");
-        }
-    }
-
-    #[test]
     fn devices_beyond_the_limit_are_omitted() {
-        let one = message(16, 7, &tap(&[]));
         let mut seen = Vec::new();
-        take(&one.repeat(DEVICES_MAX + 1), 7, &mut seen).expect("an answer");
+        (0..=DEVICES_MAX).for_each(|_| take(RTM_NEWLINK, &tap(&[]), &mut seen));
         assert_eq!(seen.len(), DEVICES_MAX);
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod devices;
 pub mod error;
+pub mod exchange;
 pub mod inlet;
 pub mod netlink;
 pub mod netns;

@@ -149,29 +149,14 @@ const HTTP: u16 = 80;
 const PASSWORD_SERVERS: [IpAddr; 2] =
     [IpAddr::V4(addresses::METADATA), IpAddr::V6(addresses::METADATA_LINK_LOCAL)];
 
-/// Timeouts of an exchange.
-#[derive(Clone, Debug)]
-pub struct ServeConfig {
-    /// Limit from the first octet of a request to the end of its head.
-    pub head_timeout: Duration,
-    /// Limit from the end of the head to the end of the body.
-    pub body_timeout: Duration,
-    /// Limit between two requests.
-    pub idle_timeout: Duration,
-    /// Interval at which a request that waits for its record or its rate limit is retried.
-    pub look_again: Duration,
-}
-
-impl Default for ServeConfig {
-    fn default() -> Self {
-        Self {
-            head_timeout: Duration::from_secs(10),
-            body_timeout: Duration::from_secs(30),
-            idle_timeout: Duration::from_secs(75),
-            look_again: Duration::from_millis(50),
-        }
-    }
-}
+/// Limit from the first octet of a request to the end of its head.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// Limit from the end of the head to the end of the body.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+/// Limit between two requests.
+const IDLE: Duration = Duration::from_secs(75);
+/// Interval at which a request that waits for its record or its rate limit is retried.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How long a PUT may wait for its record before its connection closes without an answer. Clients of EC2's token give
 /// up their datasource on any error, but retry after silence.
@@ -184,7 +169,6 @@ const ALLOW: &str = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT";
 #[derive(Debug)]
 struct Shared<A> {
     answers: Arc<A>,
-    config: ServeConfig,
     /// Answers without variable content, rendered once.
     errors: Vec<Response>,
     not_ready: Response,
@@ -206,11 +190,10 @@ struct Counters {
 }
 
 impl<A> Shared<A> {
-    fn new(answers: Arc<A>, config: ServeConfig, tape: Option<Arc<Tape>>) -> Self {
+    fn new(answers: Arc<A>, tape: Option<Arc<Tape>>) -> Self {
         let errors = [400, 404, 408, 413, 414, 417, 431, 501, 505];
         Self {
             answers,
-            config,
             errors: errors.into_iter().map(|status| Response::error(Status(status), &[])).collect(),
             not_ready: Response::error(Status(503), &[("Retry-After", "1")]),
             too_many: Response::error(Status(429), &[("Retry-After", "1")]),
@@ -242,14 +225,14 @@ const STRANGERS: usize = 64;
 impl<A: Answers> Serve<A> {
     /// A service that answers from `answers`.
     #[must_use]
-    pub fn new(answers: Arc<A>, config: ServeConfig) -> Self {
-        Self::audited(answers, config, None)
+    pub fn new(answers: Arc<A>) -> Self {
+        Self::audited(answers, None)
     }
 
     /// Like [`new`](Self::new), and records its answers on the tape of the audit log.
     #[must_use]
-    pub fn audited(answers: Arc<A>, config: ServeConfig, tape: Option<Arc<Tape>>) -> Self {
-        Self { shared: Arc::new(Shared::new(answers, config, tape)), strangers: HashMap::new() }
+    pub fn audited(answers: Arc<A>, tape: Option<Arc<Tape>>) -> Self {
+        Self { shared: Arc::new(Shared::new(answers, tape)), strangers: HashMap::new() }
     }
 
     /// The counts of this service.

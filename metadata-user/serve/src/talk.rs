@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::tally::{End, Reason, Wait};
-use super::{Answer, Answers, Origin, PUT_HOLD, Shared};
+use super::{Answer, Answers, BODY_WITHIN, HEAD_WITHIN, IDLE, LOOK_AGAIN, Origin, PUT_HOLD, Shared};
 use crate::audit;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
@@ -114,7 +114,7 @@ impl<A: Answers> Talk<A> {
         connection: Connection,
         now: Now,
     ) -> Self {
-        let deadline = now.mono + shared.config.head_timeout;
+        let deadline = now.mono + HEAD_WITHIN;
         let tab = Tab::open(account, Arc::clone(&shared.account));
         Self {
             shared,
@@ -226,7 +226,7 @@ impl<A: Answers> Talk<A> {
                     return length;
                 }
                 Ok(None) => {
-                    let deadline = now.mono + self.shared.config.head_timeout;
+                    let deadline = now.mono + HEAD_WITHIN;
                     self.deadline = self.leaves_by.map_or(deadline, |by| by.min(deadline));
                     self.head.extend_from_slice(octets);
                 }
@@ -283,7 +283,7 @@ impl<A: Answers> Talk<A> {
         }
         let keep = !matches!(head.method, Method::Get | Method::Head);
         self.phase = Phase::Body(BodyReader::new(framing, keep));
-        self.deadline = now.mono + self.shared.config.body_timeout;
+        self.deadline = now.mono + BODY_WITHIN;
         self.head.extend_from_slice(octets);
         Ok(())
     }
@@ -331,7 +331,7 @@ impl<A: Answers> Talk<A> {
                     _ => now.mono + patience,
                 };
                 let give_up = self.leaves_by.map_or(give_up, |by| by.min(give_up));
-                let look_at = give_up.min(now.mono + self.shared.config.look_again);
+                let look_at = give_up.min(now.mono + LOOK_AGAIN);
                 self.phase = Phase::Held { look_at, give_up };
                 self.wait_for(reason);
                 if self.head.is_empty() {
@@ -467,7 +467,7 @@ impl<A: Answers> Talk<A> {
 
     /// How long the connection may stay open without a request.
     fn idle_limit(&self) -> Duration {
-        if self.leaves_by.is_some() { LAST_CALL } else { self.shared.config.idle_timeout }
+        if self.leaves_by.is_some() { LAST_CALL } else { IDLE }
     }
 
     /// Passes the next piece to the stack.

@@ -3,9 +3,8 @@
 //! A feed tells all it has at every start; who registers a VM by the API does so once. So each of these records is on
 //! disk, whole and synced, before it is said to be there. Payloads and credentials are inside, so files have mode 0600.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -13,9 +12,11 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use tracing::warn;
 
+use metadata_base::hex::hex;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
+use metadata_state::form::{Form, Head};
 use metadata_state::private_file;
 
 /// The directory's name in the state directory.
@@ -23,14 +24,12 @@ pub(super) const DIRECTORY: &str = "instances";
 /// Octets of a file at most.
 pub(super) const MAX_OCTETS: usize = 16 << 20;
 
-const KIND: &str = "instance";
-const VERSION: u32 = 1;
+const FORM: Form = Form { kind: "instance", version: 1, octets: MAX_OCTETS };
 
 #[derive(Serialize, Deserialize)]
 struct Stored<'a> {
-    #[serde(rename = "xdp-imds")]
-    kind: String,
-    version: u32,
+    #[serde(flatten)]
+    head: Head,
     source: Source,
     name: String,
     #[serde(borrow)]
@@ -53,10 +52,9 @@ impl Shelf {
     /// It cannot be written; the one before is still there.
     pub(super) fn put(&self, id: &RecordId, json: String) -> io::Result<()> {
         let Some(directory) = &self.0 else { return Ok(()) };
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        private_file::make_directory(directory)?;
         let stored = Stored {
-            kind: KIND.into(),
-            version: VERSION,
+            head: FORM.head(),
             source: id.source,
             name: id.key.as_ref().into(),
             record: &RawValue::from_string(json)?,
@@ -70,11 +68,8 @@ impl Shelf {
     /// The directory cannot be changed; the record may be there again after a start.
     pub(super) fn remove(&self, id: &RecordId) -> io::Result<()> {
         let Some(directory) = &self.0 else { return Ok(()) };
-        match fs::remove_file(directory.join(file_of(id))) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => File::open(directory)?.sync_all(),
-        }
+        let path = directory.join(file_of(id));
+        if private_file::remove(&path)? { private_file::sync_directory(&path) } else { Ok(()) }
     }
 
     /// Every record. What cannot be used is left where it is, with a warning in the log.
@@ -108,21 +103,19 @@ impl Shelf {
 
 fn file_of(id: &RecordId) -> String {
     let digest = Sha256::digest(id.key.as_bytes());
-    let name: String = digest.iter().take(16).map(|octet| format!("{octet:02x}")).collect();
-    format!("{}-{name}.json", id.source.name())
+    format!("{}-{}.json", id.source.name(), hex(&digest[..16]))
 }
 
 /// Never a word of what is inside in the reason.
 fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
-    let mut octets = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_OCTETS as u64 + 1).read_to_end(&mut octets));
-    read.map_err(|error| error.to_string())?;
+    let octets = private_file::read(path, FORM.octets).map_err(|error| error.to_string())?;
+    let octets = octets.ok_or("the file is gone")?;
     let stored: Stored<'_> =
         serde_json::from_slice(&octets).map_err(|_| "expected a record that an agent wrote".to_owned())?;
-    if (stored.kind.as_str(), stored.version) != (KIND, VERSION) {
-        return Err(format!("expected an instance of version {VERSION}"));
+    if stored.head != FORM.head() {
+        return Err(format!("expected an instance of version {}", FORM.version));
     }
-    let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
+    let within = Limits { record_octets: FORM.octets, ..limits.clone() };
     let (record, _) = Record::parse_within(&within, "instance.json", stored.record.get())
         .map_err(|error| error.to_string())?;
     Ok((RecordId::new(stored.source, &stored.name), record))
@@ -172,6 +165,23 @@ mod tests {
             shelf.remove(id).expect("removed before");
         }
         assert!(shelf.read(&Limits::DEFAULT).is_empty());
+    }
+
+    #[test]
+    fn a_file_that_an_earlier_agent_wrote_is_read() {
+        let room = tempfile::tempdir().expect("a directory");
+        let json = record("web").to_json().expect("JSON");
+        let text = format!(
+            r#"{{"xdp-imds":"instance","version":1,"source":"hook","name":"ns/web","record":{json}}}"#
+        );
+        fs::create_dir(room.path().join(DIRECTORY)).expect("a directory");
+        fs::write(room.path().join(DIRECTORY).join("hook-0.json"), &text).expect("written");
+        let shelf = Shelf::below(Some(room.path()));
+        let id = RecordId::new(Source::Hook, "ns/web");
+        assert_eq!(shelf.read(&Limits::DEFAULT), [(id.clone(), record("web"))]);
+        shelf.put(&id, json).expect("written");
+        let written = fs::read_to_string(room.path().join(DIRECTORY).join(super::file_of(&id)));
+        assert_eq!(written.expect("read"), text, "an earlier agent could not read what this one writes");
     }
 
     #[test]

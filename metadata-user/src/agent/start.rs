@@ -27,7 +27,7 @@ use metadata_datapath::worker::{Worker, WorkerConfig, WorkerHandle};
 use metadata_feed::libvirt;
 use metadata_feed::room::Room;
 use metadata_serve::audit::Collector;
-use metadata_serve::{Handing, Serve, ServeConfig};
+use metadata_serve::{Handing, Serve};
 use metadata_steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
 
 /// Longest a file that is being written is waited for at the end.
@@ -117,7 +117,7 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
     let mut workers = Vec::new();
     for (at, hub) in steering.hubs().to_vec().into_iter().enumerate() {
         let tape = audit.as_ref().and_then(|audit| audit.tape(at));
-        let serve = Serve::audited(Arc::clone(&handing), ServeConfig::default(), tape);
+        let serve = Serve::audited(Arc::clone(&handing), tape);
         tallies.push(serve.tally());
         workers.push(work(config, &mut steering, serve, key, &hub)?);
     }
@@ -158,7 +158,6 @@ fn work(
         name: format!("imds-hub-{}", hub.number),
         spin: Duration::from_micros(config.spin_us.into()),
         sandbox: config.sandbox.into(),
-        ..WorkerConfig::default()
     };
     Ok(match steering.take_ring(hub.number) {
         Some(ring) => {

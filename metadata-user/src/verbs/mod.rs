@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod explain;
 pub mod export;
 pub mod instances;
+pub mod options;
 pub mod trace;
 #[cfg(feature = "kubevirt")]
 pub mod webhook;

@@ -1,5 +1,16 @@
 //! The agent's state on disk. Each file is private, and a write replaces it as a whole or not at all.
+//!
+//! | below the state directory | content | limit | if the file is unusable |
+//! |---|---|---|---|
+//! | `token.key` ([`token_file`]) | keys of session tokens | 4 KiB | the agent does not start |
+//! | `vms/<uuid>.json` ([`mailboxes`]) | what one guest wrote | 4 MiB | the file is set aside, and the guest starts with nothing |
+//! | `instances/*.json` | one record of the API, with a [`form::Head`] | 16 MiB | the file stays and is not served |
+//! | `records.snapshot` | the last good records, as a [`form::Form`] | 256 MiB | written anew once records are read |
+//! | `kubevirt.vmis` | the last known VMIs, as a [`form::Form`] | 64 MiB | written anew once the API server answers |
+//!
+//! [`private_file`] reads and writes all of them.
 
+pub mod form;
 pub mod mailboxes;
 pub mod private_file;
 pub mod token_file;

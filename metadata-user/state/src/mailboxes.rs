@@ -4,9 +4,8 @@
 mod tests;
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +15,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use metadata_content::mailbox::{Kept, Mailbox, State};
 use metadata_content::record::Record;
-use metadata_content::record::values::{Secret, Uuid};
+use metadata_content::record::values::{Secret, Uuid, is_uuid};
 use metadata_content::sink::Outbox;
 
 use crate::private_file;
@@ -24,7 +23,7 @@ use crate::private_file;
 /// How long to gather changes before a save. It limits how often a guest can cause a write.
 const SAVE_PAUSE: Duration = Duration::from_millis(250);
 /// Most octets to read from a VM's file: all attributes, documents and names, as base64.
-const FILE_OCTETS: u64 = 4 << 20;
+const FILE_OCTETS: usize = 4 << 20;
 
 /// Why mailboxes cannot be stored.
 #[derive(Debug, thiserror::Error)]
@@ -84,8 +83,7 @@ impl Mailboxes {
     /// # Errors
     /// [`MailboxError`] if the directory cannot be created or read.
     pub fn open(directory: &Path, outbox: Outbox) -> Result<(Self, Saves), MailboxError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(error("make", directory))?;
+        private_file::make_directory(directory).map_err(error("make", directory))?;
         fs::read_dir(directory).map_err(error("list", directory))?;
         let (saver, queue) = unbounded_channel();
         let mut mailboxes = Self::in_memory(outbox);
@@ -131,7 +129,9 @@ impl Mailboxes {
         }
         let Some(disk) = &self.disk else { return Ok(()) };
         let path = disk.file(vm.as_str());
-        [&path, &bad(&path)].into_iter().try_for_each(|path| remove(path).map_err(error("remove", path)))
+        [&path, &bad(&path)]
+            .into_iter()
+            .try_for_each(|path| private_file::remove(path).map(drop).map_err(error("remove", path)))
     }
 
     /// Removes the files of VMs that ended while no agent ran. These are neither loaded nor known to `is_known` by
@@ -151,7 +151,7 @@ impl Mailboxes {
             if table.contains_key(vm) || is_known(vm) {
                 continue;
             }
-            remove(&path).map_err(error("remove", &path))?;
+            private_file::remove(&path).map_err(error("remove", &path))?;
             removed += 1;
         }
         Ok(removed)
@@ -208,25 +208,9 @@ impl Disk {
     }
 }
 
-/// Removes a file if it exists.
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 /// Reads a state file; a missing file is an empty state.
 fn read(path: &Path) -> io::Result<State> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::default()),
-        opened => opened?,
-    };
-    let mut text = Vec::new();
-    file.take(FILE_OCTETS + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > FILE_OCTETS {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "expected at most 4 MiB"));
-    }
+    let Some(text) = private_file::read(path, FILE_OCTETS)? else { return Ok(State::default()) };
     // The parser's message could repeat a password.
     let place = |error: serde_json::Error| {
         let place = format!("expected a mailbox, found something else at line {}", error.line());
@@ -243,8 +227,7 @@ fn bad(path: &Path) -> PathBuf {
 /// The VM of a state file; `None` for any other file in the directory.
 fn vm_of(name: &str) -> Option<&str> {
     let vm = name.strip_suffix(".json").or_else(|| name.strip_suffix(".json.bad"))?;
-    let form = |b| b == b'-' || matches!(b, b'0'..=b'9' | b'a'..=b'f');
-    (vm.len() == 36 && vm.bytes().all(form)).then_some(vm)
+    (is_uuid(vm) && !vm.bytes().any(|b| b.is_ascii_uppercase())).then_some(vm)
 }
 
 /// Locks, even after a panic elsewhere: no operation leaves the table inconsistent.

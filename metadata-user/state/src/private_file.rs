@@ -1,12 +1,71 @@
-//! Files that only the agent's user may read.
+//! Files that only the agent's user may read: read whole within a limit, replaced whole, removed.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, fchown};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 /// The mode of files with secrets.
 pub const PRIVATE: u32 = 0o600;
+
+/// Makes a directory, and those above it, with mode 0700. One that exists stays as it is.
+///
+/// # Errors
+/// The directory cannot be made.
+pub fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Opens the file at `path`; `None` if there is none.
+///
+/// # Errors
+/// The file exists and cannot be opened.
+pub fn open(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+/// Reads the file at `path`, at most `limit` octets; `None` if there is none.
+///
+/// # Errors
+/// [`io::ErrorKind::FileTooLarge`] beyond the limit, or the file cannot be read.
+pub fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
+    open(path)?.map(|file| read_within(file, limit)).transpose()
+}
+
+/// Reads `from` to its end, at most `limit` octets.
+///
+/// # Errors
+/// [`io::ErrorKind::FileTooLarge`] beyond the limit, or reading fails.
+pub fn read_within(from: impl Read, limit: usize) -> io::Result<Vec<u8>> {
+    let mut octets = Vec::new();
+    from.take((limit as u64).saturating_add(1)).read_to_end(&mut octets)?;
+    if octets.len() > limit {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("expected at most {limit} octets")));
+    }
+    Ok(octets)
+}
+
+/// Removes the file at `path`; returns whether there was one.
+///
+/// # Errors
+/// The file cannot be removed.
+pub fn remove(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true),
+    }
+}
+
+/// Writes to the disk which files the directory of `path` has.
+///
+/// # Errors
+/// The directory cannot be opened or synced.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(directory(path))?.sync_all()
+}
 
 /// Replaces the file at `path` as a whole or not at all: writes a new file beside it with mode 0600, syncs it, and
 /// renames it.
@@ -37,10 +96,7 @@ pub fn replace_by<T>(
     write: impl FnOnce(&mut File) -> io::Result<T>,
 ) -> io::Result<T> {
     let aside = aside(path)?;
-    match fs::remove_file(&aside) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove(&aside)?;
     let written =
         write_new(&aside, owner, write).and_then(|written| fs::rename(&aside, path).map(|()| written));
     if written.is_err() {
@@ -48,7 +104,7 @@ pub fn replace_by<T>(
         let _ = fs::remove_file(&aside);
         return written;
     }
-    File::open(directory(path))?.sync_all()?;
+    sync_directory(path)?;
     written
 }
 
@@ -84,8 +140,9 @@ fn write_new<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::replace;
+    use super::{read, remove, replace};
     use std::fs;
+    use std::io::ErrorKind;
     use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
@@ -108,5 +165,21 @@ mod tests {
         fs::create_dir(&path).expect("a directory in the way");
         replace(&path, b"x").expect_err("a directory cannot be replaced by a file");
         assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 1);
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_its_limit_and_none_is_no_error() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("keys");
+        assert_eq!(read(&path, 4).expect("no file"), None);
+        assert!(!remove(&path).expect("no file"));
+        for (limit, expected) in [(5, Ok(b"first".to_vec())), (4, Err(ErrorKind::FileTooLarge))] {
+            replace(&path, b"first").expect("replaced");
+            assert_eq!(
+                read(&path, limit).map(Option::unwrap_or_default).map_err(|error| error.kind()),
+                expected
+            );
+        }
+        assert!(remove(&path).expect("removed") && !path.exists());
     }
 }

@@ -4,7 +4,7 @@
 mod tests;
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use metadata_content::token::{Keyring, Keys};
 use crate::private_file;
 
 /// Most octets to read from a key file; a valid one has about 200.
-const FILE_OCTETS: u64 = 4_096;
+const FILE_OCTETS: usize = 4_096;
 
 /// Why the keys are unavailable.
 #[derive(Debug, thiserror::Error)]
@@ -143,19 +143,19 @@ fn take_turn(path: &Path) -> Result<File, KeyError> {
 
 /// Reads the keys at `path`; `None` if the file does not exist.
 fn read(path: &Path) -> Result<Option<Keys>, KeyError> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(io_error("open", path))?,
-    };
+    let Some(file) = private_file::open(path).map_err(io_error("open", path))? else { return Ok(None) };
     let status = file.metadata().map_err(io_error("inspect", path))?;
     let mode = status.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
         return Err(KeyError::Exposed { path: path.to_owned(), mode });
     }
-    let mut text = Vec::new();
-    file.take(FILE_OCTETS).read_to_end(&mut text).map_err(io_error("read", path))?;
+    let malformed = || KeyError::Malformed { path: path.to_owned() };
+    let text = private_file::read_within(file, FILE_OCTETS).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => malformed(),
+        _ => io_error("read", path)(error),
+    })?;
     // The parser's message could repeat a key.
-    Keys::parse(&text).map(Some).ok_or_else(|| KeyError::Malformed { path: path.to_owned() })
+    Keys::parse(&text).map(Some).ok_or_else(malformed)
 }
 
 /// Reads the keys at `path`, which must exist.

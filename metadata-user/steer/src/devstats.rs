@@ -1,25 +1,12 @@
 //! Statistics of devices by interface index: rejected frames (rtnetlink), and whether a device accepts redirected
 //! frames (the generic netlink family `netdev`, Linux 6.3). All calls act on the calling thread's namespace.
 
-use rtnetlink::sys::Socket;
 use rtnetlink::sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use std::io;
 
 use super::SteerError;
+use metadata_links::exchange::Exchange;
 use metadata_links::watch::attribute;
-
-/// Limit on octets of answers that the kernel returns at once (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
-const ANSWER: usize = 32 << 10;
-/// Limit on answers read for one question; one answer holds about 100 devices.
-const ANSWERS: usize = 1_024;
-
-/// `struct nlmsghdr` (netlink(7)).
-const HEAD: usize = 16;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-/// `NLM_F_REQUEST`; with `NLM_F_ROOT` and `NLM_F_MATCH` it requests all devices.
-const REQUEST: u16 = 1;
-const DUMP: u16 = 0x301;
 
 /// `struct if_stats_msg`: family, padding, interface index, mask of requested statistics (linux/if_link.h, Linux
 /// 4.7).
@@ -60,8 +47,7 @@ pub(super) fn dropped() -> Result<Vec<(u32, Dropped)>, SteerError> {
     let mut body = [0; IF_STATS];
     body[8..].copy_from_slice(&1_u32.to_ne_bytes());
     let mut ask = || -> io::Result<()> {
-        let socket = open(NETLINK_ROUTE)?;
-        exchange(&socket, RTM_GETSTATS, DUMP, &body, |kind, body| {
+        Exchange::open(NETLINK_ROUTE)?.dump(RTM_GETSTATS, &body, |kind, body| {
             found.extend((kind == RTM_NEWSTATS).then(|| statistics(body)).flatten());
         })
     };
@@ -88,10 +74,10 @@ pub(super) fn takes_redirected(ifindex: u32) -> Option<bool> {
 }
 
 fn ask_netdev(ifindex: Option<u32>) -> io::Result<Vec<(u32, bool)>> {
-    let socket = open(NETLINK_GENERIC)?;
+    let mut netlink = Exchange::open(NETLINK_GENERIC)?;
     let mut family = None;
     let question = general(CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_NAME, b"netdev\0");
-    exchange(&socket, GENL_ID_CTRL, REQUEST, &question, |_, body| {
+    netlink.request(GENL_ID_CTRL, &question, |_, body| {
         let id = body.get(GENL..).and_then(|all| attribute(all, CTRL_ATTR_FAMILY_ID));
         family = id.and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes).or(family);
     })?;
@@ -99,10 +85,10 @@ fn ask_netdev(ifindex: Option<u32>) -> io::Result<Vec<(u32, bool)>> {
     let mut found = Vec::new();
     let take = |_, body: &[u8]| found.extend(features(body));
     match ifindex {
-        None => exchange(&socket, family, DUMP, &[NETDEV_CMD_DEV_GET, 1, 0, 0], take)?,
+        None => netlink.dump(family, &[NETDEV_CMD_DEV_GET, 1, 0, 0], take)?,
         Some(ifindex) => {
             let question = general(NETDEV_CMD_DEV_GET, NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
-            exchange(&socket, family, REQUEST, &question, take)?;
+            netlink.request(family, &question, take)?;
         }
     }
     Ok(found)
@@ -127,72 +113,9 @@ fn general(command: u8, kind: u16, value: &[u8]) -> Vec<u8> {
     body
 }
 
-fn open(protocol: isize) -> io::Result<Socket> {
-    let socket = Socket::new(protocol)?;
-    // The kernel answers before the system call of the request returns.
-    socket.set_non_blocking(true)?;
-    Ok(socket)
-}
-
-/// Sends a request, and passes the kind and the body of each message of the answer to `each`.
-fn exchange(
-    socket: &Socket,
-    kind: u16,
-    flags: u16,
-    body: &[u8],
-    mut each: impl FnMut(u16, &[u8]),
-) -> io::Result<()> {
-    let mut question = Vec::with_capacity(HEAD + body.len());
-    // A request has a few dozen octets.
-    question.extend(((HEAD + body.len()) as u32).to_ne_bytes());
-    question.extend([kind.to_ne_bytes(), flags.to_ne_bytes()].concat());
-    question.extend([0; 8]);
-    question.extend(body);
-    socket.send(&question, 0)?;
-    let mut answer = Vec::with_capacity(ANSWER);
-    for _ in 0..ANSWERS {
-        answer.clear();
-        socket.recv(&mut answer, 0)?;
-        if read(&answer, &mut each)? || flags == REQUEST {
-            return Ok(());
-        }
-    }
-    Err(io::Error::other("more devices than the limit of one request"))
-}
-
-/// Reads the messages of an answer; true after the last one.
-fn read(mut answer: &[u8], each: &mut impl FnMut(u16, &[u8])) -> io::Result<bool> {
-    let short = || io::Error::from(io::ErrorKind::UnexpectedEof);
-    while let Some(head) = answer.get(..HEAD) {
-        let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let body = answer.get(HEAD..length).ok_or_else(short)?;
-        match u16::from_ne_bytes([head[4], head[5]]) {
-            NLMSG_DONE => return Ok(true),
-            NLMSG_ERROR => {
-                let errno = body.first_chunk().map_or(0, |errno| i32::from_ne_bytes(*errno));
-                return Err(io::Error::from_raw_os_error(errno.wrapping_neg()));
-            }
-            kind => each(kind, body),
-        }
-        answer = answer.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
-    Ok(false)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{
-        Dropped, NLMSG_DONE, NLMSG_ERROR, RTM_NEWSTATS, dropped, features, general, read, statistics,
-    };
-
-    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(16 + body.len()).expect("short");
-        let mut all = length.to_ne_bytes().to_vec();
-        all.extend([kind.to_ne_bytes(), [0; 2]].concat());
-        all.extend([0; 8]);
-        all.extend(body);
-        all
-    }
+    use super::{Dropped, dropped, features, general, statistics};
 
     fn counters(ifindex: u32, rx: u64, tx: u64) -> Vec<u8> {
         let mut body = vec![0; 12];
@@ -208,28 +131,11 @@ mod tests {
 
     #[test]
     fn drops_are_read_at_the_kernels_offsets() {
-        let answer =
-            [message(RTM_NEWSTATS, &counters(7, 3, 9)), message(RTM_NEWSTATS, &counters(8, 0, 1))].concat();
-        let mut found = Vec::new();
-        let last = read(&answer, &mut |_, body| found.extend(statistics(body))).expect("messages");
-        assert!(!last);
-        assert_eq!(found, [(7, Dropped { tx: 9, rx: 3 }), (8, Dropped { tx: 1, rx: 0 })]);
-    }
-
-    #[test]
-    fn a_truncated_answer_is_an_error_and_never_a_panic() {
-        let answer = message(RTM_NEWSTATS, &counters(7, 3, 9));
-        for length in 0..answer.len() {
-            let read = read(&answer[..length], &mut |_, body| _ = statistics(body));
-            assert_eq!(read.is_err(), length >= 16, "{length}");
+        let whole = counters(7, 3, 9);
+        assert_eq!(statistics(&whole), Some((7, Dropped { tx: 9, rx: 3 })));
+        for length in 0..whole.len() {
+            assert_eq!(statistics(&whole[..length]), None, "{length}");
         }
-        for length in 0..answer.len() - 16 {
-            assert!(statistics(&answer[16..][..length]).is_none(), "{length}");
-        }
-        assert!(read(&message(NLMSG_DONE, &[]), &mut |_, _| ()).is_ok_and(|last| last));
-        let refused =
-            read(&message(NLMSG_ERROR, &(-2_i32).to_ne_bytes()), &mut |_, _| ()).expect_err("ENOENT");
-        assert_eq!(refused.raw_os_error(), Some(libc::ENOENT));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
 use metadata_content::http::{Request, Response, Status};
 use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Service, Step};
-use metadata_serve::{Answer, Answers, Serve, ServeConfig};
+use metadata_serve::{Answer, Answers, Serve};
 
 /// Octets of empty lines that the server skips before a request.
 const LEADING_MAX: usize = 8;
@@ -92,7 +92,7 @@ fn run_exchange(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     let (here, there) = ([169, 254, 169, 254].into(), [10, 0, 2, 15].into());
     let connection = Connection { slot: 0, local: (here, 80), remote: (there, 40_000) };
     let mut now = Now { mono: Duration::ZERO, unix_seconds: 1_795_219_200 };
-    let mut talk = Serve::new(Arc::clone(&answers), ServeConfig::default()).open(now, connection);
+    let mut talk = Serve::new(Arc::clone(&answers)).open(now, connection);
     let (mut output, mut start, mut at) = (Vec::new(), 0, 0_usize);
     // A waiting request is tried again twenty times a second.
     let turns = octets.len() * (1 + 20 * 45) + 1;

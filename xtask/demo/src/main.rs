@@ -4,6 +4,7 @@ mod demo;
 mod lab;
 
 use clap::{Parser, Subcommand};
+use shell::verbs;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -14,9 +15,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Run a demo: guests on real taps ask the real agent and get their own metadata
+    #[command(about = verbs::DEMO)]
     Demo(demo::Args),
-    /// Keep a lab up: a node and guests to work with by hand
+    #[command(about = verbs::LAB)]
     Lab(lab::Args),
 }
 

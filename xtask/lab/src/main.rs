@@ -9,6 +9,7 @@ mod traffic;
 mod trial;
 
 use clap::{Parser, Subcommand};
+use shell::verbs;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -19,21 +20,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Boot a real Debian guest on a served tap and report what its cloud-init did
+    #[command(about = verbs::GUEST)]
     Guest(guest::Args),
-    /// Send millions of large answers to two kinds of guests, with and without loss, and fail on any stall
+    #[command(about = verbs::HAUL)]
     Haul(haul::Args),
     /// Serve a guest from a container of an image (started by `image --try`)
     #[command(hide = true)]
     ImageTrial(trial::Args),
-    /// Put hours of churn, restarts and hostile guests into minutes, and watch everything that could leak
+    #[command(about = verbs::SOAK)]
     Soak(soak::Args),
-    /// Boot thousands of guests at once on the agent and on peers, and measure
+    #[command(about = verbs::STORM)]
     Storm(Box<storm::Args>),
     /// Generate the load of a storm (started by `storm`)
     #[command(hide = true)]
     StormGuests(storm::guest::Args),
-    /// Measure what steering costs guests' other traffic, by program and kind of frame
+    #[command(about = verbs::TRAFFIC)]
     Traffic(traffic::Args),
 }
 

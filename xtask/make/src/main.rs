@@ -8,6 +8,7 @@ mod manifests;
 mod schemas;
 
 use clap::{Parser, Subcommand};
+use shell::verbs;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -18,17 +19,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Write the generated pages of the book, check README and book against the code, and build it
+    #[command(about = verbs::BOOK)]
     Book(book::Args),
-    /// Rebuild the eBPF object from source, or check that the committed one matches its source
+    #[command(about = verbs::BUILD_EBPF)]
     BuildEbpf(build_ebpf::Args),
-    /// Make the Debian package, check its contents, and install, use and purge it on a throw-away copy of this system
+    #[command(about = verbs::DEB)]
     Deb(deb::Args),
-    /// Write the agent as an OCI image, reproducible octet for octet
+    #[command(about = verbs::IMAGE)]
     Image(image::Args),
-    /// Render and check the deployment manifests, without a cluster
+    #[command(about = verbs::MANIFESTS)]
     Manifests(manifests::Args),
-    /// Make the extract of published schemas that tests check objects against, or check that it is up to date
+    #[command(about = verbs::SCHEMAS)]
     Schemas(schemas::Args),
 }
 

@@ -5,12 +5,12 @@
 
 mod prune;
 
+use crate::image::sha256;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args as Arguments;
 use prune::{closure, definitions_of_crd, prune};
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -197,7 +197,7 @@ fn read(source: &Source, from: Option<&Path>) -> Result<String> {
         }
     };
     let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let found: String = Sha256::digest(&text).iter().map(|octet| format!("{octet:02x}")).collect();
+    let found = sha256(&text);
     ensure!(found == source.sha256, "expected SHA-256 {}, found {found}", source.sha256);
     Ok(String::from_utf8(text)?)
 }

@@ -3,6 +3,7 @@
 pub mod afterburn;
 pub mod tools;
 pub mod variables;
+pub mod verbs;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use std::ffi::{OsStr, OsString};

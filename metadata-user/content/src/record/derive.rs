@@ -4,17 +4,14 @@
 
 use sha2::{Digest as _, Sha256};
 
+use metadata_base::hex::hex;
+
 use super::vm::Iam;
 use super::{Nic, Record};
 
 /// Returns the first 17 hex digits of SHA-256 over `prefix` and `value`.
 fn h17(prefix: &str, value: &str) -> String {
-    use std::fmt::Write as _;
-    let digest = digest(prefix, value);
-    let mut hex = String::with_capacity(18);
-    for octet in &digest[..9] {
-        write!(hex, "{octet:02x}").expect("writing to a String cannot fail");
-    }
+    let mut hex = hex(&digest(prefix, value)[..9]);
     hex.truncate(17);
     hex
 }

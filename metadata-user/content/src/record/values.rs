@@ -130,9 +130,11 @@ fn is_hex(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
-fn is_uuid(text: &str) -> bool {
-    let groups: Vec<_> = text.split('-').collect();
-    groups.iter().map(|g| g.len()).eq([8, 4, 4, 4, 12]) && groups.iter().all(|g| is_hex(g))
+/// Returns whether the text is a UUID in its usual form (RFC 9562 §4), in upper or lower case.
+#[must_use]
+pub fn is_uuid(text: &str) -> bool {
+    text.split('-').map(str::len).eq([8, 4, 4, 4, 12])
+        && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
 fn is_device(text: &str) -> bool {
@@ -169,7 +171,7 @@ checked_string!(
     /// A UUID in lower case (RFC 9562 §4). Upper case is accepted and converted.
     Uuid,
     "a UUID (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)",
-    |text| Some(text.to_ascii_lowercase()).filter(|lower| is_uuid(lower))
+    |text| is_uuid(text).then(|| text.to_ascii_lowercase())
 );
 checked_string!(
     /// An EC2 instance id.

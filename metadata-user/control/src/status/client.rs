@@ -11,6 +11,8 @@ use metadata_base::run::SOCKET;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most octets of a response; that of a full node with every port takes a quarter.
 const ANSWER_MAX: u64 = 64 << 20;
+/// Most octets of a response's head.
+const HEAD_MAX: usize = 16 << 10;
 /// Most header fields of a response.
 const FIELDS: usize = 32;
 
@@ -90,42 +92,102 @@ pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
 /// # Errors
 /// [`ClientError`] without a response.
 pub fn ask(run: &Path, question: &Question<'_>) -> Result<Reply, ClientError> {
+    let answer = open(run, question)?;
+    let status = answer.status;
+    let body = answer.rest(ANSWER_MAX).map_err(ClientError::Mute)?;
+    Ok(Reply { status, body })
+}
+
+/// An answer whose body is still to be read: until the stream ends, because the agent ends the connection after it.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: u16,
+    /// What has come of the body.
+    pub begun: Vec<u8>,
+    /// Where the rest comes from.
+    pub stream: UnixStream,
+    /// All of the question has been sent.
+    sent: bool,
+}
+
+impl Answer {
+    /// The whole body, of which at most `limit` octets are still read.
+    ///
+    /// # Errors
+    /// The connection fails or stands still.
+    pub fn rest(self, limit: u64) -> io::Result<Vec<u8>> {
+        let mut body = self.begun;
+        let read = self.stream.take(limit).read_to_end(&mut body);
+        // A refusal may come before all is sent; the rest of the connection is then lost, and it alone counts.
+        if self.sent {
+            read?;
+        }
+        Ok(body)
+    }
+}
+
+/// Asks, and reads the head of the answer.
+///
+/// # Errors
+/// [`ClientError`]: there is no answer.
+pub fn open(run: &Path, question: &Question<'_>) -> Result<Answer, ClientError> {
     let stream = UnixStream::connect(run.join(SOCKET)).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => ClientError::Forbidden { path: run.into(), source },
         _ => ClientError::NoAgent { path: run.into(), source },
     })?;
-    let answer = exchange(stream, question).map_err(ClientError::Mute)?;
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
-    let mut head = httparse::Response::new(&mut fields);
-    let broken = || ClientError::Mute(io::ErrorKind::InvalidData.into());
-    let Ok(httparse::Status::Complete(length)) = head.parse(&answer) else { return Err(broken()) };
-    let status = head.code.ok_or_else(broken)?;
-    Ok(Reply { status, body: answer[length..].to_vec() })
+    exchange(stream, question).map_err(ClientError::Mute)
 }
 
-fn exchange(mut stream: UnixStream, question: &Question<'_>) -> io::Result<Vec<u8>> {
-    let Question { method, path, fields, body, patience } = question;
-    stream.set_read_timeout(Some(*patience))?;
-    stream.set_write_timeout(Some(*patience))?;
-    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n");
+fn exchange(mut stream: UnixStream, question: &Question<'_>) -> io::Result<Answer> {
+    stream.set_read_timeout(Some(question.patience))?;
+    stream.set_write_timeout(Some(question.patience))?;
+    let sent = stream.write_all(&head(question)).and_then(|()| stream.write_all(question.body));
+    let (mut answer, mut piece) = (Vec::new(), [0; 4_096]);
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => {
+                sent?;
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            Ok(octets) => answer.extend_from_slice(&piece[..octets]),
+            Err(error) => return Err(sent.err().unwrap_or(error)),
+        }
+        if let Some((status, length)) = status(&answer)? {
+            return Ok(Answer { status, begun: answer.split_off(length), stream, sent: sent.is_ok() });
+        }
+        if answer.len() > HEAD_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+}
+
+/// The head of a question. By HTTP/1.0 no answer comes in chunks, and its end is that of the connection.
+fn head(question: &Question<'_>) -> Vec<u8> {
+    let Question { method, path, fields, body, .. } = question;
+    let mut head = format!("{method} {path} HTTP/1.0\r\nHost: agent\r\n");
     fields.iter().for_each(|field| head.extend([field, "\r\n"]));
     if !body.is_empty() {
         head.push_str(&format!("Content-Length: {}\r\n", body.len()));
     }
     head.push_str("\r\n");
-    let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-    let mut answer = Vec::new();
-    let read = stream.take(ANSWER_MAX).read_to_end(&mut answer);
-    // The agent may refuse before it has read everything; its response then matters.
-    if written.is_ok() || answer.is_empty() {
-        written.and(read)?;
+    head.into_bytes()
+}
+
+/// The status of an answer and the length of its head; none until all of that is there.
+fn status(answer: &[u8]) -> io::Result<Option<(u16, usize)>> {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+    let mut head = httparse::Response::new(&mut fields);
+    let broken = || io::Error::from(io::ErrorKind::InvalidData);
+    match head.parse(answer).map_err(|_| broken())? {
+        httparse::Status::Partial => Ok(None),
+        httparse::Status::Complete(length) => Ok(Some((head.code.ok_or_else(broken)?, length))),
     }
-    Ok(answer)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ClientError, get};
+    use super::{ClientError, Question, ask, get};
     use metadata_base::run::SOCKET;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
@@ -148,7 +210,7 @@ mod tests {
                 let (mut stream, _) = listener.accept().expect("a client");
                 let mut asked = [0; 25];
                 stream.read_exact(&mut asked).expect("a question");
-                assert_eq!(&asked, b"GET /v1/status HTTP/1.1\r\n");
+                assert_eq!(&asked, b"GET /v1/status HTTP/1.0\r\n");
                 stream.set_nonblocking(true).expect("a flag");
                 // Closing before all is read would reset the connection.
                 while stream.read(&mut asked).is_ok_and(|length| length > 0) {}
@@ -162,5 +224,25 @@ mod tests {
         let error = get(run.path(), "/v1/status").expect_err("no answer");
         assert!(matches!(error, ClientError::Mute(_)), "{error}");
         serving.join().expect("three clients");
+    }
+
+    #[test]
+    fn a_refusal_that_comes_before_all_is_sent_is_the_answer() {
+        let run = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(run.path().join(SOCKET)).expect("a socket");
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            stream.read_exact(&mut [0; 10]).expect("a question");
+            // In two pieces: the head does not end with the first.
+            for piece in ["HTTP/1.0 413 Content Too Large\r\nContent-Le", "ngth: 9\r\n\r\ntoo large"] {
+                stream.write_all(piece.as_bytes()).expect("an answer");
+            }
+        });
+        let body = vec![b'x'; 4 << 20];
+        let patience = super::PATIENCE;
+        let question = Question { method: "PUT", path: "/", fields: &[], body: &body, patience };
+        let reply = ask(run.path(), &question).expect("an answer");
+        assert_eq!((reply.status, &*reply.body), (413, &b"too large"[..]));
+        serving.join().expect("a client");
     }
 }

@@ -62,12 +62,6 @@ pub struct Frame {
     pub message: Option<String>,
 }
 
-/// Formats octets as hexadecimal digits.
-#[must_use]
-pub fn hexadecimal(octets: &[u8]) -> String {
-    octets.iter().map(|octet| format!("{octet:02x}")).collect()
-}
-
 /// Parses hexadecimal digits; `None` for any other text.
 #[must_use]
 pub fn octets(digits: &str) -> Option<Vec<u8>> {
@@ -81,7 +75,8 @@ pub fn octets(digits: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Frame, Line, hexadecimal, octets};
+    use super::{Frame, Line, octets};
+    use metadata_base::hex::hex;
 
     #[test]
     fn lines_keep_their_form() {
@@ -109,7 +104,7 @@ mod tests {
     #[test]
     fn octets_come_back_from_their_digits_and_from_nothing_else() {
         let all: Vec<u8> = (0..=255).collect();
-        assert_eq!(octets(&hexadecimal(&all)), Some(all));
+        assert_eq!(octets(&hex(&all)), Some(all));
         for bad in ["0", "0g", "zz", "é"] {
             assert_eq!(octets(bad), None, "{bad}");
         }

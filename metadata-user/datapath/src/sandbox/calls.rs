@@ -144,7 +144,6 @@ const PROCESS: &[c_long] = &[
     libc::SYS_getgid,
     libc::SYS_getegid,
     libc::SYS_getrusage,
-    libc::SYS_sched_setaffinity,
     libc::SYS_uname,
     libc::SYS_sysinfo,
     // A separate filter answers it with ENOSYS.

@@ -5,7 +5,7 @@ use metadata_common::maps::Slot;
 use std::time::Duration;
 
 use super::Stack;
-use super::config::RECEIVE_BUFFER;
+use super::config::{RECEIVE_BUFFER, TIME_WAIT};
 use super::connection::{Cause, Conn};
 use super::emit::Header;
 use super::frame::Route;
@@ -108,8 +108,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
         if let Some((Check::First(abilities), initial)) = self.check(source.flow, segment) {
             let is_repeated = wait.numbers.initial == initial;
-            let is_new = self.ledger.is_opened(source.flow)
-                || wait.gives_way(source.now.mono, self.config.timeouts.time_wait);
+            let is_new = self.ledger.is_opened(source.flow) || wait.gives_way(source.now.mono, TIME_WAIT);
             if is_repeated && !is_new && !segment.payload.is_empty() {
                 // A retransmission needs no answer. A guest that starts again with the same numbers, and whose SYN we
                 // missed, would take an answer for an acknowledgement of its request. Without an answer it
@@ -125,7 +124,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         if segment.has(FIN)
             && let Some(wait) = self.table.wait_mut(source.flow)
         {
-            wait.until = source.now.mono + self.config.timeouts.time_wait;
+            wait.until = source.now.mono + TIME_WAIT;
         }
         let (next, ack) = wait.numbers.next;
         // The guest may not have received our FIN, because the kernel sent it and the frame may be lost. Without FIN,
@@ -160,7 +159,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     fn early(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         let Source { now, flow, .. } = source;
         // During a handover another agent may hold the connection.
-        let is_ours = self.config.resets_forgotten && !self.spares && self.draining.is_none();
+        let is_ours = !self.spares && self.draining.is_none();
         if is_ours && self.forgotten.is_certain(now.mono, flow, segment.seq) {
             self.stats.forgotten += 1;
             return self.refuse(source, segment, out);

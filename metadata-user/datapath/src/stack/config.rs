@@ -50,6 +50,19 @@ pub const TIME_WAITS_PER_PORT: usize = 128;
 /// expire.
 pub const TIME_WAITS: usize = 65_536;
 
+/// Time without an acknowledgement while data is outstanding, before a reset. Long enough for a dozen retransmissions
+/// (RFC 6298 §5.5, §5.7).
+pub(super) const STALL: Duration = Duration::from_secs(120);
+
+/// Time from the acknowledgement of our FIN to the guest's FIN (FIN-WAIT-2), before a reset.
+pub(super) const LINGER: Duration = Duration::from_secs(30);
+
+/// Time in TIME-WAIT (RFC 9293 §3.6.1). It is shorter than 2 MSL, because one tap is the whole network.
+pub const TIME_WAIT: Duration = Duration::from_secs(10);
+
+/// Time from the last frame of a port without connections until the port is freed.
+pub(super) const PORT_IDLE: Duration = Duration::from_secs(30);
+
 const _: () = assert!(RECEIVE_BUFFER + 14 + 60 + 60 + 256 <= 4096, "a full window must fit a UMEM chunk");
 
 /// Limits and addresses of a [`Stack`](super::Stack).
@@ -76,11 +89,6 @@ pub struct StackConfig {
     pub cookie_key: Key,
     /// The MTUs of the guests' devices, which limit the segment size. An unknown MTU counts as [`MTU`].
     pub mtus: Mtus,
-    /// Whether to reset connections that no agent holds, once their guests have retransmitted often enough. Set
-    /// `false` while another agent may hold them.
-    pub resets_forgotten: bool,
-    /// Timeouts of connections and ports.
-    pub timeouts: Timeouts,
 }
 
 impl Default for StackConfig {
@@ -96,8 +104,6 @@ impl Default for StackConfig {
             share: SHARE,
             cookie_key: Key([0; 2]),
             mtus: Mtus::default(),
-            resets_forgotten: true,
-            timeouts: Timeouts::default(),
         }
     }
 }
@@ -114,33 +120,6 @@ impl std::fmt::Debug for StackConfig {
             .field("connections", &self.connections)
             .field("mtus", &self.mtus)
             .field("share", &self.share)
-            .field("resets_forgotten", &self.resets_forgotten)
-            .field("timeouts", &self.timeouts)
             .finish_non_exhaustive()
-    }
-}
-
-/// How long a connection or port may make no progress.
-#[derive(Clone, Copy, Debug)]
-pub struct Timeouts {
-    /// Time without an acknowledgement while data is outstanding, before a reset. Long enough for a dozen
-    /// retransmissions (RFC 6298 §5.5, §5.7).
-    pub stall: Duration,
-    /// Time from the acknowledgement of our FIN to the guest's FIN (FIN-WAIT-2), before a reset.
-    pub linger: Duration,
-    /// Time in TIME-WAIT (RFC 9293 §3.6.1). It is shorter than 2 MSL, because one tap is the whole network.
-    pub time_wait: Duration,
-    /// Time from the last frame of a port without connections until the port is freed.
-    pub port_idle: Duration,
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self {
-            stall: Duration::from_secs(120),
-            linger: Duration::from_secs(30),
-            time_wait: Duration::from_secs(10),
-            port_idle: Duration::from_secs(30),
-        }
     }
 }

@@ -5,7 +5,7 @@ use metadata_common::cookie::Flow;
 use metadata_common::maps::{AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, Slot};
 use std::time::Duration;
 
-use super::config::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD, StackConfig};
+use super::config::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD};
 use super::ledger::{Displaced, Heard, Ledger};
 use super::receive::Arrival;
 use super::seam::{Exchange, Step};
@@ -78,7 +78,6 @@ pub(super) struct Rating {
 /// What a turn needs besides the connection.
 pub(super) struct Scene<'a, L> {
     pub(super) now: Now,
-    pub(super) config: &'a StackConfig,
     pub(super) ledger: &'a mut L,
     pub(super) outlet: Outlet<'a>,
     /// When a drain cuts off the remaining connections.
@@ -196,8 +195,7 @@ impl<E: Exchange> Conn<E> {
             Cause::Change => {}
             Cause::Allowance => due = self.waiting.is_none(),
         }
-        let overdue =
-            |conn: &Self| conn.tcb.patience(&scene.config.timeouts).is_some_and(|limit| limit <= now);
+        let overdue = |conn: &Self| conn.tcb.patience().is_some_and(|limit| limit <= now);
         if overdue(self) && self.hear(scene.ledger, now).is_none() && overdue(self) {
             turn.stalled = true;
             self.tcb.reset(&mut scene.outlet);
@@ -262,7 +260,7 @@ impl<E: Exchange> Conn<E> {
         let now = scene.now.mono;
         let until = self.waiting.flatten().filter(|_| !self.tcb.closing);
         let cut = (!complete).then_some(now);
-        let wishes = [self.tcb.timer, self.tcb.patience(&scene.config.timeouts), until, cut, scene.end];
+        let wishes = [self.tcb.timer, self.tcb.patience(), until, cut, scene.end];
         wishes.into_iter().flatten().min().map(|at| at.max(now + NEXT_TURN))
     }
 

@@ -44,7 +44,7 @@ mod wheel;
 
 pub use config::{
     CONNECTIONS, MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD,
-    SHARE, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT, Timeouts,
+    SHARE, StackConfig, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT,
 };
 pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};

@@ -15,7 +15,7 @@
 use metadata_common::cookie::Abilities;
 use std::time::Duration;
 
-use super::config::{RECEIVE_BUFFER, Timeouts};
+use super::config::{LINGER, RECEIVE_BUFFER, STALL};
 use super::frame::Route;
 use super::handshake::safe_segment;
 use super::outbox::Outbox;
@@ -177,12 +177,12 @@ impl Tcb {
     }
 
     /// When we stop waiting for the guest, if we wait for it.
-    pub(super) fn patience(&self, timeouts: &Timeouts) -> Option<Duration> {
+    pub(super) fn patience(&self) -> Option<Duration> {
         if self.is_fin_acknowledged() {
-            return (!self.guest_finished).then(|| self.progress + timeouts.linger);
+            return (!self.guest_finished).then(|| self.progress + LINGER);
         }
         let waits = self.flight() > 0 || self.queued() > 0 || self.closing;
-        waits.then(|| self.progress + timeouts.stall)
+        waits.then(|| self.progress + STALL)
     }
 
     /// Octets that the guest may still send.

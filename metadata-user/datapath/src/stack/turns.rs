@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::Stack;
-use super::config::{NARROW_FOR, TIME_WAITS_PER_PORT};
+use super::config::{NARROW_FOR, PORT_IDLE, TIME_WAIT, TIME_WAITS_PER_PORT};
 use super::connection::{Cause, Conn, Fate, Rating, Scene};
 use super::ledger::{Displaced, Ledger};
 use super::seam::{Service, Transmit};
@@ -102,7 +102,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     fn step_port(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
-        let idle = self.config.timeouts.port_idle;
+        let idle = PORT_IDLE;
         let Some(port) = self.ports.get(slot) else { return };
         if port.conns.is_empty() && port.idle_at(idle) <= now.mono {
             return self.forget(slot);
@@ -119,7 +119,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     fn schedule_port(&mut self, slot: Slot) {
-        let deadline = self.ports.get(slot).and_then(|port| port.deadline(self.config.timeouts.port_idle));
+        let deadline = self.ports.get(slot).and_then(|port| port.deadline(PORT_IDLE));
         if let Some(deadline) = deadline {
             self.wheel.set(self.port_timer(slot), deadline);
         }
@@ -136,13 +136,13 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     /// Runs a turn for a connection and removes it if it has ended. Returns true if its exchange stirred.
     fn turn(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) -> bool {
         let fits = matches!(cause, Cause::Timer).then(|| self.fits(now.mono, at)).flatten();
-        let Self { config, ledger, workshop, table, ports, wheel, stats, draining, .. } = self;
+        let Self { ledger, workshop, table, ports, wheel, stats, draining, .. } = self;
         let Some(conn) = table.get_mut(at) else { return false };
         if let Some(fits) = fits {
             conn.tcb.fit(fits);
         }
         let end = draining.as_ref().map(|draining| draining.end);
-        let mut scene = Scene { now, config, ledger, outlet: Outlet { workshop, out }, end };
+        let mut scene = Scene { now, ledger, outlet: Outlet { workshop, out }, end };
         let (fate, turn) = conn.turn(&mut scene, cause);
         stats.aborted += u64::from(turn.aborted);
         stats.stalled += u64::from(turn.stalled);
@@ -226,7 +226,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         {
             self.table.forget(oldest);
         }
-        let until = now + self.config.timeouts.time_wait;
+        let until = now + TIME_WAIT;
         if self.table.remember(flow, TimeWait { until, numbers, reopened: false }) {
             port.waits.push_back((flow.number(), until));
             if port.waits.len() == 1 {

@@ -2,7 +2,6 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
@@ -14,16 +13,6 @@ use super::{
 };
 use crate::link::{FrameSource, HubTap, Link, LinkStats};
 use metadata_base::time::Now;
-
-/// Pins the calling thread to one CPU.
-pub(super) fn pin(cpu: usize) -> Result<(), Errno> {
-    if cpu >= CpuSet::MAX_CPU {
-        return Err(Errno::INVAL);
-    }
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    sched_setaffinity(None, &set)
-}
 
 /// Both clocks. The calendar clock is read once a second, because a read costs as much as a check for a frame and
 /// nobody needs a finer value.

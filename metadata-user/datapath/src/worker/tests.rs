@@ -439,24 +439,6 @@ fn a_closed_source_ends_the_worker_with_the_reason() {
     assert!(matches!(worker.stop(), Err(WorkerError::SourceGone)));
 }
 
-#[test]
-fn a_worker_accepts_an_existing_cpu_and_refuses_a_missing_one() {
-    let allowed = rustix::thread::sched_getaffinity(None).expect("a set of CPUs");
-    let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).expect("a CPU");
-    let bench = Bench::new(WorkerConfig { cpu: Some(cpu), ..sleeper() }, 0);
-    bench.until(|stats| stats.turns.turns > 0);
-    for missing in [rustix::thread::CpuSet::MAX_CPU - 1, usize::MAX] {
-        let (ours, _theirs) = UnixStream::pair().expect("a pair");
-        let (tap, _wire) = UnixDatagram::pair().expect("a pair");
-        let engine = Echo { events: channel().0, alarms: 0, due: None, left: Arc::default(), gate: None };
-        let config = WorkerConfig { cpu: Some(missing), ..sleeper() };
-        let refused =
-            Worker::spawn(config, Stock { fd: ours, frames: vec![] }, HubTap::new(tap.into()), engine)
-                .expect_err("a refusal");
-        assert!(matches!(refused, WorkerError::Pin { cpu, .. } if cpu == missing), "{refused}");
-    }
-}
-
 /// Reports each claim to the test.
 struct Noted(Sender<u64>);
 

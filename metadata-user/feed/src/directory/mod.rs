@@ -25,7 +25,7 @@ use metadata_content::record::{Limits, Record};
 use watch::{Changes, Watch};
 
 use super::teller::{Freed, Teller};
-use super::{FeedError, FeedEvent};
+use super::{FeedError, FeedEvent, blocking};
 
 /// Most records in a directory. The feed refuses each one beyond; later names go first.
 pub const MAX_RECORDS: usize = 16_384;
@@ -239,15 +239,6 @@ impl Directory {
 
     async fn tell(&self, event: FeedEvent) -> Result<(), Gone> {
         self.tx.tell(event).await.map_err(|_| Gone)
-    }
-}
-
-/// Runs blocking file system work on a thread for it.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        // Nothing cancels the task, so the error is its panic.
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 

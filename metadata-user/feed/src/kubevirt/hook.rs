@@ -32,10 +32,11 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use metadata_listen::{Places, WhenFull};
 use prost::Message as _;
-use tokio::net::UnixListener;
-use tokio::sync::{Semaphore, mpsc, oneshot};
-use tracing::{debug, warn};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+use tracing::debug;
 
 use super::Vmi;
 use crate::FeedError;
@@ -137,32 +138,21 @@ pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
 
 /// Serves calls until the receiver is dropped.
 pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
-    let turns = Arc::new(Semaphore::new(CALLS));
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = calls.closed() => return,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                warn!("cannot accept a call of the node hook: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return };
-        let calls = calls.clone();
-        tokio::spawn(async move {
-            let answer = service_fn(move |request| answer(request, calls.clone()));
-            let mut server = http2::Builder::new(TokioExecutor::new());
-            server.max_concurrent_streams(1);
-            let conversation = server.serve_connection(TokioIo::new(stream), answer);
-            if let Ok(Err(error)) = tokio::time::timeout(WAIT * 4, conversation).await {
-                debug!("a call of the node hook failed: {error}");
-            }
-            drop(turn);
-        });
+    let places = Places { name: "the node hook's socket", most: CALLS, when_full: WhenFull::Wait };
+    let attend = |stream, _| attend(stream, calls.clone());
+    tokio::select! {
+        never = metadata_listen::serve(&listener, places, attend) => match never {},
+        () = calls.closed() => {}
+    }
+}
+
+async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) {
+    let answer = service_fn(move |request| answer(request, calls.clone()));
+    let mut server = http2::Builder::new(TokioExecutor::new());
+    server.max_concurrent_streams(1);
+    let conversation = server.serve_connection(TokioIo::new(stream), answer);
+    if let Ok(Err(error)) = tokio::time::timeout(WAIT * 4, conversation).await {
+        debug!("a caller of the node hook: {error}");
     }
 }
 

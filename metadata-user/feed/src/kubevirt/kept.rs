@@ -3,45 +3,30 @@
 //! VMIs may contain user-data, so the file has mode 0600. It is replaced as a whole. It holds neither the place of a
 //! pod nor the content of Secrets; the agent finds both on the node.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Cursor};
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
 use super::Vmi;
+use metadata_state::form::Form;
 use metadata_state::private_file;
 
 /// The file's name in the state directory.
 pub const FILE: &str = "kubevirt.vmis";
 
-/// Most octets of the file. The encoder omits the VMIs that do not fit; later keys go first.
-const MAX_OCTETS: usize = 64 << 20;
+/// The encoder omits the VMIs that do not fit; later keys go first.
+const FORM: Form = Form { kind: "vmis", version: 1, octets: 64 << 20 };
 
-const VERSION: u32 = 1;
+/// First line of the files that earlier agents wrote: VMIs follow, one per line, without a digest.
+const FORMER_HEAD: &[u8] = b"{\"xdp-imds-vmis\":1}\n";
 
-#[derive(Serialize, Deserialize)]
-struct Head {
-    #[serde(rename = "xdp-imds-vmis")]
-    version: u32,
-}
-
-/// Encodes the file: a line with its format, then one VMI on each line.
+/// Encodes the file.
 pub(super) fn encode<'a>(vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
-    encode_within(MAX_OCTETS, vmis)
+    encode_as(FORM, vmis)
 }
 
-fn encode_within<'a>(limit: usize, vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
-    let mut octets = serde_json::to_vec(&Head { version: VERSION })?;
-    octets.push(b'\n');
-    for vmi in vmis {
-        let line = serde_json::to_vec(vmi)?;
-        if octets.len() + line.len() + 1 > limit {
-            continue;
-        }
-        octets.extend(line);
-        octets.push(b'\n');
-    }
+fn encode_as<'a>(form: Form, vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
+    let mut octets = Vec::new();
+    form.write(vmis.map(|vmi| Ok(serde_json::to_vec(vmi)?)), &mut octets)?;
     Ok(octets)
 }
 
@@ -53,26 +38,25 @@ pub(super) fn write(path: &Path, octets: &[u8]) -> io::Result<()> {
 /// Reads the file; a missing file is an empty list.
 ///
 /// # Errors
-/// The file is unreadable or has another format. The function skips a line that is no VMI, because the API server will
-/// send that VMI again.
+/// The file is unreadable, damaged, or of another kind. The function skips a line that is no VMI, because the API server
+/// will send that VMI again.
 pub(super) fn read(path: &Path) -> io::Result<Vec<Vmi>> {
-    let mut octets = Vec::new();
-    match File::open(path) {
-        Ok(file) => file.take(MAX_OCTETS as u64).read_to_end(&mut octets)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let mut lines = octets.split(|octet| *octet == b'\n');
-    let head = lines.next().and_then(|line| serde_json::from_slice::<Head>(line).ok());
-    if head.is_none_or(|head| head.version != VERSION) {
-        return Err(io::Error::other("expected a list of VMIs that this version has written"));
+    let Some(octets) = private_file::read(path, FORM.octets)? else { return Ok(Vec::new()) };
+    let mut vmis = Vec::new();
+    if let Some(lines) = octets.strip_prefix(FORMER_HEAD) {
+        vmis.extend(lines.split(|octet| *octet == b'\n').filter_map(|line| Vmi::read(line).ok()));
+        return Ok(vmis);
     }
-    Ok(lines.filter(|line| !line.is_empty()).filter_map(|line| Vmi::read(line).ok()).collect())
+    let read = FORM.read(Cursor::new(octets), |line| {
+        vmis.extend(Vmi::read(line));
+        Ok(())
+    });
+    read.map(|()| vmis).map_err(io::Error::other)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FILE, encode, encode_within, read, write};
+    use super::{FILE, FORM, Form, encode, encode_as, read, write};
     use crate::kubevirt::Vmi;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -95,13 +79,20 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_file_gives_its_complete_vmis_and_another_format_is_refused() {
+    fn a_file_that_an_earlier_agent_wrote_is_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(FILE);
+        let lines: Vec<_> = vmis().iter().map(|vmi| serde_json::to_string(vmi).expect("JSON")).collect();
+        write(&path, format!("{{\"xdp-imds-vmis\":1}}\n{}\n", lines.join("\n")).as_bytes()).expect("a file");
+        assert_eq!(read(&path).expect("a list"), vmis());
+    }
+
+    #[test]
+    fn a_file_that_is_damaged_or_of_another_kind_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(FILE);
         let whole = encode(vmis().iter()).expect("JSON");
-        write(&path, &whole[..whole.len() - 10]).expect("a file");
-        assert_eq!(read(&path).expect("a list"), vmis()[..1]);
-        for other in [&b""[..], b"{}", b"{\"xdp-imds-vmis\":2}\n"] {
+        for other in [&whole[..whole.len() - 10], b"", b"{}", b"{\"xdp-imds-vmis\":2}\n"] {
             write(&path, other).expect("a file");
             read(&path).expect_err("another kind");
         }
@@ -109,7 +100,8 @@ mod tests {
 
     #[test]
     fn vmis_beyond_the_octets_of_the_file_are_omitted() {
-        let one = encode(vmis()[..1].iter()).expect("JSON");
-        assert_eq!(encode_within(one.len(), vmis().iter()).expect("JSON"), one);
+        let [first, both] = [1, 2].map(|count| encode(vmis()[..count].iter()).expect("JSON"));
+        let form = Form { octets: both.len() - 1, ..FORM };
+        assert_eq!(encode_as(form, vmis().iter()).expect("JSON"), first);
     }
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{LibvirtError, NAMESPACE, XML_NODES, XML_OCTETS, instance};
 use metadata_base::port::is_ifname;
+use metadata_content::record::values::is_uuid;
 
 /// Types of interfaces that have taps (libvirt, docs/formatdomain.rst "Network interfaces").
 const TAPS: [&str; 3] = ["network", "bridge", "ethernet"];
@@ -252,11 +253,6 @@ fn label(name: &str) -> String {
     let label: String = letters.skip_while(|c| *c == '-').take(63).collect();
     let label = label.trim_end_matches('-');
     if label.is_empty() { "vm".into() } else { label.into() }
-}
-
-fn is_uuid(text: &str) -> bool {
-    let groups = text.split('-').map(str::len);
-    groups.eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
 fn xml(expected: impl ToString, found: impl ToString) -> LibvirtError {

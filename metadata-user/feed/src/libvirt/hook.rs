@@ -5,9 +5,9 @@
 //! host's log has its actions and errors.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -195,17 +195,16 @@ fn read(path: &Path) -> Option<Value> {
 }
 
 fn remove(path: &Path, log: &Log) -> Result<(), LibvirtError> {
-    match fs::remove_file(path) {
-        Ok(()) => log.say(Severity::Info, "its record was removed"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(io_error(path, "a record that can be removed", error)),
+    let removed = private_file::remove(path);
+    if removed.map_err(|error| io_error(path, "a record that can be removed", error))? {
+        log.say(Severity::Info, "its record is gone");
     }
     Ok(())
 }
 
 /// Writes a record into the directory, creating it if needed. The directory's owner gets the file.
 fn put(room: &Path, path: &Path, text: &str) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(room)?;
+    private_file::make_directory(room)?;
     let owner = fs::metadata(room)?;
     private_file::replace_for(path, text.as_bytes(), Some((owner.uid(), owner.gid())))
 }

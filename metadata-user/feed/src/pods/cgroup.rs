@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use super::PodUid;
+use metadata_content::record::values::is_uuid;
 
 /// Most groups above pods to search.
 pub(super) const GROUPS_ABOVE: usize = 1_024;
@@ -30,12 +31,8 @@ pub(super) fn pod_named(group: &str) -> Option<PodUid> {
         None => group.strip_prefix("pod")?.to_owned(),
     };
     // `podman`, `podruntime` and others are not pods: a UID is a UUID or a hex hash.
-    let parts: Vec<usize> = uid.split('-').map(str::len).collect();
-    let is_uid = matches!(*parts, [8, 4, 4, 4, 12] | [32]);
-    if !is_uid || !uid.bytes().all(|octet| octet.is_ascii_hexdigit() || octet == b'-') {
-        return None;
-    }
-    uid.parse().ok()
+    let is_hash = uid.len() == 32 && uid.bytes().all(|octet| octet.is_ascii_hexdigit());
+    if is_uuid(&uid) || is_hash { uid.parse().ok() } else { None }
 }
 
 /// The pod of a process, from its `/proc/PID/cgroup` (cgroups(7)).

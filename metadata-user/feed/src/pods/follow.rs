@@ -16,6 +16,7 @@ use super::files::Wanted;
 use super::launcher::{self, Launcher};
 use super::tend::{Wished, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
+use crate::blocking;
 use metadata_links::devices::{LinkList, Seen};
 use metadata_links::error::LinkError;
 use metadata_links::inlet;
@@ -206,10 +207,6 @@ impl Means {
     pub(super) async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         // The semaphore is never closed.
         let _turn = self.looks.acquire().await;
-        match tokio::task::spawn_blocking(work).await {
-            Ok(done) => done,
-            // Nothing cancels the task, so the error is its panic.
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
+        blocking(work).await
     }
 }

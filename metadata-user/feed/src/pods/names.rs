@@ -1,7 +1,7 @@
 //! KubeVirt's names of a network's devices (its `pkg/network/namescheme` and `pkg/network/link`).
 
+use metadata_base::hex::hex;
 use sha2::{Digest as _, Sha256};
-use std::fmt::Write as _;
 
 /// The tap of the primary network, whatever the name of the pod's NIC.
 const PRIMARY_TAP: &str = "tap0";
@@ -42,11 +42,7 @@ pub fn names_of(network: &str, ordinal: Option<usize>) -> Vec<NicNames> {
 /// The first hex digits of the SHA-256 of a network's name.
 fn hash(network: &str) -> String {
     let digest = Sha256::digest(network.as_bytes());
-    let mut text = digest.iter().take(HASH_OCTETS).fold(String::new(), |mut text, octet| {
-        // Writing to a string cannot fail.
-        _ = write!(text, "{octet:02x}");
-        text
-    });
+    let mut text = hex(&digest[..HASH_OCTETS]);
     text.truncate(HASH_DIGITS);
     text
 }

@@ -4,23 +4,21 @@
 //! taken the connection that has been there longest makes room. So whoever probes or scrapes gets in, however many
 //! others dawdle.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::http::Method;
-use axum::serve::Listener;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+pub(crate) use metadata_listen::Stay;
+use metadata_listen::{Listener, Places, WhenFull};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, info};
 
 /// Connections to one door at a time; the oldest makes room for another.
@@ -62,29 +60,6 @@ impl Peer {
     }
 }
 
-/// In every request's extensions: by it a handler that keeps its client waiting keeps the connection.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Stay(Arc<AtomicBool>);
-
-impl Stay {
-    /// The connection makes no room for others, and does not end after [`LIFE`], until this is dropped. Who holds
-    /// connections limits how many there are.
-    pub(crate) fn hold(&self) -> Staying {
-        self.0.store(true, Ordering::Relaxed);
-        Staying(self.clone())
-    }
-}
-
-/// A connection that stays.
-#[derive(Debug)]
-pub(crate) struct Staying(Stay);
-
-impl Drop for Staying {
-    fn drop(&mut self) {
-        self.0.0.store(false, Ordering::Relaxed);
-    }
-}
-
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,20 +72,27 @@ impl fmt::Display for Peer {
 }
 
 /// A listener that knows who connects.
-pub(crate) trait Door: Listener {
+pub(crate) trait Door: Listener<Stream: AsyncRead + AsyncWrite + Unpin> {
+    /// Its name in the log.
+    const NAME: &str;
+
     /// Who is at the other end.
-    fn peer(io: &Self::Io) -> Peer;
+    fn peer(stream: &Self::Stream) -> Peer;
 }
 
 impl Door for TcpListener {
+    const NAME: &str = "the metrics address";
+
     fn peer(_: &TcpStream) -> Peer {
         Peer::Network
     }
 }
 
 impl Door for UnixListener {
-    fn peer(io: &UnixStream) -> Peer {
-        io.peer_cred().map_or(Peer::Network, |peer| Peer::Process {
+    const NAME: &str = "the control socket";
+
+    fn peer(stream: &UnixStream) -> Peer {
+        stream.peer_cred().map_or(Peer::Network, |peer| Peer::Process {
             uid: peer.uid(),
             gid: peer.gid(),
             pid: peer.pid(),
@@ -118,61 +100,31 @@ impl Door for UnixListener {
     }
 }
 
-/// Answers whoever comes to a door, until the task ends.
-pub(crate) async fn serve<D: Door>(mut door: D, app: Router) -> anyhow::Result<()> {
-    let mut places = Places::default();
-    loop {
-        tokio::select! {
-            (io, _) = door.accept() => places.seat(D::peer(&io), TokioIo::new(io), &app),
-            Some(_) = places.tasks.join_next() => {}
-        }
-    }
-}
-
-/// The connections of a door.
-#[derive(Default)]
-struct Places {
-    /// Oldest first; those that are over are cleared away when room is needed.
-    taken: VecDeque<(AbortHandle, Arc<AtomicBool>)>,
-    tasks: JoinSet<()>,
-}
-
-impl Places {
-    fn seat<I>(&mut self, peer: Peer, io: TokioIo<I>, app: &Router)
-    where
-        I: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    {
-        self.taken.retain(|(task, _)| !task.is_finished());
-        if self.taken.len() >= CONNECTIONS {
-            let oldest = self.taken.iter().position(|(_, lasts)| !lasts.load(Ordering::Relaxed));
-            let Some((task, _)) = oldest.and_then(|at| self.taken.remove(at)) else {
-                debug!(%peer, "a connection is refused: {CONNECTIONS} others last");
-                return;
-            };
-            task.abort();
-        }
-        let lasts = Arc::new(AtomicBool::new(false));
-        let task = self.tasks.spawn(attend(peer, io, app.clone(), Arc::clone(&lasts)));
-        self.taken.push_back((task, lasts));
-    }
+/// Answers whoever comes to a door, until the task ends. Handlers find [`Peer`] and [`Stay`] in a request's extensions.
+pub(crate) async fn serve<D: Door>(door: D, app: Router) -> anyhow::Result<()> {
+    let places = Places { name: D::NAME, most: CONNECTIONS, when_full: WhenFull::EndOldest };
+    let attend = |stream, stay| attend(D::peer(&stream), TokioIo::new(stream), app.clone(), stay);
+    match metadata_listen::serve(&door, places, attend).await {}
 }
 
 /// One connection, from its first request to its last.
-async fn attend<I>(peer: Peer, io: TokioIo<I>, app: Router, lasts: Arc<AtomicBool>)
+async fn attend<I>(peer: Peer, io: TokioIo<I>, app: Router, stay: Stay)
 where
-    I: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             info!(by = %peer, method = %request.method(), path = request.uri().path(), "asked to change something");
         }
         request.extensions_mut().insert(peer);
-        request.extensions_mut().insert(Stay(Arc::clone(&lasts)));
+        request.extensions_mut().insert(stay.clone());
         let answer = TowerToHyperService::new(app.clone()).call(request);
-        let lasts = &lasts;
+        let stay = &stay;
         async move {
             let answer = answer.await?;
-            lasts.fetch_or(answer.extensions().get::<Lasting>().is_some(), Ordering::Relaxed);
+            if answer.extensions().get::<Lasting>().is_some() {
+                stay.keep();
+            }
             Ok::<_, std::convert::Infallible>(answer)
         }
     });
@@ -183,7 +135,7 @@ where
         match tokio::time::timeout(LIFE, connection.as_mut()).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => return debug!(%peer, "a connection ended: {error}"),
-            Err(_) if lasts.load(Ordering::Relaxed) => {}
+            Err(_) if stay.is_held() => {}
             Err(_) => return debug!(%peer, "a connection lasted longer than {LIFE:?}"),
         }
     }

@@ -23,7 +23,8 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::{Agent, Busy, JSON_LINES, Lasting, Peer, Request, TEXT};
-use metadata_control::trace::wire::{Frame, Line, SCHEMA, hexadecimal};
+use metadata_base::hex::hex;
+use metadata_control::trace::wire::{Frame, Line, SCHEMA};
 use metadata_control::trace::{message, sketch};
 use metadata_steer::Watch;
 
@@ -205,7 +206,7 @@ fn frame(event: &Event, ports: &HashMap<PortKey, String>, payload: bool) -> Fram
         length: event.length,
         port: ports.get(&port).cloned(),
         mac: Mac(event.mac).to_string(),
-        octets: hexadecimal(if payload { captured } else { headers }),
+        octets: hex(if payload { captured } else { headers }),
         message: message::line(sketch::payload(captured), to_guest),
     }
 }
@@ -221,8 +222,8 @@ fn put(text: &mut Vec<u8>, line: &Line) {
 #[cfg(test)]
 mod tests {
     use super::frame;
+    use metadata_base::hex::hex;
     use metadata_common::trace::{Event, FROM_GUEST, OCTETS};
-    use metadata_control::trace::wire;
     use std::collections::HashMap;
 
     /// A request in one segment, its token within what is captured.
@@ -257,7 +258,7 @@ mod tests {
             reserved: [0; 6],
             octets,
         };
-        let secret = wire::hexadecimal(b"SECRET");
+        let secret = hex(b"SECRET");
         let told = frame(&event, &HashMap::new(), false);
         assert_eq!(told.message.as_deref(), Some("GET /latest/user-data"));
         assert_eq!(told.octets.len(), 2 * 54, "Ethernet, IPv4 and TCP headers");

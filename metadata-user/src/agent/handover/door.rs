@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use metadata_listen::{Places, WhenFull};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -79,23 +80,9 @@ struct Hall {
 }
 
 async fn keep(listener: UnixListener, hall: Hall) -> anyhow::Result<()> {
-    let mut callers = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) if callers.len() < CALLERS && is_trusted(&stream) => {
-                    callers.spawn(attend(Wire::new(stream), hall.clone()));
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    debug!("a connection to the takeover socket failed: {error}");
-                    // Out of descriptors, most likely: not in a busy loop.
-                    tokio::time::sleep(HELLO_WITHIN / 5).await;
-                }
-            },
-            Some(_) = callers.join_next() => {}
-        }
-    }
+    let places = Places { name: "the takeover socket", most: CALLERS, when_full: WhenFull::Refuse };
+    let attend = |stream, _| attend(stream, hall.clone());
+    match metadata_listen::serve(&listener, places, attend).await {}
 }
 
 /// True when the kernel says that root or our own user is at the other end.
@@ -125,7 +112,11 @@ impl Drop for Turn {
     }
 }
 
-async fn attend(mut wire: Wire, hall: Hall) {
+async fn attend(stream: UnixStream, hall: Hall) {
+    if !is_trusted(&stream) {
+        return;
+    }
+    let mut wire = Wire::new(stream);
     match greet(&mut wire, &hall).await {
         Ok(Ok(turn)) => {
             // The agent may be ending, and then nobody takes it.

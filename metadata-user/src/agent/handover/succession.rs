@@ -8,7 +8,7 @@ use tracing::warn;
 use super::{Heard, Taking};
 use crate::agent::doors::Opened;
 use crate::agent::node::Node;
-use metadata_datapath::stack::Timeouts;
+use metadata_datapath::stack::TIME_WAIT;
 
 /// Where a takeover of ours stands.
 #[derive(Default)]
@@ -39,7 +39,7 @@ impl Succession {
                 }
                 return;
             }
-            Heard::Done => Timeouts::default().time_wait,
+            Heard::Done => TIME_WAIT,
             Heard::Died => Duration::ZERO,
         };
         *self = Self { taking: None, unfinished: true, spare_until: Some(Instant::now() + late) };

@@ -9,6 +9,7 @@ use super::Node;
 use super::status::spoken;
 use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
+use metadata_base::hex::hex;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_control::instances::{Instance, Name, PAGE, Page, Port, Vm};
@@ -231,6 +232,5 @@ pub(in crate::agent) fn name_of(id: &RecordId) -> Name {
 pub(in crate::agent) fn etag(record: &Record) -> serde_json::Result<Arc<str>> {
     use sha2::{Digest as _, Sha256};
     let digest = Sha256::digest(record.to_json()?.as_bytes());
-    let hex: String = digest.iter().take(16).map(|octet| format!("{octet:02x}")).collect();
-    Ok(format!("\"{hex}\"").into())
+    Ok(format!("\"{}\"", hex(&digest[..16])).into())
 }

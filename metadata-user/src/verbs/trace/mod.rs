@@ -8,17 +8,17 @@ mod capture;
 mod print;
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Cursor, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 
 use capture::Capture;
-use metadata_base::run::SOCKET;
+use metadata_control::status::{Answer, Question, open};
 use metadata_control::trace::wire::{Line, SCHEMA};
 use print::Tally;
 
@@ -26,8 +26,6 @@ use super::which::{Agent, GUEST};
 
 /// Longest the agent may be silent: it gives a sign of life each second.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Lines of an answer's head.
-const HEAD_LINES: usize = 32;
 /// Octets of a refusal.
 const REFUSAL_MOST: u64 = 4_096;
 /// Octets of one answer: what an hour of frames takes is far less.
@@ -65,13 +63,15 @@ pub struct Arguments {
 /// # Errors
 /// There is no agent, it refuses, or a file or the output cannot be written.
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
+    let answer = ask(arguments)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(trace(arguments, out))
+    runtime.block_on(trace(arguments, answer, out))
 }
 
-async fn trace(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
+async fn trace(arguments: &Arguments, answer: Answer, out: &mut dyn Write) -> anyhow::Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let mut answer = ask(arguments).await?;
+    let rest = UnixStream::from_std(answer.stream)?.take(ANSWER_MOST);
+    let mut answer = BufReader::new(Cursor::new(answer.begun).chain(rest)).lines();
     let mut seen = Seen::new(arguments)?;
     let end = async {
         match arguments.seconds {
@@ -105,45 +105,24 @@ async fn trace(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()>
     }
 }
 
-/// Asks the agent, and reads the head of its answer. By HTTP/1.0 the rest is the lines and nothing else.
-async fn ask(
-    arguments: &Arguments,
-) -> anyhow::Result<Lines<BufReader<impl tokio::io::AsyncRead + Unpin + use<>>>> {
+/// Asks the agent for the lines of a trace.
+fn ask(arguments: &Arguments) -> anyhow::Result<Answer> {
     let Arguments { agent, target, all, payload, .. } = arguments;
-    let run = agent.run()?;
-    let mut stream = UnixStream::connect(run.join(SOCKET)).await.with_context(|| {
-        format!(
-            "no agent answers in {}: start one with `xdp-imds serve`, or name its directory with --run",
-            run.display()
-        )
-    })?;
     let query = form_urlencoded::Serializer::new(String::new())
         .append_pair("target", target)
         .append_pair("passing", &all.to_string())
         .append_pair("payload", &payload.to_string())
         .finish();
-    stream.write_all(format!("GET /v1/trace?{query} HTTP/1.0\r\nHost: agent\r\n\r\n").as_bytes()).await?;
-    let mut answer = BufReader::new(stream.take(ANSWER_MOST));
-    let mut status = None;
-    for _ in 0..HEAD_LINES {
-        let mut line = String::new();
-        tokio::time::timeout(PATIENCE, answer.read_line(&mut line))
-            .await
-            .context("the agent does not answer")??;
-        let line = line.trim_end();
-        if line.is_empty() {
-            break;
-        }
-        if status.is_none() {
-            status = line.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
-        }
+    let path = format!("/v1/trace?{query}");
+    let question = Question { method: "GET", path: &path, fields: &[], body: &[], patience: PATIENCE };
+    let answer = open(&agent.run()?, &question)?;
+    let status = answer.status;
+    if status == 200 {
+        answer.stream.set_nonblocking(true)?;
+        return Ok(answer);
     }
-    if status == Some(200) {
-        return Ok(answer.lines());
-    }
-    let mut text = String::new();
-    answer.take(REFUSAL_MOST).read_to_string(&mut text).await?;
-    bail!("the agent refuses ({}): {}", status.unwrap_or_default(), text.trim())
+    let text = answer.rest(REFUSAL_MOST)?;
+    bail!("the agent refuses ({status}): {}", String::from_utf8_lossy(&text).trim())
 }
 
 /// Whether there is more to see.

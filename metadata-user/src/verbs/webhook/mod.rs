@@ -13,6 +13,7 @@ pub mod rules;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,9 +26,9 @@ use axum::routing::{get, post};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use metadata_listen::{Places, WhenFull};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -112,27 +113,16 @@ impl Server {
     }
 
     async fn serve(mut self, listener: TcpListener) -> Infallible {
-        let app = app();
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let (app, tls) = (app(), self.tls.clone());
+        let places = Places { name: "the webhook", most: CONNECTIONS, when_full: WhenFull::Wait };
+        let attend = |stream, _| attend(stream, tls.clone(), app.clone());
+        let mut serving = pin!(metadata_listen::serve(&listener, places, attend));
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut troubled = false;
         loop {
-            let next = async {
-                let place = Arc::clone(&places).acquire_owned().await.ok();
-                (place, listener.accept().await)
-            };
             tokio::select! {
-                (place, accepted) = next => match accepted {
-                    Ok((stream, peer)) => {
-                        tokio::spawn(attend(stream, peer, self.tls.clone(), app.clone(), place));
-                    }
-                    Err(error) => {
-                        // Out of descriptors: others end soon.
-                        warn!("cannot accept a connection: {error}");
-                        sleep(Duration::from_millis(100)).await;
-                    }
-                },
+                never = &mut serving => match never {},
                 _ = look.tick() => troubled = self.renew(troubled),
             }
         }
@@ -194,25 +184,19 @@ fn too_large() -> Response {
     (StatusCode::PAYLOAD_TOO_LARGE, format!("expected at most {BODY_MAX} octets\n")).into_response()
 }
 
-async fn attend(
-    stream: TcpStream,
-    peer: SocketAddr,
-    tls: TlsAcceptor,
-    app: Router,
-    place: Option<OwnedSemaphorePermit>,
-) {
+async fn attend(stream: TcpStream, tls: TlsAcceptor, app: Router) {
+    let peer = stream.peer_addr().ok();
     let stream = match timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return debug!(%peer, "no TLS: {error}"),
-        Err(_) => return debug!(%peer, "no TLS within {HANDSHAKE_WITHIN:?}"),
+        Ok(Err(error)) => return debug!(?peer, "no TLS: {error}"),
+        Err(_) => return debug!(?peer, "no TLS within {HANDSHAKE_WITHIN:?}"),
     };
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(LIFE);
     let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
     match timeout(LIFE, served).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%peer, "a connection ended: {error}"),
-        Err(_) => debug!(%peer, "a connection lasted longer than {LIFE:?}"),
+        Ok(Err(error)) => debug!(?peer, "a connection ended: {error}"),
+        Err(_) => debug!(?peer, "a connection lasted longer than {LIFE:?}"),
     }
-    drop(place);
 }

@@ -13,6 +13,7 @@
 //! cloud-init takes the token anywhere behind a blank. KubeVirt (1.7 and newer) gives VMs without a serial a random UUID as
 //! they are made, so this has to come first.
 
+use metadata_content::record::values::is_uuid;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -116,12 +117,6 @@ fn set(domain: &Value, part: &str, field: &str, wanted: impl Fn(&str) -> Option<
         None => Change::add(format!("{DOMAIN}/{part}"), json!({ field: text })),
     });
     Judgement { changes: change.into_iter().collect(), warnings: Vec::new() }
-}
-
-/// True for a UUID in its usual form (RFC 9562 §4) and nothing beside.
-fn is_uuid(text: &str) -> bool {
-    let groups: Vec<_> = text.split('-').map(str::len).collect();
-    groups == [8, 4, 4, 4, 12] && text.bytes().all(|octet| octet.is_ascii_hexdigit() || octet == b'-')
 }
 
 #[cfg(test)]

@@ -31,6 +31,17 @@ fn tokens_survive_a_restart() {
 }
 
 #[test]
+fn a_file_that_an_earlier_agent_wrote_is_read() {
+    let (_room, path) = room();
+    let text = r#"{"form":"xdp-imds token keys 1","since_unix":1789999000,"current":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=","previous":null}"#;
+    fs::write(&path, text).expect("written");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("a mode");
+    let token = b"AQEAAAAAarE7vAAAAAAAAAAAOLqMUFJbwcaBYIQywBlo5ubXQ+f+9QUU";
+    assert!(open(&path).verify(Kind::Aws, VM, token, NOW));
+    assert_eq!(fs::read_to_string(&path).expect("read"), text, "the file has changed");
+}
+
+#[test]
 fn a_former_key_counts_for_one_longest_life_also_across_a_restart() {
     let (_room, path) = room();
     let keyring = open(&path);

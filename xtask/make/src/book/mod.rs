@@ -3,7 +3,6 @@
 
 mod code;
 mod commands;
-mod crates;
 mod dialects;
 mod help;
 mod limits;
@@ -65,7 +64,6 @@ fn of_text(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     findings.extend(statements::findings(pages, code)?);
     findings.extend(limits::findings(pages, code));
     findings.extend(metrics::findings(pages, code));
-    findings.extend(crates::findings(pages));
     findings.extend(samples::unshown(pages));
     Ok(findings)
 }
@@ -118,7 +116,7 @@ mod tests {
     use super::{Code, difference, markdown, of_text};
 
     #[test]
-    fn links_statements_limits_metrics_and_crates_of_the_book_hold() {
+    fn links_statements_limits_and_metrics_of_the_book_hold() {
         let findings =
             of_text(&markdown::pages().expect("pages"), &Code::read().expect("sources")).expect("judged");
         assert!(findings.is_empty(), "{}", findings.join("\n"));

@@ -9,6 +9,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
@@ -18,8 +20,8 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The time and revision of the source that an image is built from.
 #[derive(Debug)]
 pub(super) struct About {
-    /// The time of the commit, in Unix seconds. `SOURCE_DATE_EPOCH` overrides it. It is 0 for a tree without history.
-    pub(super) epoch: u64,
+    /// The time of the commit; `SOURCE_DATE_EPOCH` overrides it. It is 1970 for a tree without history.
+    created: OffsetDateTime,
     /// The commit, if the tree has no uncommitted changes.
     revision: Option<String>,
 }
@@ -32,19 +34,22 @@ impl About {
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         };
         let is_clean = git(&["status", "--porcelain"]).is_some_and(|changes| changes.is_empty());
-        let epoch = match std::env::var("SOURCE_DATE_EPOCH").ok() {
-            Some(text) => text.parse().context("expected Unix seconds in SOURCE_DATE_EPOCH")?,
+        let seconds = match std::env::var("SOURCE_DATE_EPOCH").ok() {
+            Some(text) => text.parse::<u32>().context("expected Unix seconds in SOURCE_DATE_EPOCH")?,
             None => git(&["log", "-1", "--format=%ct"]).and_then(|text| text.parse().ok()).unwrap_or(0),
         };
-        Ok(Self { epoch, revision: git(&["rev-parse", "HEAD"]).filter(|_| is_clean) })
+        let created = OffsetDateTime::from_unix_timestamp(seconds.into())?;
+        Ok(Self { created, revision: git(&["rev-parse", "HEAD"]).filter(|_| is_clean) })
+    }
+
+    /// The time in Unix seconds.
+    pub(super) fn epoch(&self) -> u64 {
+        self.created.unix_timestamp().unsigned_abs()
     }
 
     /// Returns the time as RFC 3339 has it.
     fn created(&self) -> String {
-        let days = self.epoch / 86_400;
-        let (year, month, day) = civil(days);
-        let [hour, minute, second] = [self.epoch / 3_600 % 24, self.epoch / 60 % 60, self.epoch % 60];
-        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+        self.created.format(&Rfc3339).expect("every u32 of seconds is before the year 10000")
     }
 
     fn labels(&self) -> Value {
@@ -62,19 +67,6 @@ impl About {
         }
         labels
     }
-}
-
-/// Converts days since 1970-01-01 to year, month and day of the Gregorian calendar.
-fn civil(days: u64) -> (u64, u64, u64) {
-    // A year begins in March here, so that a leap day is the last day of its year. An era has 400 years.
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 /// The blobs of an image.
@@ -136,7 +128,7 @@ impl Image {
         }
         fs::create_dir_all(&blobs).with_context(|| format!("cannot make {}", blobs.display()))?;
         for blob in [&self.layer.gzip, &self.config, &self.manifest] {
-            fs::write(blobs.join(hex(blob)), blob)?;
+            fs::write(blobs.join(sha256(blob)), blob)?;
         }
         let mut entry = descriptor(MANIFEST, &self.manifest);
         entry["platform"] = json!({"architecture": "amd64", "os": "linux"});
@@ -153,11 +145,11 @@ fn descriptor(kind: &str, blob: &[u8]) -> Value {
 }
 
 fn digest(blob: &[u8]) -> String {
-    format!("sha256:{}", hex(blob))
+    format!("sha256:{}", sha256(blob))
 }
 
 /// Returns the SHA-256 in hexadecimal.
-pub(super) fn hex(blob: &[u8]) -> String {
+pub(crate) fn sha256(blob: &[u8]) -> String {
     Sha256::digest(blob).iter().fold(String::new(), |mut text, octet| {
         // Writing to a String cannot fail.
         let _ = write!(text, "{octet:02x}");
@@ -167,33 +159,30 @@ pub(super) fn hex(blob: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{About, Image, civil, digest, hex};
+    use super::{About, Image, OffsetDateTime, digest, sha256};
     use crate::image::layer::{Entry, write};
     use serde_json::Value;
     use std::fs;
 
-    #[test]
-    fn days_since_1970_become_dates() {
-        for (days, date) in [
-            (0, (1970, 1, 1)),
-            (59, (1970, 3, 1)),
-            (11_016, (2000, 2, 29)),
-            (11_017, (2000, 3, 1)),
-            (20_453, (2025, 12, 31)),
-            (47_540, (2100, 2, 28)),
-            (47_541, (2100, 3, 1)),
-        ] {
-            assert_eq!(civil(days), date, "{days}");
+    fn about(seconds: i64) -> About {
+        About {
+            created: OffsetDateTime::from_unix_timestamp(seconds).expect("a time"),
+            revision: Some("abc".into()),
         }
-        let about = About { epoch: 1_700_000_000, revision: None };
-        assert_eq!(about.created(), "2023-11-14T22:13:20Z");
+    }
+
+    #[test]
+    fn an_image_is_as_old_as_its_source() {
+        for (seconds, text) in [(0, "1970-01-01T00:00:00Z"), (1_700_000_000, "2023-11-14T22:13:20Z")] {
+            assert_eq!((about(seconds).created(), about(seconds).epoch()), (text.into(), seconds as u64));
+        }
     }
 
     #[test]
     fn a_layout_leads_from_its_index_to_every_blob() {
         let layer = write(vec![Entry::program("usr/bin/xdp-imds", vec![1, 2, 3])], 5).expect("a layer");
         let tar = digest(&layer.tar);
-        let image = Image::new(&About { epoch: 5, revision: Some("abc".into()) }, layer, 3, hex(&[1, 2, 3]));
+        let image = Image::new(&about(5), layer, 3, sha256(&[1, 2, 3]));
         let room = tempfile::tempdir().expect("a directory");
         let out = room.path().join("image");
         // Written twice, because the second layout must replace the first.
@@ -205,7 +194,7 @@ mod tests {
             let name = of["digest"].as_str().and_then(|text| text.strip_prefix("sha256:")).expect("a digest");
             let octets = read(&format!("blobs/sha256/{name}"));
             assert_eq!(
-                (hex(&octets), octets.len() as u64),
+                (sha256(&octets), octets.len() as u64),
                 (name.to_owned(), of["size"].as_u64().expect("a size"))
             );
             octets

@@ -25,6 +25,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+pub(crate) use layout::sha256;
+
 /// What to build, and which checks to run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -110,8 +112,8 @@ fn make(tree: &Tree, profile: &str, about: &About) -> Result<Image> {
     for directory in ["etc/xdp-imds", "run/xdp-imds", "var/lib/xdp-imds", "proc", "sys", "dev"] {
         entries.push(Entry::directory(directory));
     }
-    let (size, program) = (entries[0].octets.len(), layout::hex(&entries[0].octets));
-    let layer = layer::write(entries, about.epoch)?;
+    let (size, program) = (entries[0].octets.len(), sha256(&entries[0].octets));
+    let layer = layer::write(entries, about.epoch())?;
     Ok(Image::new(about, layer, size, program))
 }
 

@@ -1,0 +1,183 @@
+//! What a state file says about itself, and the form of files that hold many entries.
+//!
+//! ```text
+//!  {"xdp-imds":"records","version":1}        kind and version
+//!  {"key":"web-1.yaml", …}                   one line an entry
+//!  {"records":1,"sha256":"…"}                how many entries, and the digest of all octets before this line
+//! ```
+//!
+//! A file of one entry has kind and version among its fields ([`Head`]), and needs no digest: it is replaced whole, and
+//! JSON that is cut does not parse.
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, BufRead, Read as _, Seek, Write};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use metadata_base::hex::hex;
+
+/// Octets of the last line at most.
+const TAIL: usize = 128;
+
+/// A kind of state file. Agents of the next version read the files of this one: a change of what is in them takes another
+/// version.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// What the file holds.
+    pub kind: &'static str,
+    /// The version of its fields.
+    pub version: u32,
+    /// Limit on the file, in octets.
+    pub octets: usize,
+}
+
+/// Kind and version, as fields of a file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    #[serde(rename = "xdp-imds")]
+    kind: String,
+    version: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Tail {
+    records: usize,
+    sha256: String,
+}
+
+/// Why a file of entries cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FormError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It is not as it was written. The text never repeats what is in the file.
+    #[error("expected {0}")]
+    Damaged(&'static str),
+}
+
+/// What [`Form::write`] wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Entries in the file.
+    pub records: usize,
+    /// Entries for which there was no room.
+    pub left_out: usize,
+}
+
+impl Form {
+    /// Returns the fields that say what a file of this form is.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        Head { kind: self.kind.to_owned(), version: self.version }
+    }
+
+    /// Writes entries, each one line of JSON without its end. Those beyond the limit are left out. The file is never in
+    /// memory as a whole.
+    ///
+    /// # Errors
+    /// An entry is an error, or writing fails.
+    pub fn write(
+        &self,
+        entries: impl IntoIterator<Item = io::Result<Vec<u8>>>,
+        out: impl Write,
+    ) -> io::Result<Written> {
+        let mut out = Digesting { out, octets: 0, hash: Sha256::new() };
+        out.line(&serde_json::to_vec(&self.head())?)?;
+        let mut written = Written { records: 0, left_out: 0 };
+        for entry in entries {
+            let line = entry?;
+            if out.octets + line.len() + 1 + TAIL > self.octets {
+                written.left_out += 1;
+                continue;
+            }
+            out.line(&line)?;
+            written.records += 1;
+        }
+        let tail = Tail { records: written.records, sha256: hex(&out.hash.clone().finalize()) };
+        out.line(&serde_json::to_vec(&tail)?)?;
+        out.out.flush()?;
+        Ok(written)
+    }
+
+    /// Checks that the file is whole, then passes each entry to `take`, which returns what it expected instead of an entry
+    /// that it cannot use.
+    ///
+    /// # Errors
+    /// [`FormError`].
+    pub fn read(
+        &self,
+        mut file: impl BufRead + Seek,
+        mut take: impl FnMut(&[u8]) -> Result<(), &'static str>,
+    ) -> Result<(), FormError> {
+        self.check(&mut file)?;
+        file.rewind()?;
+        let mut line = Vec::new();
+        self.next_line(&mut file, &mut line)?;
+        while self.next_line(&mut file, &mut line)? && !file.fill_buf()?.is_empty() {
+            if line.len() > 1 {
+                take(&line).map_err(FormError::Damaged)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a file with its first line and its last.
+    fn check(&self, file: &mut impl BufRead) -> Result<(), FormError> {
+        let damaged = |expected| Err(FormError::Damaged(expected));
+        let (mut hash, mut octets, mut lines) = (Sha256::new(), 0, 0);
+        let (mut line, mut last) = (Vec::new(), Vec::new());
+        while self.next_line(file, &mut line)? {
+            octets += line.len();
+            if octets > self.octets {
+                return damaged("a smaller file");
+            }
+            if !last.is_empty() {
+                if lines == 0 && serde_json::from_slice::<Head>(&last).ok() != Some(self.head()) {
+                    return damaged("its kind and version in the first line");
+                }
+                hash.update(&last);
+                lines += usize::from(last != b"\n");
+            }
+            std::mem::swap(&mut line, &mut last);
+        }
+        if !last.ends_with(b"\n") || lines == 0 {
+            return damaged("a last line");
+        }
+        let Ok(tail) = serde_json::from_slice::<Tail>(&last) else {
+            return damaged("a last line with its digest");
+        };
+        match tail.sha256 == hex(&hash.finalize()) && lines == tail.records + 1 {
+            true => Ok(()),
+            false => damaged("the digest in its last line"),
+        }
+    }
+
+    /// Reads a line with its end; returns false at the end of the file. Cuts a line that is longer than a file may be.
+    fn next_line(&self, file: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+        line.clear();
+        file.take(self.octets as u64 + 1).read_until(b'\n', line)?;
+        Ok(!line.is_empty())
+    }
+}
+
+/// Counts and digests what it writes.
+struct Digesting<W> {
+    out: W,
+    octets: usize,
+    hash: Sha256,
+}
+
+impl<W: Write> Digesting<W> {
+    fn line(&mut self, line: &[u8]) -> io::Result<()> {
+        for piece in [line, b"\n"] {
+            self.out.write_all(piece)?;
+            self.hash.update(piece);
+            self.octets += piece.len();
+        }
+        Ok(())
+    }
+}

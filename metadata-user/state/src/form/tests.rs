@@ -1,0 +1,56 @@
+use std::io::Cursor;
+
+use super::{Form, FormError, Head, Written};
+
+const FORM: Form = Form { kind: "numbers", version: 3, octets: 1 << 10 };
+
+fn encode(form: Form, entries: usize) -> (Vec<u8>, Written) {
+    let mut octets = Vec::new();
+    let entries = (0..entries).map(|n| Ok(format!("{{\"n\":{n}}}").into_bytes()));
+    let written = form.write(entries, &mut octets).expect("memory takes it");
+    (octets, written)
+}
+
+fn decode(form: Form, octets: &[u8]) -> Result<Vec<String>, FormError> {
+    let mut found = Vec::new();
+    form.read(Cursor::new(octets), |line| {
+        found.push(String::from_utf8_lossy(line).trim_end().to_owned());
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+#[test]
+fn a_file_of_entries_has_the_lines_that_every_version_reads() {
+    let (octets, written) = encode(FORM, 2);
+    assert_eq!(written, Written { records: 2, left_out: 0 });
+    let text = String::from_utf8(octets.clone()).expect("text");
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines[..3], [r#"{"xdp-imds":"numbers","version":3}"#, r#"{"n":0}"#, r#"{"n":1}"#]);
+    assert!(lines[3].starts_with(r#"{"records":2,"sha256":""#), "{text}");
+    assert_eq!(decode(FORM, &octets).expect("whole"), lines[1..3]);
+}
+
+#[test]
+fn entries_beyond_the_limit_are_left_out_and_counted() {
+    let (octets, written) = encode(FORM, 200);
+    assert!(octets.len() <= FORM.octets && written.left_out > 0, "{written:?}");
+    assert_eq!(written.records + written.left_out, 200);
+    assert_eq!(decode(FORM, &octets).expect("whole").len(), written.records);
+}
+
+#[test]
+fn a_file_of_another_kind_version_or_size_is_damaged() {
+    let (octets, _) = encode(FORM, 4);
+    let smaller = Form { octets: octets.len() - 1, ..FORM };
+    for other in [Form { kind: "letters", ..FORM }, Form { version: 4, ..FORM }, smaller] {
+        let error = decode(other, &octets).expect_err("another form");
+        assert!(matches!(error, FormError::Damaged(_)), "{other:?}: {error}");
+    }
+}
+
+#[test]
+fn the_fields_of_a_head_are_found_beside_others() {
+    let head: Head = serde_json::from_str(r#"{"xdp-imds":"numbers","version":3,"n":1}"#).expect("a head");
+    assert_eq!(head, FORM.head());
+}
