@@ -1,22 +1,28 @@
 //! The feeds of the configuration, each with the source it tells of.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tracing::debug;
 
-use super::keeping;
 use super::node::Node;
 use crate::config::Config;
+use metadata_content::record::Limits;
 use metadata_content::source::Source;
 use metadata_feed::teller::Teller;
-use metadata_feed::{FeedEvent, directory, libvirt};
+use metadata_feed::{FeedError, FeedEvent, directory, libvirt};
 #[cfg(feature = "kubevirt")]
 use metadata_feed::{kubevirt, pods::Inlets};
 
 /// Events of one feed that wait for the agent; a feed that is ahead of it waits.
 pub(super) const FEED_QUEUE: usize = 1_024;
+
+/// How often to retry a directory that cannot be read.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Feeds that tell.
 #[derive(Default)]
@@ -144,7 +150,18 @@ impl Feeds {
 fn follow(config: &Config, told: Teller, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
     let Some(dir) = config.records.clone() else { return };
     let limits = config.record_limits();
-    tasks.spawn(async move { Ok(keeping::follow(dir, limits, told, patiently).await?) });
+    tasks.spawn(async move { Ok(watch(dir, limits, told, patiently).await?) });
+}
+
+/// Watches a directory like [`directory::watch`]. With `patiently`, retries every [`RETRY`] while it cannot be read.
+async fn watch(dir: PathBuf, limits: Limits, tx: Teller, patiently: bool) -> Result<(), FeedError> {
+    loop {
+        match directory::watch(dir.clone(), limits.clone(), tx.clone()).await {
+            Err(error) if patiently && !tx.is_closed() => debug!("{error}"),
+            ended => return ended,
+        }
+        tokio::time::sleep(RETRY).await;
+    }
 }
 
 fn batch<T>(first: T, mut queue: Option<&mut mpsc::Receiver<T>>) -> impl Iterator<Item = T> {

@@ -10,19 +10,16 @@ use tracing::{debug, info, warn};
 
 use super::feeds;
 use crate::config::Config;
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::Record;
 use metadata_content::source::Source;
+use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError, Written};
-use metadata_feed::teller::Teller;
-use metadata_feed::{FeedError, FeedEvent, directory};
 
 /// How long records must have been quiet before they are kept.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Longest time a change waits for quiet.
 const LATEST: Duration = Duration::from_secs(30);
-/// How often to look for a source that is away.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// The snapshot, and whether it stands in for the source.
 pub(super) struct Keeping {
@@ -131,21 +128,5 @@ fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
             path.display()
         ),
         Err(error) => warn!("the records are not kept in {}: {error}", path.display()),
-    }
-}
-
-/// Watches a directory as [`directory::watch`] does; `patiently`, one that is away at the start is waited for.
-pub(super) async fn follow(
-    dir: PathBuf,
-    limits: Limits,
-    tx: Teller,
-    patiently: bool,
-) -> Result<(), FeedError> {
-    loop {
-        match directory::watch(dir.clone(), limits.clone(), tx.clone()).await {
-            Err(error) if patiently && !tx.is_closed() => debug!("{error}"),
-            ended => return ended,
-        }
-        tokio::time::sleep(RETRY).await;
     }
 }

@@ -36,14 +36,14 @@ use doors::{Asked, Opened};
 use endpoint::Keeper;
 pub use endpoint::{
     ANSWER_WITHIN, Ask, BODY_MAX, CONNECTIONS, Checked, ControlSocket, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting,
-    Peer, QUEUE, Request, SocketError, TraceRefusal, TraceTarget, Traced, WAIT, WAIT_MOST, WAITS,
+    Peer, QUEUE, Request, SocketError, WAIT, WAIT_MOST, WAITS,
 };
 use feeds::Feeds;
 pub use health::{Health, Trouble};
 use keeping::Keeping;
-pub use node::{Clash, Node, Tagged};
+pub use node::{Clash, Node, Tagged, TraceRefusal, TraceTarget, Traced};
 pub use plan::{Conflict, Plan, Records};
-pub use reload::{Origin, Reloads};
+pub use reload::Origin;
 pub use slots::{IdentityName, SLOT_REST, Slots, SlotsExhausted};
 pub use start::{Entry, serve};
 pub use state::{Errands, State};
@@ -204,13 +204,16 @@ async fn run(
                 (Asked::Request(request), _) => { answer(&node, &health, request); continue; }
                 (_, None) => {}
             },
-            heard = succession.hear() => { succession.act(&mut node, opened.as_ref(), heard).await; continue; }
+            heard = succession.hear() => {
+                if succession.act(&mut node, heard).await { opened.iter().for_each(Opened::open_door); }
+                continue;
+            }
             _ = retry.tick() => {
                 node.check_path()?;
                 node.retry();
                 if synced { keeping.keep(|| node.records()); }
                 watched.follow(&mut node, &mut tasks);
-                succession.finish(&mut node, opened.as_ref());
+                if succession.finish(&mut node) { opened.iter().for_each(Opened::open_door); }
             }
             now = look.tick() => { if taking.is_none() { node.follow_guests(now.into_std()); } continue; }
             () = tokio::task::yield_now(), if synced && node.has_work() => { node.proceed(PASS); }

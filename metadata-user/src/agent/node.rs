@@ -21,10 +21,10 @@ use tracing::{debug, warn};
 
 use super::attaching::Attaching;
 use super::plan::{Plan, Records};
-use super::reload::Reloads;
 use super::slots::{IdentityName, Slots};
 use super::state::State;
 use crate::config::PortSpec;
+use crate::metrics::Reloads;
 use guard::Guard;
 use instances::Registered;
 pub use instances::{Clash, Tagged};
@@ -44,6 +44,7 @@ use metadata_links::watch::Changed;
 use metadata_serve::Tally;
 use metadata_serve::audit::Collector;
 use metadata_steer::Steering;
+pub use trace::{TraceRefusal, TraceTarget, Traced};
 
 /// Everything the control side holds.
 pub struct Node {

@@ -26,15 +26,6 @@ impl Origin {
     }
 }
 
-/// How often the configuration was read again, since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reloads {
-    /// It is in force.
-    pub done: u64,
-    /// It could not be used.
-    pub failed: u64,
-}
-
 /// What has changed between two configurations.
 #[derive(Debug, PartialEq)]
 pub(super) struct Changes {

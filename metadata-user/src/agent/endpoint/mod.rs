@@ -33,6 +33,7 @@ use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot};
 
 use super::health::{Health, Trouble};
+use super::node::{TraceRefusal, TraceTarget, Traced};
 use crate::metrics;
 use metadata_control::status::{About, Guest, Status};
 
@@ -42,7 +43,6 @@ pub(super) use listen::serve;
 pub use listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer};
 pub(super) use socket::make_run;
 pub use socket::{ControlSocket, SocketError};
-pub use trace::{TraceRefusal, TraceTarget, Traced};
 
 /// Questions waiting for the control loop; further ones are answered 503.
 pub const QUEUE: usize = 8;

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{PortKey, Slot};
+use metadata_common::maps::PortKey;
 use metadata_common::trace::{Event, TO_GUEST};
 use metadata_common::verdict::Verdict;
 use rustix::time::{ClockId, clock_gettime};
@@ -23,9 +23,9 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::{Agent, Busy, JSON_LINES, Lasting, Peer, Request, TEXT};
+use crate::agent::node::{TraceRefusal, TraceTarget, Traced};
 use metadata_control::trace::wire::{Frame, Line, SCHEMA, hexadecimal};
 use metadata_control::trace::{message, sketch};
-use metadata_steer::Watch;
 
 /// Longest a trace may last; who wants to see more asks again.
 const TRACE_MOST: Duration = Duration::from_secs(3_600);
@@ -38,42 +38,17 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 /// Octets of a name.
 const TARGET_MOST: usize = 512;
 
-/// Whom a trace is to be of.
-#[derive(Clone, Debug, Deserialize)]
-pub struct TraceTarget {
+/// The query of `/v1/trace`.
+#[derive(Deserialize)]
+pub(super) struct TraceQuery {
     /// A port, a MAC, or the name, UUID or record of a VM with one NIC.
-    #[serde(rename = "target")]
-    pub name: String,
-    /// Frames that are none of ours too.
+    target: String,
+    /// Include frames that do not concern the service.
     #[serde(default)]
-    pub passing: bool,
-    /// All that was captured of a frame, not its headers alone.
+    passing: bool,
+    /// Include every captured octet of a frame, not only its headers.
     #[serde(default)]
     payload: bool,
-}
-
-/// One guest under watch, and what its frames are told with.
-#[derive(Debug)]
-pub struct Traced {
-    /// The watch.
-    pub watch: Watch,
-    /// Who it is, in words.
-    pub who: String,
-    /// What of it is not seen, in words.
-    pub unseen: Option<String>,
-    /// What ports are called.
-    pub ports: HashMap<PortKey, String>,
-    /// Slots of other guests with the same MAC.
-    pub others: Vec<Slot>,
-}
-
-/// Why nobody is watched.
-#[derive(Debug)]
-pub struct TraceRefusal {
-    /// A status of HTTP.
-    pub status: StatusCode,
-    /// For whoever asked.
-    pub text: String,
 }
 
 impl IntoResponse for TraceRefusal {
@@ -85,17 +60,17 @@ impl IntoResponse for TraceRefusal {
 pub(super) async fn trace(
     State(agent): State<Agent>,
     axum::Extension(peer): axum::Extension<Peer>,
-    Query(target): Query<TraceTarget>,
+    Query(TraceQuery { target: name, passing, payload }): Query<TraceQuery>,
 ) -> Result<Response, Busy> {
-    if target.payload && !peer.is_owner() {
+    if payload && !peer.is_owner() {
         let text = "expected root or the agent's own user: payloads have tokens and passwords in them".into();
         return Ok(TraceRefusal { status: StatusCode::FORBIDDEN, text }.into_response());
     }
-    if target.name.len() > TARGET_MOST {
+    if name.len() > TARGET_MOST {
         let text = format!("expected a port, a MAC or a VM of at most {TARGET_MOST} octets");
         return Ok(TraceRefusal { status: StatusCode::BAD_REQUEST, text }.into_response());
     }
-    let payload = target.payload;
+    let target = TraceTarget { name, passing };
     Ok(match agent.ask(|reply| Request::Trace(target, reply)).await? {
         Ok(watched) => {
             let mut answer = Body::from_stream(lines(*watched, payload)).into_response();

@@ -6,7 +6,6 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Heard, Taking};
-use crate::agent::doors::Opened;
 use crate::agent::node::Node;
 use metadata_datapath::stack::Timeouts;
 
@@ -30,29 +29,33 @@ impl Succession {
         }
     }
 
-    /// Acts on it.
-    pub(in crate::agent) async fn act(&mut self, node: &mut Node, opened: Option<&Opened>, heard: Heard) {
+    /// Acts on it. True as for [`Succession::finish`].
+    #[must_use]
+    pub(in crate::agent) async fn act(&mut self, node: &mut Node, heard: Heard) -> bool {
         let late = match heard {
             Heard::Question(question) => {
                 if let Some(taking) = &mut self.taking {
                     taking.tell(node, &question).await;
                 }
-                return;
+                return false;
             }
             Heard::Done => Timeouts::default().time_wait,
             Heard::Died => Duration::ZERO,
         };
         *self = Self { taking: None, unfinished: true, spare_until: Some(Instant::now() + late) };
-        self.finish(node, opened);
+        self.finish(node)
     }
 
-    /// Does what is left to do once the agent before has gone.
-    pub(in crate::agent) fn finish(&mut self, node: &mut Node, opened: Option<&Opened>) {
+    /// Does the remaining work once the previous agent has ended. True when the takeover is complete with this call,
+    /// and the next agent may take over.
+    #[must_use]
+    pub(in crate::agent) fn finish(&mut self, node: &mut Node) -> bool {
+        let mut completed = false;
         if self.unfinished {
             match node.finish_take_over() {
                 Ok(()) => {
                     self.unfinished = false;
-                    opened.into_iter().for_each(Opened::open_door);
+                    completed = true;
                 }
                 Err(error) => warn!("the tables are not cleared of the agent before yet: {error}"),
             }
@@ -63,5 +66,6 @@ impl Succession {
                 Err(error) => warn!("guests of the agent before are not reset yet: {error}"),
             }
         }
+        completed
     }
 }

@@ -1,24 +1,59 @@
 //! Whom a trace is of.
 
+use std::collections::HashMap;
+
 use axum::http::StatusCode;
 use metadata_common::mac::Mac;
+use metadata_common::maps::{PortKey, Slot};
 
 use super::Node;
 use super::status::spoken;
-use crate::agent::endpoint::{TraceRefusal, TraceTarget, Traced};
 use crate::agent::slots::IdentityName;
 use metadata_base::port::PortName;
-use metadata_steer::TraceError;
+use metadata_steer::{TraceError, Watch};
 
 /// Ports or guests listed when a name means several, at most.
 const LISTED: usize = 4;
 /// What a port's trace leaves out.
 const NOT_BY_PORT: &str = "what the agent itself answers is seen only by MAC: its way back knows guests, not ports; trace the guest's MAC for that";
 
+/// What a trace is to show.
+#[derive(Clone, Debug)]
+pub struct TraceTarget {
+    /// A port, a MAC, or the name, UUID or record of a VM with one NIC.
+    pub name: String,
+    /// Include frames that do not concern the service.
+    pub passing: bool,
+}
+
+/// A trace that has begun.
+#[derive(Debug)]
+pub struct Traced {
+    /// The source of events; dropping it ends the trace.
+    pub watch: Watch,
+    /// The target in words.
+    pub who: String,
+    /// What the trace does not show, in words.
+    pub unseen: Option<String>,
+    /// The names of ports.
+    pub ports: HashMap<PortKey, String>,
+    /// Slots of other guests with the same MAC.
+    pub others: Vec<Slot>,
+}
+
+/// Why there is no trace.
+#[derive(Debug)]
+pub struct TraceRefusal {
+    /// The HTTP status of the answer.
+    pub status: StatusCode,
+    /// The text of the answer.
+    pub text: String,
+}
+
 impl Node {
     /// Watches a MAC, on its port if it has one; a port; or the one NIC of a VM.
     pub(in crate::agent) fn trace(&self, target: &TraceTarget) -> Result<Traced, TraceRefusal> {
-        let TraceTarget { name, passing, .. } = target;
+        let TraceTarget { name, passing } = target;
         if let Ok(mac) = name.parse::<Mac>() {
             return self.trace_mac(mac, *passing);
         }
